@@ -52,13 +52,13 @@ async def send_request(
         "headers": headers,
     }
     messages: list[dict[str, Any]] = []
-    is_sent = False
+    request_was_read = False
 
     async def receive() -> dict[str, Any]:
-        nonlocal is_sent
-        if is_sent:
+        nonlocal request_was_read
+        if request_was_read:
             return {"type": "http.disconnect"}
-        is_sent = True
+        request_was_read = True
         return {"type": "http.request", "body": body}
 
     async def send(message: Any) -> None:

@@ -1,4 +1,4 @@
-"""The simulated environment of the service: clocks, processes that crash, faulty store and network.
+"""The simulated environment of a service: clocks, processes that crash, faulty store and network.
 
 All random decisions come from one seed, so that a run can be repeated.
 """
@@ -20,51 +20,50 @@ from tests.service.stores.model_store import ModelStore
 from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
 _process: ContextVar[SimulatedProcess | None] = ContextVar("process", default=None)
-EPOCH = 1_800_000_000.0
+EPOCH_S = 1_800_000_000.0
 
 
 class Faults:
-    """The probability of each fault, until `stop`."""
+    """The probability of each fault; `stop` sets all to 0."""
 
     def __init__(self, rng: Random) -> None:
         store_failure = rng.choice([0.0, 0.01, 0.05, 0.2])
         self.crash = rng.choice([0.0, 0.001, 0.005, 0.02])
-        """The process crashes at an await."""
-        self.store_refusal = store_failure
-        """The store fails before it has changed anything."""
+        """The process crashes before or after a call of the store or the network."""
+        self.store_rejection = store_failure
+        """The store rejects a call without a change."""
         self.store_reply_loss = store_failure / 2
-        """The store has applied a call, and its reply is lost."""
-        self.slow = rng.choice([0.0, 0.1, 0.5])
+        """The store applies a call, but its reply is lost."""
+        self.delay = rng.choice([0.0, 0.1, 0.5])
         self.network_fault = rng.choice([0.0, 0.1, 0.3])
         self.max_clock_jump_s = rng.choice([0.0, 0.0, 3.0, 200.0])
-        """Seconds, not a probability."""
+        """An amplitude in seconds, not a probability."""
 
     def stop(self) -> None:
-        """Cause no more faults."""
-        self.crash = self.store_refusal = self.store_reply_loss = self.slow = self.network_fault = (
-            self.max_clock_jump_s
-        ) = 0.0
+        """Inject no more faults."""
+        self.crash = self.store_rejection = self.store_reply_loss = 0.0
+        self.delay = self.network_fault = self.max_clock_jump_s = 0.0
 
 
 class SimulatedProcess:
-    """One process of the service; it can crash at every call of the store or the network."""
+    """One process of the service. It can crash at every call of the store or the network."""
 
-    def __init__(self, environment: Environment, name: str, skew: float) -> None:
+    def __init__(self, environment: Environment, name: str, clock_skew_s: float) -> None:
         self.environment = environment
         self.name = name
-        self.skew = skew
+        self.clock_skew_s = clock_skew_s
         self.is_alive = True
         self.crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tasks: set[asyncio.Task[Any]] = set()
 
     def monotonic(self) -> float:
         """Return the local monotonic time, which is unrelated to the store's clock."""
-        return asyncio.get_running_loop().time() + self.skew
+        return asyncio.get_running_loop().time() + self.clock_skew_s
 
     async def reach_fault_point(self) -> None:
         """Delay or crash the process, according to the faults."""
         faults, rng = self.environment.faults, self.environment.rng
-        if self.is_alive and rng.random() < faults.slow:
+        if self.is_alive and rng.random() < faults.delay:
             await asyncio.sleep(rng.random() * rng.choice([0.01, 1.0]))
         if self.is_alive and rng.random() < faults.crash:
             self.kill()
@@ -72,7 +71,7 @@ class SimulatedProcess:
             await wait_forever()
 
     def kill(self) -> None:
-        """Crash, as by kill -9: nothing that this process does from now on has any effect."""
+        """Crash as by `kill -9`: from now on, no call of this process has an effect."""
         if self.is_alive:
             self.is_alive = False
             self.crashed.set_result(None)
@@ -82,7 +81,7 @@ class SimulatedProcess:
                     task.cancel()
 
     async def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine and the tasks it starts in this process; None if the process crashes."""
+        """Run a coroutine in this process; return its result, or None if the process crashes."""
         token = _process.set(self)
         try:
             task = asyncio.get_running_loop().create_task(work)
@@ -95,7 +94,7 @@ class SimulatedProcess:
 
 
 async def wait_forever() -> NoReturn:
-    """Wait for a future that is never done: the process has crashed."""
+    """Never return. For calls of a process that has crashed."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError
 
@@ -113,43 +112,45 @@ class FaultyStore:
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             await self._process.reach_fault_point()
-            if environment.rng.random() < environment.faults.store_refusal:
-                msg = f"{name}: refused"
+            if environment.rng.random() < environment.faults.store_rejection:
+                msg = f"{name}: the call was rejected"
                 raise StoreUnavailable(msg)
-            answer = await method(*args, **kwargs)
-            environment.invariants.record_store_call(name, args, answer)
+            reply = await method(*args, **kwargs)
+            environment.invariants.record_store_call(name, args, reply)
             await self._process.reach_fault_point()
             if environment.rng.random() < environment.faults.store_reply_loss:
                 msg = f"{name}: the reply was lost"
                 raise StoreUnavailable(msg)
-            return answer
+            return reply
 
         return call
 
 
 class FakeHost:
-    """A target that is healthy, down, overloaded, slow or odd."""
+    """A target that is healthy, down, overloaded, slow, or rejects some requests permanently."""
 
     def __init__(self, name: str, rng: Random) -> None:
         self.name = name
         self.state = "healthy"
-        self._dice = rng
+        self._rng = rng
 
     def change_state(self) -> None:
         """Change to a random state."""
-        self.state = self._dice.choice(["healthy", "healthy", "down", "busy", "slow", "odd"])
+        self.state = self._rng.choice(
+            ["healthy", "healthy", "down", "overloaded", "slow", "rejecting"]
+        )
 
-    def answer(self) -> tuple[DeliveryResult, float]:
-        """Return the response, and the seconds until it is sent."""
-        rng, state = self._dice, self.state
+    def next_response(self) -> tuple[DeliveryResult, float]:
+        """Return a response, and the seconds until it is sent."""
+        rng, state = self._rng, self.state
         if state == "down":
             return DeliveryResult(fault=Fault.REFUSED, error="refused"), 0.001
-        if state == "busy" and rng.random() < 0.8:
+        if state == "overloaded" and rng.random() < 0.8:
             headers = [("retry-after", str(rng.randrange(8)))] if rng.random() < 0.3 else []
             return DeliveryResult(status=rng.choice([503, 429, 500]), headers=headers), 0.01
         if state == "slow":
             return DeliveryResult(status=200), rng.random() * 8
-        if state == "odd" and rng.random() < 0.1:
+        if state == "rejecting" and rng.random() < 0.1:
             return DeliveryResult(status=rng.choice([404, 302, 410])), 0.01
         return DeliveryResult(status=rng.choice([200, 201, 204])), rng.random() * 0.05
 
@@ -169,62 +170,61 @@ class FaultyNetwork:
         await process.reach_fault_point()
         rng, faults = environment.rng, environment.faults
         if rng.random() < faults.network_fault / 3:
-            answer = DeliveryResult(fault=Fault.INTERNAL, error="egress proxy down")
-            environment.invariants.record_delivery(request, answer)
-            return answer
+            result = DeliveryResult(fault=Fault.INTERNAL, error="egress proxy down")
+            environment.invariants.record_delivery(request, result)
+            return result
         if rng.random() < faults.network_fault / 3:
             return DeliveryResult(fault=Fault.DNS, error="no such name")
-        answer, seconds = environment.hosts[request.url.split("/")[2]].answer()
-        environment.invariants.record_response(request, answer)
+        result, seconds = environment.hosts[request.url.split("/")[2]].next_response()
+        environment.invariants.record_response(request, result)
         is_lost = rng.random() < faults.network_fault / 3
         if is_lost or seconds > request.timeout:
             await asyncio.sleep(request.timeout)
-            answer = DeliveryResult(fault=Fault.TIMEOUT, error="timed out")
+            result = DeliveryResult(fault=Fault.TIMEOUT, error="timed out")
         else:
             await asyncio.sleep(seconds)
         await process.reach_fault_point()
-        environment.invariants.record_delivery(request, answer)
-        return answer
+        environment.invariants.record_delivery(request, result)
+        return result
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
 
 class Environment:
-    """Everything outside of the processes: it survives their crashes."""
+    """The store, targets, clock and faults, which survive the crashes of processes."""
 
     def __init__(self, seed: int, folder: Path | None) -> None:
         self.rng = Random(seed)
         self.faults = Faults(self.rng)
-        self.offset = 0.0
-        self.jumped_at = float("-inf")
-        self.store: Store = ModelStore(self._jump_clock)
+        self.clock_offset_s = 0.0
+        self.clock_jumped_at = float("-inf")
+        self.store: Store = ModelStore(self._now_ms)
         if folder is not None:
-            self.store = SynchronousSqliteStore(folder / "tasks.db", self._jump_clock)
+            self.store = SynchronousSqliteStore(folder / "tasks.db", self._now_ms)
             run_synchronously(self.store.open())
         self.invariants = InvariantChecker(self.store, self)
         self.hosts = {name: FakeHost(name, self.rng) for name in ("a.example", "b.example")}
-        self.crashes = 0
-        factory: Any = _in_process
-        asyncio.get_running_loop().set_task_factory(factory)
+        task_factory: Any = _create_task
+        asyncio.get_running_loop().set_task_factory(task_factory)
 
-    def _jump_clock(self) -> int:
-        return int(self.epoch() * 1000)
+    def _now_ms(self) -> int:
+        return int(self.now_s() * 1000)
 
-    def epoch(self) -> float:
-        """Return the store's time."""
-        return EPOCH + asyncio.get_running_loop().time() + self.offset
+    def now_s(self) -> float:
+        """Return the store's time in epoch seconds."""
+        return EPOCH_S + asyncio.get_running_loop().time() + self.clock_offset_s
 
     def jump_clock(self) -> None:
         """Set the clock of the store to another time."""
-        self.offset = (self.rng.random() - 0.5) * self.faults.max_clock_jump_s
-        self.jumped_at = asyncio.get_running_loop().time()
+        self.clock_offset_s = (self.rng.random() - 0.5) * self.faults.max_clock_jump_s
+        self.clock_jumped_at = asyncio.get_running_loop().time()
 
 
-def _in_process(
+def _create_task(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
 ) -> asyncio.Task[Any]:
-    """Create a task that belongs to the process that starts it, and is cancelled with it."""
+    """Create a task that is cancelled when the process that creates it crashes."""
     task = asyncio.Task(work, loop=loop, **options)
     process = _process.get()
     if process is not None:

@@ -1,12 +1,12 @@
 """The invariants of the service, checked during and after a simulation with faults.
 
-1. An accepted task is never lost, and ends.
-2. SUCCEEDED means that a 2xx response was received.
+0. The counters of the store match its tasks.
+1. An accepted task is never lost, and reaches a terminal status.
+2. For a task that SUCCEEDED, a 2xx response was received.
 3. The attempt log is complete.
-4. A task that has ended is not sent again.
+4. A finished task is not sent again.
 5. A task keeps its id and its idempotency key.
-6. No attempt is early.
-0. Counters match the stored tasks.
+6. No attempt starts before it is due.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from tests.chaos.environment import Environment
 
 _CLOCK_JUMP_GRACE_S = 10.0
-"""A worker notices a clock jump at its next claim, and claims may be refused a few times."""
+"""A worker notices a clock jump at its next claim, and claims may fail a few times."""
 _ROUNDING_MS = 0.001
-"""The difference that floating-point times of two clocks may have."""
+"""Tolerance for floating-point times."""
 T = TypeVar("T")
 
 
 class InvariantViolation(AssertionError):
-    """An invariant does not hold; the message has the end of the history."""
+    """An invariant does not hold. The message ends with the last lines of the history."""
 
 
 class InvariantChecker:
@@ -46,85 +46,87 @@ class InvariantChecker:
         self._store = store
         self._environment = environment
         self.accepted_tasks: dict[str, tuple[str, str]] = {}
-        """Id and key of each task that was accepted with 201 or 200, by its name."""
+        """Id and idempotency key of each task that was accepted with 200 or 201, by name."""
         self.attempts: dict[str, int] = defaultdict(int)
         """Number of attempts, by task name."""
         self.keys: dict[str, str] = {}
+        """Idempotency key of the first attempt, by task name."""
         self.confirmed: set[str] = set()
         """Names of tasks for which the service has received a 2xx response."""
-        self.ended: dict[str, str] = {}
-        """Ids of tasks that are terminal or whose cancellation was confirmed, with the status."""
+        self.finished: dict[str, str] = {}
+        """The status of each finished task, by id."""
         self.retried_now: set[str] = set()
+        """Ids of tasks that `retry_now` may have made due."""
         self.history: list[str] = []
         self.violation: InvariantViolation | None = None
-        """The first violation: raised again at the end, because the engine may catch it."""
+        """The first violation. It is raised again at the end, because the engine may catch it."""
 
     # --- recording --------------------------------------------------------------------------------
 
     def record_accepted(self, name: str, task_id: str, key: str) -> None:
         """Record a task that was accepted."""
-        before, _ = self.accepted_tasks.setdefault(name, (task_id, key))
-        if before != task_id:
-            self._fail(5, f"{name} has two tasks: {before} and {task_id}")
+        first_id, _ = self.accepted_tasks.setdefault(name, (task_id, key))
+        if first_id != task_id:
+            self._fail(5, f"{name} has two tasks: {first_id} and {task_id}")
 
     def record_attempt(self, request: DeliveryRequest, process: str) -> None:
         """Record the start of an attempt, and check it."""
-        name, key = _name(request), dict(request.headers)["Idempotency-Key"]
-        self._log(f"{process} begins {name}")
+        name, key = _task_name(request), dict(request.headers)["Idempotency-Key"]
+        self._log(f"{process} starts an attempt of {name}")
         self.attempts[name] += 1
-        # A task that is replayed has two callbacks, which are different tasks.
+        # The callbacks of a replayed task are different tasks with the same name.
         if self.keys.setdefault(name, key) != key and not name.startswith("callback"):
-            self._fail(5, f"{name} went out with the keys {self.keys[name]} and {key}")
-        task = self._task(key)
+            self._fail(5, f"{name} was sent with the keys {self.keys[name]} and {key}")
+        task = self._find_task(key)
         if task is None:
             return
-        # A clock jump ends leases, or makes a due attempt look early.
-        recent = (
-            asyncio.get_running_loop().time() - self._environment.jumped_at < _CLOCK_JUMP_GRACE_S
-        )
-        if task.id in self.ended and not recent:
-            self._fail(4, f"{name} was sent after it was {self.ended[task.id]}")
-        now = int(self._environment.epoch() * 1000 + _ROUNDING_MS)
-        if now < task.next_attempt_at and task.id not in self.retried_now and not recent:
+        # After a clock jump, leases expire early and a due attempt may look early.
+        seconds_since_jump = asyncio.get_running_loop().time() - self._environment.clock_jumped_at
+        clock_jumped = seconds_since_jump < _CLOCK_JUMP_GRACE_S
+        if task.id in self.finished and not clock_jumped:
+            self._fail(4, f"{name} was sent although it was {self.finished[task.id]}")
+        now = int(self._environment.now_s() * 1000 + _ROUNDING_MS)
+        if now < task.next_attempt_at and task.id not in self.retried_now and not clock_jumped:
             self._fail(6, f"{name} was sent {task.next_attempt_at - now} ms early")
 
-    def record_response(self, request: DeliveryRequest, answer: DeliveryResult) -> None:
+    def record_response(self, request: DeliveryRequest, result: DeliveryResult) -> None:
         """Record the response of a target."""
-        self._log(f"{_name(request)} is answered {answer.status or answer.fault}")
+        self._log(f"the target responds to {_task_name(request)}: {result.status or result.fault}")
 
-    def record_delivery(self, request: DeliveryRequest, answer: DeliveryResult) -> None:
+    def record_delivery(self, request: DeliveryRequest, result: DeliveryResult) -> None:
         """Record the result that the service gets for an attempt."""
-        if answer.fault is Fault.INTERNAL:
-            self.attempts[_name(request)] -= 1  # an internal failure does not count
-        if isinstance(answer.status, int) and 200 <= answer.status < 300:
-            self.confirmed.add(_name(request))
+        if result.fault is Fault.INTERNAL:
+            # An internal failure is not counted as an attempt.
+            self.attempts[_task_name(request)] -= 1
+        if isinstance(result.status, int) and 200 <= result.status < 300:
+            self.confirmed.add(_task_name(request))
 
-    def record_store_call(self, call: str, args: tuple[Any, ...], answer: Any) -> None:
-        """Record what a call has changed in the store."""
+    def record_store_call(self, call: str, args: tuple[Any, ...], reply: Any) -> None:
+        """Record the changes that a call has made in the store."""
         if call == "finish":
-            for result, status in zip(args[0], answer, strict=True):
+            for result, status in zip(args[0], reply, strict=True):
                 if status is FinishStatus.APPLIED and result.status.is_finished:
-                    self.ended[result.task.id] = result.status.name
+                    self.finished[result.task.id] = result.status.name
                 elif status is FinishStatus.CANCELLED:
-                    self.ended[result.task.id] = "CANCELLED"
-        elif call == "cancel" and answer is CancelStatus.CANCELLED:
-            self.ended[args[1]] = "CANCELLED"
-        elif call == "retry_now" and answer is RetryNowStatus.DUE:
-            self.ended.pop(args[1], None)
+                    self.finished[result.task.id] = "CANCELLED"
+        elif call == "cancel" and reply is CancelStatus.CANCELLED:
+            self.finished[args[1]] = "CANCELLED"
+        elif call == "retry_now" and reply is RetryNowStatus.DUE:
+            self.finished.pop(args[1], None)
             self.retried_now.add(args[1])
         elif call == "replay_step":
-            for task in self._tasks():
+            for task in self._list_tasks():
                 if task.status is Status.PENDING:
-                    self.ended.pop(task.id, None)
-        self._log_store_call(call, args, answer)
+                    self.finished.pop(task.id, None)
+        self._log_store_call(call, args, reply)
 
-    def _log_store_call(self, call: str, args: tuple[Any, ...], answer: Any) -> None:
+    def _log_store_call(self, call: str, args: tuple[Any, ...], reply: Any) -> None:
         if call == "claim":
-            details = [f"{task.key} v{task.version}" for task in answer.tasks]
+            details = [f"{task.key} v{task.version}" for task in reply.tasks]
         elif call == "add":
-            details = [f"{added.task.key} {added.status} {added.leased}" for added in answer]
+            details = [f"{added.task.key} {added.status} {added.leased}" for added in reply]
         elif call == "finish":
-            pairs = zip(args[0], answer, strict=True)
+            pairs = zip(args[0], reply, strict=True)
             details = [
                 f"{result.task.key} v{result.task.version} {result.status.name} {status}"
                 for result, status in pairs
@@ -132,50 +134,52 @@ class InvariantChecker:
         elif call == "release":
             details = [f"{release.task.key} v{release.task.version}" for release in args[0]]
         elif call in {"cancel", "retry_now", "park", "resume"}:
-            details = [*map(str, args), str(answer)]
+            details = [*map(str, args), str(reply)]
         else:
             return
         if details:
             self._log(f"{call}: {', '.join(details)}")
 
-    # --- checks at the end ------------------------------------------------------------------------
+    # --- final checks -----------------------------------------------------------------------------
 
-    def all_tasks_ended(self) -> bool:
+    def all_tasks_finished(self) -> bool:
         """Return whether every task has a terminal status."""
-        return all(task.status.is_finished for task in self._tasks())
+        return all(task.status.is_finished for task in self._list_tasks())
 
-    async def check_end(self) -> None:
+    async def check_final_state(self) -> None:
         """Check the final state of all tasks, after the faults have stopped."""
-        tasks = {task.id: task for task in self._tasks()}
+        tasks = {task.id: task for task in self._list_tasks()}
         for name, (task_id, key) in self.accepted_tasks.items():
             task = tasks.get(task_id)
             if task is None:
                 self._fail(1, f"{name} was accepted and is missing")
                 continue
             if not task.status.is_finished:
-                self._fail(1, f"{name} is {task.status.name} after all this time: {task}")
+                self._fail(1, f"{name} is still {task.status.name} at the end: {task}")
             if task.status is Status.SUCCEEDED and name not in self.confirmed:
                 self._fail(2, f"{name} is SUCCEEDED without a 2xx response")
             if task.key != key:
-                self._fail(5, f"{name} changed its key")
+                self._fail(5, f"{name} has another key")
             log = await self._store.list_attempts(task.tenant, task.id, limit=1000)
             numbers = [attempt.number for attempt in log]
             if numbers != list(range(1, task.attempts + 1)):
-                self._fail(3, f"{name} has {task.attempts} attempts and the log {numbers}")
+                self._fail(3, f"{name} has {task.attempts} attempts, but its log has {numbers}")
             if self.attempts[name] > task.attempts:
-                self._fail(3, f"{name} was sent {self.attempts[name]} times, log {numbers}")
-        counted: dict[Status, int] = defaultdict(int)
+                self._fail(
+                    3, f"{name} was sent {self.attempts[name]} times, but its log has {numbers}"
+                )
+        expected_counts: dict[Status, int] = defaultdict(int)
         for task in tasks.values():
-            counted[task.status] += 1
+            expected_counts[task.status] += 1
         counters = await self._store.counters()
-        stored = {status: count for status, count in counters.task_counts.items() if count}
-        if stored != dict(counted):
-            self._fail(0, f"the counters say {stored}, and there are {dict(counted)}")
+        stored_counts = {status: count for status, count in counters.task_counts.items() if count}
+        if stored_counts != dict(expected_counts):
+            self._fail(0, f"the counters are {stored_counts}, expected {dict(expected_counts)}")
 
-    def _task(self, key: str) -> Task | None:
-        return next((task for task in self._tasks() if f'"{task.key}"' == key), None)
+    def _find_task(self, key: str) -> Task | None:
+        return next((task for task in self._list_tasks() if f'"{task.key}"' == key), None)
 
-    def _tasks(self) -> list[Task]:
+    def _list_tasks(self) -> list[Task]:
         return run_synchronously(self._store.list_tasks("default", TaskFilter(), limit=1000)).items
 
     def _log(self, line: str) -> None:
@@ -190,15 +194,15 @@ class InvariantChecker:
 
 
 def run_synchronously(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never waits."""
+    """Run a coroutine that never suspends, and return its result."""
     try:
         work.send(None)
-    except StopIteration as end:
-        result: T = end.value
+    except StopIteration as stop:
+        result: T = stop.value
         return result
-    msg = "the coroutine waits"
+    msg = "the coroutine suspends"
     raise AssertionError(msg)
 
 
-def _name(request: DeliveryRequest) -> str:
+def _task_name(request: DeliveryRequest) -> str:
     return request.url.rsplit("/", 1)[1]

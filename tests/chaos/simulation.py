@@ -1,11 +1,11 @@
-"""Simulates the whole service with faults, on virtual time, from one seed.
+"""Simulates the service with faults, on virtual time. One seed determines a run.
 
-    python -m tests.chaos.simulation SEED          # one run, prints its history
-    python -m tests.chaos.simulation --seeds 1000  # many, from seed 0; stops at the first failure
+    python -m tests.chaos.simulation SEED          # one run; prints its history
+    python -m tests.chaos.simulation --seeds 1000  # many runs; stops at the first failure
 
 Callers post, cancel, retry and replay tasks; one or two processes share one store. Processes crash
-at any await, the store refuses calls or loses replies, the network and the targets fail, clocks
-jump. Then the faults stop, and the invariants are checked.
+at calls of the store or the network, the store rejects calls or loses replies, the network and the
+targets fail, and the clock of the store jumps. Then the faults stop, and invariants are checked.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tests.chaos.invariants import InvariantViolation
 from tests.service.engine.harness import EngineHarness
 
 FAULT_PHASE_S = 60.0
-"""How long faults occur."""
+"""Faults are injected for this long."""
 RECOVERY_TIMEOUT_S = 400.0
-"""How long after the faults all tasks must have ended."""
+"""All tasks must be finished this long after the faults have stopped."""
 CHECK_INTERVAL_S = 5.0
 LEASE_MS = 15_000
 HORIZON_MS = 2_000
 
 
 class Simulation:
-    """One run."""
+    """One run of the simulation."""
 
     def __init__(self, seed: int, folder: Path | None = None) -> None:
         self.environment = Environment(seed, folder)
@@ -47,30 +47,30 @@ class Simulation:
         self.harnesses: list[EngineHarness | None] = []
         self.apis: list[Api | None] = []
         self.processes: list[SimulatedProcess] = []
-        self.names = iter(range(10_000))
-        self.process_count = 0
+        self.task_numbers = iter(range(10_000))
+        self.started_process_count = 0
 
     async def run(self) -> None:
-        """Run until all tasks have ended, and check the invariants."""
-        workers = self.rng.choice([1, 1, 2])
-        self.harnesses, self.apis = [None] * workers, [None] * workers
-        jobs = [asyncio.ensure_future(self._run_processes(index)) for index in range(workers)]
+        """Run until all tasks are finished, and check the invariants."""
+        process_count = self.rng.choice([1, 1, 2])
+        self.harnesses, self.apis = [None] * process_count, [None] * process_count
+        jobs = [asyncio.ensure_future(self._run_processes(index)) for index in range(process_count)]
         jobs += [
-            asyncio.ensure_future(self._change_hosts()),
-            asyncio.ensure_future(self._jump_clock()),
+            asyncio.ensure_future(self._change_host_states()),
+            asyncio.ensure_future(self._make_clock_jumps()),
         ]
-        callers = [asyncio.ensure_future(self._caller()) for _ in range(self.rng.randint(1, 4))]
+        callers = [asyncio.ensure_future(self._run_caller()) for _ in range(self.rng.randint(1, 4))]
         done, _ = await asyncio.wait([*callers, *jobs], timeout=FAULT_PHASE_S)
-        self._raise(done)
+        self._raise_first_error(done)
         self.environment.faults.stop()
         for host in self.environment.hosts.values():
             host.state = "healthy"
         for _ in range(int(RECOVERY_TIMEOUT_S / CHECK_INTERVAL_S)):
             done, _ = await asyncio.wait([*callers, *jobs], timeout=CHECK_INTERVAL_S)
-            self._raise(done)
+            self._raise_first_error(done)
             if (
                 all(caller.done() for caller in callers)
-                and self.environment.invariants.all_tasks_ended()
+                and self.environment.invariants.all_tasks_finished()
             ):
                 break
         for process in self.processes:
@@ -78,12 +78,12 @@ class Simulation:
         for job in [*callers, *jobs]:
             job.cancel()
         await asyncio.wait([*callers, *jobs])
-        self._raise(jobs)
+        self._raise_first_error(jobs)
         if self.environment.invariants.violation is not None:
             raise self.environment.invariants.violation
-        await self.environment.invariants.check_end()
+        await self.environment.invariants.check_final_state()
 
-    def _raise(self, jobs: Any) -> None:
+    def _raise_first_error(self, jobs: Any) -> None:
         for job in jobs:
             if job.done() and not job.cancelled() and job.exception() is not None:
                 raise job.exception()
@@ -93,15 +93,14 @@ class Simulation:
     async def _run_processes(self, index: int) -> None:
         """Start a process, and another one after each crash or shutdown."""
         while True:
-            self.process_count += 1
-            name = f"p{self.process_count}"
-            process = SimulatedProcess(self.environment, name, skew=self.rng.random() * 1e6)
+            self.started_process_count += 1
+            name = f"p{self.started_process_count}"
+            process = SimulatedProcess(self.environment, name, clock_skew_s=self.rng.random() * 1e6)
             self.processes.append(process)
             await process.run(self._serve(index, process))
-            if process.is_alive:  # an orderly shutdown
+            if process.is_alive:  # after a graceful shutdown
                 process.is_alive = False
             self.harnesses[index] = self.apis[index] = None
-            self.environment.crashes += 1
             await asyncio.sleep(self.rng.random() * 20)
 
     async def _serve(self, index: int, process: SimulatedProcess) -> None:
@@ -135,17 +134,17 @@ class Simulation:
             return
         await process.crashed
 
-    async def _change_hosts(self) -> None:
+    async def _change_host_states(self) -> None:
         while True:
             await asyncio.sleep(self.rng.random() * 15)
             if (
-                self.environment.faults.slow
+                self.environment.faults.delay
                 or self.environment.faults.network_fault
-                or self.environment.faults.store_refusal
+                or self.environment.faults.store_rejection
             ):
                 self.rng.choice(list(self.environment.hosts.values())).change_state()
 
-    async def _jump_clock(self) -> None:
+    async def _make_clock_jumps(self) -> None:
         while True:
             await asyncio.sleep(self.rng.random() * 40)
             if self.environment.faults.max_clock_jump_s:
@@ -153,7 +152,7 @@ class Simulation:
 
     # --- callers ----------------------------------------------------------------------------------
 
-    async def _caller(self) -> None:
+    async def _run_caller(self) -> None:
         rng = self.rng
         for _ in range(rng.randint(1, 10)):
             await asyncio.sleep(rng.random() * rng.choice([0.01, 8]))
@@ -168,20 +167,20 @@ class Simulation:
                 await self._replay()
 
     async def _send(self, method: str, path: str, document: object = None) -> tuple[int, Any]:
-        """Send a request to a random process; status 0: it is not running, or crashes meanwhile."""
+        """Send a request to a random process; status 0: it does not run, or crashes meanwhile."""
         index = self.rng.randrange(len(self.apis))
-        api, process = self.apis[index], self._process(index)
+        api, process = self.apis[index], self._running_process(index)
         if api is None or process is None:
             return 0, None
-        answer: tuple[int, Any] | None = await process.run(
+        response: tuple[int, Any] | None = await process.run(
             send_request(api, method, path, document)
         )
-        return answer or (0, None)
+        return response or (0, None)
 
     async def _post(self) -> None:
-        """Post one task or a batch, until a process has accepted all of them."""
+        """Post one task or a batch again and again until all tasks are accepted."""
         rng = self.rng
-        names = [f"t{next(self.names)}" for _ in range(rng.choice([1, 1, 5]))]
+        names = [f"t{next(self.task_numbers)}" for _ in range(rng.choice([1, 1, 5]))]
         policy = {
             "maxAttempts": rng.randint(1, 6),
             "initialDelayMs": rng.choice([10, 500, 3000]),
@@ -206,10 +205,10 @@ class Simulation:
         else:
             path, document = "/retry-tasks/batch", {"tasks": tasks}
         while True:
-            status, answer = await self._send("POST", path, document)
+            status, body = await self._send("POST", path, document)
             if status in {200, 201}:
-                single = {"status": status, "task": answer}
-                results = answer["results"] if len(names) > 1 else [single]
+                single = {"status": status, "task": body}
+                results = body["results"] if len(names) > 1 else [single]
                 for name, result in zip(names, results, strict=True):
                     if result["status"] in {200, 201}:
                         task = result["task"]
@@ -220,7 +219,7 @@ class Simulation:
                 if status in {200, 201}:
                     return
             if status not in {0, 429, 503}:
-                raise InvariantViolation(f"{names}: {status} {answer}")
+                raise InvariantViolation(f"{names}: {status} {body}")
             await asyncio.sleep(rng.random())
 
     async def _act_on_task(self, action: str) -> None:
@@ -237,7 +236,7 @@ class Simulation:
     async def _replay(self) -> None:
         await self._send("POST", "/dead-letters/replays", {})
 
-    def _process(self, index: int) -> SimulatedProcess | None:
+    def _running_process(self, index: int) -> SimulatedProcess | None:
         harness = self.harnesses[index]
         for process in self.processes:
             if (
@@ -272,7 +271,7 @@ def simulate(seed: int, folder: Path | None = None) -> Simulation:
 
 
 def main() -> int:
-    """Run one or many seeds."""
+    """Run the simulation for one or many seeds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", nargs="?", type=int)
     parser.add_argument("--seeds", type=int, default=1)
@@ -294,7 +293,7 @@ def main() -> int:
             sys.stderr.write(f"seed {seed} fails: python -m tests.chaos.simulation {seed}\n")
             raise
         if seed and not seed % 1000:
-            sys.stdout.write(f"{seed} runs\n")
+            sys.stdout.write(f"seed {seed} is done\n")
             sys.stdout.flush()
         if options.seed is not None:
             sys.stdout.write("\n".join(run.environment.invariants.history) + "\n")

@@ -14,14 +14,14 @@ from tests.chaos.invariants import InvariantViolation
 from tests.chaos.simulation import simulate
 from tests.service.stores.model_store import ModelStore
 
-SEEDS, CHUNK = 2_000, 100
+SEED_COUNT, SEEDS_PER_TEST = 2_000, 100
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_invariants_hold_with_random_faults(first: int) -> None:
-    """The error names the failing seed, so that the run can be repeated."""
-    for seed in range(first, first + CHUNK):
+@pytest.mark.parametrize("first_seed", range(0, SEED_COUNT, SEEDS_PER_TEST))
+def test_invariants_hold_with_random_faults(first_seed: int) -> None:
+    """All invariants hold for each seed; the error has the command that repeats a failed run."""
+    for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
         try:
             simulate(seed)
         except Exception as error:
@@ -29,13 +29,13 @@ def test_invariants_hold_with_random_faults(first: int) -> None:
             raise
 
 
-def test_same_seed_is_the_same_run() -> None:
+def test_same_seed_has_the_same_history() -> None:
     """Two runs of one seed have the same history."""
     assert simulate(3).environment.invariants.history == simulate(3).environment.invariants.history
 
 
-def _ignore_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the worker record a success for every exhausted task."""
+def _record_success_for_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the worker record every final result as a success."""
     final_result = attempts.final_result
     monkeypatch.setattr(
         attempts,
@@ -44,47 +44,53 @@ def _ignore_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _start_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the clock of the worker ahead of the store's."""
+def _start_attempts_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the clock of the worker 500 ms ahead of the store's clock."""
     unrounded_ms = StoreClock.unrounded_ms
     monkeypatch.setattr(StoreClock, "unrounded_ms", lambda self: unrounded_ms(self) + 500)
 
 
-def _lose_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the store reply without having stored all tasks."""
+def _lose_added_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the store lose all tasks of a batch except the first."""
     add = ModelStore.add
 
     async def add_and_lose(self: Any, tasks: Any, lease: Any = None, **options: Any) -> Any:
         added = await add(self, tasks, lease, **options)
-        for one in added[1:]:
-            self.state.rows[self.state.ids[one.task.id]].task.status = Status.PENDING
-            self.state.rows.pop(self.state.ids.pop(one.task.id))
+        for result in added[1:]:
+            self.state.rows[self.state.ids[result.task.id]].task.status = Status.PENDING
+            self.state.rows.pop(self.state.ids.pop(result.task.id))
         return added
 
     monkeypatch.setattr(ModelStore, "add", add_and_lose)
 
 
-def _ignore_lost_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the worker continue with tasks that it has finished."""
+def _requeue_finished_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the worker start another attempt of each task that it has finished."""
     write = ResultWriter._write_results
 
     async def write_and_requeue(self: Any, items: Any) -> Any:
-        answers = await write(self, items)
-        for (result, _, _), answer in zip(items, answers, strict=True):
-            if answer is FinishStatus.APPLIED:
+        statuses = await write(self, items)
+        for (result, _, _), status in zip(items, statuses, strict=True):
+            if status is FinishStatus.APPLIED:
                 self._leased_tasks.add([result.task])
-        return answers
+        return statuses
 
     monkeypatch.setattr(ResultWriter, "_write_results", write_and_requeue)
 
 
 @pytest.mark.parametrize(
-    "break_service", [_ignore_failures, _start_early, _lose_tasks, _ignore_lost_leases]
+    "break_service",
+    [
+        _record_success_for_failures,
+        _start_attempts_early,
+        _lose_added_tasks,
+        _requeue_finished_tasks,
+    ],
 )
 def test_invariant_checks_detect_a_broken_service(
     break_service: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each defect is detected within a few runs."""
+    """Each defect of the service is detected within 40 runs."""
     break_service(monkeypatch)
     with pytest.raises((InvariantViolation, KeyError)):
         for seed in range(40):

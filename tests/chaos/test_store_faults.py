@@ -1,4 +1,4 @@
-"""Disk faults under a running service: it reports them, loses nothing, and recovers by itself."""
+"""Disk faults while a service runs: the service reports them, loses no task, and recovers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 from tests.integration.service import Service, service, target
 
 Fault: TypeAlias = Callable[[Service], AbstractContextManager[None]]
-ON_A_SMALL_DISK = ("unshare", "--map-root-user", "--mount", "sh", "-c")
-MOUNTED = 'mount -t tmpfs -o size=8m tmpfs "$0" && exec "$@"'
-RUNNING, LATER = 20, 20
+UNSHARE_MOUNTS = ("unshare", "--map-root-user", "--mount", "sh", "-c")
+MOUNT_AND_EXEC = 'mount -t tmpfs -o size=8m tmpfs "$0" && exec "$@"'
+RUNNING_COUNT, DELAYED_COUNT = 20, 20
 
 
 @contextmanager
-def full(running: Service) -> Iterator[None]:
+def full_disk(running: Service) -> Iterator[None]:
     """Fill the disk: ENOSPC."""
     disk = Path(f"/proc/{running.process.pid}/root{running.folder}")
     ballast = disk / "ballast"
@@ -36,48 +36,49 @@ def full(running: Service) -> Iterator[None]:
 
 
 @contextmanager
-def limited(running: Service) -> Iterator[None]:
-    """Limit the file size of the processes: EFBIG."""
-    kind, pids = resource.RLIMIT_FSIZE, [running.process.pid, *children(running.process.pid)]
-    soft, hard = resource.prlimit(pids[0], kind)
+def file_size_limit(running: Service) -> Iterator[None]:
+    """Limit the size of the files that the service writes: EFBIG."""
+    limit, pids = resource.RLIMIT_FSIZE, [running.process.pid, *child_pids(running.process.pid)]
+    soft, hard = resource.prlimit(pids[0], limit)
     for pid in pids:
-        resource.prlimit(pid, kind, (4096, hard))
+        resource.prlimit(pid, limit, (4096, hard))
     try:
         yield
     finally:
         for pid in pids:
-            resource.prlimit(pid, kind, (soft, hard))
+            resource.prlimit(pid, limit, (soft, hard))
 
 
-def children(pid: int) -> list[int]:
-    """Return the ids of the child processes."""
-    lists = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for each in lists for child in each.read_text().split()]
+def child_pids(pid: int) -> list[int]:
+    """Return the ids of the child processes of a process."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in files for child in file.read_text().split()]
 
 
 @contextmanager
-def read_only(running: Service) -> Iterator[None]:
-    """Make the files immutable, also for processes that have opened them: EPERM."""
+def immutable_files(running: Service) -> Iterator[None]:
+    """Make the files immutable, also for the process that has opened them: EPERM."""
     files = [str(running.folder / name) for name in ("tarry.db", "tarry.db-wal")]
-    assert _can("chattr", "+i", *files)
+    assert _succeeds("chattr", "+i", *files)
     try:
         yield
     finally:
-        assert _can("chattr", "-i", *files)
+        assert _succeeds("chattr", "-i", *files)
 
 
 @contextmanager
-def moved(running: Service) -> Iterator[None]:
+def renamed_database(running: Service) -> Iterator[None]:
     """Rename the database file."""
     database = running.folder / "tarry.db"
-    elsewhere = database.rename(running.folder / "elsewhere")
+    renamed = database.rename(running.folder / "elsewhere")
     try:
         yield
     finally:
-        elsewhere.rename(database)
+        renamed.rename(database)
 
 
-def _can(*command: str) -> bool:
+def _succeeds(*command: str) -> bool:
+    """Run a command; return whether it exists and exits with 0."""
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
@@ -85,58 +86,62 @@ def _can(*command: str) -> bool:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("fault", [full, limited, read_only, moved])
+@pytest.mark.parametrize("fault", [full_disk, file_size_limit, immutable_files, renamed_database])
 def test_service_recovers_from_a_store_fault(fault: Fault, tmp_path: Path) -> None:
-    """It returns 503 and is not ready; no attempt is lost or repeated, and no restart is needed."""
+    """The service returns 503 during the fault, and makes one attempt of each accepted task."""
     within: tuple[str, ...] = ()
-    if fault is full:
-        within = (*ON_A_SMALL_DISK, MOUNTED, str(tmp_path))
-        if not _can(*within, "true"):
-            pytest.skip("a separate disk needs user namespaces: run as root, or allow them")
-    if fault is read_only:
+    if fault is full_disk:
+        within = (*UNSHARE_MOUNTS, MOUNT_AND_EXEC, str(tmp_path))
+        if not _succeeds(*within, "true"):
+            pytest.skip("a separate disk needs user namespaces: run as root, or enable them")
+    if fault is immutable_files:
         (tmp_path / "file").touch()
-        if not _can("chattr", "+i", str(tmp_path / "file")):
+        if not _succeeds("chattr", "+i", str(tmp_path / "file")):
             pytest.skip("needs root, and a file system that supports chattr +i")
-        _can("chattr", "-i", str(tmp_path / "file"))
-    gate = threading.Event()
+        _succeeds("chattr", "-i", str(tmp_path / "file"))
+    may_respond = threading.Event()
 
     def respond_slowly(_path: str, _number: int) -> int:
-        gate.wait(60)
+        may_respond.wait(60)
         return 200
 
-    with target(respond_slowly) as to, service(tmp_path, within=within) as running:
-        accepted = {running.post(targetUrl=f"{to.url}/{n}")["taskId"] for n in range(RUNNING)}
-        for n in range(LATER):
-            accepted.add(running.post(targetUrl=f"{to.url}/later/{n}", delayMs=2000)["taskId"])
-        running.wait_for(lambda: len(to.seen) >= RUNNING)
-        more = 0
+    with target(respond_slowly) as receiver, service(tmp_path, within=within) as running:
+        accepted = {
+            running.post(targetUrl=f"{receiver.url}/{n}")["taskId"] for n in range(RUNNING_COUNT)
+        }
+        for n in range(DELAYED_COUNT):
+            accepted.add(
+                running.post(targetUrl=f"{receiver.url}/delayed/{n}", delayMs=2000)["taskId"]
+            )
+        running.wait_for(lambda: len(receiver.seen) >= RUNNING_COUNT)
+        extra_count = 0
         with fault(running):
-            while True:  # the WAL file may have space for a few more
-                status, answer, headers = running.reply(
+            while True:  # the WAL file may have space for a few more tasks
+                status, body, headers = running.reply(
                     "POST",
                     "/retry-tasks",
-                    {"targetUrl": f"{to.url}/more/{more}", "body": "x" * 9999},
+                    {"targetUrl": f"{receiver.url}/extra/{extra_count}", "body": "x" * 9999},
                 )
                 if status != 201:
                     break
-                more += 1
-                accepted.add(answer["taskId"])
+                extra_count += 1
+                accepted.add(body["taskId"])
             assert 503 == status
             assert 1 <= int(headers["retry-after"])
             running.wait_for(lambda: running.request("GET", "/readyz")[0] == 503)
             assert 200 == running.request("GET", "/healthz")[0]
             assert "store" in running.request("GET", "/readyz")[1]["failing"]
-            gate.set()  # attempts end, and their results cannot be written
+            may_respond.set()  # attempts end, but their results cannot be written
             for _ in range(50):
                 assert 503 == running.request("GET", "/readyz")[0]
                 time.sleep(0.05)
 
         running.wait_for(lambda: running.request("GET", "/readyz")[0] == 200)
         running.wait_for(
-            lambda: all(running.task(one)["status"] == "SUCCEEDED" for one in accepted)
+            lambda: all(running.task(task_id)["status"] == "SUCCEEDED" for task_id in accepted)
         )
         assert accepted == {task["taskId"] for task in running.all_tasks()}
-        assert RUNNING + LATER + more == len(to.seen)
-        assert {1} == {len(requests) for requests in to.seen.values()}
+        assert RUNNING_COUNT + DELAYED_COUNT + extra_count == len(receiver.seen)
+        assert {1} == {len(requests) for requests in receiver.seen.values()}
         assert {1} == {task["attemptNumber"] for task in running.all_tasks()}
-        running.wait_until_finished(running.post(targetUrl=f"{to.url}/after")["taskId"])
+        running.wait_until_finished(running.post(targetUrl=f"{receiver.url}/after")["taskId"])
