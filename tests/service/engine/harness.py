@@ -1,4 +1,4 @@
-"""An engine with fake dependencies: virtual time, a fake target, a model store."""
+"""An engine with fake dependencies: virtual time, a fake target, and the model store."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tarry.service.store import AddResult, LeaseTerms, NewTask, Retention, Store
 from tarry.testing import VirtualClock
 from tests.service.stores.model_store import ModelStore
 
-EPOCH = 1_800_000_000.0
+EPOCH_S = 1_800_000_000.0
 LEASE = LeaseTerms("worker", 70_000, 1_000)
-DAY = 86_400_000
+DAY_MS = 86_400_000
 OK = DeliveryResult(status=200, duration_ms=1.0)
 BUSY = DeliveryResult(status=503, duration_ms=1.0)
 
@@ -35,7 +35,7 @@ Responder = Callable[[DeliveryRequest], Awaitable[DeliveryResult]]
 
 
 class FakeTarget:
-    """A target with scripted responses: in order, and then the last one repeatedly."""
+    """A target that returns scripted responses in order, and then repeats the last one."""
 
     def __init__(self, *responses: DeliveryResult | Responder) -> None:
         self.responses = list(responses) or [OK]
@@ -46,11 +46,11 @@ class FakeTarget:
         """Return the next response."""
         self.requests.append(request)
         self.times.append(asyncio.get_running_loop().time())
-        answer = self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
-        return answer if isinstance(answer, DeliveryResult) else await answer(request)
+        response = self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
+        return response if isinstance(response, DeliveryResult) else await response(request)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
 
 class EngineHarness:
@@ -70,11 +70,11 @@ class EngineHarness:
         read_body: Callable[[TaskContent], Awaitable[bytes]] | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self.store: Store = store or ModelStore(lambda: int((EPOCH + loop.time()) * 1000))
+        self.store: Store = store or ModelStore(lambda: int((EPOCH_S + loop.time()) * 1000))
         limits = limits or EngineLimits()
         rng = Random(seed)
         self.ids = (f"0190a000-0000-7000-8000-{i:012x}" for i in range(seed << 24, 1 << 47))
-        plain = Codec()
+        codec = Codec()
         clock = StoreClock(monotonic or loop.time)
         self.lanes = Lanes(
             partial(
@@ -99,21 +99,21 @@ class EngineHarness:
             health=Health(),
             lease_terms=lease,
             limits=limits,
-            retention=Retention(7 * DAY, 30 * DAY),
+            retention=Retention(7 * DAY_MS, 30 * DAY_MS),
             draw=rng.random,
-            unpack=plain.unpack,
-            read_body=read_body or _no_body,
-            delete_bodies=_no_bodies,
-            delete_unreferenced_bodies=_no_unreferenced_bodies,
+            unpack=codec.unpack,
+            read_body=read_body or _fail_to_read_body,
+            delete_bodies=_delete_no_bodies,
+            delete_unreferenced_bodies=_delete_no_unreferenced_bodies,
             sign=sign or (lambda _task, _body: []),
             build_callback_task=partial(
-                build_callback_task, new_id=lambda: next(self.ids), pack=plain.pack
+                build_callback_task, new_id=lambda: next(self.ids), pack=codec.pack
             ),
         )
         self.engine = Engine(self.context)
 
     def new_task(self, url: str = "http://a.example:80/", **changes: Any) -> NewTask:
-        """Return a task to add, for a target at `url`."""
+        """Return a task to add; `changes` are fields of `Task` or `TaskContent`."""
         content = {
             name: changes.pop(name)
             for name in tuple(changes)
@@ -128,21 +128,21 @@ class EngineHarness:
             tenant=tenant,
             lane=f"{tenant}/{scheme}:{rest.split('/')[0]}",
             key=changes.pop("key", task_id),
-            fingerprint=b"same",
+            fingerprint=b"fingerprint",
             packed_content=Codec().pack(TaskContent(url=url, **content)),
             **changes,
         )
         return NewTask(task, delay)
 
-    async def add(self, *news: NewTask) -> list[Task]:
+    async def add(self, *new_tasks: NewTask) -> list[Task]:
         """Add tasks and return them as they were stored."""
         clock = self.context.clock
         clock.synchronize(clock.local_ms(), await self.store.ping())
-        added: Sequence[AddResult] = await self.engine.submit(list(news))
-        return [one.task for one in added]
+        added: Sequence[AddResult] = await self.engine.submit(list(new_tasks))
+        return [result.task for result in added]
 
     async def task(self, task: Task) -> Task:
-        """Return a task as the store has it now."""
+        """Return the current state of a task in the store."""
         found = await self.store.get_task(task.tenant, task.id)
         assert found is not None
         return found
@@ -162,16 +162,16 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
         clock.run(main)
 
 
-async def _no_body(_content: TaskContent) -> bytes:
+async def _fail_to_read_body(_content: TaskContent) -> bytes:
     msg = "this test has no body in the payload store"
     raise AssertionError(msg)
 
 
-async def _no_unreferenced_bodies() -> int:
+async def _delete_no_unreferenced_bodies() -> int:
     return 0
 
 
-async def _no_bodies(_refs: list[str]) -> None:
+async def _delete_no_bodies(_refs: list[str]) -> None:
     pass
 
 

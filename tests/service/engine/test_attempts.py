@@ -17,7 +17,7 @@ from tests.service.engine.harness import (
 
 
 def test_failure_is_retried_with_the_same_key() -> None:
-    """A 503 is followed by the policy's delay and attempt 2; the log has both."""
+    """After a 503 and the policy's delay, attempt 2 is sent; the log has both attempts."""
 
     async def main() -> None:
         target = FakeTarget(BUSY, OK)
@@ -29,8 +29,8 @@ def test_failure_is_retried_with_the_same_key() -> None:
         assert first.headers[0] == second.headers[0]
         assert [("X-Retry-Attempt", "1")] == first.headers[1:]
         assert [("X-Retry-Attempt", "2")] == second.headers[1:]
-        ended = await harness.task(task)
-        assert (Status.SUCCEEDED, 2) == (ended.status, ended.attempts)
+        finished = await harness.task(task)
+        assert (Status.SUCCEEDED, 2) == (finished.status, finished.attempts)
         log = await harness.attempts(task)
         assert ["transient", "success"] == [attempt.outcome for attempt in log]
         assert "wait" == decision_fields(log[0])["action"]
@@ -42,7 +42,7 @@ def test_failure_is_retried_with_the_same_key() -> None:
 
 
 def test_task_is_exhausted_after_the_last_attempt() -> None:
-    """After the last attempt the task is a dead letter, with the core's reason."""
+    """After its last attempt, a task is a dead letter with the reason `attempts`."""
 
     async def main() -> None:
         target = FakeTarget(BUSY)
@@ -50,8 +50,12 @@ def test_task_is_exhausted_after_the_last_attempt() -> None:
         (task,) = await harness.add(harness.new_task(overrides={"maxAttempts": 3}))
         await asyncio.sleep(60)
 
-        ended = await harness.task(task)
-        assert (Status.EXHAUSTED, "attempts", 3) == (ended.status, ended.reason, ended.attempts)
+        finished = await harness.task(task)
+        assert (Status.EXHAUSTED, "attempts", 3) == (
+            finished.status,
+            finished.reason,
+            finished.attempts,
+        )
         assert 3 == len(target.requests)
         assert "stop" == decision_fields((await harness.attempts(task))[-1])["action"]
         assert "exhausted" == harness.event_kinds()[-1]
@@ -60,7 +64,7 @@ def test_task_is_exhausted_after_the_last_attempt() -> None:
 
 
 def test_permanent_responses_end_a_task() -> None:
-    """A 404, a 410, a redirect and x-should-retry: false end a task at once."""
+    """A 404, a 410, a redirect or `x-should-retry: false` ends a task after one attempt."""
 
     async def main() -> None:
         responses_by_reason = {
@@ -71,20 +75,20 @@ def test_permanent_responses_end_a_task() -> None:
             ],
             "overloaded": [DeliveryResult(status=503, headers=[("x-should-retry", "false")])],
         }
-        for reason, answers in responses_by_reason.items():
-            for answer in answers:
-                harness = EngineHarness(FakeTarget(answer))
+        for reason, responses in responses_by_reason.items():
+            for response in responses:
+                harness = EngineHarness(FakeTarget(response))
                 (task,) = await harness.add(harness.new_task())
                 await asyncio.sleep(60)
-                ended = await harness.task(task)
-                assert (Status.EXHAUSTED, reason) == (ended.status, ended.reason)
-                assert 1 == ended.attempts
+                finished = await harness.task(task)
+                assert (Status.EXHAUSTED, reason) == (finished.status, finished.reason)
+                assert 1 == finished.attempts
 
     run(main)
 
 
 def test_success_status_that_the_policy_retries_is_a_failure() -> None:
-    """A 202 in retryable_statuses is retried; the log has the jitter that applied."""
+    """A 202 in `retryableStatusCodes` is retried; the log has the jitter that was applied."""
 
     async def main() -> None:
         target = FakeTarget(DeliveryResult(status=202), DeliveryResult(status=200))
@@ -103,7 +107,7 @@ def test_success_status_that_the_policy_retries_is_a_failure() -> None:
 
 
 def test_blocked_address_is_not_retried() -> None:
-    """A target that the guard refuses ends the task."""
+    """A task whose target address is blocked ends after one attempt."""
 
     async def main() -> None:
         harness = EngineHarness(
@@ -123,7 +127,7 @@ def test_blocked_address_is_not_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "logged"),
+    ("response", "logged"),
     [
         (DeliveryResult(status=404, excerpt=b"gone"), ("gone", False)),
         (DeliveryResult(status=404, excerpt=b"g" * 512), ("g" * 512, False)),
@@ -133,13 +137,13 @@ def test_blocked_address_is_not_retried() -> None:
         (DeliveryResult(status=200, excerpt=b"fine", truncated=True), (None, False)),
     ],
 )
-def test_attempt_log_marks_a_truncated_excerpt(
-    answer: DeliveryResult, logged: tuple[str | None, bool]
+def test_attempt_log_has_an_excerpt_of_a_failed_response(
+    response: DeliveryResult, logged: tuple[str | None, bool]
 ) -> None:
-    """It has 512 characters of a failed response, and none of a successful one."""
+    """The log has up to 512 characters of a failed response, and marks a truncated excerpt."""
 
     async def main() -> None:
-        harness = EngineHarness(FakeTarget(answer))
+        harness = EngineHarness(FakeTarget(response))
         [task] = await harness.add(harness.new_task())
         await asyncio.sleep(1)
         [attempt] = await harness.attempts(task)

@@ -15,12 +15,12 @@ class FakeMonotonicClock:
 
 
 def test_nothing_is_due_before_the_first_synchronization() -> None:
-    """The time is far in the past until then."""
+    """A clock that was never synchronized is far in the past."""
     assert StoreClock(FakeMonotonicClock()).now_ms() < 0
 
 
 def test_estimate_is_never_ahead_of_the_store() -> None:
-    """The store read its clock after the request was sent, so the lower bound is used."""
+    """The estimate assumes that the store read its clock when the reply arrived."""
     monotonic = FakeMonotonicClock()
     clock = StoreClock(monotonic)
     sent_at = clock.local_ms()
@@ -34,20 +34,20 @@ def test_estimate_is_never_ahead_of_the_store() -> None:
     assert (1_001_000, 1_001_000.75) == (clock.now_ms(), clock.unrounded_ms())
 
 
-def test_fast_reply_is_more_precise_than_a_slow_one() -> None:
-    """The highest lower bound is kept, whatever slower replies say."""
+def test_slow_reply_does_not_replace_a_more_precise_estimate() -> None:
+    """A slow reply gives a lower estimate, which does not replace that of a fast reply."""
     monotonic = FakeMonotonicClock()
     clock = StoreClock(monotonic)
     clock.synchronize(clock.local_ms(), 1_000_000)
     sent_at = clock.local_ms()
     monotonic.time += 2.0
-    clock.synchronize(sent_at, 1_000_500)  # half a second after the request
+    clock.synchronize(sent_at, 1_000_500)  # read half a second after the request was sent
 
     assert 1_002_000 == clock.now_ms()
 
 
 def test_store_clock_that_was_set_back_is_followed() -> None:
-    """A time below the lower bound means that the store's clock was set back."""
+    """A reply that is too early for any network delay shows that the clock was set back."""
     monotonic = FakeMonotonicClock()
     clock = StoreClock(monotonic)
     clock.synchronize(clock.local_ms(), 1_000_000)
@@ -57,7 +57,7 @@ def test_store_clock_that_was_set_back_is_followed() -> None:
 
 
 def test_store_clock_that_was_set_forward_is_followed() -> None:
-    """A later time is a better lower bound."""
+    """A later time of the store replaces the estimate."""
     monotonic = FakeMonotonicClock()
     clock = StoreClock(monotonic)
     clock.synchronize(clock.local_ms(), 1_000_000)

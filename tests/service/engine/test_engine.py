@@ -19,8 +19,8 @@ from tests.service.engine.harness import (
 )
 
 
-def test_cancelled_task_that_waits_here_is_cancelled_at_once() -> None:
-    """A leased task that is not due yet is cancelled: no attempt follows."""
+def test_cancel_of_a_leased_task_before_its_attempt_is_immediate() -> None:
+    """A leased task that is not due yet is cancelled at once, and is not sent."""
 
     async def main() -> None:
         target = FakeTarget()
@@ -37,8 +37,8 @@ def test_cancelled_task_that_waits_here_is_cancelled_at_once() -> None:
     run(main)
 
 
-def test_waiting_callers_are_notified_although_the_cancelled_task_cannot_be_read() -> None:
-    """The cancellation is stored, so that its callers need not wait for the store to recover."""
+def test_waiting_callers_are_notified_if_the_cancelled_task_cannot_be_read() -> None:
+    """Callers that wait for a cancelled task are notified although reading the task fails."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget())
@@ -63,7 +63,7 @@ def test_waiting_callers_are_notified_although_the_cancelled_task_cannot_be_read
 
 
 def test_cancel_during_an_attempt_prevents_the_next() -> None:
-    """The attempt is logged, and no other follows."""
+    """A task that is cancelled during an attempt logs this attempt, and is not retried."""
 
     async def main() -> None:
         async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
@@ -77,15 +77,15 @@ def test_cancel_during_an_attempt_prevents_the_next() -> None:
         assert CancelStatus.REQUESTED is await harness.engine.cancel("default", task.id)
         await asyncio.sleep(60)
 
-        ended = await harness.task(task)
-        assert (Status.CANCELLED, 1) == (ended.status, len(await harness.attempts(task)))
+        finished = await harness.task(task)
+        assert (Status.CANCELLED, 1) == (finished.status, len(await harness.attempts(task)))
         assert 1 == len(target.requests)
 
     run(main)
 
 
 def test_retry_now_sends_at_once() -> None:
-    """This holds for tasks that wait here and in the store, and each is sent only once."""
+    """Retry now sends a leased task and a task in the store at once, and each only once."""
 
     async def main() -> None:
         target = FakeTarget()
@@ -111,8 +111,8 @@ def test_retry_now_sends_at_once() -> None:
     run(main)
 
 
-def test_lane_resumed_by_an_operator_is_open_here_too() -> None:
-    """Resume closes the breaker, and tasks are sent again, slowly at first."""
+def test_resume_closes_the_breaker_of_the_lane() -> None:
+    """Resuming a lane closes its open breaker, and the tasks of the lane are sent."""
 
     async def main() -> None:
         target = FakeTarget(*[BUSY] * 5, OK)
@@ -140,7 +140,7 @@ def test_lane_resumed_by_an_operator_is_open_here_too() -> None:
 
 
 def test_new_task_is_sent_without_a_claim() -> None:
-    """A due task is sent at once, with its idempotency key and attempt number."""
+    """A new task that is due is sent at once, with its idempotency key and attempt number."""
 
     async def main() -> None:
         target = FakeTarget()
@@ -154,8 +154,8 @@ def test_new_task_is_sent_without_a_claim() -> None:
             request.method,
             request.body,
         )
-        ours = [("Idempotency-Key", f'"{task.key}"'), ("X-Retry-Attempt", "1")]
-        assert [("x-a", "1"), *ours] == request.headers
+        retry_headers = [("Idempotency-Key", f'"{task.key}"'), ("X-Retry-Attempt", "1")]
+        assert [("x-a", "1"), *retry_headers] == request.headers
         assert Status.SUCCEEDED is (await harness.task(task)).status
         assert ["added", "attempt", "succeeded"] == harness.event_kinds()
 
@@ -163,15 +163,15 @@ def test_new_task_is_sent_without_a_claim() -> None:
 
 
 def test_cancelled_caller_does_not_stop_its_task() -> None:
-    """The task is leased to this process, so this process sends it at once."""
+    """A task is sent although the call that adds it is cancelled before the store replies."""
 
     async def main() -> None:
         target = FakeTarget(OK)
         harness = EngineHarness(target)
-        add, written = harness.store.add, asyncio.Event()
+        add, may_write = harness.store.add, asyncio.Event()
 
         async def add_slowly(*args: Any, **options: Any) -> Any:
-            await written.wait()
+            await may_write.wait()
             return await add(*args, **options)
 
         harness.store.add = add_slowly  # type: ignore[method-assign]
@@ -179,7 +179,7 @@ def test_cancelled_caller_does_not_stop_its_task() -> None:
         await asyncio.sleep(1)
         adding.cancel()
         await asyncio.wait([adding])
-        written.set()
+        may_write.set()
         await asyncio.sleep(1)
 
         assert adding.cancelled()

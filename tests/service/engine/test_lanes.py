@@ -1,4 +1,4 @@
-"""What a process knows of a lane."""
+"""Lanes of one process: limits, queues, eviction of idle lanes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tarry.service.engine.lanes import Lanes, LaneState, LeasedTask, build_downs
 from tarry.service.model import Status, Task
 from tests.service.engine.harness import (
     BUSY,
-    EPOCH,
+    EPOCH_S,
     OK,
     EngineHarness,
     FakeTarget,
@@ -23,94 +23,95 @@ from tests.service.engine.harness import (
 from tests.service.stores.model_store import ModelStore
 
 
-def lanes(*names: str) -> Lanes:
-    """Return the lanes of a process that knows these names."""
-    known = Lanes(partial(build_downstream, max_in_flight=10), max_leased=10)
+def new_lanes(*names: str) -> Lanes:
+    """Return lanes with these names, with at most ten leased tasks each."""
+    lanes = Lanes(partial(build_downstream, max_in_flight=10), max_leased=10)
     for name in names:
-        assert name == known[name].name
-    return known
+        assert name == lanes[name].name
+    return lanes
 
 
-def lane(running: int) -> LaneState:
-    """Return a lane with attempts in flight."""
+def new_lane(running_count: int) -> LaneState:
+    """Return a lane with this many attempts in flight."""
     state = LaneState("tenant/http:a.example:80", build_downstream("a", max_in_flight=10))
-    state.running_count = running
+    state.running_count = running_count
     return state
 
 
-def test_in_flight_limit_is_remembered_until_an_attempt_ends() -> None:
-    """A lane at its limit is full until then."""
-    full = lane(2)
-    before = full.is_at_in_flight_limit
+def test_lane_is_at_its_in_flight_limit_until_an_attempt_ends() -> None:
+    """A lane is below its limit once an attempt has ended, until another one starts."""
+    full = new_lane(2)
+    was_at_limit_before = full.is_at_in_flight_limit
     full.on_limit_reached(1000)
-    after = full.is_at_in_flight_limit
+    was_at_limit_after = full.is_at_in_flight_limit
     full.running_count -= 1
     full.on_attempt_ended(1001)
-    has_room = not full.is_at_in_flight_limit
+    was_below_limit = not full.is_at_in_flight_limit
     full.running_count += 1
-    assert (False, True, True, True) == (before, after, has_room, full.is_at_in_flight_limit)
+    assert (False, True, True) == (was_at_limit_before, was_at_limit_after, was_below_limit)
+    assert full.is_at_in_flight_limit
 
 
-def test_in_flight_limit_is_forgotten_after_a_while() -> None:
-    """It may have grown when a later attempt ends."""
-    ramping = lane(2)
-    ramping.on_limit_reached(1000)
-    ramping.on_attempt_ended(1050)
-    assert not ramping.is_at_in_flight_limit
+def test_observed_in_flight_limit_is_reset_by_a_later_end_of_an_attempt() -> None:
+    """An attempt that ends 50 ms after the limit was reached resets the observed limit."""
+    lane = new_lane(2)
+    lane.on_limit_reached(1000)
+    lane.on_attempt_ended(1050)
+    assert not lane.is_at_in_flight_limit
 
 
-def test_idle_lane_is_never_full() -> None:
-    """No attempt would end there that could make it available again."""
-    idle = lane(0)
+def test_idle_lane_is_never_at_its_in_flight_limit() -> None:
+    """A lane without attempts is not at its limit: no end of an attempt could change that."""
+    idle = new_lane(0)
     idle.on_limit_reached(1000)
     assert not idle.is_at_in_flight_limit
 
 
-def test_idle_healthy_lane_is_forgotten() -> None:
-    """It is removed by the second sweep without a task; a new one replaces it."""
-    known = lanes("t/a", "t/b")
-    first = known["t/a"]
-    known.forget_idle()
-    known.increment_leased(known["t/b"])
-    known.decrement_leased(known["t/b"])
-    known.forget_idle()
-    assert known.get("t/a") is None
-    assert known.get("t/b") is not None
-    known.forget_idle()
-    assert known.get("t/b") is None
-    assert first is not known["t/a"]
+def test_idle_healthy_lane_is_removed() -> None:
+    """An unused lane is removed by the second sweep, and is created again when needed."""
+    lanes = new_lanes("t/a", "t/b")
+    first = lanes["t/a"]
+    lanes.forget_idle()
+    lanes.increment_leased(lanes["t/b"])
+    lanes.decrement_leased(lanes["t/b"])
+    lanes.forget_idle()
+    assert lanes.get("t/a") is None
+    assert lanes.get("t/b") is not None
+    lanes.forget_idle()
+    assert lanes.get("t/b") is None
+    assert first is not lanes["t/a"]
 
 
 def test_lane_with_state_is_kept() -> None:
-    """One with a task, one with an attempt, one with an open breaker, one that is parked."""
-    known = lanes("t/leased", "t/running", "t/open", "t/forced", "t/parked", "t/idle")
-    known.increment_leased(known["t/leased"])
-    known["t/running"].running_count = 1
-    known["t/open"].breaker.half_open(1)
-    known["t/forced"].breaker.force("disabled")
-    known.parked.add("t/parked")
-    assert [0, 1, 0] == [known.forget_idle() for _ in range(3)]
-    assert known.get("t/idle") is None
-    assert BreakerState.HALF_OPEN is known["t/open"].breaker.state
+    """Lanes with a task, an attempt, a breaker that is not closed, or a parking are kept."""
+    lanes = new_lanes("t/leased", "t/running", "t/open", "t/forced", "t/parked", "t/idle")
+    lanes.increment_leased(lanes["t/leased"])
+    lanes["t/running"].running_count = 1
+    lanes["t/open"].breaker.half_open(1)
+    lanes["t/forced"].breaker.force("disabled")
+    lanes.parked.add("t/parked")
+    assert [0, 1, 0] == [lanes.forget_idle() for _ in range(3)]
+    assert lanes.get("t/idle") is None
+    assert BreakerState.HALF_OPEN is lanes["t/open"].breaker.state
 
 
 def test_number_of_lanes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Healthy empty lanes are evicted first, tripped ones if there are no others."""
+    """At the limit, healthy empty lanes are evicted first, then tripped empty lanes."""
     monkeypatch.setattr("tarry.service.engine.lanes._MAX_LANES", 4)
-    known = lanes("t/1", "t/2", "t/3", "t/4")
-    known.increment_leased(known["t/1"])
+    lanes = new_lanes("t/1", "t/2", "t/3", "t/4")
+    lanes.increment_leased(lanes["t/1"])
     for name in ("t/1", "t/2", "t/3"):
-        known[name].breaker.half_open(1)
-        known.parked.add(name)
-    known["t/5"].breaker.half_open(1)
-    assert known.get("t/4") is None
-    assert "t/6" == known["t/6"].name
-    assert ["t/1", "t/5", "t/6"] == sorted(lane.name for lane in known.most_notable(9))
-    assert {"t/1"} == known.parked
+        lanes[name].breaker.half_open(1)
+        lanes.parked.add(name)
+    lanes["t/5"].breaker.half_open(1)
+    assert lanes.get("t/4") is None
+    assert "t/6" == lanes["t/6"].name
+    assert ["t/1", "t/5", "t/6"] == sorted(lane.name for lane in lanes.most_notable(9))
+    assert {"t/1"} == lanes.parked
 
 
-def test_maintenance_forgets_idle_lanes() -> None:
-    """A process that has called many hosts does not keep them all."""
+def test_maintenance_removes_idle_lanes() -> None:
+    """Maintenance removes the lanes of hosts that get no more tasks."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK))
@@ -118,32 +119,32 @@ def test_maintenance_forgets_idle_lanes() -> None:
             *(harness.new_task(f"http://h{number}.example:80/") for number in range(5))
         )
         await asyncio.sleep(1)
-        left: list[int] = []
+        lane_counts: list[int] = []
         for _ in range(4):
             await harness.engine.maintenance.run_once()
-            left.append(len(harness.lanes.most_notable(9)))
+            lane_counts.append(len(harness.lanes.most_notable(9)))
             await asyncio.sleep(200)
-        assert [5, 5, 0, 0] == left
+        assert [5, 5, 0, 0] == lane_counts
 
     run(main)
 
 
 def queue_task(
-    of: LaneState, *, attempts: int = 0, attempts_before_replay: int = 0, lost: int = 0
+    lane: LaneState, *, attempts: int = 0, attempts_before_replay: int = 0, lost: int = 0
 ) -> LeasedTask:
-    """Queue a due task with this progress in its lane, and return it."""
+    """Queue a due task with these attempt counts in a lane, and return it."""
     task = Task(
         id="", tenant="", lane="", key="", fingerprint=b"", packed_content=b"",
         attempts=attempts, attempts_before_replay=attempts_before_replay, lost_attempts=lost,
     )  # fmt: skip
-    leased = LeasedTask(task, of, None)
-    of.due_queue(task).append(leased)
+    leased = LeasedTask(task, lane, None)
+    lane.due_queue(task).append(leased)
     return leased
 
 
 def test_every_third_attempt_is_a_retry() -> None:
-    """This holds while there are first attempts too; then all are retries."""
-    busy = lane(0)
+    """Two first attempts are followed by a retry; without first attempts, all are retries."""
+    busy = new_lane(0)
     for _ in range(6):
         queue_task(busy)
         queue_task(busy, attempts=1)
@@ -154,8 +155,8 @@ def test_every_third_attempt_is_a_retry() -> None:
 
 
 def test_replayed_or_lost_task_counts_as_a_first_attempt() -> None:
-    """It has no promised time, so it queues with the new tasks."""
-    busy = lane(0)
+    """A replayed task with a lost attempt waits in the queue of first attempts."""
+    busy = new_lane(0)
 
     queue_task(busy, attempts=5, attempts_before_replay=4, lost=1)
 
@@ -163,32 +164,32 @@ def test_replayed_or_lost_task_counts_as_a_first_attempt() -> None:
 
 
 def test_deferred_retries_are_spaced() -> None:
-    """They return no sooner than the budget may admit them, and within a minute."""
-    poor = lane(0)
+    """Deferred retries are 50 ms apart, at least one second and at most a minute away."""
+    lane = new_lane(0)
 
-    first, second = poor.reserve_retry_time(10_000), poor.reserve_retry_time(10_000)
-    last = max(poor.reserve_retry_time(10_000) for _ in range(5_000))
-    later = poor.reserve_retry_time(100_000)
+    first, second = lane.reserve_retry_time(10_000), lane.reserve_retry_time(10_000)
+    last = max(lane.reserve_retry_time(10_000) for _ in range(5_000))
+    later = lane.reserve_retry_time(100_000)
 
     assert (11_000, 11_050, 70_000, 101_000) == (first, second, last, later)
 
 
-def test_lane_is_full_until_it_is_below_its_limit() -> None:
-    """A task that leaves does not suffice if there were too many."""
-    known = lanes("t/a")
+def test_lane_is_fully_leased_until_it_is_below_its_limit() -> None:
+    """A lane with 12 of 10 leased tasks is fully leased until 9 are left."""
+    lanes = new_lanes("t/a")
     for _ in range(12):
-        known.increment_leased(known["t/a"])
+        lanes.increment_leased(lanes["t/a"])
 
-    full = []
+    is_full = []
     for _ in range(4):
-        known.decrement_leased(known["t/a"])
-        full.append("t/a" in known.fully_leased)
+        lanes.decrement_leased(lanes["t/a"])
+        is_full.append("t/a" in lanes.fully_leased)
 
-    assert [True, True, False, False] == full
+    assert [True, True, False, False] == is_full
 
 
 def test_retry_within_the_horizon_keeps_its_lease() -> None:
-    """A retry that is due soon is not claimed again: it stays with its worker."""
+    """A retry that is due soon keeps its lease, and is sent without a claim."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY, OK))
@@ -196,24 +197,23 @@ def test_retry_within_the_horizon_keeps_its_lease() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(3)
 
-        assert (
-            Status.SUCCEEDED is (await harness.task(task)).status
-        )  # no scheduler runs in this test
+        # The scheduler is not started in this test, so no task can be claimed.
+        assert Status.SUCCEEDED is (await harness.task(task)).status
 
     run(main)
 
 
 def test_slow_lane_does_not_block_another() -> None:
-    """A lane that never responds uses only its own in-flight limit."""
+    """A lane whose target does not respond uses no more attempts than its own limit."""
 
     async def main() -> None:
-        async def never(request: DeliveryRequest) -> DeliveryResult:
+        async def respond(request: DeliveryRequest) -> DeliveryResult:
             if "slow" in request.url:
                 await asyncio.sleep(1000)
             return OK
 
         limits = EngineLimits(max_running_attempts=20, max_lane_running_attempts=10)
-        harness = EngineHarness(FakeTarget(never), limits=limits)
+        harness = EngineHarness(FakeTarget(respond), limits=limits)
         await harness.engine.start()
         await harness.add(*[harness.new_task("http://slow.example:80/") for _ in range(100)])
         quick = await harness.add(
@@ -227,14 +227,14 @@ def test_slow_lane_does_not_block_another() -> None:
 
 
 def test_due_retry_is_sent_before_queued_first_attempts() -> None:
-    """A retry has a promised time; first attempts in the queue of its lane do not."""
+    """A due retry waits for at most one running attempt, although 48 first attempts wait."""
 
     async def main() -> None:
-        async def slow(_request: DeliveryRequest) -> DeliveryResult:
+        async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(0.1)
             return OK
 
-        target = FakeTarget(BUSY, slow)
+        target = FakeTarget(BUSY, respond_slowly)
         harness = EngineHarness(target, limits=EngineLimits(max_lane_running_attempts=1))
         await harness.engine.start()
         tasks = await harness.add(*[harness.new_task() for _ in range(50)])
@@ -248,28 +248,28 @@ def test_due_retry_is_sent_before_queued_first_attempts() -> None:
     run(main)
 
 
-QUICK = {"maxAttempts": 2, "initialDelayMs": 500, "jitterType": "NONE"}
+ONE_RETRY_AFTER_500_MS = {"maxAttempts": 2, "initialDelayMs": 500, "jitterType": "NONE"}
 
 
 def test_clock_jump_does_not_delay_a_retry() -> None:
-    """A task that was added during the jump does not set a timer for an hour."""
+    """After the store's clock jumps by an hour, a retry is still sent after its delay."""
 
     async def main() -> None:
-        loop, jump = asyncio.get_running_loop(), 0
-        store = ModelStore(lambda: int((EPOCH + loop.time() + jump) * 1000))
+        loop, jump_s = asyncio.get_running_loop(), 0
+        store = ModelStore(lambda: int((EPOCH_S + loop.time() + jump_s) * 1000))
         harness = EngineHarness(FakeTarget(OK, BUSY, OK), store=store)
         await harness.engine.start()
         await asyncio.sleep(5.1)
 
-        jump = 3600
+        jump_s = 3600
         await harness.engine.submit([harness.new_task()])
         await asyncio.sleep(5)
-        (task,) = await harness.engine.submit([harness.new_task(overrides=QUICK)])
+        (added,) = await harness.engine.submit([harness.new_task(overrides=ONE_RETRY_AFTER_500_MS)])
         await asyncio.sleep(5)
 
-        assert Status.SUCCEEDED is (await harness.task(task.task)).status
+        assert Status.SUCCEEDED is (await harness.task(added.task)).status
         assert ["transient", "success"] == [
-            one.outcome for one in await harness.attempts(task.task)
+            attempt.outcome for attempt in await harness.attempts(added.task)
         ]
         await harness.engine.stop(1)
 

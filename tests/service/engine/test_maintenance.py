@@ -1,4 +1,4 @@
-"""Maintenance: replays keep to their rate, and none is forgotten behind the others."""
+"""Maintenance: rate, order and failures of replays."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 from tarry.service.delivery import DeliveryResult
 from tarry.service.engine.maintenance import replay_step_size
 from tarry.service.model import ReplayRecord
-from tests.service.engine.harness import EPOCH, OK, EngineHarness, FakeTarget, run
+from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.model_store import ModelStore
 
-WRONG = DeliveryResult(status=400, duration_ms=1.0)
+BAD_REQUEST = DeliveryResult(status=400, duration_ms=1.0)
 
 
 async def add_dead_letters(
     harness: EngineHarness, target: FakeTarget, count: int, tenant: str = "default"
 ) -> None:
-    """Add this many dead letters; afterwards the target succeeds."""
-    target.responses = [WRONG]
+    """Add dead letters; afterwards the target returns 200."""
+    target.responses = [BAD_REQUEST]
     await harness.add(*(harness.new_task(tenant=tenant) for _ in range(count)))
     await asyncio.sleep(5)
     target.responses = [OK]
@@ -28,7 +28,7 @@ async def add_dead_letters(
 
 @pytest.mark.parametrize(("rate", "count"), [(0.5, 5), (1.5, 12), (30.0, 240), (400.0, 1200)])
 def test_replay_keeps_its_rate(rate: float, count: int) -> None:
-    """It holds from beginning to end, in small steps, for every rate."""
+    """A replay revives tasks at its rate from its first to its last step."""
 
     async def main() -> None:
         target = FakeTarget()
@@ -40,70 +40,70 @@ def test_replay_keeps_its_rate(rate: float, count: int) -> None:
         await asyncio.sleep(count / rate + 5)
 
         assert count == len(target.times)
-        begin = target.times[0]
-        portion = replay_step_size(rate)
+        started_at = target.times[0]
+        step_size = replay_step_size(rate)
         for number, time in enumerate(target.times):
-            assert number <= (time - begin + 1.1) * rate + portion
-        length = target.times[-1] - begin
-        assert (count - portion) / rate - 1.1 <= length <= count / rate + 1.1
+            assert number <= (time - started_at + 1.1) * rate + step_size
+        duration = target.times[-1] - started_at
+        assert (count - step_size) / rate - 1.1 <= duration <= count / rate + 1.1
         await harness.engine.stop(0)
 
     run(main)
 
 
 def test_replay_step_is_a_tenth_of_a_second() -> None:
-    """It has at least one task, and no more than one transaction should have."""
+    """A step has the tasks of a tenth of a second, at least 1 and at most 200."""
     assert [1, 1, 2, 100, 200, 200] == [
         replay_step_size(rate) for rate in (0.001, 10.0, 11.0, 1000.0, 5000.0, 0.0)
     ]
 
 
-def test_hundred_slow_replays_do_not_delay_another() -> None:
-    """The replay of one tenant continues, whatever another tenant has started."""
+def test_many_slow_replays_do_not_delay_another() -> None:
+    """220 slow replays of one tenant do not delay the replay of another tenant."""
 
     async def main() -> None:
         target = FakeTarget()
         harness = EngineHarness(target)
         await harness.engine.start()
-        await add_dead_letters(harness, target, 250, "evil")
-        await add_dead_letters(harness, target, 10, "victim")
+        await add_dead_letters(harness, target, 250, "busy")
+        await add_dead_letters(harness, target, 10, "other")
         for number in range(110):
             await harness.store.start_replay(
-                ReplayRecord(id=f"a{number}", tenant="evil", rate=0.0001)
+                ReplayRecord(id=f"a{number}", tenant="busy", rate=0.0001)
             )
-        await harness.store.start_replay(ReplayRecord(id="v", tenant="victim", rate=2.0))
+        await harness.store.start_replay(ReplayRecord(id="b", tenant="other", rate=2.0))
         for number in range(110):
             await harness.store.start_replay(
-                ReplayRecord(id=f"z{number}", tenant="evil", rate=0.0001)
+                ReplayRecord(id=f"c{number}", tenant="busy", rate=0.0001)
             )
         await asyncio.sleep(10)
 
-        job = await harness.store.get_replay("victim", "v")
-        assert job is not None
-        assert ("done", 10) == (job.status, job.replayed)
+        replay = await harness.store.get_replay("other", "b")
+        assert replay is not None
+        assert ("done", 10) == (replay.status, replay.replayed)
         await harness.engine.stop(0)
 
     run(main)
 
 
 class FailingReplayStore(ModelStore):
-    """A store that fails for one replay."""
+    """A store that fails for the replay `a`."""
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
-        """Fail for this replay, and step all others."""
+        """Fail for the replay `a`."""
         if replay_id == "a":
             raise OverflowError
         return await super().replay_step(replay_id, limit)
 
 
 def test_failing_replay_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged; other replays and the rest of maintenance continue."""
+    """A failing replay is logged; other replays and the rest of maintenance continue."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         target = FakeTarget()
         harness = EngineHarness(
-            target, store=FailingReplayStore(lambda: int((EPOCH + loop.time()) * 1000))
+            target, store=FailingReplayStore(lambda: int((EPOCH_S + loop.time()) * 1000))
         )
         await harness.engine.start()
         await add_dead_letters(harness, target, 3)
@@ -111,9 +111,9 @@ def test_failing_replay_does_not_affect_others(caplog: pytest.LogCaptureFixture)
             await harness.store.start_replay(ReplayRecord(id=replay_id, tenant="default"))
         await asyncio.sleep(5)
 
-        job = await harness.store.get_replay("default", "b")
-        assert job is not None
-        assert ("done", 3) == (job.status, job.replayed)
+        replay = await harness.store.get_replay("default", "b")
+        assert replay is not None
+        assert ("done", 3) == (replay.status, replay.replayed)
         await harness.engine.stop(0)
 
     run(main)

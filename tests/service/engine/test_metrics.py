@@ -10,7 +10,7 @@ from tarry.service.model import AttemptRecord, Decision
 from tests.service.engine.harness import BUSY, OK, EngineHarness, FakeTarget, run
 
 
-def samples(page: bytes) -> dict[str, float]:
+def parse_samples(page: bytes) -> dict[str, float]:
     """Return the samples of a metrics page, as Prometheus parses them."""
     found = {}
     for family in text_string_to_metric_families(page.decode()):
@@ -22,15 +22,15 @@ def samples(page: bytes) -> dict[str, float]:
 
 async def read_metrics(harness: EngineHarness, tenant: str | None = None) -> dict[str, float]:
     """Return the samples of the current metrics page."""
-    page, kind = harness.metrics.render(
+    page, content_type = harness.metrics.render(
         await harness.store.counters(tenant), harness.context.clock.now_s(), tenant
     )
-    assert kind.startswith("text/plain")
-    return samples(page)
+    assert content_type.startswith("text/plain")
+    return parse_samples(page)
 
 
-def test_attempts_outcomes_delays_and_ages_are_counted() -> None:
-    """One task is retried, one succeeds at once, one is exhausted."""
+def test_attempts_and_finished_tasks_are_counted() -> None:
+    """Metrics count the attempts, outcomes, delays and ages of three tasks."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY, OK, OK, BUSY))
@@ -57,20 +57,20 @@ def test_attempts_outcomes_delays_and_ages_are_counted() -> None:
     run(main)
 
 
-def test_samples_are_counted_when_metrics_are_read() -> None:
-    """Counts are always exact, few samples are buffered, and no time is negative."""
+def test_buffered_samples_are_included_when_metrics_are_read() -> None:
+    """Metrics are exact whenever they are read, although fewer than 500 samples are buffered."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK))
-        metrics, notes = harness.metrics, 0
+        metrics, max_buffered = harness.metrics, 0
         for number in range(1, 1_235):
-            late, wait = number % 4 - 1, Decision(action="wait", delay_ms=100.5)
+            lag_ms, wait = number % 4 - 1, Decision(action="wait", delay_ms=100.5)
             decision = wait if number % 2 else None
             metrics.record_attempt(
                 AttemptRecord(
                     number=1,
                     scheduled_at=9_000,
-                    started_at=9_000 + late,
+                    started_at=9_000 + lag_ms,
                     duration_ms=None if number % 3 else 5.0,
                     outcome="success",
                     decision=decision,
@@ -78,7 +78,9 @@ def test_samples_are_counted_when_metrics_are_read() -> None:
                 "p",
             )
             metrics.record_finished_task("succeeded", number % 3, 500 if number % 2 else -500)
-            notes = max(notes, len(metrics._attempt_samples), len(metrics._task_samples))
+            max_buffered = max(
+                max_buffered, len(metrics._attempt_samples), len(metrics._task_samples)
+            )
             if number not in (1, 2, 499, 500, 501, 1_234):
                 continue
             found = await read_metrics(harness)
@@ -87,24 +89,26 @@ def test_samples_are_counted_when_metrics_are_read() -> None:
             assert number // 3 == found["retry_attempt_duration_seconds_count{}"]
             assert number // 3 == found["retry_attempt_duration_seconds_bucket{le=0.005}"]
             assert 0 == found["retry_attempt_duration_seconds_bucket{le=0.002}"]
-            odd = (number + 1) // 2
-            assert pytest.approx(odd * 0.1005) == found["retry_delay_seconds_sum{}"]
+            odd_count = (number + 1) // 2
+            assert pytest.approx(odd_count * 0.1005) == found["retry_delay_seconds_sum{}"]
             assert 0 == found["retry_delay_seconds_bucket{le=0.1}"]
-            assert odd == found["retry_delay_seconds_bucket{le=0.5}"]
-            assert odd * 0.5 == found["retry_task_age_seconds_sum{}"]
-            assert number - odd == found["retry_task_age_seconds_bucket{le=0.1}"]
-            lags = [max(0, each % 4 - 1) for each in range(1, number + 1)]
-            assert sum(lags) / 1000 == found["retry_scheduling_lag_seconds_sum{}"]
-            assert lags.count(2) == number - found["retry_scheduling_lag_seconds_bucket{le=0.001}"]
+            assert odd_count == found["retry_delay_seconds_bucket{le=0.5}"]
+            assert odd_count * 0.5 == found["retry_task_age_seconds_sum{}"]
+            assert number - odd_count == found["retry_task_age_seconds_bucket{le=0.1}"]
+            lags_ms = [max(0, sample % 4 - 1) for sample in range(1, number + 1)]
+            assert sum(lags_ms) / 1000 == found["retry_scheduling_lag_seconds_sum{}"]
+            assert (
+                lags_ms.count(2) == number - found["retry_scheduling_lag_seconds_bucket{le=0.001}"]
+            )
             retried = "retry_task_outcomes_total{attempts=retried,outcome=succeeded}"
             assert (number + 1) // 3 == found.get(retried, 0)
-        assert notes < 500
+        assert max_buffered < 500
 
     run(main)
 
 
 def test_breakers_and_budgets_of_lanes_are_gauges() -> None:
-    """An open breaker is shown, and its transition is counted."""
+    """Gauges show an open breaker and a retry budget, and the transition is counted."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY), breaker=lambda: Breaker(min_calls=2, spread=0.0))
@@ -122,7 +126,7 @@ def test_breakers_and_budgets_of_lanes_are_gauges() -> None:
 
 
 def test_metrics_are_counted_without_listeners() -> None:
-    """Attempts, finished tasks and transitions are counted; no event is built."""
+    """Without listeners, attempts, finished tasks and breaker transitions are still counted."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY), breaker=lambda: Breaker(min_calls=2, spread=0.0))
@@ -140,7 +144,7 @@ def test_metrics_are_counted_without_listeners() -> None:
 
 
 def test_actions_of_an_operator_are_counted() -> None:
-    """A cancelled task is finished, and the breaker of a resumed lane is closed."""
+    """A cancelled task is counted as finished, and a resumed lane as a closed breaker."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK))
@@ -158,7 +162,7 @@ def test_actions_of_an_operator_are_counted() -> None:
 
 
 def test_labels_are_bounded() -> None:
-    """After a hundred policies and lanes there is `other`, and no more lines."""
+    """Policies after the first hundred are counted as `other`; at most 100 lanes are listed."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK))
@@ -176,7 +180,7 @@ def test_labels_are_bounded() -> None:
 
 
 def test_tenant_sees_only_its_own_metrics() -> None:
-    """It gets no name of a lane or policy of another tenant."""
+    """The metrics of a tenant have no lanes of another tenant, and no policies."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK))

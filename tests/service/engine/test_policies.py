@@ -16,11 +16,9 @@ from tests.service.engine.harness import (
 
 
 def test_changed_policy_applies_to_the_next_decision() -> None:
-    """A new version is used within a second, also if another process wrote it."""
+    """A version that was written to the store directly applies to the next decision."""
 
     async def main() -> None:
-        from tarry.service.model import PolicyVersion
-
         target = FakeTarget(BUSY)
         harness = EngineHarness(target)
         await harness.engine.start()
@@ -37,32 +35,32 @@ def test_changed_policy_applies_to_the_next_decision() -> None:
             PolicyVersion(tenant="default", id="p", version=2, document=document), replace=True
         )
         await asyncio.sleep(60)
-        ended = await harness.task(task)
-        assert (Status.EXHAUSTED, "attempts") == (ended.status, ended.reason)
-        assert ended.attempts < 20
+        finished = await harness.task(task)
+        assert (Status.EXHAUSTED, "attempts") == (finished.status, finished.reason)
+        assert finished.attempts < 20
         await harness.engine.stop(1)
 
     run(main)
 
 
-def test_deleted_policy_is_replaced_by_the_default() -> None:
-    """The task continues with the default policy, without a busy loop."""
+def test_missing_policy_is_replaced_by_the_default() -> None:
+    """A task whose policy does not exist uses the default policy."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY))
-        (task,) = await harness.add(harness.new_task(policy_id="gone"))
+        (task,) = await harness.add(harness.new_task(policy_id="missing"))
         await asyncio.sleep(60)
 
-        ended = await harness.task(task)
-        assert (Status.EXHAUSTED, 5) == (ended.status, ended.attempts)
+        finished = await harness.task(task)
+        assert (Status.EXHAUSTED, 5) == (finished.status, finished.attempts)
 
     run(main)
 
 
-def test_overrides_invalid_with_a_new_policy_are_ignored(
+def test_overrides_that_are_invalid_with_the_policy_are_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The task uses the policy without them, and no other task is affected."""
+    """Overrides that are invalid with the policy are logged and ignored."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK))
@@ -70,9 +68,9 @@ def test_overrides_invalid_with_a_new_policy_are_ignored(
         document = msgspec.json.encode({"initialDelayMs": 5000, "maxDelayMs": 30_000})
         policy = PolicyVersion(tenant="default", id="p", version=1, document=document)
         await harness.store.put_policy(policy, replace=False)
-        odd = harness.new_task(overrides={"maxDelayMs": 1000}, policy_id="p")
+        invalid = harness.new_task(overrides={"maxDelayMs": 1000}, policy_id="p")
 
-        tasks = await harness.add(odd, harness.new_task("http://b.example:80/"))
+        tasks = await harness.add(invalid, harness.new_task("http://b.example:80/"))
         await asyncio.sleep(5)
 
         assert [Status.SUCCEEDED] * 2 == [(await harness.task(task)).status for task in tasks]

@@ -10,8 +10,8 @@ from tests.service.engine.harness import (
 )
 
 
-def test_waiting_caller_gets_the_completion_and_the_response() -> None:
-    """After a timeout that is too short it gets None."""
+def test_waiting_caller_gets_the_status_and_the_response() -> None:
+    """A caller gets the finished task and its response, or None after a timeout."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY, DeliveryResult(status=201, excerpt=b"created")))
@@ -29,7 +29,7 @@ def test_waiting_caller_gets_the_completion_and_the_response() -> None:
 
 
 def test_cancel_publishes_an_event() -> None:
-    """Listeners get an event for a task that was cancelled while it waited."""
+    """Listeners get an event for a cancelled task, whether it is leased or in the store."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget())

@@ -23,7 +23,7 @@ from tarry.service.store import (
 )
 from tests.service.engine.harness import (
     BUSY,
-    EPOCH,
+    EPOCH_S,
     OK,
     EngineHarness,
     FakeTarget,
@@ -44,11 +44,11 @@ CONTENT = TaskContent(url="https://a/x?token=hush", callback_url="https://b/done
 
 
 def test_callback_has_the_result_of_the_task() -> None:
-    """It has the fields of the API, the target URL without its query, and the right body size."""
+    """A callback has the task's result as JSON, with the target URL without its query."""
     attempt = AttemptRecord(number=3, scheduled_at=1, started_at=1, status=410, outcome="permanent")
-    finish = final_result(TASK, attempt, Status.EXHAUSTED, "permanent")
+    result = final_result(TASK, attempt, Status.EXHAUSTED, "permanent")
 
-    callback = build_callback_task(TASK, CONTENT, finish, new_id=lambda: "j", pack=Codec().pack)
+    callback = build_callback_task(TASK, CONTENT, result, new_id=lambda: "j", pack=Codec().pack)
 
     content = Codec().unpack(callback.packed_content)
     assert {
@@ -65,34 +65,34 @@ def test_callback_has_the_result_of_the_task() -> None:
 
 
 def test_callback_is_a_separate_task() -> None:
-    """The result of a task is posted to its callbackUrl, and retried like any task."""
+    """The result of a task is posted to its `callbackUrl`, and retried like any task."""
 
     async def main() -> None:
-        async def by_url(request: DeliveryRequest) -> DeliveryResult:
-            return OK if "a.example" in request.url or len(published.requests) > 2 else BUSY
+        async def respond_by_url(request: DeliveryRequest) -> DeliveryResult:
+            return OK if "a.example" in request.url or len(target.requests) > 2 else BUSY
 
-        published = FakeTarget(by_url)
-        harness = EngineHarness(published)
+        target = FakeTarget(respond_by_url)
+        harness = EngineHarness(target)
         await harness.engine.start()
         (task,) = await harness.add(harness.new_task(callback_url="http://hook.example/done"))
         await asyncio.sleep(30)
         await harness.engine.stop(1)
 
-        callback = published.requests[-1]
+        callback = target.requests[-1]
         assert "http://hook.example/done" == callback.url
-        news = msgspec.json.decode(callback.body)
+        payload = msgspec.json.decode(callback.body)
         assert (task.id, "SUCCEEDED", 200) == (
-            news["taskId"],
-            news["status"],
-            news["responseStatus"],
+            payload["taskId"],
+            payload["status"],
+            payload["responseStatus"],
         )
-        assert 3 == len(published.requests)
+        assert 3 == len(target.requests)
 
     run(main)
 
 
 class FaultyStore:
-    """A store of which some methods fail."""
+    """A store whose `failing_methods` raise `StoreUnavailable`."""
 
     def __init__(self, store: Any) -> None:
         self.store = store
@@ -110,22 +110,22 @@ class FaultyStore:
         return fail
 
 
-def test_store_outage_counts_no_attempt_and_recovers() -> None:
-    """A result is kept until the store accepts it; health reports the store meanwhile."""
+def test_result_is_written_after_a_store_outage() -> None:
+    """A result is written when the store recovers; until then, health reports the store."""
 
     async def main() -> None:
         target = FakeTarget()
         harness = EngineHarness(target)
-        faulty = FaultyStore(harness.store)
-        harness = EngineHarness(target, store=faulty)
+        faulty_store = FaultyStore(harness.store)
+        harness = EngineHarness(target, store=faulty_store)
         await harness.engine.start()
-        faulty.failing_methods = {"finish", "claim", "sweep"}
+        faulty_store.failing_methods = {"finish", "claim", "sweep"}
         (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(20)
         assert "store" in harness.context.health.failing
         assert 1 == len(target.requests)
 
-        faulty.failing_methods = set()
+        faulty_store.failing_methods = set()
         await asyncio.sleep(5)
         assert {} == harness.context.health.failing
         assert Status.SUCCEEDED is (await harness.task(task)).status
@@ -136,11 +136,11 @@ def test_store_outage_counts_no_attempt_and_recovers() -> None:
 
 
 def test_result_after_a_lost_lease_is_discarded() -> None:
-    """Another worker has the task: the result changes nothing, and is counted."""
+    """After another worker has claimed a task, a result of the first worker is discarded."""
 
     async def main() -> None:
         async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
-            await asyncio.sleep(200)  # past every timeout and the lease
+            await asyncio.sleep(200)  # longer than the attempt timeout and the lease
             return OK
 
         first = EngineHarness(FakeTarget(respond_slowly))
@@ -166,106 +166,106 @@ def test_result_after_a_lost_lease_is_discarded() -> None:
 
 
 def test_rejected_result_does_not_affect_its_group() -> None:
-    """Its lease expires by itself; the other results of the group are written."""
+    """If the store rejects one result of a group, the other results are written."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        class Picky(ModelStore):
+        class RejectingStore(ModelStore):
             async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
-                if any(result.task.key == "odd" for result in results):
+                if any(result.task.key == "rejected" for result in results):
                     raise ValueError
                 return await super().finish(results)
 
         harness = EngineHarness(
-            FakeTarget(OK), store=Picky(lambda: int((EPOCH + loop.time()) * 1000))
+            FakeTarget(OK), store=RejectingStore(lambda: int((EPOCH_S + loop.time()) * 1000))
         )
         await harness.engine.start()
-        odd, *others = await harness.add(
-            harness.new_task(key="odd"), *[harness.new_task() for _ in range(20)]
+        rejected, *others = await harness.add(
+            harness.new_task(key="rejected"), *[harness.new_task() for _ in range(20)]
         )
         await asyncio.sleep(5)
 
         assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in others}
-        assert Status.IN_FLIGHT is (await harness.task(odd)).status
+        assert Status.IN_FLIGHT is (await harness.task(rejected)).status
         await harness.engine.stop(1)
 
     run(main)
 
 
 class OutageStore(ModelStore):
-    """A store with outages."""
+    """A store that raises `StoreUnavailable` while `is_unavailable` is set."""
 
-    is_away = False
+    is_unavailable = False
 
     async def claim(
         self, terms: LeaseTerms, *, limit: int, per_lane: int, skipped_lanes: Collection[str] = ()
     ) -> ClaimResult:
-        """Claim, unless there is an outage."""
-        self._check()
+        """Claim, or raise during an outage."""
+        self._check_available()
         return await super().claim(
             terms, limit=limit, per_lane=per_lane, skipped_lanes=skipped_lanes
         )
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
-        """Write, unless there is an outage."""
-        self._check()
+        """Write results, or raise during an outage."""
+        self._check_available()
         return await super().finish(results)
 
     async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
-        """Release, unless there is an outage."""
-        self._check()
+        """Release leases, or raise during an outage."""
+        self._check_available()
         return await super().release(releases)
 
-    def _check(self) -> None:
-        if self.is_away:
-            raise StoreUnavailable("away")
+    def _check_available(self) -> None:
+        if self.is_unavailable:
+            raise StoreUnavailable("the store is unavailable")
 
 
 @pytest.mark.parametrize("count", [20, 1900, 2900])
-@pytest.mark.parametrize("outage", [60.0, 100.0, 101.3, 120.7])
-def test_attempts_made_during_a_store_outage_are_not_repeated(outage: float, count: int) -> None:
-    """Results are written before the next claim, even if their leases have expired."""
+@pytest.mark.parametrize("outage_s", [60.0, 100.0, 101.3, 120.7])
+def test_attempts_made_during_a_store_outage_are_not_repeated(outage_s: float, count: int) -> None:
+    """Results are written before the next claim, even after their leases have expired."""
 
     async def main() -> None:
-        async def slow(_request: DeliveryRequest) -> DeliveryResult:
+        async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(1)
             return OK
 
-        target, loop = FakeTarget(slow), asyncio.get_running_loop()
-        store = OutageStore(lambda: int((EPOCH + loop.time()) * 1000))
+        target, loop = FakeTarget(respond_slowly), asyncio.get_running_loop()
+        store = OutageStore(lambda: int((EPOCH_S + loop.time()) * 1000))
         harness = EngineHarness(target, store=store, lease=LeaseTerms("worker", 70_000, 1_000))
         await harness.engine.start()
-        targets = [f"http://{number % 40}.example:80/" for number in range(count)]
-        tasks = await harness.add(*[harness.new_task(target) for target in targets])
+        urls = [f"http://{number % 40}.example:80/" for number in range(count)]
+        tasks = await harness.add(*[harness.new_task(url) for url in urls])
         await asyncio.sleep(0.5)
-        store.is_away = True
-        await asyncio.sleep(outage)
-        store.is_away = False
+        store.is_unavailable = True
+        await asyncio.sleep(outage_s)
+        store.is_unavailable = False
         await asyncio.sleep(30)
 
         assert count == len(target.requests)
-        logs = [[one.outcome for one in await harness.attempts(task)] for task in tasks]
+        logs = [[attempt.outcome for attempt in await harness.attempts(task)] for task in tasks]
         assert [["success"]] * count == logs
         assert 0 == harness.context.health.delayed_writes
-        later = await harness.add(harness.new_task())
+        (later,) = await harness.add(harness.new_task())
         await asyncio.sleep(5)
-        assert Status.SUCCEEDED is (await harness.task(later[0])).status
+        assert Status.SUCCEEDED is (await harness.task(later)).status
         await harness.engine.stop(1)
 
     run(main)
 
 
 def test_stop_during_a_store_outage_cancels_all_writes() -> None:
-    """A closed store is not called any more."""
+    """After a stop, no asyncio task that calls the store is left."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        store = OutageStore(lambda: int((EPOCH + loop.time()) * 1000))
+        store = OutageStore(lambda: int((EPOCH_S + loop.time()) * 1000))
         harness = EngineHarness(FakeTarget(OK), store=store)
         await harness.engine.start()
         await harness.add(harness.new_task(), harness.new_task(delay=900))
-        store.is_away = True
+        store.is_unavailable = True
 
         await harness.engine.stop(5)
 
@@ -275,7 +275,7 @@ def test_stop_during_a_store_outage_cancels_all_writes() -> None:
 
 
 def test_lane_is_parked_when_its_breaker_opens() -> None:
-    """Its tasks return to the store, and none is sent."""
+    """When a breaker opens, the tasks of its lane are released, and none is sent."""
 
     async def main() -> None:
         target = FakeTarget(BUSY)
@@ -291,10 +291,10 @@ def test_lane_is_parked_when_its_breaker_opens() -> None:
         assert lane is not None
         assert lane.parked_until is not None
         assert 0 == len(harness.engine.worker.leased_tasks)
-        sent = len(target.requests)
+        sent_count = len(target.requests)
 
         await asyncio.sleep(20)
-        assert sent == len(target.requests)
+        assert sent_count == len(target.requests)
         assert "parked" in harness.event_kinds()
         await harness.engine.stop(1)
 
@@ -302,7 +302,7 @@ def test_lane_is_parked_when_its_breaker_opens() -> None:
 
 
 def test_parked_lane_is_probed_and_recovers() -> None:
-    """After its time a few probes are sent; if they succeed, the other tasks follow."""
+    """After its parking a lane gets probes; if they succeed, the other tasks are sent."""
 
     async def main() -> None:
         target = FakeTarget(*[BUSY] * 20, OK)
@@ -331,7 +331,7 @@ def test_parked_lane_is_probed_and_recovers() -> None:
 
 
 def test_failed_probe_parks_the_lane_for_longer() -> None:
-    """Each opening doubles the time, and the store has the number of openings."""
+    """Each opening of the breaker doubles the parking; the store counts the openings."""
 
     async def main() -> None:
         harness = EngineHarness(
@@ -346,21 +346,21 @@ def test_failed_probe_parks_the_lane_for_longer() -> None:
         assert lane is not None
         assert lane.parked_until is not None
         assert 2 == lane.consecutive_opens
-        left = lane.parked_until - harness.context.clock.now_ms()
-        assert 45_000 < left <= 60_000
+        remaining_ms = lane.parked_until - harness.context.clock.now_ms()
+        assert 45_000 < remaining_ms <= 60_000
         await harness.engine.stop(1)
 
     run(main)
 
 
 def test_breaker_state_is_shared_through_the_store() -> None:
-    """A second worker without failures gets probes only, and parks for the right time."""
+    """A second worker sends only probes to a parked lane, and continues its open count."""
 
     async def main() -> None:
-        def breaker() -> Breaker:
+        def new_breaker() -> Breaker:
             return Breaker(min_calls=5, open_for=30.0, spread=0.0)
 
-        first = EngineHarness(FakeTarget(BUSY), breaker=breaker)
+        first = EngineHarness(FakeTarget(BUSY), breaker=new_breaker)
         tasks = await first.add(*[first.new_task(overrides={"maxAttempts": 50}) for _ in range(20)])
         await asyncio.sleep(5)
         await first.engine.stop(1)
@@ -370,7 +370,7 @@ def test_breaker_state_is_shared_through_the_store() -> None:
             target,
             store=first.store,
             seed=2,
-            breaker=breaker,
+            breaker=new_breaker,
             lease=LeaseTerms("second", 70_000, 1_000),
         )
         await second.engine.start()

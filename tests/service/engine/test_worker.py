@@ -18,7 +18,7 @@ from tarry.service.store import (
 )
 from tests.service.engine.harness import (
     BUSY,
-    EPOCH,
+    EPOCH_S,
     OK,
     EngineHarness,
     FakeTarget,
@@ -26,15 +26,15 @@ from tests.service.engine.harness import (
 )
 from tests.service.stores.model_store import ModelStore
 
-QUICK = {"maxAttempts": 2, "initialDelayMs": 500, "jitterType": "NONE"}
+ONE_RETRY_AFTER_500_MS = {"maxAttempts": 2, "initialDelayMs": 500, "jitterType": "NONE"}
 
 
 def test_internal_failure_counts_no_attempt() -> None:
-    """It does not affect the breaker either, and the delivery is reported as failing."""
+    """An internal failure counts no attempt, and health reports the delivery as failing."""
 
     async def main() -> None:
-        ours = DeliveryResult(fault=Fault.INTERNAL, error="proxy down")
-        target = FakeTarget(*[ours] * 30, OK)
+        internal_failure = DeliveryResult(fault=Fault.INTERNAL, error="proxy down")
+        target = FakeTarget(*[internal_failure] * 30, OK)
         harness = EngineHarness(target)
         await harness.engine.start()
         (task,) = await harness.add(harness.new_task())
@@ -43,8 +43,8 @@ def test_internal_failure_counts_no_attempt() -> None:
         assert 0 == (await harness.task(task)).attempts
 
         await asyncio.sleep(100)
-        ended = await harness.task(task)
-        assert (Status.SUCCEEDED, 1) == (ended.status, ended.attempts)
+        finished = await harness.task(task)
+        assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
         assert {} == harness.context.health.failing
         await harness.engine.stop(1)
 
@@ -52,27 +52,27 @@ def test_internal_failure_counts_no_attempt() -> None:
 
 
 def test_delivery_that_raises_is_an_internal_failure() -> None:
-    """An exception in the delivery delays the task, and counts no attempt."""
+    """A delivery that raises an exception is repeated, and counts no attempt."""
 
-    async def broken(_request: DeliveryRequest) -> DeliveryResult:
+    async def raise_error(_request: DeliveryRequest) -> DeliveryResult:
         msg = "bug"
         raise RuntimeError(msg)
 
     async def main() -> None:
-        harness = EngineHarness(FakeTarget(broken, OK))
+        harness = EngineHarness(FakeTarget(raise_error, OK))
         await harness.engine.start()
         (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(10)
         await harness.engine.stop(1)
 
-        ended = await harness.task(task)
-        assert (Status.SUCCEEDED, 1) == (ended.status, ended.attempts)
+        finished = await harness.task(task)
+        assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
 
     run(main)
 
 
 def test_empty_retry_budget_defers_without_counting_attempts() -> None:
-    """Retries above the budget are deferred; all tasks succeed in the end."""
+    """Retries that the budget rejects are deferred, and succeed later."""
 
     async def main() -> None:
         target = FakeTarget(*[BUSY] * 300, OK)
@@ -91,7 +91,7 @@ def test_empty_retry_budget_defers_without_counting_attempts() -> None:
 
 
 def test_deferred_retries_return_at_the_rate_of_the_budget() -> None:
-    """They come back one after the other, about as fast as the budget admits them."""
+    """Fewer than three retries are deferred for each one that the budget admits."""
 
     async def main() -> None:
         target = FakeTarget(BUSY)
@@ -101,35 +101,34 @@ def test_deferred_retries_return_at_the_rate_of_the_budget() -> None:
         await harness.add(*[harness.new_task(overrides=overrides) for _ in range(500)])
         await asyncio.sleep(60)
 
-        deferred = harness.event_kinds().count("deferred")
-        retries = len(target.requests) - 500
-        assert deferred < 3 * retries
+        deferred_count = harness.event_kinds().count("deferred")
+        retry_count = len(target.requests) - 500
+        assert deferred_count < 3 * retry_count
         await harness.engine.stop(1)
 
     run(main)
 
 
-def test_total_budget_ends_a_task_before_an_attempt() -> None:
-    """A task whose total budget is used up is exhausted without another attempt."""
+def test_used_up_total_budget_prevents_an_attempt() -> None:
+    """A task whose total budget ended in a paused lane is exhausted without an attempt."""
 
     async def main() -> None:
         target = FakeTarget(OK)
         harness = EngineHarness(target)
         (task,) = await harness.add(harness.new_task(overrides={"totalBudgetMs": 5000}))
         await harness.engine.pause(task.lane)  # too late for the attempt in flight
-        later = harness.new_task(overrides={"totalBudgetMs": 5000})
-        (late,) = await harness.add(later)
+        (late,) = await harness.add(harness.new_task(overrides={"totalBudgetMs": 5000}))
         await asyncio.sleep(10)
         await harness.engine.resume(task.lane)
         await harness.engine.start()
         await asyncio.sleep(5)
         await harness.engine.stop(1)
 
-        ended = await harness.task(late)
+        finished = await harness.task(late)
         assert (Status.EXHAUSTED, "total-budget", 0) == (
-            ended.status,
-            ended.reason,
-            ended.attempts,
+            finished.status,
+            finished.reason,
+            finished.attempts,
         )
         assert 1 == len(target.requests)
 
@@ -141,15 +140,15 @@ def test_task_whose_lease_has_expired_is_not_started() -> None:
 
     async def main() -> None:
         target = FakeTarget()
-        ahead = 0.0
+        suspended_s = 0.0
         loop = asyncio.get_running_loop()
         harness = EngineHarness(
             target,
             lease=LeaseTerms("worker", 40_000, 1_000),
-            monotonic=lambda: loop.time() + ahead,
+            monotonic=lambda: loop.time() + suspended_s,
         )
         (task,) = await harness.add(harness.new_task(delay=900))
-        ahead = 60.0  # the process was suspended meanwhile
+        suspended_s = 60.0
         await asyncio.sleep(2)
 
         assert [] == target.requests
@@ -158,9 +157,9 @@ def test_task_whose_lease_has_expired_is_not_started() -> None:
     run(main)
 
 
-@pytest.mark.parametrize(("lost", "sent"), [(1, 1), (9, 1), (10, 0)])
-def test_lost_attempt_does_not_exhaust_a_task(lost: int, sent: int) -> None:
-    """It may not have been sent, so it is repeated, but not for ever."""
+@pytest.mark.parametrize(("lost_count", "sent_count"), [(1, 1), (9, 1), (10, 0)])
+def test_only_the_tenth_lost_attempt_exhausts_a_task(lost_count: int, sent_count: int) -> None:
+    """Lost attempts do not count for `maxAttempts`, but the tenth exhausts the task."""
 
     async def main() -> None:
         target = FakeTarget(OK)
@@ -168,7 +167,7 @@ def test_lost_attempt_does_not_exhaust_a_task(lost: int, sent: int) -> None:
         new_task = harness.new_task(overrides={"maxAttempts": 1})
         new_task.lease_on_add = True
         await harness.store.add([new_task], LeaseTerms("dead", 10_000, 1_000))
-        for worker in range(lost - 1):
+        for worker in range(lost_count - 1):
             await asyncio.sleep(11)
             lease = LeaseTerms(f"dead {worker}", 10_000, 1_000)
             assert (await harness.store.claim(lease, limit=1, per_lane=1)).tasks
@@ -177,10 +176,11 @@ def test_lost_attempt_does_not_exhaust_a_task(lost: int, sent: int) -> None:
         await harness.engine.start()
         await asyncio.sleep(5)
 
-        ended = await harness.task(new_task.task)
-        assert sent == len(target.requests)
-        assert (Status.SUCCEEDED if sent else Status.EXHAUSTED) is ended.status
-        assert ["lost"] * lost == [one.outcome for one in await harness.attempts(ended)][:lost]
+        finished = await harness.task(new_task.task)
+        assert sent_count == len(target.requests)
+        assert (Status.SUCCEEDED if sent_count else Status.EXHAUSTED) is finished.status
+        outcomes = [attempt.outcome for attempt in await harness.attempts(finished)]
+        assert ["lost"] * lost_count == outcomes[:lost_count]
         assert [1] == [event.attempts for event in harness.published if event.kind == "lost"]
         page, _ = harness.metrics.render(await harness.store.counters(), 0.0)
         assert b'retry_attempts_total{outcome="lost",policy=""} 1.0' in page
@@ -189,17 +189,17 @@ def test_lost_attempt_does_not_exhaust_a_task(lost: int, sent: int) -> None:
 
 
 def test_slow_body_read_counts_no_attempt() -> None:
-    """The attempt timeout includes reading the body, so that the lease lasts longer."""
+    """Reading the body uses the attempt timeout; a read that exceeds it is repeated."""
 
     async def main() -> None:
-        waits = [100.0, 10.0]
+        read_durations_s = [100.0, 10.0]
 
-        async def read(_content: TaskContent) -> bytes:
-            await asyncio.sleep(waits.pop(0))
+        async def read_slowly(_content: TaskContent) -> bytes:
+            await asyncio.sleep(read_durations_s.pop(0))
             return b"large"
 
         target = FakeTarget(OK)
-        harness = EngineHarness(target, read_body=read)
+        harness = EngineHarness(target, read_body=read_slowly)
         await harness.engine.start()
         (task,) = await harness.add(
             harness.new_task(body_ref="x", overrides={"attemptTimeoutMs": 60_000})
@@ -208,8 +208,8 @@ def test_slow_body_read_counts_no_attempt() -> None:
 
         (request,) = target.requests
         assert (b"large", 50.0) == (request.body, round(request.timeout))
-        ended = await harness.task(task)
-        assert (Status.SUCCEEDED, 1) == (ended.status, ended.attempts)
+        finished = await harness.task(task)
+        assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
         await harness.engine.stop(1)
 
     run(main)
@@ -218,18 +218,18 @@ def test_slow_body_read_counts_no_attempt() -> None:
 def test_task_that_cannot_be_started_does_not_block_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The error is logged, and the task is released."""
+    """A task whose start raises an error is released, and other tasks are sent."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK), limits=EngineLimits(max_running_attempts=1))
         get_cached = harness.context.policies.get_cached
 
-        def broken(task, overrides):  # type: ignore[no-untyped-def]
+        def get_cached_or_fail(task, overrides):  # type: ignore[no-untyped-def]
             if task.key == "broken":
                 raise ZeroDivisionError
             return get_cached(task, overrides)
 
-        monkeypatch.setattr(harness.context.policies, "get_cached", broken)
+        monkeypatch.setattr(harness.context.policies, "get_cached", get_cached_or_fail)
         await harness.engine.start()
         bad, good = await harness.add(harness.new_task(key="broken"), harness.new_task())
         await asyncio.sleep(5)
@@ -243,26 +243,26 @@ def test_task_that_cannot_be_started_does_not_block_others(
 
 
 def test_paused_lane_gets_no_retry() -> None:
-    """The attempt in flight finishes; its retry waits until the lane is resumed."""
+    """The retry of a task in a paused lane waits until the lane is resumed."""
 
     async def main() -> None:
-        async def busy(_request: DeliveryRequest) -> DeliveryResult:
+        async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(0.1)
             return BUSY
 
-        target = FakeTarget(busy)
+        target = FakeTarget(respond_slowly)
         harness = EngineHarness(target)
         await harness.engine.start()
-        (task,) = await harness.add(harness.new_task(overrides=QUICK))
+        (task,) = await harness.add(harness.new_task(overrides=ONE_RETRY_AFTER_500_MS))
         await asyncio.sleep(0.05)
 
         await harness.engine.pause(task.lane)
         await asyncio.sleep(60)
-        paused = len(target.requests)
+        sent_while_paused = len(target.requests)
         await harness.engine.resume(task.lane)
         await asyncio.sleep(5)
 
-        assert (1, 2) == (paused, len(target.requests))
+        assert (1, 2) == (sent_while_paused, len(target.requests))
         await harness.engine.stop(1)
 
     run(main)
@@ -272,30 +272,30 @@ class SlowResultStore(ModelStore):
     """A store that is slow to write results and to release leases."""
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
-        """Wait, then write."""
+        """Wait, then write results."""
         await asyncio.sleep(0.3)
         return await super().finish(results)
 
     async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
-        """Wait, then release."""
+        """Wait, then release leases."""
         await asyncio.sleep(0.3)
         return await super().release(releases)
 
 
-def slow_harness(target: FakeTarget) -> EngineHarness:
+def new_slow_harness(target: FakeTarget) -> EngineHarness:
     """Return an engine with a slow store."""
     loop = asyncio.get_running_loop()
-    return EngineHarness(target, store=SlowResultStore(lambda: int((EPOCH + loop.time()) * 1000)))
+    return EngineHarness(target, store=SlowResultStore(lambda: int((EPOCH_S + loop.time()) * 1000)))
 
 
 def test_pause_applies_to_a_result_being_written() -> None:
-    """Its retry was decided before the pause and kept its lease: it is released."""
+    """A retry whose result is written during the pause is released, not sent."""
 
     async def main() -> None:
         target = FakeTarget(BUSY, OK)
-        harness = slow_harness(target)
+        harness = new_slow_harness(target)
         await harness.engine.start()
-        (task,) = await harness.add(harness.new_task(overrides=QUICK))
+        (task,) = await harness.add(harness.new_task(overrides=ONE_RETRY_AFTER_500_MS))
         await asyncio.sleep(0.1)
 
         await harness.engine.pause(task.lane)
@@ -316,21 +316,21 @@ def test_pause_applies_to_a_result_being_written() -> None:
 
 
 def test_task_cancelled_during_its_release_is_reported() -> None:
-    """Listeners get the event, and a waiting caller gets the completion."""
+    """Listeners and a waiting caller are notified if a task is cancelled during its release."""
 
     async def main() -> None:
-        harness = slow_harness(FakeTarget(OK))
+        harness = new_slow_harness(FakeTarget(OK))
         await harness.engine.start()
         (task,) = await harness.add(harness.new_task(delay=900))
-        finished_task = asyncio.create_task(harness.engine.wait_until_finished(task.id, 30))
+        waiting = asyncio.create_task(harness.engine.wait_until_finished(task.id, 30))
         await harness.engine.pause(task.lane)
         await asyncio.sleep(0.1)
 
         assert CancelStatus.REQUESTED is await harness.engine.cancel("default", task.id)
 
-        published = await finished_task
-        assert published is not None
-        assert Status.CANCELLED is published.status
+        finished_task = await waiting
+        assert finished_task is not None
+        assert Status.CANCELLED is finished_task.status
         assert "cancelled" in harness.event_kinds()
         await harness.engine.stop(1)
 
@@ -338,7 +338,7 @@ def test_task_cancelled_during_its_release_is_reported() -> None:
 
 
 def test_stop_releases_waiting_tasks_and_waits_for_attempts() -> None:
-    """After a stop nothing is leased, and the attempt in flight is recorded."""
+    """A stop releases queued tasks, and records the result of a running attempt."""
 
     async def main() -> None:
         async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
@@ -349,26 +349,26 @@ def test_stop_releases_waiting_tasks_and_waits_for_attempts() -> None:
             FakeTarget(respond_slowly), limits=EngineLimits(max_running_attempts=1)
         )
         await harness.engine.start()
-        runs, waits = await harness.add(harness.new_task(), harness.new_task())
+        running, queued = await harness.add(harness.new_task(), harness.new_task())
         await asyncio.sleep(1)
         await harness.engine.stop(10)
 
-        assert Status.SUCCEEDED is (await harness.task(runs)).status
-        waiting = await harness.task(waits)
-        assert (Status.PENDING, None, 0) == (waiting.status, waiting.worker, waiting.attempts)
+        assert Status.SUCCEEDED is (await harness.task(running)).status
+        released = await harness.task(queued)
+        assert (Status.PENDING, None, 0) == (released.status, released.worker, released.attempts)
 
     run(main)
 
 
-def test_stop_has_a_timeout() -> None:
-    """An attempt that takes longer is cancelled; its lease expires by itself."""
+def test_stop_cancels_an_attempt_that_exceeds_the_timeout() -> None:
+    """An attempt that exceeds the stop timeout is cancelled, and its task stays leased."""
 
     async def main() -> None:
-        async def never(_request: DeliveryRequest) -> DeliveryResult:
+        async def never_respond(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(1e6)
             return OK
 
-        harness = EngineHarness(FakeTarget(never))
+        harness = EngineHarness(FakeTarget(never_respond))
         (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(1)
         await harness.engine.stop(5)
@@ -379,16 +379,16 @@ def test_stop_has_a_timeout() -> None:
 
 
 def test_attempt_that_fails_during_stop_keeps_no_lease() -> None:
-    """Its retry is due soon, but this process will not be there to run it."""
+    """After a failed attempt during a stop, the task is PENDING, although its retry is near."""
 
     async def main() -> None:
-        async def busy(_request: DeliveryRequest) -> DeliveryResult:
+        async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
             await asyncio.sleep(0.3)
             return BUSY
 
-        harness = EngineHarness(FakeTarget(busy))
+        harness = EngineHarness(FakeTarget(respond_slowly))
         await harness.engine.start()
-        (task,) = await harness.add(harness.new_task(overrides=QUICK))
+        (task,) = await harness.add(harness.new_task(overrides=ONE_RETRY_AFTER_500_MS))
         await asyncio.sleep(0.1)
 
         await harness.engine.stop(30)
@@ -399,21 +399,21 @@ def test_attempt_that_fails_during_stop_keeps_no_lease() -> None:
     run(main)
 
 
-def test_lease_kept_during_stop_is_released() -> None:
-    """The result that keeps it was submitted before the stop, and written after it."""
+def test_lease_renewed_during_stop_is_released() -> None:
+    """A lease that is renewed by a result written during a stop is released."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        class SlowFinishes(ModelStore):
+        class SlowFinishStore(ModelStore):
             async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
                 await asyncio.sleep(1)
                 return await super().finish(results)
 
-        store = SlowFinishes(lambda: int((EPOCH + loop.time()) * 1000))
+        store = SlowFinishStore(lambda: int((EPOCH_S + loop.time()) * 1000))
         harness = EngineHarness(FakeTarget(BUSY), store=store)
         await harness.engine.start()
-        (task,) = await harness.add(harness.new_task(overrides=QUICK))
+        (task,) = await harness.add(harness.new_task(overrides=ONE_RETRY_AFTER_500_MS))
         await asyncio.sleep(0.5)
 
         await harness.engine.stop(30)
