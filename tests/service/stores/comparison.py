@@ -1,8 +1,8 @@
-"""Comparison of stores: the same calls on the same clock must have the same results.
+"""Comparison of stores: the same calls at the same time must have the same results.
 
-Every engine in `ENGINES` takes part. Details that the port leaves open are not compared: versions,
-the order of tasks due at the same time, `next_at` (it only must not be too late), and empty
-lanes.
+All implementations in `STORE_FACTORIES` are compared, except for details that the port does not
+define: versions, the order of tasks due at the same time, `next_at` (only an upper bound is
+checked), and empty lanes.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from tests.service.stores.harness import ManualClock
 from tests.service.stores.model_store import ModelState, ModelStore
 
 T = TypeVar("T")
-OpenStore = Callable[[ManualClock], Store]
+StoreFactory = Callable[[ManualClock], Store]
 
 TENANTS = ("acme", "beta")
 LANE_COUNTED_STATUSES = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
 
 
-def model_stores(folder: Path) -> OpenStore:
-    """Return a function that opens model stores with one state."""
+def model_store_factory(folder: Path) -> StoreFactory:
+    """Return a function that creates model stores with one state."""
     state = ModelState()
     return lambda clock: ModelStore(clock, state)
 
 
-def sqlite_stores(folder: Path) -> OpenStore:
-    """Return a function that opens SQLite stores on one file."""
+def sqlite_store_factory(folder: Path) -> StoreFactory:
+    """Return a function that creates SQLite stores on one file."""
     return lambda clock: SqliteStore(folder / "tasks.db", clock=clock)
 
 
-ENGINES: dict[str, Callable[[Path], OpenStore]] = {
-    "model": model_stores,
-    "sqlite": sqlite_stores,
+STORE_FACTORIES: dict[str, Callable[[Path], StoreFactory]] = {
+    "model": model_store_factory,
+    "sqlite": sqlite_store_factory,
 }
-"""For each engine, a function that takes an empty folder and returns a function to open stores."""
+"""For each implementation, a function that returns a store factory for an empty folder."""
 
 
 class StoreSnapshot(NamedTuple):
-    """Everything that the port returns about the contents of a store."""
+    """The complete contents of a store, as its methods return them."""
 
     tasks: dict[str, list[Task]]
     attempts: dict[str, list[AttemptRecord]]
@@ -61,46 +61,46 @@ class StoreSnapshot(NamedTuple):
 
 
 class StoreComparison:
-    """One store of each engine, on one clock."""
+    """One store of each implementation, on one clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
         self._folder = TemporaryDirectory()
         self._runner = asyncio.Runner()
-        self._open_functions = [
-            open_function(self._create_folder(name)) for name, open_function in ENGINES.items()
+        self._factories = [
+            factory_for(self._create_folder(name)) for name, factory_for in STORE_FACTORIES.items()
         ]
-        self._opened: list[Store] = []
+        self._opened_stores: list[Store] = []
         self.stores: list[Store] = []
         self.crash()
 
     def crash(self) -> None:
         """Open new stores over the same data, without closing the old ones."""
-        self.stores = [open_function(self.clock) for open_function in self._open_functions]
-        self._opened += self.stores
+        self.stores = [factory(self.clock) for factory in self._factories]
+        self._opened_stores += self.stores
         for store in self.stores:
             self._run(store.open())
 
     def close(self) -> None:
         """Close all stores."""
-        for store in self._opened:
+        for store in self._opened_stores:
             self._run(store.close())
         self._runner.close()
         self._folder.cleanup()
 
     def call_each(self, call: Callable[[int, Store], Awaitable[T]]) -> list[T]:
-        """Make a call on every store; return the results in the order of `ENGINES`."""
+        """Call every store; return the results in the order of `STORE_FACTORIES`."""
         return [self._run(call(index, store)) for index, store in enumerate(self.stores)]
 
     def call_and_compare(self, call: Callable[[Store], Awaitable[T]]) -> T:
-        """Make a call on every store, and check that the results are equal."""
+        """Call every store, check that the results are equal, and return the first."""
         first, *others = self.call_each(lambda _, store: call(store))
-        for name, other in zip(list(ENGINES)[1:], others, strict=True):
-            assert first == other, f"model and {name} disagree"
+        for name, other in zip(list(STORE_FACTORIES)[1:], others, strict=True):
+            assert first == other, f"the model and {name} have different results"
         return first
 
     def snapshot(self) -> StoreSnapshot:
-        """Return the contents of the stores, and check that they are equal."""
+        """Check that the contents of the stores are equal, and return them."""
         return self.call_and_compare(snapshot)
 
     def _create_folder(self, name: str) -> Path:
@@ -115,15 +115,15 @@ class StoreComparison:
         return self._runner.run(main())
 
 
-def without_engine_details(task: Task) -> Task:
-    """Return a task without the details that differ between engines."""
+def comparable_task(task: Task) -> Task:
+    """Return a task without the fields that may differ between implementations."""
     if task.status.is_finished:
         task = replace(task, wake_at=0, cancelling=False)
     return replace(task, version=0)
 
 
 async def snapshot(store: Store) -> StoreSnapshot:
-    """Read everything in a store, in small pages, and check that its counts are exact."""
+    """Read the contents of a store in small pages, and check its counters."""
     tasks = {tenant: await list_all_tasks(store, tenant) for tenant in TENANTS}
     found = [task for tenant in TENANTS for task in tasks[tenant]]
     logs = await asyncio.gather(*(store.list_attempts(task.tenant, task.id) for task in found))
@@ -131,16 +131,16 @@ async def snapshot(store: Store) -> StoreSnapshot:
     counts = {}
     for tenant in (None, *TENANTS):
         counters = await store.counters(tenant)
-        exact = Counter(task.status for task in found if tenant in {None, task.tenant})
-        assert {status: exact[status] for status in Status} == counters.task_counts
+        expected = Counter(task.status for task in found if tenant in {None, task.tenant})
+        assert {status: expected[status] for status in Status} == counters.task_counts
         counts[tenant] = counters
     lanes = [lane for lane in await list_all_lanes(store) if is_used(lane)]
     for lane in lanes:
-        exact = Counter(task.status for task in found if task.lane == lane.name)
+        expected = Counter(task.status for task in found if task.lane == lane.name)
         counted = (lane.pending, lane.in_flight, lane.exhausted)
-        assert tuple(exact[status] for status in LANE_COUNTED_STATUSES) == counted
+        assert tuple(expected[status] for status in LANE_COUNTED_STATUSES) == counted
     return StoreSnapshot(
-        {tenant: [without_engine_details(task) for task in tasks[tenant]] for tenant in TENANTS},
+        {tenant: [comparable_task(task) for task in tasks[tenant]] for tenant in TENANTS},
         attempts,
         lanes,
         counts,
@@ -172,9 +172,9 @@ async def list_all_lanes(store: Store) -> list[LaneRecord]:
 
 
 def is_used(lane: LaneRecord) -> bool:
-    """Return whether a lane must be listed: it is not empty, or not open."""
-    is_shut = lane.paused or lane.parked_until is not None
-    return is_shut or lane.pending + lane.in_flight + lane.exhausted > 0
+    """Return whether a lane must be listed: it has tasks, or it is paused or parked."""
+    is_blocked = lane.paused or lane.parked_until is not None
+    return is_blocked or lane.pending + lane.in_flight + lane.exhausted > 0
 
 
 def check_claim(
@@ -195,10 +195,10 @@ def check_claim(
         assert (lane.parked_until or 0) <= claimed.now
         assert task.next_attempt_at <= claimed.now + terms.horizon_ms
         assert task.wake_at == max(claimed.now, task.next_attempt_at) + terms.length_ms
-    exact = earliest_claim(after, terms, claimed.now, skipped_lanes)
-    if exact is not None:
+    latest_next_at = earliest_claim(after, terms, claimed.now, skipped_lanes)
+    if latest_next_at is not None:
         assert claimed.next_at is not None
-        assert claimed.next_at <= max(exact, claimed.now)
+        assert claimed.next_at <= max(latest_next_at, claimed.now)
     if not claimed.tasks and claimed.next_at is not None:
         assert claimed.next_at > claimed.now
 
@@ -206,16 +206,20 @@ def check_claim(
 def earliest_claim(
     contents: StoreSnapshot, terms: LeaseTerms, now: int, skipped_lanes: Collection[str]
 ) -> int | None:
-    """Return when the next claim may find a task, computed from all tasks."""
+    """Return the earliest time at which a claim finds a task, computed from all tasks."""
     times = []
     for lane in contents.lanes:
         if lane.paused or lane.name in skipped_lanes:
             continue
-        live = [task for task in contents.tasks[lane.tenant] if task.lane == lane.name]
-        ends = [task.wake_at for task in live if task.status is Status.IN_FLIGHT]
-        due = [task.wake_at - terms.horizon_ms for task in live if task.status is Status.PENDING]
-        until = lane.parked_until
-        if until is not None and until <= now and sum(end > now for end in ends) >= lane.probes:
-            due, ends = [], [min((end for end in ends if end > now), default=now)]
-        times += [max(at, until or 0) for at in due + ends]
+        tasks = [task for task in contents.tasks[lane.tenant] if task.lane == lane.name]
+        lease_ends = [task.wake_at for task in tasks if task.status is Status.IN_FLIGHT]
+        due = [task.wake_at - terms.horizon_ms for task in tasks if task.status is Status.PENDING]
+        parked_until = lane.parked_until
+        if (
+            parked_until is not None
+            and parked_until <= now
+            and sum(end > now for end in lease_ends) >= lane.probes
+        ):
+            due, lease_ends = [], [min((end for end in lease_ends if end > now), default=now)]
+        times += [max(at, parked_until or 0) for at in due + lease_ends]
     return min(times, default=None)

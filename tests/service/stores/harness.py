@@ -19,7 +19,7 @@ LANE = "acme/https:a.example:443"
 
 
 class ManualClock:
-    """A clock in epoch milliseconds that only tests advance."""
+    """A clock in epoch milliseconds that only the test advances."""
 
     def __init__(self) -> None:
         self.now = START_MS
@@ -35,10 +35,10 @@ class ManualClock:
 
 @dataclass
 class StoreHarness:
-    """An open store, its clock, and a way to open the same data again."""
+    """A store, its clock, and a function that opens another store over the same data."""
 
     new_store: Callable[[ManualClock], Store]
-    """Returns a new store over the same durable state, each time it is called."""
+    """Returns a new store over the same data."""
     clock: ManualClock = field(default_factory=ManualClock)
     opened: list[Store] = field(default_factory=list)
 
@@ -63,10 +63,8 @@ class StoreHarness:
             for store in self.opened:
                 await store.close()
 
-    # --- shortcuts --------------------------------------------------------------------------------
-
     async def add(self, *tasks: Task, **options: Any) -> list[AddResult]:
-        """Add tasks, due at their own times."""
+        """Add tasks that are due at their `next_attempt_at`."""
         return await self.store.add([NewTask(task) for task in tasks], **options)
 
     async def claim(
@@ -77,37 +75,39 @@ class StoreHarness:
         per_lane: int = 1000,
         skipped_lanes: Any = (),
     ) -> ClaimResult:
-        """Claim all claimable tasks, unless a limit is given."""
+        """Claim tasks; the default limits allow all of them."""
         return await self.store.claim(
             terms, limit=limit, per_lane=per_lane, skipped_lanes=skipped_lanes
         )
 
-    async def leased(self, number: int = 1, terms: LeaseTerms = LEASE, **fields: Any) -> Task:
-        """Add and claim a task; no other task may be claimable."""
+    async def lease_new_task(
+        self, number: int = 1, terms: LeaseTerms = LEASE, **fields: Any
+    ) -> Task:
+        """Add, claim and return a task; no other task may be claimable."""
         await self.add(task(number, **fields))
         [leased] = (await self.claim(terms)).tasks
         return leased
 
     async def add_dead_letter(self, number: int, reason: str = "attempts", **fields: Any) -> Task:
-        """Return a new dead letter with one attempt."""
-        leased = await self.leased(number, **fields)
+        """Add and return a dead letter with one attempt."""
+        leased = await self.lease_new_task(number, **fields)
         await self.store.finish([exhausted_result(leased, reason)])
-        return await self.get(number, leased.tenant)
+        return await self.get_task(number, leased.tenant)
 
-    async def get(self, number: int, tenant: str = "acme") -> Task:
+    async def get_task(self, number: int, tenant: str = "acme") -> Task:
         """Return a task that must exist."""
         found = await self.store.get_task(tenant, task_id(number))
         assert found is not None
         return found
 
-    async def lane(self, name: str = LANE) -> LaneRecord:
+    async def get_lane(self, name: str = LANE) -> LaneRecord:
         """Return a lane that must exist."""
         found = await self.store.get_lane(name)
         assert found is not None
         return found
 
     async def counts(self, tenant: str | None = None) -> dict[Status, int]:
-        """Return the counts that are not 0; every status must be counted."""
+        """Return the number of tasks by status, without zeros; every status must be counted."""
         counts = (await self.store.counters(tenant)).task_counts
         assert set(Status) == set(counts)
         return {status: count for status, count in counts.items() if count}
@@ -130,7 +130,7 @@ def case_name(case: Case) -> str:
 
 
 def task_id(number: int) -> str:
-    """Return an id in the form of a UUIDv7; ids grow with the number."""
+    """Return an id in the format of a UUIDv7; ids increase with the number."""
     return f"0195d000-0000-7000-8000-{number:012x}"
 
 
@@ -139,7 +139,7 @@ def task(number: int = 1, host: str = "a", tenant: str = "acme", **fields: Any) 
     fields = {
         "lane": f"{tenant}/https:{host}.example:443",
         "key": f"key {number}",
-        "fingerprint": b"print %d" % number,
+        "fingerprint": b"fingerprint %d" % number,
         "packed_content": b"content %d" % number,
         **fields,
     }
@@ -147,7 +147,7 @@ def task(number: int = 1, host: str = "a", tenant: str = "acme", **fields: Any) 
 
 
 def next_attempt(leased: Task, outcome: str = "transient", **fields: Any) -> AttemptRecord:
-    """Return the next attempt of a leased task, as a worker logs it."""
+    """Return the record of the next attempt of a leased task."""
     return AttemptRecord(
         number=leased.attempts + 1,
         scheduled_at=leased.next_attempt_at,
@@ -158,13 +158,13 @@ def next_attempt(leased: Task, outcome: str = "transient", **fields: Any) -> Att
     )
 
 
-def retry_result(leased: Task, until: int, **fields: Any) -> TaskResult:
-    """Return the result of a failed attempt that is retried at a time."""
+def retry_result(leased: Task, retry_at: int, **fields: Any) -> TaskResult:
+    """Return the result of a failed attempt that is retried at `retry_at`."""
     return TaskResult(
         task=leased,
         attempt=next_attempt(leased),
         status=Status.PENDING,
-        next_attempt_at=until,
+        next_attempt_at=retry_at,
         last_outcome_kind="transient",
         **fields,
     )
@@ -194,5 +194,5 @@ def exhausted_result(leased: Task, reason: str = "attempts", **fields: Any) -> T
 
 
 def task_numbers(tasks: list[Task]) -> list[int]:
-    """Return the numbers of tasks, in their order."""
+    """Return the numbers of tasks, in the same order."""
     return [int(found.id[-12:], 16) for found in tasks]

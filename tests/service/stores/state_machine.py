@@ -1,4 +1,4 @@
-"""A Hypothesis state machine that makes random calls on all stores and compares them."""
+"""A Hypothesis state machine that makes the same random calls on all stores."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.service.stores.comparison import (
     TENANTS,
     StoreComparison,
     check_claim,
-    without_engine_details,
+    comparable_task,
 )
 from tests.service.stores.harness import DAY_MS, HOUR_MS, LEASE, MINUTE_MS, SECOND_MS, task, task_id
 from tests.service.stores.strategies import (
-    MAX_REMEMBERED_LEASES,
+    MAX_KNOWN_LEASES,
     POLICIES,
     ResultDraft,
     TaskDraft,
@@ -52,15 +52,15 @@ from tests.service.stores.strategies import (
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Random calls of the port; after every step the complete contents are compared."""
+    """Makes random calls on all stores, and compares their complete contents after each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.comparison = StoreComparison()
-        self.last_task = 0
-        self.last_replay = 0
-        self.leased: list[list[Task]] = []
-        """Leased tasks, each as a list with the task of every store, whose versions may differ."""
+        self.last_task_number = 0
+        self.last_replay_number = 0
+        self.known_leases: list[list[Task]] = []
+        """Leased tasks, each as a list with one task per store, because versions may differ."""
 
     def teardown(self) -> None:
         """Close the stores."""
@@ -76,31 +76,32 @@ class StoreMachine(RuleBasedStateMachine):
         """The time on the stores' clock."""
         return self.comparison.clock.now
 
-    def new_number(self) -> int:
+    def next_task_number(self) -> int:
         """Return the number of a new task."""
-        self.last_task += 1
-        return self.last_task
+        self.last_task_number += 1
+        return self.last_task_number
 
-    def remember(self, results: list[list[Task]]) -> None:
-        """Remember leased tasks; `results` has one list for each store."""
-        self.leased = [*self.leased, *(list(same) for same in zip(*results, strict=True))][
-            -MAX_REMEMBERED_LEASES:
-        ]
+    def record_leases(self, results: list[list[Task]]) -> None:
+        """Add leased tasks to `known_leases`; `results` has one list for each store."""
+        self.known_leases = [
+            *self.known_leases,
+            *(list(lease) for lease in zip(*results, strict=True)),
+        ][-MAX_KNOWN_LEASES:]
 
     @initialize(
         drafts=st.lists(task_drafts, min_size=6, max_size=12),
         batch=st.lists(result_drafts, max_size=8),
     )
-    def begin(self, drafts: list[TaskDraft], batch: list[ResultDraft]) -> None:
-        """Start with tasks in all states."""
+    def add_initial_tasks(self, drafts: list[TaskDraft], batch: list[ResultDraft]) -> None:
+        """Add tasks, and finish some of them."""
         self.add(drafts, LEASE, None)
         self.comparison.clock.advance(SECOND_MS)
-        self.work(LEASE, 2, frozenset(), batch)
+        self.claim_and_finish(LEASE, 2, frozenset(), batch)
 
     # --- tasks and attempts -----------------------------------------------------------------------
 
     @rule(ms=st.sampled_from([1, 999, 1000, 2000, 30_000, MINUTE_MS, HOUR_MS]))
-    def time_passes(self, ms: int) -> None:
+    def advance_clock(self, ms: int) -> None:
         """Advance the clock."""
         self.comparison.clock.advance(ms)
 
@@ -111,23 +112,25 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def add(self, drafts: list[TaskDraft], lease: LeaseTerms | None, quota: int | None) -> None:
         """Add tasks with new and existing keys, some of them directly leased."""
-        batch = [self._new_task(draft) for draft in drafts]
-        results = self.comparison.call_each(lambda _, store: store.add(batch, lease, quota=quota))
-        comparable = [[_comparable(added) for added in result] for result in results]
+        new_tasks = [self._new_task(draft) for draft in drafts]
+        results = self.comparison.call_each(
+            lambda _, store: store.add(new_tasks, lease, quota=quota)
+        )
+        comparable = [[_comparable_result(added) for added in result] for result in results]
         assert [comparable[0]] * len(comparable) == comparable
-        self.remember([[added.task for added in result if added.leased] for result in results])
+        self.record_leases([[added.task for added in result if added.leased] for result in results])
 
     def _new_task(self, draft: TaskDraft) -> NewTask:
-        number = self.new_number()
+        number = self.next_task_number()
         key = f"key {number if draft.key is None else draft.key}"
         new = task(
             number,
             draft.host,
             draft.tenant,
             key=key,
-            fingerprint=b"print %d" % (number % 2),
+            fingerprint=b"fingerprint %d" % (number % 2),
             policy_id=draft.policy_id,
-            next_attempt_at=self.now - 500 + draft.at,
+            next_attempt_at=self.now - 500 + draft.due_offset,
             owned_body_ref=f"body {number}" if draft.has_body else None,
         )
         return NewTask(new, draft.delay, draft.lease_on_add)
@@ -136,13 +139,13 @@ class StoreMachine(RuleBasedStateMachine):
         lease=leases,
         per_lane=st.sampled_from([1, 2, 1000]),
         skipped_lanes=st.frozensets(lanes, max_size=1),
-        late=st.sampled_from([0, 0, 1000, 30_000]),
+        advance_ms=st.sampled_from([0, 0, 1000, 30_000]),
     )
     def claim(
-        self, lease: LeaseTerms, per_lane: int, skipped_lanes: frozenset[str], late: int = 0
+        self, lease: LeaseTerms, per_lane: int, skipped_lanes: frozenset[str], advance_ms: int = 0
     ) -> None:
-        """Claim from all lanes; the limit is high, because engines may choose different lanes."""
-        self.comparison.clock.advance(late)
+        """Claim from all lanes: with a low limit, stores may choose different lanes."""
+        self.comparison.clock.advance(advance_ms)
         before = self.comparison.snapshot()
         results = self.comparison.call_each(
             lambda _, store: store.claim(
@@ -156,13 +159,13 @@ class StoreMachine(RuleBasedStateMachine):
         comparable = [
             (
                 result.now,
-                [without_engine_details(leased) for leased in result.tasks],
+                [comparable_task(leased) for leased in result.tasks],
                 result.consecutive_opens_by_lane,
             )
             for result in results
         ]
         assert [comparable[0]] * len(comparable) == comparable
-        self.remember([result.tasks for result in results])
+        self.record_leases([result.tasks for result in results])
 
     @rule(
         lease=leases,
@@ -170,7 +173,7 @@ class StoreMachine(RuleBasedStateMachine):
         skipped_lanes=st.just(frozenset()),
         batch=st.lists(result_drafts, min_size=1, max_size=6),
     )
-    def work(
+    def claim_and_finish(
         self,
         lease: LeaseTerms,
         per_lane: int,
@@ -179,32 +182,36 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> None:
         """Claim, and finish some leased tasks."""
         self.claim(lease, per_lane, skipped_lanes)
-        if self.leased:
+        if self.known_leases:
             self.finish(batch, lease)
 
-    @precondition(lambda self: self.leased)
+    @precondition(lambda self: self.known_leases)
     @rule(batch=st.lists(result_drafts, min_size=1, max_size=4), lease=leases)
     def finish(self, batch: list[ResultDraft], lease: LeaseTerms) -> None:
-        """Finish attempts of leases that are valid, lost, or finished before."""
-        callbacks = [self.new_number() for _ in batch]
+        """Write results for leases that are valid, expired or already finished."""
+        callback_numbers = [self.next_task_number() for _ in batch]
 
-        def results_for(index: int) -> list[TaskResult]:
+        def build_results(index: int) -> list[TaskResult]:
             return [
-                self._result(draft, index, lease, number)
-                for draft, number in zip(batch, callbacks, strict=True)
+                self._build_result(draft, index, lease, number)
+                for draft, number in zip(batch, callback_numbers, strict=True)
             ]
 
-        statuses = self.comparison.call_each(lambda index, store: store.finish(results_for(index)))
+        statuses = self.comparison.call_each(
+            lambda index, store: store.finish(build_results(index))
+        )
         assert [statuses[0]] * len(statuses) == statuses
-        self._remember_renewed(
-            [self._pick(draft.lease_index)[0].id for draft in batch if draft.keep]
+        self._record_renewed_leases(
+            [self._lease_at(draft.lease_index)[0].id for draft in batch if draft.renews_lease]
         )
 
-    def _pick(self, pick: int) -> list[Task]:
-        return self.leased[pick % len(self.leased)]
+    def _lease_at(self, index: int) -> list[Task]:
+        return self.known_leases[index % len(self.known_leases)]
 
-    def _result(self, draft: ResultDraft, index: int, lease: LeaseTerms, number: int) -> TaskResult:
-        leased = self._pick(draft.lease_index)[index]
+    def _build_result(
+        self, draft: ResultDraft, index: int, lease: LeaseTerms, number: int
+    ) -> TaskResult:
+        leased = self._lease_at(draft.lease_index)[index]
         attempt = AttemptRecord(
             number=leased.attempts + 1,
             scheduled_at=leased.next_attempt_at,
@@ -218,36 +225,36 @@ class StoreMachine(RuleBasedStateMachine):
             status=draft.status,
             reason=draft.reason if draft.status is Status.EXHAUSTED else None,
             next_attempt_at=self.now + draft.delay,
-            renewed_lease=lease if draft.keep else None,
+            renewed_lease=lease if draft.renews_lease else None,
             previous_delay=draft.delay / 7,
             backoff_offset=draft.lease_index,
             last_outcome_kind="transient",
             callback_task=task(number, "b", leased.tenant) if draft.has_callback else None,
         )
 
-    def _remember_renewed(self, ids: list[str]) -> None:
-        """Remember renewed leases with the version that each store has now."""
+    def _record_renewed_leases(self, ids: list[str]) -> None:
+        """Record renewed leases with the current version of each store."""
         for leased_id in dict.fromkeys(ids):
             for tenant in TENANTS:
-                self._remember_if_leased(tenant, leased_id)
+                self._record_if_leased(tenant, leased_id)
 
-    def _remember_if_leased(self, tenant: str, leased_id: str) -> None:
+    def _record_if_leased(self, tenant: str, leased_id: str) -> None:
         found = self.comparison.call_each(lambda _, store: store.get_task(tenant, leased_id))
-        still_leased = [one for one in found if one and one.status is Status.IN_FLIGHT]
+        still_leased = [task for task in found if task and task.status is Status.IN_FLIGHT]
         if still_leased:
-            self.remember([[one] for one in still_leased])
+            self.record_leases([[task] for task in still_leased])
 
-    @precondition(lambda self: self.leased)
+    @precondition(lambda self: self.known_leases)
     @rule(
-        picks=st.lists(st.integers(0, MAX_REMEMBERED_LEASES - 1), min_size=1, max_size=3),
+        indexes=st.lists(st.integers(0, MAX_KNOWN_LEASES - 1), min_size=1, max_size=3),
         delay=delays,
     )
-    def release(self, picks: list[int], delay: int) -> None:
-        """Release leases, valid or not."""
-        at = self.now + delay if delay else None
+    def release(self, indexes: list[int], delay: int) -> None:
+        """Release leases that are valid, expired or already released."""
+        retry_at = self.now + delay if delay else None
         self.comparison.call_each(
             lambda index, store: store.release(
-                [Release(self._pick(one)[index], at) for one in picks]
+                [Release(self._lease_at(number)[index], retry_at) for number in indexes]
             )
         )
 
@@ -260,37 +267,37 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(
         lane=lanes,
-        how=st.sampled_from(["park", "pause", "resume", "unpark"]),
+        action=st.sampled_from(["park", "pause", "resume", "unpark"]),
         delay=st.sampled_from([0, 1000, 5000]),
         probes=st.integers(1, 3),
         consecutive_opens=st.integers(1, 3),
     )
     def change_lane(
-        self, lane: str, how: str, delay: int, probes: int, consecutive_opens: int
+        self, lane: str, action: str, delay: int, probes: int, consecutive_opens: int
     ) -> None:
         """Park, pause, resume or unpark a lane."""
         until = self.now + delay
-        if how == "park":
+        if action == "park":
             self.comparison.call_and_compare(
                 lambda store: store.park(
                     lane, until, probes=probes, consecutive_opens=consecutive_opens
                 )
             )
-        elif how == "pause":
+        elif action == "pause":
             self.comparison.call_and_compare(lambda store: store.pause(lane))
-        elif how == "resume":
+        elif action == "resume":
             self.comparison.call_and_compare(lambda store: store.resume(lane))
         else:
             self.comparison.call_and_compare(lambda store: store.unpark(lane))
 
-    @rule(tenant=tenants, pick=st.integers(0, 30), cancel=st.booleans())
-    def cancel_or_retry(self, tenant: str, pick: int, cancel: bool) -> None:
+    @rule(tenant=tenants, number=st.integers(0, 30), cancel=st.booleans())
+    def cancel_or_retry(self, tenant: str, number: int, cancel: bool) -> None:
         """Cancel a task or retry it now, perhaps with the wrong tenant."""
-        some_id = task_id(pick % (self.last_task + 1))
+        chosen_id = task_id(number % (self.last_task_number + 1))
         if cancel:
-            self.comparison.call_and_compare(lambda store: store.cancel(tenant, some_id))
+            self.comparison.call_and_compare(lambda store: store.cancel(tenant, chosen_id))
         else:
-            self.comparison.call_and_compare(lambda store: store.retry_now(tenant, some_id))
+            self.comparison.call_and_compare(lambda store: store.retry_now(tenant, chosen_id))
 
     @rule(
         tenant=tenants,
@@ -303,30 +310,28 @@ class StoreMachine(RuleBasedStateMachine):
         """List tasks with a filter."""
         query = TaskFilter(**fields)
 
-        async def listed(store: Store) -> list[Task]:
-            return [
-                without_engine_details(one) for one in (await store.list_tasks(tenant, query)).items
-            ]
+        async def list_comparable_tasks(store: Store) -> list[Task]:
+            return [comparable_task(task) for task in (await store.list_tasks(tenant, query)).items]
 
-        self.comparison.call_and_compare(listed)
+        self.comparison.call_and_compare(list_comparable_tasks)
 
     # --- dead letters -----------------------------------------------------------------------------
 
     @rule(
         tenant=tenants,
-        chosen=filters,
+        filter_fields=filters,
         rate=st.sampled_from([0.0, 0.0, 0.5, 3.0]),
-        age=st.sampled_from([0, 0, 1000]),
+        min_age_ms=st.sampled_from([0, 0, 1000]),
         limit=st.integers(1, 4),
     )
     def replay(
-        self, tenant: str, chosen: dict[str, Any], rate: float, age: int, limit: int
+        self, tenant: str, filter_fields: dict[str, Any], rate: float, min_age_ms: int, limit: int
     ) -> None:
         """Start a replay and make its first step."""
-        self.last_replay += 1
-        before = self.now - age if age else 0
+        self.last_replay_number += 1
+        before = self.now - min_age_ms if min_age_ms else 0
         record = ReplayRecord(
-            id=self.replay_id(0), tenant=tenant, rate=rate, before=before, **chosen
+            id=self.replay_id(0), tenant=tenant, rate=rate, before=before, **filter_fields
         )
         matched = self.comparison.call_and_compare(lambda store: store.count_dead_letters(record))
         assert (
@@ -336,19 +341,19 @@ class StoreMachine(RuleBasedStateMachine):
         self.continue_replay(0, limit, tenant, cancel=False)
 
     def replay_id(self, age: int) -> str:
-        """Return the id of the last replay, or of one before it."""
-        return task_id(1000 + max(self.last_replay - age, 0))
+        """Return the id of the last replay, or of the replay `age` before it."""
+        return task_id(1000 + max(self.last_replay_number - age, 0))
 
-    @precondition(lambda self: self.last_replay)
+    @precondition(lambda self: self.last_replay_number)
     @rule(
-        pick=st.integers(0, 2),
+        age=st.integers(0, 2),
         limit=st.integers(1, 4),
         tenant=tenants,
         cancel=st.sampled_from([False, False, False, True]),
     )
-    def continue_replay(self, pick: int, limit: int, tenant: str, cancel: bool) -> None:
+    def continue_replay(self, age: int, limit: int, tenant: str, cancel: bool) -> None:
         """Make a step of a replay, or cancel it."""
-        chosen_id = self.replay_id(pick)
+        chosen_id = self.replay_id(age)
 
         async def step(store: Store) -> ReplayRecord | None:
             record = await (
@@ -360,57 +365,57 @@ class StoreMachine(RuleBasedStateMachine):
 
         self.comparison.call_and_compare(step)
 
-    @rule(tenant=tenants, chosen=filters, limit=st.integers(1, 3))
-    def purge(self, tenant: str, chosen: dict[str, Any], limit: int) -> None:
+    @rule(tenant=tenants, filter_fields=filters, limit=st.integers(1, 3))
+    def purge(self, tenant: str, filter_fields: dict[str, Any], limit: int) -> None:
         """Purge dead letters."""
         self.comparison.call_and_compare(
-            lambda store: store.purge(tenant, TaskFilter(**chosen), limit)
+            lambda store: store.purge(tenant, TaskFilter(**filter_fields), limit)
         )
 
     # --- maintenance ------------------------------------------------------------------------------
 
-    @rule(limit=st.integers(1, 5), age=st.sampled_from([0, SECOND_MS, HOUR_MS, DAY_MS]))
-    def sweep(self, limit: int, age: int) -> None:
-        """Sweep until nothing is left to delete, because the order of deletion is not defined."""
+    @rule(limit=st.integers(1, 5), retention_ms=st.sampled_from([0, SECOND_MS, HOUR_MS, DAY_MS]))
+    def sweep(self, limit: int, retention_ms: int) -> None:
+        """Sweep until no expired task is left, because the order of deletion is not defined."""
 
-        async def swept(store: Store) -> int:
+        async def sweep_all(store: Store) -> int:
             removed = 0
             while True:
-                step = await store.sweep(Retention(age, 2 * age), limit)
+                step = await store.sweep(Retention(retention_ms, 2 * retention_ms), limit)
                 assert step.removed_task_count <= limit
                 removed += step.removed_task_count
                 if not step.has_more:
                     return removed
 
-        self.comparison.call_and_compare(swept)
+        self.comparison.call_and_compare(sweep_all)
 
-    @rule(picks=st.lists(st.integers(0, 30), max_size=5))
-    def forget_orphaned_bodies(self, picks: list[int]) -> None:
-        """Forget bodies of deleted tasks."""
+    @rule(numbers=st.lists(st.integers(0, 30), max_size=5))
+    def forget_orphaned_bodies(self, numbers: list[int]) -> None:
+        """Remove entries from the list of orphaned bodies."""
         self.comparison.call_and_compare(
-            lambda store: store.forget_orphaned_bodies([f"body {pick}" for pick in picks])
+            lambda store: store.forget_orphaned_bodies([f"body {number}" for number in numbers])
         )
 
     @rule(
         tenant=tenants,
         policy_id=st.sampled_from(POLICIES),
         document=st.sampled_from([b"{}", b'{"a":1}']),
-        how=st.sampled_from(["write", "replace", "delete"]),
+        action=st.sampled_from(["write", "replace", "delete"]),
     )
-    def policies(self, tenant: str, policy_id: str, document: bytes, how: str) -> None:
+    def change_policy(self, tenant: str, policy_id: str, document: bytes, action: str) -> None:
         """Write or delete a policy."""
         policy = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
-        if how == "delete":
+        if action == "delete":
             self.comparison.call_and_compare(lambda store: store.delete_policy(tenant, policy_id))
         else:
             self.comparison.call_and_compare(
-                lambda store: store.put_policy(policy, replace=how == "replace")
+                lambda store: store.put_policy(policy, replace=action == "replace")
             )
 
-    @rule(tenant=tenants, pick=st.integers(0, 3), revoke=st.booleans())
-    def keys(self, tenant: str, pick: int, revoke: bool) -> None:
-        """Store or revoke a key."""
-        key = ApiKeyRecord(id=f"key {pick}", tenant=tenant, digest=b"digest %d" % pick)
+    @rule(tenant=tenants, number=st.integers(0, 3), revoke=st.booleans())
+    def change_api_key(self, tenant: str, number: int, revoke: bool) -> None:
+        """Store or revoke an API key."""
+        key = ApiKeyRecord(id=f"key {number}", tenant=tenant, digest=b"digest %d" % number)
         if revoke:
             self.comparison.call_and_compare(lambda store: store.revoke_api_key(key.id))
         else:
@@ -418,5 +423,5 @@ class StoreMachine(RuleBasedStateMachine):
         self.comparison.call_and_compare(lambda store: store.find_api_key(key.digest))
 
 
-def _comparable(added: AddResult) -> tuple[Any, ...]:
-    return added.status, without_engine_details(added.task), added.leased
+def _comparable_result(added: AddResult) -> tuple[Any, ...]:
+    return added.status, comparable_task(added.task), added.leased

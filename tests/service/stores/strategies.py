@@ -14,8 +14,8 @@ from tests.service.stores.harness import HOUR_MS
 WORKERS = ("one", "two")
 POLICIES = ("default", "webhook")
 REASONS = ("attempts", "budget")
-MAX_REMEMBERED_LEASES = 20
-"""Leases that the machine remembers, valid or lost."""
+MAX_KNOWN_LEASES = 20
+"""Leases that the state machine keeps for later results; some of them have expired."""
 
 tenants = st.sampled_from(TENANTS)
 hosts = st.sampled_from("ab")
@@ -46,19 +46,20 @@ class TaskDraft(NamedTuple):
     key: int | None
     """The number of a key that may exist; None for a new key."""
     delay: int | None
-    at: int
+    due_offset: int
+    """Milliseconds from half a second ago until the task is due."""
     policy_id: str
     lease_on_add: bool
     has_body: bool
 
 
 class ResultDraft(NamedTuple):
-    """The drawn fields of a result, and which remembered lease it is for."""
+    """The drawn fields of a result; `lease_index` selects the lease."""
 
     lease_index: int
     status: Status
     delay: int
-    keep: bool
+    renews_lease: bool
     is_logged: bool
     has_callback: bool
     reason: str
@@ -77,7 +78,7 @@ task_drafts = st.builds(
 )
 result_drafts = st.builds(
     ResultDraft,
-    st.integers(0, MAX_REMEMBERED_LEASES - 1),
+    st.integers(0, MAX_KNOWN_LEASES - 1),
     st.sampled_from([Status.EXHAUSTED, Status.PENDING, Status.PENDING, Status.SUCCEEDED]),
     delays,
     st.booleans(),

@@ -17,7 +17,7 @@ class SynchronousSqliteStore(SqliteStore):
 
     def __init__(self, path: Path, clock: Callable[[], int]) -> None:
         super().__init__(path, clock=clock)
-        self.database = Database(path, clock)  # without a worker lock
+        self.database = Database(path, clock)  # without the worker lock of `SqliteStore`
 
     async def open(self) -> None:
         """Open the file."""
@@ -37,9 +37,9 @@ class SynchronousSqliteStore(SqliteStore):
         value: T = self._unwrap(self.database.read([query]))
         return value
 
-    def _unwrap(self, answers: list[tuple[Any, Exception | None]]) -> Any:
-        """Return the value of the only answer, or raise its error."""
-        [(value, error)] = answers
+    def _unwrap(self, results: list[tuple[Any, Exception | None]]) -> Any:
+        """Return the value of the only result, or raise its error."""
+        [(value, error)] = results
         if error is not None:
             raise error
         return value

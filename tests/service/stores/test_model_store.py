@@ -1,4 +1,4 @@
-"""The model store: conformance, determinism, and heaps that stay small."""
+"""The model store: conformance, determinism, and bounded size."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_default_clock_is_the_system_clock(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_no_method_suspends() -> None:
-    """Each call returns without waiting, so that a simulation stays deterministic."""
+    """No call suspends, so that a simulation is deterministic."""
     store: Store = ModelStore(ManualClock())
     calls: list[Coroutine[Any, Any, object]] = [
         store.open(),
@@ -61,16 +61,16 @@ def test_no_method_suspends() -> None:
             call.send(None)
 
 
-def test_heaps_do_not_grow() -> None:
+def test_heaps_stay_small() -> None:
     """Heaps stay small although a task changes its state thousands of times."""
 
     async def main(harness: StoreHarness) -> None:
-        leased = await harness.leased(1)
+        leased = await harness.lease_new_task(1)
         for _ in range(2000):
             await harness.store.finish(
                 [retry_result(leased, harness.clock.now, renewed_lease=LEASE)]
             )
-            leased = await harness.get(1)
+            leased = await harness.get_task(1)
             await harness.store.finish([retry_result(leased, harness.clock.now + DAY_MS)])
             await harness.store.retry_now("acme", leased.id)
             [leased] = (await harness.claim()).tasks
@@ -85,18 +85,18 @@ def test_heaps_do_not_grow() -> None:
     asyncio.run(new_harness().run(main))
 
 
-def test_deleted_tasks_leave_nothing_behind() -> None:
-    """After 500 tasks were added and deleted, no list has grown; attempts of one day are kept."""
+def test_deleted_tasks_use_no_memory() -> None:
+    """After 500 tasks were deleted, their rows, ids and keys are not kept."""
 
     async def main(harness: StoreHarness) -> None:
         for number in range(500):
-            leased = await harness.leased(number)
+            leased = await harness.lease_new_task(number)
             await harness.store.finish(
                 [retry_result(leased, harness.clock.now, renewed_lease=LEASE)]
             )
             await harness.store.cancel("acme", leased.id)
             await harness.store.release([])
-            await harness.store.finish([success_result(await harness.get(number))])
+            await harness.store.finish([success_result(await harness.get_task(number))])
             harness.clock.advance(5 * MINUTE_MS)
             await harness.store.sweep(Retention(MINUTE_MS, MINUTE_MS), 10)
 
@@ -110,7 +110,7 @@ def test_deleted_tasks_leave_nothing_behind() -> None:
 
 
 def test_a_claim_visits_only_lanes_with_claimable_tasks() -> None:
-    """Lanes that are parked, paused or due later are not visited."""
+    """A claim visits no lane that is parked, paused or without a due task."""
 
     async def main(harness: StoreHarness) -> None:
         for number in range(300):
@@ -126,12 +126,12 @@ def test_a_claim_visits_only_lanes_with_claimable_tasks() -> None:
         state = harness.store.state
         pop_lane = state.pop_lane
 
-        def spy() -> Queue | None:
+        def record_lane() -> Queue | None:
             queue = pop_lane()
             visited.extend([queue.lane.name] if queue else [])
             return queue
 
-        state.pop_lane = spy  # type: ignore[method-assign]  # only for this test
+        state.pop_lane = record_lane  # type: ignore[method-assign]
         await harness.claim()
         assert [LANE] == visited
 

@@ -1,4 +1,4 @@
-"""All stores do the same: random calls, side by side, and nothing to tell the engines apart."""
+"""Stateful test: all implementations of the store port behave alike."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.service.stores.state_machine import StoreMachine
 
 
-@pytest.mark.timeout(600)  # a thorough profile takes minutes
-def test_the_stores_agree() -> None:
-    """However they are driven, all engines answer the same and keep the same."""
-    steps = settings(max_examples=settings().max_examples // 10, stateful_step_count=40)
-    run_state_machine_as_test(StoreMachine, settings=steps)
+@pytest.mark.timeout(600)  # the `thorough` profile takes minutes
+def test_stores_have_equal_results_and_contents() -> None:
+    """After the same random calls, all stores have the same results and contents."""
+    state_machine_settings = settings(
+        max_examples=settings().max_examples // 10, stateful_step_count=40
+    )
+    run_state_machine_as_test(StoreMachine, settings=state_machine_settings)

@@ -24,7 +24,7 @@ from tests.service.stores.harness import (
 
 @conformance_case
 async def an_added_task_is_stored_unchanged(harness: StoreHarness) -> None:
-    """The caller's fields come back byte by byte; times are set by the store's clock."""
+    """A stored task has the fields of the caller, and times from the store's clock."""
     new_task = task(
         key="kä ' \" % \\ " + "k" * 200,
         fingerprint=bytes(range(256)),
@@ -45,14 +45,14 @@ async def an_added_task_is_stored_unchanged(harness: StoreHarness) -> None:
         version=added.task.version,
     )
     assert (AddStatus.ADDED, expected, False) == (added.status, added.task, added.leased)
-    assert expected == await harness.get(1)
+    assert expected == await harness.get_task(1)
     await harness.reopen()
-    assert expected == await harness.get(1)
+    assert expected == await harness.get_task(1)
 
 
 @conformance_case
 async def a_delay_counts_from_the_time_of_adding(harness: StoreHarness) -> None:
-    """`delay` is added to the store's time, and has precedence over `next_attempt_at`."""
+    """`delay_ms` is added to the store's time, and has precedence over `next_attempt_at`."""
     new_task = task(next_attempt_at=START_MS + 99)
 
     [added] = await harness.store.add([NewTask(new_task, delay_ms=2000)])
@@ -62,8 +62,8 @@ async def a_delay_counts_from_the_time_of_adding(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_task_with_a_past_time_is_due_now(harness: StoreHarness) -> None:
-    """A task without `next_attempt_at`, or with a past one, is due at once."""
+async def a_task_with_a_past_due_time_is_due_now(harness: StoreHarness) -> None:
+    """A task is due at once if its `next_attempt_at` is in the past or not set."""
     added = await harness.add(task(1), task(2, next_attempt_at=START_MS - 5))
 
     assert [START_MS, START_MS] == [result.task.next_attempt_at for result in added]
@@ -72,7 +72,7 @@ async def a_task_with_a_past_time_is_due_now(harness: StoreHarness) -> None:
 
 @conformance_case
 async def state_of_an_added_task_is_ignored(harness: StoreHarness) -> None:
-    """Attempts, status and other state that a new task carries are not stored."""
+    """Attempts, status and other state fields of a new task are not stored."""
     stale = task(
         status=Status.EXHAUSTED,
         reason="attempts",
@@ -81,7 +81,7 @@ async def state_of_an_added_task_is_ignored(harness: StoreHarness) -> None:
         previous_delay=1.5,
         backoff_offset=1,
         last_outcome_kind="transient",
-        worker="ghost",
+        worker="other",
         wake_at=START_MS + 99,
         cancelling=True,
         replays=3,
@@ -92,41 +92,43 @@ async def state_of_an_added_task_is_ignored(harness: StoreHarness) -> None:
 
     [added] = await harness.add(stale)
 
-    fresh = task(
+    expected = task(
         created_at=START_MS, next_attempt_at=START_MS, first_due_at=START_MS, wake_at=START_MS
     )
-    assert replace(fresh, version=added.task.version) == added.task == await harness.get(1)
+    assert replace(expected, version=added.task.version) == added.task == await harness.get_task(1)
     assert {Status.PENDING: 1} == await harness.counts()
 
 
 @conformance_case
 async def an_existing_key_returns_the_stored_task(harness: StoreHarness) -> None:
-    """A known key with the same fingerprint returns the stored task in its present state."""
+    """An existing key with the same fingerprint returns the current state of the stored task."""
     await harness.add(task(1, key="k", fingerprint=b"p"))
     leased = (await harness.claim()).tasks[0]
 
-    [again] = await harness.add(task(2, key="k", fingerprint=b"p", packed_content=b"as good"))
+    [repeated] = await harness.add(
+        task(2, key="k", fingerprint=b"p", packed_content=b"other content")
+    )
 
-    assert (AddStatus.EXISTING, leased, False) == (again.status, again.task, again.leased)
+    assert (AddStatus.EXISTING, leased, False) == (repeated.status, repeated.task, repeated.leased)
     assert await harness.store.get_task("acme", task_id(2)) is None
     assert {Status.IN_FLIGHT: 1} == await harness.counts()
 
 
 @conformance_case
 async def an_existing_key_with_another_fingerprint_is_a_conflict(harness: StoreHarness) -> None:
-    """The conflict returns the stored task and changes nothing."""
+    """An existing key with another fingerprint returns the stored task and changes nothing."""
     [first] = await harness.add(task(1, key="k", fingerprint=b"p"))
 
-    [again] = await harness.add(task(2, key="k", fingerprint=b"q"))
+    [repeated] = await harness.add(task(2, key="k", fingerprint=b"q"))
 
-    assert (AddStatus.CONFLICT, first.task) == (again.status, again.task)
-    assert first.task == await harness.get(1)
+    assert (AddStatus.CONFLICT, first.task) == (repeated.status, repeated.task)
+    assert first.task == await harness.get_task(1)
     assert {Status.PENDING: 1} == await harness.counts()
 
 
 @conformance_case
 async def keys_are_unique_per_tenant(harness: StoreHarness) -> None:
-    """Two tenants may use the same key; keys that only look alike are different."""
+    """Two tenants may use the same key; keys that differ in case or spaces are different."""
     keys = ["k", "K", "k ", "k%", "k_", "k'", "kä", "ka\u0308", ""]
     added = await harness.add(
         *(task(number, key=key) for number, key in enumerate(keys)),
@@ -138,7 +140,7 @@ async def keys_are_unique_per_tenant(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_batch_equals_single_additions(harness: StoreHarness) -> None:
-    """Of two tasks with one key in a batch the first is added; results keep the order."""
+    """Of two tasks with the same key in a batch, the first is added; results keep the order."""
     results = await harness.add(
         task(1, key="k", fingerprint=b"p"),
         task(2, key="other"),
@@ -153,21 +155,21 @@ async def a_batch_equals_single_additions(harness: StoreHarness) -> None:
         (AddStatus.CONFLICT, task_id(1)),
     ] == [(result.status, result.task.id) for result in results]
     assert {Status.PENDING: 2} == await harness.counts()
-    assert 2 == (await harness.lane()).pending
+    assert 2 == (await harness.get_lane()).pending
 
 
 @conformance_case
 async def adding_is_idempotent(harness: StoreHarness) -> None:
-    """Adding a batch again, also after a crash, leaves the state unchanged."""
+    """Adding a batch again, also after a crash, changes nothing."""
     batch = [NewTask(task(1), lease_on_add=True), NewTask(task(2), delay_ms=500)]
     first = await harness.store.add(batch, LEASE)
     harness.clock.advance(7)
     await harness.reopen()
 
-    again = await harness.store.add(batch, LEASE)
+    repeated = await harness.store.add(batch, LEASE)
 
-    assert [AddStatus.EXISTING] * 2 == [result.status for result in again]
-    assert [result.task for result in first] == [result.task for result in again]
+    assert [AddStatus.EXISTING] * 2 == [result.status for result in repeated]
+    assert [result.task for result in first] == [result.task for result in repeated]
     assert {Status.PENDING: 1, Status.IN_FLIGHT: 1} == await harness.counts()
 
 
@@ -175,7 +177,7 @@ async def adding_is_idempotent(harness: StoreHarness) -> None:
 async def a_key_is_reserved_until_its_task_is_deleted(harness: StoreHarness) -> None:
     """A finished task keeps its key; once the task is deleted, the key is free."""
     await harness.add_dead_letter(1, key="k")
-    [existing] = await harness.add(task(2, key="k", fingerprint=b"print 1"))
+    [existing] = await harness.add(task(2, key="k", fingerprint=b"fingerprint 1"))
     assert (AddStatus.EXISTING, Status.EXHAUSTED) == (existing.status, existing.task.status)
 
     assert 1 == await harness.store.purge("acme", TaskFilter(), 10)
@@ -185,8 +187,8 @@ async def a_key_is_reserved_until_its_task_is_deleted(harness: StoreHarness) -> 
 
 
 @conformance_case
-async def a_quota_limits_live_tasks_per_tenant(harness: StoreHarness) -> None:
-    """Tasks beyond the quota are OVER_QUOTA, in order; other tenants are not affected."""
+async def a_quota_limits_unfinished_tasks_per_tenant(harness: StoreHarness) -> None:
+    """Tasks of a batch that exceed the quota of their tenant are OVER_QUOTA."""
     results = await harness.add(task(1), task(2), task(3), task(4, tenant="beta"), task(5), quota=2)
 
     assert [
@@ -202,9 +204,9 @@ async def a_quota_limits_live_tasks_per_tenant(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_quota_counts_live_tasks_only(harness: StoreHarness) -> None:
-    """IN_FLIGHT tasks count, finished tasks do not; EXISTING goes before OVER_QUOTA."""
-    leased = await harness.leased(1)
+async def a_quota_counts_only_unfinished_tasks(harness: StoreHarness) -> None:
+    """A quota counts IN_FLIGHT tasks, but no finished ones; an existing key needs no quota."""
+    leased = await harness.lease_new_task(1)
     assert AddStatus.OVER_QUOTA is (await harness.add(task(2), quota=1))[0].status
     assert AddStatus.EXISTING is (await harness.add(task(1), quota=1))[0].status
     conflict = task(1, fingerprint=b"other")
@@ -219,7 +221,7 @@ async def a_quota_counts_live_tasks_only(harness: StoreHarness) -> None:
 
 @conformance_case
 async def lease_on_add_leases_to_the_adding_worker(harness: StoreHarness) -> None:
-    """If it is due within the horizon, the adding worker gets the lease, and no other."""
+    """A task that is due within the horizon is leased to the worker that adds it."""
     [now, in_horizon] = await harness.store.add(
         [
             NewTask(task(1), lease_on_add=True),
@@ -233,15 +235,17 @@ async def lease_on_add_leases_to_the_adding_worker(harness: StoreHarness) -> Non
         assert Status.IN_FLIGHT is result.task.status
         assert "worker" == result.task.worker
         assert (due, due + LEASE.length_ms) == (result.task.next_attempt_at, result.task.wake_at)
-    assert now.task == await harness.get(1)
+    assert now.task == await harness.get_task(1)
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
     assert {Status.IN_FLIGHT: 2} == await harness.counts()
     assert [FinishStatus.APPLIED] == await harness.store.finish([exhausted_result(now.task)])
 
 
 @conformance_case
-async def lease_on_add_is_ignored_beyond_the_horizon(harness: StoreHarness) -> None:
-    """Tasks that are due later, or added without the flag or a lease, are PENDING."""
+async def lease_on_add_needs_a_due_time_within_the_horizon_and_lease_terms(
+    harness: StoreHarness,
+) -> None:
+    """A task that is due later, or is added without the flag or lease terms, is PENDING."""
     later, not_leased = await harness.store.add(
         [NewTask(task(1), delay_ms=HORIZON_MS + 1, lease_on_add=True), NewTask(task(2))], LEASE
     )
@@ -255,21 +259,21 @@ async def lease_on_add_is_ignored_beyond_the_horizon(harness: StoreHarness) -> N
 
 @conformance_case
 async def lease_on_add_is_ignored_in_a_lane_that_is_not_open(harness: StoreHarness) -> None:
-    """In a paused, parked or half-open lane the task is PENDING."""
+    """A task that is added to a paused, parked or half-open lane is PENDING."""
 
-    async def leased(number: int) -> bool:
+    async def is_leased_on_add(number: int) -> bool:
         [result] = await harness.store.add([NewTask(task(number), lease_on_add=True)], LEASE)
         assert AddStatus.ADDED is result.status
         return result.leased
 
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=5, consecutive_opens=1)
-    assert not await leased(1)
+    assert not await is_leased_on_add(1)
     harness.clock.advance(SECOND_MS)
-    assert not await leased(2)
+    assert not await is_leased_on_add(2)
     await harness.store.resume(LANE)
-    assert await leased(3)
+    assert await is_leased_on_add(3)
     await harness.store.pause(LANE)
-    assert not await leased(4)
+    assert not await is_leased_on_add(4)
 
 
 @conformance_case
@@ -277,10 +281,10 @@ async def lease_on_add_is_ignored_for_an_existing_task(harness: StoreHarness) ->
     """A task whose key exists is not leased, even if the stored task is due."""
     await harness.add(task(1))
 
-    [again] = await harness.store.add([NewTask(task(1), lease_on_add=True)], LEASE)
+    [repeated] = await harness.store.add([NewTask(task(1), lease_on_add=True)], LEASE)
 
-    assert (AddStatus.EXISTING, False) == (again.status, again.leased)
-    assert Status.PENDING is again.task.status
+    assert (AddStatus.EXISTING, False) == (repeated.status, repeated.leased)
+    assert Status.PENDING is repeated.task.status
 
 
 @conformance_case

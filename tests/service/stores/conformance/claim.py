@@ -1,4 +1,4 @@
-"""Conformance: tasks and other fields of a claim result."""
+"""Conformance: claims of due tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.service.stores.harness import (
 
 @conformance_case
 async def a_claim_leases_tasks_due_within_the_horizon(harness: StoreHarness) -> None:
-    """Tasks up to the horizon are leased until the end that the lease defines."""
+    """Tasks due within the horizon are leased until `length_ms` after their due time."""
     times = (START_MS, START_MS + 1, START_MS + HORIZON_MS, START_MS + HORIZON_MS + 1)
     await harness.add(*(task(number, next_attempt_at=at) for number, at in enumerate(times)))
 
@@ -40,13 +40,13 @@ async def a_claim_leases_tasks_due_within_the_horizon(harness: StoreHarness) -> 
         assert (Status.IN_FLIGHT, "worker") == (leased.status, leased.worker)
         assert times[number] + LEASE.length_ms == leased.wake_at
         assert (0, times[number]) == (leased.attempts, leased.next_attempt_at)
-        assert leased == await harness.get(number)
+        assert leased == await harness.get_task(number)
     assert {Status.PENDING: 1, Status.IN_FLIGHT: 3} == await harness.counts()
 
 
 @conformance_case
 async def a_lease_of_a_late_task_counts_from_now(harness: StoreHarness) -> None:
-    """A task that has been due for long is leased for the full length."""
+    """A task that was due an hour ago is leased for `length_ms` from now."""
     await harness.add(task(1))
     harness.clock.advance(HOUR_MS)
 
@@ -70,7 +70,7 @@ async def a_claim_changes_the_version(harness: StoreHarness) -> None:
 
 @conformance_case
 async def claimed_tasks_are_sorted_by_due_time(harness: StoreHarness) -> None:
-    """Tasks are returned by due time, and a limit selects the earliest of a lane."""
+    """Claimed tasks are sorted by due time, and a limit selects the earliest."""
     for number, delay in enumerate((30, 10, 20, 10)):
         await harness.add(task(number, next_attempt_at=START_MS + delay))
 
@@ -83,7 +83,7 @@ async def claimed_tasks_are_sorted_by_due_time(harness: StoreHarness) -> None:
 
 @conformance_case
 async def claimed_tasks_are_sorted_across_lanes(harness: StoreHarness) -> None:
-    """Tasks of several lanes are returned by due time."""
+    """Claimed tasks of several lanes are sorted by due time."""
     for number in range(12):
         at = START_MS + 7 * number % 11
         await harness.add(task(number, "abc"[number % 3], next_attempt_at=at))
@@ -96,7 +96,7 @@ async def claimed_tasks_are_sorted_across_lanes(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_task_is_leased_once(harness: StoreHarness) -> None:
-    """A leased task is not given to another worker, also after a crash of the store."""
+    """A leased task is not claimed by another worker, also after a crash of the store."""
     await harness.add(task(1), task(2))
     assert 2 == len((await harness.claim()).tasks)
 
@@ -137,15 +137,15 @@ async def skipped_lanes_are_ignored(harness: StoreHarness) -> None:
 
 @conformance_case
 async def claiming_at_next_at_finds_every_task(harness: StoreHarness) -> None:
-    """Claims that are made only at `next_at` get every task in time, with few claims."""
+    """Claims at `next_at` return every task before it is due; 16 claims suffice for 4 tasks."""
     await harness.add(
         *(task(number, next_attempt_at=START_MS + number * HOUR_MS) for number in range(1, 5))
     )
-    claims = 0
+    claim_count = 0
     claimed_tasks: list[Task] = []
     while len(claimed_tasks) < 4:
         claimed = await harness.claim()
-        claims += 1
+        claim_count += 1
         claimed_tasks += claimed.tasks
         for leased in claimed.tasks:
             assert harness.clock.now <= leased.next_attempt_at
@@ -155,13 +155,13 @@ async def claiming_at_next_at_finds_every_task(harness: StoreHarness) -> None:
             assert claimed.next_at > harness.clock.now
             harness.clock.now = claimed.next_at
 
-    assert claims <= 16
+    assert claim_count <= 16
     assert (await harness.claim()).next_at is None
 
 
 @conformance_case
-async def next_at_is_now_if_tasks_are_left(harness: StoreHarness) -> None:
-    """When a limit has left tasks behind, `next_at` is now."""
+async def next_at_is_now_if_more_tasks_are_claimable(harness: StoreHarness) -> None:
+    """If a limit has prevented the claim of more tasks, `next_at` is now."""
     await harness.add(task(1), task(2), task(3))
 
     for limit, per_lane in ((1, 1000), (1000, 1)):
@@ -172,9 +172,9 @@ async def next_at_is_now_if_tasks_are_left(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def next_at_includes_the_end_of_a_lease(harness: StoreHarness) -> None:
-    """While a task is IN_FLIGHT, `next_at` is the end of its lease."""
-    leased = await harness.leased(1)
+async def next_at_is_not_after_the_end_of_a_lease(harness: StoreHarness) -> None:
+    """While a task is IN_FLIGHT, `next_at` is not after the end of its lease."""
+    leased = await harness.lease_new_task(1)
 
     next_at = (await harness.claim()).next_at
 
@@ -197,35 +197,35 @@ async def a_claim_of_an_empty_store_is_empty(harness: StoreHarness) -> None:
 
 @conformance_case
 async def returned_values_are_copies(harness: StoreHarness) -> None:
-    """Changing arguments or results afterwards does not change the store."""
+    """A change of an argument or a result after a call does not change the store."""
     new_task = task(1)
     [added] = await harness.add(new_task)
     new_task.status = added.task.status = Status.CANCELLED
     [leased] = (await harness.claim()).tasks
-    lease = replace(leased)
+    expected = replace(leased)
     leased.version += 5
-    assert lease == await harness.get(1)
-    (await harness.get(1)).worker = "thief"
-    (await harness.add(task(1)))[0].task.worker = "thief"
-    (await harness.store.list_tasks("acme", TaskFilter())).items[0].worker = "thief"
-    assert lease == await harness.get(1)
+    assert expected == await harness.get_task(1)
+    (await harness.get_task(1)).worker = "changed"
+    (await harness.add(task(1)))[0].task.worker = "changed"
+    (await harness.store.list_tasks("acme", TaskFilter())).items[0].worker = "changed"
+    assert expected == await harness.get_task(1)
 
-    result = retry_result(lease, START_MS + SECOND_MS)
+    result = retry_result(expected, START_MS + SECOND_MS)
     assert result.attempt is not None
-    result.attempt.decision = Decision(action="retry_result")
+    result.attempt.decision = Decision(action="wait")
     assert [FinishStatus.APPLIED] == await harness.store.finish([result])
     for _ in range(2):
-        [logged] = await harness.store.list_attempts("acme", lease.id)
+        [logged] = await harness.store.list_attempts("acme", expected.id)
         assert logged.decision is not None
-        assert (1, "transient", "retry_result") == (
+        assert (1, "transient", "wait") == (
             logged.number,
             logged.outcome,
             logged.decision.action,
         )
-        for row in (result.attempt, logged):
-            assert row.decision is not None
-            row.number, row.decision.action = 77, "forged"
+        for attempt in (result.attempt, logged):
+            assert attempt.decision is not None
+            attempt.number, attempt.decision.action = 77, "changed"
 
-    (await harness.lane()).paused = True
+    (await harness.get_lane()).paused = True
     (await harness.store.list_lanes(None)).items[0].paused = True
-    assert not (await harness.lane()).paused
+    assert not (await harness.get_lane()).paused

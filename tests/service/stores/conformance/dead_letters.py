@@ -44,14 +44,14 @@ async def pending_numbers(harness: StoreHarness) -> list[int]:
 
 
 async def add_dead_letters(harness: StoreHarness, count: int) -> None:
-    """Add so many dead letters."""
+    """Add `count` dead letters."""
     for number in range(count):
         await harness.add_dead_letter(number)
 
 
 @conformance_case
 async def a_tiny_replay_rate_does_not_overflow(harness: StoreHarness) -> None:
-    """With a very small rate the next step is far away, but its time is still valid."""
+    """With a very small rate, the time of the next step is still a valid time."""
     await add_dead_letters(harness, 3)
     await harness.store.start_replay(replay_of_all(rate=1e-300))
 
@@ -64,21 +64,21 @@ async def a_tiny_replay_rate_does_not_overflow(harness: StoreHarness) -> None:
 
 @conformance_case
 async def dead_letters_are_counted_by_filter(harness: StoreHarness) -> None:
-    """Tenant, lane, policy, reason and time select; counting changes nothing."""
+    """Dead letters can be counted by tenant, lane, policy, reason and time."""
     await harness.add_dead_letter(1, "attempts", host="a")
     await harness.add_dead_letter(2, "budget", host="b", policy_id="webhook")
     await harness.add_dead_letter(3, "attempts", host="b", tenant="beta")
     await harness.add(task(4, next_attempt_at=START_MS + HOUR_MS))
     harness.clock.advance(10)
     await harness.add_dead_letter(5, "attempts", host="b", policy_id="webhook")
-    counts = {
+    replays_by_count = {
         3: replay_of_all(),
         1: replay_of_all(tenant="beta"),
         2: replay_of_all(policy_id="webhook"),
         0: replay_of_all(lane="acme/https:unknown:443"),
     }
 
-    for expected, replay in counts.items():
+    for expected, replay in replays_by_count.items():
         assert expected == await harness.store.count_dead_letters(replay)
     assert 2 == await harness.store.count_dead_letters(replay_of_all(before=START_MS + 9))
     assert 3 == await harness.store.count_dead_letters(replay_of_all(before=START_MS + 10))
@@ -90,8 +90,8 @@ async def dead_letters_are_counted_by_filter(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_replay_is_stored_with_its_count(harness: StoreHarness) -> None:
-    """The store sets the creation time, the number of matches, and makes it due at once."""
+async def a_replay_is_stored_with_the_number_of_matches(harness: StoreHarness) -> None:
+    """The store sets the creation time and the number of matches; a new replay is due."""
     await add_dead_letters(harness, 3)
     harness.clock.advance(5)
 
@@ -128,16 +128,16 @@ async def starting_a_replay_is_idempotent(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
-    """Step by step, oldest first; ids and keys stay, earlier attempts do not count."""
+    """Each step revives the oldest dead letters, which keep their ids, keys and attempts."""
     for number in range(5):
         await harness.add_dead_letter(
             number, "budget" if number == 3 else "attempts", owned_body_ref=f"b{number}"
         )
-    before = [await harness.get(number) for number in range(5)]
+    before = [await harness.get_task(number) for number in range(5)]
     harness.clock.advance(HOUR_MS)
     await harness.store.start_replay(replay_of_all(reason="attempts"))
 
-    assert ("running", 2) == _progress(await replay_step(harness, 2))
+    assert ("running", 2) == _status_and_count(await replay_step(harness, 2))
     assert [0, 1] == await pending_numbers(harness)
     await replay_step(harness, 2)
     done = await replay_step(harness, 2)
@@ -145,8 +145,8 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
     assert ("done", 4, START_MS + HOUR_MS) == (done.status, done.replayed, done.finished_at)
     assert [0, 1, 2, 4] == await pending_numbers(harness)
     for number in (0, 1, 2, 4):
-        revived, old = await harness.get(number), before[number]
-        assert (old.key, old.packed_content, old.owned_body_ref) == (
+        revived, dead = await harness.get_task(number), before[number]
+        assert (dead.key, dead.packed_content, dead.owned_body_ref) == (
             revived.key,
             revived.packed_content,
             revived.owned_body_ref,
@@ -163,20 +163,20 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
             revived.first_due_at,
             revived.wake_at,
         )
-        assert old.version + 1 == revived.version
-    assert before[3] == await harness.get(3)
-    lane = await harness.lane()
+        assert dead.version + 1 == revived.version
+    assert before[3] == await harness.get_task(3)
+    lane = await harness.get_lane()
     assert (4, 1) == (lane.pending, lane.exhausted)
     assert {Status.PENDING: 4, Status.EXHAUSTED: 1} == await harness.counts()
 
 
-def _progress(replay: ReplayRecord) -> tuple[str, int]:
+def _status_and_count(replay: ReplayRecord) -> tuple[str, int]:
     return replay.status, replay.replayed
 
 
 @conformance_case
 async def a_replay_does_not_revive_a_task_twice(harness: StoreHarness) -> None:
-    """A replay ends even if its tasks die again; a later replay revives them again."""
+    """A task that fails again is not revived by the same replay, but by a later one."""
     await add_dead_letters(harness, 3)
     harness.clock.advance(1)
     await harness.store.start_replay(replay_of_all())
@@ -189,18 +189,18 @@ async def a_replay_does_not_revive_a_task_twice(harness: StoreHarness) -> None:
     await replay_step(harness, 2)
     done = await replay_step(harness, 2)
 
-    assert ("done", 3) == _progress(done)
+    assert ("done", 3) == _status_and_count(done)
     assert [2] == await pending_numbers(harness)
-    assert (2, 1, 1) == _attempt_counts(await harness.get(0))
+    assert (2, 1, 1) == _attempt_counts(await harness.get_task(0))
     harness.clock.advance(1)
     await harness.store.start_replay(replay_of_all("0195d000-0000-7000-9000-000000000002"))
     await replay_step(harness, 100, "0195d000-0000-7000-9000-000000000002")
-    assert (2, 2, 2) == _attempt_counts(await harness.get(0))
+    assert (2, 2, 2) == _attempt_counts(await harness.get_task(0))
 
 
 @conformance_case
-async def a_task_that_dies_at_once_is_not_revived_twice(harness: StoreHarness) -> None:
-    """This also holds if it dies in the same millisecond."""
+async def a_task_that_fails_at_once_is_not_revived_twice(harness: StoreHarness) -> None:
+    """A replay does not revive a task again that fails in the millisecond of its revival."""
     await add_dead_letters(harness, 3)
     await harness.store.start_replay(replay_of_all())
     for _ in range(2):
@@ -209,14 +209,14 @@ async def a_task_that_dies_at_once_is_not_revived_twice(harness: StoreHarness) -
             [exhausted_result(leased) for leased in (await harness.claim()).tasks]
         )
 
-    assert ("done", 3) == _progress(await replay_step(harness, 5))
+    assert ("done", 3) == _status_and_count(await replay_step(harness, 5))
 
-    assert [1, 1, 1] == [(await harness.get(number)).replays for number in range(3)]
+    assert [1, 1, 1] == [(await harness.get_task(number)).replays for number in range(3)]
 
 
 @conformance_case
 async def a_replay_ignores_later_dead_letters(harness: StoreHarness) -> None:
-    """A replay with a future `before` matches only letters that are dead when it starts."""
+    """A replay with a future `before` matches only dead letters that exist at its start."""
     await harness.add_dead_letter(1)
     created = await harness.store.start_replay(replay_of_all(before=START_MS + HOUR_MS))
     harness.clock.advance(1)
@@ -234,7 +234,7 @@ def _attempt_counts(found: Any) -> tuple[int, int, int]:
 
 @conformance_case
 async def a_rate_delays_the_next_step(harness: StoreHarness) -> None:
-    """Reviving n letters delays the next step by n / rate s; an early step does nothing."""
+    """After n revived tasks, the next step is due n / rate seconds later, and not before."""
     await add_dead_letters(harness, 7)
     await harness.store.start_replay(replay_of_all(rate=2.0))
 
@@ -246,12 +246,12 @@ async def a_rate_delays_the_next_step(harness: StoreHarness) -> None:
     second = await replay_step(harness, 3)
     assert (6, START_MS + 3000) == (second.replayed, second.next_at)
     harness.clock.advance(10 * SECOND_MS)
-    assert ("done", 7) == _progress(await replay_step(harness, 3))
+    assert ("done", 7) == _status_and_count(await replay_step(harness, 3))
 
 
 @conformance_case
 async def a_late_step_catches_up(harness: StoreHarness) -> None:
-    """The next step is due as if this one were in time, but only up to `MAX_REPLAY_LAG_MS`."""
+    """After a late step, the next step is due earlier, by at most `MAX_REPLAY_LAG_MS`."""
     await add_dead_letters(harness, 9)
     await harness.store.start_replay(replay_of_all(rate=2.0))
 
@@ -265,7 +265,7 @@ async def a_late_step_catches_up(harness: StoreHarness) -> None:
 
 @conformance_case
 async def without_a_rate_the_next_step_is_due_at_once(harness: StoreHarness) -> None:
-    """A rate of 0 is no limit."""
+    """With a rate of 0, the next step is due at once."""
     await add_dead_letters(harness, 3)
     await harness.store.start_replay(replay_of_all())
 
@@ -283,13 +283,13 @@ async def a_replay_continues_after_a_crash(harness: StoreHarness) -> None:
         await harness.reopen()
         assert current == await harness.store.get_replay("acme", REPLAY_ID)
 
-    assert ("done", 5) == _progress(current)
-    assert [1] * 5 == [(await harness.get(number)).replays for number in range(5)]
+    assert ("done", 5) == _status_and_count(current)
+    assert [1] * 5 == [(await harness.get_task(number)).replays for number in range(5)]
 
 
 @conformance_case
-async def a_replay_skips_letters_that_are_no_longer_dead(harness: StoreHarness) -> None:
-    """Letters that were retried or purged meanwhile are not revived."""
+async def a_replay_skips_retried_and_purged_dead_letters(harness: StoreHarness) -> None:
+    """Dead letters that were retried or purged since the start are not revived."""
     await add_dead_letters(harness, 4)
     await harness.store.start_replay(replay_of_all())
     assert RetryNowStatus.DUE is await harness.store.retry_now("acme", task_id(1))
@@ -298,51 +298,55 @@ async def a_replay_skips_letters_that_are_no_longer_dead(harness: StoreHarness) 
     done = await replay_step(harness)
 
     assert ("done", 2, 4) == (done.status, done.replayed, done.matched)
-    assert 1 == (await harness.get(1)).replays
+    assert 1 == (await harness.get_task(1)).replays
 
 
 @conformance_case
 async def a_replay_without_matches_ends(harness: StoreHarness) -> None:
-    """Its first step ends it."""
+    """The first step of a replay without matches ends the replay."""
     await harness.store.start_replay(replay_of_all())
 
-    assert ("done", 0) == _progress(await replay_step(harness))
+    assert ("done", 0) == _status_and_count(await replay_step(harness))
 
 
 @conformance_case
 async def a_cancelled_replay_stops(harness: StoreHarness) -> None:
-    """Revived tasks stay revived, other letters stay dead; an ended replay is unchanged."""
+    """After a cancel, a replay revives no more tasks, and does not change."""
     await add_dead_letters(harness, 4)
     await harness.store.start_replay(replay_of_all())
     await replay_step(harness, 1)
     harness.clock.advance(5)
 
-    ended = await harness.store.cancel_replay("acme", REPLAY_ID)
+    cancelled = await harness.store.cancel_replay("acme", REPLAY_ID)
 
-    assert ended is not None
-    assert ("cancelled", 1, START_MS + 5) == (ended.status, ended.replayed, ended.finished_at)
+    assert cancelled is not None
+    assert ("cancelled", 1, START_MS + 5) == (
+        cancelled.status,
+        cancelled.replayed,
+        cancelled.finished_at,
+    )
     harness.clock.advance(5)
-    assert ended == await replay_step(harness)
-    assert ended == await harness.store.cancel_replay("acme", REPLAY_ID)
-    assert ended == await harness.store.get_replay("acme", REPLAY_ID)
+    assert cancelled == await replay_step(harness)
+    assert cancelled == await harness.store.cancel_replay("acme", REPLAY_ID)
+    assert cancelled == await harness.store.get_replay("acme", REPLAY_ID)
     assert {Status.PENDING: 1, Status.EXHAUSTED: 3} == await harness.counts()
 
 
 @conformance_case
 async def replays_belong_to_a_tenant(harness: StoreHarness) -> None:
-    """A replay of another tenant, or an unknown one, is None."""
+    """A tenant can neither read nor cancel a replay of another tenant."""
     await harness.add_dead_letter(1)
     await harness.add_dead_letter(2, tenant="beta")
     created = await harness.store.start_replay(replay_of_all())
 
-    for tenant, replay_id in (("beta", REPLAY_ID), ("acme", "nope"), ("acme", "")):
+    for tenant, replay_id in (("beta", REPLAY_ID), ("acme", "unknown"), ("acme", "")):
         assert await harness.store.get_replay(tenant, replay_id) is None
         assert await harness.store.cancel_replay(tenant, replay_id) is None
-    assert await harness.store.replay_step("nope", 10) is None
+    assert await harness.store.replay_step("unknown", 10) is None
     assert [] == await harness.store.list_replays(running=False, tenant="beta")
     assert [created] == await harness.store.list_replays(running=True, tenant="acme")
     assert 1 == (await replay_step(harness)).replayed
-    assert Status.EXHAUSTED is (await harness.get(2, "beta")).status
+    assert Status.EXHAUSTED is (await harness.get_task(2, "beta")).status
 
 
 @conformance_case
@@ -359,7 +363,7 @@ async def replays_are_listed_newest_first(harness: StoreHarness) -> None:
 
 @conformance_case
 async def running_replays_are_listed_by_due_time(harness: StoreHarness) -> None:
-    """A due replay is listed although a hundred others wait for their next step."""
+    """Running replays are listed by due time, so that a due one is among the first hundred."""
     await add_dead_letters(harness, 1)
     ids = [f"0195d000-0000-7000-9000-{number:012x}" for number in range(103)]
     for replay_id in ids:
@@ -368,11 +372,11 @@ async def running_replays_are_listed_by_due_time(harness: StoreHarness) -> None:
     other = await harness.store.start_replay(replay_of_all("other", tenant="beta"))
     await harness.store.cancel_replay("acme", ids[2])
 
-    async def running(tenant: str | None = None) -> list[str]:
+    async def running_ids(tenant: str | None = None) -> list[str]:
         return [found.id for found in await harness.store.list_replays(running=True, tenant=tenant)]
 
-    assert [*ids[:2], *ids[3:101]] == await running()
-    assert ["other"] == await running("beta")
+    assert [*ids[:2], *ids[3:101]] == await running_ids()
+    assert ["other"] == await running_ids("beta")
     for replay_id in ids[:4]:
         await harness.store.retry_now("acme", task_id(0))
         [leased] = (await harness.claim()).tasks
@@ -380,16 +384,16 @@ async def running_replays_are_listed_by_due_time(harness: StoreHarness) -> None:
         await replay_step(harness, 1, replay_id)
     await harness.reopen()
 
-    assert [*ids[4:], other.id] == (await running())[:100]
+    assert [*ids[4:], other.id] == (await running_ids())[:100]
 
 
 @conformance_case
 async def a_purge_deletes_dead_letters(harness: StoreHarness) -> None:
-    """Up to a limit, oldest first, with logs, bodies and keys; nothing else is deleted."""
+    """A purge deletes the oldest dead letters up to a limit, with their logs and keys."""
     for number in range(4):
         await harness.add_dead_letter(number, owned_body_ref=f"b{number}")
     await harness.add(task(10, next_attempt_at=START_MS + HOUR_MS, owned_body_ref="b10"))
-    leased = await harness.leased(11)
+    leased = await harness.lease_new_task(11)
     await harness.store.finish([success_result(leased)])
 
     assert 3 == await harness.store.purge("acme", TaskFilter(), 3)
@@ -398,7 +402,7 @@ async def a_purge_deletes_dead_letters(harness: StoreHarness) -> None:
     assert [] == await harness.store.list_attempts("acme", task_id(0))
     assert ["b0", "b1", "b2"] == sorted(await harness.store.list_orphaned_bodies(10))
     assert {Status.PENDING: 1, Status.SUCCEEDED: 1, Status.EXHAUSTED: 1} == await harness.counts()
-    assert 1 == (await harness.lane()).exhausted
+    assert 1 == (await harness.get_lane()).exhausted
     assert AddStatus.ADDED is (await harness.add(task(0)))[0].status
     assert 1 == await harness.store.purge("acme", TaskFilter(), 3)
     assert 0 == await harness.store.purge("acme", TaskFilter(), 3)
@@ -406,7 +410,7 @@ async def a_purge_deletes_dead_letters(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_purge_applies_its_filter(harness: StoreHarness) -> None:
-    """Lane, policy and reason select; a filter for another status deletes nothing."""
+    """A purge can be filtered by lane, policy and reason; other statuses are not deleted."""
     await harness.add_dead_letter(1, "budget")
     await harness.add_dead_letter(2, "attempts", policy_id="webhook")
     await harness.add_dead_letter(3, "attempts", host="b")

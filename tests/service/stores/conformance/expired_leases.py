@@ -1,4 +1,4 @@
-"""Conformance: leases that expire, and results that arrive after that."""
+"""Conformance: expired leases, and results that arrive after them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.service.stores.harness import (
 
 @conformance_case
 async def an_abandoned_task_is_claimed_again(harness: StoreHarness) -> None:
-    """The attempt is logged as lost and counts, and the task is leased to another worker."""
-    old = await harness.leased(1, next_attempt_at=START_MS + 500)
+    """The attempt of an expired lease is logged as lost, and the task is leased again."""
+    old = await harness.lease_new_task(1, next_attempt_at=START_MS + 500)
     harness.clock.now = old.wake_at
 
     claimed = await harness.claim(OTHER_LEASE)
@@ -37,7 +37,7 @@ async def an_abandoned_task_is_claimed_again(harness: StoreHarness) -> None:
         next_attempt_at=old.wake_at,
         wake_at=old.wake_at + OTHER_LEASE.length_ms,
     )
-    assert expected == new == await harness.get(1)
+    assert expected == new == await harness.get_task(1)
     lost = AttemptRecord(
         number=1,
         scheduled_at=START_MS + 500,
@@ -47,13 +47,13 @@ async def an_abandoned_task_is_claimed_again(harness: StoreHarness) -> None:
     )
     assert [lost] == await harness.store.list_attempts("acme", old.id)
     assert {Status.IN_FLIGHT: 1} == await harness.counts()
-    assert 1 == (await harness.lane()).in_flight
+    assert 1 == (await harness.get_lane()).in_flight
 
 
 @conformance_case
 async def a_lease_is_valid_until_its_end(harness: StoreHarness) -> None:
     """A lease that ends within the claim's horizon has not expired."""
-    old = await harness.leased(1)
+    old = await harness.lease_new_task(1)
     harness.clock.now = old.wake_at - 1
 
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
@@ -62,56 +62,66 @@ async def a_lease_is_valid_until_its_end(harness: StoreHarness) -> None:
 
 @conformance_case
 async def the_result_of_a_lost_lease_is_superseded(harness: StoreHarness) -> None:
-    """Once another worker has the task, the first can neither finish nor release it."""
-    old = await harness.leased(1)
+    """Once another worker has claimed a task, the first can neither finish nor release it."""
+    old = await harness.lease_new_task(1)
     harness.clock.now = old.wake_at
     [new] = (await harness.claim(OTHER_LEASE)).tasks
 
     assert [FinishStatus.SUPERSEDED] == await harness.store.finish([success_result(old)])
     await harness.store.release([Release(old)])
 
-    assert new == await harness.get(1)
+    assert new == await harness.get_task(1)
     assert 1 == len(await harness.store.list_attempts("acme", old.id))
     assert 1 == (await harness.store.counters()).superseded_count
     assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(new)])
-    assert [1, 2] == [row.number for row in await harness.store.list_attempts("acme", old.id)]
+    assert [1, 2] == [
+        attempt.number for attempt in await harness.store.list_attempts("acme", old.id)
+    ]
 
 
 @conformance_case
 async def every_abandoned_attempt_is_logged(harness: StoreHarness) -> None:
     """Lost attempts are numbered consecutively, also across crashes of the store."""
-    leased = await harness.leased(1)
+    leased = await harness.lease_new_task(1)
     for _ in range(3):
         harness.clock.advance(LEASE.length_ms)
         await harness.reopen()
         [leased] = (await harness.claim()).tasks
 
     assert 3 == leased.attempts
-    rows = await harness.store.list_attempts("acme", leased.id)
-    assert [(1, LOST), (2, LOST), (3, LOST)] == [(row.number, row.outcome) for row in rows]
+    attempts = await harness.store.list_attempts("acme", leased.id)
+    assert [(1, LOST), (2, LOST), (3, LOST)] == [
+        (attempt.number, attempt.outcome) for attempt in attempts
+    ]
 
 
 @conformance_case
-async def an_abandoned_task_being_cancelled_is_cancelled(harness: StoreHarness) -> None:
-    """The lost attempt is logged, and the task is CANCELLED instead of leased."""
-    old = await harness.leased(1)
+async def a_cancel_request_applies_when_the_lease_expires(harness: StoreHarness) -> None:
+    """An abandoned task with a cancel request is CANCELLED, not leased again."""
+    old = await harness.lease_new_task(1)
     assert CancelStatus.REQUESTED is await harness.store.cancel("acme", old.id)
     harness.clock.now = old.wake_at
 
     claimed = await harness.claim(OTHER_LEASE)
 
     assert [] == claimed.tasks
-    ended = await harness.get(1)
-    assert (Status.CANCELLED, 1, old.wake_at) == (ended.status, ended.attempts, ended.finished_at)
-    assert [LOST] == [row.outcome for row in await harness.store.list_attempts("acme", old.id)]
+    finished = await harness.get_task(1)
+    assert (Status.CANCELLED, 1, old.wake_at) == (
+        finished.status,
+        finished.attempts,
+        finished.finished_at,
+    )
+    assert [LOST] == [
+        attempt.outcome for attempt in await harness.store.list_attempts("acme", old.id)
+    ]
     assert {Status.CANCELLED: 1} == await harness.counts()
     assert [FinishStatus.SUPERSEDED] == await harness.store.finish([success_result(old)])
 
 
 @conformance_case
 async def a_lost_attempt_keeps_the_backoff_state(harness: StoreHarness) -> None:
-    """Previous delay and last outcome are unchanged by a lost attempt."""
-    leased = await harness.leased(1)
+    """A lost attempt does not change the previous delay and the last outcome."""
+    leased = await harness.lease_new_task(1)
     result = retry_result(leased, START_MS + 10, previous_delay=0.1 + 0.2, backoff_offset=2)
     await harness.store.finish([result])
     await harness.claim()
@@ -125,8 +135,8 @@ async def a_lost_attempt_keeps_the_backoff_state(harness: StoreHarness) -> None:
 
 @conformance_case
 async def an_abandoned_task_is_due_since_its_lease_ended(harness: StoreHarness) -> None:
-    """The next attempt was due when the lease expired, however late it is claimed."""
-    old = await harness.leased(1)
+    """The due time of an abandoned task is the end of its lease, however late the claim is."""
+    old = await harness.lease_new_task(1)
     harness.clock.advance(HOUR_MS)
 
     [new] = (await harness.claim(OTHER_LEASE)).tasks

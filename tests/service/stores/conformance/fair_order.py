@@ -15,13 +15,11 @@ from tests.service.stores.harness import (
     task_numbers,
 )
 
-BETA = "beta/https:a.example:443"
-
 
 async def claim_repeatedly(
     harness: StoreHarness, times: int, limit: int, per_lane: int = 1000
 ) -> list[list[Task]]:
-    """Claim so many times, a millisecond apart, and finish the claimed tasks."""
+    """Claim `times` times, a millisecond apart, and finish the claimed tasks."""
     rounds = []
     for _ in range(times):
         harness.clock.advance(1)
@@ -33,7 +31,7 @@ async def claim_repeatedly(
 
 @conformance_case
 async def lanes_take_turns(harness: StoreHarness) -> None:
-    """The least recently served lane is next, however long the queue of another lane is."""
+    """The least recently served lane is served next, however long other queues are."""
     await harness.add(*(task(number) for number in range(50)))
     harness.clock.advance(1)
     await harness.add(task(101, "b"), task(102, "b"), task(103, "c"), task(104, "c"))
@@ -46,8 +44,8 @@ async def lanes_take_turns(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_served_lane_moves_to_the_end(harness: StoreHarness) -> None:
-    """A served lane comes after lanes that were not served, also across a crash."""
+async def a_served_lane_is_last_in_the_order(harness: StoreHarness) -> None:
+    """A served lane comes after lanes that were not served, also after a crash."""
     await harness.add(*(task(number, "ab"[number % 2]) for number in range(8)))
     [[first]] = await claim_repeatedly(harness, 1, limit=1)
     await harness.reopen()
@@ -71,7 +69,7 @@ async def tenants_take_turns(harness: StoreHarness) -> None:
 
 @conformance_case
 async def tenants_share_a_claim(harness: StoreHarness) -> None:
-    """When a claim covers several lanes, every tenant gets a part of it."""
+    """A claim with several lanes has tasks of every tenant."""
     await harness.add(*(task(number, f"h{number % 40}") for number in range(400)))
     await harness.add(*(task(1000 + number, tenant="beta") for number in range(10)))
     await harness.add(*(task(2000 + number, tenant="gamma") for number in range(10)))
@@ -84,7 +82,7 @@ async def tenants_share_a_claim(harness: StoreHarness) -> None:
 
 @conformance_case
 async def small_claims_reach_every_lane(harness: StoreHarness) -> None:
-    """Claims that are smaller than the queue of one lane still reach every lane."""
+    """Claims with a limit below the length of one queue return tasks of every lane."""
     await harness.add(*(task(number) for number in range(300)))
     await harness.add(*(task(1000 + number, "b") for number in range(3)))
 
@@ -95,7 +93,7 @@ async def small_claims_reach_every_lane(harness: StoreHarness) -> None:
 
 @conformance_case
 async def lanes_without_due_tasks_take_no_turn(harness: StoreHarness) -> None:
-    """Lanes that are parked, paused or due later do not take the turn of others."""
+    """Lanes that are parked, paused or without due tasks do not delay other lanes."""
     later = START_MS + HORIZON_MS + HOUR_MS
     await harness.add(*(task(number, f"h{number}", next_attempt_at=later) for number in range(30)))
     for number in range(30, 60):

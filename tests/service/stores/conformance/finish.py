@@ -26,8 +26,8 @@ from tests.service.stores.harness import (
 
 @conformance_case
 async def a_failed_attempt_schedules_the_next(harness: StoreHarness) -> None:
-    """The task is PENDING without a lease, and has the state for the next decision."""
-    leased = await harness.leased(1)
+    """After a failed attempt, a task is PENDING, and has the state for the next decision."""
+    leased = await harness.lease_new_task(1)
     result = retry_result(leased, START_MS + HOUR_MS, previous_delay=0.1 + 0.2, backoff_offset=1)
 
     assert [FinishStatus.APPLIED] == await harness.store.finish([result])
@@ -44,9 +44,9 @@ async def a_failed_attempt_schedules_the_next(harness: StoreHarness) -> None:
         backoff_offset=1,
         last_outcome_kind="transient",
     )
-    assert expected == await harness.get(1)
+    assert expected == await harness.get_task(1)
     await harness.reopen()
-    assert expected == await harness.get(1)
+    assert expected == await harness.get_task(1)
     assert [] == (await harness.claim()).tasks
     harness.clock.now = START_MS + HOUR_MS - HORIZON_MS
     assert [1] == task_numbers((await harness.claim()).tasks)
@@ -54,21 +54,21 @@ async def a_failed_attempt_schedules_the_next(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_success_ends_a_task(harness: StoreHarness) -> None:
-    """The task is SUCCEEDED at the store's time, is counted, and is not claimed again."""
-    leased = await harness.leased(1)
+    """A task that SUCCEEDED has the store's time as its end, and is not claimed again."""
+    leased = await harness.lease_new_task(1)
     harness.clock.advance(70)
 
     assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(leased)])
 
-    ended = await harness.get(1)
+    finished = await harness.get_task(1)
     assert (Status.SUCCEEDED, START_MS + 70, None, 1) == (
-        ended.status,
-        ended.finished_at,
-        ended.worker,
-        ended.attempts,
+        finished.status,
+        finished.finished_at,
+        finished.worker,
+        finished.attempts,
     )
     assert {Status.SUCCEEDED: 1} == await harness.counts()
-    lane = await harness.lane()
+    lane = await harness.get_lane()
     assert (0, 0, 0) == (lane.pending, lane.in_flight, lane.exhausted)
     harness.clock.advance(HOUR_MS)
     assert [] == (await harness.claim()).tasks
@@ -76,12 +76,16 @@ async def a_success_ends_a_task(harness: StoreHarness) -> None:
 
 @conformance_case
 async def an_exhausted_task_is_a_dead_letter(harness: StoreHarness) -> None:
-    """The task is EXHAUSTED with its reason, and counted as dead in its lane."""
-    ended = await harness.add_dead_letter(1, "budget")
+    """An EXHAUSTED task has its reason, and is counted as a dead letter of its lane."""
+    finished = await harness.add_dead_letter(1, "budget")
 
-    assert (Status.EXHAUSTED, "budget", START_MS) == (ended.status, ended.reason, ended.finished_at)
+    assert (Status.EXHAUSTED, "budget", START_MS) == (
+        finished.status,
+        finished.reason,
+        finished.finished_at,
+    )
     assert {Status.EXHAUSTED: 1} == await harness.counts()
-    lane = await harness.lane()
+    lane = await harness.get_lane()
     assert (0, 0, 1) == (lane.pending, lane.in_flight, lane.exhausted)
     harness.clock.advance(HOUR_MS)
     assert [] == (await harness.claim()).tasks
@@ -89,8 +93,8 @@ async def an_exhausted_task_is_a_dead_letter(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_result_without_an_attempt_logs_nothing(harness: StoreHarness) -> None:
-    """A task can be deferred or ended without an attempt in the log."""
-    leased = await harness.leased(1)
+    """A task can be deferred or finished without an attempt in the log."""
+    leased = await harness.lease_new_task(1)
     deferral = TaskResult(
         task=leased,
         attempt=None,
@@ -106,18 +110,18 @@ async def a_result_without_an_attempt_logs_nothing(harness: StoreHarness) -> Non
         leased.next_attempt_at,
     )
 
-    end = TaskResult(task=leased, attempt=None, status=Status.EXHAUSTED, reason="budget")
-    assert [FinishStatus.APPLIED] == await harness.store.finish([end])
+    exhausted = TaskResult(task=leased, attempt=None, status=Status.EXHAUSTED, reason="budget")
+    assert [FinishStatus.APPLIED] == await harness.store.finish([exhausted])
 
-    ended = await harness.get(1)
-    assert (Status.EXHAUSTED, "budget", 0) == (ended.status, ended.reason, ended.attempts)
+    finished = await harness.get_task(1)
+    assert (Status.EXHAUSTED, "budget", 0) == (finished.status, finished.reason, finished.attempts)
     assert [] == await harness.store.list_attempts("acme", leased.id)
 
 
 @conformance_case
 async def the_attempt_log_keeps_every_field(harness: StoreHarness) -> None:
     """An attempt is read from the log exactly as it was written."""
-    leased = await harness.leased(1)
+    leased = await harness.lease_new_task(1)
     full = AttemptRecord(
         number=1,
         scheduled_at=START_MS,
@@ -129,11 +133,11 @@ async def the_attempt_log_keeps_every_field(harness: StoreHarness) -> None:
         first_byte_ms=11.0,
         remote="192.0.2.1:443",
         status=503,
-        error="no room: ä\n",
+        error="overloaded: ä\n",
         error_class="busy",
         outcome="overloaded",
         decision=Decision(
-            action="retry_result",
+            action="wait",
             reason="hint",
             delay_ms=1500.5,
             ceiling_ms=200.0,
@@ -166,9 +170,9 @@ async def the_attempt_log_keeps_every_field(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_lease_can_be_kept_for_the_next_attempt(harness: StoreHarness) -> None:
-    """The task stays with its worker, and its version is one higher."""
-    leased = await harness.leased(1)
+async def a_lease_can_be_renewed_for_the_next_attempt(harness: StoreHarness) -> None:
+    """A result with `renewed_lease` keeps the task leased to its worker."""
+    leased = await harness.lease_new_task(1)
     harness.clock.advance(10)
     due = harness.clock.now + 500
 
@@ -176,7 +180,7 @@ async def a_lease_can_be_kept_for_the_next_attempt(harness: StoreHarness) -> Non
         [retry_result(leased, due, renewed_lease=LEASE)]
     )
 
-    kept = replace(
+    renewed = replace(
         leased,
         attempts=1,
         version=leased.version + 1,
@@ -184,19 +188,21 @@ async def a_lease_can_be_kept_for_the_next_attempt(harness: StoreHarness) -> Non
         wake_at=due + LEASE.length_ms,
         last_outcome_kind="transient",
     )
-    assert kept == await harness.get(1)
+    assert renewed == await harness.get_task(1)
     assert {Status.IN_FLIGHT: 1} == await harness.counts()
-    assert 1 == (await harness.lane()).in_flight
+    assert 1 == (await harness.get_lane()).in_flight
     harness.clock.now = due
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
-    assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(kept)])
-    assert [1, 2] == [row.number for row in await harness.store.list_attempts("acme", leased.id)]
+    assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(renewed)])
+    assert [1, 2] == [
+        attempt.number for attempt in await harness.store.list_attempts("acme", leased.id)
+    ]
 
 
 @conformance_case
 async def a_renewed_lease_expires(harness: StoreHarness) -> None:
-    """A worker that dies with a renewed lease loses it like any other lease."""
-    leased = await harness.leased(1)
+    """A renewed lease that expires is lost like any other lease."""
+    leased = await harness.lease_new_task(1)
     await harness.store.finish([retry_result(leased, START_MS + 500, renewed_lease=LEASE)])
     harness.clock.now = START_MS + 500 + LEASE.length_ms
 
@@ -204,34 +210,34 @@ async def a_renewed_lease_expires(harness: StoreHarness) -> None:
 
     assert (2, "other") == (new.attempts, new.worker)
     assert ["transient", "lost"] == [
-        row.outcome for row in await harness.store.list_attempts("acme", leased.id)
+        attempt.outcome for attempt in await harness.store.list_attempts("acme", leased.id)
     ]
 
 
 @conformance_case
 async def a_finished_task_keeps_no_lease(harness: StoreHarness) -> None:
     """`renewed_lease` is ignored for a finished status."""
-    leased = await harness.leased(1)
+    leased = await harness.lease_new_task(1)
 
     await harness.store.finish([success_result(leased, renewed_lease=LEASE)])
 
-    ended = await harness.get(1)
-    assert (Status.SUCCEEDED, None) == (ended.status, ended.worker)
+    finished = await harness.get_task(1)
+    assert (Status.SUCCEEDED, None) == (finished.status, finished.worker)
 
 
 @conformance_case
 async def an_expired_lease_is_valid_until_it_is_claimed(harness: StoreHarness) -> None:
-    """A late result is stored if no other worker has claimed the task."""
-    leased = await harness.leased(1)
+    """A result after the end of its lease is stored if the task was not claimed again."""
+    leased = await harness.lease_new_task(1)
     harness.clock.advance(HOUR_MS)
 
     assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(leased)])
-    assert Status.SUCCEEDED is (await harness.get(1)).status
+    assert Status.SUCCEEDED is (await harness.get_task(1)).status
 
 
 @conformance_case
 async def finishing_again_is_superseded(harness: StoreHarness) -> None:
-    """The same results again are SUPERSEDED, also after a crash."""
+    """Results that are written twice are SUPERSEDED, also after a crash."""
     await harness.add(task(1), task(2), task(3), task(4))
     leased = (await harness.claim()).tasks
     batch = [
@@ -241,14 +247,14 @@ async def finishing_again_is_superseded(harness: StoreHarness) -> None:
         retry_result(leased[3], START_MS + HOUR_MS, callback_task=task(9)),
     ]
     assert [FinishStatus.APPLIED] * 4 == await harness.store.finish(batch)
-    before = [await harness.get(number) for number in (1, 2, 3, 4, 9)]
+    before = [await harness.get_task(number) for number in (1, 2, 3, 4, 9)]
     harness.clock.advance(5)
     await harness.reopen()
 
     assert [FinishStatus.SUPERSEDED] * 4 == await harness.store.finish(batch)
 
-    assert before == [await harness.get(number) for number in (1, 2, 3, 4, 9)]
-    assert [1] * 4 == [len(await harness.store.list_attempts("acme", one.id)) for one in leased]
+    assert before == [await harness.get_task(number) for number in (1, 2, 3, 4, 9)]
+    assert [1] * 4 == [len(await harness.store.list_attempts("acme", task.id)) for task in leased]
     assert {
         Status.PENDING: 2,
         Status.IN_FLIGHT: 1,
@@ -259,17 +265,17 @@ async def finishing_again_is_superseded(harness: StoreHarness) -> None:
 
 @conformance_case
 async def each_result_has_its_own_status(harness: StoreHarness) -> None:
-    """Statuses keep the order; of two results of one task the second is SUPERSEDED."""
+    """Statuses have the order of the results; a second result of a task is SUPERSEDED."""
     await harness.add(task(1), task(2))
-    one, two = (await harness.claim()).tasks
-    unknown = replace(one, id=task_id(77))
+    first, second = (await harness.claim()).tasks
+    unknown = replace(first, id=task_id(77))
 
     statuses = await harness.store.finish(
         [
             success_result(unknown),
-            success_result(one),
-            exhausted_result(one),
-            retry_result(two, START_MS + HOUR_MS),
+            success_result(first),
+            exhausted_result(first),
+            retry_result(second, START_MS + HOUR_MS),
         ]
     )
 
@@ -279,7 +285,7 @@ async def each_result_has_its_own_status(harness: StoreHarness) -> None:
         FinishStatus.SUPERSEDED,
         FinishStatus.APPLIED,
     ] == statuses
-    assert Status.SUCCEEDED is (await harness.get(1)).status
+    assert Status.SUCCEEDED is (await harness.get_task(1)).status
     assert 2 == (await harness.store.counters("acme")).superseded_count
     assert (2, 0) == (
         (await harness.store.counters()).superseded_count,
@@ -294,16 +300,16 @@ async def a_pending_task_cannot_be_finished(harness: StoreHarness) -> None:
     [added] = await harness.add(task(1))
 
     assert [FinishStatus.SUPERSEDED] == await harness.store.finish([success_result(added.task)])
-    assert added.task == await harness.get(1)
+    assert added.task == await harness.get_task(1)
 
 
 @conformance_case
-async def a_task_being_cancelled_gets_no_further_attempt(harness: StoreHarness) -> None:
-    """The attempt is logged and counted, and the lease is not kept."""
+async def a_cancel_request_prevents_the_next_attempt(harness: StoreHarness) -> None:
+    """The result of a task with a cancel request is logged, and the task is CANCELLED."""
     await harness.add(task(1), task(2), task(3))
     leased = (await harness.claim()).tasks
-    for one in leased:
-        assert CancelStatus.REQUESTED is await harness.store.cancel("acme", one.id)
+    for leased_task in leased:
+        assert CancelStatus.REQUESTED is await harness.store.cancel("acme", leased_task.id)
     harness.clock.advance(5)
     deferral = TaskResult(
         task=leased[2], attempt=None, status=Status.PENDING, next_attempt_at=START_MS + 50
@@ -321,45 +327,45 @@ async def a_task_being_cancelled_gets_no_further_attempt(harness: StoreHarness) 
 
     assert [FinishStatus.CANCELLED] * 3 == statuses
     for number, attempts in ((1, 1), (2, 1), (3, 0)):
-        ended = await harness.get(number)
+        finished = await harness.get_task(number)
         assert (Status.CANCELLED, None, None, START_MS + 5) == (
-            ended.status,
-            ended.reason,
-            ended.worker,
-            ended.finished_at,
+            finished.status,
+            finished.reason,
+            finished.worker,
+            finished.finished_at,
         )
-        assert attempts == ended.attempts
-        assert attempts == len(await harness.store.list_attempts("acme", ended.id))
+        assert attempts == finished.attempts
+        assert attempts == len(await harness.store.list_attempts("acme", finished.id))
     assert {Status.CANCELLED: 3} == await harness.counts()
     harness.clock.advance(HOUR_MS)
     assert [] == (await harness.claim()).tasks
 
 
 @conformance_case
-async def a_success_wins_over_a_cancel_request(harness: StoreHarness) -> None:
-    """The task SUCCEEDED, and its callback is added."""
-    leased = await harness.leased(1)
+async def a_success_has_precedence_over_a_cancel_request(harness: StoreHarness) -> None:
+    """A task with a cancel request is SUCCEEDED if its attempt succeeds."""
+    leased = await harness.lease_new_task(1)
     await harness.store.cancel("acme", leased.id)
 
     assert [FinishStatus.APPLIED] == await harness.store.finish(
         [success_result(leased, callback_task=task(9))]
     )
 
-    assert Status.SUCCEEDED is (await harness.get(1)).status
-    assert Status.PENDING is (await harness.get(9)).status
+    assert Status.SUCCEEDED is (await harness.get_task(1)).status
+    assert Status.PENDING is (await harness.get_task(9)).status
 
 
 @conformance_case
 async def a_callback_is_added_with_the_result(harness: StoreHarness) -> None:
-    """It is a normal task, due at once or at its own time, and no quota applies to it."""
-    leased = await harness.leased(1)
+    """A callback is a normal task that is due at once."""
+    leased = await harness.lease_new_task(1)
     harness.clock.advance(5)
 
     await harness.store.finish(
         [success_result(leased, callback_task=task(9, "hook", owned_body_ref="b"))]
     )
 
-    callback = await harness.get(9)
+    callback = await harness.get_task(9)
     times = (callback.created_at, callback.next_attempt_at, callback.first_due_at, callback.wake_at)
     assert (Status.PENDING, "b", (START_MS + 5,) * 4) == (
         callback.status,
@@ -367,31 +373,31 @@ async def a_callback_is_added_with_the_result(harness: StoreHarness) -> None:
         times,
     )
     assert {Status.SUCCEEDED: 1, Status.PENDING: 1} == await harness.counts()
-    assert 1 == (await harness.lane(callback.lane)).pending
+    assert 1 == (await harness.get_lane(callback.lane)).pending
     assert [9] == task_numbers((await harness.claim()).tasks)
-    [again] = await harness.add(task(9))
-    assert AddStatus.EXISTING is again.status
+    [repeated] = await harness.add(task(9))
+    assert AddStatus.EXISTING is repeated.status
 
 
 @conformance_case
 async def a_callback_with_an_existing_key_is_not_added(harness: StoreHarness) -> None:
-    """The stored task with that key is unchanged, and the result is APPLIED."""
+    """A callback whose key exists is ignored, and the result is APPLIED."""
     [first] = await harness.add(task(9, next_attempt_at=START_MS + HOUR_MS))
-    leased = await harness.leased(1)
+    leased = await harness.lease_new_task(1)
 
     callback = task(10, key="key 9")
     assert [FinishStatus.APPLIED] == await harness.store.finish(
         [success_result(leased, callback_task=callback)]
     )
 
-    assert first.task == await harness.get(9)
+    assert first.task == await harness.get_task(9)
     assert await harness.store.get_task("acme", task_id(10)) is None
 
 
 @conformance_case
 async def a_superseded_result_adds_no_callback(harness: StoreHarness) -> None:
-    """A worker that lost its lease adds no callback."""
-    leased = await harness.leased(1)
+    """A SUPERSEDED result adds no callback."""
+    leased = await harness.lease_new_task(1)
     harness.clock.advance(HOUR_MS)
     await harness.claim(OTHER_LEASE)
 

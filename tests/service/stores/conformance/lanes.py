@@ -1,4 +1,4 @@
-"""Conformance: lanes that are parked, half-open, paused and listed."""
+"""Conformance: parked, half-open and paused lanes, and lists of lanes."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ BETA = "beta/https:a.example:443"
 
 
 @conformance_case
-async def a_parked_lane_gives_no_tasks(harness: StoreHarness) -> None:
-    """Its tasks are unchanged, other lanes continue, and `next_at` includes its end."""
+async def a_parked_lane_is_not_claimed(harness: StoreHarness) -> None:
+    """Tasks of a parked lane are not claimed, and `next_at` is not after its parking."""
     added = await harness.add(task(1), task(2, "b"))
     await harness.store.park(LANE, START_MS + MINUTE_MS, probes=1, consecutive_opens=1)
 
     assert [2] == task_numbers((await harness.claim()).tasks)
-    await harness.store.finish([success_result(await harness.get(2))])
+    await harness.store.finish([success_result(await harness.get_task(2))])
     harness.clock.now = START_MS + MINUTE_MS - 1
     claimed = await harness.claim()
 
     assert [] == claimed.tasks
     assert claimed.next_at is not None
     assert harness.clock.now < claimed.next_at <= START_MS + MINUTE_MS
-    assert added[0].task == await harness.get(1)
+    assert added[0].task == await harness.get_task(1)
     harness.clock.advance(1)
     assert [1] == task_numbers((await harness.claim()).tasks)
 
 
 @conformance_case
-async def a_half_open_lane_gives_as_many_tasks_as_probes(harness: StoreHarness) -> None:
-    """Each probe that ends allows another one."""
+async def leases_of_a_half_open_lane_are_limited_to_its_probes(harness: StoreHarness) -> None:
+    """A half-open lane has at most `probes` leases; each finished probe allows another."""
     await harness.add(*(task(number) for number in range(6)))
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=2, consecutive_opens=3)
     harness.clock.advance(SECOND_MS)
@@ -55,28 +55,31 @@ async def a_half_open_lane_gives_as_many_tasks_as_probes(harness: StoreHarness) 
     assert ([], {}) == (full.tasks, full.consecutive_opens_by_lane)
     assert full.next_at is None or full.next_at > harness.clock.now
     await harness.store.finish([success_result(claimed.tasks[0])])
-    again = await harness.claim()
+    next_claim = await harness.claim()
 
-    assert ([2], {LANE: 3}) == (task_numbers(again.tasks), again.consecutive_opens_by_lane)
+    assert ([2], {LANE: 3}) == (
+        task_numbers(next_claim.tasks),
+        next_claim.consecutive_opens_by_lane,
+    )
 
 
 @conformance_case
 async def attempts_started_before_parking_count_as_probes(harness: StoreHarness) -> None:
-    """Attempts that were IN_FLIGHT when the lane was parked count until they end."""
+    """Tasks that were leased before the parking count as probes until they finish."""
     await harness.add(*(task(number) for number in range(5)))
     leased = (await harness.claim(limit=3)).tasks
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=2, consecutive_opens=1)
     harness.clock.advance(SECOND_MS)
     assert [] == (await harness.claim()).tasks
 
-    await harness.store.finish([success_result(one) for one in leased[:2]])
+    await harness.store.finish([success_result(leased_task) for leased_task in leased[:2]])
 
     assert [3] == task_numbers((await harness.claim()).tasks)
 
 
 @conformance_case
 async def expired_probes_do_not_block_the_lane(harness: StoreHarness) -> None:
-    """Expired leases free their slots, and their tasks are claimed again as probes."""
+    """Expired leases do not count as probes, and their tasks are claimed again."""
     await harness.add(*(task(number) for number in range(4)))
     leased = (await harness.claim(limit=2)).tasks
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, consecutive_opens=1)
@@ -91,8 +94,8 @@ async def expired_probes_do_not_block_the_lane(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_late_result_frees_no_second_probe(harness: StoreHarness) -> None:
-    """An expired lease holds no probe, so its result does not free one."""
+async def a_late_result_allows_no_additional_probe(harness: StoreHarness) -> None:
+    """An expired lease does not count as a probe, so its result does not allow another."""
     await harness.add(*(task(number) for number in range(4)))
     [late] = (await harness.claim(limit=1)).tasks
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, consecutive_opens=1)
@@ -106,7 +109,7 @@ async def a_late_result_frees_no_second_probe(harness: StoreHarness) -> None:
 
 @conformance_case
 async def opens_are_returned_only_for_lanes_with_leased_tasks(harness: StoreHarness) -> None:
-    """`consecutive_opens_by_lane` has only lanes of which the claim has tasks."""
+    """`consecutive_opens_by_lane` has only lanes of claimed tasks."""
     await harness.add(task(1, next_attempt_at=START_MS + HOUR_MS), task(2, "b"))
     await harness.store.park(LANE, START_MS, probes=1, consecutive_opens=1)
 
@@ -117,7 +120,7 @@ async def opens_are_returned_only_for_lanes_with_leased_tasks(harness: StoreHarn
 
 @conformance_case
 async def parking_again_replaces_the_first_parking(harness: StoreHarness) -> None:
-    """The last call counts, with its time, probes and number of openings."""
+    """A second parking replaces the time, the probes and the number of openings."""
     await harness.add(*(task(number) for number in range(5)))
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, consecutive_opens=1)
     harness.clock.advance(SECOND_MS)
@@ -136,7 +139,7 @@ async def parking_again_replaces_the_first_parking(harness: StoreHarness) -> Non
 
 @conformance_case
 async def unparking_keeps_a_lane_paused(harness: StoreHarness) -> None:
-    """Unparking resets the breaker's state, not the operator's pause."""
+    """Unparking a lane resets its parking and number of openings, but not its pause."""
     await harness.add(*(task(number) for number in range(5)))
     await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, consecutive_opens=4)
     await harness.store.pause(LANE)
@@ -144,7 +147,7 @@ async def unparking_keeps_a_lane_paused(harness: StoreHarness) -> None:
     await harness.store.unpark(LANE)
     await harness.store.unpark("acme/https:unknown:443")
 
-    lane = await harness.lane()
+    lane = await harness.get_lane()
     assert (None, 0, 0, True) == (
         lane.parked_until,
         lane.probes,
@@ -164,7 +167,7 @@ async def a_resumed_lane_is_open(harness: StoreHarness) -> None:
 
     await harness.store.resume(LANE)
 
-    lane = await harness.lane()
+    lane = await harness.get_lane()
     assert (None, 0, 0, False) == (
         lane.parked_until,
         lane.probes,
@@ -176,8 +179,8 @@ async def a_resumed_lane_is_open(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_paused_lane_gives_no_tasks(harness: StoreHarness) -> None:
-    """Neither due tasks nor expired leases are claimed until the lane is resumed."""
+async def a_paused_lane_is_not_claimed(harness: StoreHarness) -> None:
+    """Neither due nor abandoned tasks are claimed until the lane is resumed."""
     await harness.add(task(1), task(2))
     await harness.claim(limit=1)
     await harness.store.pause(LANE)
@@ -195,26 +198,26 @@ async def a_paused_lane_gives_no_tasks(harness: StoreHarness) -> None:
 
 @conformance_case
 async def results_are_stored_in_parked_and_paused_lanes(harness: StoreHarness) -> None:
-    """Parking and pausing do not affect leases."""
+    """A lease stays valid when its lane is parked or paused."""
     await harness.add(task(1), task(2))
-    one, two = (await harness.claim()).tasks
+    first, second = (await harness.claim()).tasks
     await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, consecutive_opens=1)
     assert [FinishStatus.APPLIED] == await harness.store.finish(
-        [retry_result(one, START_MS + SECOND_MS)]
+        [retry_result(first, START_MS + SECOND_MS)]
     )
     await harness.store.pause(LANE)
-    assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(two)])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(second)])
 
 
 @conformance_case
 async def an_empty_lane_can_be_paused_and_parked(harness: StoreHarness) -> None:
-    """This works before its first task; resuming an unknown lane does nothing."""
+    """A lane can be paused or parked before its first task; unknown lanes can be resumed."""
     await harness.store.resume("acme/https:unknown:443")
     assert await harness.store.get_lane("acme/https:unknown:443") is None
     await harness.store.pause(LANE)
     await harness.store.park(BETA, START_MS + HOUR_MS, probes=1, consecutive_opens=1)
-    assert ("acme", True) == ((await harness.lane()).tenant, (await harness.lane()).paused)
-    assert "beta" == (await harness.lane(BETA)).tenant
+    assert ("acme", True) == ((await harness.get_lane()).tenant, (await harness.get_lane()).paused)
+    assert "beta" == (await harness.get_lane(BETA)).tenant
 
     await harness.add(task(1), task(2, tenant="beta"))
 
@@ -223,9 +226,9 @@ async def an_empty_lane_can_be_paused_and_parked(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_lane_counts_its_tasks(harness: StoreHarness) -> None:
-    """Pending, in-flight and dead tasks are counted, and the time of the last claim is known."""
+    """A lane has counts of PENDING, IN_FLIGHT and EXHAUSTED tasks, and `last_claim_at`."""
     await harness.add(*(task(number) for number in range(5)))
-    lane = await harness.lane()
+    lane = await harness.get_lane()
     assert (LANE, "acme", 5, 0, 0) == (
         lane.name,
         lane.tenant,
@@ -244,7 +247,7 @@ async def a_lane_counts_its_tasks(harness: StoreHarness) -> None:
         ]
     )
 
-    lane = await harness.lane()
+    lane = await harness.get_lane()
 
     assert (2, 1, 1, START_MS + 5) == (
         lane.pending,
@@ -253,25 +256,25 @@ async def a_lane_counts_its_tasks(harness: StoreHarness) -> None:
         lane.last_claim_at,
     )
     await harness.reopen()
-    assert lane == await harness.lane()
+    assert lane == await harness.get_lane()
 
 
 @conformance_case
 async def a_lease_on_add_does_not_count_as_a_claim(harness: StoreHarness) -> None:
-    """`served_at` is None if tasks of the lane were only leased when they were added."""
+    """`last_claim_at` is None if tasks were only leased when they were added."""
     await harness.store.add([NewTask(task(1), lease_on_add=True)], LEASE)
 
-    assert (await harness.lane()).last_claim_at is None
+    assert (await harness.get_lane()).last_claim_at is None
 
 
 @conformance_case
 async def lanes_are_listed_by_name(harness: StoreHarness) -> None:
-    """Pages have no gaps and no repeats, for one tenant or for all."""
+    """Pages of lanes have no gaps and no duplicates, for one tenant or for all."""
     hosts = [f"h{number}" for number in range(7)]
     for number, host in enumerate(reversed(hosts)):
         await harness.add(task(number, host), task(100 + number, host, tenant="beta"))
 
-    async def listed(tenant: str | None, limit: int) -> list[str]:
+    async def list_names(tenant: str | None, limit: int) -> list[str]:
         names: list[str] = []
         cursor = None
         for _ in range(40):
@@ -287,7 +290,7 @@ async def lanes_are_listed_by_name(harness: StoreHarness) -> None:
     acme = [f"acme/https:{host}.example:443" for host in hosts]
     beta = [f"beta/https:{host}.example:443" for host in hosts]
     for limit in (1, 3, 7, 100):
-        assert acme == await listed("acme", limit)
-        assert beta == await listed("beta", limit)
-        assert acme + beta == await listed(None, limit)
-    assert [] == await listed("unknown", 100)
+        assert acme == await list_names("acme", limit)
+        assert beta == await list_names("beta", limit)
+        assert acme + beta == await list_names(None, limit)
+    assert [] == await list_names("unknown", 100)

@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from tarry.service.model import ApiKeyRecord, PolicyVersion
-from tarry.service.store import PolicyWriteStatus, Retention
+from tarry.service.store import PolicyWriteStatus
 from tests.service.stores.harness import (
-    DAY_MS,
-    HOUR_MS,
     START_MS,
     StoreHarness,
     conformance_case,
     exhausted_result,
     task,
 )
-
-RETENTION = Retention(succeeded_ms=HOUR_MS, exhausted_ms=DAY_MS)
 
 
 def new_policy(policy_id: str = "p", document: bytes = b'{"a":1}', **fields: Any) -> PolicyVersion:
@@ -28,9 +24,9 @@ def new_policy(policy_id: str = "p", document: bytes = b'{"a":1}', **fields: Any
 
 @conformance_case
 async def writing_a_policy_is_idempotent(harness: StoreHarness) -> None:
-    """The same document is UNCHANGED; another document is a CONFLICT with the stored policy."""
-    change, first = await harness.store.put_policy(new_policy(version=7), replace=False)
-    assert PolicyWriteStatus.CREATED is change
+    """Writing the same document is UNCHANGED, and writing another one is a CONFLICT."""
+    status, first = await harness.store.put_policy(new_policy(version=7), replace=False)
+    assert PolicyWriteStatus.CREATED is status
     assert new_policy(version=1, created_at=START_MS) == first
     harness.clock.advance(5)
 
@@ -44,41 +40,41 @@ async def writing_a_policy_is_idempotent(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_replaced_policy_is_a_new_version(harness: StoreHarness) -> None:
-    """The newest version is the default, and older versions can still be read."""
+    """The newest version is read by default, and older versions can be read too."""
     _, first = await harness.store.put_policy(new_policy(), replace=True)
     harness.clock.advance(5)
 
-    change, second = await harness.store.put_policy(new_policy(document=b"{}"), replace=True)
+    status, second = await harness.store.put_policy(new_policy(document=b"{}"), replace=True)
 
-    assert PolicyWriteStatus.REPLACED is change
+    assert PolicyWriteStatus.REPLACED is status
     assert new_policy(document=b"{}", version=2, created_at=START_MS + 5) == second
     await harness.reopen()
     assert second == await harness.store.get_policy("acme", "p")
     assert [first, second, None] == [
         await harness.store.get_policy("acme", "p", version) for version in (1, 2, 3)
     ]
-    change, third = await harness.store.put_policy(new_policy(), replace=True)
-    assert (PolicyWriteStatus.REPLACED, 3) == (change, third.version)
+    status, third = await harness.store.put_policy(new_policy(), replace=True)
+    assert (PolicyWriteStatus.REPLACED, 3) == (status, third.version)
 
 
 @conformance_case
 async def policies_belong_to_a_tenant(harness: StoreHarness) -> None:
-    """The same id of two tenants is two policies; an unknown one is None."""
+    """Two tenants may have policies with the same id; an unknown policy is None."""
     await harness.store.put_policy(new_policy(), replace=False)
 
     assert await harness.store.get_policy("beta", "p") is None
     assert await harness.store.get_policy("acme", "unknown") is None
-    change, _ = await harness.store.put_policy(
+    status, _ = await harness.store.put_policy(
         new_policy(tenant="beta", document=b"{}"), replace=False
     )
-    assert PolicyWriteStatus.CREATED is change
+    assert PolicyWriteStatus.CREATED is status
     assert PolicyWriteStatus.DELETED is await harness.store.delete_policy("beta", "p")
     assert await harness.store.get_policy("acme", "p") is not None
 
 
 @conformance_case
 async def policies_are_listed_by_id(harness: StoreHarness) -> None:
-    """The newest version of each is listed, in pages without gaps or repeats."""
+    """Pages have the newest version of each policy, without gaps or duplicates."""
     ids = [f"p{number}" for number in range(7)]
     for policy_id in reversed(ids):
         await harness.store.put_policy(new_policy(policy_id), replace=False)
@@ -95,18 +91,19 @@ async def policies_are_listed_by_id(harness: StoreHarness) -> None:
             cursor = page.cursor
             if cursor is None:
                 break
-        assert ids == [one.id for one in found]
-        assert [1, 1, 1, 2, 1, 1, 1] == [one.version for one in found]
+        assert ids == [policy.id for policy in found]
+        assert [1, 1, 1, 2, 1, 1, 1] == [policy.version for policy in found]
 
 
 @conformance_case
 async def a_policy_in_use_is_not_deleted(harness: StoreHarness) -> None:
-    """While live tasks use it, PENDING or IN_FLIGHT, a deletion is a CONFLICT."""
+    """Deleting a policy of a PENDING or IN_FLIGHT task is a CONFLICT."""
     await harness.store.put_policy(new_policy(), replace=False)
     await harness.store.put_policy(new_policy(document=b"{}"), replace=True)
     await harness.add(task(1, policy_id="p"), task(2, tenant="beta", policy_id="other"))
     assert PolicyWriteStatus.CONFLICT is await harness.store.delete_policy("acme", "p")
-    leased = next(one for one in (await harness.claim()).tasks if one.tenant == "acme")
+    claimed = (await harness.claim()).tasks
+    leased = next(task for task in claimed if task.tenant == "acme")
     assert PolicyWriteStatus.CONFLICT is await harness.store.delete_policy("acme", "p")
     await harness.store.finish([exhausted_result(leased)])
 
@@ -120,21 +117,21 @@ async def a_policy_in_use_is_not_deleted(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_deleted_version_number_is_not_used_again(harness: StoreHarness) -> None:
-    """A task that pinned it must never use another document."""
+    """A policy that is created again has a new version number."""
     await harness.store.put_policy(new_policy(), replace=False)
     await harness.store.put_policy(new_policy(document=b"{}"), replace=True)
     await harness.store.delete_policy("acme", "p")
     await harness.reopen()
 
-    change, recreated = await harness.store.put_policy(new_policy(), replace=False)
+    status, recreated = await harness.store.put_policy(new_policy(), replace=False)
 
-    assert (PolicyWriteStatus.CREATED, 3) == (change, recreated.version)
+    assert (PolicyWriteStatus.CREATED, 3) == (status, recreated.version)
     assert [None, None, recreated, None] == [
         await harness.store.get_policy("acme", "p", version) for version in (1, 2, 3, 4)
     ]
     await harness.store.delete_policy("acme", "p")
-    _, again = await harness.store.put_policy(new_policy(), replace=True)
-    assert 4 == again.version
+    _, repeated = await harness.store.put_policy(new_policy(), replace=True)
+    assert 4 == repeated.version
 
 
 @conformance_case
@@ -149,17 +146,17 @@ async def a_revived_dead_letter_uses_its_policy_again(harness: StoreHarness) -> 
     assert PolicyWriteStatus.DELETED is await harness.store.delete_policy("acme", "p")
 
 
-# --- keys -----------------------------------------------------------------------------------------
+# --- API keys -------------------------------------------------------------------------------------
 
 
 def new_key(number: int, tenant: str = "acme", **fields: Any) -> ApiKeyRecord:
-    """Return a key to store."""
+    """Return an API key to store."""
     return ApiKeyRecord(id=f"key{number}", tenant=tenant, digest=b"digest %d" % number, **fields)
 
 
 @conformance_case
 async def a_key_is_found_by_its_digest(harness: StoreHarness) -> None:
-    """The name and the creation time are stored; an unknown digest finds nothing."""
+    """A key is found with its name and creation time; an unknown digest returns None."""
     await harness.store.put_api_key(new_key(1, name="ci"))
 
     found = await harness.store.find_api_key(b"digest 1")
@@ -172,14 +169,14 @@ async def a_key_is_found_by_its_digest(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_revoked_key_has_its_time_of_revocation(harness: StoreHarness) -> None:
-    """It is still found, and revoking or storing it again does not change the time."""
+    """A revoked key is found; revoking or storing it again does not change the time."""
     await harness.store.put_api_key(new_key(1))
     harness.clock.advance(5)
 
     assert await harness.store.revoke_api_key("key1")
     harness.clock.advance(5)
     assert await harness.store.revoke_api_key("key1")
-    await harness.store.put_api_key(new_key(1, name="again"))
+    await harness.store.put_api_key(new_key(1, name="other"))
 
     assert new_key(
         1, created_at=START_MS, revoked_at=START_MS + 5
@@ -189,16 +186,16 @@ async def a_revoked_key_has_its_time_of_revocation(harness: StoreHarness) -> Non
 
 @conformance_case
 async def keys_are_listed_by_tenant(harness: StoreHarness) -> None:
-    """Keys of one tenant or of all are listed, including revoked ones."""
+    """Keys of one tenant or of all tenants are listed, including revoked keys."""
     for number in range(3):
         await harness.store.put_api_key(new_key(number))
     await harness.store.put_api_key(new_key(3, "beta"))
     await harness.store.revoke_api_key("key1")
 
-    async def ids(tenant: str | None = None) -> list[str]:
+    async def key_ids(tenant: str | None = None) -> list[str]:
         return sorted(found.id for found in await harness.store.list_api_keys(tenant))
 
-    assert ["key0", "key1", "key2"] == await ids("acme")
-    assert ["key3"] == await ids("beta")
-    assert ["key0", "key1", "key2", "key3"] == await ids()
-    assert [] == await ids("unknown")
+    assert ["key0", "key1", "key2"] == await key_ids("acme")
+    assert ["key3"] == await key_ids("beta")
+    assert ["key0", "key1", "key2", "key3"] == await key_ids()
+    assert [] == await key_ids("unknown")

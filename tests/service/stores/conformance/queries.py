@@ -1,4 +1,4 @@
-"""Conformance: queries, cancel and retry now, each limited to one tenant."""
+"""Conformance: queries, cancel and retry now."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.service.stores.harness import (
     task_numbers,
 )
 
-UNKNOWN_IDS = [task_id(999), "nope", "", "a" * 5000, "' OR 1=1 --", "\x00", "%", "kä"]
+UNKNOWN_IDS = [task_id(999), "unknown", "", "a" * 5000, "' OR 1=1 --", "\x00", "%", "kä"]
 
 
 @conformance_case
@@ -36,7 +36,7 @@ async def ping_returns_the_stores_time(harness: StoreHarness) -> None:
 
 @conformance_case
 async def an_unknown_id_is_none(harness: StoreHarness) -> None:
-    """Unknown and malformed ids return None or nothing, and never raise."""
+    """Unknown and malformed ids return None or an empty list, and raise no error."""
     await harness.add(task(1))
     for unknown in UNKNOWN_IDS:
         assert await harness.store.get_task("acme", unknown) is None
@@ -48,7 +48,7 @@ async def an_unknown_id_is_none(harness: StoreHarness) -> None:
 
 @conformance_case
 async def tasks_of_another_tenant_are_invisible(harness: StoreHarness) -> None:
-    """No call for a tenant reads or changes tasks of another."""
+    """No call for one tenant reads or changes the tasks of another."""
     dead = await harness.add_dead_letter(1)
     [pending] = await harness.add(task(2, next_attempt_at=START_MS + HOUR_MS))
     store = harness.store
@@ -63,7 +63,7 @@ async def tasks_of_another_tenant_are_invisible(harness: StoreHarness) -> None:
     assert 0 == await store.purge("beta", TaskFilter(), 10)
     assert {} == await harness.counts("beta")
 
-    assert (dead, pending.task) == (await harness.get(1), await harness.get(2))
+    assert (dead, pending.task) == (await harness.get_task(1), await harness.get_task(2))
 
 
 # --- cancel ---------------------------------------------------------------------------------------
@@ -71,30 +71,30 @@ async def tasks_of_another_tenant_are_invisible(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_pending_task_is_cancelled_at_once(harness: StoreHarness) -> None:
-    """It is CANCELLED, and is not claimed."""
+    """A PENDING task is CANCELLED at once, and is not claimed."""
     [added] = await harness.add(task(1))
     harness.clock.advance(5)
 
     assert CancelStatus.CANCELLED is await harness.store.cancel("acme", task_id(1))
 
-    ended = await harness.get(1)
-    assert (Status.CANCELLED, START_MS + 5) == (ended.status, ended.finished_at)
-    assert added.task.version + 1 == ended.version
+    finished = await harness.get_task(1)
+    assert (Status.CANCELLED, START_MS + 5) == (finished.status, finished.finished_at)
+    assert added.task.version + 1 == finished.version
     await harness.reopen()
     assert [] == (await harness.claim()).tasks
     assert {Status.CANCELLED: 1} == await harness.counts()
-    assert 0 == (await harness.lane()).pending
+    assert 0 == (await harness.get_lane()).pending
 
 
 @conformance_case
-async def cancelling_a_task_in_flight_is_requested(harness: StoreHarness) -> None:
-    """Its version stays, so that its result is accepted; a second request is the same."""
-    leased = await harness.leased(1)
+async def cancelling_an_in_flight_task_is_a_request(harness: StoreHarness) -> None:
+    """A cancel request keeps the version of the task, so that its result is accepted."""
+    leased = await harness.lease_new_task(1)
 
     for _ in range(2):
         assert CancelStatus.REQUESTED is await harness.store.cancel("acme", leased.id)
 
-    current = await harness.get(1)
+    current = await harness.get_task(1)
     assert (Status.IN_FLIGHT, True, leased.version) == (
         current.status,
         current.cancelling,
@@ -104,9 +104,9 @@ async def cancelling_a_task_in_flight_is_requested(harness: StoreHarness) -> Non
 
 
 @conformance_case
-async def cancelling_an_early_lease_is_requested(harness: StoreHarness) -> None:
-    """The worker starts without asking, so a cancel is only requested."""
-    early_lease = await harness.leased(1, next_attempt_at=START_MS + 500)
+async def cancelling_a_lease_before_its_due_time_is_a_request(harness: StoreHarness) -> None:
+    """A task that is leased before its due time can only be cancelled by its worker."""
+    early_lease = await harness.lease_new_task(1, next_attempt_at=START_MS + 500)
     assert CancelStatus.REQUESTED is await harness.store.cancel("acme", early_lease.id)
     harness.clock.advance(HOUR_MS)
     assert CancelStatus.REQUESTED is await harness.store.cancel("acme", early_lease.id)
@@ -114,19 +114,19 @@ async def cancelling_an_early_lease_is_requested(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_finished_task_cannot_be_cancelled(harness: StoreHarness) -> None:
-    """A finished task is unchanged, also if it was cancelled before."""
+    """Cancelling a finished task changes nothing, also if it was cancelled before."""
     await harness.add_dead_letter(1)
-    leased = await harness.leased(2)
+    leased = await harness.lease_new_task(2)
     await harness.store.finish([success_result(leased)])
     await harness.add(task(3))
     await harness.store.cancel("acme", task_id(3))
-    before = [await harness.get(number) for number in (1, 2, 3)]
+    before = [await harness.get_task(number) for number in (1, 2, 3)]
     harness.clock.advance(5)
 
     for number in (1, 2, 3):
         assert CancelStatus.FINISHED is await harness.store.cancel("acme", task_id(number))
 
-    assert before == [await harness.get(number) for number in (1, 2, 3)]
+    assert before == [await harness.get_task(number) for number in (1, 2, 3)]
 
 
 # --- retry now ------------------------------------------------------------------------------------
@@ -134,14 +134,14 @@ async def a_finished_task_cannot_be_cancelled(harness: StoreHarness) -> None:
 
 @conformance_case
 async def retry_now_makes_a_pending_task_due(harness: StoreHarness) -> None:
-    """It is due now, keeps its attempts, and is claimed once."""
-    leased = await harness.leased(1)
+    """After a retry now, a PENDING task is due now, keeps its attempts, and is claimed once."""
+    leased = await harness.lease_new_task(1)
     await harness.store.finish([retry_result(leased, START_MS + HOUR_MS, previous_delay=2.5)])
     harness.clock.advance(5)
 
     assert RetryNowStatus.DUE is await harness.store.retry_now("acme", leased.id)
 
-    due = await harness.get(1)
+    due = await harness.get_task(1)
     assert (START_MS + 5, START_MS + 5, START_MS) == (
         due.next_attempt_at,
         due.wake_at,
@@ -161,25 +161,25 @@ async def retry_now_makes_a_pending_task_due(harness: StoreHarness) -> None:
 
 @conformance_case
 async def retry_now_keeps_an_earlier_due_time(harness: StoreHarness) -> None:
-    """A task that is late keeps its due time."""
+    """A retry now does not change a due time in the past."""
     await harness.add(task(1))
     harness.clock.advance(HOUR_MS)
 
     assert RetryNowStatus.DUE is await harness.store.retry_now("acme", task_id(1))
-    assert START_MS == (await harness.get(1)).next_attempt_at
+    assert START_MS == (await harness.get_task(1)).next_attempt_at
 
 
 @conformance_case
 async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
-    """Attempts stay in the log but no longer count, and the total budget starts now."""
-    leased = await harness.leased(1)
+    """A revived task keeps its log; its attempt count, backoff and total budget start again."""
+    leased = await harness.lease_new_task(1)
     await harness.store.finish([exhausted_result(leased, previous_delay=1.0, backoff_offset=2)])
     harness.clock.advance(HOUR_MS)
     now = harness.clock.now
 
     assert RetryNowStatus.DUE is await harness.store.retry_now("acme", leased.id)
 
-    revived = await harness.get(1)
+    revived = await harness.get_task(1)
     assert (Status.PENDING, None, None) == (revived.status, revived.reason, revived.finished_at)
     assert (1, 1, 1) == (revived.attempts, revived.attempts_before_replay, revived.replays)
     assert (None, 0, None) == (
@@ -193,22 +193,24 @@ async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
         revived.packed_content,
         revived.created_at,
     )
-    lane = await harness.lane()
+    lane = await harness.get_lane()
     assert (1, 0, 0) == (lane.pending, lane.in_flight, lane.exhausted)
     [leased] = (await harness.claim()).tasks
     await harness.store.finish([success_result(leased)])
-    assert [1, 2] == [row.number for row in await harness.store.list_attempts("acme", leased.id)]
+    assert [1, 2] == [
+        attempt.number for attempt in await harness.store.list_attempts("acme", leased.id)
+    ]
 
 
 @conformance_case
-async def retry_now_ignores_running_and_finished_tasks(harness: StoreHarness) -> None:
-    """Tasks that are IN_FLIGHT, SUCCEEDED or CANCELLED do not change."""
+async def retry_now_does_not_change_in_flight_and_finished_tasks(harness: StoreHarness) -> None:
+    """A retry now does not change tasks that are IN_FLIGHT, SUCCEEDED or CANCELLED."""
     await harness.add(task(1), task(2), task(3, next_attempt_at=START_MS + 500))
-    one, _, _ = (await harness.claim()).tasks
-    await harness.store.finish([success_result(one)])
+    first, _, _ = (await harness.claim()).tasks
+    await harness.store.finish([success_result(first)])
     await harness.add(task(4))
     await harness.store.cancel("acme", task_id(4))
-    before = [await harness.get(number) for number in (1, 2, 3, 4)]
+    before = [await harness.get_task(number) for number in (1, 2, 3, 4)]
 
     results = [await harness.store.retry_now("acme", task_id(number)) for number in (1, 2, 3, 4)]
 
@@ -218,12 +220,12 @@ async def retry_now_ignores_running_and_finished_tasks(harness: StoreHarness) ->
         RetryNowStatus.IN_FLIGHT,
         RetryNowStatus.SUCCEEDED_OR_CANCELLED,
     ] == results
-    assert before == [await harness.get(number) for number in (1, 2, 3, 4)]
+    assert before == [await harness.get_task(number) for number in (1, 2, 3, 4)]
 
 
 @conformance_case
 async def retry_now_does_not_open_a_parked_lane(harness: StoreHarness) -> None:
-    """A task of a parked lane is not claimed, although it is due."""
+    """After a retry now, a task of a parked lane is due, but it is not claimed."""
     await harness.add(task(1, next_attempt_at=START_MS + HOUR_MS))
     await harness.store.park(LANE, START_MS + 5000, probes=1, consecutive_opens=1)
 
@@ -234,7 +236,7 @@ async def retry_now_does_not_open_a_parked_lane(harness: StoreHarness) -> None:
 async def list_all(
     harness: StoreHarness, query: TaskFilter, limit: int, tenant: str = "acme"
 ) -> list[Task]:
-    """Return all pages of a list."""
+    """Return the tasks of all pages."""
     found: list[Task] = []
     cursor = None
     for _ in range(200):
@@ -249,7 +251,7 @@ async def list_all(
 
 @conformance_case
 async def tasks_are_listed_newest_first(harness: StoreHarness) -> None:
-    """Pages of any size have no gaps and no repeats, and only tasks of the tenant."""
+    """Pages of any size have no gaps and no duplicates, and only tasks of the tenant."""
     for number in range(10):
         await harness.add(task(number), task(100 + number, tenant="beta"))
         harness.clock.advance(number % 2)
@@ -264,14 +266,14 @@ async def tasks_are_listed_newest_first(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_list_is_stable_while_tasks_are_added(harness: StoreHarness) -> None:
-    """Tasks that existed at the first page are listed exactly once."""
+    """Tasks that exist when the first page is read are listed exactly once."""
     await harness.add(*(task(number) for number in range(9)))
     page = await harness.store.list_tasks("acme", TaskFilter(), limit=3)
     found = task_numbers(page.items)
-    added = 20
+    new_number = 20
     while page.cursor is not None:
-        await harness.add(task(added))
-        added += 1
+        await harness.add(task(new_number))
+        new_number += 1
         harness.clock.advance(1)
         await harness.claim(limit=1)
         await harness.reopen()
@@ -283,15 +285,15 @@ async def a_list_is_stable_while_tasks_are_added(harness: StoreHarness) -> None:
 
 @conformance_case
 async def filters_can_be_combined(harness: StoreHarness) -> None:
-    """Status, policy, lane and reason select, alone and together."""
+    """Tasks can be filtered by any combination of status, policy, lane and reason."""
     for number in range(24):
         fields = {"host": "ab"[number % 2], "policy_id": ("default", "webhook")[number // 2 % 2]}
         if number % 3 == 0:
             await harness.add_dead_letter(number, "attempts" if number % 4 else "budget", **fields)
         else:
             await harness.add(task(number, **fields, next_attempt_at=START_MS + HOUR_MS))
-    everything = await list_all(harness, TaskFilter(), 100)
-    assert 24 == len(everything)
+    all_tasks = await list_all(harness, TaskFilter(), 100)
+    assert 24 == len(all_tasks)
     queries = [
         TaskFilter(status=status, policy_id=policy, lane=lane, reason=reason)
         for status in (None, Status.PENDING, Status.EXHAUSTED, Status.SUCCEEDED)
@@ -302,39 +304,39 @@ async def filters_can_be_combined(harness: StoreHarness) -> None:
 
     for query in queries:
         expected = [
-            one
-            for one in everything
-            if query.status in {None, one.status}
-            and query.policy_id in {None, one.policy_id}
-            and query.lane in {None, one.lane}
-            and query.reason in {None, one.reason}
+            found
+            for found in all_tasks
+            if query.status in {None, found.status}
+            and query.policy_id in {None, found.policy_id}
+            and query.lane in {None, found.lane}
+            and query.reason in {None, found.reason}
         ]
         assert expected == await list_all(harness, query, 5)
 
 
 @conformance_case
 async def a_malformed_cursor_is_an_error(harness: StoreHarness) -> None:
-    """A cursor that no page returned raises an error that names the cursor."""
+    """A cursor that no page has returned raises an error that names the cursor."""
     await harness.add(task(1), task(2))
-    for cursor in ("", "nope", "-1", "1.5", "☃", "' OR 1=1", "9" * 500, "\x00"):
+    for cursor in ("", "unknown", "-1", "1.5", "☃", "' OR 1=1", "9" * 500, "\x00"):
         with pytest.raises(ConfigurationError, match="cursor"):
             await harness.store.list_tasks("acme", TaskFilter(), cursor=cursor)
 
 
 @conformance_case
 async def the_attempt_log_has_pages(harness: StoreHarness) -> None:
-    """Attempts after a number are returned in order, up to a limit."""
-    leased = await harness.leased(1)
+    """A page of attempts starts after a given number, and has a limit."""
+    leased = await harness.lease_new_task(1)
     for _ in range(6):
         await harness.store.finish([retry_result(leased, harness.clock.now, renewed_lease=LEASE)])
-        leased = await harness.get(1)
+        leased = await harness.get_task(1)
 
-    async def page(after: int, limit: int) -> list[int]:
-        rows = await harness.store.list_attempts("acme", leased.id, after=after, limit=limit)
-        return [row.number for row in rows]
+    async def list_numbers(after: int, limit: int) -> list[int]:
+        attempts = await harness.store.list_attempts("acme", leased.id, after=after, limit=limit)
+        return [attempt.number for attempt in attempts]
 
-    assert [1, 2, 3, 4, 5, 6] == await page(0, 100)
-    assert [1, 2] == await page(0, 2)
-    assert [3, 4] == await page(2, 2)
-    assert [6] == await page(5, 10)
-    assert [] == await page(6, 10)
+    assert [1, 2, 3, 4, 5, 6] == await list_numbers(0, 100)
+    assert [1, 2] == await list_numbers(0, 2)
+    assert [3, 4] == await list_numbers(2, 2)
+    assert [6] == await list_numbers(5, 10)
+    assert [] == await list_numbers(6, 10)

@@ -24,12 +24,12 @@ from tests.service.stores.harness import (
 
 @conformance_case
 async def a_released_task_keeps_its_due_time(harness: StoreHarness) -> None:
-    """No attempt is counted, another worker may claim it, and the old lease is lost."""
-    leased = await harness.leased(1, next_attempt_at=START_MS + 500)
+    """A released task keeps its due time, counts no attempt, and can be claimed again."""
+    leased = await harness.lease_new_task(1, next_attempt_at=START_MS + 500)
 
     assert [FinishStatus.APPLIED] == await harness.store.release([Release(leased)])
 
-    released = await harness.get(1)
+    released = await harness.get_task(1)
     assert (Status.PENDING, None, 0, START_MS + 500, START_MS + 500) == (
         released.status,
         released.worker,
@@ -45,66 +45,71 @@ async def a_released_task_keeps_its_due_time(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_release_can_only_delay_a_task(harness: StoreHarness) -> None:
-    """A later time delays the task; an earlier time is ignored."""
+    """A later time in a release delays the task; an earlier time is ignored."""
     await harness.add(
         task(1, next_attempt_at=START_MS + 500), task(2, next_attempt_at=START_MS + 500)
     )
-    one, two = (await harness.claim()).tasks
+    first, second = (await harness.claim()).tasks
 
-    await harness.store.release([Release(one, START_MS + HOUR_MS), Release(two, START_MS)])
+    await harness.store.release([Release(first, START_MS + HOUR_MS), Release(second, START_MS)])
 
     assert (
         START_MS + HOUR_MS
-        == (await harness.get(1)).next_attempt_at
-        == (await harness.get(1)).wake_at
+        == (await harness.get_task(1)).next_attempt_at
+        == (await harness.get_task(1)).wake_at
     )
-    assert START_MS + 500 == (await harness.get(2)).next_attempt_at
+    assert START_MS + 500 == (await harness.get_task(2)).next_attempt_at
     assert [2] == task_numbers((await harness.claim()).tasks)
 
 
 @conformance_case
 async def only_a_valid_lease_is_released(harness: StoreHarness) -> None:
-    """Releasing twice, unknown tasks or outdated versions changes nothing."""
+    """A release of a finished, released, outdated or unknown lease changes nothing."""
     await harness.add(task(1), task(2), task(3))
-    one, two, three = (await harness.claim()).tasks
+    first, second, third = (await harness.claim()).tasks
     await harness.store.finish(
-        [success_result(one), retry_result(two, START_MS + 500, renewed_lease=LEASE)]
+        [success_result(first), retry_result(second, START_MS + 500, renewed_lease=LEASE)]
     )
-    await harness.store.release([Release(three, START_MS + HOUR_MS)])
-    before = [await harness.get(number) for number in (1, 2, 3)]
+    await harness.store.release([Release(third, START_MS + HOUR_MS)])
+    before = [await harness.get_task(number) for number in (1, 2, 3)]
 
-    unknown = replace(one, id=task_id(77))
-    again = await harness.store.release([Release(one) for one in (one, two, three, unknown)])
-    assert [FinishStatus.SUPERSEDED] * 4 == again
+    unknown = replace(first, id=task_id(77))
+    leases = (first, second, third, unknown)
+    statuses = await harness.store.release([Release(lease) for lease in leases])
+    assert [FinishStatus.SUPERSEDED] * 4 == statuses
     assert [] == await harness.store.release([])
 
-    assert before == [await harness.get(number) for number in (1, 2, 3)]
+    assert before == [await harness.get_task(number) for number in (1, 2, 3)]
     assert 0 == (await harness.store.counters()).superseded_count
 
 
 @conformance_case
-async def a_released_task_being_cancelled_is_cancelled(harness: StoreHarness) -> None:
-    """It is CANCELLED without an attempt."""
-    leased = await harness.leased(1)
+async def a_cancel_request_applies_when_the_lease_is_released(harness: StoreHarness) -> None:
+    """A released task with a cancel request is CANCELLED without an attempt."""
+    leased = await harness.lease_new_task(1)
     await harness.store.cancel("acme", leased.id)
 
     assert [FinishStatus.CANCELLED] == await harness.store.release([Release(leased)])
 
-    ended = await harness.get(1)
-    assert (Status.CANCELLED, 0, START_MS) == (ended.status, ended.attempts, ended.finished_at)
+    finished = await harness.get_task(1)
+    assert (Status.CANCELLED, 0, START_MS) == (
+        finished.status,
+        finished.attempts,
+        finished.finished_at,
+    )
     assert {Status.CANCELLED: 1} == await harness.counts()
 
 
 @conformance_case
 async def a_lease_on_add_is_a_normal_lease(harness: StoreHarness) -> None:
-    """It can be released, kept, lost and finished like any other."""
+    """A lease on add can be released, renewed, finished and lost like any other lease."""
     batch = [NewTask(task(number), lease_on_add=True) for number in range(1, 5)]
-    one, two, three, four = [result.task for result in await harness.store.add(batch, LEASE)]
-    await harness.store.release([Release(one)])
+    first, second, third, fourth = [result.task for result in await harness.store.add(batch, LEASE)]
+    await harness.store.release([Release(first)])
     await harness.store.finish(
-        [retry_result(two, START_MS + 100, renewed_lease=LEASE), success_result(three)]
+        [retry_result(second, START_MS + 100, renewed_lease=LEASE), success_result(third)]
     )
-    harness.clock.now = four.wake_at
+    harness.clock.now = fourth.wake_at
 
     tasks = (await harness.claim(OTHER_LEASE)).tasks
 

@@ -1,4 +1,4 @@
-"""Conformance: counters, attempts per minute, and retention."""
+"""Conformance: counters and retention."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tests.service.stores.harness import (
 RETENTION = Retention(succeeded_ms=HOUR_MS, exhausted_ms=DAY_MS)
 
 
-# --- numbers --------------------------------------------------------------------------------------
+# --- counters -------------------------------------------------------------------------------------
 
 
 @conformance_case
 async def counters_follow_every_change(harness: StoreHarness) -> None:
-    """Counts are exact per tenant and in total after every transition, and after a crash."""
+    """Counters match the tasks of each tenant after every transition, and after a crash."""
     await harness.add(*(task(number) for number in range(6)), task(9, tenant="beta"))
     assert {Status.PENDING: 6} == await harness.counts("acme")
     assert {Status.PENDING: 1} == await harness.counts("beta")
     assert {Status.PENDING: 7} == await harness.counts()
     await harness.store.cancel("acme", task_id(5))
-    leased = [one for one in (await harness.claim()).tasks if one.tenant == "acme"]
+    leased = [task for task in (await harness.claim()).tasks if task.tenant == "acme"]
     await harness.store.finish(
         [
             success_result(leased[0]),
@@ -59,7 +59,7 @@ async def counters_follow_every_change(harness: StoreHarness) -> None:
 
 
 async def sweep_all(harness: StoreHarness, limit: int) -> int:
-    """Sweep until no work is left; each step stays within the limit."""
+    """Sweep until no expired task is left; return the number of deleted tasks."""
     total = 0
     for _ in range(100):
         result = await harness.store.sweep(RETENTION, limit)
@@ -72,14 +72,14 @@ async def sweep_all(harness: StoreHarness, limit: int) -> int:
 
 @conformance_case
 async def a_sweep_deletes_expired_tasks(harness: StoreHarness) -> None:
-    """Terminal tasks expire by status; live tasks never do."""
-    leased = await harness.leased(1)
+    """Finished tasks expire after a time that depends on their status; others never expire."""
+    leased = await harness.lease_new_task(1)
     await harness.store.finish([success_result(leased)])
     await harness.add_dead_letter(2)
     await harness.add(task(3))
     await harness.store.cancel("acme", task_id(3))
     await harness.add(task(4, next_attempt_at=START_MS + 9 * DAY_MS))
-    await harness.leased(5)
+    await harness.lease_new_task(5)
     harness.clock.now = START_MS + HOUR_MS - 1
     assert 0 == await sweep_all(harness, 10)
 
@@ -92,13 +92,13 @@ async def a_sweep_deletes_expired_tasks(harness: StoreHarness) -> None:
     assert 1 == await sweep_all(harness, 10)
 
     assert {Status.PENDING: 1, Status.IN_FLIGHT: 1} == await harness.counts()
-    assert 0 == (await harness.lane()).exhausted
+    assert 0 == (await harness.get_lane()).exhausted
     assert AddStatus.ADDED is (await harness.add(task(1)))[0].status
 
 
 @conformance_case
 async def a_sweep_respects_its_limit(harness: StoreHarness) -> None:
-    """A step deletes at most `limit` tasks, and reports whether there are more."""
+    """A sweep deletes at most `limit` tasks, and returns whether there are more."""
     await harness.add(*(task(number) for number in range(10)))
     await harness.store.finish([success_result(leased) for leased in (await harness.claim()).tasks])
     harness.clock.advance(HOUR_MS)
@@ -114,12 +114,14 @@ async def a_sweep_respects_its_limit(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def bodies_are_orphans_until_they_are_forgotten(harness: StoreHarness) -> None:
-    """Bodies of deleted tasks are listed as orphans, also after a crash."""
+async def bodies_of_deleted_tasks_are_listed_until_they_are_forgotten(
+    harness: StoreHarness,
+) -> None:
+    """Bodies of deleted tasks are listed as orphaned, also after a crash."""
     await harness.add(*(task(number, owned_body_ref=f"b{number}") for number in range(5)))
     leased = (await harness.claim(limit=4)).tasks
     await harness.store.finish(
-        [success_result(one) for one in leased[:3]] + [exhausted_result(leased[3])]
+        [success_result(leased_task) for leased_task in leased[:3]] + [exhausted_result(leased[3])]
     )
     await harness.add(task(9))
     await harness.store.cancel("acme", task_id(9))
@@ -129,13 +131,13 @@ async def bodies_are_orphans_until_they_are_forgotten(harness: StoreHarness) -> 
 
     assert 2 == len(await harness.store.list_orphaned_bodies(2))
     await harness.reopen()
-    orphans = await harness.store.list_orphaned_bodies(10)
-    assert {f"b{int(one.id[-12:], 16)}" for one in leased[:3]} == set(orphans)
-    await harness.store.forget_orphaned_bodies(orphans[:2])
+    orphaned_bodies = await harness.store.list_orphaned_bodies(10)
+    assert {f"b{number}" for number in task_numbers(leased[:3])} == set(orphaned_bodies)
+    await harness.store.forget_orphaned_bodies(orphaned_bodies[:2])
     await harness.store.forget_orphaned_bodies([])
-    await harness.store.forget_orphaned_bodies(["unknown", orphans[0]])
+    await harness.store.forget_orphaned_bodies(["unknown", orphaned_bodies[0]])
 
-    assert orphans[2:] == await harness.store.list_orphaned_bodies(10)
+    assert orphaned_bodies[2:] == await harness.store.list_orphaned_bodies(10)
 
 
 @conformance_case
@@ -156,34 +158,34 @@ async def a_revived_dead_letter_is_not_swept(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def ended_replays_are_swept(harness: StoreHarness) -> None:
-    """They expire like dead letters, by the time they ended; running ones stay."""
-    ended, running = task_id(7), task_id(8)
-    await harness.store.start_replay(ReplayRecord(id=ended, tenant="acme"))
-    await harness.store.start_replay(ReplayRecord(id=running, tenant="acme"))
+async def finished_replays_are_swept(harness: StoreHarness) -> None:
+    """Finished replays expire like dead letters; running replays do not expire."""
+    finished_id, running_id = task_id(7), task_id(8)
+    await harness.store.start_replay(ReplayRecord(id=finished_id, tenant="acme"))
+    await harness.store.start_replay(ReplayRecord(id=running_id, tenant="acme"))
     harness.clock.advance(DAY_MS)
-    await harness.store.replay_step(ended, 1)
+    await harness.store.replay_step(finished_id, 1)
     harness.clock.advance(DAY_MS - 1)
     await sweep_all(harness, 10)
-    assert await harness.store.get_replay("acme", ended) is not None
+    assert await harness.store.get_replay("acme", finished_id) is not None
     harness.clock.advance(1)
 
     await sweep_all(harness, 10)
 
-    assert await harness.store.get_replay("acme", ended) is None
-    assert await harness.store.get_replay("acme", running) is not None
-    assert [running] == [job.id for job in await harness.store.list_replays(running=False)]
+    assert await harness.store.get_replay("acme", finished_id) is None
+    assert await harness.store.get_replay("acme", running_id) is not None
+    assert [running_id] == [replay.id for replay in await harness.store.list_replays(running=False)]
 
 
 @conformance_case
 async def dead_letters_of_a_running_replay_are_not_swept(harness: StoreHarness) -> None:
-    """Dead letters of its tenant stay until it ends; those of other tenants do not."""
+    """While a replay runs, dead letters of its tenant are not swept."""
     await harness.add_dead_letter(1)
     await harness.add_dead_letter(2)
     await harness.add_dead_letter(3, tenant="beta")
-    job = ReplayRecord(id=task_id(7), tenant="acme", rate=0.001)
-    await harness.store.start_replay(job)
-    await harness.store.replay_step(job.id, 1)
+    replay = ReplayRecord(id=task_id(7), tenant="acme", rate=0.001)
+    await harness.store.start_replay(replay)
+    await harness.store.replay_step(replay.id, 1)
     harness.clock.advance(DAY_MS)
 
     assert 1 == await sweep_all(harness, 10)
@@ -191,7 +193,7 @@ async def dead_letters_of_a_running_replay_are_not_swept(harness: StoreHarness) 
     assert [2] == task_numbers(
         (await harness.store.list_tasks("acme", TaskFilter(status=Status.EXHAUSTED))).items
     )
-    await harness.store.cancel_replay("acme", job.id)
+    await harness.store.cancel_replay("acme", replay.id)
     assert 1 == await sweep_all(harness, 10)
 
 

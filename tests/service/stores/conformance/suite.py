@@ -1,6 +1,6 @@
-"""The conformance suite: one list of cases that every implementation of the store port must pass.
+"""The conformance suite: a list of cases that every implementation of the store port must pass.
 
-A test module gives `StoreHarness` a function that opens the store, and opens it again over the same
+A test module passes a function to `StoreHarness` that creates a store, each time over the same
 data:
 
     @pytest.mark.parametrize("case", CASES, ids=case_name)
@@ -26,9 +26,9 @@ from tests.service.stores.conformance import (
 )
 from tests.service.stores.harness import CASES, Case, StoreHarness, case_name
 
-__all__ = ["CASES", "PARTS", "Case", "StoreHarness", "case_name"]
+__all__ = ["CASES", "CASE_MODULES", "Case", "StoreHarness", "case_name"]
 
-PARTS = (
+CASE_MODULES = (
     add,
     claim,
     expired_leases,
@@ -41,4 +41,4 @@ PARTS = (
     policies_and_keys,
     retention,
 )
-"""The modules that add their cases to `CASES` when they are imported."""
+"""Modules that add their cases to `CASES` when they are imported."""

@@ -1,7 +1,7 @@
-"""The model of a store: plain dicts and heaps, which the stateful test compares other stores with.
+"""The model of a store, made of dicts and heaps. Tests compare other stores with it.
 
-No method ever suspends, so a simulation that runs on it is deterministic. All of its state is one
-`ModelState`: a new store with the same state is the store after a crash.
+No method suspends, so a simulation with this store is deterministic. The state of a store is one
+`ModelState`: a new store with the same state is like the old store after a crash.
 """
 
 from tests.service.stores.model_store.state import ModelState

@@ -22,21 +22,21 @@ from tarry.service.model import (
 from tarry.service.store import LeaseTerms
 
 _MAX_STALE_ENTRIES = 64
-"""A heap is rebuilt when it has more than twice its valid entries and this many."""
+"""A heap is rebuilt when its length exceeds twice its valid entries plus this number."""
 
 WakeEntry = tuple[int, int, int]
 """Wake time of a task, its number, and the task version for which the entry is valid."""
 
 
-class Alarms:
-    """A wake time for each name; the heap also holds entries that are no longer valid."""
+class LaneAlarms:
+    """A wake time for each lane. The heap also has entries that are no longer valid."""
 
     def __init__(self) -> None:
         self._times: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
 
     def set(self, name: str, time: int | None) -> None:
-        """Set the wake time of a name; None removes it."""
+        """Set the wake time of a lane; None removes it."""
         if time == self._times.get(name):
             return
         if time is None:
@@ -48,16 +48,16 @@ class Alarms:
             self._heap = [(time, name) for name, time in self._times.items()]
             heapify(self._heap)
 
-    def due(self, until: int) -> Iterator[str]:
-        """Remove and yield the names whose time is not after `until`, earliest first."""
+    def pop_due(self, until: int) -> Iterator[str]:
+        """Remove and yield the lanes whose time is not after `until`, earliest first."""
         while self._heap and self._heap[0][0] <= until:
             time, name = heappop(self._heap)
             if self._times.get(name) == time:
                 del self._times[name]
                 yield name
 
-    def first(self, skipped_lanes: Collection[str]) -> int | None:
-        """Return the earliest time of a name that is not in `skipped_lanes`."""
+    def earliest(self, skipped_lanes: Collection[str]) -> int | None:
+        """Return the earliest time of a lane that is not in `skipped_lanes`."""
         skipped: list[tuple[int, str]] = []
         while self._heap:
             time, name = self._heap[0]
@@ -74,7 +74,7 @@ class Alarms:
 
 
 class Row:
-    """A task, its number in the order of adding, and its attempt log, encoded."""
+    """A task, its number in the order of addition, and its encoded attempt log."""
 
     __slots__ = ("log", "number", "task")
 
@@ -85,12 +85,12 @@ class Row:
 
     @property
     def wake_entry(self) -> WakeEntry:
-        """The entry for the task's present version."""
+        """The entry for the current version of the task."""
         return self.task.wake_at, self.number, self.task.version
 
 
 class WakeHeap:
-    """Rows by wake time. An entry that is out of date stays until it comes to the top."""
+    """Rows by wake time. An outdated entry stays in the heap until it is the first."""
 
     __slots__ = ("_heap", "_rows")
 
@@ -98,14 +98,14 @@ class WakeHeap:
         self._rows = rows
         self._heap: list[WakeEntry] = []
 
-    def add(self, row: Row, live: int) -> None:
-        """Add a row; `live` is an upper bound of the number of valid entries."""
+    def add(self, row: Row, max_valid: int) -> None:
+        """Add a row; `max_valid` is an upper bound of the number of valid entries."""
         heappush(self._heap, row.wake_entry)
-        if len(self._heap) > 2 * live + _MAX_STALE_ENTRIES:
+        if len(self._heap) > 2 * max_valid + _MAX_STALE_ENTRIES:
             self._heap = [entry for entry in self._heap if self._is_valid(entry)]
             heapify(self._heap)
 
-    def first(self) -> int | None:
+    def earliest(self) -> int | None:
         """Return the earliest wake time."""
         while self._heap and not self._is_valid(self._heap[0]):
             heappop(self._heap)
@@ -113,8 +113,8 @@ class WakeHeap:
 
     def pop(self, until: int) -> Row | None:
         """Remove and return the earliest row whose wake time is not after `until`."""
-        first = self.first()
-        if first is None or first > until:
+        earliest = self.earliest()
+        if earliest is None or earliest > until:
             return None
         return self._rows[heappop(self._heap)[1]]
 
@@ -124,19 +124,19 @@ class WakeHeap:
 
 
 class Queue:
-    """A lane and its live tasks."""
+    """A lane and its unfinished tasks."""
 
     __slots__ = ("claimable", "expired", "is_ready", "lane", "last_turn", "leases")
 
     def __init__(self, lane: LaneRecord, rows: Mapping[int, Row]) -> None:
         self.lane: LaneRecord = lane
         self.claimable: WakeHeap = WakeHeap(rows)
-        """Tasks that are PENDING, or whose lease has expired."""
+        """Tasks that are PENDING or whose lease has expired."""
         self.leases: WakeHeap = WakeHeap(rows)
         self.expired: set[int] = set()
-        """Tasks that are IN_FLIGHT, but claimable because their lease has expired."""
+        """Numbers of IN_FLIGHT tasks that are claimable because their lease has expired."""
         self.is_ready: bool = False
-        """Whether the lane is in the rotation, so that it needs no alarm."""
+        """Whether the lane is in the rotation. Then it has no alarms."""
         self.last_turn: int = 0
 
     def expire_leases(self, now: int) -> None:
@@ -145,13 +145,13 @@ class Queue:
             self.expired.add(row.number)
             self.claimable.add(row, self.lane.pending + self.lane.in_flight)
 
-    def is_shut(self, now: int) -> bool:
-        """Return whether the lane gives no task now."""
+    def is_blocked(self, now: int) -> bool:
+        """Return whether the lane is paused, or parked at this time."""
         until = self.lane.parked_until
         return self.lane.paused or (until is not None and until > now)
 
     def free_slots(self, limit: int) -> int:
-        """Return how many tasks a lane that is not shut may give: half-open, its free probes."""
+        """Return how many tasks may be claimed; for a half-open lane, the number of free probes."""
         if self.lane.parked_until is None:
             return limit
         return min(limit, self.lane.probes - self.lane.in_flight + len(self.expired))
@@ -179,36 +179,36 @@ class Tenant:
         self.keys: dict[str, int] = {}
         """Numbers of its tasks by idempotency key."""
         self.numbers: list[int] = []
-        """Numbers of its tasks in the order of adding, and of some that are deleted."""
+        """Numbers of its tasks in the order of addition, including some deleted tasks."""
         self.dead_letters: set[int] = set()
         self.counts: Counter[Status] = Counter()
         self.superseded: int = 0
         self.policies: dict[str, list[PolicyVersion]] = {}
         self.policy_use: Counter[str] = Counter()
-        """Number of live tasks of each policy."""
+        """Number of unfinished tasks of each policy."""
         self.policy_versions: Counter[str] = Counter()
-        """Last version of each policy, also of deleted ones."""
+        """Last version of each policy, including deleted policies."""
         self.ready_lanes: list[tuple[int, str]] = []
         """Its lanes in the rotation, least recently served first."""
         self.last_turn: int = 0
 
 
 class ModelState:
-    """Everything that a `ModelStore` keeps; a crash leaves it as it is."""
+    """The complete state of a `ModelStore`, which survives a simulated crash."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
         self.ids: dict[str, int] = {}
         self.queues: dict[str, Queue] = {}
         self.tenants: dict[str, Tenant] = {}
-        self.due_alarms: Alarms = Alarms()
-        """Lanes by the due time of their earliest task: claims look a horizon ahead."""
-        self.expiry_alarms: Alarms = Alarms()
+        self.due_alarms: LaneAlarms = LaneAlarms()
+        """Lanes by the due time of their earliest task. Claims add their horizon to the time."""
+        self.expiry_alarms: LaneAlarms = LaneAlarms()
         """Lanes by the end of their earliest lease, or of their parking."""
         self.ready_tenants: list[tuple[int, str]] = []
         """Tenants that have lanes in the rotation, least recently served first."""
         self.finished: dict[bool, list[WakeEntry]] = {True: [], False: []}
-        """Terminal tasks by the time they finished; True: dead letters."""
+        """Finished tasks by `finished_at`. Dead letters are in `finished[True]`."""
         self.orphaned_bodies: dict[str, None] = {}
         self.replays: dict[str, ReplayRecord] = {}
         self.keys: dict[str, ApiKeyRecord] = {}
@@ -216,29 +216,29 @@ class ModelState:
         self._last_number = 0
         self._last_turn = 0
 
-    # --- look-ups ---------------------------------------------------------------------------------
+    # --- lookups ----------------------------------------------------------------------------------
 
     def tenant(self, name: str) -> Tenant:
-        """Return a tenant, which is created if it is new."""
+        """Return a tenant; create it if it does not exist."""
         if name not in self.tenants:
             self.tenants[name] = Tenant(name)
         return self.tenants[name]
 
     def queue(self, lane: str) -> Queue:
-        """Return the queue of a lane, which is created if it is new."""
+        """Return the queue of a lane; create it if it does not exist."""
         if lane not in self.queues:
             tenant = lane.partition("/")[0]
             self.queues[lane] = Queue(LaneRecord(name=lane, tenant=tenant), self.rows)
         return self.queues[lane]
 
     def row(self, task_id: str, tenant: str) -> Row | None:
-        """Return a tenant's task."""
+        """Return the row of a task of a tenant, or None."""
         number = self.ids.get(task_id)
         row = None if number is None else self.rows[number]
         return row if row is not None and row.task.tenant == tenant else None
 
     def leased_row(self, task: Task) -> Row | None:
-        """Return the row of a task if its lease is still the one that `task` came with."""
+        """Return the row of a task if it is leased with the version of `task`."""
         row = self.row(task.id, task.tenant)
         if row is None or row.task.status is not Status.IN_FLIGHT:
             return None
@@ -247,30 +247,30 @@ class ModelState:
     # --- changes ----------------------------------------------------------------------------------
 
     def add(self, task: Task, now: int, terms: LeaseTerms | None) -> Row:
-        """Add a task whose key is new; the state that the caller has set in it is ignored."""
+        """Add a task whose key is new; its state fields are reset."""
         self._last_number += 1
         tenant, queue = self.tenant(task.tenant), self.queue(task.lane)
         is_open = not queue.lane.paused and queue.lane.parked_until is None
-        fresh = task.as_stored(now, task.next_attempt_at)
-        if is_open and terms is not None and fresh.next_attempt_at <= now + terms.horizon_ms:
-            fresh = msgspec.structs.replace(
-                fresh, **_lease_fields(terms, fresh.next_attempt_at, now)
+        stored = task.as_stored(now, task.next_attempt_at)
+        if is_open and terms is not None and stored.next_attempt_at <= now + terms.horizon_ms:
+            stored = msgspec.structs.replace(
+                stored, **_lease_fields(terms, stored.next_attempt_at, now)
             )
-        row = Row(self._last_number, fresh)
+        row = Row(self._last_number, stored)
         self.rows[row.number] = row
         self.ids[task.id] = tenant.keys[task.key] = row.number
         tenant.numbers.append(row.number)
-        self._count(row, 1)
+        self._update_counters(row, 1)
         self._add_to_heap(row, now)
         return row
 
     def change(self, row: Row, now: int, **fields: Any) -> None:
-        """Change a task, and with it all counters, heaps and alarms."""
-        self._count(row, -1)
+        """Change a task, and update counters, heaps and alarms."""
+        self._update_counters(row, -1)
         self.queues[row.task.lane].expired.discard(row.number)
         version = row.task.version + 1
         row.task = msgspec.structs.replace(row.task, version=version, **fields)
-        self._count(row, 1)
+        self._update_counters(row, 1)
         self._add_to_heap(row, now)
 
     def lease(
@@ -280,7 +280,7 @@ class ModelState:
         self.change(row, now, **fields, **_lease_fields(terms, next_attempt_at, now))
 
     def set_pending(self, row: Row, next_attempt_at: int, now: int, **fields: Any) -> None:
-        """Make a task PENDING until a time."""
+        """Make a task PENDING; it is due at `next_attempt_at`."""
         fields |= {"status": Status.PENDING, "worker": None}
         fields |= {"next_attempt_at": next_attempt_at, "wake_at": next_attempt_at}
         self.change(row, now, **fields)
@@ -307,9 +307,9 @@ class ModelState:
         )
 
     def delete(self, row: Row) -> None:
-        """Delete a finished task; its body becomes an orphan."""
+        """Delete a finished task, and list its body as orphaned."""
         task, tenant = row.task, self.tenants[row.task.tenant]
-        self._count(row, -1)
+        self._update_counters(row, -1)
         del self.rows[row.number], self.ids[task.id], tenant.keys[task.key]
         if task.owned_body_ref is not None:
             self.orphaned_bodies[task.owned_body_ref] = None
@@ -339,17 +339,17 @@ class ModelState:
         if queue.is_ready:
             return
         lane, due, expiry = queue.lane, None, None
-        if queue.is_shut(now):
+        if queue.is_blocked(now):
             has_tasks = lane.pending + lane.in_flight > 0
             expiry = lane.parked_until if has_tasks and not lane.paused else None
         else:
-            due = queue.claimable.first() if queue.free_slots(1) > 0 else None
-            expiry = queue.leases.first()
+            due = queue.claimable.earliest() if queue.free_slots(1) > 0 else None
+            expiry = queue.leases.earliest()
         self.due_alarms.set(lane.name, due)
         self.expiry_alarms.set(lane.name, expiry)
 
     def add_to_rotation(self, queue: Queue) -> None:
-        """Add a lane to the rotation, by its last turn and that of its tenant."""
+        """Add a lane to the rotation, ordered by the last turns of lane and tenant."""
         tenant = self.tenant(queue.lane.tenant)
         queue.is_ready = True
         self.due_alarms.set(queue.lane.name, None)
@@ -372,12 +372,12 @@ class ModelState:
             heappush(self.ready_tenants, (tenant.last_turn, tenant.name))
 
     def record_served(self, queue: Queue, now: int) -> None:
-        """Give a lane and its tenant the latest turn."""
+        """Make a lane and its tenant the last in the rotation."""
         self._last_turn += 1
         queue.last_turn = self.tenants[queue.lane.tenant].last_turn = self._last_turn
         queue.lane.last_claim_at = now
 
-    def _count(self, row: Row, by: int) -> None:
+    def _update_counters(self, row: Row, by: int) -> None:
         task, tenant = row.task, self.tenants[row.task.tenant]
         lane = self.queues[task.lane].lane
         tenant.counts[task.status] += by

@@ -1,4 +1,4 @@
-"""`ModelStore`: the store port with plain dicts and heaps."""
+"""`ModelStore`: an implementation of the store port with dicts and heaps."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ MAX_LISTED_KEYS = 1000
 class ModelStore:
     """A `Store` in the memory of the process.
 
-    `clock` returns epoch milliseconds, by default those of the machine. With the `state` of another
-    store it continues where that one stopped, as after a crash.
+    `clock` returns epoch milliseconds; the default is the system clock. A store that is created
+    with the `state` of another store continues with its tasks, as after a crash.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class ModelStore:
             found = self.state.rows[tenant.keys[task.key]].task
             is_same = found.fingerprint == task.fingerprint
             return AddResult(AddStatus.EXISTING if is_same else AddStatus.CONFLICT, copy(found))
-        live = tenant.counts[Status.PENDING] + tenant.counts[Status.IN_FLIGHT]
-        if quota is not None and live >= quota:
+        unfinished_count = tenant.counts[Status.PENDING] + tenant.counts[Status.IN_FLIGHT]
+        if quota is not None and unfinished_count >= quota:
             return AddResult(AddStatus.OVER_QUOTA, copy(task))
         due = task.next_attempt_at if new.delay_ms is None else now + new.delay_ms
-        timed = msgspec.structs.replace(task, next_attempt_at=max(now, due))
-        row = self.state.add(timed, now, terms if new.lease_on_add else None)
+        due_task = msgspec.structs.replace(task, next_attempt_at=max(now, due))
+        row = self.state.add(due_task, now, terms if new.lease_on_add else None)
         is_leased = row.task.status is Status.IN_FLIGHT
         return AddResult(AddStatus.ADDED, copy(row.task), is_leased)
 
@@ -113,7 +113,7 @@ class ModelStore:
             (state.due_alarms, now + terms.horizon_ms),
             (state.expiry_alarms, now),
         ):
-            for name in alarms.due(until):
+            for name in alarms.pop_due(until):
                 state.add_to_rotation(state.queues[name])
         claimed = ClaimResult(now, [], {}, None)
         visited: list[Queue] = []
@@ -131,21 +131,21 @@ class ModelStore:
     def _claim_from_lane(
         self, queue: Queue, terms: LeaseTerms, limit: int, claimed: ClaimResult
     ) -> int:
-        """Lease tasks of one lane; return how many, including those that were cancelled instead."""
+        """Lease tasks of one lane; return how many, including tasks that were cancelled instead."""
         state, now = self.state, claimed.now
         queue.expire_leases(now)
-        free_slots = 0 if queue.is_shut(now) else queue.free_slots(limit)
-        taken, tasks_before = 0, len(claimed.tasks)
-        while taken < free_slots and (row := queue.claimable.pop(now + terms.horizon_ms)):
-            taken += 1
+        free_slots = 0 if queue.is_blocked(now) else queue.free_slots(limit)
+        claimed_count, tasks_before = 0, len(claimed.tasks)
+        while claimed_count < free_slots and (row := queue.claimable.pop(now + terms.horizon_ms)):
+            claimed_count += 1
             claimed.lost_attempts += row.task.status is Status.IN_FLIGHT
             if self._lease(row, terms, now):
                 claimed.tasks.append(copy(row.task))
-        if taken:
+        if claimed_count:
             state.record_served(queue, now)
         if len(claimed.tasks) > tasks_before and queue.lane.parked_until is not None:
             claimed.consecutive_opens_by_lane[queue.lane.name] = queue.lane.consecutive_opens
-        return taken
+        return claimed_count
 
     def _lease(self, row: Row, terms: LeaseTerms, now: int) -> bool:
         """Lease a task; return False if it was being cancelled, and is CANCELLED instead."""
@@ -162,11 +162,11 @@ class ModelStore:
         return True
 
     def _update_rotation(self, queue: Queue, terms: LeaseTerms, now: int) -> None:
-        """Return a lane to the rotation if it has more tasks for now, else set its alarms."""
-        first = queue.claimable.first()
-        has_more = first is not None and first <= now + terms.horizon_ms
+        """Return a lane to the rotation if it has more claimable tasks, else set its alarms."""
+        earliest = queue.claimable.earliest()
+        has_more = earliest is not None and earliest <= now + terms.horizon_ms
         queue.is_ready = False
-        if has_more and not queue.is_shut(now) and queue.free_slots(1) > 0:
+        if has_more and not queue.is_blocked(now) and queue.free_slots(1) > 0:
             self.state.add_to_rotation(queue)
         else:
             self.state.schedule(queue, now)
@@ -178,8 +178,8 @@ class ModelStore:
         if any(name not in skipped_lanes for lanes in ready_lanes for _, name in lanes):
             return now
         due, expiry = (
-            self.state.due_alarms.first(skipped_lanes),
-            self.state.expiry_alarms.first(skipped_lanes),
+            self.state.due_alarms.earliest(skipped_lanes),
+            self.state.expiry_alarms.earliest(skipped_lanes),
         )
         times = (None if due is None else due - terms.horizon_ms, expiry)
         return min((at for at in times if at is not None), default=None)
@@ -187,7 +187,7 @@ class ModelStore:
     # --- finish and release -----------------------------------------------------------------------
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
-        """Log attempts and write next states, for tasks whose version still matches."""
+        """Write the results of tasks whose version has not changed since they were leased."""
         now = self._clock()
         return [self._finish(result, now) for result in results]
 
@@ -220,7 +220,7 @@ class ModelStore:
         return FinishStatus.APPLIED
 
     async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
-        """Return leased tasks whose attempt has not started to the queue."""
+        """Release the leases of tasks whose attempt has not started."""
         now = self._clock()
         return [self._release(release, now) for release in releases]
 
@@ -239,17 +239,21 @@ class ModelStore:
     # --- lanes ------------------------------------------------------------------------------------
 
     async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
-        """Stop claims from the lane until then, and allow `probes` at a time afterwards."""
-        found = self.state.queue(lane).lane
-        found.parked_until, found.probes, found.consecutive_opens = until, probes, consecutive_opens
+        """Stop claims from a lane until a time; afterwards, allow `probes` leases at a time."""
+        record = self.state.queue(lane).lane
+        record.parked_until, record.probes, record.consecutive_opens = (
+            until,
+            probes,
+            consecutive_opens,
+        )
         self._reschedule(lane)
 
     async def unpark(self, lane: str) -> None:
-        """Open a lane whose downstream has recovered."""
+        """End the parking of a lane."""
         self._open(lane, resume=False)
 
     async def resume(self, lane: str) -> None:
-        """Open a lane that is parked or paused."""
+        """End the parking and the pause of a lane."""
         self._open(lane, resume=True)
 
     def _open(self, lane: str, *, resume: bool) -> None:
@@ -261,7 +265,7 @@ class ModelStore:
             self._reschedule(lane)
 
     async def pause(self, lane: str) -> None:
-        """Stop claims from the lane until it is resumed."""
+        """Stop claims from a lane until it is resumed."""
         self.state.queue(lane).lane.paused = True
         self._reschedule(lane)
 
@@ -281,14 +285,14 @@ class ModelStore:
         return Page(items, names[limit - 1] if len(names) > limit else None)
 
     async def get_lane(self, name: str) -> LaneRecord | None:
-        """Return a lane."""
+        """Return a lane, or None."""
         queue = self.state.queues.get(name)
         return None if queue is None else copy(queue.lane)
 
     # --- tasks ------------------------------------------------------------------------------------
 
     async def get_task(self, tenant: str, task_id: str) -> Task | None:
-        """Return a task."""
+        """Return a task, or None."""
         row = self.state.row(task_id, tenant)
         return None if row is None else copy(row.task)
 
@@ -314,7 +318,7 @@ class ModelStore:
         """Return a task's attempt log, starting after attempt number `after`."""
         row = self.state.row(task_id, tenant)
         encoded = [] if row is None else row.log
-        attempts = [msgspec.msgpack.decode(one, type=AttemptRecord) for one in encoded]
+        attempts = [msgspec.msgpack.decode(entry, type=AttemptRecord) for entry in encoded]
         begin = bisect_right(attempts, after, key=lambda attempt: attempt.number)
         return attempts[begin:][:limit]
 
@@ -366,7 +370,7 @@ class ModelStore:
         return len(self._find_dead_letters(replay, self._clock()))
 
     async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
-        """Store a replay; one that has the same id already is returned unchanged."""
+        """Store a replay; if its id exists, return the stored replay."""
         now = self._clock()
         if replay.id not in self.state.replays:
             new = msgspec.structs.replace(
@@ -389,7 +393,7 @@ class ModelStore:
         return None if replay is None or replay.tenant != tenant else copy(replay)
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
-        """List replays, newest first; or only running ones, those that are due first."""
+        """List all replays, newest first, or the running replays by due time."""
         replays = [
             copy(replay)
             for replay in self.state.replays.values()
@@ -402,7 +406,7 @@ class ModelStore:
         return replays[:MAX_LISTED_REPLAYS]
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
-        """Revive up to `limit` dead letters if the replay is due, and set when it is due again."""
+        """If the replay is due, revive up to `limit` dead letters, and set the next due time."""
         replay, now = self.state.replays.get(replay_id), self._clock()
         if replay is None:
             return None
@@ -450,12 +454,12 @@ class ModelStore:
             return PolicyWriteStatus.UNCHANGED, copy(versions[-1])
         if versions and not replace:
             return PolicyWriteStatus.CONFLICT, copy(versions[-1])
-        change = PolicyWriteStatus.REPLACED if versions else PolicyWriteStatus.CREATED
+        status = PolicyWriteStatus.REPLACED if versions else PolicyWriteStatus.CREATED
         version = owner.policy_versions[policy.id] + 1
         new = msgspec.structs.replace(policy, version=version, created_at=self._clock())
         owner.policy_versions[policy.id] = version
         versions.append(new)
-        return change, copy(new)
+        return status, copy(new)
 
     async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None
@@ -463,7 +467,7 @@ class ModelStore:
         """Return a version of a policy, by default the newest."""
         versions = self.state.tenant(tenant).policies.get(policy_id, [])
         if version is not None:
-            versions = [one for one in versions if one.version == version]
+            versions = [found for found in versions if found.version == version]
         return copy(versions[-1]) if versions else None
 
     async def list_policies(
@@ -476,7 +480,7 @@ class ModelStore:
         return Page(items, ids[limit - 1] if len(ids) > limit else None)
 
     async def delete_policy(self, tenant: str, policy_id: str) -> PolicyWriteStatus:
-        """Delete all versions of a policy, unless live tasks use it."""
+        """Delete all versions of a policy, unless unfinished tasks use it."""
         owner = self.state.tenant(tenant)
         if policy_id not in owner.policies:
             return PolicyWriteStatus.MISSING
@@ -485,7 +489,7 @@ class ModelStore:
         del owner.policies[policy_id]
         return PolicyWriteStatus.DELETED
 
-    # --- keys -------------------------------------------------------------------------------------
+    # --- API keys ---------------------------------------------------------------------------------
 
     async def put_api_key(self, key: ApiKeyRecord) -> None:
         """Store an API key, unless its id exists."""
@@ -495,7 +499,7 @@ class ModelStore:
             self.state.digests[key.digest] = key.id
 
     async def find_api_key(self, digest: bytes) -> ApiKeyRecord | None:
-        """Return the key with a digest, revoked or not."""
+        """Return the key with a digest, also if it is revoked."""
         key_id = self.state.digests.get(digest)
         return None if key_id is None else copy(self.state.keys[key_id])
 
@@ -505,7 +509,7 @@ class ModelStore:
         return keys[:MAX_LISTED_KEYS]
 
     async def revoke_api_key(self, key_id: str) -> bool:
-        """Revoke a key; return False if there is none."""
+        """Revoke a key; return False if it does not exist."""
         key = self.state.keys.get(key_id)
         if key is not None and key.revoked_at is None:
             key.revoked_at = self._clock()
@@ -514,33 +518,38 @@ class ModelStore:
     # --- counters ---------------------------------------------------------------------------------
 
     async def counters(self, tenant: str | None = None) -> Counters:
-        """Return the numbers of a tenant's tasks by status, or of all tenants."""
-        tenants = self._tenants(tenant)
-        tasks = {status: sum(one.counts[status] for one in tenants) for status in Status}
-        return Counters(tasks, sum(one.superseded for one in tenants))
+        """Return the number of tasks by status, of one tenant or of all."""
+        tenants = self._select_tenants(tenant)
+        tasks = {status: sum(owner.counts[status] for owner in tenants) for status in Status}
+        return Counters(tasks, sum(owner.superseded for owner in tenants))
 
-    def _tenants(self, tenant: str | None) -> list[Tenant]:
-        return [one for one in self.state.tenants.values() if tenant in {None, one.name}]
+    def _select_tenants(self, tenant: str | None) -> list[Tenant]:
+        return [owner for owner in self.state.tenants.values() if tenant in {None, owner.name}]
 
     # --- retention --------------------------------------------------------------------------------
 
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Delete up to `limit` expired tasks, and expired replays."""
         now, deleted = self._clock(), 0
-        limits = ((False, now - retention.succeeded_ms), (True, now - retention.exhausted_ms))
+        expiry_times = ((False, now - retention.succeeded_ms), (True, now - retention.exhausted_ms))
         replays = self.state.replays.values()
-        replaying = {replay.tenant for replay in replays if replay.status == "running"}
-        spared: list[tuple[int, int, int]] = []
-        for is_dead, until in limits:
-            while deleted < limit and (row := self._first_finished(until, is_dead=is_dead)):
-                entry = heappop(self.state.finished[is_dead])
-                if is_dead and row.task.tenant in replaying:
-                    spared.append(entry)
+        replaying_tenants = {replay.tenant for replay in replays if replay.status == "running"}
+        skipped_entries: list[tuple[int, int, int]] = []
+        for is_exhausted, until in expiry_times:
+            while deleted < limit and (
+                row := self._first_finished(until, is_exhausted=is_exhausted)
+            ):
+                entry = heappop(self.state.finished[is_exhausted])
+                if is_exhausted and row.task.tenant in replaying_tenants:
+                    skipped_entries.append(entry)
                 else:
                     self.state.delete(row)
                     deleted += 1
-        has_more = any(self._first_finished(until, is_dead=is_dead) for is_dead, until in limits)
-        for entry in spared:
+        has_more = any(
+            self._first_finished(until, is_exhausted=is_exhausted)
+            for is_exhausted, until in expiry_times
+        )
+        for entry in skipped_entries:
             heappush(self.state.finished[True], entry)
         self._delete_replays(now - retention.exhausted_ms)
         return SweepResult(deleted, has_more)
@@ -550,9 +559,9 @@ class ModelStore:
             if replay.finished_at and replay.finished_at <= until:
                 del self.state.replays[replay.id]
 
-    def _first_finished(self, until: int, *, is_dead: bool) -> Row | None:
-        """Return the finished task that finished first, unless it finished after `until`."""
-        entries = self.state.finished[is_dead]
+    def _first_finished(self, until: int, *, is_exhausted: bool) -> Row | None:
+        """Return the task that finished first, or None if it finished after `until`."""
+        entries = self.state.finished[is_exhausted]
         while entries:
             finished_at, number, version = entries[0]
             row = self.state.rows.get(number)
@@ -566,7 +575,7 @@ class ModelStore:
         return list(self.state.orphaned_bodies)[:limit]
 
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
-        """Forget bodies that have been deleted."""
+        """Remove bodies that were deleted from the list of orphaned bodies."""
         for ref in refs:
             self.state.orphaned_bodies.pop(ref, None)
 
@@ -583,7 +592,7 @@ def copy(value: S) -> S:
 def _parse_cursor(cursor: str) -> int:
     """Return the number of the task in a cursor."""
     if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= MAX_CURSOR_DIGITS):
-        raise ConfigurationError("cursor", "must be one that a page of this list gave", cursor[:50])
+        raise ConfigurationError("cursor", "must be a cursor from a page of this list", cursor[:50])
     return int(cursor)
 
 

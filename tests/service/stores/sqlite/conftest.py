@@ -1,4 +1,4 @@
-"""Fixtures: empty database files."""
+"""Fixtures for empty database files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.service.stores.sqlite.harness import DatabaseFile
 
 
 @pytest.fixture
-def two_files(tmp_path: Path) -> Iterator[list[DatabaseFile]]:
+def two_database_files(tmp_path: Path) -> Iterator[list[DatabaseFile]]:
     """Yield two empty database files."""
-    files = [DatabaseFile(tmp_path / "whole.db"), DatabaseFile(tmp_path / "singly.db")]
+    files = [DatabaseFile(tmp_path / "batch.db"), DatabaseFile(tmp_path / "single.db")]
     yield files
     for file in files:
         file.database.close()
 
 
 @pytest.fixture
-def one_file(two_files: list[DatabaseFile]) -> DatabaseFile:
-    """Yield one empty database file."""
-    return two_files[0]
+def database_file(two_database_files: list[DatabaseFile]) -> DatabaseFile:
+    """Return an empty database file."""
+    return two_database_files[0]

@@ -1,4 +1,4 @@
-"""What the tests of the SQLite store share: an open store, and a database file without threads."""
+"""The harness of SQLite store tests: an open store, and a database file without threads."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tarry.service.stores.sqlite.transaction import Transaction
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness
 from tests.service.stores.harness import LEASE, ManualClock
 
-TABLES = ("task", "state", "attempt", "tenant", "lane", "policy_use", "worker", "series")
-SIZES = (1, 2, 3, 63, 64, 65, 127, 200)
+TASK_TABLES = ("task", "state", "attempt", "tenant", "lane", "policy_use", "worker", "series")
+BATCH_SIZES = (1, 2, 3, 63, 64, 65, 127, 200)
 
 
-def cases_of(*parts: ModuleType) -> list[Case]:
+def cases_of(*modules: ModuleType) -> list[Case]:
     """Return the cases of the conformance suite that are defined in these modules."""
-    names = {part.__name__ for part in parts}
+    names = {module.__name__ for module in modules}
     return [case for case in CASES if case.__module__ in names]
 
 
@@ -48,7 +48,7 @@ def run_on_store(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> 
 
 
 def open_error(path: Path) -> str:
-    """Return the error with which a file is refused."""
+    """Return the message of the error that opening a file raises."""
 
     async def main() -> str:
         store = SqliteStore(path)
@@ -63,7 +63,7 @@ def open_error(path: Path) -> str:
 
 
 class DatabaseFile:
-    """A database file, and operations on it that must succeed."""
+    """A database file without threads. Its methods raise the errors of operations."""
 
     def __init__(self, path: Path) -> None:
         self.database = Database(path, ManualClock())
@@ -81,9 +81,9 @@ class DatabaseFile:
         [results] = self.run(lambda tx: add.add(tx, batch, LEASE, quota))
         return add.to_add_results(batch, LEASE, results)
 
-    def add_singly(self, batch: list[NewTask], quota: int | None = None) -> list[AddResult]:
+    def add_one_by_one(self, batch: list[NewTask], quota: int | None = None) -> list[AddResult]:
         """Add tasks one by one."""
-        return [added for new in batch for added in self.add([new], quota)]
+        return [added for new_task in batch for added in self.add([new_task], quota)]
 
     def finish(self, results: list[TaskResult]) -> list[FinishStatus]:
         """Finish a batch."""
@@ -91,16 +91,16 @@ class DatabaseFile:
         [finished] = self.run(lambda tx: finish.finish(tx, packed))
         return list(finished)
 
-    def finish_singly(self, results: list[TaskResult]) -> list[FinishStatus]:
+    def finish_one_by_one(self, results: list[TaskResult]) -> list[FinishStatus]:
         """Finish attempts one by one."""
         return [finished for result in results for finished in self.finish([result])]
 
     def cancel(self, tasks: list[Task]) -> None:
         """Cancel tasks."""
-        self.run(lambda tx: [transitions.cancel(tx, one.tenant, one.id) for one in tasks])
+        self.run(lambda tx: [transitions.cancel(tx, task.tenant, task.id) for task in tasks])
 
     def rows(self) -> dict[str, list[Any]]:
-        """Return all rows of the tables that concern tasks."""
+        """Return all rows of `TASK_TABLES`, by table."""
         connection, _ = self.database.open()
-        read = "SELECT * FROM {}".format
-        return {name: connection.execute(read(name)).fetchall() for name in TABLES}
+        select = "SELECT * FROM {}".format
+        return {name: connection.execute(select(name)).fetchall() for name in TASK_TABLES}

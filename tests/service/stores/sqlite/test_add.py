@@ -1,4 +1,4 @@
-"""Adding tasks: a batch has the same effect as single tasks."""
+"""Adding tasks: conformance, batches, and invalid ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.service.stores.conformance import add as add_cases
 from tests.service.stores.conformance.suite import Case, case_name
 from tests.service.stores.harness import task, task_id
 from tests.service.stores.sqlite.harness import (
-    SIZES,
+    BATCH_SIZES,
     DatabaseFile,
     cases_of,
     run_case,
@@ -43,49 +43,48 @@ def mixed_batch(size: int) -> list[NewTask]:
     return batch
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", BATCH_SIZES)
 @pytest.mark.parametrize("quota", [None, 1000, 40])
-def test_adding_a_batch_equals_adding_its_tasks_singly(
-    two_files: list[DatabaseFile], size: int, quota: int | None
+def test_adding_a_batch_equals_adding_its_tasks_one_by_one(
+    two_database_files: list[DatabaseFile], size: int, quota: int | None
 ) -> None:
-    """New keys, existing keys, conflicts and refusals by quota may be mixed in any order."""
+    """A batch with new and existing keys has the same effect as its tasks one by one."""
     batch = mixed_batch(size)
-    for file in two_files:
-        file.add_singly(batch[2::3])
-    whole, singly = two_files
+    for file in two_database_files:
+        file.add_one_by_one(batch[2::3])
+    batch_file, single_file = two_database_files
 
-    results = whole.add(batch, quota)
+    results = batch_file.add(batch, quota)
 
-    assert singly.add_singly(batch, quota) == results
-    assert singly.rows() == whole.rows()
+    assert single_file.add_one_by_one(batch, quota) == results
+    assert single_file.rows() == batch_file.rows()
     if size > 100:
-        found = {AddStatus.ADDED, AddStatus.EXISTING, AddStatus.CONFLICT}
+        expected = {AddStatus.ADDED, AddStatus.EXISTING, AddStatus.CONFLICT}
         if quota == 40:
-            found.add(AddStatus.OVER_QUOTA)
-        assert found == {result.status for result in results}
+            expected.add(AddStatus.OVER_QUOTA)
+        assert expected == {result.status for result in results}
 
 
-def test_one_id_with_two_keys_in_a_batch(one_file: DatabaseFile) -> None:
-    """The batch is refused, and nothing of it is stored."""
+def test_a_batch_with_a_repeated_id_is_rejected(database_file: DatabaseFile) -> None:
+    """A batch that has an id with two keys is rejected, and no task of it is stored."""
     with pytest.raises(ConfigurationError, match="id must be new"):
-        one_file.add([NewTask(task(1)), NewTask(task(2)), NewTask(task(1, key="other"))])
+        database_file.add([NewTask(task(1)), NewTask(task(2)), NewTask(task(1, key="other"))])
 
-    assert [] == one_file.rows()["task"]
+    assert [] == database_file.rows()["task"]
 
 
-def test_an_existing_or_malformed_id_is_refused(tmp_path: Path) -> None:
-    """The error names the field `id`."""
+def test_an_existing_or_malformed_id_is_rejected(tmp_path: Path) -> None:
+    """The error for an existing or malformed id names the field `id`."""
 
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
-        for wrong in (task(1, key="other"), task(1, tenant="beta")):
+        for existing in (task(1, key="other"), task(1, tenant="beta")):
             with pytest.raises(ConfigurationError, match="id must be new"):
-                await store.add([NewTask(wrong)])
-        wrong = task(2)
-        wrong.id = task_id(2).upper()
-        wrong.id = wrong.id.replace("-", "")
+                await store.add([NewTask(existing)])
+        malformed = task(2)
+        malformed.id = task_id(2).upper().replace("-", "")
         with pytest.raises(ConfigurationError, match="id must be a UUID"):
-            await store.add([NewTask(wrong)])
+            await store.add([NewTask(malformed)])
         assert 1 == (await store.counters()).task_counts[Status.PENDING]
 
     run_on_store(tmp_path / "tasks.db", main)

@@ -1,4 +1,4 @@
-"""Claims: due tasks, expired leases, and the fair order of lanes."""
+"""Claims: conformance, and tasks of parked lanes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_conformance(case: Case, tmp_path: Path) -> None:
     run_case(case, tmp_path)
 
 
-def test_a_parked_lane_is_not_claimed_ahead_of_time(tmp_path: Path) -> None:
-    """A task due after the parking but within the horizon waits until the parking ends."""
+def test_a_parked_lane_is_not_claimed_within_the_horizon(tmp_path: Path) -> None:
+    """A task within the claim horizon is not claimed before the parking of its lane ends."""
     clock = ManualClock()
 
     async def main() -> None:

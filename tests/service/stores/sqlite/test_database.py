@@ -1,9 +1,9 @@
-"""The store when its file fails: clear errors, and recovery without a restart."""
+"""Faults of the database file: errors, and recovery without a restart."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures.thread  # noqa: F401 - a user whom permissions bind may not import it later
+import concurrent.futures.thread  # noqa: F401 - cannot be imported after root privileges are dropped
 import os
 import shutil
 import sqlite3
@@ -26,19 +26,21 @@ from tests.service.stores.sqlite.harness import open_error, run_on_store
 NOBODY_UID = 65_534
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
-    """Tasks that do not fit are refused, smaller ones are stored; with space, all are."""
+def test_a_write_that_exceeds_the_disk_space_fails(tmp_path: Path) -> None:
+    """On a full disk, a large write fails and a small one of the same group is committed."""
 
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
         leased = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
         connection, _ = store.database.open()
-        pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA max_page_count = {pages + 2}").fetchall()
+        page_count = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {page_count + 2}").fetchall()
 
-        big = [NewTask(task(number, packed_content=bytes(100_000))) for number in (2, 3)]
+        large_tasks = [NewTask(task(number, packed_content=bytes(100_000))) for number in (2, 3)]
         results = await asyncio.gather(
-            store.add(big), store.finish([success_result(leased[0])]), return_exceptions=True
+            store.add(large_tasks),
+            store.finish([success_result(leased[0])]),
+            return_exceptions=True,
         )
 
         assert isinstance(results[0], StoreUnavailable)
@@ -47,16 +49,16 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert ["applied"] == results[1]
         assert 0 == (await store.counters()).task_counts[Status.PENDING]
         with pytest.raises(StoreUnavailable, match="the disk is full"):
-            await store.add(big)
+            await store.add(large_tasks)
         connection.execute("PRAGMA max_page_count = 1000000").fetchall()
-        assert 2 == len(await store.add(big))
+        assert 2 == len(await store.add(large_tasks))
 
     run_on_store(tmp_path / "tasks.db", main)
 
 
 @pytest.fixture
 def unprivileged_folder() -> Iterator[Path]:
-    """Yield a folder, without root privileges, which would bypass file permissions."""
+    """Yield a folder, and drop root privileges, which would bypass file permissions."""
     path = Path(tempfile.mkdtemp())
     is_root = os.geteuid() == 0
     if is_root:
@@ -72,7 +74,7 @@ def unprivileged_folder() -> Iterator[Path]:
 
 @contextmanager
 def keep_open(path: Path) -> Iterator[None]:
-    """Keep a file open in another process, so that its WAL stays when the store closes it."""
+    """Keep a database open in another process, so that its WAL file is not deleted."""
     code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
     code += "c.execute('SELECT count(*) FROM task').fetchone(); print('open', flush=True); input()"
     with subprocess.Popen(
@@ -88,8 +90,8 @@ def keep_open(path: Path) -> Iterator[None]:
         process.communicate("\n")
 
 
-def test_a_read_only_file(unprivileged_folder: Path) -> None:
-    """Writes are refused and reads work; once the file is writable, writes work again."""
+def test_a_read_only_file_can_be_read(unprivileged_folder: Path) -> None:
+    """On a read-only file, reads succeed, and writes fail until the file is writable."""
     path = unprivileged_folder / "tasks.db"
 
     async def main(store: SqliteStore) -> None:
@@ -98,7 +100,7 @@ def test_a_read_only_file(unprivileged_folder: Path) -> None:
         with keep_open(path):
             path.chmod(0o444)
             for database in (store.database, store._read_database):
-                database.close()  # as after an error: a connection that is open could still write
+                database.close()  # an open connection could still write
 
             for _ in range(2):
                 with pytest.raises(StoreUnavailable, match="it is read-only"):
@@ -114,46 +116,48 @@ def test_a_read_only_file(unprivileged_folder: Path) -> None:
     run_on_store(path, main)
 
 
-def test_a_moved_file(tmp_path: Path) -> None:
-    """Operations fail while the file is missing, and work once it is back."""
-    path, away = tmp_path / "tasks.db", tmp_path / "away.db"
+def test_a_moved_file_is_unavailable_until_it_is_back(tmp_path: Path) -> None:
+    """Operations fail while the file is moved, and succeed once it is back."""
+    path, moved_path = tmp_path / "tasks.db", tmp_path / "moved.db"
 
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
-        path.rename(away)
+        path.rename(moved_path)
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="moved or deleted while it was open"):
                 await store.add([NewTask(task(2))])
             store.database.close()
         assert not path.exists()
-        away.rename(path)
+        moved_path.rename(path)
         await store.add([NewTask(task(2))])
         assert 2 == (await store.counters()).task_counts[Status.PENDING]
 
     run_on_store(path, main)
 
 
-def test_a_file_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes fail while another process holds the write lock; reads do not wait for it."""
+def test_writes_fail_while_another_process_has_the_write_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes fail while another connection has the write lock; reads do not wait for it."""
     monkeypatch.setattr(database, "_BUSY_TIMEOUT_MS", 1)
 
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
-        with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
             calls = (store.add([NewTask(task(2))]), store.ping())
             results = await asyncio.gather(*calls, return_exceptions=True)
             assert [StoreUnavailable] * 2 == [type(result) for result in results]
             assert "another process holds its write lock" in str(results[0])
             assert 1 == len((await store.list_tasks("acme", TaskFilter())).items)
-            other.execute("ROLLBACK")
+            connection.execute("ROLLBACK")
         await store.add([NewTask(task(2))])
 
     run_on_store(tmp_path / "tasks.db", main)
 
 
-def test_a_missing_folder(tmp_path: Path) -> None:
-    """A store that could not be opened works as soon as its folder exists."""
+def test_a_store_opens_once_its_folder_exists(tmp_path: Path) -> None:
+    """A store that could not be opened works once its folder exists."""
     path = tmp_path / "later" / "tasks.db"
 
     async def main() -> None:
@@ -172,8 +176,8 @@ def test_a_missing_folder(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the SQLite version that is needed."""
+def test_an_old_sqlite_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error for an old SQLite names the required version."""
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 37, 2))
     monkeypatch.setattr(sqlite3, "sqlite_version", "3.37.2")
 

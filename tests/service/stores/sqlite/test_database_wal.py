@@ -1,4 +1,4 @@
-"""The write-ahead log (WAL) of the SQLite store: always used, and kept short."""
+"""The write-ahead log (WAL) of the SQLite store."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def wal_size(path: Path) -> int:
 
 def journal_mode(path: Path) -> str:
     """Return the journal mode of a database."""
-    with closing(sqlite3.connect(path)) as other:
-        return str(other.execute("PRAGMA journal_mode").fetchone()[0])
+    with closing(sqlite3.connect(path)) as connection:
+        return str(connection.execute("PRAGMA journal_mode").fetchone()[0])
 
 
-def test_the_wal_stays_short_under_steady_reading(
+def test_the_wal_stays_short_during_constant_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although one read follows another, no transaction finds the WAL above its limit."""
+    """The WAL does not grow beyond its limit although reads never pause."""
     monkeypatch.setattr(database, "MAX_WAL_BYTES", MAX_WAL_BYTES)
     monkeypatch.setattr(database, "_MAX_CHECKPOINT_TRIES", 100_000)
     path = tmp_path / "link.db"
     path.symlink_to(tmp_path / "tasks.db")
-    group = 50
+    batch_size = 50
 
     async def main(store: SqliteStore) -> None:
         async def read() -> None:
@@ -51,8 +51,8 @@ def test_the_wal_stays_short_under_steady_reading(
 
         readers = [asyncio.ensure_future(read()) for _ in range(12)]
         try:
-            for begin in range(0, 100 * group, group):
-                numbers = range(begin, begin + group)
+            for begin in range(0, 100 * batch_size, batch_size):
+                numbers = range(begin, begin + batch_size)
                 await store.add(
                     [NewTask(task(number, packed_content=bytes(1000))) for number in numbers]
                 )
@@ -68,7 +68,7 @@ def test_the_wal_stays_short_under_steady_reading(
 def test_a_long_read_delays_truncation_without_busy_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writes continue during a long read; the next try waits until the WAL has grown."""
+    """During a long read, a truncation is tried again only after the WAL has grown."""
     monkeypatch.setattr(database, "MAX_WAL_BYTES", MAX_WAL_BYTES)
     monkeypatch.setattr(database, "_MAX_CHECKPOINT_TRIES", 2)
     monkeypatch.setattr(database, "_CHECKPOINT_TIMEOUT_MS", 1)
@@ -78,32 +78,32 @@ def test_a_long_read_delays_truncation_without_busy_waiting(
     async def main(store: SqliteStore) -> None:
         store.database.open()[0].set_trace_callback(statements.append)
         await store.add([NewTask(task(1))])
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN")
-            other.execute("SELECT count(*) FROM task").fetchall()
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("BEGIN")
+            connection.execute("SELECT count(*) FROM task").fetchall()
             for number in (2, 3):
                 await store.add([NewTask(task(number, packed_content=bytes(MAX_WAL_BYTES)))])
                 assert number == (await store.counters()).task_counts[Status.PENDING]
             for _ in range(20):
                 await store.ping()
-            assert 2 * 2 == _tries(statements)
+            assert 2 * 2 == _count_checkpoints(statements)
             assert wal_size(path) > 2 * MAX_WAL_BYTES
         await store.add([NewTask(task(4, packed_content=bytes(MAX_WAL_BYTES)))])
         await store.ping()
 
-        assert 2 * 2 + 1 == _tries(statements)
+        assert 2 * 2 + 1 == _count_checkpoints(statements)
         assert wal_size(path) < MAX_WAL_BYTES
         assert [(5000,)] == store.database.open()[0].execute("PRAGMA busy_timeout").fetchall()
 
     run_on_store(path, main)
 
 
-def _tries(statements: list[str]) -> int:
+def _count_checkpoints(statements: list[str]) -> int:
     return sum("wal_checkpoint" in statement for statement in statements)
 
 
 def test_many_queries_use_several_read_transactions(tmp_path: Path) -> None:
-    """Queries are answered in order, a few per transaction, so none blocks truncation."""
+    """20 queries use 3 read transactions, so that none delays truncation for long."""
     statements: list[str] = []
     database = Database(tmp_path / "tasks.db", lambda: START_MS)
     database.open()[0].set_trace_callback(statements.append)
@@ -120,34 +120,36 @@ def _echo(number: int, tx: ReadTransaction) -> int:
 
 
 def test_a_copy_of_the_file_gets_a_wal(tmp_path: Path) -> None:
-    """`VACUUM INTO` writes a file without a WAL; opened as a store, it gets one."""
+    """A file that `VACUUM INTO` wrote without a WAL gets one when a store opens it."""
     path, copy = tmp_path / "tasks.db", tmp_path / "copy.db"
 
     async def fill(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
-        with closing(sqlite3.connect(path)) as other:
-            other.execute("VACUUM INTO ?", (str(copy),))
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("VACUUM INTO ?", (str(copy),))
 
-    async def look(store: SqliteStore) -> None:
+    async def check(store: SqliteStore) -> None:
         assert 1 == (await store.counters()).task_counts[Status.PENDING]
         assert "wal" == journal_mode(copy)
 
     run_on_store(path, fill)
     assert "delete" == journal_mode(copy)
-    run_on_store(copy, look)
+    run_on_store(copy, check)
 
 
-def test_a_file_system_without_wal_is_refused(
+def test_a_file_system_without_wal_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error says that the store needs a local disk."""
+    """The error for a file system without WAL support asks for a local disk."""
     connect = sqlite3.connect
 
-    def without_shared_memory(path: Path, **options: Any) -> sqlite3.Connection:
-        opened: sqlite3.Connection = connect(f"file:{path}?vfs=unix-dotfile", uri=True, **options)
-        return opened
+    def connect_without_shared_memory(path: Path, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(
+            f"file:{path}?vfs=unix-dotfile", uri=True, **options
+        )
+        return connection
 
-    monkeypatch.setattr(sqlite3, "connect", without_shared_memory)
+    monkeypatch.setattr(sqlite3, "connect", connect_without_shared_memory)
     database = Database(tmp_path / "tasks.db", lambda: START_MS)
 
     with pytest.raises(ConfigurationError, match="stays in mode delete: keep the store on a local"):

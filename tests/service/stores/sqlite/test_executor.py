@@ -1,4 +1,4 @@
-"""Group commit in the SQLite store: one transaction for many callers, one result for each."""
+"""Group commit in the SQLite store: one transaction for many callers."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ T = TypeVar("T")
 
 
 async def submit_together(store: SqliteStore, calls: Iterable[Coroutine[Any, Any, T]]) -> list[Any]:
-    """Submit operations while the writer is busy, so that they form one group."""
-    started, gate = threading.Event(), threading.Event()
+    """Submit operations while the writer is blocked, so that they form one group."""
+    started, may_finish = threading.Event(), threading.Event()
 
-    def busy(tx: Transaction) -> None:
+    def block_writer(tx: Transaction) -> None:
         started.set()
-        gate.wait()
+        may_finish.wait()
 
-    first = asyncio.ensure_future(store.write(busy))
+    blocking = asyncio.ensure_future(store.write(block_writer))
     await asyncio.to_thread(started.wait)
     waiting = [asyncio.ensure_future(call) for call in calls]
     await asyncio.sleep(0)
-    gate.set()
-    await first
+    may_finish.set()
+    await blocking
     return await asyncio.gather(*waiting, return_exceptions=True)
 
 
@@ -47,19 +47,22 @@ def trace_statements(store: SqliteStore) -> list[str]:
 
 
 def test_waiting_operations_share_a_transaction(tmp_path: Path) -> None:
-    """A thousand callers with one task each need one transaction, after that of `busy`."""
+    """A thousand operations that wait together are committed in one transaction."""
 
     async def main(store: SqliteStore) -> None:
         statements = trace_statements(store)
         results = await submit_together(store, (store.add([NewTask(task(n))]) for n in range(1000)))
 
         assert [AddStatus.ADDED] * 1000 == [added.status for [added] in results]
+        # The first transaction is that of `block_writer`.
         assert 2 == statements.count("COMMIT")
         leased = (await store.claim(LEASE, limit=1000, per_lane=1000)).tasks
         statements = trace_statements(store)
-        done = await submit_together(store, (store.finish([success_result(one)]) for one in leased))
+        statuses = await submit_together(
+            store, (store.finish([success_result(task)]) for task in leased)
+        )
 
-        assert [[FinishStatus.APPLIED]] * 1000 == done
+        assert [[FinishStatus.APPLIED]] * 1000 == statuses
         assert 2 == statements.count("COMMIT")
 
     run_on_store(tmp_path / "tasks.db", main)
@@ -81,7 +84,7 @@ def test_a_group_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operations beyond the limit are refused at once, and the others are committed."""
+    """Operations that exceed the queue limit fail at once, and the others are committed."""
     monkeypatch.setattr(executor, "MAX_PENDING", 50)
 
     async def main(store: SqliteStore) -> None:
@@ -89,9 +92,9 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             *(store.add([NewTask(task(number))]) for number in range(100)), return_exceptions=True
         )
 
-        refused = [result for result in results if isinstance(result, StoreUnavailable)]
-        assert 50 == len(refused)
-        assert "50 changes wait" in str(refused[0])
+        rejected = [result for result in results if isinstance(result, StoreUnavailable)]
+        assert 50 == len(rejected)
+        assert "50 changes wait" in str(rejected[0])
         assert 50 == (await store.counters()).task_counts[Status.PENDING]
         await store.add([NewTask(task(200))])
 
@@ -99,35 +102,38 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
-    """Only its caller gets the error, and nothing of the operation is stored."""
+    """Only the caller of a failing operation gets the error; the others are committed."""
 
     async def main(store: SqliteStore) -> None:
-        bad = [NewTask(task(1000, "new", "stranger")), NewTask(task(1001, packed_content=object()))]
+        invalid_tasks = [
+            NewTask(task(1000, "new", "gamma")),
+            NewTask(task(1001, packed_content=object())),
+        ]
         results = await submit_together(
             store,
             [
                 *(store.add([NewTask(task(number))]) for number in range(5)),
-                store.add(bad),
+                store.add(invalid_tasks),
                 store.add([NewTask(task(5)), NewTask(task(6, key="other"))]),
                 store.add([NewTask(task(7, key="\ud800"))]),
             ],
         )
 
-        failed = [isinstance(result, Exception) for result in results]
-        assert [False] * 5 + [True, False, True] == failed
+        is_error = [isinstance(result, Exception) for result in results]
+        assert [False] * 5 + [True, False, True] == is_error
         assert {Status.PENDING: 7} == {
             status: count for status, count in (await store.counters()).task_counts.items() if count
         }
-        assert await store.get_lane("stranger/https:new.example:443") is None
+        assert await store.get_lane("gamma/https:new.example:443") is None
         assert 7 == len((await store.claim(LEASE, limit=100, per_lane=100)).tasks)
-        [added] = await store.add([NewTask(task(1000, "new", "stranger"))])
+        [added] = await store.add([NewTask(task(1000, "new", "gamma"))])
         assert AddStatus.ADDED is added.status
 
     run_on_store(tmp_path / "tasks.db", main)
 
 
 def test_a_cancelled_caller_does_not_affect_its_group(tmp_path: Path) -> None:
-    """The other operations of the group still return their results."""
+    """If one caller is cancelled, the other operations of the group return their results."""
 
     async def main(store: SqliteStore) -> None:
         calls = [asyncio.ensure_future(store.add([NewTask(task(number))])) for number in range(10)]
@@ -143,7 +149,7 @@ def test_a_cancelled_caller_does_not_affect_its_group(tmp_path: Path) -> None:
 
 
 def test_an_unexpected_error_reaches_all_callers() -> None:
-    """Every caller of the group gets the error, and the thread continues."""
+    """Every caller of a group gets an unexpected error, and the thread continues."""
 
     def fail(work: object) -> list[tuple[Any, Exception | None]]:
         raise MemoryError
@@ -159,7 +165,7 @@ def test_an_unexpected_error_reaches_all_callers() -> None:
 
 
 def test_close_waits_for_operations_without_weight() -> None:
-    """An operation that changes no task, such as a claim with a limit of 0, is still run."""
+    """An operation with weight 0, such as a claim with a limit of 0, runs before close ends."""
 
     async def main() -> None:
         thread = executor.ThreadExecutor("test", lambda work: [(item, None) for item in work])
@@ -180,19 +186,19 @@ class SleepSelector(selectors.DefaultSelector):
         self.is_asleep = threading.Event()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for files; without a timeout, the loop has neither callbacks nor timers."""
+        """Wait for files. Without a timeout, the event loop has no callbacks and no timers."""
         if timeout is None:
             self.is_asleep.set()
         return super().select(timeout)
 
 
 def test_close_waits_without_polling_for_operations_of_cancelled_callers() -> None:
-    """The event loop sleeps until the group is done; it would take the GIL from the thread."""
+    """The event loop sleeps during close: polling would take the GIL from the thread."""
     selector = SleepSelector()
-    finished: list[bool] = []
+    was_asleep: list[bool] = []
 
     def run(work: Sequence[str]) -> list[tuple[Any, Exception | None]]:
-        finished.append(selector.is_asleep.wait(10))
+        was_asleep.append(selector.is_asleep.wait(10))
         return [(item, None) for item in work]
 
     async def main() -> None:
@@ -203,7 +209,7 @@ def test_close_waits_without_polling_for_operations_of_cancelled_callers() -> No
             future.cancel()
         await thread.close()
 
-        assert [True] == finished
+        assert [True] == was_asleep
 
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
         runner.run(main())

@@ -1,4 +1,4 @@
-"""Results of attempts: a batch has the same effect as single results."""
+"""Results of attempts: conformance, and batches of results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.service.stores.harness import (
     task,
     task_id,
 )
-from tests.service.stores.sqlite.harness import SIZES, DatabaseFile, cases_of, run_case
+from tests.service.stores.sqlite.harness import BATCH_SIZES, DatabaseFile, cases_of, run_case
 
 
 @pytest.mark.parametrize("case", cases_of(finish_cases), ids=case_name)
@@ -48,35 +48,36 @@ def results_of_every_status(leased: list[Task]) -> list[TaskResult]:
     return [builders[n % len(builders)](task) for n, task in enumerate(leased)]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_finishing_a_batch_equals_finishing_singly(
-    two_files: list[DatabaseFile], size: int
+@pytest.mark.parametrize("size", BATCH_SIZES)
+def test_finishing_a_batch_equals_finishing_one_by_one(
+    two_database_files: list[DatabaseFile], size: int
 ) -> None:
-    """Results may be for leased, lost, deleted or cancelled tasks, in any order."""
+    """A batch of results has the same effect as its results one by one."""
     batch = [NewTask(task(n, f"h{n % 5}"), lease_on_add=True) for n in range(size)]
-    ends: list[TaskResult] = []
-    for one_file in two_files:
-        ends = results_of_every_status([added.task for added in one_file.add(batch)])
-        one_file.cancel([one.task for one in batch[3::4]])
+    task_results: list[TaskResult] = []
+    for database_file in two_database_files:
+        task_results = results_of_every_status([added.task for added in database_file.add(batch)])
+        database_file.cancel([new_task.task for new_task in batch[3::4]])
     for n in range(5, size, 9):
-        ends[n].task.id = "none" if n % 2 else task_id(9000 + n)
-    whole, singly = two_files
+        task_results[n].task.id = "none" if n % 2 else task_id(9000 + n)
+    batch_file, single_file = two_database_files
 
-    results = whole.finish(ends)
+    statuses = batch_file.finish(task_results)
 
-    assert singly.finish_singly(ends) == results
-    assert singly.rows() == whole.rows()
+    assert single_file.finish_one_by_one(task_results) == statuses
+    assert single_file.rows() == batch_file.rows()
     if size > 60:
-        assert set(FinishStatus) == set(results)
+        assert set(FinishStatus) == set(statuses)
 
 
-def test_two_results_of_one_task_in_a_batch(one_file: DatabaseFile) -> None:
-    """The second result sees the version that the first has set."""
+def test_a_batch_may_have_two_results_of_one_task(database_file: DatabaseFile) -> None:
+    """The second result of a task is checked against the version that the first has set."""
     first, second = (
-        added.task for added in one_file.add([NewTask(task(n), lease_on_add=True) for n in (1, 2)])
+        added.task
+        for added in database_file.add([NewTask(task(n), lease_on_add=True) for n in (1, 2)])
     )
 
-    results = one_file.finish(
+    statuses = database_file.finish(
         [
             success_result(first),
             retry_result(second, START_MS, renewed_lease=LEASE),
@@ -85,31 +86,32 @@ def test_two_results_of_one_task_in_a_batch(one_file: DatabaseFile) -> None:
         ]
     )
 
-    done, late = FinishStatus.APPLIED, FinishStatus.SUPERSEDED
-    assert [done, done, late, done] == results
+    applied, superseded = FinishStatus.APPLIED, FinishStatus.SUPERSEDED
+    assert [applied, applied, superseded, applied] == statuses
 
 
 def test_results_match_states_in_any_row_order(
-    one_file: DatabaseFile, monkeypatch: pytest.MonkeyPatch
+    database_file: DatabaseFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite does not define the order of rows in json_group_array."""
+    """Results are applied to the right tasks in any row order of `json_group_array`."""
     leased = [
         added.task
-        for added in one_file.add([NewTask(task(n), lease_on_add=True) for n in range(70)])
+        for added in database_file.add([NewTask(task(n), lease_on_add=True) for n in range(70)])
     ]
-    late = replace(leased[0], version=leased[0].version + 1)
+    outdated = replace(leased[0], version=leased[0].version + 1)
     decode = finish._decode_states
     monkeypatch.setattr(finish, "_decode_states", lambda text: decode(text)[::-1])
 
-    ends = [
-        exhausted_result(one) if n % 2 else success_result(one)
-        for n, one in enumerate([late, *leased[1:]])
+    task_results = [
+        exhausted_result(leased_task) if n % 2 else success_result(leased_task)
+        for n, leased_task in enumerate([outdated, *leased[1:]])
     ]
-    results = one_file.finish(ends)
+    statuses = database_file.finish(task_results)
 
-    assert [FinishStatus.SUPERSEDED] + [FinishStatus.APPLIED] * 69 == results
+    assert [FinishStatus.SUPERSEDED] + [FinishStatus.APPLIED] * 69 == statuses
     statement = "SELECT t.key, s.status FROM task AS t JOIN state AS s USING (seq)"
-    found = dict(one_file.database.open()[0].execute(statement).fetchall())
-    ended = {True: int(Status.EXHAUSTED), False: int(Status.SUCCEEDED)}
-    expected = {f"key {n}": ended[n % 2 == 1] for n in range(1, 70)}
+    found = dict(database_file.database.open()[0].execute(statement).fetchall())
+    expected = {
+        f"key {n}": int(Status.EXHAUSTED if n % 2 else Status.SUCCEEDED) for n in range(1, 70)
+    }
     assert {"key 0": int(Status.IN_FLIGHT), **expected} == found

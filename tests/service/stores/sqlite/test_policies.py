@@ -1,4 +1,4 @@
-"""Policies and API keys."""
+"""Policies and API keys: conformance."""
 
 from __future__ import annotations
 

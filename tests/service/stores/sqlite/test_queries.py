@@ -1,4 +1,4 @@
-"""Queries: short pages, and task ids as 16 bytes."""
+"""Queries: conformance, bounded pages, and packed task ids."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ def test_pages_of_a_selective_filter_are_short(tmp_path: Path) -> None:
         [task_id(1).replace("-", "0")],
     ],
 )
-def test_packing_ids_together_equals_packing_singly(ids: list[str]) -> None:
-    """A malformed id affects no other, and two ids are never taken for one."""
-    assert [pack_id(one) for one in ids] == pack_ids(ids)
+def test_packing_ids_together_equals_packing_one_by_one(ids: list[str]) -> None:
+    """`pack_ids` returns the same as `pack_id` for each id, also if some are malformed."""
+    assert [pack_id(task_id) for task_id in ids] == pack_ids(ids)

@@ -1,4 +1,4 @@
-"""Query plans: every statement finds its rows with an index, in the order it needs."""
+"""Query plans: every statement finds and orders its rows with an index."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL_SCAN = re.compile(
     r"SCAN (CONSTANT ROW|\d+ CONSTANT ROWS|wanted|json_each|\(subquery-\d+\)"
     r"|(worker|orphan|meta)\b)"
 )
-"""Scans of values, or of tables that are always small."""
+"""Scans of constants, and of tables that are always small."""
 LEASE_SCAN = re.compile(r"SCAN state USING INDEX state_leased\b")
 """Scan of all leases, made only when a worker process has died."""
 MERGE_SORT = re.compile(r"USE TEMP B-TREE FOR ORDER BY\b")
@@ -97,9 +97,9 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
                 plans[" ".join(statement.split())] = [row[3] for row in rows]
         assert len(plans) > 60
         assert {} == {
-            statement: bad
+            statement: bad_steps
             for statement, plan in plans.items()
-            if (bad := [step for step in plan if _reads_much(step, statement)])
+            if (bad_steps := [step for step in plan if _scans_or_sorts(step, statement)])
         }
         indexes = "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL"
         steps = " ".join(step for plan in plans.values() for step in plan)
@@ -109,7 +109,8 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
     run_on_store(tmp_path / "tasks.db", main)
 
 
-def _reads_much(step: str, statement: str) -> bool:
+def _scans_or_sorts(step: str, statement: str) -> bool:
+    """Return whether a step scans a large table or sorts its rows."""
     if step.startswith("SCAN"):
         return not (
             SMALL_SCAN.match(step) or LEASE_SCAN.match(step) or _stops_early(step, statement)

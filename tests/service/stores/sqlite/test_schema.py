@@ -1,4 +1,4 @@
-"""The schema: upgrades, and files that are refused."""
+"""The schema: migrations, and files that are rejected."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def test_a_file_of_an_older_version_is_upgraded(
     new_column = "ALTER TABLE policy_use ADD COLUMN added INTEGER NOT NULL DEFAULT 7"
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, new_column))
 
-    async def change(store: SqliteStore) -> None:
+    async def write_policies(store: SqliteStore) -> None:
         policy = PolicyVersion(tenant="acme", id="p", version=0, document=b"{}")
         await store.put_policy(policy, replace=False)
         await store.delete_policy("acme", "p")
-        _, again = await store.put_policy(policy, replace=False)
-        assert 2 == again.version
+        _, recreated = await store.put_policy(policy, replace=False)
+        assert 2 == recreated.version
 
-    run_on_store(path, change)
-    with closing(sqlite3.connect(path)) as other:
-        assert [(7,)] == other.execute("SELECT added FROM policy_use").fetchall()
+    run_on_store(path, write_policies)
+    with closing(sqlite3.connect(path)) as connection:
+        assert [(7,)] == connection.execute("SELECT added FROM policy_use").fetchall()
 
 
-def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
-    """A file of a newer schema version is refused, named and left unchanged."""
+def test_a_newer_schema_is_rejected(tmp_path: Path) -> None:
+    """The error for a file with a newer schema names the file and its schema version."""
     path = tmp_path / "tasks.db"
 
     async def fill(store: SqliteStore) -> None:
@@ -47,8 +47,8 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 
     run_on_store(path, fill)
     newer = len(schema.MIGRATIONS) + 1
-    with closing(sqlite3.connect(path)) as other:
-        other.execute(f"PRAGMA user_version = {newer}")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {newer}")
 
     message = open_error(path)
 
@@ -56,13 +56,13 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     assert "use the newer tarry" in message
 
 
-def test_a_file_of_an_unreleased_version_is_refused(tmp_path: Path) -> None:
-    """Its tables have other columns, whatever its schema version: a new file is needed."""
+def test_a_file_of_an_unreleased_version_is_rejected(tmp_path: Path) -> None:
+    """The error for a file of an unreleased version asks for a new file."""
     path = tmp_path / "tasks.db"
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("CREATE TABLE task (old)")
-        other.execute("PRAGMA application_id = 0x74617272")
-        other.execute("PRAGMA user_version = 3")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE task (old)")
+        connection.execute("PRAGMA application_id = 0x74617272")
+        connection.execute("PRAGMA user_version = 3")
 
     message = open_error(path)
 
@@ -70,44 +70,44 @@ def test_a_file_of_an_unreleased_version_is_refused(tmp_path: Path) -> None:
     assert "move the file away" in message
 
 
-def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
-    """Databases of other programs and files that are no database are left unchanged."""
-    path = tmp_path / "theirs.db"
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("CREATE TABLE task (theirs)")
+def test_a_file_of_another_program_is_rejected(tmp_path: Path) -> None:
+    """A database of another program, or a text file, is rejected and not changed."""
+    path = tmp_path / "other.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE task (other)")
     assert f"{path} belongs to another program" in open_error(path)
-    with closing(sqlite3.connect(path)) as other:
-        assert [("task",)] == other.execute("SELECT name FROM sqlite_schema").fetchall()
+    with closing(sqlite3.connect(path)) as connection:
+        assert [("task",)] == connection.execute("SELECT name FROM sqlite_schema").fetchall()
 
     text = tmp_path / "text.db"
-    text.write_text("no database, but long enough to be looked at as one " * 100)
+    text.write_text("this is a text file, not a database " * 100)
     assert f"{text} is not a SQLite file" in open_error(text)
 
 
 def test_a_failed_migration_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A migration is applied completely or not at all, and is tried again later."""
+    """A failed migration changes nothing, and is applied again at the next open."""
     path = tmp_path / "tasks.db"
 
     async def fill(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
 
     run_on_store(path, fill)
-    good = "CREATE TABLE extra (a); INSERT INTO extra VALUES (1)"
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, f"{good}; nonsense"))
+    migration = "CREATE TABLE extra (a); INSERT INTO extra VALUES (1)"
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, f"{migration}; nonsense"))
 
-    async def refused() -> None:
+    async def fail_to_open() -> None:
         store = SqliteStore(path)
         with pytest.raises(StoreUnavailable, match="nonsense"):
             await store.open()
         await store.close()
 
-    asyncio.run(refused())
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS[:-1], good))
+    asyncio.run(fail_to_open())
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS[:-1], migration))
 
-    async def look(store: SqliteStore) -> None:
+    async def check(store: SqliteStore) -> None:
         assert 1 == (await store.counters()).task_counts[Status.PENDING]
 
-    run_on_store(path, look)
-    with closing(sqlite3.connect(path)) as other:
-        assert [(1,)] == other.execute("SELECT a FROM extra").fetchall()
-        assert [(len(schema.MIGRATIONS),)] == other.execute("PRAGMA user_version").fetchall()
+    run_on_store(path, check)
+    with closing(sqlite3.connect(path)) as connection:
+        assert [(1,)] == connection.execute("SELECT a FROM extra").fetchall()
+        assert [(len(schema.MIGRATIONS),)] == connection.execute("PRAGMA user_version").fetchall()

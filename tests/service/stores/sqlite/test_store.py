@@ -32,44 +32,44 @@ T = TypeVar("T")
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance_without_threads(case: Case, tmp_path: Path) -> None:
-    """The synchronous database passes the conformance suite."""
+    """The synchronous SQLite store passes the conformance suite."""
     asyncio.run(
         StoreHarness(lambda clock: SynchronousSqliteStore(tmp_path / "tasks.db", clock)).run(case)
     )
 
 
 def test_two_stores_share_a_file(tmp_path: Path) -> None:
-    """Each store sees the other's changes, and no task is leased twice."""
+    """Two stores on one file see the changes of each other, and lease no task twice."""
 
-    async def main(one: SqliteStore) -> None:
-        two = SqliteStore(tmp_path / "tasks.db", clock=ManualClock())
-        await two.open()
+    async def main(first: SqliteStore) -> None:
+        second = SqliteStore(tmp_path / "tasks.db", clock=ManualClock())
+        await second.open()
         try:
             await asyncio.gather(
                 *(
                     store.add([NewTask(task(number, f"h{number % 7}"))])
-                    for number, store in enumerate([one, two] * 100)
+                    for number, store in enumerate([first, second] * 100)
                 )
             )
             claims = await asyncio.gather(
                 *(
                     store.claim(lease, limit=10, per_lane=5)
                     for _ in range(10)
-                    for store, lease in ((one, LEASE), (two, OTHER_LEASE))
+                    for store, lease in ((first, LEASE), (second, OTHER_LEASE))
                 )
             )
             leased = [task for claimed in claims for task in claimed.tasks]
 
             assert list(range(200)) == sorted(task_numbers(leased))
             assert {"worker", "other"} == {task.worker for task in leased}
-            assert [FinishStatus.APPLIED] * 200 == await two.finish(
-                [success_result(one) for one in leased]
+            assert [FinishStatus.APPLIED] * 200 == await second.finish(
+                [success_result(leased_task) for leased_task in leased]
             )
-            assert 200 == (await one.counters()).task_counts[Status.SUCCEEDED]
-            [again] = await two.add([NewTask(task(7, "h0"))])
-            assert (AddStatus.EXISTING, Status.SUCCEEDED) == (again.status, again.task.status)
+            assert 200 == (await first.counters()).task_counts[Status.SUCCEEDED]
+            [repeated] = await second.add([NewTask(task(7, "h0"))])
+            assert (AddStatus.EXISTING, Status.SUCCEEDED) == (repeated.status, repeated.task.status)
         finally:
-            await two.close()
+            await second.close()
 
     run_on_store(tmp_path / "tasks.db", main)
 
@@ -89,8 +89,8 @@ def test_default_clock_is_the_system_clock(tmp_path: Path, monkeypatch: pytest.M
     assert 12_345 == asyncio.run(main())
 
 
-def test_a_commit_is_on_the_disk(tmp_path: Path) -> None:
-    """The database uses a WAL that is flushed with every commit."""
+def test_every_commit_is_flushed_to_disk(tmp_path: Path) -> None:
+    """The database uses a WAL, which is flushed at every commit."""
 
     async def main(store: SqliteStore) -> None:
         connection, _ = store.database.open()
@@ -101,7 +101,7 @@ def test_a_commit_is_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_several_stores_create_one_file(tmp_path: Path) -> None:
-    """Stores that open a missing file at the same time end up with the same file."""
+    """Stores that open a missing file at the same time share the created file."""
 
     async def main() -> None:
         stores = [SqliteStore(tmp_path / "tasks.db", clock=ManualClock()) for _ in range(5)]

@@ -1,4 +1,4 @@
-"""The SQLite store in memory: conformance, shared reads and writes, and nothing on the disk."""
+"""The SQLite store in memory: conformance, concurrent reads and writes, and no files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.service.stores.harness import START_MS, ManualClock, task, task_id
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case) -> None:
-    """The store does what every store must do; reopening it returns the same store."""
+    """The store in memory passes the conformance suite; reopening returns the same store."""
     opened: list[SqliteStore] = []
 
     def open_once(clock: ManualClock) -> SqliteStore:
@@ -29,8 +29,8 @@ def test_conformance(case: Case) -> None:
     asyncio.run(StoreHarness(open_once).run(case))
 
 
-def test_memory_url_leaves_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`memory:` creates no file, and its tasks are gone when the store is closed."""
+def test_memory_url_creates_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `memory:` store creates no file, and loses its tasks when it is closed."""
     monkeypatch.chdir(tmp_path)
 
     async def main() -> None:
@@ -47,8 +47,8 @@ def test_memory_url_leaves_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.M
     assert [] == list(tmp_path.iterdir())
 
 
-def test_reads_and_writes_at_the_same_time() -> None:
-    """Reads that run in the second thread see every task that was added before them."""
+def test_reads_see_writes_of_the_other_thread() -> None:
+    """A read in the second thread sees every task that was added before it."""
 
     async def main() -> None:
         store = SqliteStore(IN_MEMORY, clock=ManualClock())
@@ -64,8 +64,8 @@ def test_reads_and_writes_at_the_same_time() -> None:
     asyncio.run(main())
 
 
-def test_an_error_of_sqlite_does_not_lose_the_data() -> None:
-    """An error that makes a store on disk reconnect keeps the connection of one in memory."""
+def test_an_error_of_sqlite_does_not_delete_the_data() -> None:
+    """After an error that makes a file database reconnect, the data in memory is kept."""
     database = Database(IN_MEMORY, lambda: START_MS)
     database.apply([lambda tx: tx.names.tenant_id("acme")])
 
@@ -82,7 +82,7 @@ def test_an_error_of_sqlite_does_not_lose_the_data() -> None:
     database.close()
 
 
-def test_another_process_cannot_write_to_memory() -> None:
-    """A writer process is refused: it would have an empty database of its own."""
+def test_a_store_in_memory_has_no_writer_process() -> None:
+    """A writer process is rejected, because it would have a separate database."""
     with pytest.raises(ConfigurationError, match="cannot have a writer process"):
         SqliteStore(IN_MEMORY, writer_process=True)

@@ -1,4 +1,4 @@
-"""Terminal tasks: replay and purge of dead letters, retention."""
+"""Terminal tasks: conformance, and many dead letters."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def test_conformance(case: Case, tmp_path: Path) -> None:
 
 
 def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
-    """All of them are counted, and a filter finds the only match."""
+    """Of 4100 dead letters all are counted, and a filter finds the only match."""
 
     async def main(store: SqliteStore) -> None:
-        new = [NewTask(task(number), lease_on_add=True) for number in range(4100)]
-        leased = [added.task for added in await store.add(new, LEASE)]
+        new_tasks = [NewTask(task(number), lease_on_add=True) for number in range(4100)]
+        leased = [added.task for added in await store.add(new_tasks, LEASE)]
         await store.finish(
-            [exhausted_result(one, "rare" if one is leased[4000] else "usual") for one in leased]
+            [exhausted_result(task, "rare" if task is leased[4000] else "usual") for task in leased]
         )
 
         assert 4100 == await store.count_dead_letters(ReplayRecord(id="", tenant="acme"))
         assert 1 == await store.count_dead_letters(
             ReplayRecord(id="", tenant="acme", reason="rare")
         )
-        created = await store.start_replay(ReplayRecord(id="job", tenant="acme", reason="rare"))
-        steps = 1
-        while (current := await store.replay_step("job", 10)) and current.status == "running":
-            steps += 1
-        assert (1, 1, 3) == (created.matched, current and current.replayed, steps)
+        created = await store.start_replay(ReplayRecord(id="replay", tenant="acme", reason="rare"))
+        step_count = 1
+        while (current := await store.replay_step("replay", 10)) and current.status == "running":
+            step_count += 1
+        assert (1, 1, 3) == (created.matched, current and current.replayed, step_count)
         assert 1 == await store.purge("acme", TaskFilter(reason="usual"), 1)
         assert 0 == await store.purge("acme", TaskFilter(reason="rare"), 1)
 

@@ -1,4 +1,4 @@
-"""Statements for many rows: few of them, with parameters that are cheap to bind."""
+"""The number of statements of a transaction, and the types of their parameters."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from tests.service.stores.harness import (
 from tests.service.stores.sqlite.harness import DatabaseFile
 
 
-def test_the_number_of_statements_does_not_grow_with_lanes(two_files: list[DatabaseFile]) -> None:
-    """All lanes of a group are read and written with one statement each."""
+def test_the_number_of_statements_does_not_grow_with_lanes(
+    two_database_files: list[DatabaseFile],
+) -> None:
+    """Tasks of 48 lanes need as many statements as tasks of one lane."""
     statements: list[list[str]] = []
-    for one_file, lanes in zip(two_files, (1, 48), strict=True):
-        one_file.add([NewTask(task(1000 + n, f"h{n}")) for n in range(lanes)])
+    for database_file, lanes in zip(two_database_files, (1, 48), strict=True):
+        database_file.add([NewTask(task(1000 + n, f"h{n}")) for n in range(lanes)])
         statements.append([])
-        one_file.database.open()[0].set_trace_callback(statements[-1].append)
+        database_file.database.open()[0].set_trace_callback(statements[-1].append)
         batch = [NewTask(task(n, f"h{n % lanes}"), lease_on_add=True) for n in range(48)]
-        one_file.finish(
-            [retry_result(added.task, START_MS + HOUR_MS) for added in one_file.add(batch)]
+        database_file.finish(
+            [retry_result(added.task, START_MS + HOUR_MS) for added in database_file.add(batch)]
         )
 
     assert len(statements[0]) == len(statements[1])
@@ -43,9 +45,9 @@ def test_the_number_of_statements_does_not_grow_with_lanes(two_files: list[Datab
     ("number", "ref", "reason"), [(None, None, None), (0, "", ""), (7, "0", "0")]
 )
 def test_none_differs_from_empty_and_zero(
-    one_file: DatabaseFile, number: int | None, ref: str | None, reason: str | None
+    database_file: DatabaseFile, number: int | None, ref: str | None, reason: str | None
 ) -> None:
-    """None, empty and zero are read back as they were written."""
+    """None, empty strings and zero are read as they were written."""
     batch = [
         NewTask(
             task(n, policy_version=number, owned_body_ref=ref),
@@ -54,42 +56,42 @@ def test_none_differs_from_empty_and_zero(
         )
         for n in (1, 2)
     ]
-    leased, waiting = (added.task for added in one_file.add(batch))
+    leased, waiting = (added.task for added in database_file.add(batch))
     delay = None if number is None else float(number)
 
-    one_file.finish([replace(exhausted_result(leased, previous_delay=delay), reason=reason)])
+    database_file.finish([replace(exhausted_result(leased, previous_delay=delay), reason=reason)])
 
-    ended, pending = one_file.run(
+    finished, pending = database_file.run(
         *(partial(queries.get_task, tenant="acme", task_id=task_id(n)) for n in (1, 2))
     )
-    assert (number, ref) == (ended.policy_version, ended.owned_body_ref)
-    assert (reason, delay) == (ended.reason, ended.previous_delay)
+    assert (number, ref) == (finished.policy_version, finished.owned_body_ref)
+    assert (reason, delay) == (finished.reason, finished.previous_delay)
     assert waiting == pending
 
 
-def test_no_parameter_needs_an_adapter(one_file: DatabaseFile) -> None:
-    """Binding another type than int, float, str or bytearray costs ten times as much."""
-    kinds: set[type] = set()
+def test_no_parameter_needs_an_adapter(database_file: DatabaseFile) -> None:
+    """Parameters are int, str or bytearray: binding other types takes ten times as long."""
+    parameter_types: set[type] = set()
 
     def add_and_finish(tx: Transaction) -> None:
         execute = tx.execute
 
-        def note(statement: str, values: list[Any]) -> Any:
-            kinds.update(map(type, values))
+        def record_types(statement: str, values: list[Any]) -> Any:
+            parameter_types.update(map(type, values))
             return execute(statement, values)
 
-        tx.execute = note
+        tx.execute = record_types
         batch = [NewTask(task(n), lease_on_add=n > 1) for n in range(4)]
         results = add.add(tx, batch, LEASE, None)
         leased = [added.task for added in add.to_add_results(batch, LEASE, results) if added.leased]
-        ends = [
+        task_results = [
             success_result(leased[0]),
             retry_result(leased[1], START_MS + 5, renewed_lease=LEASE),
         ]
-        finish.finish(tx, [finish.pack_result(end) for end in ends])
+        finish.finish(tx, [finish.pack_result(result) for result in task_results])
         tx.flush()
 
-    one_file.add([NewTask(task(9))])
-    one_file.run(add_and_finish)
+    database_file.add([NewTask(task(9))])
+    database_file.run(add_and_finish)
 
-    assert {int, str, bytearray} == kinds
+    assert {int, str, bytearray} == parameter_types

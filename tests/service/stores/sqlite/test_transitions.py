@@ -1,4 +1,4 @@
-"""State transitions between attempts: released tasks, parked and paused lanes."""
+"""Released tasks, and parked and paused lanes: conformance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases of dead worker processes end at once: a file lock shows that the process is gone."""
+"""Worker locks: leases of a dead process are recovered at once, by means of a file lock."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ asyncio.run(main())
 
 @contextmanager
 def worker_process(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Yield a process with leases: one that may be running, and two ahead of time."""
+    """Yield a process with three leases: one task is due, and two are due later."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORKER_SCRIPT, str(path)],
         stdout=subprocess.PIPE,
@@ -71,12 +71,12 @@ def worker_process(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def lock_files(path: Path) -> list[str]:
-    """Return the lock files beside a database."""
+    """Return the names of the lock files of a database."""
     return sorted(found.name for found in path.parent.glob("*.worker-*"))
 
 
 async def open_store(path: Path) -> SqliteStore:
-    """Return an open store on the same clock."""
+    """Return an open store whose clock is at `START_MS`."""
     store = SqliteStore(path, clock=ManualClock())
     await store.open()
     return store
@@ -85,7 +85,7 @@ async def open_store(path: Path) -> SqliteStore:
 def test_opening_a_store_recovers_leases_of_a_killed_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One attempt is logged as lost, and two leases return to the queue."""
+    """The attempt of the due task is logged as lost, and the two later tasks are PENDING."""
     monkeypatch.setattr(store, "_MAX_LEASES_PER_TRANSACTION", 1)
     path = tmp_path / "tasks.db"
     with worker_process(path) as process:
@@ -122,7 +122,7 @@ def test_opening_a_store_recovers_leases_of_a_killed_worker(
 
 
 def test_a_sweep_recovers_leases_of_a_killed_worker(tmp_path: Path) -> None:
-    """A store that is open recovers the leases when it sweeps, in steps if there are many."""
+    """A sweep of an open store recovers the leases, in steps of its limit."""
     path = tmp_path / "tasks.db"
 
     async def main() -> None:
@@ -136,16 +136,16 @@ def test_a_sweep_recovers_leases_of_a_killed_worker(tmp_path: Path) -> None:
                 assert CancelStatus.REQUESTED is cancelled
                 process.kill()
                 process.wait()
-            steps = 1
+            step_count = 1
             while (await store.sweep(RETENTION, 1)).has_more:
-                steps += 1
+                step_count += 1
 
-            assert 3 <= steps <= 6
+            assert 3 <= step_count <= 6
             claimed = await store.claim(OTHER_LEASE, limit=10, per_lane=10)
             assert [0, 1] == sorted(task_numbers(claimed.tasks))
-            ended = await store.get_task("acme", task_id(2))
-            assert ended is not None
-            assert (Status.CANCELLED, 0) == (ended.status, ended.attempts)
+            cancelled_task = await store.get_task("acme", task_id(2))
+            assert cancelled_task is not None
+            assert (Status.CANCELLED, 0) == (cancelled_task.status, cancelled_task.attempts)
             assert 1 == len(lock_files(path))
             [(workers, _)] = store.database.read(
                 [lambda tx: tx.execute("SELECT name FROM worker").fetchall()]
@@ -157,8 +157,8 @@ def test_a_sweep_recovers_leases_of_a_killed_worker(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_stopped_worker_is_not_dead(tmp_path: Path) -> None:
-    """A process that is only stopped keeps its leases until they expire."""
+def test_a_suspended_worker_keeps_its_leases(tmp_path: Path) -> None:
+    """A sweep does not recover leases of a process that is suspended by SIGSTOP."""
     path = tmp_path / "tasks.db"
 
     async def main(process: subprocess.Popen[str]) -> None:
@@ -176,7 +176,7 @@ def test_a_stopped_worker_is_not_dead(tmp_path: Path) -> None:
 
 
 def test_leases_of_a_closed_store_are_recovered(tmp_path: Path) -> None:
-    """This works whichever path of the file the stores use."""
+    """A sweep recovers leases of a closed store, also if stores use different paths."""
     path = tmp_path / "tasks.db"
     link = tmp_path / "link.db"
     link.symlink_to(path)
@@ -186,21 +186,21 @@ def test_leases_of_a_closed_store_are_recovered(tmp_path: Path) -> None:
             other = await open_store(link)
             assert [] == (await other.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
             await other.close()
-        one, two = await open_store(path), await open_store(path)
-        leased = (await one.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
+        first, second = await open_store(path), await open_store(path)
+        leased = (await first.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
         assert 3 == len(leased)
-        await two.sweep(RETENTION, 10)
-        assert [] == (await two.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
-        await one.close()
-        await two.sweep(RETENTION, 10)
-        assert 3 == len((await two.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks)
-        await two.close()
+        await second.sweep(RETENTION, 10)
+        assert [] == (await second.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
+        await first.close()
+        await second.sweep(RETENTION, 10)
+        assert 3 == len((await second.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks)
+        await second.close()
 
     asyncio.run(main())
 
 
 def test_a_leftover_lock_file_is_removed(tmp_path: Path) -> None:
-    """The file of a store that died without a worker is removed; others stay."""
+    """Opening a store removes unlocked lock files, and no other files."""
     path = tmp_path / "tasks.db"
     (tmp_path / "tasks.db.worker-0123").touch()
     (tmp_path / "tasks.db.keep").touch()
@@ -219,10 +219,8 @@ def test_a_leftover_lock_file_is_removed(tmp_path: Path) -> None:
     assert [] == lock_files(path)
 
 
-def test_leases_expire_where_locks_do_not_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a missing folder or a file system without locks, leases only expire."""
+def test_unsupported_locks_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a missing folder or a file system without locks, no lock is acquired or removed."""
     missing_folder = WorkerLock(tmp_path / "nowhere" / "tasks.db")
     missing_folder.acquire()
     assert missing_folder.token is None
@@ -230,10 +228,10 @@ def test_leases_expire_where_locks_do_not_work(
     held_lock = WorkerLock(tmp_path / "tasks.db")
     held_lock.acquire()
 
-    def refuse(file: int, operation: int) -> None:
+    def raise_no_locks(file: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", raise_no_locks)
     other = WorkerLock(tmp_path / "tasks.db")
     other.acquire()
     assert other.token is None
@@ -247,7 +245,7 @@ def test_leases_expire_where_locks_do_not_work(
 def test_a_lock_file_removed_during_acquire_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If another process locked or deleted the new file, another file is created."""
+    """If another process deletes or locks the new file, a different file is created."""
     path = tmp_path / "tasks.db"
     flock = fcntl.flock
     locked_files: list[int] = []
@@ -276,7 +274,7 @@ def test_a_lock_file_removed_during_acquire_is_replaced(
 
 
 def test_a_folder_named_like_a_lock_is_ignored(tmp_path: Path) -> None:
-    """Something else with the name of a lock file is left alone."""
+    """A folder with the name of a lock file is not removed."""
     (tmp_path / "tasks.db.worker-folder").mkdir()
 
     assert [] == WorkerLock(tmp_path / "tasks.db").remove_dead_locks(["folder"])

@@ -1,4 +1,4 @@
-"""The writer process: its protocol, restarts, and the end of both processes."""
+"""The writer process: protocol, restarts, and shutdown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SerializedStore(SynchronousSqliteStore):
     """A store whose calls and results are encoded and decoded as for the writer process."""
 
     async def write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
-        """Run an operation that was encoded and decoded."""
+        """Encode, decode and run an operation."""
         assert isinstance(operation, OperationCall)
         frame = run_calls(self.database, encode_calls([operation]))
         value: T = self._unwrap(decode_answers([operation], frame))
@@ -47,7 +47,7 @@ class SerializedStore(SynchronousSqliteStore):
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance_of_the_protocol(case: Case, tmp_path: Path) -> None:
-    """Nothing is lost when calls and results are encoded and decoded."""
+    """A store that encodes and decodes calls and results passes the conformance suite."""
     asyncio.run(StoreHarness(lambda clock: SerializedStore(tmp_path / "tasks.db", clock)).run(case))
 
 
@@ -79,7 +79,7 @@ def writer_pid(store: SqliteStore) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process exists and has not ended."""
+    """Return whether a process exists and is not a zombie."""
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
@@ -87,43 +87,43 @@ def is_alive(pid: int) -> bool:
 async def wait_until_ended(pid: int) -> None:
     """Wait until a process has ended."""
     async with asyncio.timeout(30):
-        while is_alive(pid):  # noqa: ASYNC110 - it may not be our child process
+        while is_alive(pid):  # noqa: ASYNC110 - it may not be a child process
             await asyncio.sleep(0.01)
 
 
 @pytest.mark.usefixtures("either_loop")
 def test_the_writer_process_writes_and_the_service_reads(tmp_path: Path) -> None:
-    """A task is added and finished there and read here; closing the store ends the process."""
-    writers: list[int] = []
+    """Tasks are written by the writer process, which ends when the store is closed."""
+    writer_pids: list[int] = []
 
     async def main(store: SqliteStore) -> None:
-        writers.append(writer_pid(store))
+        writer_pids.append(writer_pid(store))
         added = await store.add([NewTask(task(n), lease_on_add=True) for n in range(3)], LEASE)
         assert [True] * 3 == [result.leased for result in added]
-        done = await store.finish([success_result(result.task) for result in added])
-        assert [FinishStatus.APPLIED] * 3 == done
+        statuses = await store.finish([success_result(result.task) for result in added])
+        assert [FinishStatus.APPLIED] * 3 == statuses
         assert 3 == (await store.counters()).task_counts[Status.SUCCEEDED]
-        assert is_alive(writers[0])
+        assert is_alive(writer_pids[0])
 
     run_on_store(tmp_path / "tasks.db", main)
-    assert not is_alive(writers[0])
+    assert not is_alive(writer_pids[0])
 
 
 @pytest.mark.usefixtures("either_loop")
 def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
-    """Operations that it had received fail and can be repeated; leases stay valid."""
+    """Operations sent to a killed writer fail and can be repeated; leases stay valid."""
 
     async def main(store: SqliteStore) -> None:
         [added] = await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
         os.kill(writer_pid(store), signal.SIGSTOP)
-        pending = asyncio.ensure_future(store.add([NewTask(task(2))]))
+        sent = asyncio.ensure_future(store.add([NewTask(task(2))]))
         await asyncio.sleep(0)
-        later = asyncio.ensure_future(store.add([NewTask(task(3))]))
+        unsent = asyncio.ensure_future(store.add([NewTask(task(3))]))
         await asyncio.sleep(0)
         os.kill(writer_pid(store), signal.SIGKILL)
         with pytest.raises(StoreUnavailable, match="started again"):
-            await pending
-        await later
+            await sent
+        await unsent
         await store.add([NewTask(task(2))])
         claimed = await store.claim(LEASE, limit=10, per_lane=10)
         assert [2, 3] == sorted(task_numbers(claimed.tasks))
@@ -136,18 +136,18 @@ def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
 def test_an_idle_writer_that_ends_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log has a warning, unless the store was closed."""
+    """If an idle writer ends, one warning is logged, and the writer is started again."""
 
     async def main(store: SqliteStore) -> None:
-        before = writer_pid(store)
-        os.kill(before, signal.SIGKILL)
+        pid = writer_pid(store)
+        os.kill(pid, signal.SIGKILL)
         executor = store._writer
         assert isinstance(executor, WriterProcessExecutor)
         async with asyncio.timeout(30):
             while executor.process is not None:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.01)
         await store.add([NewTask(task(1))])
-        assert before != writer_pid(store)
+        assert pid != writer_pid(store)
 
     run_on_store(tmp_path / "tasks.db", main)
     assert ["has ended, and is started again"] == [
@@ -156,8 +156,8 @@ def test_an_idle_writer_that_ends_is_logged(
 
 
 @pytest.mark.usefixtures("either_loop")
-def test_a_second_group_is_sent_before_the_first_is_answered(tmp_path: Path) -> None:
-    """Only if it is large enough; a killed writer fails both groups."""
+def test_a_second_group_is_sent_before_the_first_is_committed(tmp_path: Path) -> None:
+    """A large second group is sent early; if the writer is killed, both groups fail."""
 
     async def main(store: SqliteStore) -> None:
         executor = store._writer
@@ -173,8 +173,8 @@ def test_a_second_group_is_sent_before_the_first_is_answered(tmp_path: Path) -> 
             [entry.weight for entry in group] for group in executor._groups_in_flight
         ]
         os.kill(writer_pid(store), signal.SIGKILL)
-        *lost, committed = await asyncio.gather(*pending, return_exceptions=True)
-        assert [StoreUnavailable] * 3 == [type(error) for error in lost]
+        *failed, committed = await asyncio.gather(*pending, return_exceptions=True)
+        assert [StoreUnavailable] * 3 == [type(error) for error in failed]
         assert isinstance(committed, list)
         assert 100 == len(committed)
 
@@ -183,18 +183,18 @@ def test_a_second_group_is_sent_before_the_first_is_answered(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("either_loop")
 @pytest.mark.parametrize("error", [RuntimeError("closed"), BrokenPipeError()], ids=repr)
-def test_operations_sent_to_an_ended_writer_are_unavailable(
+def test_operations_sent_to_an_ended_writer_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """The event loop may refuse to write before it reports that the process has ended."""
+    """An operation fails with `StoreUnavailable` if the pipe to the writer is closed."""
 
-    def refuse(_: bytes) -> None:
+    def fail_to_send(_: bytes) -> None:
         raise error
 
     async def main(store: SqliteStore) -> None:
         executor = store._writer
         assert isinstance(executor, WriterProcessExecutor)
-        monkeypatch.setattr(executor.process, "send", refuse)
+        monkeypatch.setattr(executor.process, "send", fail_to_send)
         pending = asyncio.ensure_future(store.add([NewTask(task(1))]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -207,16 +207,16 @@ def test_operations_sent_to_an_ended_writer_are_unavailable(
 
 
 @pytest.mark.usefixtures("either_loop")
-def test_groups_are_answered_in_their_order(tmp_path: Path) -> None:
-    """Each call gets its own result, however many are in flight."""
+def test_each_call_gets_its_own_result(tmp_path: Path) -> None:
+    """Each of several concurrent calls gets its own result."""
 
     async def main(store: SqliteStore) -> None:
-        parts = [
+        batches = [
             [NewTask(task(n)) for n in range(first, first + 90)] for first in range(0, 900, 90)
         ]
-        results = await asyncio.gather(*(store.add(part) for part in parts))
-        for part, added in zip(parts, results, strict=True):
-            assert [new.task.id for new in part] == [result.task.id for result in added]
+        results = await asyncio.gather(*(store.add(batch) for batch in batches))
+        for batch, added in zip(batches, results, strict=True):
+            assert [new_task.task.id for new_task in batch] == [result.task.id for result in added]
         counters = await store.counters()
         assert 900 == counters.task_counts[Status.PENDING]
 
@@ -225,14 +225,14 @@ def test_groups_are_answered_in_their_order(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("either_loop")
 def test_signals_for_the_service_do_not_end_the_writer(tmp_path: Path) -> None:
-    """A supervisor may signal all processes, but results still have to be written."""
+    """The writer ignores SIGINT and SIGTERM, which a supervisor may send to all processes."""
 
     async def main(store: SqliteStore) -> None:
-        before = writer_pid(store)
+        pid = writer_pid(store)
         for signal_number in (signal.SIGINT, signal.SIGTERM):
-            os.kill(before, signal_number)
+            os.kill(pid, signal_number)
         await store.add([NewTask(task(1))])
-        assert before == writer_pid(store)
+        assert pid == writer_pid(store)
 
     run_on_store(tmp_path / "tasks.db", main)
 
@@ -251,22 +251,22 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at /proc")
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc")
 def test_the_writer_does_not_outlive_the_service(tmp_path: Path) -> None:
-    """The process ends even if the service is killed."""
-    ended = subprocess.run(
+    """The writer process ends if the service is killed."""
+    completed = subprocess.run(
         [sys.executable, "-c", KILLED_SERVICE_SCRIPT, str(tmp_path / "tasks.db")],
         stdout=subprocess.PIPE,
         check=False,
         timeout=60,
     )
-    pid = int(ended.stdout)
+    pid = int(completed.stdout)
 
     asyncio.run(wait_until_ended(pid))
 
 
-def test_a_file_that_cannot_be_created_is_unavailable(tmp_path: Path) -> None:
-    """Opening raises `StoreUnavailable`, and no process is started."""
+def test_opening_fails_if_the_file_cannot_be_created(tmp_path: Path) -> None:
+    """Opening a file in a missing folder raises `StoreUnavailable`, and starts no process."""
 
     async def run() -> None:
         store = SqliteStore(tmp_path / "nowhere" / "tasks.db", writer_process=True)
@@ -279,19 +279,21 @@ def test_a_file_that_cannot_be_created_is_unavailable(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_errors_of_tarry_keep_their_class(tmp_path: Path) -> None:
-    """Other errors become a `RuntimeError` with class name and message."""
+def test_other_errors_become_runtime_errors(tmp_path: Path) -> None:
+    """An error that is not of tarry becomes a `RuntimeError` with class name and message."""
 
-    def broken(tx: Transaction, what: Any) -> None:
-        raise KeyError(what)
+    def raise_key_error(tx: Transaction, key: Any) -> None:
+        raise KeyError(key)
 
     from tarry.service.stores.sqlite import writer_process
 
-    writer_process.OPERATIONS["broken"] = writer_process.RemoteOperation(broken, tuple[str], None)
+    writer_process.OPERATIONS["raise_key_error"] = writer_process.RemoteOperation(
+        raise_key_error, tuple[str], None
+    )
     try:
         store = SerializedStore(tmp_path / "tasks.db", lambda: 1)
         with pytest.raises(RuntimeError, match="KeyError: 'x'"):
-            asyncio.run(store.write(OperationCall(broken, "x")))
+            asyncio.run(store.write(OperationCall(raise_key_error, "x")))
         asyncio.run(store.close())
     finally:
-        del writer_process.OPERATIONS["broken"]
+        del writer_process.OPERATIONS["raise_key_error"]
