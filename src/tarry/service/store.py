@@ -219,6 +219,13 @@ class Counters(msgspec.Struct):
     superseded_count: int = 0
 
 
+class AttemptsOfMinute(msgspec.Struct):
+    """The number of attempts in one minute, by outcome; `minute` is the start of the minute."""
+
+    minute: int
+    counts_by_outcome: dict[str, int]
+
+
 class SweepResult(msgspec.Struct):
     """The number of removed tasks, and whether another sweep would find more to remove."""
 
@@ -449,6 +456,16 @@ class Store(Protocol):
 
     async def counters(self, tenant: str | None = None) -> Counters:
         """Return the counters of one tenant, or their sums over all tenants (None)."""
+        ...
+
+    async def attempts_per_minute(
+        self, tenant: str | None, *, since: int
+    ) -> list[AttemptsOfMinute]:
+        """Return the attempt counts of one tenant, or of all tenants (None), sorted by minute.
+
+        The list starts with the minute of `since`, or a day ago if that is later. Minutes without
+        attempts are omitted.
+        """
         ...
 
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:

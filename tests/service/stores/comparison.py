@@ -54,6 +54,7 @@ class StoreSnapshot(NamedTuple):
     attempts: dict[str, list[AttemptRecord]]
     lanes: list[LaneRecord]
     counts: dict[str | None, Any]
+    attempts_per_minute: dict[str | None, Any]
     replays: list[ReplayRecord]
     policies: list[Any]
     keys: list[Any]
@@ -144,6 +145,7 @@ async def snapshot(store: Store) -> StoreSnapshot:
         attempts,
         lanes,
         counts,
+        {tenant: await store.attempts_per_minute(tenant, since=0) for tenant in (None, *TENANTS)},
         [replace(replay, cursor=None) for replay in await store.list_replays(running=False)],
         [await store.list_policies(tenant) for tenant in TENANTS],
         sorted(await store.list_api_keys(), key=lambda key: key.id),

@@ -105,6 +105,7 @@ def test_deleted_tasks_use_no_memory() -> None:
         tenant = state.tenants["acme"]
         assert (0, 0, 0) == (len(state.rows), len(state.ids), len(state.finished[False]))
         assert len(tenant.numbers) < 3
+        assert len(tenant.attempts_per_minute) <= DAY_MS // MINUTE_MS // 5 + 1
 
     asyncio.run(new_harness().run(main))
 

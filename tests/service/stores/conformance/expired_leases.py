@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tarry.service.model import LOST, AttemptRecord, Status
-from tarry.service.store import CancelStatus, FinishStatus, Release
+from tarry.service.store import AttemptsOfMinute, CancelStatus, FinishStatus, Release
 from tests.service.stores.harness import (
     HOUR_MS,
     LEASE,
@@ -93,6 +93,15 @@ async def every_abandoned_attempt_is_logged(harness: StoreHarness) -> None:
     assert [(1, LOST), (2, LOST), (3, LOST)] == [
         (attempt.number, attempt.outcome) for attempt in attempts
     ]
+    assert {"lost": 3} == _sum_outcomes(await harness.store.attempts_per_minute(None, since=0))
+
+
+def _sum_outcomes(minutes: list[AttemptsOfMinute]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for minute in minutes:
+        for outcome, count in minute.counts_by_outcome.items():
+            total[outcome] = total.get(outcome, 0) + count
+    return total
 
 
 @conformance_case

@@ -116,6 +116,7 @@ async def a_result_without_an_attempt_logs_nothing(harness: StoreHarness) -> Non
     finished = await harness.get_task(1)
     assert (Status.EXHAUSTED, "budget", 0) == (finished.status, finished.reason, finished.attempts)
     assert [] == await harness.store.list_attempts("acme", leased.id)
+    assert [] == await harness.store.attempts_per_minute(None, since=0)
 
 
 @conformance_case
@@ -261,6 +262,8 @@ async def finishing_again_is_superseded(harness: StoreHarness) -> None:
         Status.SUCCEEDED: 1,
         Status.EXHAUSTED: 1,
     } == await harness.counts()
+    [point] = await harness.store.attempts_per_minute(None, since=START_MS)
+    assert {"success": 1, "transient": 3} == point.counts_by_outcome
 
 
 @conformance_case

@@ -62,6 +62,7 @@ async def tasks_of_another_tenant_are_invisible(harness: StoreHarness) -> None:
     assert [] == (await store.list_tasks("beta", TaskFilter(lane=LANE))).items
     assert 0 == await store.purge("beta", TaskFilter(), 10)
     assert {} == await harness.counts("beta")
+    assert [] == await store.attempts_per_minute("beta", since=0)
 
     assert (dead, pending.task) == (await harness.get_task(1), await harness.get_task(2))
 

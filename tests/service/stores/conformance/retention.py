@@ -7,6 +7,7 @@ from tarry.service.store import AddStatus, Retention, TaskFilter
 from tests.service.stores.harness import (
     DAY_MS,
     HOUR_MS,
+    MINUTE_MS,
     START_MS,
     StoreHarness,
     conformance_case,
@@ -53,6 +54,50 @@ async def counters_follow_every_change(harness: StoreHarness) -> None:
     assert expected == await harness.counts("acme")
     assert {Status.IN_FLIGHT: 1} == await harness.counts("beta")
     assert {} == await harness.counts("unknown")
+
+
+@conformance_case
+async def the_series_counts_attempts_by_minute(harness: StoreHarness) -> None:
+    """By the time of logging, by outcome and tenant; minutes without attempts are left out."""
+    await harness.add(task(1), task(2), task(3, tenant="beta"))
+    one, two, three = sorted((await harness.claim()).tasks, key=lambda leased: leased.id)
+    harness.clock.now = START_MS + MINUTE_MS - 1
+    await harness.store.finish([success_result(one), exhausted_result(three)])
+    harness.clock.now = START_MS + 3 * MINUTE_MS
+    await harness.store.finish([success_result(two)])
+
+    async def attempts_per_minute(
+        tenant: str | None, since: int
+    ) -> list[tuple[int, dict[str, int]]]:
+        points = await harness.store.attempts_per_minute(tenant, since=since)
+        return [(point.minute, point.counts_by_outcome) for point in points]
+
+    late = (START_MS + 3 * MINUTE_MS, {"success": 1})
+    assert [(START_MS, {"success": 1}), late] == await attempts_per_minute("acme", 0)
+    assert [(START_MS, {"transient": 1})] == await attempts_per_minute("beta", 0)
+    assert [(START_MS, {"success": 1, "transient": 1}), late] == await attempts_per_minute(
+        None, START_MS + 5
+    )
+    assert [late] == await attempts_per_minute(None, START_MS + MINUTE_MS)
+    assert [late] == await attempts_per_minute(None, START_MS + 3 * MINUTE_MS + 59_999)
+    assert [] == await attempts_per_minute(None, START_MS + 4 * MINUTE_MS)
+    await harness.reopen()
+    assert [(START_MS, {"success": 1}), late] == await attempts_per_minute("acme", 0)
+
+
+@conformance_case
+async def attempts_per_minute_cover_one_day(harness: StoreHarness) -> None:
+    """Counts older than a day are not returned, whether they were deleted or not."""
+    leased = await harness.lease_new_task(1)
+    await harness.store.finish([success_result(leased)])
+    harness.clock.advance(DAY_MS - MINUTE_MS)
+    assert 1 == len(await harness.store.attempts_per_minute(None, since=0))
+    harness.clock.advance(2 * MINUTE_MS)
+
+    assert [] == await harness.store.attempts_per_minute(None, since=0)
+    leased = await harness.lease_new_task(2)
+    await harness.store.finish([success_result(leased)])
+    assert 1 == len(await harness.store.attempts_per_minute("acme", since=0))
 
 
 # --- sweep ----------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -21,6 +21,8 @@ from tarry.service.model import (
 )
 from tarry.service.store import LeaseTerms
 
+MINUTE_MS = 60_000
+DAY_MS = 86_400_000
 _MAX_STALE_ENTRIES = 64
 """A heap is rebuilt when its length exceeds twice its valid entries plus this number."""
 
@@ -161,6 +163,7 @@ class Tenant:
     """The tasks, counters, policies and ready lanes of one tenant."""
 
     __slots__ = (
+        "attempts_per_minute",
         "counts",
         "dead_letters",
         "keys",
@@ -183,6 +186,7 @@ class Tenant:
         self.dead_letters: set[int] = set()
         self.counts: Counter[Status] = Counter()
         self.superseded: int = 0
+        self.attempts_per_minute: dict[int, Counter[str]] = defaultdict(Counter)
         self.policies: dict[str, list[PolicyVersion]] = {}
         self.policy_use: Counter[str] = Counter()
         """Number of unfinished tasks of each policy."""
@@ -317,8 +321,14 @@ class ModelState:
             tenant.numbers = [number for number in tenant.numbers if number in self.rows]
 
     def log_attempt(self, row: Row, attempt: AttemptRecord, now: int) -> None:
-        """Add an attempt to the attempt log."""
+        """Add an attempt to the attempt log and to the attempts per minute."""
         row.log.append(msgspec.msgpack.encode(attempt))
+        counts = self.tenants[row.task.tenant].attempts_per_minute
+        counts[now - now % MINUTE_MS][attempt.outcome] += 1
+        for minute in list(counts):
+            if minute >= now - DAY_MS:
+                break
+            del counts[minute]
 
     def log_lost_attempt(self, row: Row, now: int) -> None:
         """Log the attempt of an expired lease as lost."""

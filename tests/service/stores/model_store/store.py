@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import TypeVar
@@ -23,6 +24,7 @@ from tarry.service.model import (
 from tarry.service.store import (
     AddResult,
     AddStatus,
+    AttemptsOfMinute,
     CancelStatus,
     ClaimResult,
     Counters,
@@ -40,6 +42,8 @@ from tarry.service.store import (
     next_replay_step_at,
 )
 from tests.service.stores.model_store.state import (
+    DAY_MS,
+    MINUTE_MS,
     ModelState,
     Queue,
     Row,
@@ -522,6 +526,18 @@ class ModelStore:
         tenants = self._select_tenants(tenant)
         tasks = {status: sum(owner.counts[status] for owner in tenants) for status in Status}
         return Counters(tasks, sum(owner.superseded for owner in tenants))
+
+    async def attempts_per_minute(
+        self, tenant: str | None, *, since: int
+    ) -> list[AttemptsOfMinute]:
+        """Return the outcomes of attempts by minute, from the minute of `since` on."""
+        first = max(since, self._clock() - DAY_MS)
+        total: dict[int, Counter[str]] = {}
+        for owner in self._select_tenants(tenant):
+            for minute, outcomes in owner.attempts_per_minute.items():
+                if minute > first - MINUTE_MS:
+                    total.setdefault(minute, Counter()).update(outcomes)
+        return [AttemptsOfMinute(minute, dict(total[minute])) for minute in sorted(total)]
 
     def _select_tenants(self, tenant: str | None) -> list[Tenant]:
         return [owner for owner in self.state.tenants.values() if tenant in {None, owner.name}]

@@ -83,6 +83,7 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
         )
         await store.list_policies("acme")
         await store.delete_policy("acme", "p")
+        await store.attempts_per_minute("acme", since=0)
         await store.counters("acme")
         await store.find_api_key(b"digest")
         await store.sweep(Retention(1, 1), 10)

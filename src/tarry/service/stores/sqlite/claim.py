@@ -25,12 +25,11 @@ from tarry.service.stores.sqlite.queries import (
     SEQ,
     STATUS,
     WAKE_AT,
-    attempt_row_id,
     decode_task,
     encode,
 )
 from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING, MultiRowStatement
-from tarry.service.stores.sqlite.transitions import mark_cancelled
+from tarry.service.stores.sqlite.transitions import log_attempts, mark_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -184,8 +183,9 @@ def _end_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
     attempt = AttemptRecord(
         number=task.attempts, scheduled_at=due, started_at=due, outcome=LOST, worker=task.worker
     )
-    row_id = attempt_row_id(row[SEQ], task.attempts)
-    tx.execute("INSERT INTO attempt (id, log) VALUES (?, ?)", (row_id, encode(attempt)))
+    encoded_attempt = bytearray(encode(attempt))
+    seq, tenant, _, _ = row[SEQ:]
+    log_attempts(tx, [(tenant, seq, task.attempts, LOST, encoded_attempt)])
     if task.cancelling:
         mark_cancelled(tx, row[SEQ:], IN_FLIGHT, task.attempts)
         return True

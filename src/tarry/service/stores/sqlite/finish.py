@@ -15,7 +15,7 @@ from msgspec.json import Decoder
 from tarry.service.model import Status, Task  # noqa: TC001 - msgspec needs them at runtime
 from tarry.service.store import FinishStatus, LeaseTerms, NewTask
 from tarry.service.stores.sqlite.add import add_without_quota
-from tarry.service.stores.sqlite.queries import attempt_row_id, encode, pack_ids
+from tarry.service.stores.sqlite.queries import encode, pack_ids
 from tarry.service.stores.sqlite.transaction import (
     CANCELLED,
     IN_FLIGHT,
@@ -26,12 +26,14 @@ from tarry.service.stores.sqlite.transaction import (
     SUCCEEDED,
     MultiRowStatement,
 )
+from tarry.service.stores.sqlite.transitions import log_attempts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.store import TaskResult
     from tarry.service.stores.sqlite.transaction import Transaction
+    from tarry.service.stores.sqlite.transitions import AttemptRow
 
     Row = tuple[Any, ...]
 
@@ -47,7 +49,6 @@ FROM wanted LEFT JOIN task AS t ON t.id = wanted.id
 """)
 """Reads the states of tasks; the columns after the position are NULL unless a task is IN_FLIGHT."""
 _LANE_COLUMN = 3
-_INSERT_ATTEMPTS = MultiRowStatement("INSERT INTO attempt (id, log) VALUES [?, ?]")
 # In the next two statements the rows exist, so only the part after DO UPDATE is applied. The column
 # `restarted` holds `Task.backoff_offset`, `last_kind` holds `Task.last_outcome_kind`. `wake_at` is
 # the due time of a PENDING task, and the end of the lease of an IN_FLIGHT task.
@@ -81,9 +82,10 @@ class PackedResult(Struct, array_like=True, gc=False):
     id: str
     tenant: str
     version: int
+    outcome: str | None
+    """The outcome of the attempt; None: there is no attempt to log."""
     attempt: bytearray
-    """The encoded `AttemptRecord`, or empty if there is no attempt to log. The fields below are
-    those of `TaskResult`."""
+    """The encoded `AttemptRecord`. The fields below are those of `TaskResult`."""
     status: Status
     reason: str | None
     next_attempt_at: int
@@ -94,14 +96,17 @@ class PackedResult(Struct, array_like=True, gc=False):
     callback_task: Task | None
 
 
-_get_other_fields = attrgetter(*PackedResult.__struct_fields__[4:])  # from `status` on
+_get_other_fields = attrgetter(*PackedResult.__struct_fields__[5:])  # from `status` on
 
 
 def pack_result(result: TaskResult) -> PackedResult:
     """Convert a result into the form in which it is sent to the writer process."""
     task, attempt = result.task, result.attempt
+    outcome = None if attempt is None else attempt.outcome
     encoded = bytearray() if attempt is None else bytearray(encode(attempt))
-    return PackedResult(task.id, task.tenant, task.version, encoded, *_get_other_fields(result))
+    return PackedResult(
+        task.id, task.tenant, task.version, outcome, encoded, *_get_other_fields(result)
+    )
 
 
 _decode_states = Decoder(list[tuple[Any, ...]]).decode
@@ -119,7 +124,7 @@ def _write_results(tx: Transaction, results: Sequence[PackedResult]) -> list[Fin
     """Write the results of different tasks, with a few statements for all of them."""
     now = tx.now
     statuses: list[FinishStatus] = []
-    attempt_parameters: list[Any] = []  # parameters of `_INSERT_ATTEMPTS`
+    attempt_rows: list[AttemptRow] = []
     finished_parameters: list[Any] = []  # parameters of `_WRITE_FINISHED_TASKS`
     live_parameters: list[Any] = []  # parameters of `_WRITE_LIVE_TASKS`
     task_counts: dict[tuple[int, int, int, int], int] = {}  # by tenant, lane, policy, new status
@@ -130,9 +135,9 @@ def _write_results(tx: Transaction, results: Sequence[PackedResult]) -> list[Fin
             tx.count_superseded(tx.names.tenant_id(result.tenant))
             statuses.append(FinishStatus.SUPERSEDED)
             continue
-        if result.attempt:
+        if result.outcome is not None:
             attempts += 1
-            attempt_parameters += (attempt_row_id(seq, attempts), result.attempt)
+            attempt_rows.append((tenant, seq, attempts, result.outcome, result.attempt))
         status, delay, due = int(result.status), result.previous_delay, result.next_attempt_at
         is_cancelled = cancelling and status != SUCCEEDED
         stored_delay = NULL_NUMBER_PARAM if delay is None else delay
@@ -158,7 +163,7 @@ def _write_results(tx: Transaction, results: Sequence[PackedResult]) -> list[Fin
         if result.callback_task is not None and not is_cancelled:
             callbacks.append(NewTask(result.callback_task))
         statuses.append(FinishStatus.CANCELLED if is_cancelled else FinishStatus.APPLIED)
-    _INSERT_ATTEMPTS.execute(tx.execute, attempt_parameters)
+    log_attempts(tx, attempt_rows)
     _WRITE_FINISHED_TASKS.execute(tx.execute, finished_parameters)
     _WRITE_LIVE_TASKS.execute(tx.execute, live_parameters)
     for (tenant, lane_id, policy, status), count in task_counts.items():

@@ -9,8 +9,8 @@ import msgspec
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
-from tarry.service.store import Counters, Page
-from tarry.service.stores.sqlite.transaction import TENANT_COUNTERS
+from tarry.service.store import AttemptsOfMinute, Counters, Page
+from tarry.service.stores.sqlite.transaction import MINUTE_MS, TENANT_COUNTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,6 +43,7 @@ of the lease of an IN_FLIGHT task."""
 
 MAX_SCANNED_ROWS = 2000
 """Maximum number of rows that are read for one page of a filtered list, even if few match."""
+DAY_MS = 86_400_000
 _AFTER_ALL_ROWS = 1 << 62  # greater than every `seq`
 _CURSOR_PATTERN = re.compile(r"[0-9]{1,18}", re.ASCII)
 _ATTEMPT_NUMBER_BITS = 24
@@ -79,6 +80,10 @@ SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, 
 FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
 """
 _COUNTERS = ", ".join(f"ifnull(sum({name}), 0)" for name in TENANT_COUNTERS)
+_ATTEMPTS_PER_MINUTE = f"""
+SELECT minute, outcome, count FROM series
+WHERE tenant = iif(?1 IS NULL, 0, ({_TENANT_ID})) AND minute >= ?2 ORDER BY minute
+"""
 _NAME_IDS = f"""
 SELECT ({_TENANT_ID}), (SELECT id FROM lane WHERE name = ?2),
        (SELECT id FROM policy_use WHERE tenant = ({_TENANT_ID}) AND policy = ?3)
@@ -214,6 +219,19 @@ def counters(tx: ReadTransaction, tenant: str | None = None) -> Counters:
     where, parameters = ("", ()) if tenant is None else ("WHERE name = ?", (tenant,))
     row = tx.execute(f"SELECT {_COUNTERS} FROM tenant {where}", parameters).fetchone()
     return Counters({status: row[status] for status in Status}, row[len(Status)])
+
+
+def attempts_per_minute(
+    tx: ReadTransaction, tenant: str | None, since: int
+) -> list[AttemptsOfMinute]:
+    """Return the attempt counts per minute, from the minute of `since`, or a day ago if later."""
+    since = max(since - since % MINUTE_MS, tx.now - DAY_MS)
+    minutes: list[AttemptsOfMinute] = []
+    for minute, outcome, count in tx.execute(_ATTEMPTS_PER_MINUTE, (tenant, since)):
+        if not minutes or minutes[-1].minute != minute:
+            minutes.append(AttemptsOfMinute(minute, {}))
+        minutes[-1].counts_by_outcome[outcome] = count
+    return minutes
 
 
 def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:

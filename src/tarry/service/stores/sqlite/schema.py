@@ -168,7 +168,7 @@ MIGRATIONS = (
     CREATE INDEX replay_of_tenant ON replay (tenant, created_at, id);
     CREATE INDEX replay_running ON replay (next_at, id) WHERE running = 1;
 
-    CREATE TABLE series ( -- number of attempts in each minute, not used any more
+    CREATE TABLE series ( -- number of attempts in each minute
         tenant INTEGER NOT NULL, -- 0: sum over all tenants
         minute INTEGER NOT NULL,
         outcome TEXT NOT NULL,

@@ -168,6 +168,7 @@ class SqliteStore:
     list_lanes = _query_method(queries.list_lanes)
     get_lane = _query_method(queries.get_lane)
     counters = _query_method(queries.counters)
+    attempts_per_minute = _query_method(queries.attempts_per_minute)
     get_policy = _query_method(policies.get_policy)
     list_policies = _query_method(policies.list_policies)
     find_api_key = _query_method(policies.find_api_key)

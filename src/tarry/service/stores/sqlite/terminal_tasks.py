@@ -14,6 +14,7 @@ import msgspec
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import SweepResult, next_replay_step_at
 from tarry.service.stores.sqlite.queries import (
+    DAY_MS,
     MAX_SCANNED_ROWS,
     attempt_row_id,
     encode,
@@ -49,9 +50,6 @@ _TENANTS_WITH_REPLAYS = """
 SELECT tenant FROM replay INDEXED BY replay_running WHERE running = 1 ORDER BY next_at, id LIMIT ?
 """
 _MAX_TENANTS_WITH_REPLAYS = 1_000
-_DAY_MS = 86_400_000
-# No operation writes or reads this table any more. Its rows in files of earlier versions are
-# deleted when they are a day old, as before.
 _DELETE_OLD_ATTEMPT_COUNTS = """
 DELETE FROM series WHERE (tenant, minute, outcome) IN (
     SELECT tenant, minute, outcome FROM series WHERE minute < ? LIMIT ?)
@@ -198,7 +196,7 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
         old_tasks += tx.execute(_OLD_TASKS, parameters).fetchall()
     for *ids, status in old_tasks[:limit]:
         _delete_task(tx, ids, status)
-    old_counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - _DAY_MS, limit))
+    old_counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - DAY_MS, limit))
     old_replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit))
     max_deleted = max(old_counts.rowcount, old_replays.rowcount)
     has_more = has_more_leases or len(old_tasks) > limit or max_deleted == limit > 0

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     TaskRowIds: TypeAlias = Sequence[int]
     """The `seq` (row id) of one task, and the ids of its tenant, lane and policy."""
 
+MINUTE_MS = 60_000
 # Plain ints: comparing them is faster than comparing enum members.
 PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED = (int(status) for status in Status)
 TENANT_COUNTERS = (*[status.name.lower() for status in Status], "superseded")
@@ -98,6 +99,10 @@ _MOVE_DUE_CHECK_EARLIER, _MOVE_EXPIRY_CHECK_EARLIER = (
     for column in ("due_check_at", "expiry_check_at")
 )
 _ADD_TO_POLICY_USE = "UPDATE policy_use SET live_tasks = live_tasks + ? WHERE id = ?"
+_ADD_TO_ATTEMPTS_PER_MINUTE = MultiRowStatement("""
+INSERT INTO series (tenant, minute, outcome, count) VALUES [?, ?, ?, ?]
+ON CONFLICT DO UPDATE SET count = count + excluded.count
+""")
 # All lanes are returned as one JSON row, because each fetched row releases the GIL.
 _READ_LANES = MultiRowStatement("""
 WITH wanted (id) AS (VALUES [?])
@@ -286,6 +291,8 @@ class Transaction(ReadTransaction):
         changes of this transaction."""
         self._policy_changes: dict[int, int] = {}
         """For each policy: the change of the number of live tasks that use it."""
+        self._attempt_counts: dict[tuple[int, str], int] = {}
+        """The number of logged attempts by tenant and outcome."""
 
     def lane(self, lane_id: int) -> LaneRow:
         """Return a lane. The caller may change it; `flush` writes the changes."""
@@ -352,6 +359,10 @@ class Transaction(ReadTransaction):
         changes = self._counter_changes.setdefault(tenant, [0] * len(TENANT_COUNTERS))
         changes[_SUPERSEDED_INDEX] += 1
 
+    def count_attempt(self, tenant: int, outcome: str) -> None:
+        """Count an attempt for `attempts_per_minute`."""
+        self._attempt_counts[tenant, outcome] = self._attempt_counts.get((tenant, outcome), 0) + 1
+
     def count_live_tasks(self, tenant: int) -> int:
         """Return how many live tasks a tenant has, including changes of this transaction."""
         if tenant not in self._stored_live_counts:
@@ -389,10 +400,24 @@ class Transaction(ReadTransaction):
         ):
             if rows:
                 self.executemany(statement, rows)
+        self._write_attempts_per_minute()
         self._lanes.clear()
         self._counter_changes.clear()
         self._stored_live_counts.clear()
         self._policy_changes.clear()
+        self._attempt_counts.clear()
+
+    def _write_attempts_per_minute(self) -> None:
+        """Add the attempts to the current minute of their tenants and of tenant 0 (the totals)."""
+        minute = self.now - self.now % MINUTE_MS
+        totals: dict[str, int] = {}
+        parameters: list[Any] = []
+        for (tenant, outcome), count in self._attempt_counts.items():
+            parameters += (tenant, minute, outcome, count)
+            totals[outcome] = totals.get(outcome, 0) + count
+        for outcome, count in totals.items():
+            parameters += (0, minute, outcome, count)
+        _ADD_TO_ATTEMPTS_PER_MINUTE.execute(self.execute, parameters)
 
 
 def _number_param(number: int | None) -> int | str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus
-from tarry.service.stores.sqlite.queries import pack_id
-from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, IN_FLIGHT, PENDING
+from tarry.service.stores.sqlite.queries import attempt_row_id, pack_id
+from tarry.service.stores.sqlite.transaction import (
+    CANCELLED,
+    EXHAUSTED,
+    IN_FLIGHT,
+    PENDING,
+    MultiRowStatement,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +54,10 @@ DELETE FROM worker WHERE lock = ? AND id NOT IN (
     SELECT worker FROM state INDEXED BY state_leased
     WHERE status = {IN_FLIGHT} AND worker IS NOT NULL)
 """
+AttemptRow: TypeAlias = tuple[int, int, int, str, bytearray]
+"""Tenant, `seq` of the task, attempt number, outcome, and the encoded `AttemptRecord`."""
+# `MultiRowStatement` repeats the part in brackets for each row.
+_INSERT_ATTEMPTS = MultiRowStatement("INSERT INTO attempt (id, log) VALUES [?, ?]")
 
 
 def release(tx: Transaction, releases: Sequence[Release]) -> list[FinishStatus]:
@@ -85,6 +95,15 @@ def mark_cancelled(tx: Transaction, ids: TaskRowIds, old_status: int, attempts: 
     seq, tenant, lane_id, policy = ids
     tx.execute(_SET_CANCELLED, (tx.now, attempts, seq))
     tx.count_transition(tenant, tx.lane(lane_id), policy, old_status, CANCELLED)
+
+
+def log_attempts(tx: Transaction, rows: Sequence[AttemptRow]) -> None:
+    """Write attempts to the attempt log, and count them by outcome."""
+    parameters: list[Any] = []
+    for tenant, seq, number, outcome, attempt in rows:
+        parameters += (attempt_row_id(seq, number), attempt)
+        tx.count_attempt(tenant, outcome)
+    _INSERT_ATTEMPTS.execute(tx.execute, parameters)
 
 
 def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
