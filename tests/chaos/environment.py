@@ -94,7 +94,7 @@ class SimulatedProcess:
 
 
 async def wait_forever() -> NoReturn:
-    """Never return. For calls of a process that has crashed."""
+    """Never return: the process that calls this has crashed."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError
 

@@ -119,7 +119,9 @@ class Simulation:
             ),
             seed=int(process.name[1:]),
             lease=LeaseTerms(process.name, LEASE_MS, HORIZON_MS),
-            breaker=lambda: Breaker(min_calls=rng.choice([3, 50]), open_for=3.0, max_open=15.0),
+            build_breaker=lambda: Breaker(
+                min_calls=rng.choice([3, 50]), open_for=3.0, max_open=15.0
+            ),
             monotonic=process.monotonic,
         )
         try:

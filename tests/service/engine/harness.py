@@ -64,7 +64,7 @@ class EngineHarness:
         limits: EngineLimits | None = None,
         seed: int = 1,
         lease: LeaseTerms = LEASE,
-        breaker: Callable[[], Breaker] = Breaker,
+        build_breaker: Callable[[], Breaker] = Breaker,
         monotonic: Callable[[], float] | None = None,
         sign: Callable[[Task, bytes], list[tuple[str, str]]] | None = None,
         read_body: Callable[[TaskContent], Awaitable[bytes]] | None = None,
@@ -80,7 +80,7 @@ class EngineHarness:
             partial(
                 build_downstream,
                 max_in_flight=limits.max_lane_running_attempts,
-                build_breaker=breaker,
+                build_breaker=build_breaker,
             ),
             max_leased=limits.max_lane_leased,
         )
@@ -119,7 +119,7 @@ class EngineHarness:
             for name in tuple(changes)
             if name in TaskContent.__struct_fields__
         }
-        delay = changes.pop("delay", 0)
+        delay_ms = changes.pop("delay_ms", 0)
         tenant = changes.pop("tenant", "default")
         scheme, _, rest = url.partition("://")
         task_id = next(self.ids)
@@ -132,7 +132,7 @@ class EngineHarness:
             packed_content=Codec().pack(TaskContent(url=url, **content)),
             **changes,
         )
-        return NewTask(task, delay)
+        return NewTask(task, delay_ms)
 
     async def add(self, *new_tasks: NewTask) -> list[Task]:
         """Add tasks and return them as they were stored."""
@@ -141,13 +141,13 @@ class EngineHarness:
         added: Sequence[AddResult] = await self.engine.submit(list(new_tasks))
         return [result.task for result in added]
 
-    async def task(self, task: Task) -> Task:
+    async def get_task(self, task: Task) -> Task:
         """Return the current state of a task in the store."""
         found = await self.store.get_task(task.tenant, task.id)
         assert found is not None
         return found
 
-    async def attempts(self, task: Task) -> list[AttemptRecord]:
+    async def list_attempts(self, task: Task) -> list[AttemptRecord]:
         """Return the attempt log of a task."""
         return await self.store.list_attempts(task.tenant, task.id)
 

@@ -29,14 +29,14 @@ def test_failure_is_retried_with_the_same_key() -> None:
         assert first.headers[0] == second.headers[0]
         assert [("X-Retry-Attempt", "1")] == first.headers[1:]
         assert [("X-Retry-Attempt", "2")] == second.headers[1:]
-        finished = await harness.task(task)
+        finished = await harness.get_task(task)
         assert (Status.SUCCEEDED, 2) == (finished.status, finished.attempts)
-        log = await harness.attempts(task)
+        log = await harness.list_attempts(task)
         assert ["transient", "success"] == [attempt.outcome for attempt in log]
         assert "wait" == decision_fields(log[0])["action"]
         assert log[1].started_at >= log[1].scheduled_at
-        waited = log[1].scheduled_at - log[0].started_at
-        assert 0 <= waited - decision_fields(log[0])["delay_ms"] < 2
+        waited_ms = log[1].scheduled_at - log[0].started_at
+        assert 0 <= waited_ms - decision_fields(log[0])["delay_ms"] < 2
 
     run(main)
 
@@ -50,14 +50,14 @@ def test_task_is_exhausted_after_the_last_attempt() -> None:
         (task,) = await harness.add(harness.new_task(overrides={"maxAttempts": 3}))
         await asyncio.sleep(60)
 
-        finished = await harness.task(task)
+        finished = await harness.get_task(task)
         assert (Status.EXHAUSTED, "attempts", 3) == (
             finished.status,
             finished.reason,
             finished.attempts,
         )
         assert 3 == len(target.requests)
-        assert "stop" == decision_fields((await harness.attempts(task))[-1])["action"]
+        assert "stop" == decision_fields((await harness.list_attempts(task))[-1])["action"]
         assert "exhausted" == harness.event_kinds()[-1]
 
     run(main)
@@ -80,7 +80,7 @@ def test_permanent_responses_end_a_task() -> None:
                 harness = EngineHarness(FakeTarget(response))
                 (task,) = await harness.add(harness.new_task())
                 await asyncio.sleep(60)
-                finished = await harness.task(task)
+                finished = await harness.get_task(task)
                 assert (Status.EXHAUSTED, reason) == (finished.status, finished.reason)
                 assert 1 == finished.attempts
 
@@ -98,10 +98,10 @@ def test_success_status_that_the_policy_retries_is_a_failure() -> None:
         await asyncio.sleep(60)
 
         assert (Status.SUCCEEDED, 2) == (
-            (await harness.task(task)).status,
-            (await harness.task(task)).attempts,
+            (await harness.get_task(task)).status,
+            (await harness.get_task(task)).attempts,
         )
-        assert "equal" == decision_fields((await harness.attempts(task))[0])["jitter"]
+        assert "equal" == decision_fields((await harness.list_attempts(task))[0])["jitter"]
 
     run(main)
 
@@ -117,10 +117,10 @@ def test_blocked_address_is_not_retried() -> None:
         await asyncio.sleep(60)
 
         assert (Status.EXHAUSTED, "permanent") == (
-            (await harness.task(task)).status,
-            (await harness.task(task)).reason,
+            (await harness.get_task(task)).status,
+            (await harness.get_task(task)).reason,
         )
-        (attempt,) = await harness.attempts(task)
+        (attempt,) = await harness.list_attempts(task)
         assert ("blocked", "10.0.0.1 is private") == (attempt.error_class, attempt.error)
 
     run(main)
@@ -146,7 +146,7 @@ def test_attempt_log_has_an_excerpt_of_a_failed_response(
         harness = EngineHarness(FakeTarget(response))
         [task] = await harness.add(harness.new_task())
         await asyncio.sleep(1)
-        [attempt] = await harness.attempts(task)
+        [attempt] = await harness.list_attempts(task)
         assert logged == (attempt.excerpt, attempt.truncated)
 
     run(main)

@@ -25,11 +25,11 @@ def test_cancel_of_a_leased_task_before_its_attempt_is_immediate() -> None:
     async def main() -> None:
         target = FakeTarget()
         harness = EngineHarness(target)
-        (task,) = await harness.add(harness.new_task(delay=500))
+        (task,) = await harness.add(harness.new_task(delay_ms=500))
         assert CancelStatus.CANCELLED is await harness.engine.cancel("default", task.id)
         await asyncio.sleep(5)
 
-        assert Status.CANCELLED is (await harness.task(task)).status
+        assert Status.CANCELLED is (await harness.get_task(task)).status
         assert [] == target.requests
         assert CancelStatus.FINISHED is await harness.engine.cancel("default", task.id)
         assert await harness.engine.cancel("other", task.id) is None
@@ -42,7 +42,7 @@ def test_waiting_callers_are_notified_if_the_cancelled_task_cannot_be_read() -> 
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget())
-        (task,) = await harness.add(harness.new_task(delay=500))
+        (task,) = await harness.add(harness.new_task(delay_ms=500))
         waiting = asyncio.ensure_future(harness.engine.wait_until_finished(task.id, 60))
         await asyncio.sleep(0)
 
@@ -77,8 +77,8 @@ def test_cancel_during_an_attempt_prevents_the_next() -> None:
         assert CancelStatus.REQUESTED is await harness.engine.cancel("default", task.id)
         await asyncio.sleep(60)
 
-        finished = await harness.task(task)
-        assert (Status.CANCELLED, 1) == (finished.status, len(await harness.attempts(task)))
+        finished = await harness.get_task(task)
+        assert (Status.CANCELLED, 1) == (finished.status, len(await harness.list_attempts(task)))
         assert 1 == len(target.requests)
 
     run(main)
@@ -91,7 +91,9 @@ def test_retry_now_sends_at_once() -> None:
         target = FakeTarget()
         harness = EngineHarness(target)
         await harness.engine.start()
-        near, far = await harness.add(harness.new_task(delay=900), harness.new_task(delay=900_000))
+        near, far = await harness.add(
+            harness.new_task(delay_ms=900), harness.new_task(delay_ms=900_000)
+        )
         assert RetryNowStatus.DUE is await harness.engine.retry_now("default", near.id)
         assert RetryNowStatus.DUE is await harness.engine.retry_now("default", far.id)
         await asyncio.sleep(0.5)
@@ -117,7 +119,7 @@ def test_resume_closes_the_breaker_of_the_lane() -> None:
     async def main() -> None:
         target = FakeTarget(*[BUSY] * 5, OK)
         harness = EngineHarness(
-            target, breaker=lambda: Breaker(min_calls=5, open_for=300.0, spread=0.0)
+            target, build_breaker=lambda: Breaker(min_calls=5, open_for=300.0, spread=0.0)
         )
         await harness.engine.start()
         tasks = await harness.add(
@@ -131,7 +133,7 @@ def test_resume_closes_the_breaker_of_the_lane() -> None:
 
         await harness.engine.resume(tasks[0].lane)
         await asyncio.sleep(20)
-        assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in tasks}
+        assert {Status.SUCCEEDED} == {(await harness.get_task(task)).status for task in tasks}
         await harness.engine.reset(tasks[0].lane)
         assert harness.engine.local_stats("default/http:unknown.example:80") is None
         await harness.engine.stop(1)
@@ -156,7 +158,7 @@ def test_new_task_is_sent_without_a_claim() -> None:
         )
         retry_headers = [("Idempotency-Key", f'"{task.key}"'), ("X-Retry-Attempt", "1")]
         assert [("x-a", "1"), *retry_headers] == request.headers
-        assert Status.SUCCEEDED is (await harness.task(task)).status
+        assert Status.SUCCEEDED is (await harness.get_task(task)).status
         assert ["added", "attempt", "succeeded"] == harness.event_kinds()
 
     run(main)

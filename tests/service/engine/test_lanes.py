@@ -84,15 +84,15 @@ def test_idle_healthy_lane_is_removed() -> None:
 
 def test_lane_with_state_is_kept() -> None:
     """Lanes with a task, an attempt, a breaker that is not closed, or a parking are kept."""
-    lanes = new_lanes("t/leased", "t/running", "t/open", "t/forced", "t/parked", "t/idle")
+    lanes = new_lanes("t/leased", "t/running", "t/half-open", "t/forced", "t/parked", "t/idle")
     lanes.increment_leased(lanes["t/leased"])
     lanes["t/running"].running_count = 1
-    lanes["t/open"].breaker.half_open(1)
+    lanes["t/half-open"].breaker.half_open(1)
     lanes["t/forced"].breaker.force("disabled")
     lanes.parked.add("t/parked")
     assert [0, 1, 0] == [lanes.forget_idle() for _ in range(3)]
     assert lanes.get("t/idle") is None
-    assert BreakerState.HALF_OPEN is lanes["t/open"].breaker.state
+    assert BreakerState.HALF_OPEN is lanes["t/half-open"].breaker.state
 
 
 def test_number_of_lanes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_retry_within_the_horizon_keeps_its_lease() -> None:
         await asyncio.sleep(3)
 
         # The scheduler is not started in this test, so no task can be claimed.
-        assert Status.SUCCEEDED is (await harness.task(task)).status
+        assert Status.SUCCEEDED is (await harness.get_task(task)).status
 
     run(main)
 
@@ -221,7 +221,7 @@ def test_slow_lane_does_not_block_another() -> None:
         )
         await asyncio.sleep(1)
 
-        assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in quick}
+        assert {Status.SUCCEEDED} == {(await harness.get_task(task)).status for task in quick}
 
     run(main)
 
@@ -240,10 +240,12 @@ def test_due_retry_is_sent_before_queued_first_attempts() -> None:
         tasks = await harness.add(*[harness.new_task() for _ in range(50)])
         await asyncio.sleep(30)
 
-        (log,) = [log for log in [await harness.attempts(task) for task in tasks] if len(log) == 2]
-        waited = (log[1].started_at - log[1].scheduled_at) / 1000
+        (log,) = [
+            log for log in [await harness.list_attempts(task) for task in tasks] if len(log) == 2
+        ]
+        waited_s = (log[1].started_at - log[1].scheduled_at) / 1000
         assert 51 == len(target.requests)
-        assert waited <= 0.1
+        assert waited_s <= 0.1
 
     run(main)
 
@@ -267,9 +269,9 @@ def test_clock_jump_does_not_delay_a_retry() -> None:
         (added,) = await harness.engine.submit([harness.new_task(overrides=ONE_RETRY_AFTER_500_MS)])
         await asyncio.sleep(5)
 
-        assert Status.SUCCEEDED is (await harness.task(added.task)).status
+        assert Status.SUCCEEDED is (await harness.get_task(added.task)).status
         assert ["transient", "success"] == [
-            attempt.outcome for attempt in await harness.attempts(added.task)
+            attempt.outcome for attempt in await harness.list_attempts(added.task)
         ]
         await harness.engine.stop(1)
 

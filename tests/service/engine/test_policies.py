@@ -28,14 +28,14 @@ def test_changed_policy_applies_to_the_next_decision() -> None:
         )
         (task,) = await harness.add(harness.new_task(policy_id="p"))
         await asyncio.sleep(6)
-        assert Status.EXHAUSTED is not (await harness.task(task)).status
+        assert Status.EXHAUSTED is not (await harness.get_task(task)).status
 
         document = msgspec.json.encode({"maxAttempts": 2})
         await harness.store.put_policy(
             PolicyVersion(tenant="default", id="p", version=2, document=document), replace=True
         )
         await asyncio.sleep(60)
-        finished = await harness.task(task)
+        finished = await harness.get_task(task)
         assert (Status.EXHAUSTED, "attempts") == (finished.status, finished.reason)
         assert finished.attempts < 20
         await harness.engine.stop(1)
@@ -51,7 +51,7 @@ def test_missing_policy_is_replaced_by_the_default() -> None:
         (task,) = await harness.add(harness.new_task(policy_id="missing"))
         await asyncio.sleep(60)
 
-        finished = await harness.task(task)
+        finished = await harness.get_task(task)
         assert (Status.EXHAUSTED, 5) == (finished.status, finished.attempts)
 
     run(main)
@@ -73,7 +73,7 @@ def test_overrides_that_are_invalid_with_the_policy_are_ignored(
         tasks = await harness.add(invalid, harness.new_task("http://b.example:80/"))
         await asyncio.sleep(5)
 
-        assert [Status.SUCCEEDED] * 2 == [(await harness.task(task)).status for task in tasks]
+        assert [Status.SUCCEEDED] * 2 == [(await harness.get_task(task)).status for task in tasks]
         await harness.engine.stop(1)
 
     run(main)

@@ -33,7 +33,9 @@ def test_cancel_publishes_an_event() -> None:
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget())
-        near, far = await harness.add(harness.new_task(delay=500), harness.new_task(delay=500_000))
+        near, far = await harness.add(
+            harness.new_task(delay_ms=500), harness.new_task(delay_ms=500_000)
+        )
         for task in (near, far):
             await harness.engine.cancel("default", task.id)
 

@@ -128,7 +128,7 @@ def test_result_is_written_after_a_store_outage() -> None:
         faulty_store.failing_methods = set()
         await asyncio.sleep(5)
         assert {} == harness.context.health.failing
-        assert Status.SUCCEEDED is (await harness.task(task)).status
+        assert Status.SUCCEEDED is (await harness.get_task(task)).status
         assert 1 == len(target.requests)
         await harness.engine.stop(1)
 
@@ -150,13 +150,13 @@ def test_result_after_a_lost_lease_is_discarded() -> None:
         )
         await second.engine.start()
         await asyncio.sleep(150)
-        stored = await first.task(task)
+        stored = await first.get_task(task)
         assert (Status.SUCCEEDED, 2) == (stored.status, stored.attempts)
-        outcomes = [attempt.outcome for attempt in await first.attempts(task)]
+        outcomes = [attempt.outcome for attempt in await first.list_attempts(task)]
         assert ["lost", "success"] == outcomes
 
         await asyncio.sleep(100)
-        assert stored == await first.task(task)
+        assert stored == await first.get_task(task)
         assert 1 == first.event_kinds().count("superseded")
         page, _ = first.metrics.render(await first.store.counters(), 0.0)
         assert b"retry_superseded_total 1.0" in page
@@ -186,8 +186,8 @@ def test_rejected_result_does_not_affect_its_group() -> None:
         )
         await asyncio.sleep(5)
 
-        assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in others}
-        assert Status.IN_FLIGHT is (await harness.task(rejected)).status
+        assert {Status.SUCCEEDED} == {(await harness.get_task(task)).status for task in others}
+        assert Status.IN_FLIGHT is (await harness.get_task(rejected)).status
         await harness.engine.stop(1)
 
     run(main)
@@ -245,12 +245,14 @@ def test_attempts_made_during_a_store_outage_are_not_repeated(outage_s: float, c
         await asyncio.sleep(30)
 
         assert count == len(target.requests)
-        logs = [[attempt.outcome for attempt in await harness.attempts(task)] for task in tasks]
+        logs = [
+            [attempt.outcome for attempt in await harness.list_attempts(task)] for task in tasks
+        ]
         assert [["success"]] * count == logs
         assert 0 == harness.context.health.delayed_writes
         (later,) = await harness.add(harness.new_task())
         await asyncio.sleep(5)
-        assert Status.SUCCEEDED is (await harness.task(later)).status
+        assert Status.SUCCEEDED is (await harness.get_task(later)).status
         await harness.engine.stop(1)
 
     run(main)
@@ -264,7 +266,7 @@ def test_stop_during_a_store_outage_cancels_all_writes() -> None:
         store = OutageStore(lambda: int((EPOCH_S + loop.time()) * 1000))
         harness = EngineHarness(FakeTarget(OK), store=store)
         await harness.engine.start()
-        await harness.add(harness.new_task(), harness.new_task(delay=900))
+        await harness.add(harness.new_task(), harness.new_task(delay_ms=900))
         store.is_unavailable = True
 
         await harness.engine.stop(5)
@@ -280,7 +282,7 @@ def test_lane_is_parked_when_its_breaker_opens() -> None:
     async def main() -> None:
         target = FakeTarget(BUSY)
         harness = EngineHarness(
-            target, breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
+            target, build_breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
         )
         await harness.engine.start()
         tasks = await harness.add(
@@ -307,7 +309,7 @@ def test_parked_lane_is_probed_and_recovers() -> None:
     async def main() -> None:
         target = FakeTarget(*[BUSY] * 20, OK)
         harness = EngineHarness(
-            target, breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
+            target, build_breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
         )
         await harness.engine.start()
         tasks = await harness.add(
@@ -315,7 +317,7 @@ def test_parked_lane_is_probed_and_recovers() -> None:
         )
         await asyncio.sleep(300)
 
-        assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in tasks}
+        assert {Status.SUCCEEDED} == {(await harness.get_task(task)).status for task in tasks}
         event_kinds = harness.event_kinds()
         assert (
             event_kinds.index("parked")
@@ -335,7 +337,7 @@ def test_failed_probe_parks_the_lane_for_longer() -> None:
 
     async def main() -> None:
         harness = EngineHarness(
-            FakeTarget(BUSY), breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
+            FakeTarget(BUSY), build_breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
         )
         await harness.engine.start()
         tasks = await harness.add(
@@ -360,7 +362,7 @@ def test_breaker_state_is_shared_through_the_store() -> None:
         def new_breaker() -> Breaker:
             return Breaker(min_calls=5, open_for=30.0, spread=0.0)
 
-        first = EngineHarness(FakeTarget(BUSY), breaker=new_breaker)
+        first = EngineHarness(FakeTarget(BUSY), build_breaker=new_breaker)
         tasks = await first.add(*[first.new_task(overrides={"maxAttempts": 50}) for _ in range(20)])
         await asyncio.sleep(5)
         await first.engine.stop(1)
@@ -370,7 +372,7 @@ def test_breaker_state_is_shared_through_the_store() -> None:
             target,
             store=first.store,
             seed=2,
-            breaker=new_breaker,
+            build_breaker=new_breaker,
             lease=LeaseTerms("second", 70_000, 1_000),
         )
         await second.engine.start()

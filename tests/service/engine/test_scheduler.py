@@ -25,14 +25,14 @@ def test_retry_beyond_the_horizon_is_claimed() -> None:
         )
         (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(1)
-        waiting = await harness.task(task)
+        waiting = await harness.get_task(task)
         assert (Status.PENDING, None) == (waiting.status, waiting.worker)
         assert not len(harness.engine.worker.leased_tasks)
 
         await harness.engine.start()
         await asyncio.sleep(200)
         await harness.engine.stop(1)
-        log = await harness.attempts(task)
+        log = await harness.list_attempts(task)
         assert ["transient", "success"] == [attempt.outcome for attempt in log]
         assert 100_000 <= log[1].started_at - log[0].started_at
         assert 0 <= log[1].started_at - log[1].scheduled_at <= 1
@@ -68,7 +68,7 @@ def test_stop_releases_the_tasks_of_a_running_claim() -> None:
 
         await harness.engine.stop(30)
 
-        task = await harness.task(new_task.task)
+        task = await harness.get_task(new_task.task)
         assert (Status.PENDING, None, 0) == (task.status, task.worker, task.attempts)
 
     run(main)

@@ -40,10 +40,10 @@ def test_internal_failure_counts_no_attempt() -> None:
         (task,) = await harness.add(harness.new_task())
         await asyncio.sleep(10)
         assert {"delivery": "proxy down"} == harness.context.health.failing
-        assert 0 == (await harness.task(task)).attempts
+        assert 0 == (await harness.get_task(task)).attempts
 
         await asyncio.sleep(100)
-        finished = await harness.task(task)
+        finished = await harness.get_task(task)
         assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
         assert {} == harness.context.health.failing
         await harness.engine.stop(1)
@@ -65,7 +65,7 @@ def test_delivery_that_raises_is_an_internal_failure() -> None:
         await asyncio.sleep(10)
         await harness.engine.stop(1)
 
-        finished = await harness.task(task)
+        finished = await harness.get_task(task)
         assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
 
     run(main)
@@ -77,13 +77,15 @@ def test_empty_retry_budget_defers_without_counting_attempts() -> None:
     async def main() -> None:
         target = FakeTarget(*[BUSY] * 300, OK)
         limits = EngineLimits(max_lane_running_attempts=1000, max_running_attempts=1000)
-        harness = EngineHarness(target, limits=limits, breaker=lambda: Breaker(min_calls=10_000))
+        harness = EngineHarness(
+            target, limits=limits, build_breaker=lambda: Breaker(min_calls=10_000)
+        )
         await harness.engine.start()
         tasks = await harness.add(*[harness.new_task() for _ in range(300)])
         await asyncio.sleep(120)
 
-        assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in tasks}
-        assert {2} == {(await harness.task(task)).attempts for task in tasks}
+        assert {Status.SUCCEEDED} == {(await harness.get_task(task)).status for task in tasks}
+        assert {2} == {(await harness.get_task(task)).attempts for task in tasks}
         assert "deferred" in harness.event_kinds()
         await harness.engine.stop(1)
 
@@ -95,7 +97,7 @@ def test_deferred_retries_return_at_the_rate_of_the_budget() -> None:
 
     async def main() -> None:
         target = FakeTarget(BUSY)
-        harness = EngineHarness(target, breaker=lambda: Breaker(min_calls=10**6))
+        harness = EngineHarness(target, build_breaker=lambda: Breaker(min_calls=10**6))
         await harness.engine.start()
         overrides = {"maxAttempts": 50, "initialDelayMs": 100, "maxDelayMs": 100}
         await harness.add(*[harness.new_task(overrides=overrides) for _ in range(500)])
@@ -124,7 +126,7 @@ def test_used_up_total_budget_prevents_an_attempt() -> None:
         await asyncio.sleep(5)
         await harness.engine.stop(1)
 
-        finished = await harness.task(late)
+        finished = await harness.get_task(late)
         assert (Status.EXHAUSTED, "total-budget", 0) == (
             finished.status,
             finished.reason,
@@ -147,12 +149,12 @@ def test_task_whose_lease_has_expired_is_not_started() -> None:
             lease=LeaseTerms("worker", 40_000, 1_000),
             monotonic=lambda: loop.time() + suspended_s,
         )
-        (task,) = await harness.add(harness.new_task(delay=900))
+        (task,) = await harness.add(harness.new_task(delay_ms=900))
         suspended_s = 60.0
         await asyncio.sleep(2)
 
         assert [] == target.requests
-        assert Status.PENDING is (await harness.task(task)).status
+        assert Status.PENDING is (await harness.get_task(task)).status
 
     run(main)
 
@@ -176,10 +178,10 @@ def test_only_the_tenth_lost_attempt_exhausts_a_task(lost_count: int, sent_count
         await harness.engine.start()
         await asyncio.sleep(5)
 
-        finished = await harness.task(new_task.task)
+        finished = await harness.get_task(new_task.task)
         assert sent_count == len(target.requests)
         assert (Status.SUCCEEDED if sent_count else Status.EXHAUSTED) is finished.status
-        outcomes = [attempt.outcome for attempt in await harness.attempts(finished)]
+        outcomes = [attempt.outcome for attempt in await harness.list_attempts(finished)]
         assert ["lost"] * lost_count == outcomes[:lost_count]
         assert [1] == [event.attempts for event in harness.published if event.kind == "lost"]
         page, _ = harness.metrics.render(await harness.store.counters(), 0.0)
@@ -208,7 +210,7 @@ def test_slow_body_read_counts_no_attempt() -> None:
 
         (request,) = target.requests
         assert (b"large", 50.0) == (request.body, round(request.timeout))
-        finished = await harness.task(task)
+        finished = await harness.get_task(task)
         assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
         await harness.engine.stop(1)
 
@@ -234,8 +236,8 @@ def test_task_that_cannot_be_started_does_not_block_others(
         bad, good = await harness.add(harness.new_task(key="broken"), harness.new_task())
         await asyncio.sleep(5)
 
-        assert Status.SUCCEEDED is (await harness.task(good)).status
-        bad = await harness.task(bad)
+        assert Status.SUCCEEDED is (await harness.get_task(good)).status
+        bad = await harness.get_task(bad)
         assert (Status.PENDING, 0) == (bad.status, bad.attempts)
         await harness.engine.stop(1)
 
@@ -303,8 +305,8 @@ def test_pause_applies_to_a_result_being_written() -> None:
 
         assert 1 == len(target.requests)
         assert (Status.PENDING, None) == (
-            (await harness.task(task)).status,
-            (await harness.task(task)).worker,
+            (await harness.get_task(task)).status,
+            (await harness.get_task(task)).worker,
         )
         await harness.store.resume(task.lane)  # by another process
         await asyncio.sleep(5)
@@ -321,7 +323,7 @@ def test_task_cancelled_during_its_release_is_reported() -> None:
     async def main() -> None:
         harness = new_slow_harness(FakeTarget(OK))
         await harness.engine.start()
-        (task,) = await harness.add(harness.new_task(delay=900))
+        (task,) = await harness.add(harness.new_task(delay_ms=900))
         waiting = asyncio.create_task(harness.engine.wait_until_finished(task.id, 30))
         await harness.engine.pause(task.lane)
         await asyncio.sleep(0.1)
@@ -353,8 +355,8 @@ def test_stop_releases_waiting_tasks_and_waits_for_attempts() -> None:
         await asyncio.sleep(1)
         await harness.engine.stop(10)
 
-        assert Status.SUCCEEDED is (await harness.task(running)).status
-        released = await harness.task(queued)
+        assert Status.SUCCEEDED is (await harness.get_task(running)).status
+        released = await harness.get_task(queued)
         assert (Status.PENDING, None, 0) == (released.status, released.worker, released.attempts)
 
     run(main)
@@ -373,7 +375,7 @@ def test_stop_cancels_an_attempt_that_exceeds_the_timeout() -> None:
         await asyncio.sleep(1)
         await harness.engine.stop(5)
 
-        assert Status.IN_FLIGHT is (await harness.task(task)).status
+        assert Status.IN_FLIGHT is (await harness.get_task(task)).status
 
     run(main)
 
@@ -393,7 +395,7 @@ def test_attempt_that_fails_during_stop_keeps_no_lease() -> None:
 
         await harness.engine.stop(30)
 
-        task = await harness.task(task)
+        task = await harness.get_task(task)
         assert (Status.PENDING, None, 1) == (task.status, task.worker, task.attempts)
 
     run(main)
@@ -418,7 +420,7 @@ def test_lease_renewed_during_stop_is_released() -> None:
 
         await harness.engine.stop(30)
 
-        task = await harness.task(task)
+        task = await harness.get_task(task)
         assert (Status.PENDING, None, 1) == (task.status, task.worker, task.attempts)
 
     run(main)
