@@ -26,7 +26,7 @@ Send = Callable[[str, str, Any, Headers], Any]
 """Takes method, URL, body and headers; returns a `ClientResponse`, or an awaitable of one."""
 
 CHUNKS = (b"some", b"thing")
-"""The chunks of a body that is an iterator."""
+"""The chunks of a body that is sent from an iterator."""
 
 
 class ClientResponse(NamedTuple):
@@ -50,7 +50,7 @@ class SyncSession:
         return response
 
     def iterator(self) -> Any:
-        """Return a body that can be sent once."""
+        """Return a body that can be sent only once."""
         return iter(CHUNKS)
 
     def call_during_waits(
@@ -82,7 +82,7 @@ class AsyncSession:
         return response
 
     def iterator(self) -> Any:
-        """Return a body that can be sent once."""
+        """Return a body that can be sent only once."""
 
         async def chunks() -> AsyncIterator[bytes]:
             for chunk in CHUNKS:
@@ -100,10 +100,10 @@ class AsyncSession:
         """Make another call during every wait of a call; return the responses."""
         responses: list[ClientResponse] = []
 
-        async def asleep(_: float) -> None:
+        async def async_sleep(_: float) -> None:
             responses.append(await self._send(method, url, None, {}))
 
-        patch.setattr(environment, "async_sleep", asleep)
+        patch.setattr(environment, "async_sleep", async_sleep)
         return responses
 
 
@@ -166,7 +166,7 @@ def open_aiohttp_session(options: dict[str, Any]) -> Iterator[Session]:
     """Open a `ClientSession` of aiohttp."""
     connections, timeout = options.pop("connections"), options.pop("timeout")
 
-    async def begin() -> aiohttp.ClientSession:
+    async def open_session() -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections),
             timeout=aiohttp.ClientTimeout(total=3 * timeout, sock_read=timeout),
@@ -174,7 +174,7 @@ def open_aiohttp_session(options: dict[str, Any]) -> Iterator[Session]:
         )
 
     with asyncio.Runner() as runner:
-        session = runner.run(begin())
+        session = runner.run(open_session())
 
         async def send(method: str, url: str, body: Any, headers: Headers) -> ClientResponse:
             async with session.request(method, url, data=body, headers=headers) as response:
@@ -188,7 +188,7 @@ def open_aiohttp_session(options: dict[str, Any]) -> Iterator[Session]:
 
 @dataclass(frozen=True)
 class ClientLibrary:
-    """A client library, with its exceptions."""
+    """A client library and the exceptions that it raises."""
 
     name: str
     opener: Callable[[dict[str, Any]], AbstractContextManager[Session]]

@@ -13,7 +13,7 @@ from tarry.testing import no_wait
 from tests.adapters.clients import CLIENT_LIBRARIES, ClientLibrary
 from tests.integration.flaky import FlakyServer, RecordedRequest, flaky_server
 
-_runs = count(1)
+_test_numbers = count(1)
 
 
 class FlakyServerView:
@@ -21,27 +21,29 @@ class FlakyServerView:
 
     def __init__(self, flaky: FlakyServer) -> None:
         self.flaky = flaky
-        self.run = f"test-{next(_runs)}"
-        self._before = flaky.opened
+        self.run = f"test-{next(_test_numbers)}"
+        self._opened_before = flaky.opened
 
     @property
     def seen(self) -> list[RecordedRequest]:
-        """The requests that have arrived."""
+        """The requests that the server has received."""
         return self.flaky.seen[self.run]
 
     @property
     def opened_connections(self) -> int:
-        """How many connections were opened."""
-        return self.flaky.opened - self._before
+        """The number of connections that were opened."""
+        return self.flaky.opened - self._opened_before
 
-    def url(self, plan: str, run: str = "") -> str:
-        """Return a URL; the plan says what the server does with each request."""
-        return f"{self.flaky.url}/thing?run={self.run}{run}&plan={plan}"
+    def url(self, plan: str, run_suffix: str = "") -> str:
+        """Return a URL with the plan of the server for each request."""
+        return f"{self.flaky.url}/thing?run={self.run}{run_suffix}&plan={plan}"
 
-    def received(self, header: str) -> list[str | None]:
+    def header_values(self, header: str) -> list[str | None]:
         """Return the value of a header in each request; None if it is missing."""
-        lowered = [{name.lower(): text for name, text in one.headers.items()} for one in self.seen]
-        return [headers.get(header.lower()) for headers in lowered]
+        requests = [
+            {name.lower(): text for name, text in request.headers.items()} for request in self.seen
+        ]
+        return [headers.get(header.lower()) for headers in requests]
 
     def resume(self) -> None:
         """Resume the responses that are paused."""
@@ -57,7 +59,7 @@ def flaky() -> Iterator[FlakyServer]:
 
 @pytest.fixture
 def server(flaky: FlakyServer) -> Iterator[FlakyServerView]:
-    """Return the view of one test on the flaky server."""
+    """Return a view of the flaky server for one test."""
     flaky.go_on.clear()
     yield FlakyServerView(flaky)
     flaky.go_on.set()
@@ -80,9 +82,9 @@ def client(request: pytest.FixtureRequest) -> ClientLibrary:
 
 @pytest.fixture(autouse=True)
 def _long_drain_timeout() -> Iterator[None]:
-    """Give the draining of responses enough time on a slow machine."""
-    # Not the `monkeypatch` fixture: tests patch what `_no_waits` patches, and that must be undone
-    # first.
+    """Raise the drain timeout, so that responses are drained on a slow machine too."""
+    # Not the `monkeypatch` fixture: it would then be set up before `_no_waits` and undone after it,
+    # but tests patch the same functions as `_no_waits`, so their patches must be undone first.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(messages, "DRAIN_TIMEOUT_S", 5.0)
         yield

@@ -1,4 +1,4 @@
-"""Behaviour specific to aiohttp: its own retry, its total timeout, its payloads."""
+"""Behaviour specific to aiohttp: built-in retry, total timeout and payloads."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ async def open_session(**options: Any) -> AsyncIterator[aiohttp.ClientSession]:
 def run(main: Callable[[], Awaitable[Any]]) -> Any:
     """Run a coroutine function and return its result."""
 
-    async def begin() -> Any:
+    async def await_main() -> Any:
         return await main()
 
-    return asyncio.run(begin())
+    return asyncio.run(await_main())
 
 
-# --- aiohttp's own retry --------------------------------------------------------------------------
+# --- aiohttp's built-in retry ---------------------------------------------------------------------
 
 
-def test_retry_of_aiohttp_is_no_second_layer(server: FlakyServerView) -> None:
-    """A call that the middleware gave up is not sent again by aiohttp; the next call is."""
+def test_aiohttp_does_not_retry_again(server: FlakyServerView) -> None:
+    """A call that the middleware gave up is not resent by aiohttp, and neither is the next call."""
 
     async def main() -> list[int]:
         counts: list[int] = []
@@ -55,7 +55,7 @@ def test_retry_of_aiohttp_is_no_second_layer(server: FlakyServerView) -> None:
 
 
 def test_call_in_another_task_is_another_call(server: FlakyServerView) -> None:
-    """A task that was started by a task which gave up a call makes its own attempts."""
+    """A task makes its own attempts, also if the task that started it has given up a call."""
 
     async def fail_with_disconnect(session: aiohttp.ClientSession) -> None:
         with pytest.raises(aiohttp.ServerDisconnectedError):
@@ -73,37 +73,37 @@ def test_call_in_another_task_is_another_call(server: FlakyServerView) -> None:
     assert 8 == len(server.seen)
 
 
-# --- the total timeout ----------------------------------------------------------------------------
+# --- timeouts -------------------------------------------------------------------------------------
 
 
 def test_total_timeout_ends_the_call(server: FlakyServerView) -> None:
-    """The session's total timeout covers all attempts, and the breaker counts it."""
+    """The session's total timeout covers all attempts and counts as a failure for the breaker."""
     payments = Downstream("payments", breaker=Breaker(consecutive=2))
 
     async def main() -> list[tuple[Reason, int]]:
-        ends: list[tuple[Reason, int]] = []
+        results: list[tuple[Reason, int]] = []
         async with open_session(downstream=payments) as session:
             for _ in range(2):
                 with pytest.raises(TimeoutError) as caught:
                     await session.get(server.url("hang"), timeout=aiohttp.ClientTimeout(total=0.2))
                 record = tarry.record_of(caught.value)
                 assert record is not None
-                ends.append((record.reason, record.attempts))
-        return ends
+                results.append((record.reason, record.attempts))
+        return results
 
     assert [(Reason.DEADLINE, 1), (Reason.BREAKER_OPEN, 1)] == run(main)
 
 
-def test_read_timeout_is_one_attempt(server: FlakyServerView) -> None:
+def test_read_timeout_ends_one_attempt(server: FlakyServerView) -> None:
     """A read timeout ends an attempt, not the call."""
 
     async def main() -> int:
         timeout = aiohttp.ClientTimeout(sock_read=0.2)
         async with (
             open_session() as session,
-            session.get(server.url("hang,200"), timeout=timeout) as got,
+            session.get(server.url("hang,200"), timeout=timeout) as response,
         ):
-            return got.status
+            return response.status
 
     assert 200 == run(main)
     assert 2 == len(server.seen)
@@ -113,7 +113,7 @@ def test_read_timeout_is_one_attempt(server: FlakyServerView) -> None:
 
 
 def test_response_is_streamed(server: FlakyServerView) -> None:
-    """The first half of a response is available before the server sends the second."""
+    """The first half of a response can be read before the server sends the second half."""
 
     async def main() -> tuple[bytes, bytes]:
         async with open_session() as session, session.get(server.url("503,stream")) as response:
@@ -134,46 +134,46 @@ def pipe() -> Iterator[Any]:
         yield file
 
 
-def form(file: Any) -> aiohttp.FormData:
-    """Return a form with a file."""
+def form_with_file(file: Any) -> aiohttp.FormData:
+    """Return a form with a text field and this file."""
     data = aiohttp.FormData({"a": "b"})
     data.add_field("report", file, filename="report.txt")
     return data
 
 
 @pytest.mark.parametrize(
-    ("make", "arrive"),
+    ("make_payload", "request_count"),
     [
         (lambda _: "report", 3),
         (lambda _: io.BytesIO(b"report"), 3),
         (lambda _: aiohttp.FormData({"a": "report"}), 3),
-        (lambda _: form(io.BytesIO(b"report")), 3),
+        (lambda _: form_with_file(io.BytesIO(b"report")), 3),
         (lambda _: aiohttp.JsonPayload("report"), 3),
         (lambda pipe: pipe, 1),
-        (form, 1),
+        (form_with_file, 1),
     ],
-    ids=["text", "file", "fields", "form", "json", "pipe", "form with a pipe"],
+    ids=["text", "file", "form", "form with a file", "json", "pipe", "form with a pipe"],
 )
-def test_payload(
-    server: FlakyServerView, pipe: Any, make: Callable[[Any], Any], arrive: int
+def test_payload_is_resent_if_it_can_be_rewound(
+    server: FlakyServerView, pipe: Any, make_payload: Callable[[Any], Any], request_count: int
 ) -> None:
-    """A payload is sent again completely, unless it cannot be rewound."""
+    """A payload is resent completely; one that cannot be rewound is sent once."""
 
     async def main() -> None:
         async with (
             open_session() as session,
-            session.put(server.url("503,503,200"), data=make(pipe)),
+            session.put(server.url("503,503,200"), data=make_payload(pipe)),
         ):
             pass
 
     run(main)
 
-    assert [True] * arrive == [b"report" in seen.body for seen in server.seen]
+    assert [True] * request_count == [b"report" in seen.body for seen in server.seen]
     assert 1 == len({len(seen.body) for seen in server.seen})
 
 
-def test_broken_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
-    """An attempt that ended early does not read the file that the next attempt sends."""
+def test_failed_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
+    """An attempt that gets an early response stops reading the file that the next attempt sends."""
     size = 3_000_000
 
     async def main() -> int:
@@ -187,26 +187,26 @@ def test_broken_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
 
 
 def test_hanging_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
-    """An attempt that timed out while sending has stopped when the next one begins."""
+    """An attempt that times out while it sends has stopped before the next attempt begins."""
     size = 10_000_000
-    still: list[object] = []
+    writers: list[object] = []
 
-    async def look(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
-        still.append(request._writer)
-        if len(still) > 1:
-            server.resume()  # and hang up on the first
+    async def record_writer(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
+        writers.append(request._writer)
+        if len(writers) > 1:
+            server.resume()  # the server closes the connection of the first attempt
         response: aiohttp.ClientResponse = await handler(request)
         return response
 
     async def main() -> int:
-        middlewares = (RetryMiddleware(policy=Policy(attempt_timeout=1.0)), look)
+        middlewares = (RetryMiddleware(policy=Policy(attempt_timeout=1.0)), record_writer)
         async with aiohttp.ClientSession(middlewares=middlewares) as session:
             data = io.BytesIO(b"x" * size)
             async with session.put(server.url("deaf,200"), data=data) as response:
                 return response.status
 
     assert 200 == run(main)
-    assert [None, None] == still
+    assert [None, None] == writers
     assert [0, size] == [len(seen.body) for seen in server.seen]
 
 
@@ -227,14 +227,16 @@ def test_hanging_attempt_stops_reading_its_body(server: FlakyServerView) -> None
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_post_after_each_error(server: FlakyServerView, error: Exception, reason: Reason) -> None:
-    """A POST is retried after an error before sending, but not if the server may have read it."""
+def test_post_is_retried_only_if_nothing_was_sent(
+    server: FlakyServerView, error: Exception, reason: Reason
+) -> None:
+    """A POST is retried if no connection was made, but not if the server may have read it."""
 
-    async def fail(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
+    async def raise_error(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
         raise error
 
     async def main() -> None:
-        async with aiohttp.ClientSession(middlewares=(RetryMiddleware(), fail)) as session:
+        async with aiohttp.ClientSession(middlewares=(RetryMiddleware(), raise_error)) as session:
             await session.post(server.url("200"))
 
     with pytest.raises((type(error), aiohttp.ClientOSError)) as caught:
@@ -245,26 +247,26 @@ def test_post_after_each_error(server: FlakyServerView, error: Exception, reason
     assert reason == record.reason
 
 
-# --- keys -----------------------------------------------------------------------------------------
+# --- idempotency keys -----------------------------------------------------------------------------
 
 
 def test_redirect_keeps_the_key(server: FlakyServerView) -> None:
-    """A redirected POST has the same key; the next call has another."""
-    there = server.url("200").replace("&", "%26")
+    """A redirected POST keeps its idempotency key; the next call has another key."""
+    target = server.url("200").replace("&", "%26")
 
     async def main() -> None:
         async with open_session(idempotency_key="auto") as session:
-            for run in ("-first", "-second"):
+            for suffix in ("-first", "-second"):
                 async with session.post(
-                    server.url(f"307:location={there}", run=run), data=b"order"
+                    server.url(f"307:location={target}", run_suffix=suffix), data=b"order"
                 ):
                     pass
 
     run(main)
 
     sent = [
-        server.flaky.seen[server.run + hop][0].headers["Idempotency-Key"]
-        for hop in ("-first", "-second")
+        server.flaky.seen[server.run + suffix][0].headers["Idempotency-Key"]
+        for suffix in ("-first", "-second")
     ]
-    assert sent == server.received("Idempotency-Key")
+    assert sent == server.header_values("Idempotency-Key")
     assert 2 == len(set(sent))

@@ -1,4 +1,4 @@
-"""The ASGI middleware that keeps retries at one layer."""
+"""`OneRetryLayerMiddleware`: clients do not retry a request whose calls were retried already."""
 
 from __future__ import annotations
 
@@ -42,17 +42,19 @@ def handle_request(
     return sent, None
 
 
-def make_app(status: int, *headers: tuple[bytes, bytes], fails: bool = False, once: bool = False):  # type: ignore[no-untyped-def]
-    """Return an application that makes a call, which may fail, and then responds."""
+def make_app(
+    status: int, *headers: tuple[bytes, bytes], call_fails: bool = False, one_attempt: bool = False
+) -> Any:
+    """Return an application that makes a call and responds; with status 0 it raises the error."""
 
     async def call() -> None:
-        if fails:
+        if call_fails:
             raise ConnectionError("down")
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         try:
             with no_wait():
-                await tarry.acall(call, on=ConnectionError, attempts=1 if once else 4)
+                await tarry.acall(call, on=ConnectionError, attempts=1 if one_attempt else 4)
         except ConnectionError:
             if not status:
                 raise
@@ -63,7 +65,7 @@ def make_app(status: int, *headers: tuple[bytes, bytes], fails: bool = False, on
 
 
 @pytest.mark.parametrize(
-    ("status", "fails", "once", "expected"),
+    ("status", "call_fails", "one_attempt", "expected"),
     [
         (503, True, False, b"false"),
         (500, True, False, b"false"),
@@ -74,10 +76,10 @@ def make_app(status: int, *headers: tuple[bytes, bytes], fails: bool = False, on
     ],
 )
 def test_failure_after_retries_has_the_header(
-    status: int, fails: bool, once: bool, expected: bytes | None
+    status: int, call_fails: bool, one_attempt: bool, expected: bytes | None
 ) -> None:
-    """Only a failure has the header, only after a call was given up, and only if it was retried."""
-    sent, error = handle_request(make_app(status, fails=fails, once=once))
+    """A 5xx response has the header if a call of its handler was retried and then given up."""
+    sent, error = handle_request(make_app(status, call_fails=call_fails, one_attempt=one_attempt))
 
     assert None is error
     assert expected == dict(sent[0]["headers"]).get(b"x-should-retry")
@@ -85,15 +87,15 @@ def test_failure_after_retries_has_the_header(
 
 @pytest.mark.parametrize("header", [(b"X-Should-Retry", b"true"), (b"Retry-After", b"1")])
 def test_headers_of_the_application_are_kept(header: tuple[bytes, bytes]) -> None:
-    """If the application sets Retry-After or X-Should-Retry, nothing is added."""
-    sent, _ = handle_request(make_app(503, header, fails=True))
+    """If the application sets Retry-After or X-Should-Retry, the middleware adds no header."""
+    sent, _ = handle_request(make_app(503, header, call_fails=True))
 
     assert [header] == sent[0]["headers"]
 
 
-def test_raising_handler_gets_a_response() -> None:
-    """The client gets the header, and the error still reaches the server's log."""
-    sent, error = handle_request(make_app(0, fails=True))
+def test_error_of_a_given_up_call_becomes_a_503() -> None:
+    """The client gets a 503 with the header, and the error reaches the server, which logs it."""
+    sent, error = handle_request(make_app(0, call_fails=True))
 
     assert isinstance(error, ConnectionError)
     assert (503, b"false") == (sent[0]["status"], dict(sent[0]["headers"])[b"x-should-retry"])
@@ -101,9 +103,9 @@ def test_raising_handler_gets_a_response() -> None:
 
 
 def test_open_breaker_sets_retry_after() -> None:
-    """A call that was not let through gives its Retry-After."""
+    """If a breaker rejects the call, the response has the breaker's Retry-After."""
     breaker = tarry.Breaker(consecutive=1, open_for=7.0, spread=0.0)
-    downstream = tarry.Downstream("below", breaker=breaker)
+    downstream = tarry.Downstream("payments", breaker=breaker)
 
     async def fail() -> None:
         raise ConnectionError("down")
@@ -122,8 +124,8 @@ def test_open_breaker_sets_retry_after() -> None:
     )
 
 
-def failing(**options: Any) -> Any:
-    """Return an application whose only call fails in this way."""
+def make_failing_app(**options: Any) -> Any:
+    """Return an application whose only call fails with a transient outcome of these options."""
     outcome = tarry.Outcome(tarry.Kind.TRANSIENT, **options)
 
     async def call() -> None:
@@ -135,9 +137,9 @@ def failing(**options: Any) -> Any:
     return app
 
 
-def test_unsafe_call_sets_no_header() -> None:
-    """Whether its own request is safe to send again is known to the client."""
-    sent, error = handle_request(failing(repeatable=False))
+def test_call_that_is_not_repeatable_gets_no_response() -> None:
+    """After a call that is not repeatable, only the client knows if its own request is."""
+    sent, error = handle_request(make_failing_app(repeatable=False))
 
     assert [] == sent
     assert isinstance(error, ConnectionError)
@@ -145,8 +147,8 @@ def test_unsafe_call_sets_no_header() -> None:
 
 
 def test_long_retry_after_is_passed_on() -> None:
-    """The Retry-After of a server below is also sent to the clients of this one."""
-    sent, _ = handle_request(failing(hint=tarry.Hint(600.0)))
+    """A Retry-After too long to wait for is sent to the client of this server."""
+    sent, _ = handle_request(make_failing_app(hint=tarry.Hint(600.0)))
 
     assert (b"600", b"false") == (
         dict(sent[0]["headers"])[b"retry-after"],
@@ -155,21 +157,21 @@ def test_long_retry_after_is_passed_on() -> None:
 
 
 def test_app_must_be_callable() -> None:
-    """A value that is no application raises before the first request."""
+    """A value that is not callable raises when the middleware is created."""
     with pytest.raises(tarry.ConfigurationTypeError, match="app must be an ASGI application"):
         OneRetryLayerMiddleware("app")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_other_errors_are_left_to_the_framework(fails: bool) -> None:
-    """An unrelated error is left to the framework, also after a call that was given up."""
-    call = make_app(200, fails=fails)
+@pytest.mark.parametrize("call_fails", [False, True])
+def test_other_errors_are_left_to_the_framework(call_fails: bool) -> None:
+    """The middleware sends no response for an unrelated error, also after a call was given up."""
+    call = make_app(200, call_fails=call_fails)
 
     async def app(scope: Any, receive: Any, _send: Any) -> None:
-        async def unsent(_message: Any) -> None:
+        async def discard(_message: Any) -> None:
             pass
 
-        await call(scope, receive, unsent)
+        await call(scope, receive, discard)
         raise ValueError("a bug")
 
     sent, error = handle_request(app)
@@ -179,15 +181,15 @@ def test_other_errors_are_left_to_the_framework(fails: bool) -> None:
 
 @pytest.mark.parametrize("link", ["cause", "context", "group"])
 def test_errors_caused_by_a_call_get_a_response(link: str) -> None:
-    """An application may raise its own errors from a call that was given up."""
-    call = make_app(0, fails=True)
+    """An error whose cause, context or group contains the error of a given-up call gets a 503."""
+    call = make_app(0, call_fails=True)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         try:
             await call(scope, receive, send)
         except ConnectionError as error:
             if link == "context":
-                raise RuntimeError  # noqa: B904 - the very subject
+                raise RuntimeError  # noqa: B904 - tests the implicit context
             if link == "group":
                 raise ExceptionGroup("all", [error]) from None
             raise RuntimeError from error
@@ -199,26 +201,26 @@ def test_errors_caused_by_a_call_get_a_response(link: str) -> None:
 
 
 def test_raise_for_status_gets_a_response(server: FlakyServerView) -> None:
-    """`raise_for_status` raises after the call; its error refers to the response."""
+    """An error of `raise_for_status` gets a 503, because it refers to the response of the call."""
 
     async def with_httpx(_scope: Any, _receive: Any, _send: Any) -> None:
         async with httpx.AsyncClient(transport=AsyncRetryTransport(), trust_env=False) as client:
             (await client.get(server.url("503,503,503,503"))).raise_for_status()
 
     async def with_requests(_scope: Any, _receive: Any, _send: Any) -> None:
-        def ask() -> None:
+        def send() -> None:
             with requests.Session() as session:
                 session.trust_env = False
                 session.mount("http://", RetryAdapter())
-                session.get(server.url("503,503,503,503", "2")).raise_for_status()
+                session.get(server.url("503,503,503,503", run_suffix="-2")).raise_for_status()
 
-        await asyncio.to_thread(ask)
+        await asyncio.to_thread(send)
 
     with no_wait():
-        ends = [handle_request(with_httpx), handle_request(with_requests)]
+        results = [handle_request(with_httpx), handle_request(with_requests)]
 
-    assert [httpx.HTTPStatusError, requests.HTTPError] == [type(error) for _, error in ends]
-    assert [b"false"] * 2 == [dict(sent[0]["headers"])[b"x-should-retry"] for sent, _ in ends]
+    assert [httpx.HTTPStatusError, requests.HTTPError] == [type(error) for _, error in results]
+    assert [b"false"] * 2 == [dict(sent[0]["headers"])[b"x-should-retry"] for sent, _ in results]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_raise_for_status_gets_a_response(server: FlakyServerView) -> None:
 def test_client_deadline_is_shared(
     headers: list[tuple[bytes, bytes]], expected: float | None
 ) -> None:
-    """Calls of the handler have the deadline of the client; invalid headers are ignored."""
+    """The client's deadline applies to calls of the handler; an invalid header is ignored."""
     remaining: list[float | None] = []
 
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
@@ -252,7 +254,7 @@ DEADLINE = (b"x-deadline-ms", b"60000")
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_deadline_ends_with_the_request(fails: bool) -> None:
-    """A task that handles several requests does not keep the deadline of one for the next."""
+    """A task that handles several requests does not keep the deadline after a request."""
     scopes: list[Any] = []
 
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
@@ -271,15 +273,15 @@ def test_deadline_ends_with_the_request(fails: bool) -> None:
     assert [True, False] == [scope is not None for scope in scopes]
 
 
-@pytest.mark.parametrize("last", ["http.response.body", "http.response.pathsend"])
+@pytest.mark.parametrize("last_message", ["http.response.body", "http.response.pathsend"])
 @pytest.mark.parametrize("in_task", [False, True])
-def test_deadline_ends_with_the_response(in_task: bool, last: str) -> None:
-    """Work after the last byte has no deadline, in whichever task the byte was sent."""
+def test_deadline_ends_with_the_response(in_task: bool, last_message: str) -> None:
+    """Code that runs after the last message has no deadline, whichever task sent the message."""
     remaining: list[float | None] = []
 
-    async def later(answered: asyncio.Event) -> None:
+    async def run_in_background(responded: asyncio.Event) -> None:
         remaining.append(tarry.remaining())
-        await answered.wait()
+        await responded.wait()
         remaining.append(tarry.remaining())
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
@@ -287,14 +289,14 @@ def test_deadline_ends_with_the_response(in_task: bool, last: str) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"1", "more_body": True})
             remaining.append(tarry.remaining())
-            await send({"type": last})
+            await send({"type": last_message})
 
-        answered = asyncio.Event()
-        task = asyncio.create_task(later(answered))
+        responded = asyncio.Event()
+        task = asyncio.create_task(run_in_background(responded))
         await asyncio.sleep(0)
         await (asyncio.create_task(respond()) if in_task else respond())
         remaining.append(tarry.remaining())
-        answered.set()
+        responded.set()
         await task
 
     handle_request(app, DEADLINE)
@@ -302,8 +304,8 @@ def test_deadline_ends_with_the_response(in_task: bool, last: str) -> None:
     assert [True, True, False, False] == [seconds is not None for seconds in remaining]
 
 
-def test_calls_after_the_response_are_not_cut_off(server: FlakyServerView) -> None:
-    """The client's deadline does not end calls that are made after the response."""
+def test_calls_after_the_response_have_no_deadline(server: FlakyServerView) -> None:
+    """A call after the response is made after the client's deadline, and does not send it."""
     statuses: list[int] = []
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
@@ -318,11 +320,11 @@ def test_calls_after_the_response_are_not_cut_off(server: FlakyServerView) -> No
     _, error = handle_request(app, (b"x-deadline-ms", b"0"))
 
     assert (None, [200]) == (error, statuses)
-    assert [None] == server.received("X-Deadline-Ms")
+    assert [None] == server.header_values("X-Deadline-Ms")
 
 
-def test_other_connections_pass_through() -> None:
-    """Lifespan and websocket scopes pass through."""
+def test_other_scopes_pass_through() -> None:
+    """A lifespan scope is passed to the application unchanged."""
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""Sync clients called in an event loop, as in a notebook: a wait would block the loop."""
+"""Sync clients called in a running event loop, where a wait would block the loop."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Get = Callable[[str], int]
 
 
 def get_with_httpx(url: str) -> int:
-    """Return the status."""
+    """Send a GET request and return the status."""
     with httpx.Client(transport=RetryTransport()) as client:
         return client.get(url).status_code
 
 
 def get_with_requests(url: str) -> int:
-    """Return the status."""
+    """Send a GET request and return the status."""
     with requests.Session() as session:
         session.mount("http://", RetryAdapter())
         return session.get(url, timeout=10).status_code
@@ -32,13 +32,13 @@ def get_with_requests(url: str) -> int:
 
 @pytest.fixture(params=[get_with_httpx, get_with_requests])
 def get(request: pytest.FixtureRequest) -> Get:
-    """Return each sync client in turn."""
+    """Return the get function of each sync client in turn."""
     param: Get = request.param
     return param
 
 
 def run_in_event_loop(get: Get, url: str) -> int:
-    """Call a sync function in a coroutine."""
+    """Call a sync get function in a coroutine."""
 
     async def main() -> int:
         return get(url)
@@ -47,7 +47,7 @@ def run_in_event_loop(get: Get, url: str) -> int:
 
 
 def test_response_is_returned(server: FlakyServerView, get: Get) -> None:
-    """The response before the wait is returned, with a warning."""
+    """A failed response is returned instead of a wait, with a warning."""
     with pytest.warns(RuntimeWarning, match="would block the running event loop"):
         assert 503 == run_in_event_loop(get, server.url("503,200"))
 
@@ -55,7 +55,7 @@ def test_response_is_returned(server: FlakyServerView, get: Get) -> None:
 
 
 def test_error_is_raised(server: FlakyServerView, get: Get) -> None:
-    """The client's own error is raised, with a note that explains why there was no retry."""
+    """The error of the client is raised instead of a wait; a note explains why."""
     with pytest.raises((httpx.RemoteProtocolError, requests.ConnectionError)) as caught:
         run_in_event_loop(get, server.url("drop,200"))
 
@@ -63,6 +63,6 @@ def test_error_is_raised(server: FlakyServerView, get: Get) -> None:
 
 
 def test_long_response_raises(server: FlakyServerView, get: Get) -> None:
-    """A response that was not kept cannot be returned, so an error is raised."""
+    """A long response was dropped and cannot be returned, so the call raises."""
     with pytest.raises(tarry.BlockingWait):
         run_in_event_loop(get, server.url("long,200"))

@@ -1,4 +1,4 @@
-"""Connections, and the downstream of each origin, with every client library."""
+"""Connections, downstreams and arguments, with every client library."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from tests.integration.flaky import flaky_server
 pytestmark = pytest.mark.usefixtures("_no_waits")
 
 
-def test_wait_holds_no_connection(
+def test_connection_is_released_during_a_wait(
     server: FlakyServerView, client: ClientLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a pool of one connection, another call succeeds while the first one waits."""
     with client.open() as session:
-        others = session.call_during_waits(monkeypatch, "GET", server.url("200", run="-other"))
+        others = session.call_during_waits(
+            monkeypatch, "GET", server.url("200", run_suffix="-other")
+        )
         response = session.send("GET", server.url("503,drop,long,200"))
 
     assert ClientResponse(200, "answer 4") == response
     assert [ClientResponse(200, f"answer {number}") for number in (1, 2, 3)] == others
 
 
-def test_failure_keeps_its_connection(server: FlakyServerView, client: ClientLibrary) -> None:
-    """Short responses are read to their end, so that all attempts use one connection."""
+def test_attempts_reuse_the_connection(server: FlakyServerView, client: ClientLibrary) -> None:
+    """Short responses are read to their end, so all attempts use the same connection."""
     with client.open() as session:
         session.send("GET", server.url("503,429,200"))
 
@@ -37,14 +39,14 @@ def test_failure_keeps_its_connection(server: FlakyServerView, client: ClientLib
 def test_breaker_opens_during_the_wait(
     server: FlakyServerView, client: ClientLibrary, plan: str
 ) -> None:
-    """A short last response is complete; a long one is gone, and the error explains that."""
+    """The call returns the last response if it is short; a long one was dropped, so it raises."""
     payments = Downstream("payments", breaker=Breaker())
 
-    def opens(*_: object) -> float:
+    def open_breaker(*_: object) -> float:
         payments.force("open")
         return 0.0
 
-    with client.open(downstream=payments, policy=Policy(jitter=opens)) as session:
+    with client.open(downstream=payments, policy=Policy(jitter=open_breaker)) as session:
         if plan == "long":
             with pytest.raises(tarry.BreakerOpen, match="the last attempt failed with 503"):
                 session.send("GET", server.url(plan))
@@ -58,12 +60,12 @@ def test_breaker_opens_during_the_wait(
 
 
 def downstream_with_breaker(origin: str) -> Downstream:
-    """Return a downstream whose breaker opens at the second failure."""
+    """Return a downstream whose breaker opens at the second consecutive failure."""
     return Downstream(origin, breaker=Breaker(consecutive=2))
 
 
 def test_each_origin_has_its_own_breaker(server: FlakyServerView, client: ClientLibrary) -> None:
-    """An open breaker stops calls to its own origin before they are sent, and no others."""
+    """An open breaker rejects calls to its own origin, but not to other origins."""
     with client.open(downstream=downstream_with_breaker) as session, flaky_server() as healthy:
         last = session.send("GET", server.url("503"))
         with pytest.raises(tarry.BreakerOpen) as caught:
@@ -78,7 +80,7 @@ def test_each_origin_has_its_own_breaker(server: FlakyServerView, client: Client
 def test_permanent_responses_do_not_open_the_breaker(
     server: FlakyServerView, client: ClientLibrary
 ) -> None:
-    """A 404 is no failure of the server."""
+    """A 404 does not count as a failure for the breaker."""
     payments = downstream_with_breaker("payments")
     with client.open(downstream=payments) as session:
         statuses = [session.send("GET", server.url("404")).status for _ in range(5)]
@@ -87,8 +89,8 @@ def test_permanent_responses_do_not_open_the_breaker(
     assert BreakerState.CLOSED == payments.state
 
 
-def test_breaker_by_default(server: FlakyServerView, client: ClientLibrary) -> None:
-    """By default every origin has a breaker."""
+def test_default_breaker_opens(server: FlakyServerView, client: ClientLibrary) -> None:
+    """By default an origin has a breaker, which opens after 20 failures."""
     with client.open(policy=Policy(max_attempts=1)) as session:
         for _ in range(20):
             session.send("GET", server.url("503"))
@@ -144,7 +146,7 @@ def test_key_function_must_not_be_async(client: ClientLibrary) -> None:
 
 
 def test_key_must_be_visible_ascii(server: FlakyServerView, client: ClientLibrary) -> None:
-    """Any other key raises before the request is sent."""
+    """A key with other characters raises before the request is sent."""
     with (
         client.open(idempotency_key=lambda _: "Bestellung für\n") as session,
         pytest.raises(tarry.ConfigurationError, match="visible ASCII"),

@@ -1,4 +1,4 @@
-"""Behaviour specific to httpx and httpx2: two transports, forms, extensions."""
+"""Behaviour specific to httpx and httpx2: types, trio, bodies, timeouts and errors."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ pytestmark = pytest.mark.usefixtures("_no_waits")
 PACKAGES = pytest.mark.parametrize("package", [httpx, httpx2], ids=lambda package: package.__name__)
 
 
-def test_types_fit_both_clients(server: FlakyServerView) -> None:
-    """Type checkers accept the transports for httpx and httpx2."""
-    with httpx.Client(transport=RetryTransport()) as one:
-        assert 200 == one.get(server.url("503,200")).status_code
-    with httpx2.Client(transport=RetryTransport(httpx2.HTTPTransport())) as two:
-        assert 200 == two.get(server.url("200")).status_code
+def test_transports_work_in_both_packages(server: FlakyServerView) -> None:
+    """The transports work in the clients of httpx and httpx2; mypy checks the types here."""
+    with httpx.Client(transport=RetryTransport()) as client:
+        assert 200 == client.get(server.url("503,200")).status_code
+    with httpx2.Client(transport=RetryTransport(httpx2.HTTPTransport())) as client2:
+        assert 200 == client2.get(server.url("200")).status_code
 
     async def main() -> None:
-        async with httpx.AsyncClient(transport=AsyncRetryTransport()) as three:
-            assert 200 == (await three.get(server.url("200"))).status_code
+        async with httpx.AsyncClient(transport=AsyncRetryTransport()) as client:
+            assert 200 == (await client.get(server.url("200"))).status_code
         async with httpx2.AsyncClient(
             transport=AsyncRetryTransport(httpx2.AsyncHTTPTransport())
-        ) as four:
-            assert 200 == (await four.get(server.url("200"))).status_code
+        ) as client2:
+            assert 200 == (await client2.get(server.url("200"))).status_code
 
     asyncio.run(main())
 
 
 def test_retries_on_trio(server: FlakyServerView) -> None:
-    """The async transport works on trio."""
+    """The async transport retries on trio."""
 
     async def main() -> int:
         async with httpx.AsyncClient(transport=AsyncRetryTransport()) as client:
@@ -51,7 +51,7 @@ def test_retries_on_trio(server: FlakyServerView) -> None:
 
 
 def test_hedges_on_trio(server: FlakyServerView) -> None:
-    """Hedging works on trio, and the loser is cancelled."""
+    """The async transport hedges on trio, and the losing copy is cancelled."""
 
     async def main() -> str:
         transport = AsyncRetryTransport(hedging=Hedging(after=0))
@@ -66,23 +66,23 @@ def test_hedges_on_trio(server: FlakyServerView) -> None:
 
 @PACKAGES
 def test_response_is_streamed(server: FlakyServerView, package: Any) -> None:
-    """The first half of a response is available before the server sends the second."""
+    """The first half of a response can be read before the server sends the second half."""
     transport = RetryTransport(package.HTTPTransport())
     with (
         package.Client(transport=transport) as client,
         client.stream("GET", server.url("503,stream")) as response,
     ):
-        pieces = response.iter_bytes()
-        first = next(pieces)
+        chunks = response.iter_bytes()
+        first = next(chunks)
         server.resume()
-        rest = b"".join(pieces)
+        rest = b"".join(chunks)
 
     assert (b"first", b"later") == (first, rest)
 
 
 @PACKAGES
 def test_response_is_streamed_async(server: FlakyServerView, package: Any) -> None:
-    """The same for the async client."""
+    """With the async client, too, the first half can be read before the second half is sent."""
 
     async def main() -> tuple[bytes, bytes]:
         transport = AsyncRetryTransport(package.AsyncHTTPTransport())
@@ -90,10 +90,10 @@ def test_response_is_streamed_async(server: FlakyServerView, package: Any) -> No
             package.AsyncClient(transport=transport) as client,
             client.stream("GET", server.url("503,stream")) as response,
         ):
-            pieces = response.aiter_bytes()
-            first = await anext(pieces)
+            chunks = response.aiter_bytes()
+            first = await anext(chunks)
             server.resume()
-            return first, b"".join([piece async for piece in pieces])
+            return first, b"".join([chunk async for chunk in chunks])
 
     assert (b"first", b"later") == asyncio.run(main())
 
@@ -102,72 +102,72 @@ class UnseekableFile:
     """A file that cannot be rewound."""
 
     def __init__(self) -> None:
-        self._rest = [b"report", b""]
+        self._chunks = [b"report", b""]
 
     def read(self, _: int = -1) -> bytes:
-        """Return the content, once."""
-        return self._rest.pop(0)
+        """Return the content the first time, then an empty string."""
+        return self._chunks.pop(0)
 
 
 @PACKAGES
 @pytest.mark.parametrize(
-    ("make", "arrive"),
+    ("make_file", "request_count"),
     [(lambda: b"report", 3), (lambda: io.BytesIO(b"report"), 3), (UnseekableFile, 1)],
-    ids=["bytes", "file", "file that cannot go back"],
+    ids=["bytes", "file", "unseekable file"],
 )
-def test_form_with_a_file(
-    server: FlakyServerView, package: Any, make: Callable[[], Any], arrive: int
+def test_form_is_resent_if_its_file_can_be_rewound(
+    server: FlakyServerView, package: Any, make_file: Callable[[], Any], request_count: int
 ) -> None:
-    """A form is sent again completely, unless one of its files cannot be rewound."""
+    """A form is resent completely; one with a file that cannot be rewound is sent once."""
     transport = RetryTransport(package.HTTPTransport())
     with package.Client(transport=transport) as client:
-        client.put(server.url("503,503,200"), data={"a": "b"}, files={"report": make()})
+        client.put(server.url("503,503,200"), data={"a": "b"}, files={"report": make_file()})
 
-    assert [True] * arrive == [b"report\r\n" in seen.body for seen in server.seen]
+    assert [True] * request_count == [b"report\r\n" in seen.body for seen in server.seen]
 
 
 @PACKAGES
 @pytest.mark.parametrize(
-    ("make", "arrive"),
+    ("make_file", "request_count"),
     [(lambda: b"report", 2), (lambda: io.BytesIO(b"report"), 1)],
     ids=["bytes", "file"],
 )
-def test_copies_of_a_form(
-    server: FlakyServerView, package: Any, make: Callable[[], Any], arrive: int
+def test_form_with_a_file_is_not_hedged(
+    server: FlakyServerView, package: Any, make_file: Callable[[], Any], request_count: int
 ) -> None:
-    """Two copies cannot read one file in parallel, so a form with a file is sent once."""
+    """A form with a file is sent once, because two copies cannot read the file in parallel."""
     transport = RetryTransport(package.HTTPTransport(), hedging=Hedging(after=3600))
     with package.Client(transport=transport) as client:
-        client.put(server.url("503,200"), data={"a": "b"}, files={"report": make()})
+        client.put(server.url("503,200"), data={"a": "b"}, files={"report": make_file()})
 
-    assert [True] * arrive == [b"report\r\n" in seen.body for seen in server.seen]
+    assert [True] * request_count == [b"report\r\n" in seen.body for seen in server.seen]
 
 
-# --- requests of an attempt -----------------------------------------------------------------------
+# --- requests and errors of attempts --------------------------------------------------------------
 
 
 @PACKAGES
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("timeout", "expected"),
     [(None, (1.8, 2.0)), (5.0, (1.8, 2.0)), (1.0, (1.0, 1.0))],
-    ids=["no timeout", "a longer one", "a shorter one"],
+    ids=["no timeout", "longer timeout", "shorter timeout"],
 )
 def test_timeouts_are_limited(
-    package: Any, given: float | None, expected: tuple[float, float]
+    package: Any, timeout: float | None, expected: tuple[float, float]
 ) -> None:
-    """No phase takes longer than the attempt, and connecting takes less."""
-    seen: list[dict[str, float]] = []
+    """Every timeout of httpx is limited by the attempt timeout; connecting gets 90% of it."""
+    timeouts: list[dict[str, float]] = []
 
-    def answer(request: Any) -> Any:
-        seen.append(request.extensions["timeout"])
+    def respond(request: Any) -> Any:
+        timeouts.append(request.extensions["timeout"])
         return package.Response(200)
 
-    transport = RetryTransport(package.MockTransport(answer), policy=Policy(attempt_timeout=2))
-    with package.Client(transport=transport, timeout=given) as client:
+    transport = RetryTransport(package.MockTransport(respond), policy=Policy(attempt_timeout=2))
+    with package.Client(transport=transport, timeout=timeout) as client:
         client.get("http://example.test")
 
-    connecting, sending = expected
-    assert [{"connect": connecting, "pool": connecting, "read": sending, "write": sending}] == seen
+    connect, read = expected
+    assert [{"connect": connect, "pool": connect, "read": read, "write": read}] == timeouts
 
 
 @PACKAGES
@@ -175,11 +175,11 @@ def test_user_request_is_not_changed(package: Any) -> None:
     """The headers of an attempt are set on a copy of the request."""
     seen: list[Any] = []
 
-    def answer(request: Any) -> Any:
+    def respond(request: Any) -> Any:
         seen.append(request)
         return package.Response(200 if len(seen) > 1 else 503)
 
-    transport = RetryTransport(package.MockTransport(answer), policy=Policy(attempt_timeout=2))
+    transport = RetryTransport(package.MockTransport(respond), policy=Policy(attempt_timeout=2))
     with package.Client(transport=transport) as client, tarry.deadline(60):
         request = client.build_request("GET", "http://example.test")
         before = dict(request.headers), dict(request.extensions)
@@ -187,34 +187,34 @@ def test_user_request_is_not_changed(package: Any) -> None:
 
     assert before == (dict(request.headers), dict(request.extensions))
     assert request is response.request
-    assert [None, "2"] == [one.headers.get("X-Retry-Attempt") for one in seen]
+    assert [None, "2"] == [sent.headers.get("X-Retry-Attempt") for sent in seen]
 
 
 @PACKAGES
-def test_redirect_resets_the_attempt_number(server: FlakyServerView, package: Any) -> None:
-    """The headers of a redirected request do not contain the attempt number."""
-    there = server.url("200").replace("&", "%26")
-    first = server.url(f"503,307:location={there}", run="-first")
+def test_redirected_request_has_no_attempt_number(server: FlakyServerView, package: Any) -> None:
+    """A redirected request does not have the attempt number of the request before."""
+    target = server.url("200").replace("&", "%26")
+    first = server.url(f"503,307:location={target}", run_suffix="-first")
     transport = RetryTransport(package.HTTPTransport())
     with package.Client(transport=transport, follow_redirects=True) as client:
         assert 200 == client.get(first).status_code
 
-    assert [None] == server.received("X-Retry-Attempt")
+    assert [None] == server.header_values("X-Retry-Attempt")
 
 
 @PACKAGES
 @pytest.mark.parametrize(
-    "name", ["UnsupportedProtocol", "LocalProtocolError", "DecodingError", "TooManyRedirects"]
+    "error_name", ["UnsupportedProtocol", "LocalProtocolError", "DecodingError", "TooManyRedirects"]
 )
-def test_invalid_request_is_permanent(package: Any, name: str) -> None:
-    """An invalid request is not retried."""
+def test_permanent_errors_are_not_retried(package: Any, error_name: str) -> None:
+    """An error that another attempt would raise too is not retried."""
 
     def fail(_: object) -> None:
-        raise getattr(package, name)("no")
+        raise getattr(package, error_name)("no")
 
     with (
         package.Client(transport=RetryTransport(package.MockTransport(fail))) as client,
-        pytest.raises(getattr(package, name)) as caught,
+        pytest.raises(getattr(package, error_name)) as caught,
     ):
         client.get("http://example.test")
 
@@ -224,35 +224,35 @@ def test_invalid_request_is_permanent(package: Any, name: str) -> None:
 
 
 @PACKAGES
-@pytest.mark.parametrize("name", ["ConnectError", "ConnectTimeout", "PoolTimeout"])
-def test_connection_errors_are_retried(package: Any, name: str) -> None:
-    """Without a connection, any method is retried."""
+@pytest.mark.parametrize("error_name", ["ConnectError", "ConnectTimeout", "PoolTimeout"])
+def test_post_is_retried_if_connecting_fails(package: Any, error_name: str) -> None:
+    """If no connection was made, nothing was sent, so even a POST is retried."""
     attempts = 0
 
     def fail(_: object) -> None:
         nonlocal attempts
         attempts += 1
-        raise getattr(package, name)("no")
+        raise getattr(package, error_name)("no")
 
     with (
         package.Client(transport=RetryTransport(package.MockTransport(fail))) as client,
-        pytest.raises(getattr(package, name)),
+        pytest.raises(getattr(package, error_name)),
     ):
         client.post("http://example.test")
 
     assert 4 == attempts
 
 
-def test_error_while_draining(server: FlakyServerView) -> None:
-    """If draining a response fails, the call goes on."""
+def test_call_continues_if_draining_fails() -> None:
+    """A call makes its next attempt even if draining the response of the last one fails."""
 
-    class Broken(httpx.SyncByteStream):
+    class BrokenStream(httpx.SyncByteStream):
         def __iter__(self) -> Any:
             raise httpx.ReadError("gone")
 
     responses = iter(
         [
-            httpx.Response(503, headers={"content-length": "5"}, stream=Broken()),
+            httpx.Response(503, headers={"content-length": "5"}, stream=BrokenStream()),
             httpx.Response(200),
         ]
     )

@@ -1,4 +1,4 @@
-"""The inner transport of httpx and httpx2: its connections, and invalid ones."""
+"""The inner transport of httpx and httpx2: connection errors and invalid transports."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ PACKAGES = pytest.mark.parametrize("package", [httpx, httpx2], ids=lambda packag
 
 
 @PACKAGES
-def test_transport_can_be_patched_later(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Methods that tests or tracers replace later are called."""
+def test_patched_transport_is_called(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transport methods that a test or a tracer patches after creation are called."""
 
-    def response(_self: object, _request: object) -> Any:
+    def handle_request(_self: object, _request: object) -> Any:
         return package.Response(200, text="patched")
 
-    async def aanswer(_self: object, _request: object) -> Any:
+    async def handle_async_request(_self: object, _request: object) -> Any:
         return package.Response(200, text="patched")
 
     client = package.Client(transport=RetryTransport(package.HTTPTransport()))
-    aclient = package.AsyncClient(transport=AsyncRetryTransport(package.AsyncHTTPTransport()))
-    monkeypatch.setattr(package.HTTPTransport, "handle_request", response)
-    monkeypatch.setattr(package.AsyncHTTPTransport, "handle_async_request", aanswer)
+    async_client = package.AsyncClient(transport=AsyncRetryTransport(package.AsyncHTTPTransport()))
+    monkeypatch.setattr(package.HTTPTransport, "handle_request", handle_request)
+    monkeypatch.setattr(package.AsyncHTTPTransport, "handle_async_request", handle_async_request)
 
     async def main() -> str:
-        return str((await aclient.get("http://127.0.0.1:9/")).text)
+        return str((await async_client.get("http://127.0.0.1:9/")).text)
 
     assert "patched" == client.get("http://127.0.0.1:9/").text == asyncio.run(main())
 
 
-def test_exhausted_pool_is_no_server_failure(server: FlakyServerView) -> None:
+def test_exhausted_pool_does_not_open_the_breaker(server: FlakyServerView) -> None:
     """A call that finds no free connection is retried, but the breaker does not count it."""
     payments = Downstream("payments", breaker=Breaker(consecutive=1))
     inner = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1))
@@ -66,8 +66,8 @@ def test_exhausted_pool_is_no_server_failure(server: FlakyServerView) -> None:
 
 
 @pytest.fixture
-def full_server_url() -> Iterator[str]:
-    """Return the URL of a server whose backlog of connections is full."""
+def full_backlog_url() -> Iterator[str]:
+    """Return the URL of a server whose connection backlog is full, so that connecting hangs."""
     with ExitStack() as stack:
         listening = stack.enter_context(socket.socket())
         listening.bind(("127.0.0.1", 0))
@@ -84,14 +84,14 @@ def full_server_url() -> Iterator[str]:
 @pytest.mark.parametrize(
     "run", [lambda main: asyncio.run(main()), trio.run], ids=["asyncio", "trio"]
 )
-def test_connect_timeout_of_an_attempt(package: Any, full_server_url: str, run: Any) -> None:
-    """The attempt timeout does not hide that nothing was sent, so a POST is retried."""
+def test_attempt_timeout_while_connecting(package: Any, full_backlog_url: str, run: Any) -> None:
+    """If the attempt timeout ends the connecting phase, nothing was sent, so a POST is retried."""
     policy = Policy(attempt_timeout=0.5, max_attempts=2)
 
     async def main() -> None:
         transport = AsyncRetryTransport(package.AsyncHTTPTransport(), policy=policy)
         async with package.AsyncClient(transport=transport, timeout=None) as client:
-            await client.post(full_server_url)
+            await client.post(full_backlog_url)
 
     with pytest.raises(package.ConnectTimeout) as caught:
         run(main)
@@ -101,8 +101,8 @@ def test_connect_timeout_of_an_attempt(package: Any, full_server_url: str, run: 
     assert (Reason.ATTEMPTS, 2) == (record.reason, record.attempts)
 
 
-def test_unrelated_error_being_handled(unreachable_url: str) -> None:
-    """A call made while the user handles a certificate error is not classified as one."""
+def test_error_that_the_caller_handles_is_ignored(unreachable_url: str) -> None:
+    """An error that the caller handles during the call does not affect the classification."""
     with httpx.Client(transport=RetryTransport()) as client:
         try:
             raise ssl.SSLCertVerificationError
@@ -115,7 +115,7 @@ def test_unrelated_error_being_handled(unreachable_url: str) -> None:
     assert 4 == record.attempts
 
 
-# --- the inner transport --------------------------------------------------------------------------
+# --- invalid transports ---------------------------------------------------------------------------
 
 
 @PACKAGES
@@ -130,7 +130,15 @@ def test_unrelated_error_being_handled(unreachable_url: str) -> None:
         (AsyncRetryTransport, lambda p: p.AsyncHTTPTransport(retries=3), "two layers multiply"),
         (RetryTransport, lambda p: RetryTransport(p.HTTPTransport()), "two layers multiply"),
     ],
-    ids=["async", "sync", "client", "class", "retries", "async retries", "twice"],
+    ids=[
+        "async transport",
+        "sync transport",
+        "client",
+        "class",
+        "retries",
+        "async retries",
+        "nested retry transport",
+    ],
 )
 def test_invalid_transport_raises(
     package: Any, transport: Any, argument: Any, message: str
@@ -140,15 +148,15 @@ def test_invalid_transport_raises(
         transport(argument(package))
 
 
-def test_transport_of_the_other_package() -> None:
-    """The error names the transport that the client needs."""
+def test_default_transport_in_an_httpx2_client() -> None:
+    """The default transport is of httpx; in a client of httpx2 the error names the right one."""
     client = httpx2.Client(transport=RetryTransport())
     with client, pytest.raises(tarry.ConfigurationError, match=r"httpx2\.HTTPTransport\(\)"):
         client.get("http://example.test")
 
 
 def test_other_assertion_errors_are_not_changed() -> None:
-    """Only errors from mixing the two packages are explained."""
+    """An AssertionError that does not come from mixing httpx and httpx2 is raised unchanged."""
 
     def fail(_: object) -> httpx.Response:
         raise AssertionError
@@ -162,19 +170,19 @@ def test_other_assertion_errors_are_not_changed() -> None:
     ("client", "transport"),
     [(httpx.Client, AsyncRetryTransport), (httpx.AsyncClient, RetryTransport)],
 )
-def test_transport_in_the_wrong_client(client: Any, transport: Any) -> None:
-    """The error names the transport for each client."""
+def test_request_with_the_transport_of_the_other_client(client: Any, transport: Any) -> None:
+    """A request through a transport of the wrong type raises; the error names the right type."""
 
     async def main() -> None:
-        opened = client(transport=transport())
-        response = opened.get("http://example.test")
-        await response  # the other one has raised by now
+        wrong_client = client(transport=transport())
+        response = wrong_client.get("http://example.test")  # the sync client raises here
+        await response
 
     with pytest.raises(tarry.ConfigurationError, match="a Client takes a RetryTransport"):
         asyncio.run(main())
 
 
-def test_transport_in_the_wrong_client_entered() -> None:
-    """The same when the client is entered."""
+def test_entering_a_client_with_the_async_transport() -> None:
+    """Entering a sync client with an async transport raises the same error."""
     with pytest.raises(tarry.ConfigurationError, match="a Client takes a RetryTransport"):
         httpx.Client(transport=AsyncRetryTransport()).__enter__()  # type: ignore[arg-type]

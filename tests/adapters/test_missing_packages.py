@@ -1,4 +1,4 @@
-"""Without the client's package, its adapter raises an error with the install command."""
+"""Adapters whose client library is not installed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ import pytest
         (["aiohttp"], "import tarry.adapters.aiohttp", "aiohttp"),
     ],
 )
-def test_missing_package(hidden: list[str], code: str, extra: str) -> None:
-    """The error is an ImportError with the command that installs the package."""
-    hide = f"import sys; sys.modules.update(dict.fromkeys({hidden}))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{hide}\n{code}"], capture_output=True, text=True, check=False
+def test_missing_package_raises(hidden: list[str], code: str, extra: str) -> None:
+    """Without its client library, an adapter raises `MissingExtra` with the install command."""
+    hide_packages = f"import sys; sys.modules.update(dict.fromkeys({hidden}))"
+    completed = subprocess.run(
+        [sys.executable, "-c", f"{hide_packages}\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"tarry.errors.MissingExtra: tarry.adapters.{extra} needs ")
-    assert last.endswith(f"pip install 'tarry[{extra}]'")
+    last_line = completed.stderr.splitlines()[-1]
+    assert last_line.startswith(f"tarry.errors.MissingExtra: tarry.adapters.{extra} needs ")
+    assert last_line.endswith(f"pip install 'tarry[{extra}]'")
 
 
 def test_httpx2_alone_is_enough() -> None:
@@ -37,6 +40,8 @@ def test_httpx2_alone_is_enough() -> None:
         "from tarry.adapters.httpx import RetryTransport\n"
         "print(type(RetryTransport()._transport).__module__)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
 
-    assert "httpx2" == done.stdout.partition(".")[0].strip()
+    assert "httpx2" == completed.stdout.partition(".")[0].strip()

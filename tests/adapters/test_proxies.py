@@ -1,4 +1,4 @@
-"""Proxies: requests that a proxy may have read are not repeated, refused tunnels are."""
+"""Requests through a proxy, with every client library."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.adapters.conftest import FlakyServerView
 pytestmark = pytest.mark.usefixtures("_no_waits")
 
 Send = Callable[[str, str, str, Any], object]
-"""Takes the proxy, the method, the URL and the body."""
+"""Takes the URL of the proxy, the method, the URL and the body."""
 
 
 def send_with_httpx(proxy: str, method: str, url: str, body: Any) -> object:
-    """Send through a proxy of the inner transport."""
+    """Send a request through the proxy of the inner transport."""
     with httpx.Client(transport=RetryTransport(httpx.HTTPTransport(proxy=proxy))) as client:
         return client.request(method, url, content=body)
 
 
 def send_with_async_httpx(proxy: str, method: str, url: str, body: Any) -> object:
-    """Send through a proxy of the inner transport."""
+    """Send a request through the proxy of the inner transport."""
 
     async def main() -> object:
         inner = httpx.AsyncHTTPTransport(proxy=proxy)
@@ -42,7 +42,7 @@ def send_with_async_httpx(proxy: str, method: str, url: str, body: Any) -> objec
 
 
 def send_with_requests(proxy: str, method: str, url: str, body: Any) -> object:
-    """Send through the session's proxies."""
+    """Send a request with `proxies`."""
     with requests.Session() as session:
         session.mount("http://", RetryAdapter())
         session.mount("https://", RetryAdapter())
@@ -51,7 +51,7 @@ def send_with_requests(proxy: str, method: str, url: str, body: Any) -> object:
 
 
 def send_with_aiohttp(proxy: str, method: str, url: str, body: Any) -> object:
-    """Send through the proxy of the request."""
+    """Send a request with `proxy`."""
 
     async def main() -> object:
         async with (
@@ -67,13 +67,13 @@ def send_with_aiohttp(proxy: str, method: str, url: str, body: Any) -> object:
     params=[send_with_httpx, send_with_async_httpx, send_with_requests, send_with_aiohttp]
 )
 def send(request: pytest.FixtureRequest) -> Send:
-    """Return each client's send function in turn."""
+    """Return the send function of each client library in turn."""
     param: Send = request.param
     return param
 
 
-def call_record(error: BaseException) -> tuple[Reason, int]:
-    """Return the record of a call that raises."""
+def reason_and_attempts(error: BaseException) -> tuple[Reason, int]:
+    """Return the reason and the number of attempts of a call that raises."""
     record = tarry.record_of(error)
     assert record is not None
     return record.reason, record.attempts
@@ -85,32 +85,32 @@ def url_behind_proxy(server: FlakyServerView, plan: str) -> str:
 
 
 def chunks() -> Iterator[bytes]:
-    """Return a body that can be sent once."""
+    """Return a body that can be sent only once."""
     yield from (b"hello", b"world")
 
 
-def test_response_through_a_proxy(server: FlakyServerView, send: Send) -> None:
-    """A response through a proxy is retried like one of the server."""
+def test_failure_through_a_proxy_is_retried(server: FlakyServerView, send: Send) -> None:
+    """A failed response or a dropped connection of a proxy is retried."""
     send(server.flaky.url, "GET", url_behind_proxy(server, "503,drop,200"), None)
 
     assert 3 == len(server.seen)
 
 
-def test_post_read_by_a_proxy(server: FlakyServerView, send: Send) -> None:
-    """A connection that breaks behind a proxy may have delivered the request."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - each client has its own
+def test_post_is_not_resent_if_the_proxy_disconnects(server: FlakyServerView, send: Send) -> None:
+    """A POST is not retried if the proxy disconnects, because the server may have received it."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - each library has its own error
         send(server.flaky.url, "POST", url_behind_proxy(server, "drop,200"), b"order")
 
-    assert (Reason.NOT_REPEATABLE, 1) == call_record(caught.value)
+    assert (Reason.NOT_REPEATABLE, 1) == reason_and_attempts(caught.value)
     assert [b"order"] == [seen.body for seen in server.seen]
 
 
-def test_iterator_read_by_a_proxy(server: FlakyServerView) -> None:
-    """An iterator is not sent again, because it would be empty."""
+def test_iterator_is_not_resent_if_the_proxy_disconnects(server: FlakyServerView) -> None:
+    """An iterator is not sent again if the proxy disconnects, because it has been consumed."""
     with pytest.raises(requests.ConnectionError) as caught:
         send_with_requests(server.flaky.url, "PUT", url_behind_proxy(server, "drop,200"), chunks())
 
-    assert (Reason.NOT_REPEATABLE, 1) == call_record(caught.value)
+    assert (Reason.NOT_REPEATABLE, 1) == reason_and_attempts(caught.value)
     assert [b"helloworld"] == [seen.body for seen in server.seen]
 
 
@@ -118,13 +118,13 @@ def test_iterator_read_by_a_proxy(server: FlakyServerView) -> None:
     ("status", "reason", "attempts"),
     [(407, Reason.PERMANENT, 1), (403, Reason.PERMANENT, 1), (503, Reason.ATTEMPTS, 4)],
 )
-def test_proxy_refuses_the_tunnel(
+def test_proxy_rejects_the_tunnel(
     server: FlakyServerView, send: Send, status: int, reason: Reason, attempts: int
 ) -> None:
-    """A 4xx of the proxy is permanent; after a 5xx the request is retried, as it was not sent."""
+    """A 4xx response to CONNECT is permanent; after a 5xx even a POST is retried."""
     host = f"{status}.{send.__name__.replace('_', '-')}.test"
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - each client has its own
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - each library has its own error
         send(server.flaky.url, "POST", f"https://{host}/", b"order")
 
-    assert (reason, attempts) == call_record(caught.value)
+    assert (reason, attempts) == reason_and_attempts(caught.value)
     assert attempts == len(server.flaky.seen[host])

@@ -1,4 +1,4 @@
-"""Behaviour specific to requests: urllib3, files as bodies, forms of a timeout."""
+"""Behaviour specific to requests: urllib3 retries, bodies, timeouts, errors and pickling."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ pytestmark = pytest.mark.usefixtures("_no_waits")
 
 @pytest.fixture
 def session() -> Iterator[requests.Session]:
-    """Open a session whose adapter has no options."""
+    """Open a session whose adapter has the default options."""
     with session_with(RetryAdapter()) as session:
         yield session
 
 
 def session_with(adapter: RetryAdapter) -> requests.Session:
-    """Return a session with an adapter."""
+    """Return a session with this adapter for http URLs."""
     session = requests.Session()
     session.trust_env = False
     session.mount("http://", adapter)
     return session
 
 
-def record(error: BaseException) -> tuple[Reason, int]:
-    """Return the record of a call that raises."""
-    found = tarry.record_of(error)
-    assert found is not None
-    return found.reason, found.attempts
+def reason_and_attempts(error: BaseException) -> tuple[Reason, int]:
+    """Return the reason and the number of attempts of a call that raises."""
+    record = tarry.record_of(error)
+    assert record is not None
+    return record.reason, record.attempts
 
 
-@pytest.mark.parametrize("given", [3, urllib3.Retry(3), urllib3.Retry(0)])
-def test_urllib3_retries_raise(given: Any) -> None:
-    """Two layers of retries multiply, so max_retries is rejected."""
+@pytest.mark.parametrize("max_retries", [3, urllib3.Retry(3), urllib3.Retry(0)])
+def test_urllib3_retries_raise(max_retries: Any) -> None:
+    """Only `max_retries=0` is accepted, because two layers of retries multiply."""
     with pytest.raises(tarry.ConfigurationError, match="max_retries must be 0"):
-        RetryAdapter(max_retries=given)
+        RetryAdapter(max_retries=max_retries)
 
     assert 0 == RetryAdapter(max_retries=0).max_retries.total
 
@@ -57,18 +57,18 @@ def test_urllib3_retries_raise(given: Any) -> None:
 
 
 def test_response_is_streamed(server: FlakyServerView, session: requests.Session) -> None:
-    """The first half of a response is available before the server sends the second."""
+    """The first half of a response can be read before the server sends the second half."""
     with session.get(server.url("503,stream"), stream=True, timeout=10) as response:
-        pieces = response.iter_content(5)
-        first = next(pieces)
+        chunks = response.iter_content(5)
+        first = next(chunks)
         server.resume()
-        rest = b"".join(pieces)
+        rest = b"".join(chunks)
 
     assert (b"first", b"later") == (first, rest)
 
 
 def test_file_is_rewound(server: FlakyServerView, session: requests.Session) -> None:
-    """A file is sent again from the position where the first attempt began."""
+    """Every attempt sends a file from the position at which the first attempt began."""
     file = io.BytesIO(b"skipped, the rest")
     file.seek(9)
 
@@ -78,28 +78,28 @@ def test_file_is_rewound(server: FlakyServerView, session: requests.Session) -> 
     assert [b"the rest"] * 3 == [seen.body for seen in server.seen]
 
 
-def test_unseekable_file(server: FlakyServerView, session: requests.Session) -> None:
-    """A pipe is sent once, and a note explains that."""
+def test_unseekable_file_is_sent_once(server: FlakyServerView, session: requests.Session) -> None:
+    """A pipe is sent once, and a note explains why."""
     reader, writer = os.pipe()
     os.write(writer, b"once")
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe, pytest.raises(requests.ConnectionError) as caught:
         session.put(server.url("drop,200"), data=pipe, timeout=10)
 
-    assert (Reason.NOT_REPEATABLE, 1) == record(caught.value)
+    assert (Reason.NOT_REPEATABLE, 1) == reason_and_attempts(caught.value)
     assert "its body cannot be sent a second time" in caught.value.__notes__[-1]
 
 
-def test_copies_do_not_share_a_file(server: FlakyServerView) -> None:
-    """Two copies cannot read one file in parallel, so it is sent once."""
+def test_file_is_not_hedged(server: FlakyServerView) -> None:
+    """A file is sent once, because two copies cannot read it in parallel."""
     with session_with(RetryAdapter(hedging=Hedging(after=3600))) as session:
         session.put(server.url("503,200"), data=io.BytesIO(b"report"), timeout=10)
 
     assert [b"report"] == [seen.body for seen in server.seen]
 
 
-def test_form_with_a_file(server: FlakyServerView, session: requests.Session) -> None:
-    """A form is bytes, so it is sent again completely."""
+def test_form_with_a_file_is_resent(server: FlakyServerView, session: requests.Session) -> None:
+    """A form with a file is resent completely, because requests encodes it as bytes."""
     files = {"report": io.BytesIO(b"report")}
     session.put(server.url("503,200"), data={"a": "b"}, files=files, timeout=10)
 
@@ -110,7 +110,7 @@ def test_form_with_a_file(server: FlakyServerView, session: requests.Session) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "bounded"),
+    ("timeout", "expected"),
     [
         (None, (2.0, 2.0)),
         (5, (2.0, 2.0)),
@@ -120,42 +120,44 @@ def test_form_with_a_file(server: FlakyServerView, session: requests.Session) ->
         ((9, 9), (2.0, 2.0)),
     ],
 )
-def test_timeouts_are_limited(given: Any, bounded: tuple[float, float]) -> None:
-    """Connecting and reading are limited by the attempt; shorter timeouts are kept."""
-    assert bounded == adapter._limit_timeout(given, 2.0)
+def test_timeouts_are_limited(timeout: Any, expected: tuple[float, float]) -> None:
+    """The connect and read timeouts are limited to that of the attempt; shorter ones are kept."""
+    assert expected == adapter._limit_timeout(timeout, 2.0)
 
 
-@pytest.mark.parametrize(("total", "bounded"), [(None, 2.0), (5, 2.0), (1, 1)])
-def test_urllib3_timeouts_are_limited(total: float | None, bounded: float) -> None:
-    """A urllib3 timeout keeps its parts; its total is limited in a copy."""
-    given = urllib3.Timeout(total=total, connect=0.5)
+@pytest.mark.parametrize(("total", "expected"), [(None, 2.0), (5, 2.0), (1, 1)])
+def test_urllib3_timeouts_are_limited(total: float | None, expected: float) -> None:
+    """In a copy of a urllib3 timeout the total is limited; the connect timeout is kept."""
+    timeout = urllib3.Timeout(total=total, connect=0.5)
 
-    actual = adapter._limit_timeout(given, 2.0)
+    limited = adapter._limit_timeout(timeout, 2.0)
 
-    assert (bounded, 0.5) == (actual.total, actual.connect_timeout)
-    assert total == given.total
+    assert (expected, 0.5) == (limited.total, limited.connect_timeout)
+    assert total == timeout.total
 
 
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_unreachable_proxy(unreachable_url: str, session: requests.Session) -> None:
-    """A proxy that was not reached has sent nothing, so any method is retried."""
+def test_post_is_retried_if_the_proxy_is_unreachable(
+    unreachable_url: str, session: requests.Session
+) -> None:
+    """If the proxy cannot be reached, nothing was sent, so even a POST is retried."""
     with pytest.raises(requests.exceptions.ProxyError) as caught:
         session.post("http://example.test", proxies={"http": unreachable_url}, timeout=10)
 
-    assert (Reason.ATTEMPTS, 4) == record(caught.value)
+    assert (Reason.ATTEMPTS, 4) == reason_and_attempts(caught.value)
 
 
-def test_url_without_a_host(session: requests.Session) -> None:
-    """An invalid request is not retried."""
+def test_url_without_a_host_is_permanent(session: requests.Session) -> None:
+    """A request with an invalid URL is not retried."""
     request = requests.Request("GET", "http://example.test").prepare()
     request.url = "http:///nowhere"
 
     with pytest.raises(requests.exceptions.InvalidURL) as caught:
         session.send(request)
 
-    assert (Reason.PERMANENT, 1) == record(caught.value)
+    assert (Reason.PERMANENT, 1) == reason_and_attempts(caught.value)
 
 
 def test_user_request_is_not_changed(server: FlakyServerView, session: requests.Session) -> None:
@@ -169,14 +171,14 @@ def test_user_request_is_not_changed(server: FlakyServerView, session: requests.
     assert request is response.request
 
 
-def test_redirect_resets_the_attempt_number(
+def test_redirected_request_has_no_attempt_number(
     server: FlakyServerView, session: requests.Session
 ) -> None:
-    """The headers of a redirected request do not contain the attempt number."""
-    there = server.url("200").replace("&", "%26")
-    session.get(server.url(f"503,307:location={there}", run="-first"), timeout=10)
+    """A redirected request does not have the attempt number of the request before."""
+    target = server.url("200").replace("&", "%26")
+    session.get(server.url(f"503,307:location={target}", run_suffix="-first"), timeout=10)
 
-    assert [None] == server.received("X-Retry-Attempt")
+    assert [None] == server.header_values("X-Retry-Attempt")
 
 
 def test_key_belongs_to_the_request_object(server: FlakyServerView) -> None:
@@ -188,20 +190,20 @@ def test_key_belongs_to_the_request_object(server: FlakyServerView) -> None:
         session.send(request)
         session.send(request)
 
-    first, second = server.received("Idempotency-Key")
+    first, second = server.header_values("Idempotency-Key")
     assert first == second
 
 
-def pickled(session: requests.Session) -> Any:
-    """Return a pickled and unpickled object."""
-    return pickle.loads(pickle.dumps(session))  # noqa: S301 - it is our own
+def pickle_and_unpickle(session: requests.Session) -> Any:
+    """Return a copy of a session, made with pickle."""
+    return pickle.loads(pickle.dumps(session))  # noqa: S301 - the data is trusted
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-def test_session_can_be_pickled(server: FlakyServerView, copied: Any) -> None:
-    """An unpickled session keeps its arguments, and starts with new breakers and budgets."""
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, pickle_and_unpickle])
+def test_session_can_be_copied_and_pickled(server: FlakyServerView, make_copy: Any) -> None:
+    """A copied or unpickled session keeps the arguments of its adapter."""
     adapter = RetryAdapter(policy=Policy(max_attempts=2), idempotency_key="auto", pool_maxsize=3)
-    with copied(session_with(adapter)) as session:
+    with make_copy(session_with(adapter)) as session:
         response = session.post(server.url("503"), timeout=10)
 
     assert (503, 2) == (response.status_code, len(server.seen))

@@ -1,4 +1,4 @@
-"""Failed responses: released before a wait, and complete if they are returned."""
+"""Failed responses: releasing their connection, the record, hints and events."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.adapters.conftest import FlakyServerView
 pytestmark = pytest.mark.usefixtures("_no_waits")
 
 
-# --- releasing responses --------------------------------------------------------------------------
+# --- releasing connections ------------------------------------------------------------------------
 
 
-def test_stalled_response_is_dropped(
+def test_stalled_response_is_closed(
     server: FlakyServerView, client: ClientLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A response that does not end is dropped with its connection."""
+    """A response that is not complete within the drain timeout is closed with its connection."""
     monkeypatch.setattr(messages, "DRAIN_TIMEOUT_S", 0.1)
     with client.open(timeout=60.0) as session, tarry.deadline(120):
         response = session.send("GET", server.url("stall,200"))
@@ -44,40 +44,42 @@ def test_stalled_response_is_dropped(
 def test_chunked_responses_keep_their_connection(
     server: FlakyServerView, client: ClientLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunked response is read to its end if it is short."""
-    monkeypatch.setattr(messages, "DRAIN_TIMEOUT_S", 60.0)  # a busy machine may be slow
+    """A short chunked response is read to its end, so that its connection is reused."""
+    monkeypatch.setattr(messages, "DRAIN_TIMEOUT_S", 60.0)  # enough on a slow machine
     with client.open() as session:
         response = session.send("GET", server.url("chunks"))
 
     assert (ClientResponse(503, "answer 4"), 1) == (response, server.opened_connections)
 
 
-def test_long_chunked_response(server: FlakyServerView, client: ClientLibrary) -> None:
-    """It is not read to its end, and the next attempt uses a new connection."""
+def test_long_chunked_response_closes_its_connection(
+    server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """A long chunked response is not read to its end; the next attempt uses a new connection."""
     with client.open() as session:
         response = session.send("GET", server.url("many,200"))
 
     assert (ClientResponse(200, "answer 2"), 2) == (response, server.opened_connections)
 
 
-# --- released, then returned ----------------------------------------------------------------------
+# --- returned responses ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plan", ["503", "chunks", "long"])
-def test_deadline_during_the_wait(
+def test_deadline_passes_during_the_wait(
     server: FlakyServerView, client: ClientLibrary, monkeypatch: pytest.MonkeyPatch, plan: str
 ) -> None:
-    """A short last response is complete; a long one is gone, and the error explains that."""
+    """The call returns the last response if it is short; a long one was dropped, so it raises."""
     now = environment.now
 
-    def jump(*_: object) -> None:
+    def pass_deadline(*_: object) -> None:
         monkeypatch.setattr(environment, "now", lambda: now() + 100)
 
-    async def ajump(_: float) -> None:
-        jump()
+    async def async_pass_deadline(_: float) -> None:
+        pass_deadline()
 
-    monkeypatch.setattr(environment, "blocking_sleep", jump)
-    monkeypatch.setattr(environment, "async_sleep", ajump)
+    monkeypatch.setattr(environment, "blocking_sleep", pass_deadline)
+    monkeypatch.setattr(environment, "async_sleep", async_pass_deadline)
     with client.open() as session, tarry.deadline(60):
         if plan == "long":
             with pytest.raises(tarry.DeadlineExceeded, match="the last attempt failed with 503"):
@@ -88,12 +90,12 @@ def test_deadline_during_the_wait(
     assert 1 == len(server.seen)
 
 
-Get = Callable[[str, Policy], tuple[Any, bytes]]
-"""Returns an answer and its body, as a user reads it who streams."""
+Read = Callable[[str, Policy], tuple[Any, bytes]]
+"""Takes a URL and a policy; returns the response and its body, which is read as a stream."""
 
 
 def read_with_httpx(url: str, policy: Policy) -> tuple[Any, bytes]:
-    """Return the raw body."""
+    """Return a response and its raw body."""
     with (
         httpx.Client(transport=RetryTransport(policy=policy)) as client,
         client.stream("GET", url) as response,
@@ -102,20 +104,20 @@ def read_with_httpx(url: str, policy: Policy) -> tuple[Any, bytes]:
 
 
 def read_with_async_httpx(url: str, policy: Policy) -> tuple[Any, bytes]:
-    """Return the raw body."""
+    """Return a response and its raw body."""
 
     async def main() -> tuple[Any, bytes]:
         async with (
             httpx.AsyncClient(transport=AsyncRetryTransport(policy=policy)) as client,
             client.stream("GET", url) as response,
         ):
-            return response, b"".join([piece async for piece in response.aiter_raw()])
+            return response, b"".join([chunk async for chunk in response.aiter_raw()])
 
     return asyncio.run(main())
 
 
 def read_with_requests(url: str, policy: Policy) -> tuple[Any, bytes]:
-    """Return the body, read in chunks."""
+    """Return a response and its body, read in chunks."""
     with requests.Session() as session:
         session.mount("http://", RetryAdapter(policy=policy))
         response = session.get(url, stream=True, timeout=10)
@@ -123,7 +125,7 @@ def read_with_requests(url: str, policy: Policy) -> tuple[Any, bytes]:
 
 
 def read_with_aiohttp(url: str, policy: Policy) -> tuple[Any, bytes]:
-    """Return the body from `read`, which treats released responses differently."""
+    """Return a response and its body from `read()`."""
 
     async def main() -> tuple[Any, bytes]:
         async with (
@@ -135,24 +137,24 @@ def read_with_aiohttp(url: str, policy: Policy) -> tuple[Any, bytes]:
     return asyncio.run(main())
 
 
-GETS = pytest.mark.parametrize(
-    "get", [read_with_httpx, read_with_async_httpx, read_with_requests, read_with_aiohttp]
+EACH_LIBRARY = pytest.mark.parametrize(
+    "read", [read_with_httpx, read_with_async_httpx, read_with_requests, read_with_aiohttp]
 )
 
 
-@GETS
+@EACH_LIBRARY
 @pytest.mark.parametrize("plan", ["503", "chunks"])
 def test_released_response_can_be_read(
-    server: FlakyServerView, get: Get, plan: str, monkeypatch: pytest.MonkeyPatch
+    server: FlakyServerView, read: Read, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A response that was released, and is returned after all, can be streamed."""
+    """A response that is returned after its connection was released can be read as a stream."""
     now = environment.now
 
-    def late(*_: object) -> float:
+    def exceed_budget(*_: object) -> float:
         monkeypatch.setattr(environment, "now", lambda: now() + 100)
         return 0.0
 
-    response, body = get(server.url(plan), Policy(total_budget=60, jitter=late))
+    response, body = read(server.url(plan), Policy(total_budget=60, jitter=exceed_budget))
 
     assert b"answer 1" == body
     record = tarry.record_of(response)
@@ -160,10 +162,10 @@ def test_released_response_can_be_read(
     assert (Reason.TOTAL_BUDGET, 1) == (record.reason, record.attempts)
 
 
-@GETS
-def test_last_response_has_the_record(server: FlakyServerView, get: Get) -> None:
-    """The record of the call is attached to the response, as it would be to an error."""
-    response, _ = get(server.url("503,429"), Policy(max_attempts=2))
+@EACH_LIBRARY
+def test_last_response_has_the_record(server: FlakyServerView, read: Read) -> None:
+    """The last failed response has the record of the call, as an error would have."""
+    response, _ = read(server.url("503,429"), Policy(max_attempts=2))
 
     record = tarry.record_of(response)
     assert record is not None
@@ -173,18 +175,18 @@ def test_last_response_has_the_record(server: FlakyServerView, get: Get) -> None
     )
 
 
-@GETS
+@EACH_LIBRARY
 @pytest.mark.parametrize("plan", ["200", "503,200", "404"])
-def test_other_responses_have_no_record(server: FlakyServerView, get: Get, plan: str) -> None:
-    """A success, or a response that is never retried, has no record."""
-    response, _ = get(server.url(plan), Policy())
+def test_other_responses_have_no_record(server: FlakyServerView, read: Read, plan: str) -> None:
+    """A successful or permanent response has no record."""
+    response, _ = read(server.url(plan), Policy())
 
     assert None is tarry.record_of(response)
 
 
 # --- hints of the server --------------------------------------------------------------------------
 
-WAITS = [
+HINTS_OF_7_SECONDS = [
     "retry-after=7",
     "retry-after-ms=7000",
     "x-ms-retry-after-ms=7000",
@@ -196,11 +198,11 @@ WAITS = [
 ]
 
 
-@pytest.mark.parametrize("hint", WAITS)
-def test_hint_is_obeyed(
+@pytest.mark.parametrize("hint", HINTS_OF_7_SECONDS)
+def test_wait_is_as_long_as_the_hint(
     server: FlakyServerView, client: ClientLibrary, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The wait is as long as the server requests, in each format."""
+    """The wait is as long as the server requests in any of the supported headers."""
     monkeypatch.setattr(environment, "unix_time", lambda: 1_700_000_000.0)
     with client.open() as session, captured_events() as events, scripted_random([0.0]):
         session.send("GET", server.url(quote(f"503:{hint},200")))
@@ -209,7 +211,7 @@ def test_hint_is_obeyed(
 
 
 @pytest.mark.parametrize(
-    ("plan", "arrive"),
+    ("plan", "request_count"),
     [
         ("400:stripe-should-retry=true,200", 2),
         ("503:stripe-should-retry=false,200", 1),
@@ -217,31 +219,35 @@ def test_hint_is_obeyed(
         ("503:x-should-retry=true|x-should-retry=false,200", 1),
     ],
 )
-def test_should_retry_header(
-    server: FlakyServerView, client: ClientLibrary, plan: str, arrive: int
+def test_should_retry_header_is_obeyed(
+    server: FlakyServerView, client: ClientLibrary, plan: str, request_count: int
 ) -> None:
-    """The server decides whether to retry; of two values the cautious one wins."""
+    """The server's header decides whether to retry; of two values, `false` wins."""
     with client.open() as session:
         session.send("GET", server.url(plan))
 
-    assert arrive == len(server.seen)
+    assert request_count == len(server.seen)
 
 
 # --- events ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("plan", "attempts"), [("404", 1), ("503,404", 2)])
-def test_permanent_response_is_no_success(
+def test_permanent_response_emits_gave_up(
     server: FlakyServerView, client: ClientLibrary, plan: str, attempts: int
 ) -> None:
-    """Listeners are notified that an attempt failed and that the call was given up."""
+    """A permanent response emits `AttemptFailed` and `GaveUp`, but not `Succeeded`."""
     with client.open() as session, captured_events() as events:
         session.send("GET", server.url(plan))
 
-    last, end = events[-2:]
-    assert isinstance(last, tarry.AttemptFailed)
-    assert isinstance(end, tarry.GaveUp)
-    assert (tarry.Kind.PERMANENT, "404") == (last.kind, last.detail)
-    assert (Reason.PERMANENT, attempts, "404") == (end.reason, end.attempts, end.detail)
-    assert None is end.error  # it is an answer
+    failed, gave_up = events[-2:]
+    assert isinstance(failed, tarry.AttemptFailed)
+    assert isinstance(gave_up, tarry.GaveUp)
+    assert (tarry.Kind.PERMANENT, "404") == (failed.kind, failed.detail)
+    assert (Reason.PERMANENT, attempts, "404") == (
+        gave_up.reason,
+        gave_up.attempts,
+        gave_up.detail,
+    )
+    assert None is gave_up.error  # the call returned a response
     assert not any(isinstance(event, tarry.Succeeded) for event in events)

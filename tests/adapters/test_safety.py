@@ -1,4 +1,4 @@
-"""Which requests are repeated and which are not, with every client library."""
+"""Requests that are retried, requests that are not, and deadlines, with every client library."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reason_and_attempts(error: BaseException) -> tuple[Reason, int]:
 def test_refused_connection_is_retried(
     client: ClientLibrary, unreachable_url: str, method: str
 ) -> None:
-    """If no server listens, nothing was read, so any method is retried."""
+    """If the connection is refused, nothing was sent, so any method is retried."""
     with client.open() as session, pytest.raises(client.connect_error) as caught:
         session.send(method, unreachable_url, b"order" if method == "POST" else None)
 
@@ -35,7 +35,7 @@ def test_refused_connection_is_retried(
 
 
 def test_unread_iterator_is_sent_again(client: ClientLibrary, unreachable_url: str) -> None:
-    """An iterator is not consumed as long as there is no connection."""
+    """A request with an iterator is retried if no connection was made: it is not consumed yet."""
     with client.open() as session, pytest.raises(client.connect_error) as caught:
         session.send("PUT", unreachable_url, session.iterator())
 
@@ -43,7 +43,7 @@ def test_unread_iterator_is_sent_again(client: ClientLibrary, unreachable_url: s
 
 
 def test_tls_error_is_permanent(server: FlakyServerView, client: ClientLibrary) -> None:
-    """A server without TLS, or with an invalid certificate, is not retried."""
+    """A TLS error, here of a server without TLS, is not retried."""
     with client.open() as session, pytest.raises(client.tls_error) as caught:
         session.send("GET", server.url("200").replace("http:", "https:"))
 
@@ -65,15 +65,15 @@ def url_with_broken_handshake() -> Iterator[str]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"https://127.0.0.1:{listening.getsockname()[1]}/"
-        with socket.create_connection(listening.getsockname()) as last:
-            last.sendall(b"stop")
+        with socket.create_connection(listening.getsockname()) as final_connection:
+            final_connection.sendall(b"stop")
         thread.join(10)
 
 
 def test_interrupted_handshake_is_retried(
     client: ClientLibrary, url_with_broken_handshake: str
 ) -> None:
-    """A handshake that is interrupted is a lost connection, as when a load balancer restarts."""
+    """A disconnect during the TLS handshake is retried, as it happens when a proxy restarts."""
     with client.open() as session, pytest.raises(Exception) as caught:  # noqa: PT011
         session.send("GET", url_with_broken_handshake)
 
@@ -81,7 +81,7 @@ def test_interrupted_handshake_is_retried(
 
 
 def test_note_about_a_missing_key(server: FlakyServerView, client: ClientLibrary) -> None:
-    """The notes explain why the request was not sent again, and what would help."""
+    """The notes explain why a POST was not retried, and that an idempotency key allows a retry."""
     with client.open() as session, pytest.raises(client.disconnect_error) as caught:
         session.send("POST", server.url("drop,200"), b"order")
 
@@ -95,13 +95,13 @@ def test_note_about_a_missing_key(server: FlakyServerView, client: ClientLibrary
 def test_iterator_is_sent_once(
     server: FlakyServerView, client: ClientLibrary, method: str, key: str | None
 ) -> None:
-    """An iterator is sent once, with or without a key, and a note explains that."""
+    """An iterator is sent once, with or without a key, and a note explains why."""
     with (
         client.open(idempotency_key=key) as session,
         pytest.raises(client.disconnect_error) as caught,
     ):
         response = session.send(method, server.url("drop,200"), session.iterator())
-        pytest.fail(f"{response} came by {server.opened_connections} connections: {server.seen}")
+        pytest.fail(f"{response} after {server.opened_connections} connections: {server.seen}")
 
     assert (Reason.NOT_REPEATABLE, 1) == reason_and_attempts(caught.value)
     assert "its body cannot be sent a second time" in caught.value.__notes__[-1]
@@ -111,7 +111,7 @@ def test_iterator_is_sent_once(
 def test_response_to_an_iterator_is_returned(
     server: FlakyServerView, client: ClientLibrary
 ) -> None:
-    """A failed response to an iterator is returned at once."""
+    """A failed response to a request with an iterator is returned at once."""
     with client.open() as session:
         response = session.send("PUT", server.url("503,200"), session.iterator())
 
@@ -119,30 +119,33 @@ def test_response_to_an_iterator_is_returned(
 
 
 def test_body_is_sent_again_completely(server: FlakyServerView, client: ClientLibrary) -> None:
-    """Every attempt has the same bytes."""
+    """Every attempt sends the complete body."""
     with client.open() as session:
-        session.send("PUT", server.url("503,drop,200"), b"the whole thing")
+        session.send("PUT", server.url("503,drop,200"), b"the body")
 
-    assert [b"the whole thing"] * 3 == [seen.body for seen in server.seen]
+    assert [b"the body"] * 3 == [seen.body for seen in server.seen]
 
 
-# --- time -----------------------------------------------------------------------------------------
+# --- timeouts and deadlines -----------------------------------------------------------------------
 
-BRIEF = Policy(attempt_timeout=0.25)
+SHORT_TIMEOUT = Policy(attempt_timeout=0.25)
 
 
 def test_timed_out_attempt_is_retried(server: FlakyServerView, client: ClientLibrary) -> None:
-    """An attempt ends at its timeout, and an idempotent request is retried."""
-    with client.open(policy=BRIEF) as session:
+    """An attempt ends at its timeout, and a GET is retried."""
+    with client.open(policy=SHORT_TIMEOUT) as session:
         response = session.send("GET", server.url("hang,200"))
 
     assert (200, 2) == (response.status, len(server.seen))
-    assert all(0 < int(text or 0) <= 250 for text in server.received("X-Deadline-Ms"))
+    assert all(0 < int(text or 0) <= 250 for text in server.header_values("X-Deadline-Ms"))
 
 
 def test_timed_out_post_is_not_retried(server: FlakyServerView, client: ClientLibrary) -> None:
-    """A POST that timed out may have been read; without a key it is not retried."""
-    with client.open(policy=BRIEF) as session, pytest.raises(client.timeout_errors) as caught:
+    """A POST without a key is not retried after a timeout, as the server may have received it."""
+    with (
+        client.open(policy=SHORT_TIMEOUT) as session,
+        pytest.raises(client.timeout_errors) as caught,
+    ):
         session.send("POST", server.url("hang,200"))
 
     assert (Reason.NOT_REPEATABLE, 1) == reason_and_attempts(caught.value)
@@ -154,20 +157,20 @@ def test_deadline_is_sent(server: FlakyServerView, client: ClientLibrary) -> Non
     with client.open() as session, tarry.deadline(60):
         session.send("GET", server.url("503,200"))
 
-    left = [int(text or 0) for text in server.received("X-Deadline-Ms")]
-    assert 60_000 >= left[0] >= left[1] > 0
+    remaining_ms = [int(text or 0) for text in server.header_values("X-Deadline-Ms")]
+    assert 60_000 >= remaining_ms[0] >= remaining_ms[1] > 0
 
 
-def test_no_deadline_is_sent_without_one(server: FlakyServerView, client: ClientLibrary) -> None:
-    """Without a deadline no time is sent."""
+def test_no_header_without_a_deadline(server: FlakyServerView, client: ClientLibrary) -> None:
+    """Without a deadline the requests have no deadline header."""
     with client.open() as session:
         session.send("GET", server.url("200"))
 
-    assert [None] == server.received("X-Deadline-Ms")
+    assert [None] == server.header_values("X-Deadline-Ms")
 
 
 def test_deadline_ends_an_attempt(server: FlakyServerView, client: ClientLibrary) -> None:
-    """An attempt that hangs ends at the deadline, and no other attempt follows."""
+    """An attempt that hangs ends at the deadline, and is the last attempt."""
     with (
         client.open() as session,
         tarry.deadline(0.25),
@@ -179,7 +182,7 @@ def test_deadline_ends_an_attempt(server: FlakyServerView, client: ClientLibrary
 
 
 def test_nothing_is_sent_after_the_deadline(server: FlakyServerView, client: ClientLibrary) -> None:
-    """A call after its deadline does not reach the server."""
+    """A call whose deadline has passed sends no request."""
     with client.open() as session, tarry.deadline(0), pytest.raises(tarry.DeadlineExceeded):
         session.send("GET", server.url("200"))
 

@@ -1,4 +1,4 @@
-"""One table of cases that every client library runs."""
+"""A table of calls that runs with every client library."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Case:
 
     name: str
     plan: str
-    arrive: int
-    """How many requests the server sees."""
-    gives: int | None
-    """The status that is returned, None for the client's own error of a broken connection."""
+    request_count: int
+    """The number of requests that the server receives."""
+    status: int | None
+    """The status of the returned response, or None if the call raises the disconnect error."""
     method: str = "GET"
     reason: Reason | None = None
     headers: dict[str, str] = field(default_factory=dict[str, str])
@@ -36,84 +36,90 @@ class Case:
         return self.name
 
 
-AUTO = {"idempotency_key": "auto"}
-KEY = {"Idempotency-Key": '"mine"'}
+AUTO_KEY = {"idempotency_key": "auto"}
+USER_KEY = {"Idempotency-Key": '"mine"'}
 
 
-def options(**values: Any) -> dict[str, Any]:
-    """The policy options of a case."""
+def with_policy(**values: Any) -> dict[str, Any]:
+    """Return the options of a client with this policy."""
     return {"policy": Policy(**values)}
 
 
 CASES = [
-    Case("an answer at once", "200", 1, 200),
+    Case("immediate success", "200", 1, 200),
     *(
         Case(f"retryable status {status}", f"{status},200", 2, 200)
         for status in (408, 425, 429, 500, 502, 503, 504)
     ),
-    Case("two failures", "503,502,200", 3, 200),
-    Case("a broken connection", "drop,200", 2, 200),
-    Case("a broken connection, then a failure", "drop,503,200", 3, 200),
-    Case("the last answer is returned", "503", 4, 503),
+    Case("two failures, then a success", "503,502,200", 3, 200),
+    Case("a dropped connection", "drop,200", 2, 200),
+    Case("a dropped connection, then a failure", "drop,503,200", 3, 200),
+    Case("the last response is returned", "503", 4, 503),
     Case("the last error is raised", "drop", 4, None, reason=Reason.ATTEMPTS),
-    Case("another number of attempts", "503", 2, 503, options=options(max_attempts=2)),
-    Case("a status of the user's", "418,200", 2, 200, options=options(retryable_statuses={418})),
+    Case("max_attempts of the policy", "503", 2, 503, options=with_policy(max_attempts=2)),
+    Case(
+        "retryable status of the policy",
+        "418,200",
+        2,
+        200,
+        options=with_policy(retryable_statuses={418}),
+    ),
     *(Case(f"permanent status {status}", f"{status},200", 1, status) for status in (400, 404, 501)),
     Case("a permanent status after a failure", "503,404,200", 2, 404),
     *(Case(f"idempotent {method}", "503,drop,200", 3, 200, method) for method in ("PUT", "DELETE")),
     Case("HEAD", "503,drop,200", 3, 200, "HEAD"),
     *(
-        Case(f"{method} that was answered", "503,200", 1, 503, method)
+        Case(f"{method} with a 503 response", "503,200", 1, 503, method)
         for method in ("POST", "PATCH")
     ),
     Case("POST that may have been read", "drop,200", 1, None, "POST", Reason.NOT_REPEATABLE),
-    Case("POST with a key of ours", "503,drop,200", 3, 200, "POST", options=AUTO),
-    Case("PATCH with a key of ours", "503,200", 2, 200, "PATCH", options=AUTO),
-    Case("POST with a key of the user's", "503,drop,200", 3, 200, "POST", headers=KEY),
-    Case("the server says yes", "400:x-should-retry=true,200", 2, 200),
-    Case("the server says no", "503:x-should-retry=false,200", 1, 503),
-    Case("a longer wait than is allowed", "503:retry-after=999,200", 1, 503),
+    Case("POST with an automatic key", "503,drop,200", 3, 200, "POST", options=AUTO_KEY),
+    Case("PATCH with an automatic key", "503,200", 2, 200, "PATCH", options=AUTO_KEY),
+    Case("POST with a key set by the user", "503,drop,200", 3, 200, "POST", headers=USER_KEY),
+    Case("X-Should-Retry: true", "400:x-should-retry=true,200", 2, 200),
+    Case("X-Should-Retry: false", "503:x-should-retry=false,200", 1, 503),
+    Case("Retry-After longer than the maximum", "503:retry-after=999,200", 1, 503),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_scenario(server: FlakyServerView, client: ClientLibrary, case: Case) -> None:
-    """A call sends as many requests as its case says, and ends with that response or error."""
+    """A call sends the expected number of requests and ends with the expected result."""
     with client.open(**case.options) as session:
-        if case.gives is not None:
+        if case.status is not None:
             response = session.send(case.method, server.url(case.plan), headers=dict(case.headers))
 
-            text = "" if case.method == "HEAD" else f"answer {case.arrive}"
-            assert ClientResponse(case.gives, text) == response
+            text = "" if case.method == "HEAD" else f"answer {case.request_count}"
+            assert ClientResponse(case.status, text) == response
         else:
             with pytest.raises(client.disconnect_error) as caught:
                 session.send(case.method, server.url(case.plan))
 
             record = tarry.record_of(caught.value)
             assert record is not None
-            assert (case.reason, case.arrive) == (record.reason, record.attempts)
+            assert (case.reason, case.request_count) == (record.reason, record.attempts)
 
-    assert [case.method] * case.arrive == [seen.method for seen in server.seen]
+    assert [case.method] * case.request_count == [seen.method for seen in server.seen]
 
 
-# --- headers of an attempt ------------------------------------------------------------------------
+# --- headers of attempts --------------------------------------------------------------------------
 
 
 def test_attempts_are_numbered(server: FlakyServerView, client: ClientLibrary) -> None:
-    """The first attempt has no number header, later ones have it."""
+    """The first attempt has no number header; each later attempt has its number."""
     with client.open() as session:
         session.send("GET", server.url("503,drop,200"))
 
-    assert [None, "2", "3"] == server.received("X-Retry-Attempt")
+    assert [None, "2", "3"] == server.header_values("X-Retry-Attempt")
 
 
 def test_one_key_for_all_attempts_of_a_call(server: FlakyServerView, client: ClientLibrary) -> None:
-    """The automatic key is the same on every attempt and another for the next call."""
-    with client.open(**AUTO) as session:
+    """All attempts of a call have the same automatic key; the next call has another key."""
+    with client.open(**AUTO_KEY) as session:
         session.send("POST", server.url("503,503,200"), b"order")
         session.send("POST", server.url("200"), b"order")
 
-    first, second, third, other = server.received("Idempotency-Key")
+    first, second, third, other = server.header_values("Idempotency-Key")
     assert first == second == third != other
     assert first is not None
     assert first.startswith('"')
@@ -123,41 +129,41 @@ def test_one_key_for_all_attempts_of_a_call(server: FlakyServerView, client: Cli
 def test_idempotent_request_gets_no_key(
     server: FlakyServerView, client: ClientLibrary, method: str
 ) -> None:
-    """A request that is repeatable anyway gets no key."""
-    with client.open(**AUTO) as session:
+    """A request with an idempotent method gets no key."""
+    with client.open(**AUTO_KEY) as session:
         session.send(method, server.url("200"))
 
-    assert [None] == server.received("Idempotency-Key")
+    assert [None] == server.header_values("Idempotency-Key")
 
 
 @pytest.mark.parametrize(
-    ("key", "sent"),
+    ("key", "expected"),
     [
         (lambda request: f"order-{request.method}", ['"order-POST"'] * 2),
         (lambda _: 'a"b\\c', ['"a\\"b\\\\c"'] * 2),
         (lambda _: None, [None]),
     ],
-    ids=["of the request", "with quotes", "none"],
+    ids=["from the request", "with quotes", "none"],
 )
 def test_key_from_a_function(
     server: FlakyServerView,
     client: ClientLibrary,
     key: Callable[[Any], str | None],
-    sent: list[str | None],
+    expected: list[str | None],
 ) -> None:
     """A function of the request returns the key, or None for no key."""
     with client.open(idempotency_key=key) as session:
         session.send("POST", server.url("503,200"))
 
-    assert sent == server.received("Idempotency-Key")
+    assert expected == server.header_values("Idempotency-Key")
 
 
 def test_user_key_is_kept(server: FlakyServerView, client: ClientLibrary) -> None:
     """A key that the user has set is not replaced."""
-    with client.open(**AUTO) as session:
-        session.send("POST", server.url("503,200"), headers=dict(KEY))
+    with client.open(**AUTO_KEY) as session:
+        session.send("POST", server.url("503,200"), headers=dict(USER_KEY))
 
-    assert ['"mine"', '"mine"'] == server.received("Idempotency-Key")
+    assert ['"mine"', '"mine"'] == server.header_values("Idempotency-Key")
 
 
 # --- events ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from tests.adapters.grpc.fake_service import CALL_STYLES, CallStyle, FakeService
 
 @pytest.fixture
 def service() -> Iterator[FakeService]:
-    """Run a server for one test, so that late attempts of another test do not arrive there."""
+    """Run a service for one test, so that late attempts of other tests do not reach it."""
     with run_fake_service() as service:
         yield service
 

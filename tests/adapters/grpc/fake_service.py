@@ -1,4 +1,4 @@
-"""A gRPC service that follows the steps of a test, and the styles of calling it."""
+"""A gRPC service that follows the steps of a test, and the call styles of gRPC clients."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ grpc = import_module("grpc")
 
 CHARGE = "/shop.Payments/Charge"
 WATCH = "/shop.Payments/Watch"
-PUSHBACK = "grpc-retry-pushback-ms"
-OWN_CONNECTION = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+SEPARATE_CONNECTION = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
 
 Step: TypeAlias = str | tuple[str, str, str | bytes]
-"""A status code, with an optional entry of trailing metadata; "hold" never responds."""
+"""A status code, with an optional entry of trailing metadata; "hold" does not respond."""
 
 
 class FakeService:
-    """Takes one step for each attempt, then succeeds; records the metadata it received."""
+    """Takes one step for each attempt, then succeeds; records the metadata of each attempt."""
 
     def __init__(self) -> None:
         self.target = ""
         self.steps: list[Step] = []
-        self.fails_after = 0
+        self.messages_before_step = 0
         """The number of messages that a stream sends before its step."""
         self.messages = [b"one", b"two"]
         self.hold_started = threading.Event()
+        """Set when an attempt reaches a "hold" step."""
         self.metadata: list[dict[str, str]] = []
         self.remaining: list[float] = []
+        """The time in seconds until the deadline of each attempt."""
 
     @property
     def attempts(self) -> int:
@@ -52,31 +54,31 @@ class FakeService:
 
     def charge(self, _request: bytes, context: Any) -> bytes:
         """Handle a unary call."""
-        self._arrived(context)
-        self._step(context)
+        self._record_attempt(context)
+        self._take_step(context)
         return b"paid"
 
     def watch(self, _request: bytes, context: Any) -> Iterator[bytes]:
         """Handle a call with a response stream."""
-        self._arrived(context)
-        yield from self.messages[: self.fails_after]
-        self._step(context)
-        yield from self.messages[self.fails_after :]
+        self._record_attempt(context)
+        yield from self.messages[: self.messages_before_step]
+        self._take_step(context)
+        yield from self.messages[self.messages_before_step :]
 
-    def _arrived(self, context: Any) -> None:
+    def _record_attempt(self, context: Any) -> None:
         self.metadata.append(dict(context.invocation_metadata()))
         self.remaining.append(context.time_remaining())
 
-    def _step(self, context: Any) -> None:
+    def _take_step(self, context: Any) -> None:
         step = self.steps.pop(0) if self.steps else "OK"
         code, *entry = (step,) if isinstance(step, str) else step
         if entry:
             context.set_trailing_metadata([tuple(entry)])
         if code == "hold":
-            over = threading.Event()
-            if context.add_callback(over.set):
+            call_ended = threading.Event()
+            if context.add_callback(call_ended.set):
                 self.hold_started.set()
-                over.wait()
+                call_ended.wait()
         elif code != "OK":
             context.abort(getattr(grpc.StatusCode, code), "not now")
 
@@ -100,41 +102,43 @@ def run_fake_service() -> Iterator[FakeService]:
 
 
 @contextmanager
-def open_channel(target: str, *, behind: Any = (), **retries: Any) -> Iterator[Any]:
-    """Open a channel with retries, and with other interceptors behind them."""
-    options = channel_options(OWN_CONNECTION)
+def open_channel(target: str, *, inner_interceptors: Any = (), **retries: Any) -> Iterator[Any]:
+    """Open a channel with retries; `inner_interceptors` see each attempt."""
+    options = channel_options(SEPARATE_CONNECTION)
     with grpc.insecure_channel(target, options=options) as channel:
-        yield grpc.intercept_channel(channel, RetryInterceptor(target=target, **retries), *behind)
+        yield grpc.intercept_channel(
+            channel, RetryInterceptor(target=target, **retries), *inner_interceptors
+        )
 
 
-def open_async_channel(target: str, *, behind: Any = (), **retries: Any) -> Any:
-    """Open a `grpc.aio` channel with retries, and with other interceptors behind them."""
-    interceptors = [*async_retry_interceptors(target=target, **retries), *behind]
-    options = channel_options(OWN_CONNECTION)
+def open_async_channel(target: str, *, inner_interceptors: Any = (), **retries: Any) -> Any:
+    """Open a `grpc.aio` channel with retries; `inner_interceptors` see each attempt."""
+    interceptors = [*async_retry_interceptors(target=target, **retries), *inner_interceptors]
+    options = channel_options(SEPARATE_CONNECTION)
     return grpc.aio.insecure_channel(target, options=options, interceptors=interceptors)
 
 
-def blocking(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
+def call_blocking(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
     """Make a blocking call."""
     with open_channel(service.target, **retries) as channel:
         return channel.unary_unary(CHARGE)(b"", **call)
 
 
-def future(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
+def call_future(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
     """Make a call with `future()`."""
     with open_channel(service.target, **retries) as channel:
         return channel.unary_unary(CHARGE).future(b"", **call).result()
 
 
-def stream(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
-    """Read a response stream; its messages are joined."""
+def call_stream(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
+    """Read a response stream, and return the same response as a unary call."""
     with open_channel(service.target, **retries) as channel:
         messages = b"".join(channel.unary_stream(WATCH)(b"", **call))
         return messages.replace(b"onetwo", b"paid")
 
 
-def coroutine(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
-    """Await a call."""
+def call_coroutine(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
+    """Await a unary call."""
 
     async def main() -> Any:
         async with open_async_channel(service.target, **retries) as channel:
@@ -143,8 +147,8 @@ def coroutine(service: FakeService, call: dict[str, Any], retries: dict[str, Any
     return asyncio.run(main())
 
 
-def async_stream(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
-    """Read a response stream with `grpc.aio`; its messages are joined."""
+def call_async_stream(service: FakeService, call: dict[str, Any], retries: dict[str, Any]) -> Any:
+    """Read a response stream with `grpc.aio`, and return the same response as a unary call."""
 
     async def main() -> Any:
         async with open_async_channel(service.target, **retries) as channel:
@@ -155,7 +159,13 @@ def async_stream(service: FakeService, call: dict[str, Any], retries: dict[str, 
 
 
 CallStyle: TypeAlias = Callable[[FakeService, dict[str, Any], dict[str, Any]], Any]
-CALL_STYLES: list[CallStyle] = [blocking, future, stream, coroutine, async_stream]
+CALL_STYLES: list[CallStyle] = [
+    call_blocking,
+    call_future,
+    call_stream,
+    call_coroutine,
+    call_async_stream,
+]
 
 
 def failing_call(
@@ -167,25 +177,28 @@ def failing_call(
     return caught.value
 
 
-def reason_of(error: BaseException) -> Reason:
+def give_up_reason(error: BaseException) -> Reason:
     """Return the reason why the call was given up."""
     record = tarry.record_of(error)
     assert record is not None
     return record.reason
 
 
-def delays(events: list[tarry.Event]) -> list[float]:
-    """Return the delays between the attempts."""
+def retry_delays(events: list[tarry.Event]) -> list[float]:
+    """Return the delay before each retry."""
     return [event.delay for event in events if isinstance(event, tarry.WillWait)]
 
 
 def cancel_on_event(event_type: type[tarry.Event], calls: list[Any]) -> Any:
-    """Cancel a call when it waits for its second attempt, or begins it."""
-    call_made = threading.Event()
+    """Cancel `calls[0]` before or in its second attempt, once the test has set the returned event.
+
+    Also return the function that removes the listener.
+    """
+    call_created = threading.Event()
 
     def listener(event: tarry.Event) -> None:
         if isinstance(event, event_type) and getattr(event, "attempt", 2) == 2:
-            call_made.wait()
+            call_created.wait()
             calls[0].cancel()
 
-    return call_made, tarry.listen(listener)
+    return call_created, tarry.listen(listener)

@@ -1,4 +1,4 @@
-"""Futures of sync channels: what users can do while the call is retried."""
+"""`future()` on sync channels: methods of the future, cancellation and threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tarry.runtime.clocks import environment
 from tarry.testing import captured_events
 from tests.adapters.grpc.fake_service import (
     CHARGE,
-    OWN_CONNECTION,
+    SEPARATE_CONNECTION,
     FakeService,
     cancel_on_event,
     grpc,
@@ -31,12 +31,12 @@ OK, CANCELLED, UNAVAILABLE = (
 )
 
 
-def test_with_call_returns_the_last_attempt(service: FakeService) -> None:
-    """The call object beside the response is that of the attempt that succeeded."""
+def test_with_call_returns_the_call_of_the_last_attempt(service: FakeService) -> None:
+    """`with_call` returns the response and the call object of the attempt that succeeded."""
     service.steps = ["UNAVAILABLE", ("OK", "shop", "north")]
 
-    with open_channel(service.target) as opened:
-        response, call = opened.unary_unary(CHARGE).with_call(b"")
+    with open_channel(service.target) as channel:
+        response, call = channel.unary_unary(CHARGE).with_call(b"")
 
     assert b"paid" == response
     assert OK == call.code()
@@ -44,11 +44,11 @@ def test_with_call_returns_the_last_attempt(service: FakeService) -> None:
 
 
 def test_future_is_returned_at_once(service: FakeService) -> None:
-    """The caller gets the future while the first attempt runs."""
+    """`future()` returns while the first attempt runs, and the future is active."""
     service.steps = ["hold"]
 
-    with open_channel(service.target) as opened:
-        future = opened.unary_unary(CHARGE).future(b"", timeout=60)
+    with open_channel(service.target) as channel:
+        future = channel.unary_unary(CHARGE).future(b"", timeout=60)
         service.hold_started.wait()
         with pytest.raises(grpc.FutureTimeoutError):
             future.result(timeout=0)
@@ -60,59 +60,59 @@ def test_future_is_returned_at_once(service: FakeService) -> None:
         future.cancel()
 
 
-def test_retried_future(service: FakeService) -> None:
-    """It is done when the last attempt is, and shows its status."""
+def test_future_of_a_retried_call(service: FakeService) -> None:
+    """A future is done after the last attempt, and its methods return the result of it."""
     service.steps = ["UNAVAILABLE", ("OK", "shop", "north")]
-    notified: list[Any] = []
-    over = threading.Event()
+    done_futures: list[Any] = []
+    done = threading.Event()
 
-    with open_channel(service.target) as opened:
-        future = opened.unary_unary(CHARGE).future(b"")
-        future.add_done_callback(notified.append)
-        future.add_done_callback(lambda _: over.set())
-        over.wait()
+    with open_channel(service.target) as channel:
+        future = channel.unary_unary(CHARGE).future(b"")
+        future.add_done_callback(done_futures.append)
+        future.add_done_callback(lambda _: done.set())
+        done.wait()
 
-        assert [future] == notified
+        assert [future] == done_futures
         assert b"paid" == future.result()
         assert (None, None) == (future.exception(), future.traceback())
         assert (OK, "") == (future.code(), future.details())
         assert not future.cancelled()
         assert not future.cancel()
-        assert not future.add_callback(over.set)
+        assert not future.add_callback(done.set)
         assert [] == list(future.initial_metadata())
         assert ("shop", "north") in [tuple(pair) for pair in future.trailing_metadata()]
 
 
-def test_failed_future(service: FakeService) -> None:
-    """All methods of the future return or raise the last error."""
+def test_future_of_a_failed_call(service: FakeService) -> None:
+    """The methods of a failed future return the last error and its status."""
     service.steps = ["UNAVAILABLE"] * 9
-    over = threading.Event()
+    done = threading.Event()
 
-    with open_channel(service.target) as opened:
-        future = opened.unary_unary(CHARGE).future(b"")
-        if future.add_callback(over.set):
-            over.wait()
+    with open_channel(service.target) as channel:
+        future = channel.unary_unary(CHARGE).future(b"")
+        if future.add_callback(done.set):
+            done.wait()
         error = future.exception()
 
         assert (UNAVAILABLE, "not now") == (future.code(), future.details())
         assert error.__traceback__ is future.traceback()
         assert UNAVAILABLE == error.code()
         assert error.debug_error_string() == future.debug_error_string()
-        assert not hasattr(future, "unheard_of")
+        assert not hasattr(future, "no_such_attribute")
     assert 4 == service.attempts
 
 
 def test_future_that_cannot_connect() -> None:
-    """A failure before the caller has the future is retried like any other."""
+    """A call that fails before `future()` returns is retried, too."""
     unreachable = tarry.Downstream("unreachable")
     reasons: set[Reason | None] = set()
 
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         target = f"127.0.0.1:{reserved.getsockname()[1]}"
-        with open_channel(target, policy=Policy(max_attempts=2), downstream=unreachable) as opened:
+        with open_channel(target, policy=Policy(max_attempts=2), downstream=unreachable) as channel:
             for _ in range(50):
-                error = opened.unary_unary(CHARGE).future(b"").exception()
+                error = channel.unary_unary(CHARGE).future(b"").exception()
                 record = tarry.record_of(error)
                 reasons.add(None if record is None else record.reason)
 
@@ -120,22 +120,22 @@ def test_future_that_cannot_connect() -> None:
 
 
 def test_future_with_an_open_breaker(service: FakeService) -> None:
-    """The result raises the breaker's error."""
+    """With an open breaker, the exception of the future is `BreakerOpen`."""
     downstream = tarry.Downstream("payments", breaker=tarry.Breaker())
     downstream.force("open")
 
-    with open_channel(service.target, downstream=downstream) as opened:
-        future = opened.unary_unary(CHARGE).future(b"")
+    with open_channel(service.target, downstream=downstream) as channel:
+        future = channel.unary_unary(CHARGE).future(b"")
 
         assert isinstance(future.exception(), tarry.BreakerOpen)
 
 
 def test_running_future_is_cancelled(service: FakeService) -> None:
-    """It is neither retried nor counted as a failure."""
+    """A future that is cancelled during an attempt is neither retried nor counted as a failure."""
     service.steps = ["hold"]
 
-    with captured_events() as events, open_channel(service.target) as opened:
-        future = opened.unary_unary(CHARGE).future(b"")
+    with captured_events() as events, open_channel(service.target) as channel:
+        future = channel.unary_unary(CHARGE).future(b"")
         service.hold_started.wait()
 
         assert future.cancel()
@@ -148,14 +148,14 @@ def test_running_future_is_cancelled(service: FakeService) -> None:
 
 @pytest.mark.parametrize("event_type", [tarry.WillWait, tarry.AttemptStarted])
 def test_waiting_future_is_cancelled(service: FakeService, event_type: type[tarry.Event]) -> None:
-    """The wait ends, and no further attempt runs."""
+    """A future that is cancelled during a wait, or as an attempt starts, ends as cancelled."""
     service.steps = ["UNAVAILABLE", *["hold"] * 9]
     calls: list[Any] = []
-    call_made, remove = cancel_on_event(event_type, calls)
+    call_created, remove = cancel_on_event(event_type, calls)
 
-    with open_channel(service.target) as opened:
-        calls.append(opened.unary_unary(CHARGE).future(b""))
-        call_made.set()
+    with open_channel(service.target) as channel:
+        calls.append(channel.unary_unary(CHARGE).future(b""))
+        call_created.set()
         with pytest.raises(grpc.FutureCancelledError):
             calls[0].result()
         remove()
@@ -165,18 +165,18 @@ def test_waiting_future_is_cancelled(service: FakeService, event_type: type[tarr
         assert "cancelled" in calls[0].details().lower()
 
 
-def test_cancel_does_not_wait(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancelling does not wait for the next attempt."""
+def test_cancel_ends_a_wait(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelling a future ends its wait, and no further attempt is made."""
     service.steps = ["UNAVAILABLE"]
     waiting = threading.Event()
 
-    async def asleep(_seconds: float) -> None:
+    async def async_sleep(_seconds: float) -> None:
         waiting.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(environment, "async_sleep", asleep)
-    with open_channel(service.target) as opened:
-        future = opened.unary_unary(CHARGE).future(b"")
+    monkeypatch.setattr(environment, "async_sleep", async_sleep)
+    with open_channel(service.target) as channel:
+        future = channel.unary_unary(CHARGE).future(b"")
         waiting.wait()
         assert future.cancel()
         with pytest.raises(grpc.FutureCancelledError):
@@ -185,12 +185,12 @@ def test_cancel_does_not_wait(service: FakeService, monkeypatch: pytest.MonkeyPa
     assert 1 == service.attempts
 
 
-def test_cancelling_one_future_leaves_others_running(service: FakeService) -> None:
-    """Calls of a method share a configuration, but not the cancel token."""
+def test_cancelling_one_future_does_not_cancel_others(service: FakeService) -> None:
+    """Cancelling one call of a method does not cancel another call of the same method."""
     service.steps = ["hold", "UNAVAILABLE"]
 
-    with open_channel(service.target) as opened:
-        charge = opened.unary_unary(CHARGE)
+    with open_channel(service.target) as channel:
+        charge = channel.unary_unary(CHARGE)
         future = charge.future(b"")
         service.hold_started.wait()
         future.cancel()
@@ -199,21 +199,21 @@ def test_cancelling_one_future_leaves_others_running(service: FakeService) -> No
 
 
 def test_future_that_failed_at_once_does_not_block(service: FakeService) -> None:
-    """Even if the first attempt has failed already, the waits are in the background."""
+    """If the first attempt fails before `future()` returns, a background thread makes the retry."""
     service.steps = ["UNAVAILABLE"]
 
-    class Ended:
+    class WaitingInterceptor:
         def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
             call = continuation(details, request)
             call.exception()
             return call
 
-    grpc.UnaryUnaryClientInterceptor.register(Ended)
+    grpc.UnaryUnaryClientInterceptor.register(WaitingInterceptor)
     threads: list[int] = []
     remove = tarry.listen(lambda _: threads.append(threading.get_ident()))
-    with grpc.insecure_channel(service.target) as opened:
-        both = grpc.intercept_channel(opened, RetryInterceptor(), Ended())
-        assert b"paid" == both.unary_unary(CHARGE).future(b"").result()
+    with grpc.insecure_channel(service.target) as channel:
+        intercepted = grpc.intercept_channel(channel, RetryInterceptor(), WaitingInterceptor())
+        assert b"paid" == intercepted.unary_unary(CHARGE).future(b"").result()
     remove()
 
     assert threading.get_ident() == threads[0]
@@ -222,22 +222,22 @@ def test_future_that_failed_at_once_does_not_block(service: FakeService) -> None
 
 @pytest.mark.parametrize("steps", [[], ["UNAVAILABLE"]])
 def test_listeners_run_in_the_context_of_the_caller(service: FakeService, steps: list[Any]) -> None:
-    """Context variables of the caller are visible, in whichever thread the future ends."""
+    """Listeners see the context variables of the caller, in whichever thread the future ends."""
     service.steps = steps
     trace: ContextVar[str] = ContextVar("trace", default="none")
-    trace.set("the caller's")
-    notified: set[str] = set()
-    remove = tarry.listen(lambda _: notified.add(trace.get()))
+    trace.set("caller")
+    values: set[str] = set()
+    remove = tarry.listen(lambda _: values.add(trace.get()))
 
-    with open_channel(service.target) as opened:
-        opened.unary_unary(CHARGE).future(b"").result()
+    with open_channel(service.target) as channel:
+        channel.unary_unary(CHARGE).future(b"").result()
     remove()
 
-    assert {"the caller's"} == notified
+    assert {"caller"} == values
 
 
 def test_futures_wait_in_one_thread(service: FakeService) -> None:
-    """However many calls have failed, one thread makes the waits."""
+    """The waits of all futures run in one thread."""
     service.steps = ["UNAVAILABLE"] * 20
     threads: set[threading.Thread] = set()
 
@@ -246,11 +246,11 @@ def test_futures_wait_in_one_thread(service: FakeService) -> None:
             threads.add(threading.current_thread())
 
     remove = tarry.listen(listener)
-    many = Policy(max_attempts=30)
+    policy = Policy(max_attempts=30)
     with open_channel(
-        service.target, policy=many, downstream=tarry.Downstream("payments")
-    ) as opened:
-        futures = [opened.unary_unary(CHARGE).future(b"") for _ in range(20)]
+        service.target, policy=policy, downstream=tarry.Downstream("payments")
+    ) as channel:
+        futures = [channel.unary_unary(CHARGE).future(b"") for _ in range(20)]
         assert [b"paid"] * 20 == [future.result() for future in futures]
     remove()
 
@@ -258,47 +258,47 @@ def test_futures_wait_in_one_thread(service: FakeService) -> None:
 
 
 def test_interceptors_and_callbacks_may_block(service: FakeService) -> None:
-    """Interceptors behind ours, and callbacks, may make blocking calls."""
+    """Inner interceptors and done callbacks of a future may make calls that wait."""
     service.steps = ["UNAVAILABLE"]
-    ended: list[Any] = []
-    over = threading.Event()
+    results: list[Any] = []
+    callback_ended = threading.Event()
 
-    def wait() -> str:
-        left = iter([ConnectionError()])
+    def call_with_a_wait() -> str:
+        errors = iter([ConnectionError()])
 
         def fail_once() -> str:
-            for error in left:
+            for error in errors:
                 raise error
             return "waited"
 
         return tarry.call(fail_once, on=ConnectionError)
 
-    class Waits:
+    class CallingInterceptor:
         def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-            ended.append(wait())
+            results.append(call_with_a_wait())
             return continuation(details, request)
 
     def callback(_: Any) -> None:
         try:
-            ended.append(wait())
+            results.append(call_with_a_wait())
         finally:
-            over.set()
+            callback_ended.set()
 
-    grpc.UnaryUnaryClientInterceptor.register(Waits)
-    with grpc.insecure_channel(service.target, options=OWN_CONNECTION) as opened:
-        both = grpc.intercept_channel(opened, RetryInterceptor(), Waits())
-        future = both.unary_unary(CHARGE).future(b"")
+    grpc.UnaryUnaryClientInterceptor.register(CallingInterceptor)
+    with grpc.insecure_channel(service.target, options=SEPARATE_CONNECTION) as channel:
+        intercepted = grpc.intercept_channel(channel, RetryInterceptor(), CallingInterceptor())
+        future = intercepted.unary_unary(CHARGE).future(b"")
         future.add_done_callback(callback)
         assert b"paid" == future.result()
-        over.wait()
+        callback_ended.wait()
 
-    assert ["waited"] * 3 == ended
+    assert ["waited"] * 3 == results
 
 
 def test_future_with_a_raising_limiter(service: FakeService) -> None:
-    """An error of the user's limiter ends the future."""
+    """An error that the limiter raises is the exception of the future."""
 
-    class Broken:
+    class RaisingLimiter:
         def acquire(self, now: float) -> float:
             return 0.0
 
@@ -308,6 +308,6 @@ def test_future_with_a_raising_limiter(service: FakeService) -> None:
         def release(self, outcome: tarry.Outcome | None, duration: float, now: float) -> None:
             raise LookupError("a bug")
 
-    downstream = tarry.Downstream("payments", limiter=Broken())
-    with open_channel(service.target, downstream=downstream) as opened:
-        assert isinstance(opened.unary_unary(CHARGE).future(b"").exception(), LookupError)
+    downstream = tarry.Downstream("payments", limiter=RaisingLimiter())
+    with open_channel(service.target, downstream=downstream) as channel:
+        assert isinstance(channel.unary_unary(CHARGE).future(b"").exception(), LookupError)

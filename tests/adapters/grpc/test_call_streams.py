@@ -14,9 +14,9 @@ from tests.adapters.grpc.fake_service import (
     WATCH,
     FakeService,
     cancel_on_event,
+    give_up_reason,
     grpc,
     open_channel,
-    reason_of,
 )
 
 OK, CANCELLED, UNAVAILABLE = (
@@ -28,10 +28,10 @@ OK, CANCELLED, UNAVAILABLE = (
 
 def test_stream_error_after_the_first_message(service: FakeService) -> None:
     """An error after the first message is raised at once, without a note."""
-    service.steps, service.fails_after = ["UNAVAILABLE"], 1
+    service.steps, service.messages_before_step = ["UNAVAILABLE"], 1
 
-    with open_channel(service.target) as opened:
-        stream = opened.unary_stream(WATCH)(b"")
+    with open_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
         assert b"one" == next(stream)
         with pytest.raises(grpc.RpcError) as caught:
             next(stream)
@@ -42,86 +42,86 @@ def test_stream_error_after_the_first_message(service: FakeService) -> None:
 
 
 def test_empty_stream_is_a_success(service: FakeService) -> None:
-    """A stream without messages is not retried."""
+    """After a failed attempt, a stream that ends without messages is a success."""
     service.steps, service.messages = ["UNAVAILABLE"], []
 
-    with open_channel(service.target) as opened:
-        assert [] == list(opened.unary_stream(WATCH)(b""))
+    with open_channel(service.target) as channel:
+        assert [] == list(channel.unary_stream(WATCH)(b""))
     assert 2 == service.attempts
 
 
-def test_attempt_timeout_does_not_end_a_stream(service: FakeService) -> None:
-    """GRPC would apply the timeout to the whole stream."""
-    with open_channel(service.target, policy=Policy(attempt_timeout=5)) as opened:
-        opened.unary_unary(CHARGE)(b"")
-        list(opened.unary_stream(WATCH)(b""))
+def test_attempt_timeout_does_not_limit_a_stream(service: FakeService) -> None:
+    """The attempt timeout applies to unary calls, but does not limit a whole stream."""
+    with open_channel(service.target, policy=Policy(attempt_timeout=5)) as channel:
+        channel.unary_unary(CHARGE)(b"")
+        list(channel.unary_stream(WATCH)(b""))
 
     assert [False, True] == [remaining > 60 for remaining in service.remaining]
 
 
-def test_stream_is_a_call(service: FakeService) -> None:
-    """Metadata, status and callbacks are those of the last attempt."""
+def test_stream_has_the_methods_of_a_call(service: FakeService) -> None:
+    """The methods of a call return the status and metadata of the last attempt of a stream."""
     service.steps = ["UNAVAILABLE", ("OK", "shop", "north")]
-    over, done = threading.Event(), threading.Event()
+    callback_called, done = threading.Event(), threading.Event()
 
-    with open_channel(service.target) as opened:
-        stream = opened.unary_stream(WATCH)(b"")
-        assert stream.add_callback(over.set)
+    with open_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        assert stream.add_callback(callback_called.set)
         stream.add_done_callback(lambda _: done.set())
         assert b"one" == stream.next()
         assert [b"two"] == list(stream)
-        over.wait()
+        callback_called.wait()
         done.wait()
 
         assert isinstance(stream, grpc.Call)
         assert OK == stream.code()
         assert ("shop", "north") in [tuple(pair) for pair in stream.trailing_metadata()]
-        assert not stream.add_callback(over.set)
+        assert not stream.add_callback(callback_called.set)
 
 
 def test_unread_stream_is_cancelled(service: FakeService) -> None:
-    """Its callbacks are called, and its permit is released."""
+    """Cancelling an unread stream calls its callbacks and releases its permit."""
     service.steps = ["hold"]
-    over = threading.Event()
+    callback_called = threading.Event()
     downstream = tarry.Downstream("payments", max_in_flight=1)
 
-    with open_channel(service.target, downstream=downstream) as opened:
-        stream = opened.unary_stream(WATCH)(b"")
-        stream.add_callback(over.set)
+    with open_channel(service.target, downstream=downstream) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        stream.add_callback(callback_called.set)
         service.hold_started.wait()
         stream.cancel()
-        over.wait()
+        callback_called.wait()
         with pytest.raises(grpc.RpcError) as caught:
             next(stream)
 
         assert CANCELLED == caught.value.code()
-        assert b"paid" == opened.unary_unary(CHARGE)(b"")
+        assert b"paid" == channel.unary_unary(CHARGE)(b"")
 
 
 def test_failed_stream_calls_its_callbacks(service: FakeService) -> None:
-    """Callbacks are called once, after the last attempt."""
+    """The callbacks of a failed stream are called once, after the last attempt."""
     service.steps = ["UNAVAILABLE"] * 9
-    notified: list[int] = []
+    attempts: list[int] = []
 
-    with open_channel(service.target) as opened:
-        stream = opened.unary_stream(WATCH)(b"")
-        stream.add_callback(lambda: notified.append(service.attempts))
+    with open_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        stream.add_callback(lambda: attempts.append(service.attempts))
         with pytest.raises(grpc.RpcError):
             next(stream)
 
-    assert [4] == notified
+    assert [4] == attempts
 
 
 @pytest.mark.parametrize("event_type", [tarry.WillWait, tarry.AttemptStarted])
 def test_waiting_stream_is_cancelled(service: FakeService, event_type: type[tarry.Event]) -> None:
-    """The reader gets the code of a cancelled stream."""
+    """A stream that is cancelled during a wait, or as an attempt starts, raises CANCELLED."""
     service.steps = ["UNAVAILABLE", *["hold"] * 9]
     calls: list[Any] = []
-    call_made, remove = cancel_on_event(event_type, calls)
+    call_created, remove = cancel_on_event(event_type, calls)
 
-    with open_channel(service.target) as opened:
-        calls.append(opened.unary_stream(WATCH)(b""))
-        call_made.set()
+    with open_channel(service.target) as channel:
+        calls.append(channel.unary_stream(WATCH)(b""))
+        call_created.set()
         with pytest.raises(grpc.RpcError) as caught:
             next(calls[0])
         remove()
@@ -130,52 +130,53 @@ def test_waiting_stream_is_cancelled(service: FakeService, event_type: type[tarr
     assert "cancelled" in caught.value.details().lower()
 
 
-def test_code_before_reading(service: FakeService) -> None:
-    """The code, read first, is that of the last attempt, and no message is lost."""
+def test_status_before_reading(service: FakeService) -> None:
+    """The metadata or code, read first, is that of the last attempt, and no message is lost."""
     service.steps = ["UNAVAILABLE"]
 
-    with open_channel(service.target) as opened:
-        stream = opened.unary_stream(WATCH)(b"")
+    with open_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
         assert [] == list(stream.initial_metadata())
         assert 2 == service.attempts
         assert [b"one", b"two"] == list(stream)
         assert (OK, "") == (stream.code(), stream.details())
 
         service.steps, service.messages = ["UNAVAILABLE"], []
-        stream = opened.unary_stream(WATCH)(b"")
+        stream = channel.unary_stream(WATCH)(b"")
         assert OK == stream.code()
         assert [] == list(stream)
 
 
-@pytest.mark.parametrize("ask", ["code", "details", "trailing_metadata", "debug_error_string"])
-def test_code_of_a_failed_stream_before_reading(service: FakeService, ask: str) -> None:
-    """All attempts are made, and the reader gets the error with its record."""
+@pytest.mark.parametrize("method", ["code", "details", "trailing_metadata", "debug_error_string"])
+def test_status_of_a_failed_stream_before_reading(service: FakeService, method: str) -> None:
+    """Reading the status first makes all attempts; reading the stream raises with the record."""
     service.steps = ["UNAVAILABLE"] * 9
 
-    with open_channel(service.target) as opened:
-        stream = opened.unary_stream(WATCH)(b"")
-        getattr(stream, ask)()
+    with open_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        getattr(stream, method)()
         assert 4 == service.attempts
         with pytest.raises(grpc.RpcError) as caught:
             next(stream)
 
-    assert Reason.ATTEMPTS == reason_of(caught.value)
+    assert Reason.ATTEMPTS == give_up_reason(caught.value)
     assert UNAVAILABLE == stream.code()
 
 
-def test_one_thread_reads_and_another_waits(service: FakeService) -> None:
-    """The two threads share the attempts."""
+def test_concurrent_threads_share_the_attempts(service: FakeService) -> None:
+    """Threads that read a stream or its code concurrently share its attempts."""
     service.steps, service.messages = ["UNAVAILABLE"], []
-    ends: list[Any] = []
+    codes: list[Any] = []
+    message_lists: list[Any] = []
 
-    with open_channel(service.target) as opened:
-        stream = opened.unary_stream(WATCH)(b"")
-        threads = [threading.Thread(target=lambda: ends.append(stream.code())) for _ in range(4)]
-        threads.append(threading.Thread(target=lambda: ends.append(list(stream))))
+    with open_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        threads = [threading.Thread(target=lambda: codes.append(stream.code())) for _ in range(4)]
+        threads.append(threading.Thread(target=lambda: message_lists.append(list(stream))))
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
     assert 2 == service.attempts
-    assert ([OK] * 4, [[]]) == ([end for end in ends if end], [end for end in ends if not end])
+    assert ([OK] * 4, [[]]) == (codes, message_lists)

@@ -10,13 +10,13 @@ from tarry.adapters.grpc import RetryInterceptor
 from tarry.runtime.clocks import environment
 from tests.adapters.grpc.fake_service import (
     CHARGE,
-    OWN_CONNECTION,
-    PUSHBACK,
+    PUSHBACK_KEY,
+    SEPARATE_CONNECTION,
     CallStyle,
     FakeService,
     failing_call,
+    give_up_reason,
     grpc,
-    reason_of,
 )
 
 PAID = b"paid"
@@ -25,18 +25,18 @@ PAID = b"paid"
 def test_timeout_covers_all_attempts(
     service: FakeService, call_style: CallStyle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After waits of 60 s, an attempt has the rest of the caller's 100 s."""
-    real, slept = environment.now, [0.0]
+    """After a wait of 60 s, the second attempt has the rest of the caller's timeout of 100 s."""
+    real_now, slept_s = environment.now, [0.0]
 
-    async def asleep(seconds: float) -> None:
-        slept[0] += seconds
+    async def async_sleep(seconds: float) -> None:
+        slept_s[0] += seconds
 
-    monkeypatch.setattr(environment, "now", lambda: real() + slept[0])
-    monkeypatch.setattr(environment, "async_sleep", asleep)
+    monkeypatch.setattr(environment, "now", lambda: real_now() + slept_s[0])
+    monkeypatch.setattr(environment, "async_sleep", async_sleep)
     monkeypatch.setattr(
-        environment, "blocking_sleep", lambda seconds, _: slept.append(slept.pop() + seconds)
+        environment, "blocking_sleep", lambda seconds, _: slept_s.append(slept_s.pop() + seconds)
     )
-    service.steps = [("UNAVAILABLE", PUSHBACK, "60000")]
+    service.steps = [("UNAVAILABLE", PUSHBACK_KEY, "60000")]
 
     assert PAID == call_style(service, {"timeout": 100}, {})
     assert [True, False] == [remaining > 50 for remaining in service.remaining]
@@ -44,23 +44,23 @@ def test_timeout_covers_all_attempts(
 
 def test_no_attempt_after_the_timeout(service: FakeService, call_style: CallStyle) -> None:
     """A wait that exceeds the caller's timeout is not started."""
-    service.steps = [("UNAVAILABLE", PUSHBACK, "90000")]
+    service.steps = [("UNAVAILABLE", PUSHBACK_KEY, "90000")]
 
     error = failing_call(call_style, service, call={"timeout": 60})
 
     assert grpc.StatusCode.UNAVAILABLE == error.code()
-    assert Reason.DEADLINE == reason_of(error)
+    assert Reason.DEADLINE == give_up_reason(error)
 
 
-def test_timeout_of_zero(service: FakeService, call_style: CallStyle) -> None:
-    """A timeout that is over raises the same error as without tarry."""
+def test_negative_timeout(service: FakeService, call_style: CallStyle) -> None:
+    """A negative timeout raises DEADLINE_EXCEEDED, as without the interceptor."""
     error = failing_call(call_style, service, call={"timeout": -1})
 
     assert grpc.StatusCode.DEADLINE_EXCEEDED == error.code()
 
 
 def test_deadline_is_sent(service: FakeService, call_style: CallStyle) -> None:
-    """The server gets the deadline of `tarry.deadline`."""
+    """The server gets the deadline of `tarry.deadline` if it is shorter than the timeout."""
     call_style(service, {}, {})
     with tarry.deadline(100):
         call_style(service, {"timeout": 10_000}, {})
@@ -69,15 +69,15 @@ def test_deadline_is_sent(service: FakeService, call_style: CallStyle) -> None:
 
 
 def test_deadline_in_the_past(service: FakeService, call_style: CallStyle) -> None:
-    """Nothing is sent, and the error is tarry's."""
+    """A call whose deadline has passed sends nothing and raises `tarry.DeadlineExceeded`."""
     with tarry.deadline(0), pytest.raises(tarry.DeadlineExceeded):
         call_style(service, {}, {})
 
     assert 0 == service.attempts
 
 
-def test_timeout_is_a_server_failure(service: FakeService, call_style: CallStyle) -> None:
-    """A call that exceeds its timeout raises gRPC's error and counts as a failure."""
+def test_timeout_counts_as_a_failure(service: FakeService, call_style: CallStyle) -> None:
+    """A call that exceeds its timeout raises the error of gRPC, and the breaker counts it."""
     service.steps = ["hold"]
     breaker = tarry.Breaker(consecutive=1)
     downstream = tarry.Downstream("payments", breaker=breaker)
@@ -85,17 +85,17 @@ def test_timeout_is_a_server_failure(service: FakeService, call_style: CallStyle
     error = failing_call(call_style, service, call={"timeout": 0.1}, downstream=downstream)
 
     assert grpc.StatusCode.DEADLINE_EXCEEDED == error.code()
-    assert Reason.PERMANENT != reason_of(error)
+    assert Reason.PERMANENT != give_up_reason(error)
     assert tarry.BreakerState.OPEN == downstream.state
 
 
-def test_attempt_timeout(service: FakeService) -> None:
-    """The policy's timeout ends an attempt that hangs, and the next one succeeds."""
+def test_attempt_timeout_ends_one_attempt(service: FakeService) -> None:
+    """The attempt timeout of the policy ends an attempt that hangs, and a later one succeeds."""
     service.steps = ["hold"]
     policy = Policy(attempt_timeout=0.2, max_attempts=20)
 
-    with grpc.insecure_channel(service.target, options=OWN_CONNECTION) as opened:
-        retried = grpc.intercept_channel(opened, RetryInterceptor(policy=policy))
-        assert b"paid" == retried.unary_unary(CHARGE)(b"")
+    with grpc.insecure_channel(service.target, options=SEPARATE_CONNECTION) as channel:
+        retry_channel = grpc.intercept_channel(channel, RetryInterceptor(policy=policy))
+        assert b"paid" == retry_channel.unary_unary(CHARGE)(b"")
 
     assert service.attempts > 1

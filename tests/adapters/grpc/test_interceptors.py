@@ -1,4 +1,4 @@
-"""The client interceptors, with each call style: blocking, future, stream, sync and async."""
+"""The client interceptors, with each call style."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from tarry.adapters.grpc import RetryInterceptor
 from tarry.testing import captured_events, scripted_random
 from tests.adapters.grpc.fake_service import (
     CHARGE,
-    PUSHBACK,
+    PUSHBACK_KEY,
     CallStyle,
     FakeService,
-    async_stream,
-    coroutine,
-    delays,
+    call_async_stream,
+    call_coroutine,
     failing_call,
+    give_up_reason,
     grpc,
     open_channel,
-    reason_of,
+    retry_delays,
 )
 
 PAID = b"paid"
 
 
 def test_successful_call_has_one_attempt(service: FakeService, call_style: CallStyle) -> None:
-    """A first attempt reports no previous attempts."""
+    """A call that succeeds at once makes one attempt, which reports no previous attempts."""
     assert PAID == call_style(service, {}, {})
     assert [None] == service.previous_attempts
 
 
 def test_unavailable_is_retried(service: FakeService, call_style: CallStyle) -> None:
-    """Each attempt reports the number of previous attempts."""
+    """UNAVAILABLE is retried, and each attempt reports the number of previous attempts."""
     service.steps = ["UNAVAILABLE", "UNAVAILABLE"]
 
     with captured_events() as events:
         assert PAID == call_style(service, {}, {})
 
     assert [None, "1", "2"] == service.previous_attempts
-    assert 2 == len(delays(events))
+    assert 2 == len(retry_delays(events))
     assert isinstance(events[-1], tarry.Succeeded)
     assert service.target == events[-1].downstream
     assert events[-1].operation.startswith("shop.Payments/")
@@ -51,19 +51,21 @@ def test_unavailable_is_retried(service: FakeService, call_style: CallStyle) -> 
 def test_log_contains_the_code(
     service: FakeService, call_style: CallStyle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Log lines have the code and the details; the code is also a field."""
+    """The log line of a retry has the code and the details; the code is also a field."""
     service.steps = ["UNAVAILABLE"]
 
     call_style(service, {}, {})
 
-    [wait] = [record for record in caplog.records if record.levelname == "WARNING"]
-    operation = wait.__dict__["tarry"]["operation"]
-    assert wait.getMessage().startswith(f"{operation}: UNAVAILABLE: not now; retry 1 of 3 in ")
-    assert "UNAVAILABLE" == wait.__dict__["tarry"]["detail"]
+    [log_record] = [record for record in caplog.records if record.levelname == "WARNING"]
+    operation = log_record.__dict__["tarry"]["operation"]
+    assert log_record.getMessage().startswith(
+        f"{operation}: UNAVAILABLE: not now; retry 1 of 3 in "
+    )
+    assert "UNAVAILABLE" == log_record.__dict__["tarry"]["detail"]
 
 
 def test_user_metadata_is_kept(service: FakeService, call_style: CallStyle) -> None:
-    """All attempts have it, but a forwarded attempt count is dropped."""
+    """All attempts have the metadata of the user, except for an attempt count."""
     service.steps = ["UNAVAILABLE"]
     user_metadata = (("shop", "north"), ("grpc-previous-rpc-attempts", "7"))
 
@@ -74,7 +76,7 @@ def test_user_metadata_is_kept(service: FakeService, call_style: CallStyle) -> N
 
 
 def test_call_options_reach_each_attempt(service: FakeService, call_style: CallStyle) -> None:
-    """Credentials and wait_for_ready are kept, and on sync channels the compression."""
+    """Each attempt has the credentials, wait_for_ready and, on sync channels, the compression."""
     service.steps = ["UNAVAILABLE"]
     seen: list[Any] = []
     options = {
@@ -82,11 +84,11 @@ def test_call_options_reach_each_attempt(service: FakeService, call_style: CallS
         "wait_for_ready": True,
         "compression": grpc.Compression.Gzip,
     }
-    is_async = call_style in (coroutine, async_stream)
+    is_async = call_style in (call_coroutine, call_async_stream)
     if is_async:
-        del options["compression"]  # no interceptor of grpc.aio sees it
+        del options["compression"]  # interceptors of grpc.aio do not get the compression
 
-    class Plain:
+    class SyncRecorder:
         def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
             seen.append(details)
             # An insecure channel rejects call credentials.
@@ -94,61 +96,65 @@ def test_call_options_reach_each_attempt(service: FakeService, call_style: CallS
 
         intercept_unary_stream = intercept_unary_unary
 
-    class Unary:
+    class AsyncUnaryRecorder:
         async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-            return await Plain().intercept_unary_unary(continuation, details, request)
+            return await SyncRecorder().intercept_unary_unary(continuation, details, request)
 
-    class Stream:
+    class AsyncStreamRecorder:
         async def intercept_unary_stream(
             self, continuation: Any, details: Any, request: Any
         ) -> Any:
-            return await Plain().intercept_unary_unary(continuation, details, request)
+            return await SyncRecorder().intercept_unary_unary(continuation, details, request)
 
-    grpc.UnaryUnaryClientInterceptor.register(Plain)
-    grpc.UnaryStreamClientInterceptor.register(Plain)
-    grpc.aio.UnaryUnaryClientInterceptor.register(Unary)
-    grpc.aio.UnaryStreamClientInterceptor.register(Stream)
-    behind = (Unary(), Stream()) if is_async else (Plain(),)
-    call_style(service, options, {"behind": behind})
+    grpc.UnaryUnaryClientInterceptor.register(SyncRecorder)
+    grpc.UnaryStreamClientInterceptor.register(SyncRecorder)
+    grpc.aio.UnaryUnaryClientInterceptor.register(AsyncUnaryRecorder)
+    grpc.aio.UnaryStreamClientInterceptor.register(AsyncStreamRecorder)
+    inner_interceptors = (
+        (AsyncUnaryRecorder(), AsyncStreamRecorder()) if is_async else (SyncRecorder(),)
+    )
+    call_style(service, options, {"inner_interceptors": inner_interceptors})
 
     assert [options] * 2 == [{name: getattr(details, name) for name in options} for details in seen]
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "INTERNAL", "CANCELLED", "DEADLINE_EXCEEDED"])
-def test_other_codes_are_final(service: FakeService, call_style: CallStyle, code: str) -> None:
-    """The error is gRPC's own, with the record; a DEADLINE_EXCEEDED of the server is final, too."""
+def test_other_codes_are_not_retried(
+    service: FakeService, call_style: CallStyle, code: str
+) -> None:
+    """Another code, even DEADLINE_EXCEEDED of the server, raises the gRPC error with a record."""
     service.steps = [code]
 
     error = failing_call(call_style, service, call={"timeout": 60})
 
     assert getattr(grpc.StatusCode, code) == error.code()
     assert "not now" == error.details()
-    assert Reason.PERMANENT == reason_of(error)
+    assert Reason.PERMANENT == give_up_reason(error)
     assert "the error is not retryable" in error.__notes__[0]
     assert 1 == service.attempts
 
 
-def test_codes_of_the_policy(service: FakeService, call_style: CallStyle) -> None:
-    """The policy decides which codes are retried."""
+def test_retryable_codes_of_the_policy(service: FakeService, call_style: CallStyle) -> None:
+    """A code in `retryable_codes` of the policy is retried."""
     service.steps = ["ABORTED"]
 
     assert PAID == call_style(service, {}, {"policy": Policy(retryable_codes=["ABORTED"])})
     assert 2 == service.attempts
 
 
-def test_max_attempts(service: FakeService, call_style: CallStyle) -> None:
-    """The last error is raised, with a note about the number of attempts."""
+def test_max_attempts_of_the_policy(service: FakeService, call_style: CallStyle) -> None:
+    """After `max_attempts` the last error is raised, with a note about the number of attempts."""
     service.steps = ["UNAVAILABLE"] * 9
 
     error = failing_call(call_style, service, policy=Policy(max_attempts=3))
 
     assert grpc.StatusCode.UNAVAILABLE == error.code()
-    assert Reason.ATTEMPTS == reason_of(error)
+    assert Reason.ATTEMPTS == give_up_reason(error)
     assert "gave up after 3 attempts" in error.__notes__[0]
     assert 3 == service.attempts
 
 
-def test_throttling_has_the_slower_delay(service: FakeService, call_style: CallStyle) -> None:
+def test_throttled_attempt_has_a_longer_delay(service: FakeService, call_style: CallStyle) -> None:
     """After RESOURCE_EXHAUSTED the delay starts at `throttled_delay`."""
     service.steps = ["RESOURCE_EXHAUSTED", "UNAVAILABLE"]
 
@@ -157,31 +163,31 @@ def test_throttling_has_the_slower_delay(service: FakeService, call_style: CallS
             service, {}, {"policy": Policy(jitter="none", throttled_delay=3, initial_delay=0.1)}
         )
 
-    assert [3, 0.2] == delays(events)
-    failed = [event.kind for event in events if isinstance(event, tarry.AttemptFailed)]
-    assert [Kind.THROTTLED, Kind.TRANSIENT] == failed
+    assert [3, 0.2] == retry_delays(events)
+    kinds = [event.kind for event in events if isinstance(event, tarry.AttemptFailed)]
+    assert [Kind.THROTTLED, Kind.TRANSIENT] == kinds
 
 
-def test_pushback_is_exact(service: FakeService, call_style: CallStyle) -> None:
-    """The delay is the server's pushback, and backoff starts again."""
-    service.steps = [("UNAVAILABLE", PUSHBACK, "7000"), "UNAVAILABLE"]
+def test_pushback_is_the_delay(service: FakeService, call_style: CallStyle) -> None:
+    """The delay is the pushback of the server without jitter, and backoff starts again."""
+    service.steps = [("UNAVAILABLE", PUSHBACK_KEY, "7000"), "UNAVAILABLE"]
 
     with captured_events() as events:
         call_style(service, {}, {"policy": Policy(jitter="none", initial_delay=0.1)})
 
-    assert [7, 0.1] == delays(events)
+    assert [7, 0.1] == retry_delays(events)
 
 
 def test_negative_pushback_ends_the_call(service: FakeService, call_style: CallStyle) -> None:
     """A negative pushback ends the call."""
-    service.steps = [("UNAVAILABLE", PUSHBACK, "-1")]
+    service.steps = [("UNAVAILABLE", PUSHBACK_KEY, "-1")]
 
-    assert Reason.OVERLOADED == reason_of(failing_call(call_style, service))
+    assert Reason.OVERLOADED == give_up_reason(failing_call(call_style, service))
     assert 1 == service.attempts
 
 
 def test_retry_info_is_a_minimum(service: FakeService, call_style: CallStyle) -> None:
-    """RetryInfo in the status details is the minimum delay, and jitter is added."""
+    """RetryInfo in the status details is the minimum of the delay, to which jitter is added."""
     details = import_module("google.rpc.error_details_pb2").RetryInfo()
     details.retry_delay.seconds = 5
     status = import_module("google.rpc.status_pb2").Status(code=14)
@@ -191,11 +197,11 @@ def test_retry_info_is_a_minimum(service: FakeService, call_style: CallStyle) ->
     with captured_events() as events, scripted_random([0.5]):
         call_style(service, {}, {})
 
-    assert [5.25] == delays(events)
+    assert [5.25] == retry_delays(events)
 
 
 def test_open_breaker_sends_nothing(service: FakeService, call_style: CallStyle) -> None:
-    """The second call raises an error with the time until the next attempt."""
+    """With an open breaker, a call raises `BreakerOpen` with a `retry_after` and sends nothing."""
     service.steps = ["UNAVAILABLE"] * 9
     downstream = tarry.Downstream("payments", breaker=tarry.Breaker(consecutive=2))
 
@@ -203,21 +209,21 @@ def test_open_breaker_sends_nothing(service: FakeService, call_style: CallStyle)
     with pytest.raises(tarry.BreakerOpen) as caught:
         call_style(service, {}, {"downstream": downstream})
 
-    assert Reason.BREAKER_OPEN == reason_of(error)
+    assert Reason.BREAKER_OPEN == give_up_reason(error)
     assert caught.value.retry_after is not None
     assert 2 == service.attempts
 
 
 @pytest.mark.parametrize("repeatable", [False, lambda method: "shop.Payments" not in method])
-def test_call_that_is_not_repeatable(
+def test_call_that_is_not_repeatable_is_not_retried(
     service: FakeService, call_style: CallStyle, repeatable: Any
 ) -> None:
-    """The server may have executed the call, so there is one attempt."""
+    """A call that is not repeatable has one attempt, as the server may have executed it."""
     service.steps = ["UNAVAILABLE"]
 
     error = failing_call(call_style, service, repeatable=repeatable)
 
-    assert Reason.NOT_REPEATABLE == reason_of(error)
+    assert Reason.NOT_REPEATABLE == give_up_reason(error)
     assert "the operation is not repeatable" in error.__notes__[0]
     assert 1 == service.attempts
 
@@ -225,7 +231,7 @@ def test_call_that_is_not_repeatable(
 def test_outer_retry_does_not_multiply_attempts(
     service: FakeService, call_style: CallStyle
 ) -> None:
-    """A retry around a channel with retries does not repeat the call."""
+    """An outer retry does not repeat a call that the interceptor gave up."""
     service.steps = ["UNAVAILABLE"] * 99
 
     with pytest.raises(grpc.RpcError):
@@ -244,32 +250,34 @@ def test_two_interceptors_do_not_multiply_attempts(service: FakeService) -> None
     assert 4 == service.attempts
 
 
-@pytest.mark.parametrize("by_future", [False, True])
+@pytest.mark.parametrize("use_future", [False, True])
 def test_errors_of_other_interceptors_are_not_retried(
-    service: FakeService, by_future: bool
+    service: FakeService, use_future: bool
 ) -> None:
-    """An error that is not from gRPC is raised unchanged."""
+    """An error of another interceptor that is not an RpcError is raised unchanged."""
     raised: list[ValueError] = []
 
-    class Broken:
+    class RaisingInterceptor:
         def intercept_unary_unary(self, *_: Any) -> Any:
             raised.append(ValueError("broken"))
             raise raised[-1]
 
-    grpc.UnaryUnaryClientInterceptor.register(Broken)
-    opened = grpc.insecure_channel(service.target)
-    with opened, pytest.raises(ValueError, match="broken") as caught:
-        charge = grpc.intercept_channel(opened, RetryInterceptor(), Broken()).unary_unary(CHARGE)
-        charge.future(b"").result() if by_future else charge(b"")
+    grpc.UnaryUnaryClientInterceptor.register(RaisingInterceptor)
+    channel = grpc.insecure_channel(service.target)
+    with channel, pytest.raises(ValueError, match="broken") as caught:
+        charge = grpc.intercept_channel(
+            channel, RetryInterceptor(), RaisingInterceptor()
+        ).unary_unary(CHARGE)
+        charge.future(b"").result() if use_future else charge(b"")
 
     assert raised == [caught.value]
-    assert Reason.PERMANENT == reason_of(caught.value)
+    assert Reason.PERMANENT == give_up_reason(caught.value)
 
 
 def test_limiter_delays_the_first_attempt(service: FakeService, call_style: CallStyle) -> None:
-    """A first attempt that must wait for the limiter is sent afterwards."""
+    """A first attempt that the limiter delays is sent after the delay."""
 
-    class Turns:
+    class DelayingLimiter:
         def acquire(self, now: float) -> float:
             return 1.0
 
@@ -279,6 +287,6 @@ def test_limiter_delays_the_first_attempt(service: FakeService, call_style: Call
         def release(self, outcome: tarry.Outcome | None, duration: float, now: float) -> None:
             pass
 
-    downstream = tarry.Downstream("payments", limiter=Turns())
+    downstream = tarry.Downstream("payments", limiter=DelayingLimiter())
 
     assert PAID == call_style(service, {}, {"downstream": downstream})

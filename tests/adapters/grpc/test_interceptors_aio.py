@@ -1,4 +1,4 @@
-"""Calls of `grpc.aio`: what users can do with the call objects."""
+"""Call objects of `grpc.aio`: status, cancellation, inner interceptors and streams."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
 class AsyncService:
-    """A service on the event loop of the test: fails a number of times, then succeeds."""
+    """A service on the event loop of the test that fails a number of times, then succeeds."""
 
     def __init__(self, failures: int) -> None:
         self.failures_left = failures
-        self.arrived = asyncio.Event()
+        self.hold_started = asyncio.Event()
         self.attempts = 0
 
     async def charge(self, request: bytes, context: Any) -> bytes:
-        """Handle a unary call; wait if the request says so."""
+        """Handle a unary call; do not respond to the request "hold"."""
         self.attempts += 1
         if request == b"hold":
-            self.arrived.set()
+            self.hold_started.set()
             await asyncio.Event().wait()
         if self.failures_left:
             self.failures_left -= 1
@@ -36,8 +36,8 @@ class AsyncService:
         return b"paid"
 
 
-def run_server(
-    failures: int, use: Callable[[AsyncService, Any], Awaitable[None]], *behind: Any
+def run_with_server(
+    failures: int, test: Callable[[AsyncService, Any], Awaitable[None]], *inner_interceptors: Any
 ) -> int:
     """Run a server and a client on one event loop; return the number of attempts."""
 
@@ -50,8 +50,10 @@ def run_server(
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            async with open_async_channel(f"127.0.0.1:{port}", behind=behind) as opened:
-                await use(service, opened.unary_unary(CHARGE))
+            async with open_async_channel(
+                f"127.0.0.1:{port}", inner_interceptors=inner_interceptors
+            ) as channel:
+                await test(service, channel.unary_unary(CHARGE))
         finally:
             await server.stop(None)
         return service.attempts
@@ -59,10 +61,10 @@ def run_server(
     return asyncio.run(main())
 
 
-def test_call_shows_its_last_attempt() -> None:
-    """Code, details and metadata are those of the attempt that succeeded."""
+def test_call_has_the_status_of_its_last_attempt() -> None:
+    """The code, details and metadata of a call are those of the attempt that succeeded."""
 
-    async def use(_: AsyncService, charge: Any) -> None:
+    async def make_calls(_: AsyncService, charge: Any) -> None:
         call = charge(b"")
 
         assert b"paid" == await call
@@ -72,13 +74,13 @@ def test_call_shows_its_last_attempt() -> None:
         assert 0 == len(await call.initial_metadata())
         assert call.done()
 
-    assert 3 == run_server(2, use)
+    assert 3 == run_with_server(2, make_calls)
 
 
 def test_failed_call_has_its_status() -> None:
-    """The status can be read without an exception."""
+    """The code and details of a failed call can be read without an exception."""
 
-    async def use(_: AsyncService, charge: Any) -> None:
+    async def make_calls(_: AsyncService, charge: Any) -> None:
         call = charge(b"")
 
         assert UNAVAILABLE == await call.code()
@@ -87,39 +89,39 @@ def test_failed_call_has_its_status() -> None:
             await call
         assert "gave up after 4 attempts" in caught.value.__notes__[0]
 
-    assert 4 == run_server(9, use)
+    assert 4 == run_with_server(9, make_calls)
 
 
 def test_concurrent_calls() -> None:
-    """One interceptor serves many concurrent calls."""
+    """Concurrent calls share an interceptor and succeed."""
 
-    async def use(_: AsyncService, charge: Any) -> None:
+    async def make_calls(_: AsyncService, charge: Any) -> None:
         assert [b"paid"] * 20 == await asyncio.gather(*(charge(b"") for _ in range(20)))
 
-    assert 22 == run_server(2, use)
+    assert 22 == run_with_server(2, make_calls)
 
 
 def test_running_call_is_cancelled() -> None:
-    """It is neither retried nor counted as a failure."""
+    """A call that is cancelled during an attempt is neither retried nor counted as a failure."""
 
-    async def use(service: AsyncService, charge: Any) -> None:
+    async def make_calls(service: AsyncService, charge: Any) -> None:
         call = charge(b"hold")
-        await service.arrived.wait()
+        await service.hold_started.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         assert call.cancelled()
 
     with captured_events() as events:
-        assert 1 == run_server(0, use)
+        assert 1 == run_with_server(0, make_calls)
     assert [tarry.AttemptStarted] == [type(event) for event in events]
 
 
 def test_waiting_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wait ends, and no further attempt is made."""
+    """Cancelling a call ends its wait, and no further attempt is made."""
     monkeypatch.setattr(environment, "async_sleep", asyncio.sleep)
 
-    async def use(_: AsyncService, charge: Any) -> None:
+    async def make_calls(_: AsyncService, charge: Any) -> None:
         call = charge(b"")
         remove = tarry.listen(
             lambda event: call.cancel() if isinstance(event, tarry.WillWait) else None
@@ -128,14 +130,14 @@ def test_waiting_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
             await call
         remove()
 
-    assert 1 == run_server(9, use)
+    assert 1 == run_with_server(9, make_calls)
 
 
-def test_other_interceptors() -> None:
-    """Interceptors behind ours see every attempt, and may change its details."""
+def test_inner_interceptor_sees_every_attempt() -> None:
+    """An inner interceptor sees every attempt, and may change its details."""
     seen: list[str | None] = []
 
-    class Others:
+    class InnerInterceptor:
         async def intercept_unary_unary(
             self, continuation: Any, client_call_details: Any, request: Any
         ) -> Any:
@@ -143,21 +145,21 @@ def test_other_interceptors() -> None:
             seen.append(details.metadata.get("grpc-previous-rpc-attempts"))
             return await continuation(details, request)
 
-    async def use(_: AsyncService, charge: Any) -> None:
+    async def make_calls(_: AsyncService, charge: Any) -> None:
         await charge(b"")
 
-    grpc.aio.UnaryUnaryClientInterceptor.register(Others)
-    assert 2 == run_server(1, use, Others())
+    grpc.aio.UnaryUnaryClientInterceptor.register(InnerInterceptor)
+    assert 2 == run_with_server(1, make_calls, InnerInterceptor())
     assert [None, "1"] == seen
 
 
 def test_stream_error_after_the_first_message(service: FakeService) -> None:
     """An error after the first message is raised at once, without a note."""
-    service.steps, service.fails_after = ["UNAVAILABLE"], 1
+    service.steps, service.messages_before_step = ["UNAVAILABLE"], 1
 
     async def main() -> Any:
-        async with open_async_channel(service.target) as opened:
-            stream = opened.unary_stream(WATCH)(b"")
+        async with open_async_channel(service.target) as channel:
+            stream = channel.unary_stream(WATCH)(b"")
             assert b"one" == await stream.read()
             with pytest.raises(grpc.RpcError) as caught:
                 await stream.read()
@@ -172,12 +174,12 @@ def test_stream_error_after_the_first_message(service: FakeService) -> None:
 
 
 def test_empty_stream_is_a_success(service: FakeService) -> None:
-    """A stream without messages is not retried."""
+    """After a failed attempt, a stream that ends without messages is a success."""
     service.steps, service.messages = ["UNAVAILABLE"], []
 
     async def main() -> None:
-        async with open_async_channel(service.target) as opened:
-            stream = opened.unary_stream(WATCH)(b"")
+        async with open_async_channel(service.target) as channel:
+            stream = channel.unary_stream(WATCH)(b"")
             assert [] == [message async for message in stream]
             assert grpc.StatusCode.OK == await stream.code()
 

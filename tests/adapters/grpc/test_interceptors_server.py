@@ -1,4 +1,4 @@
-"""The server interceptors, with each type of handler on sync and async servers."""
+"""The server interceptors, with each type of handler on sync and `grpc.aio` servers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tarry.adapters.grpc import AsyncOneRetryLayerInterceptor, OneRetryLayerInte
 from tarry.runtime import deadlines
 from tests.adapters.grpc.fake_service import (
     CHARGE,
-    OWN_CONNECTION,
-    PUSHBACK,
+    PUSHBACK_KEY,
+    SEPARATE_CONNECTION,
     WATCH,
+    give_up_reason,
     grpc,
     open_channel,
-    reason_of,
 )
 
 Status = grpc.StatusCode
@@ -36,22 +36,23 @@ async def _fail() -> None:
 
 @dataclass
 class Handler:
-    """A handler makes a call, which may fail, and then ends in a given way."""
+    """A handler that makes a call, which fails, and then runs `end`."""
 
     end: Callable[[Any], Any] = lambda _: None
+    """Takes the context of the server; aborts, sets a code or raises."""
     makes_call: bool = True
     catches_error: bool = True
     remaining: list[float | None] = field(default_factory=list[float | None])
-    """The remaining time of the deadline in each call."""
+    """The time in seconds until the deadline, in each run of the handler."""
 
     def call_sync(self, context: Any) -> None:
-        """Make the call in a thread."""
+        """Make the call in a thread, then run `end`."""
         self.remaining.append(tarry.remaining())
         asyncio.run(self._call())
         self.end(context)
 
     async def call_async(self, context: Any) -> None:
-        """Make the call on the event loop."""
+        """Make the call on the event loop, then run `end`."""
         self.remaining.append(tarry.remaining())
         await self._call()
         result = self.end(context)
@@ -68,7 +69,7 @@ class Handler:
 
 
 def unary_handler(handler: Handler) -> Any:
-    """A function that returns one response."""
+    """Return the RPC handler of a function that returns one response."""
 
     def charge(_request: bytes, context: Any) -> bytes:
         handler.call_sync(context)
@@ -78,7 +79,7 @@ def unary_handler(handler: Handler) -> Any:
 
 
 def generator_handler(handler: Handler) -> Any:
-    """A generator that has sent a message before it fails."""
+    """Return the RPC handler of a generator that sends a message before it fails."""
 
     def watch(_request: bytes, context: Any) -> Iterator[bytes]:
         yield b"paid"
@@ -88,7 +89,7 @@ def generator_handler(handler: Handler) -> Any:
 
 
 def coroutine_handler(handler: Handler) -> Any:
-    """A coroutine that returns one response."""
+    """Return the RPC handler of a coroutine that returns one response."""
 
     async def charge(_request: bytes, context: Any) -> bytes:
         await handler.call_async(context)
@@ -98,7 +99,7 @@ def coroutine_handler(handler: Handler) -> Any:
 
 
 def writer_handler(handler: Handler) -> Any:
-    """A coroutine that writes its messages."""
+    """Return the RPC handler of a coroutine that writes its messages."""
 
     async def watch(_request: bytes, context: Any) -> None:
         await context.write(b"paid")
@@ -108,7 +109,7 @@ def writer_handler(handler: Handler) -> Any:
 
 
 def async_generator_handler(handler: Handler) -> Any:
-    """An async generator, which also reads a request stream."""
+    """Return the RPC handler of an async generator that reads a request stream."""
 
     async def watch(requests: Any, context: Any) -> AsyncIterator[bytes]:
         assert [b""] == [request async for request in requests]
@@ -146,9 +147,9 @@ def sync_server(handlers: Any) -> Iterator[str]:
 def aio_server(handlers: Any) -> Iterator[str]:
     """Run a `grpc.aio` server in a thread."""
     ports: list[int] = []
-    up = threading.Event()
+    started = threading.Event()
     loop = asyncio.new_event_loop()
-    over = asyncio.Event()
+    stop = asyncio.Event()
 
     async def main() -> None:
         threads = ThreadPoolExecutor(1)
@@ -156,26 +157,26 @@ def aio_server(handlers: Any) -> Iterator[str]:
         server.add_generic_rpc_handlers((handlers,))
         ports.append(server.add_insecure_port("127.0.0.1:0"))
         await server.start()
-        up.set()
-        await over.wait()
+        started.set()
+        await stop.wait()
         await server.stop(None)
         threads.shutdown()
-        # Aborted calls end a little later; left alone, they would complain when collected.
-        if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others, timeout=30)
+        # Aborted calls end a little later. Tasks that are destroyed while pending log an error.
+        if pending := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(pending, timeout=30)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
     thread.start()
-    up.wait()
+    started.wait()
     yield f"127.0.0.1:{ports[0]}"
-    loop.call_soon_threadsafe(over.set)
+    loop.call_soon_threadsafe(stop.set)
     thread.join()
     loop.close()
 
 
 @pytest.fixture(params=SERVERS_AND_HANDLERS, ids=lambda pair: f"{pair[0]}-{pair[1].__name__}")
 def call_handler(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """Return a function that serves a handler and calls it: code, trailers, messages."""
+    """Return a function that calls a handler and returns its code, trailers and messages."""
     server_type, handler_factory = request.param
     with ExitStack() as stack:
 
@@ -189,7 +190,7 @@ def call_handler(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]
             target = stack.enter_context(
                 serve(grpc.method_handlers_generic_handler("shop.Payments", handlers))
             )
-            with grpc.insecure_channel(target, options=OWN_CONNECTION) as channel:
+            with grpc.insecure_channel(target, options=SEPARATE_CONNECTION) as channel:
                 if rpc_handler.request_streaming:
                     call = channel.stream_stream(name)(iter([b""]), **options)
                 elif rpc_handler.response_streaming:
@@ -204,33 +205,35 @@ def call_handler(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]
         yield call_handler
 
 
-def aborts(code: str) -> Callable[[Any], Any]:
-    """End with `abort`."""
+def abort_with(code: str) -> Callable[[Any], Any]:
+    """Return an `end` that aborts with this code."""
     return lambda context: context.abort(getattr(Status, code), "not now")
 
 
-def sets_code(code: str) -> Callable[[Any], Any]:
-    """Set a code and return."""
+def set_code_to(code: str) -> Callable[[Any], Any]:
+    """Return an `end` that sets this code and returns."""
     return lambda context: context.set_code(getattr(Status, code))
 
 
-def sends_trailers(text: str) -> Callable[[Any], Any]:
-    """Set trailers, then abort."""
+def send_trailers(pushback: str) -> Callable[[Any], Any]:
+    """Return an `end` that sets trailers, with a pushback unless it is empty, and aborts."""
 
     def end(context: Any) -> Any:
-        context.set_trailing_metadata([("shop", "north"), *([(PUSHBACK, text)] if text else [])])
+        context.set_trailing_metadata(
+            [("shop", "north"), *([(PUSHBACK_KEY, pushback)] if pushback else [])]
+        )
         return context.abort(Status.UNAVAILABLE, "not now")
 
     return end
 
 
-def fails(_context: Any) -> None:
-    """Raise an unrelated error."""
+def raise_error(_context: Any) -> None:
+    """Raise an error that is unrelated to the call."""
     raise ValueError("a bug")
 
 
-def fails_as_unavailable(context: Any) -> None:
-    """Set a code, then raise."""
+def set_code_and_raise(context: Any) -> None:
+    """Set UNAVAILABLE, then raise an error that is unrelated to the call."""
     context.set_code(Status.UNAVAILABLE)
     raise ValueError("a bug")
 
@@ -239,74 +242,74 @@ def fails_as_unavailable(context: Any) -> None:
     ("handler", "code", "pushback"),
     [
         (Handler(catches_error=False), "UNAVAILABLE", "-1"),
-        (Handler(aborts("UNAVAILABLE")), "UNAVAILABLE", "-1"),
-        (Handler(sets_code("INTERNAL")), "INTERNAL", "-1"),
-        (Handler(fails_as_unavailable), "UNAVAILABLE", "-1"),
-        (Handler(sends_trailers("")), "UNAVAILABLE", "-1"),
-        (Handler(sends_trailers("7")), "UNAVAILABLE", "7"),
-        (Handler(aborts("NOT_FOUND")), "NOT_FOUND", None),
-        (Handler(fails), "UNKNOWN", None),
+        (Handler(abort_with("UNAVAILABLE")), "UNAVAILABLE", "-1"),
+        (Handler(set_code_to("INTERNAL")), "INTERNAL", "-1"),
+        (Handler(set_code_and_raise), "UNAVAILABLE", "-1"),
+        (Handler(send_trailers("")), "UNAVAILABLE", "-1"),
+        (Handler(send_trailers("7")), "UNAVAILABLE", "7"),
+        (Handler(abort_with("NOT_FOUND")), "NOT_FOUND", None),
+        (Handler(raise_error), "UNKNOWN", None),
         (Handler(), "OK", None),
-        (Handler(aborts("UNAVAILABLE"), makes_call=False), "UNAVAILABLE", None),
-        (Handler(sends_trailers(""), makes_call=False), "UNAVAILABLE", None),
+        (Handler(abort_with("UNAVAILABLE"), makes_call=False), "UNAVAILABLE", None),
+        (Handler(send_trailers(""), makes_call=False), "UNAVAILABLE", None),
     ],
 )
 def test_failure_after_retries_has_the_pushback(
     call_handler: Callable[..., Any], handler: Handler, code: str, pushback: str | None
 ) -> None:
-    """Only a failure caused by a call that was given up has the pushback by default."""
+    """UNAVAILABLE and INTERNAL get a pushback of -1 if a call of the handler was given up."""
     status, trailers, _ = call_handler(handler)
 
-    assert (getattr(Status, code), pushback) == (status, trailers.get(PUSHBACK))
-    assert (handler.end.__qualname__.startswith("sends_trailers")) == ("shop" in trailers)
+    assert (getattr(Status, code), pushback) == (status, trailers.get(PUSHBACK_KEY))
+    assert (handler.end.__qualname__.startswith("send_trailers")) == ("shop" in trailers)
 
 
 def test_client_deadline_is_shared(call_handler: Callable[..., Any]) -> None:
-    """Calls of the handler have the deadline of their client."""
+    """The client's deadline applies to calls of the handler."""
     handler = Handler(makes_call=False)
 
     codes = [call_handler(handler, timeout=60)[0], call_handler(handler)[0]]
 
     assert [Status.OK] * 2 == codes
     assert handler.remaining[1:] == [None]
-    assert 50 < (handler.remaining[0] or 0) < 70  # gRPC rounds it
+    assert 50 < (handler.remaining[0] or 0) < 70  # gRPC rounds the deadline
 
 
 @pytest.mark.parametrize("serve", [sync_server, aio_server])
 def test_thread_does_not_keep_the_deadline(serve: Any) -> None:
-    """A thread that served one client does not keep its deadline for the next."""
-    remaining: list[deadlines.DeadlineScope | None] = []
+    """A thread that has handled a request does not keep its deadline for the next request."""
+    scopes: list[deadlines.DeadlineScope | None] = []
 
     def charge(_request: bytes, _context: Any) -> bytes:
-        remaining.append(deadlines.current_scope.get())
+        scopes.append(deadlines.current_scope.get())
         return b"paid"
 
     methods = {"Charge": grpc.unary_unary_rpc_method_handler(charge)}
     handlers = grpc.method_handlers_generic_handler("shop.Payments", methods)
     with (
         serve(handlers) as target,
-        grpc.insecure_channel(target, options=OWN_CONNECTION) as channel,
+        grpc.insecure_channel(target, options=SEPARATE_CONNECTION) as channel,
     ):
         channel.unary_unary(CHARGE)(b"", timeout=60)
         channel.unary_unary(CHARGE)(b"")
 
-    assert [True, False] == [scope is not None for scope in remaining]
+    assert [True, False] == [scope is not None for scope in scopes]
 
 
 def test_deadline_ends_with_the_response() -> None:
-    """Background work of a handler is not cut off by the client's deadline."""
+    """A background task of a handler has no deadline after the response."""
     remaining: list[Any] = []
-    behind: list[asyncio.Task[None]] = []
+    background_tasks: list[asyncio.Task[None]] = []
 
-    async def later(answered: asyncio.Event) -> None:
-        await answered.wait()
+    async def run_in_background(responded: asyncio.Event) -> None:
+        await responded.wait()
         remaining.append(tarry.remaining())
 
     async def main() -> None:
-        answered = asyncio.Event()
+        responded = asyncio.Event()
 
         async def charge(_request: bytes, _context: Any) -> bytes:
-            behind.append(asyncio.create_task(later(answered)))
+            background_tasks.append(asyncio.create_task(run_in_background(responded)))
             remaining.append(tarry.remaining())
             return b"paid"
 
@@ -318,17 +321,17 @@ def test_deadline_ends_with_the_response() -> None:
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             await channel.unary_unary(CHARGE)(b"", timeout=60)
-        answered.set()
-        await behind[0]
+        responded.set()
+        await background_tasks[0]
         await server.stop(None)
 
     asyncio.run(main())
 
-    assert [True, False] == [moment is not None for moment in remaining]
+    assert [True, False] == [seconds is not None for seconds in remaining]
 
 
-def test_chain_retries_at_one_layer() -> None:
-    """The client of a server that gave up makes one attempt, and its record has the reason."""
+def test_client_does_not_retry_after_the_server_gave_up() -> None:
+    """The client of a server that gave up a call makes one attempt, and records OVERLOADED."""
     handler = Handler(catches_error=False)
     methods = {"Charge": unary_handler(handler)}
     handlers = grpc.method_handlers_generic_handler("shop.Payments", methods)
@@ -340,7 +343,7 @@ def test_chain_retries_at_one_layer() -> None:
     ):
         channel.unary_unary(CHARGE)(b"")
 
-    assert Reason.OVERLOADED == reason_of(caught.value)
+    assert Reason.OVERLOADED == give_up_reason(caught.value)
     assert 1 == len(handler.remaining)
     assert "a call to another service failed and was given up" == caught.value.details()
 
@@ -349,44 +352,44 @@ def test_trailers_of_an_abort_are_kept() -> None:
     """The trailers of `abort` and of `abort_with_status` are sent."""
 
     @dataclass
-    class Refused:
+    class AbortStatus:
         code: Any = Status.UNAVAILABLE
         details: str = "not now"
         trailing_metadata: Any = (("shop", "north"),)
 
-    def with_status(context: Any) -> Any:
-        return context.abort_with_status(Refused())
+    def abort_with_status(context: Any) -> Any:
+        return context.abort_with_status(AbortStatus())
 
-    def with_trailers(context: Any) -> Any:
+    def abort_with_trailers(context: Any) -> Any:
         return context.abort(Status.UNAVAILABLE, "not now", (("shop", "north"),))
 
     seen: list[dict[str, str]] = []
     for serve, make_handler, end in (
-        (sync_server, unary_handler, with_status),
-        (aio_server, coroutine_handler, with_status),
-        (aio_server, coroutine_handler, with_trailers),
+        (sync_server, unary_handler, abort_with_status),
+        (aio_server, coroutine_handler, abort_with_status),
+        (aio_server, coroutine_handler, abort_with_trailers),
     ):
         methods = {"Charge": make_handler(Handler(end))}
         handlers = grpc.method_handlers_generic_handler("shop.Payments", methods)
         with (
             serve(handlers) as target,
-            grpc.insecure_channel(target, options=OWN_CONNECTION) as channel,
+            grpc.insecure_channel(target, options=SEPARATE_CONNECTION) as channel,
             pytest.raises(grpc.RpcError) as caught,
         ):
             channel.unary_unary(CHARGE)(b"")
         seen.append(dict(caught.value.trailing_metadata()))
 
-    assert [{"shop": "north", PUSHBACK: "-1"}] * 3 == seen
+    assert [{"shop": "north", PUSHBACK_KEY: "-1"}] * 3 == seen
 
 
-def test_unknown_method() -> None:
-    """A method that the server does not have is UNIMPLEMENTED."""
-    nothing = grpc.method_handlers_generic_handler("shop.Payments", {})
+def test_unknown_method_is_unimplemented() -> None:
+    """A call of a method that the server does not have fails with UNIMPLEMENTED."""
+    no_methods = grpc.method_handlers_generic_handler("shop.Payments", {})
     codes: list[Any] = []
     for serve in (sync_server, aio_server):
         with (
-            serve(nothing) as target,
-            grpc.insecure_channel(target, options=OWN_CONNECTION) as channel,
+            serve(no_methods) as target,
+            grpc.insecure_channel(target, options=SEPARATE_CONNECTION) as channel,
             pytest.raises(grpc.RpcError) as caught,
         ):
             channel.unary_unary(CHARGE)(b"")

@@ -34,10 +34,10 @@ from tests.integration.service import Service, service
 
 pytestmark = pytest.mark.usefixtures("_no_waits")
 
-BLOCKING = {"httpx-sync", "httpx2-sync", "requests"}
+SYNC_LIBRARIES = {"httpx-sync", "httpx2-sync", "requests"}
 BODY = b'{"order": 7}'
 HEADERS = {"Content-Type": "application/json", "X-Tenant": "shop", "Accept-Language": "en"}
-SLOW = Policy(initial_delay=30.0, max_delay=30.0, jitter="none")
+LONG_DELAYS = Policy(initial_delay=30.0, max_delay=30.0, jitter="none")
 
 
 @pytest.fixture(scope="module")
@@ -49,25 +49,28 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @contextmanager
 def open_with_hand_off(client: ClientLibrary, url: str, **options: Any) -> Iterator[Session]:
-    """Open a client that hands off to the service at this URL."""
-    if client.name in BLOCKING:
-        with tarry.Client(url) as blocks, client.open(hand_off=blocks, **options) as session:
+    """Open a client that hands off its failed calls to the service at this URL."""
+    if client.name in SYNC_LIBRARIES:
+        with (
+            tarry.Client(url) as task_client,
+            client.open(hand_off=task_client, **options) as session,
+        ):
             yield session
         return
-    awaits = tarry.AsyncClient(url)
-    with client.open(hand_off=awaits, **options) as session:
+    async_task_client = tarry.AsyncClient(url)
+    with client.open(hand_off=async_task_client, **options) as session:
         assert isinstance(session, AsyncSession)
         try:
             yield session
         finally:
-            session.close(awaits)
+            session.close(async_task_client)
 
 
 @contextmanager
 def open_with_running_service(
     client: ClientLibrary, running: Service, **options: Any
 ) -> Iterator[Session]:
-    """Open a client that hands off to the running service."""
+    """Open a client with automatic keys that hands off its failed calls to the running service."""
     options = {"idempotency_key": "auto"} | options
     with open_with_hand_off(client, f"http://127.0.0.1:{running.port}", **options) as session:
         yield session
@@ -82,8 +85,8 @@ def call_and_hand_off(
     return caught.value
 
 
-def wait_for_status(running: Service, error: tarry.HandedOff) -> str:
-    """Wait until the task is finished, and return its status."""
+def wait_for_final_status(running: Service, error: tarry.HandedOff) -> str:
+    """Make a delayed task due now, wait until the task is finished, and return its status."""
     if error.task.next_attempt_at > error.task.created_at:
         running.request("POST", f"/retry-tasks/{error.task.task_id}/retry")
     status: str = running.wait_until_finished(error.task.task_id)["status"]
@@ -91,11 +94,11 @@ def wait_for_status(running: Service, error: tarry.HandedOff) -> str:
 
 
 def tasks_for(running: Service, server: FlakyServerView) -> list[dict[str, Any]]:
-    """Return the tasks of one test."""
+    """Return the tasks that were created by one test."""
     return [task for task in running.all_tasks() if f"run={server.run}&" in task["targetUrl"]]
 
 
-# --- each reason ----------------------------------------------------------------------------------
+# --- calls that are handed off --------------------------------------------------------------------
 
 
 def downstream_with_open_breaker() -> Downstream:
@@ -117,16 +120,16 @@ def downstream_without_budget() -> Downstream:
     return Downstream("shop", budget=TokenBudget(capacity=1))
 
 
-TWO = Policy(max_attempts=2)
+TWO_ATTEMPTS = Policy(max_attempts=2)
 REASONS: list[tuple[Reason, str, dict[str, Any]]] = [
-    (Reason.ATTEMPTS, "503,503,200", {"policy": TWO}),
-    (Reason.ATTEMPTS, "drop,drop,200", {"policy": TWO}),
+    (Reason.ATTEMPTS, "503,503,200", {"policy": TWO_ATTEMPTS}),
+    (Reason.ATTEMPTS, "drop,drop,200", {"policy": TWO_ATTEMPTS}),
     (Reason.BREAKER_OPEN, "200", {"downstream": downstream_with_open_breaker}),
     (Reason.BUDGET_EMPTY, "503,200", {"downstream": downstream_without_budget}),
     (Reason.LIMIT, "200", {"downstream": downstream_at_its_limit}),
     (Reason.HINT_TOO_LONG, "429:retry-after=3600,200", {}),
-    (Reason.TOTAL_BUDGET, "503,200", {"policy": SLOW.replace(total_budget=20.0)}),
-    (Reason.DEADLINE, "503,200", {"policy": SLOW, "deadline": 20.0}),
+    (Reason.TOTAL_BUDGET, "503,200", {"policy": LONG_DELAYS.replace(total_budget=20.0)}),
+    (Reason.DEADLINE, "503,200", {"policy": LONG_DELAYS, "deadline": 20.0}),
     (Reason.DEADLINE, "200", {"deadline": 0.0}),
 ]
 
@@ -136,7 +139,7 @@ REASONS: list[tuple[Reason, str, dict[str, Any]]] = [
     REASONS,
     ids=[f"{reason}-{plan[:4]}" for reason, plan, _ in REASONS],
 )
-def test_each_reason_is_delivered(
+def test_call_is_handed_off_for_each_reason(
     running: Service,
     server: FlakyServerView,
     client: ClientLibrary,
@@ -144,7 +147,7 @@ def test_each_reason_is_delivered(
     plan: str,
     options: dict[str, Any],
 ) -> None:
-    """The service sends the same request with the same key."""
+    """The service sends the request that was given up, with the same key, headers and body."""
     options = dict(options)
     if "downstream" in options:
         options["downstream"] = options["downstream"]()
@@ -155,11 +158,11 @@ def test_each_reason_is_delivered(
     record = tarry.record_of(error)
     assert record is not None
     assert reason is record.reason
-    assert "SUCCEEDED" == wait_for_status(running, error)
+    assert "SUCCEEDED" == wait_for_final_status(running, error)
     assert record.attempts + 1 == len(server.seen)
     last = server.seen[-1]
     assert ("POST", BODY) == (last.method, last.body)
-    assert {f'"{error.task.idempotency_key}"'} == set(server.received("Idempotency-Key"))
+    assert {f'"{error.task.idempotency_key}"'} == set(server.header_values("Idempotency-Key"))
     sent = {name.lower(): value for name, value in last.headers.items()}
     assert {name.lower(): value for name, value in HEADERS.items()}.items() <= sent.items()
     assert "x-deadline-ms" not in sent
@@ -170,12 +173,12 @@ def test_error_contains_the_original_result(
 ) -> None:
     """The error names the task and the reason, and has the response or the error as its cause."""
     with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
-        answered = call_and_hand_off(session, "PUT", server.url("503,200"), BODY)
-        dropped = call_and_hand_off(session, "PUT", server.url("drop,200", run="-2"), BODY)
+        failed = call_and_hand_off(session, "PUT", server.url("503,200"), BODY)
+        dropped = call_and_hand_off(session, "PUT", server.url("drop,200", run_suffix="-2"), BODY)
 
-    assert f"handed off as task {answered.task.task_id}: no attempts left" in str(answered)
-    assert isinstance(answered.__cause__, tarry.ResultNotAccepted)
-    response: Any = answered.__cause__.result
+    assert f"handed off as task {failed.task.task_id}: no attempts left" in str(failed)
+    assert isinstance(failed.__cause__, tarry.ResultNotAccepted)
+    response: Any = failed.__cause__.result
     assert 503 == (response.status if client.name == "aiohttp" else response.status_code)
     assert isinstance(dropped.__cause__, client.disconnect_error)
 
@@ -187,46 +190,55 @@ def test_hand_off_releases_the_connection(
     """With a pool of one connection, another call succeeds after a hand-off."""
     with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
         call_and_hand_off(session, "DELETE", server.url(f"{plan},200"), None)
-        response = session.send("GET", server.url("200", run="-2"))
+        response = session.send("GET", server.url("200", run_suffix="-2"))
 
     assert ClientResponse(200, "answer 1") == response
 
 
-@pytest.mark.parametrize("asked", ["60", "3600"])
+@pytest.mark.parametrize("retry_after", ["60", "3600"])
 def test_retry_after_delays_the_task(
-    running: Service, server: FlakyServerView, client: ClientLibrary, asked: str
+    running: Service, server: FlakyServerView, client: ClientLibrary, retry_after: str
 ) -> None:
-    """The task's first delay is `Retry-After`, plus at most a tenth."""
+    """The first delay of the task is `Retry-After` plus at most 10%."""
     with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
-        task = call_and_hand_off(session, "POST", server.url(f"503:retry-after={asked}"), BODY).task
+        task = call_and_hand_off(
+            session, "POST", server.url(f"503:retry-after={retry_after}"), BODY
+        ).task
 
-    waits = task.next_attempt_at - task.created_at
-    assert int(asked) * 1000 <= waits <= int(asked) * 1100 + 1
+    delay_ms = task.next_attempt_at - task.created_at
+    assert int(retry_after) * 1000 <= delay_ms <= int(retry_after) * 1100 + 1
 
 
 def test_headers_of_the_attempt_are_dropped(
     running: Service, server: FlakyServerView, client: ClientLibrary
 ) -> None:
     """Headers of one attempt, one connection or the client itself are not sent to the service."""
-    own = {"Connection": "X-Hop", "X-Hop": "1", "TE": "trailers", "Traceparent": "00-1-2-01"}
+    connection_headers = {
+        "Connection": "X-Hop",
+        "X-Hop": "1",
+        "TE": "trailers",
+        "Traceparent": "00-1-2-01",
+    }
     with (
         open_with_running_service(
             client, running, policy=Policy(max_attempts=2, attempt_timeout=9.0)
         ) as session,
         tarry.deadline(60.0),
     ):
-        error = call_and_hand_off(session, "PUT", server.url("503,503,200"), BODY, **own)
+        error = call_and_hand_off(
+            session, "PUT", server.url("503,503,200"), BODY, **connection_headers
+        )
 
-    assert "SUCCEEDED" == wait_for_status(running, error)
+    assert "SUCCEEDED" == wait_for_final_status(running, error)
     sent = {name.lower() for name in server.seen[-1].headers}
     assert set() == {"x-hop", "te", "x-deadline-ms"} & sent
-    assert ["1", "2", "1"] == [value or "1" for value in server.received("X-Retry-Attempt")]
+    assert ["1", "2", "1"] == [value or "1" for value in server.header_values("X-Retry-Attempt")]
 
 
-# --- the key --------------------------------------------------------------------------------------
+# --- idempotency keys -----------------------------------------------------------------------------
 
 
-def test_same_key_is_one_task(
+def test_same_key_creates_one_task(
     running: Service, server: FlakyServerView, client: ClientLibrary
 ) -> None:
     """With the same key, the second hand-off returns the task of the first."""
@@ -243,7 +255,7 @@ def test_same_key_is_one_task(
 def test_outer_retry_creates_no_second_task(
     running: Service, server: FlakyServerView, client: ClientLibrary
 ) -> None:
-    """An outer retry does not retry `HandedOff`."""
+    """An outer retry does not retry after `HandedOff`, so there is one task."""
     with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
         send = tarry.retry(on=Exception, attempts=3)(session.send)
         with pytest.raises(tarry.HandedOff):
@@ -256,7 +268,7 @@ def test_outer_retry_creates_no_second_task(
 
 
 @pytest.mark.parametrize(
-    ("method", "plan", "headers", "why"),
+    ("method", "plan", "headers", "logged_reason"),
     [
         ("PUT", "404", {}, None),
         ("PUT", "503:x-should-retry=false", {}, None),
@@ -274,9 +286,9 @@ def test_responses_that_are_not_handed_off(
     method: str,
     plan: str,
     headers: dict[str, str],
-    why: str | None,
+    logged_reason: str | None,
 ) -> None:
-    """The response is returned, and the reason is logged if the service could have helped."""
+    """The call returns the response; a request that the service cannot send is logged."""
     caplog.set_level(logging.WARNING, "tarry")
     options = {"policy": Policy(max_attempts=1), "idempotency_key": None}
     with open_with_running_service(client, running, **options) as session:
@@ -285,15 +297,15 @@ def test_responses_that_are_not_handed_off(
     assert ClientResponse(int(plan[:3]), "answer 1") == response
     assert [] == tasks_for(running, server)
     lines = [record.message for record in caplog.records if "not handed off" in record.message]
-    assert (why is not None) == bool(lines)
-    assert why is None or why in lines[0]
+    assert (logged_reason is not None) == bool(lines)
+    assert logged_reason is None or logged_reason in lines[0]
 
 
-def test_unsafe_request_is_not_handed_off(
+def test_request_that_is_not_repeatable_is_not_handed_off(
     running: Service, client: ClientLibrary, unreachable_url: str
 ) -> None:
-    """A POST without a key is not handed off, even if nothing was sent; a note explains that."""
-    options = {"policy": TWO, "idempotency_key": None}
+    """A POST without a key is not handed off, even if nothing was sent; a note explains why."""
+    options = {"policy": TWO_ATTEMPTS, "idempotency_key": None}
     with (
         open_with_running_service(client, running, **options) as session,
         pytest.raises(client.connect_error) as caught,
@@ -306,9 +318,9 @@ def test_unsafe_request_is_not_handed_off(
 def test_iterator_is_not_handed_off(
     running: Service, client: ClientLibrary, unreachable_url: str
 ) -> None:
-    """An iterator is not read for the service; a note explains that."""
+    """A request whose body is an iterator is not handed off; a note explains why."""
     with (
-        open_with_running_service(client, running, policy=TWO) as session,
+        open_with_running_service(client, running, policy=TWO_ATTEMPTS) as session,
         pytest.raises(client.connect_error) as caught,
     ):
         session.send("PUT", unreachable_url, session.iterator())
@@ -322,13 +334,13 @@ def test_unreachable_service(
     unreachable_url: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Response and error are as without a hand-off; the note and the log name the failure."""
+    """If the service is unreachable, the call ends as usual; a note and the log name the error."""
     caplog.set_level(logging.WARNING, "tarry")
     url = unreachable_url.removesuffix("/thing")
     with open_with_hand_off(client, url, policy=Policy(max_attempts=1)) as session:
         response = session.send("PUT", server.url("503"), BODY)
         with pytest.raises(client.disconnect_error) as caught:
-            session.send("PUT", server.url("drop", run="-2"), BODY)
+            session.send("PUT", server.url("drop", run_suffix="-2"), BODY)
 
     assert ClientResponse(503, "answer 1") == response
     expected = "not handed off to the retry service: ServiceUnreachable: POST /retry-tasks got no "
@@ -337,21 +349,25 @@ def test_unreachable_service(
     assert 2 == len([record for record in caplog.records if expected in record.message])
 
 
-# --- other failures -------------------------------------------------------------------------------
+# --- hedging and timeouts -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("library", HEDGING_LIBRARIES, ids=str)
-def test_hedged_requests(running: Service, server: FlakyServerView, library: ClientLibrary) -> None:
-    """A request whose copies all failed is handed off."""
+def test_hedged_request_is_handed_off(
+    running: Service, server: FlakyServerView, library: ClientLibrary
+) -> None:
+    """A hedged request is handed off if all its copies fail."""
     hedging = tarry.Hedging(after=30.0)
     with open_with_running_service(library, running, hedging=hedging, connections=2) as session:
         error = call_and_hand_off(session, "POST", server.url("503,503,200"), BODY)
 
-    assert "SUCCEEDED" == wait_for_status(running, error)
-    assert 1 == len(set(server.received("Idempotency-Key")))
+    assert "SUCCEEDED" == wait_for_final_status(running, error)
+    assert 1 == len(set(server.header_values("Idempotency-Key")))
 
 
-def test_total_timeout_of_aiohttp(running: Service, server: FlakyServerView) -> None:
+def test_total_timeout_of_aiohttp_does_not_end_the_hand_off(
+    running: Service, server: FlakyServerView
+) -> None:
     """The session's total timeout ends the call, but not the hand-off."""
 
     async def call() -> tarry.HandedOff:
@@ -369,14 +385,14 @@ def test_total_timeout_of_aiohttp(running: Service, server: FlakyServerView) -> 
     error = asyncio.run(call())
 
     assert isinstance(error.__cause__, TimeoutError)
-    assert "SUCCEEDED" == wait_for_status(running, error)
+    assert "SUCCEEDED" == wait_for_final_status(running, error)
 
 
-# --- fake task client -----------------------------------------------------------------------------
+# --- with a fake task client ----------------------------------------------------------------------
 
 
 class FakeTaskClient:
-    """A client that records the enqueued tasks."""
+    """A task client that records the enqueued tasks, or raises an error."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.tasks: list[dict[str, Any]] = []
@@ -391,26 +407,28 @@ class FakeTaskClient:
 
     def for_library(self, client: ClientLibrary) -> Any:
         """Return this client, or its async version for an async library."""
-        return self if client.name in BLOCKING else AsyncFakeTaskClient(self)
+        return self if client.name in SYNC_LIBRARIES else AsyncFakeTaskClient(self)
 
 
 class AsyncFakeTaskClient:
     """The async version of `FakeTaskClient`."""
 
-    def __init__(self, inside: FakeTaskClient) -> None:
-        self._inside = inside
+    def __init__(self, client: FakeTaskClient) -> None:
+        self._client = client
 
     async def enqueue(self, url: str, body: bytes | None, **options: Any) -> Any:
         """Record a task, or raise."""
-        return self._inside.enqueue(url, body, **options)
+        return self._client.enqueue(url, body, **options)
 
 
 class Interrupted(BaseException):
     """An exception like CancelledError or KeyboardInterrupt."""
 
 
-def test_enqueued_task(server: FlakyServerView, client: ClientLibrary) -> None:
-    """Credentials of a URL are in a header, not in the stored URL."""
+def test_credentials_of_the_url_become_a_header(
+    server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """The task has the credentials of a URL in a header, and a URL without credentials."""
     service = FakeTaskClient()
     url = server.url("503").replace("http://", "http://ann:secret@") + "#here"
     policy = Policy(max_attempts=1)
@@ -426,7 +444,7 @@ def test_enqueued_task(server: FlakyServerView, client: ClientLibrary) -> None:
 
 
 def test_repeated_header_is_joined(server: FlakyServerView) -> None:
-    """The service takes one value for each header, so values are joined (RFC 9110, 5.3)."""
+    """The values of a repeated header are joined by a comma (RFC 9110, section 5.3)."""
     service: Any = FakeTaskClient()
     transport = RetryTransport(hand_off=service, policy=Policy(max_attempts=1))
     with httpx.Client(transport=transport) as client, pytest.raises(tarry.HandedOff):
@@ -444,7 +462,7 @@ def test_cancelled_hand_off_releases_the_connection(
     with client.open(hand_off=service.for_library(client), policy=policy) as session:
         with pytest.raises(Interrupted):
             session.send("PUT", server.url("long"), BODY)
-        response = session.send("GET", server.url("200", run="-2"))
+        response = session.send("GET", server.url("200", run_suffix="-2"))
 
     assert ClientResponse(200, "answer 1") == response
 
@@ -453,12 +471,15 @@ def test_hand_off_has_its_own_deadline(server: FlakyServerView, client: ClientLi
     """The hand-off ignores the caller's deadline, which is restored afterwards."""
     remaining: list[float | None] = []
 
-    class Watching(FakeTaskClient):
+    class RecordingTaskClient(FakeTaskClient):
         def enqueue(self, url: str, body: bytes | None, **options: Any) -> Any:
             remaining.append(tarry.remaining())
             return super().enqueue(url, body, **options)
 
-    with client.open(hand_off=Watching().for_library(client)) as session, tarry.deadline(0.0):
+    with (
+        client.open(hand_off=RecordingTaskClient().for_library(client)) as session,
+        tarry.deadline(0.0),
+    ):
         call_and_hand_off(session, "PUT", server.url("200"), BODY)
         assert 0.0 == tarry.remaining()
 
@@ -467,13 +488,10 @@ def test_hand_off_has_its_own_deadline(server: FlakyServerView, client: ClientLi
     assert 0.0 < seconds <= HAND_OFF_TIMEOUT_S
 
 
-# --- arguments ------------------------------------------------------------------------------------
-
-
 def test_successful_calls_are_not_handed_off(
     server: FlakyServerView, client: ClientLibrary
 ) -> None:
-    """Neither a success nor a success after retries uses the service."""
+    """A call that succeeds, at once or after retries, creates no task."""
     service = FakeTaskClient()
     with client.open(hand_off=service.for_library(client)) as session:
         responses = [session.send("PUT", server.url("503,drop,200"), BODY) for _ in range(2)]
@@ -482,15 +500,18 @@ def test_successful_calls_are_not_handed_off(
     assert [] == service.tasks
 
 
-@pytest.mark.parametrize("given", [tarry.Client, 7, "http://127.0.0.1:8080", "other"])
-def test_invalid_client_raises(client: ClientLibrary, given: Any) -> None:
+# --- arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [tarry.Client, 7, "http://127.0.0.1:8080", "wrong type"])
+def test_invalid_client_raises(client: ClientLibrary, value: Any) -> None:
     """An invalid client raises when the adapter is created; the error names the valid type."""
-    blocks = client.name in BLOCKING
-    if given == "other":
-        given = AsyncFakeTaskClient(FakeTaskClient()) if blocks else FakeTaskClient()
-    wanted = "tarry.Client" if blocks else "tarry.AsyncClient"
+    is_sync = client.name in SYNC_LIBRARIES
+    if value == "wrong type":
+        value = AsyncFakeTaskClient(FakeTaskClient()) if is_sync else FakeTaskClient()
+    expected_type = "tarry.Client" if is_sync else "tarry.AsyncClient"
     with (
-        pytest.raises(tarry.ConfigurationError, match=rf"hand_off must be a {wanted}\("),
-        client.open(hand_off=given),
+        pytest.raises(tarry.ConfigurationError, match=rf"hand_off must be a {expected_type}\("),
+        client.open(hand_off=value),
     ):
-        pytest.fail("it was taken")
+        pytest.fail("the invalid client was accepted")

@@ -1,4 +1,4 @@
-"""Header functions that the HTTP adapters share, tested without a client."""
+"""Functions for requests and responses that the HTTP adapters share."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from tarry.adapters.http.messages import (
 )
 from tarry.testing import VirtualClock
 
-# --- the key --------------------------------------------------------------------------------------
+# --- idempotency keys -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", [None, "auto", lambda _: "8e03"])
 def test_valid_idempotency_key(key: Any) -> None:
-    """None, "auto" and a function are valid."""
+    """None, "auto" and a function are valid values of `idempotency_key`."""
     assert key is check_idempotency_key(key)
 
 
 @pytest.mark.parametrize("key", ["8e03", "", 7, b"auto"])
 def test_invalid_idempotency_key_raises(key: Any) -> None:
-    """Anything else raises, in particular one key for all requests."""
+    """Any other value raises, in particular a string: all requests would have the same key."""
     with pytest.raises(tarry.ConfigurationError, match=r"^idempotency_key must be \"auto\""):
         check_idempotency_key(key)
 
 
 @pytest.mark.parametrize(
-    ("method", "key", "headers", "repeatable", "sent"),
+    ("method", "key", "headers", "repeatable", "expected"),
     [
         ("POST", None, {}, False, None),
         ("POST", lambda request: request, {}, True, '"the request"'),
@@ -53,15 +53,15 @@ def test_invalid_idempotency_key_raises(key: Any) -> None:
     ],
 )
 def test_key_is_added_if_needed(
-    method: str, key: Any, headers: dict[str, str], repeatable: bool, sent: str | None
+    method: str, key: Any, headers: dict[str, str], repeatable: bool, expected: str | None
 ) -> None:
-    """A request that is not idempotent gets a key, unless it has one or keys are off."""
+    """A request that is not idempotent gets a key, unless it has one or there is none to set."""
     assert repeatable == try_make_repeatable(method, headers, key, "the request")
-    assert sent == headers.get("Idempotency-Key")
+    assert expected == headers.get("Idempotency-Key")
 
 
 def test_automatic_keys_differ() -> None:
-    """No two calls have the same key."""
+    """Two requests get different automatic keys."""
     all_headers: list[dict[str, str]] = [{}, {}]
     for headers in all_headers:
         try_make_repeatable("POST", headers, "auto", None)
@@ -70,20 +70,22 @@ def test_automatic_keys_differ() -> None:
     assert first != second
 
 
-# --- headers of an attempt ------------------------------------------------------------------------
+# --- headers of attempts --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("limit", "left", "expected"),
+    ("limit", "remaining", "expected"),
     [(None, None, None), (2.0, None, 2.0), (None, 3.0, 3.0), (2.0, 3.0, 2.0), (4.0, 3.0, 3.0)],
 )
-def test_limit_by_deadline(limit: float | None, left: float | None, expected: float | None) -> None:
-    """The limit is the policy's timeout or the remaining time, whichever is less."""
+def test_limit_by_deadline(
+    limit: float | None, remaining: float | None, expected: float | None
+) -> None:
+    """The limit is the attempt timeout or the remaining time, whichever is less."""
     with VirtualClock(start=0.0):
-        if left is None:
+        if remaining is None:
             actual = limit_by_deadline(limit)
         else:
-            with tarry.deadline(left):
+            with tarry.deadline(remaining):
                 actual = limit_by_deadline(limit)
 
     assert expected == actual
@@ -105,7 +107,7 @@ def test_deadline_in_the_past() -> None:
     ],
 )
 def test_attempt_headers(attempt: int, limit: float | None, expected: dict[str, str]) -> None:
-    """The number of every attempt but the first, and the time limit if there is one."""
+    """Attempts after the first have their number, and attempts with a time limit have it."""
     headers: dict[str, str] = {}
 
     set_attempt_headers(headers, attempt, limit)
@@ -127,17 +129,17 @@ def test_attempt_headers(attempt: int, limit: float | None, expected: dict[str, 
     ],
 )
 def test_responses_are_classified_by_the_policy(status: int, kind: Kind) -> None:
-    """The policy's statuses are retryable, also if they are no errors."""
+    """The retryable statuses of the policy are transient, even a 202."""
     policy = Policy(retryable_statuses={202, 503})
-    answer = SimpleNamespace(status_code=status, headers={})
+    response = SimpleNamespace(status_code=status, headers={})
 
-    judge = make_response_classifier(lambda response: response.headers)
-    assert kind is judge(policy, True, answer).kind
+    classify = make_response_classifier(lambda response: response.headers)
+    assert kind is classify(policy, True, response).kind
     assert kind is classify_status(status, {}, policy, repeatable=True).kind
 
 
 @pytest.mark.parametrize(
-    ("length", "short"),
+    ("content_length", "expected"),
     [
         (None, True),
         ("0", True),
@@ -150,50 +152,52 @@ def test_responses_are_classified_by_the_policy(status: int, kind: Kind) -> None
         ("²", False),
     ],
 )
-def test_worth_draining(length: str | None, short: bool) -> None:
-    """A response is too long by its Content-Length or if that is invalid; a chunked one is not."""
-    headers = {} if length is None else {"Content-Length": length}
+def test_is_worth_draining(content_length: str | None, expected: bool) -> None:
+    """A response is drained if its Content-Length is missing, or valid and at most 65,536."""
+    headers = {} if content_length is None else {"Content-Length": content_length}
 
-    assert short == is_worth_draining(headers)
+    assert expected == is_worth_draining(headers)
 
 
 # --- notes ----------------------------------------------------------------------------------------
 
 
 def failed_call_error(*, repeatable: bool) -> ConnectionError:
-    """Return the error of a call that was given up as unsafe or after its attempts."""
+    """Return the error of a call that was given up after one attempt."""
 
     def fail() -> None:
         raise ConnectionError
 
-    def outcome(_: Exception) -> tarry.Outcome:
+    def classify(_: Exception) -> tarry.Outcome:
         return tarry.Outcome(Kind.TRANSIENT, repeatable=repeatable)
 
     with pytest.raises(ConnectionError) as caught:
-        tarry.call(fail, on=outcome, attempts=1, name="op")
+        tarry.call(fail, on=classify, attempts=1, name="op")
     return caught.value
 
 
 @pytest.mark.parametrize(
-    ("replayable", "says"),
+    ("can_resend_body", "expected_note"),
     [(True, "its method is not idempotent"), (False, "its body cannot be sent a second time")],
 )
-def test_safety_note(replayable: bool, says: str) -> None:
-    """One note explains why, even if the object is raised several times."""
+def test_not_repeatable_note(can_resend_body: bool, expected_note: str) -> None:
+    """One note explains why the call was not retried, even if it is added several times."""
     error = failed_call_error(repeatable=False)
 
     for _ in range(2):
-        add_not_repeatable_note(error, can_resend_body=replayable)
+        add_not_repeatable_note(error, can_resend_body=can_resend_body)
 
     assert 2 == len(error.__notes__)
-    assert says in error.__notes__[-1]
+    assert expected_note in error.__notes__[-1]
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError(), failed_call_error(repeatable=True)], ids=["strange", "exhausted"]
+    "error",
+    [ValueError(), failed_call_error(repeatable=True)],
+    ids=["error without a record", "attempts exhausted"],
 )
-def test_other_errors_get_no_safety_note(error: Exception) -> None:
-    """An error for another reason, or not from a call, stays unchanged."""
+def test_other_errors_get_no_note(error: Exception) -> None:
+    """An error with another reason, or without a record, stays unchanged."""
     before = list(getattr(error, "__notes__", []))
 
     add_not_repeatable_note(error, can_resend_body=True)

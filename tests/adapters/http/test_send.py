@@ -1,4 +1,4 @@
-"""The functions that send requests, tested without a client."""
+"""`RequestSender`, tested without a client library."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ def make_sender(send: Any, first: Any = None, **options: Any) -> RequestSender:
         release_connection=lambda _: True,
         snapshot=lambda _: RequestSnapshot("GET", "http://a/", (), b""),
     )
-    changed = {name: options.pop(name) for name in functions._fields if name in options}
-    names = ("policy", "hedging", "downstream", "idempotency_key", "task_client")
+    replaced = {name: options.pop(name) for name in functions._fields if name in options}
+    option_names = ("policy", "hedging", "downstream", "idempotency_key", "task_client")
     return RequestSender(
-        functions._replace(**changed), send, first, **dict.fromkeys(names) | options
+        functions._replace(**replaced), send, first, **dict.fromkeys(option_names) | options
     )
 
 
 def make_response(status: int) -> Any:
-    """Return a response."""
+    """Return a response with this status and no headers."""
     return SimpleNamespace(status_code=status, headers={})
 
 
 class FakeServer:
-    """Responds with one status after the other, and records the number of each attempt."""
+    """Responds with the given statuses, and records the number and timeout of each attempt."""
 
     def __init__(self, *statuses: int) -> None:
         self._statuses = iter(statuses)
-        self.numbers: list[int] = []
+        self.attempt_numbers: list[int] = []
         self.attempt_timeouts: list[float | None] = []
 
     def send(self, *, attempt_timeout: float | None, attempt_number: int = 1) -> Any:
         """Handle one attempt."""
-        self.numbers.append(attempt_number)
+        self.attempt_numbers.append(attempt_number)
         self.attempt_timeouts.append(attempt_timeout)
         return make_response(next(self._statuses))
 
 
 def test_send_function_is_cached() -> None:
-    """The second request with the same key uses the function of the first."""
+    """A send function is cached under its key, and another key gets another function."""
     sender = make_sender(FakeServer().send)
 
     first = sender.send_function(GET)
@@ -70,8 +70,8 @@ def test_send_function_is_cached() -> None:
     assert first is not sender.send_function(POST)
 
 
-def test_used_send_functions_are_kept() -> None:
-    """A client that calls many origins keeps the functions that it uses again."""
+def test_cache_keeps_used_send_functions() -> None:
+    """The cache keeps a send function that is used again, and drops an unused one."""
     sender = make_sender(FakeServer().send)
     used, unused = sender.send_function(GET), sender.send_function(POST)
 
@@ -97,11 +97,11 @@ def test_attempts_are_numbered(has_listener: bool) -> None:
         else:
             assert 200 == call().status_code
 
-    assert [1, 2, 3] == server.numbers
+    assert [1, 2, 3] == server.attempt_numbers
 
 
 def test_classification_error_releases_the_permit() -> None:
-    """An error in the classification ends the call, and the breaker is not blocked."""
+    """An error in the classification ends the call and releases the permit of the breaker."""
     payments = Downstream("payments", breaker=Breaker(consecutive=1, open_for=1.0, probes=1))
     replies: list[Any] = [make_response(503), object(), make_response(200)]
     call = make_sender(
@@ -122,8 +122,8 @@ def test_classification_error_releases_the_permit() -> None:
     assert "closed" == payments.state
 
 
-def test_sync_client_enforces_the_attempt_timeout() -> None:
-    """A sync client gets the time limit of an attempt; no thread enforces it."""
+def test_sync_send_function_gets_the_attempt_timeout() -> None:
+    """A sync send function gets the attempt timeout, which the client library enforces."""
     server = FakeServer(200)
     sender = make_sender(server.send, policy=Policy(attempt_timeout=2.0))
 
@@ -131,8 +131,8 @@ def test_sync_client_enforces_the_attempt_timeout() -> None:
     assert [2.0] == server.attempt_timeouts
 
 
-def test_hedged_or_sent_once() -> None:
-    """With hedging, repeatable requests are copied, and others are sent once."""
+def test_only_repeatable_requests_are_hedged() -> None:
+    """With hedging, a repeatable request is sent twice, and another request is sent once."""
     server = FakeServer(503, 200, 503)
     sender = make_sender(server.send, hedging=Hedging(after=3600))
 
@@ -140,21 +140,21 @@ def test_hedged_or_sent_once() -> None:
     with pytest.raises(tarry.ResultNotAccepted):
         sender.send_function(POST)()
 
-    assert [1, 2, 1] == server.numbers
+    assert [1, 2, 1] == server.attempt_numbers
 
 
-# --- the fast path --------------------------------------------------------------------------------
+# --- fast path ------------------------------------------------------------------------------------
 
 
 class FakeClient:
-    """Sends sync or async, and records which function was used."""
+    """Sends sync or async requests, and records the function that sends each attempt."""
 
     def __init__(self, *replies: int | Exception) -> None:
         self._replies = iter(replies)
-        self.used: list[str] = []
+        self.used_functions: list[str] = []
 
     def _reply(self, function: str) -> Any:
-        self.used.append(function)
+        self.used_functions.append(function)
         reply = next(self._replies)
         if isinstance(reply, Exception):
             raise reply
@@ -195,46 +195,46 @@ sync_and_async = pytest.mark.parametrize("is_async", [False, True], ids=["sync",
 
 @sync_and_async
 def test_first_attempt_uses_the_fast_path(is_async: bool) -> None:
-    """A first attempt that succeeds is sent without limit and number, and is counted."""
+    """A first attempt that succeeds uses the fast path, and its latency is recorded."""
     payments = Downstream("payments", breaker=Breaker())
     client = FakeClient(200)
 
     assert 200 == client.send("r", is_async=is_async, downstream=payments).status_code
 
-    assert ["first"] == client.used
+    assert ["first"] == client.used_functions
     assert payments.quantile(0.5) is not None
 
 
 @sync_and_async
-@pytest.mark.parametrize("failure", [503, ConnectionError()], ids=["answer", "error"])
+@pytest.mark.parametrize("failure", [503, ConnectionError()], ids=["response", "error"])
 def test_failure_leaves_the_fast_path(is_async: bool, failure: int | Exception) -> None:
-    """After a failure the attempts are numbered, and the failure is counted."""
+    """After a failed first attempt the driver makes the next, and the breaker counts both."""
     payments = Downstream("payments", breaker=Breaker(consecutive=2))
     client = FakeClient(failure, 503, 200)
 
     with no_wait(), pytest.raises((tarry.ResultNotAccepted, ConnectionError)):
         client.send("r", is_async=is_async, downstream=payments)
 
-    assert ["first", "attempt 2"] == client.used
+    assert ["first", "attempt 2"] == client.used_functions
     assert "open" == payments.state
 
 
 @sync_and_async
 def test_permanent_result_ends_the_call(is_async: bool) -> None:
-    """A permanent response or error ends the call, also on the fast path."""
-    refused = Outcome(Kind.PERMANENT)
+    """A permanent response or error on the fast path ends the call."""
+    permanent = Outcome(Kind.PERMANENT)
     client = FakeClient(404, ValueError("no"))
 
     assert 404 == client.send("r", is_async=is_async).status_code
     with pytest.raises(ValueError, match="no"):
-        client.send("r", is_async=is_async, classify_error=lambda *_: refused)
+        client.send("r", is_async=is_async, classify_error=lambda *_: permanent)
 
-    assert ["first", "first"] == client.used
+    assert ["first", "first"] == client.used_functions
 
 
 @sync_and_async
 def test_fast_path_needs_a_closed_breaker_and_no_deadline_or_listener(is_async: bool) -> None:
-    """Without a breaker or with a closed one, the first attempt is sent unchanged."""
+    """The fast path is used with a closed or no breaker, if there is no deadline and listener."""
     failing = Downstream("failing", breaker=Breaker(consecutive=2))
     failing.record(0, Outcome(Kind.TRANSIENT), 0.0, environment.now(), 0.5)
     disabled = Downstream("disabled", breaker=Breaker())
@@ -242,7 +242,7 @@ def test_fast_path_needs_a_closed_breaker_and_no_deadline_or_listener(is_async: 
     client = FakeClient(*[200] * 5)
 
     client.send("r", is_async=is_async, downstream=failing)
-    client.send("r", is_async=is_async, downstream=Downstream("bare"))
+    client.send("r", is_async=is_async, downstream=Downstream("without a breaker"))
     assert failing.breaker is not None
     assert (2, 1, 0) == failing.breaker.counts(environment.now())
 
@@ -251,27 +251,27 @@ def test_fast_path_needs_a_closed_breaker_and_no_deadline_or_listener(is_async: 
         client.send("r", is_async=is_async)
     with captured_events():
         client.send("r", is_async=is_async)
-    assert ["first"] * 2 + ["attempt 1"] * 3 == client.used
+    assert ["first"] * 2 + ["attempt 1"] * 3 == client.used_functions
 
 
 @sync_and_async
-def test_outer_retry_does_not_resend_an_unsafe_request(is_async: bool) -> None:
-    """An error that ends an unsafe request on its first attempt is final for an outer retry."""
+def test_outer_retry_does_not_resend_a_request_that_is_not_repeatable(is_async: bool) -> None:
+    """An outer retry does not repeat a request that is not repeatable, even on the fast path."""
     client = FakeClient(ConnectionError("lost"), ConnectionError("sent twice"))
-    unsafe = Outcome(Kind.TRANSIENT, repeatable=False)
+    not_repeatable = Outcome(Kind.TRANSIENT, repeatable=False)
 
     with no_wait(), pytest.raises(ConnectionError, match="lost"):
         tarry.call(
-            lambda: client.send("r", is_async=is_async, classify_error=lambda *_: unsafe),
+            lambda: client.send("r", is_async=is_async, classify_error=lambda *_: not_repeatable),
             on=ConnectionError,
         )
 
-    assert ["first"] == client.used
+    assert ["first"] == client.used_functions
 
 
 @sync_and_async
 def test_uncounted_successes_are_limited(is_async: bool) -> None:
-    """Successes are counted later in batches, but only a few are pending."""
+    """Uncounted successes are counted as soon as their number exceeds the limit."""
     payments = Downstream("payments", breaker=Breaker())
 
     for _ in range(MAX_UNCOUNTED_SUCCESSES + 1):
@@ -281,8 +281,8 @@ def test_uncounted_successes_are_limited(is_async: bool) -> None:
 
 
 @sync_and_async
-def test_failure_counts_after_pending_successes(is_async: bool) -> None:
-    """A breaker counts the pending successes before a failure."""
+def test_pending_successes_are_counted_before_a_failure(is_async: bool) -> None:
+    """The breaker counts the pending successes before a failure, so it stays closed."""
     payments = Downstream("payments", breaker=Breaker(failure_rate=0.5, min_calls=2))
     client = FakeClient(200, 200, 200, 503)
 

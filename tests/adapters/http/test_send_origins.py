@@ -1,4 +1,4 @@
-"""Downstreams and retry configurations by origin."""
+"""`OriginRegistry`: the downstream and the retry configurations of each origin."""
 
 from __future__ import annotations
 
@@ -27,38 +27,40 @@ def make_registry(downstream: Any = None, policy: Policy | None = None) -> Origi
 
 
 def test_each_origin_has_its_own_downstream() -> None:
-    """Requests to one origin share a downstream; another origin has another."""
+    """Requests to the same origin share a downstream; another origin has its own."""
     registry = make_registry()
 
-    one, again, other = (registry.downstream(name) for name in ("http://a", "http://a", "http://b"))
+    first, same, other = (
+        registry.downstream(name) for name in ("http://a", "http://a", "http://b")
+    )
 
-    assert one is again is not other
-    assert ("http://a", "http://b") == (one.name, other.name)
+    assert first is same is not other
+    assert ("http://a", "http://b") == (first.name, other.name)
 
 
 def test_default_downstream() -> None:
     """By default an origin has a breaker and a budget."""
-    registry = default_downstream("http://a")
+    downstream = default_downstream("http://a")
 
-    assert (tarry.BreakerState.CLOSED, 500.0) == (registry.state, registry.balance)
+    assert (tarry.BreakerState.CLOSED, 500.0) == (downstream.state, downstream.balance)
 
 
-def test_downstream_function() -> None:
-    """A function returns the downstream of an origin, and is called once."""
+def test_downstream_function_is_called_once() -> None:
+    """A function that returns the downstream of an origin is called once for each origin."""
     calls: list[str] = []
 
-    def make(origin: str) -> Downstream:
+    def make_downstream(origin: str) -> Downstream:
         calls.append(origin)
         return Downstream("payments")
 
-    registry = make_registry(make)
+    registry = make_registry(make_downstream)
 
     assert registry.downstream("http://a") is registry.downstream("http://a")
     assert ["http://a"] == calls
 
 
 def test_one_downstream_for_all_origins() -> None:
-    """A given downstream is used for every origin."""
+    """A downstream given as argument is used for every origin."""
     payments = Downstream("payments")
     registry = make_registry(payments)
 
@@ -70,7 +72,7 @@ def test_one_downstream_for_all_origins() -> None:
     [(("payments", None), "downstream must be a tarry.Downstream"), ((None, 4), "policy must be")],
 )
 def test_invalid_argument_raises(arguments: tuple[Any, Any], message: str) -> None:
-    """An invalid argument raises at once."""
+    """An invalid argument raises when the registry is created."""
     with pytest.raises(tarry.ConfigurationError, match=message):
         make_registry(*arguments)
 
@@ -88,7 +90,7 @@ def test_config_is_created_once() -> None:
 
 
 def test_unused_origins_are_dropped() -> None:
-    """A client that calls many origins keeps those that it uses again."""
+    """The registry keeps an origin that is used again, and drops an unused one."""
     registry = make_registry()
     used = registry.retry_config("GET", "http://used", repeatable=True)
     registry.retry_config("GET", "http://unused", repeatable=True)
@@ -103,7 +105,7 @@ def test_unused_origins_are_dropped() -> None:
 
 
 def test_downstream_lives_as_long_as_its_configs() -> None:
-    """A new configuration shares the downstream of an existing one."""
+    """A new configuration of an origin shares the downstream of a configuration still in use."""
     registry = make_registry()
     existing = registry.retry_config("GET", "http://a", repeatable=True)
 
@@ -117,34 +119,36 @@ def test_downstream_lives_as_long_as_its_configs() -> None:
 
 def test_concurrent_threads_share_a_downstream() -> None:
     """Threads that create the downstream of an origin concurrently use the same one."""
-    together = threading.Barrier(4)
+    barrier = threading.Barrier(4)
 
-    def make(origin: str) -> Downstream:
-        together.wait(10)
+    def make_downstream(origin: str) -> Downstream:
+        barrier.wait(10)
         return Downstream(origin)
 
-    registry = make_registry(make)
+    registry = make_registry(make_downstream)
     with ThreadPoolExecutor(4) as pool:
-        found = set(pool.map(registry.downstream, ["http://a"] * 4))
+        downstreams = set(pool.map(registry.downstream, ["http://a"] * 4))
 
-    assert 1 == len(found)
+    assert 1 == len(downstreams)
 
 
-@pytest.mark.parametrize("wrong", [None, "payments"])
-def test_downstream_function_with_invalid_result(wrong: Any) -> None:
-    """The error names the result and the origin."""
+@pytest.mark.parametrize("result", [None, "payments"])
+def test_invalid_result_of_a_downstream_function_raises(result: Any) -> None:
+    """If the function does not return a downstream, the error names the origin."""
     with pytest.raises(tarry.ConfigurationError, match=r"must return a .*for http://a"):
-        make_registry(lambda _: wrong).downstream("http://a")
+        make_registry(lambda _: result).downstream("http://a")
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_repeatable_applies_to_errors_and_timeouts(repeatable: bool) -> None:
-    """A request that is not repeatable is unsafe after an error and after a timeout."""
+    """The outcome of an error or a timeout has the `repeatable` of the configuration."""
     config = make_registry().retry_config("POST", "http://a", repeatable=repeatable)
 
-    safe = [config.classify_error(error, 0).repeatable for error in (OSError(), AttemptTimeout())]
+    outcomes = [
+        config.classify_error(error, 0).repeatable for error in (OSError(), AttemptTimeout())
+    ]
 
-    assert [repeatable] * 2 == safe
+    assert [repeatable] * 2 == outcomes
 
 
 def test_response_is_classified_by_the_policy() -> None:
