@@ -1,4 +1,4 @@
-"""A test with the `integration` fixture runs in all integrations."""
+"""Fixtures of the framework tests."""
 
 from __future__ import annotations
 

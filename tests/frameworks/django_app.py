@@ -28,8 +28,8 @@ from tests.frameworks.shop import Shop
 View: TypeAlias = Callable[[Any], Any]
 
 
-def make_app(shop: Shop, **more: View) -> App:
-    """Return the application with additional views by path. Only `/form` checks CSRF tokens."""
+def make_app(shop: Shop, **extra_views: View) -> App:
+    """Return the application. `extra_views` are added by path; only `/form` checks CSRF tokens."""
 
     async def pay(request: HttpRequest) -> HttpResponse:
         paid = shop.pay(json.loads(request.body))
@@ -43,37 +43,37 @@ def make_app(shop: Shop, **more: View) -> App:
     async def fail(_request: HttpRequest) -> HttpResponse:
         return JsonResponse(shop.fail(), status=201)
 
-    async def refuse(_request: HttpRequest) -> HttpResponse:
-        shop.pay("refuse")
+    async def forbid(_request: HttpRequest) -> HttpResponse:
+        shop.pay("forbidden")
         raise PermissionDenied
 
     async def stream(_request: HttpRequest) -> HttpResponse:
         return StreamingHttpResponse(shop.chunks(), content_type="text/plain")
 
-    async def leave(_request: HttpRequest) -> HttpResponse:
-        shop.running.set()
+    async def wait_for_disconnect(_request: HttpRequest) -> HttpResponse:
+        shop.handler_started.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             shop.saw_disconnect = True
             raise
 
-    async def down(_request: HttpRequest) -> HttpResponse:
-        await shop.down()
+    async def give_up(_request: HttpRequest) -> HttpResponse:
+        await shop.give_up_call()
 
-    def down_in_thread(_request: HttpRequest) -> HttpResponse:
-        shop.down_in_thread()
+    def give_up_in_thread(_request: HttpRequest) -> HttpResponse:
+        shop.give_up_call_in_thread()
 
     views: dict[str, View] = {
         "pay": pay,
         "wait": wait,
         "fail": fail,
-        "refuse": refuse,
+        "forbidden": forbid,
         "stream": stream,
-        "leave": leave,
-        "down": down,
-        "down/thread": down_in_thread,
-        **more,
+        "disconnect": wait_for_disconnect,
+        "give-up": give_up,
+        "give-up/thread": give_up_in_thread,
+        **extra_views,
     }
     if not settings.configured:
         settings.configure(
@@ -85,7 +85,7 @@ def make_app(shop: Shop, **more: View) -> App:
                 "django.middleware.csrf.CsrfViewMiddleware",
                 "django.middleware.clickjacking.XFrameOptionsMiddleware",
             ],
-            SECRET_KEY="not one",  # noqa: S106 - nothing here is secret
+            SECRET_KEY="not secret",  # noqa: S106 - only for tests
         )
     settings.ROOT_URLCONF = (
         *(path(name, csrf_exempt(view)) for name, view in views.items()),

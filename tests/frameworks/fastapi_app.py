@@ -25,9 +25,9 @@ def make_app(shop: Shop) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
-        shop.lifespan_events.append("up")
+        shop.lifespan_events.append("startup")
         yield
-        shop.lifespan_events.append("down")
+        shop.lifespan_events.append("shutdown")
 
     app = FastAPI(lifespan=lifespan)
 
@@ -46,34 +46,34 @@ def make_app(shop: Shop) -> FastAPI:
     async def fail() -> dict[str, int]:
         return shop.fail()
 
-    @app.post("/refuse")
-    async def refuse() -> None:
-        shop.pay("refuse")
+    @app.post("/forbidden")
+    async def forbid() -> None:
+        shop.pay("forbidden")
         raise HTTPException(403)
 
     @app.post("/stream")
     async def stream() -> StreamingResponse:
         return StreamingResponse(shop.chunks(), media_type="text/plain")
 
-    @app.post("/leave")
-    async def leave(request: Request) -> None:
+    @app.post("/disconnect")
+    async def wait_for_disconnect(request: Request) -> None:
         await request.body()
-        shop.running.set()
+        shop.handler_started.set()
         shop.saw_disconnect = await request.is_disconnected()
 
-    @app.post("/down")
-    async def down() -> None:
-        await shop.down()
+    @app.post("/give-up")
+    async def give_up() -> None:
+        await shop.give_up_call()
 
-    @app.post("/down/thread")
-    def down_in_thread() -> None:
-        shop.down_in_thread()
+    @app.post("/give-up/thread")
+    def give_up_in_thread() -> None:
+        shop.give_up_call_in_thread()
 
     return app
 
 
-def make_app_with_middleware(shop: Shop, guard: Any, **options: Any) -> FastAPI:
-    """Return the application with an added middleware."""
+def make_app_with_middleware(shop: Shop, middleware_class: Any, **options: Any) -> FastAPI:
+    """Return the application with a middleware added by `add_middleware`."""
     app = make_app(shop)
-    app.add_middleware(guard, **options)
+    app.add_middleware(middleware_class, **options)
     return app

@@ -1,4 +1,4 @@
-"""The table of integrations: how each framework's users add a middleware."""
+"""The integrations: each framework with each way to add a middleware."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.frameworks.shop import Build, Shop
 
 @dataclass(frozen=True)
 class Integration:
-    """A framework, and how the middleware is added."""
+    """A framework and a function that adds a middleware to its application."""
 
     name: str
     build: Build
@@ -26,8 +26,8 @@ class Integration:
 def wrap_app(make_app: Callable[[Shop], App]) -> Build:
     """Return a function that wraps the whole application in the middleware."""
 
-    def build(shop: Shop, guard: Any, **options: Any) -> App:
-        app: App = guard(make_app(shop), **options)
+    def build(shop: Shop, middleware_class: Any, **options: Any) -> App:
+        app: App = middleware_class(make_app(shop), **options)
         return app
 
     return build
@@ -39,11 +39,11 @@ DOCUMENTED_INTEGRATIONS = [
     Integration("litestar", litestar_app.make_app_with_middleware),
     Integration("django", wrap_app(django_app.make_app), has_lifespan=False),
 ]
-"""The integration that each framework's documentation shows."""
+"""The integration that docs/frameworks.md shows for each framework."""
 
 INTEGRATIONS = [
     *DOCUMENTED_INTEGRATIONS,
-    Integration("around-starlette", wrap_app(starlette_app.make_app)),
-    Integration("around-fastapi", wrap_app(fastapi_app.make_app)),
-    Integration("around-litestar", wrap_app(litestar_app.make_app)),
+    Integration("wrapped-starlette", wrap_app(starlette_app.make_app)),
+    Integration("wrapped-fastapi", wrap_app(fastapi_app.make_app)),
+    Integration("wrapped-litestar", wrap_app(litestar_app.make_app)),
 ]

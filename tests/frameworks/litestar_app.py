@@ -43,37 +43,37 @@ def make_litestar(shop: Shop, middleware: Sequence[DefineMiddleware] = ()) -> Li
     async def fail() -> dict[str, int]:
         return shop.fail()
 
-    @post("/refuse")
-    async def refuse() -> None:
-        shop.pay("refuse")
+    @post("/forbidden")
+    async def forbid() -> None:
+        shop.pay("forbidden")
         raise PermissionDeniedException
 
     @post("/stream", status_code=200)
     async def stream() -> Stream:
         return Stream(shop.chunks(), media_type="text/plain")
 
-    @post("/leave")
-    async def leave(request: Request[Any, Any, Any]) -> None:
+    @post("/disconnect")
+    async def wait_for_disconnect(request: Request[Any, Any, Any]) -> None:
         await request.body()
-        shop.running.set()
+        shop.handler_started.set()
         shop.saw_disconnect = (await request.receive())["type"] == "http.disconnect"
 
-    @post("/down")
-    async def down() -> None:
-        await shop.down()
+    @post("/give-up")
+    async def give_up() -> None:
+        await shop.give_up_call()
 
-    @post("/down/thread", sync_to_thread=True)
-    def down_in_thread() -> None:
-        shop.down_in_thread()
+    @post("/give-up/thread", sync_to_thread=True)
+    def give_up_in_thread() -> None:
+        shop.give_up_call_in_thread()
 
     @asynccontextmanager
     async def lifespan(_app: Litestar) -> AsyncGenerator[None]:
-        shop.lifespan_events.append("up")
+        shop.lifespan_events.append("startup")
         yield
-        shop.lifespan_events.append("down")
+        shop.lifespan_events.append("shutdown")
 
     return Litestar(
-        [pay, wait, fail, refuse, stream, leave, down, down_in_thread],
+        [pay, wait, fail, forbid, stream, wait_for_disconnect, give_up, give_up_in_thread],
         middleware=middleware,
         lifespan=[lifespan],
         openapi_config=None,
@@ -86,6 +86,6 @@ def make_app(shop: Shop) -> App:
     return make_litestar(shop)
 
 
-def make_app_with_middleware(shop: Shop, guard: Any, **options: Any) -> App:
-    """Return the application with a middleware in its list."""
-    return make_litestar(shop, [DefineMiddleware(guard, **options)])
+def make_app_with_middleware(shop: Shop, middleware_class: Any, **options: Any) -> App:
+    """Return the application with a middleware in its `middleware` list."""
+    return make_litestar(shop, [DefineMiddleware(middleware_class, **options)])

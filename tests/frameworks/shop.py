@@ -1,14 +1,14 @@
-"""The shop that each framework serves: what its handlers do, and clients for it.
+"""The shop that each framework serves: its handlers, and clients that call it.
 
-Each `*_app.py` has the same routes in one framework, all of them POST:
+Each `*_app.py` has the same routes in one framework. All routes take POST requests:
 
-    /pay      reads JSON; responds 201 with a header and a cookie
-    /wait     responds 201 once the test allows it
-    /fail     raises the first time, then responds 201
-    /refuse   raises the framework's own exception for 403
-    /stream   responds in three parts
-    /leave    waits for the client to disconnect
-    /down     gives up a call; `/down/thread` does so in a thread
+    /pay          reads JSON; responds 201 with a header and a cookie
+    /wait         responds 201 once the test allows it
+    /fail         raises the first time, then responds 201
+    /forbidden    raises the framework's own exception for 403
+    /stream       responds in three chunks
+    /disconnect   waits until the client disconnects
+    /give-up      gives up a call; `/give-up/thread` does so in a thread
 """
 
 from __future__ import annotations
@@ -38,29 +38,30 @@ Build: TypeAlias = Callable[..., App]
 
 @dataclass
 class Shop:
-    """The handlers of the shop, and what tests observe."""
+    """The handlers of the shop, and the state that tests observe and control."""
 
     runs: list[Any] = field(default_factory=list[Any])
-    """The argument of each run of a handler."""
+    """One item for each run of a handler: its order, or its name, or the remaining time."""
     lifespan_events: list[str] = field(default_factory=list[str])
     """The events of the application's lifespan."""
-    running: asyncio.Event = field(default_factory=asyncio.Event)
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    handler_started: asyncio.Event = field(default_factory=asyncio.Event)
+    resume: asyncio.Event = field(default_factory=asyncio.Event)
+    """Lets a waiting handler continue."""
     pauses_stream: bool = False
-    """A stream waits before its last chunk."""
+    """Whether a stream waits before its last chunk."""
     saw_disconnect: bool = False
-    """A handler saw its client disconnect."""
+    """Whether a handler saw its client disconnect."""
 
     def pay(self, order: Any) -> dict[str, int]:
-        """Take a payment."""
+        """Record an order, and return the number of the payment."""
         self.runs.append(order)
         return {"payment": len(self.runs)}
 
     async def wait(self) -> dict[str, int]:
-        """Take a payment once the test allows it."""
+        """Record a payment, and return it after `resume`."""
         paid = self.pay("wait")
-        self.running.set()
-        await self.go_on.wait()
+        self.handler_started.set()
+        await self.resume.wait()
         return paid
 
     def fail(self) -> dict[str, int]:
@@ -76,32 +77,32 @@ class Shop:
         for chunk in CHUNKS[:-1]:
             yield chunk
         if self.pauses_stream:
-            self.running.set()
-            await self.go_on.wait()
+            self.handler_started.set()
+            await self.resume.wait()
         yield CHUNKS[-1]
 
-    async def down(self) -> None:
-        """Give up a call."""
+    async def give_up_call(self) -> None:
+        """Make a call that is given up."""
         self.runs.append(tarry.remaining())
         with no_wait():
-            await tarry.acall(self._below_async, on=ConnectionError)
+            await tarry.acall(self._fail_async, on=ConnectionError)
 
-    def down_in_thread(self) -> None:
-        """Give up a call in a thread of the framework."""
+    def give_up_call_in_thread(self) -> None:
+        """Make a call that is given up, in a thread of the framework."""
         self.runs.append(tarry.remaining())
         with no_wait():
-            tarry.call(self._below, on=ConnectionError)
+            tarry.call(self._fail, on=ConnectionError)
 
-    def _below(self) -> None:
+    def _fail(self) -> None:
         raise ConnectionError("down")
 
-    async def _below_async(self) -> None:
-        self._below()
+    async def _fail_async(self) -> None:
+        self._fail()
 
 
 @asynccontextmanager
 async def open_asgi_client(app: App) -> AsyncGenerator[httpx.AsyncClient]:
-    """Open a client of the application. An error in the application is a 500, as with a server."""
+    """Open a client that calls the application; an error of the application becomes a 500."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://shop", headers=KEY
@@ -110,7 +111,7 @@ async def open_asgi_client(app: App) -> AsyncGenerator[httpx.AsyncClient]:
 
 
 async def run_pending_callbacks() -> None:
-    """Run the event loop for a while, so that frameworks handle their messages."""
+    """Yield to the event loop several times, so that frameworks handle their messages."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -118,14 +119,14 @@ async def run_pending_callbacks() -> None:
 async def send_and_disconnect(
     app: App, path: str, shop: Shop, key: bytes | None = b'"4f2a"'
 ) -> None:
-    """Send a request, and disconnect as soon as its handler runs."""
+    """Send a request, and disconnect as soon as its handler has started."""
     headers = [(b"host", b"shop"), *([] if key is None else [(b"idempotency-key", key)])]
     unread = [b"}", b"{"]
 
     async def receive() -> Message:
         if unread:
             return {"type": "http.request", "body": unread.pop(), "more_body": bool(unread)}
-        await shop.running.wait()
+        await shop.handler_started.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
@@ -136,7 +137,7 @@ async def send_and_disconnect(
 
 @asynccontextmanager
 async def open_server_client(app: App) -> AsyncGenerator[httpx.AsyncClient]:
-    """Open a client of a real server on a free port. Requests wait in the socket until it is up."""
+    """Serve the application with uvicorn on a free port, and open a client for it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app, log_config=None, date_header=False, server_header=False)
         server = uvicorn.Server(config)

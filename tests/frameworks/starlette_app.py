@@ -31,47 +31,47 @@ def make_app(shop: Shop, middleware: Sequence[Middleware] = ()) -> Starlette:
     async def fail(_request: Request) -> Response:
         return JSONResponse(shop.fail(), 201)
 
-    async def refuse(_request: Request) -> Response:
-        shop.pay("refuse")
+    async def forbid(_request: Request) -> Response:
+        shop.pay("forbidden")
         raise HTTPException(403)
 
     async def stream(_request: Request) -> Response:
         return StreamingResponse(shop.chunks(), media_type="text/plain")
 
-    async def leave(request: Request) -> Response:
+    async def wait_for_disconnect(request: Request) -> Response:
         await request.body()
-        shop.running.set()
+        shop.handler_started.set()
         shop.saw_disconnect = await request.is_disconnected()
         return Response()
 
-    async def down(_request: Request) -> Response:
-        await shop.down()
+    async def give_up(_request: Request) -> Response:
+        await shop.give_up_call()
         return Response()
 
-    def down_in_thread(_request: Request) -> Response:
-        shop.down_in_thread()
+    def give_up_in_thread(_request: Request) -> Response:
+        shop.give_up_call_in_thread()
         return Response()
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
-        shop.lifespan_events.append("up")
+        shop.lifespan_events.append("startup")
         yield
-        shop.lifespan_events.append("down")
+        shop.lifespan_events.append("shutdown")
 
     handlers: dict[str, Any] = {
         "/pay": pay,
         "/wait": wait,
         "/fail": fail,
-        "/refuse": refuse,
+        "/forbidden": forbid,
         "/stream": stream,
-        "/leave": leave,
-        "/down": down,
-        "/down/thread": down_in_thread,
+        "/disconnect": wait_for_disconnect,
+        "/give-up": give_up,
+        "/give-up/thread": give_up_in_thread,
     }
     routes = [Route(path, handler, methods=["POST"]) for path, handler in handlers.items()]
     return Starlette(routes=routes, middleware=list(middleware), lifespan=lifespan)
 
 
-def make_app_with_middleware(shop: Shop, guard: Any, **options: Any) -> Starlette:
-    """Return the application with a middleware in its list."""
-    return make_app(shop, [Middleware(guard, **options)])
+def make_app_with_middleware(shop: Shop, middleware_class: Any, **options: Any) -> Starlette:
+    """Return the application with a middleware in its `middleware` list."""
+    return make_app(shop, [Middleware(middleware_class, **options)])

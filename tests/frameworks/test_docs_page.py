@@ -1,4 +1,4 @@
-"""The code of docs/frameworks.md runs. It needs third-party packages."""
+"""The code blocks of docs/frameworks.md run as they are."""
 
 from __future__ import annotations
 
@@ -20,42 +20,44 @@ BLOCKS = blocks_of(DOCS / "frameworks.md")
 
 
 def framework_of(block: Block) -> str:
-    """Return the framework that a block imports."""
+    """Return the name of the framework that a block imports."""
     names = ("fastapi", "starlette", "litestar", "django")
     return next(name for name in names if f"from {name}" in block.text)
 
 
 def test_page_has_all_frameworks() -> None:
-    """There is one block for each framework."""
+    """The page has one code block for each framework."""
     assert ["django", "fastapi", "litestar", "starlette"] == sorted(map(framework_of, BLOCKS))
 
 
 async def pay_in_django(request: HttpRequest) -> HttpResponse:
-    """Return a response, as the view of a project would."""
+    """Handle a payment, as a view of a Django project."""
     return JsonResponse({"paid": json.loads(request.body)["amount"]}, status=201)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=framework_of)
 def test_block_works(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The application of a block requires a key, runs once for it, and repeats the response."""
-    django_app.make_app(Shop(), payments=pay_in_django)  # settings and views, as a project has them
-    # Litestar would set up logging for all tests that follow.
+    """The application of a block requires a key, and repeats the response to a known key."""
+    django_app.make_app(Shop(), payments=pay_in_django)  # the settings and views of a project
+    # Litestar would configure logging for all later tests.
     monkeypatch.setattr(LoggingConfig, "configure", lambda _config: logging.getLogger)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
     (tmp_path / "page.py").write_text(block.text, encoding="utf-8")
-    made = run_path("page.py")
+    page_globals = run_path("page.py")
 
     async def main() -> None:
-        async with open_asgi_client(made.get("app") or made["application"]) as client:
+        async with open_asgi_client(
+            page_globals.get("app") or page_globals["application"]
+        ) as client:
             first, second = [await client.post("/payments", json={"amount": 7}) for _ in range(2)]
             del client.headers["Idempotency-Key"]
-            unguarded = await client.post("/payments", json={"amount": 7})
-        await made["store"].close()
+            without_key = await client.post("/payments", json={"amount": 7})
+        await page_globals["store"].close()
 
         assert (201, {"paid": 7}) == (first.status_code, first.json())
         assert first.content == second.content
         assert "true" == second.headers["idempotent-replayed"]
-        assert 400 == unguarded.status_code
+        assert 400 == without_key.status_code
 
     asyncio.run(main())

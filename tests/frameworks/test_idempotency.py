@@ -21,12 +21,12 @@ from tests.frameworks.shop import (
 )
 
 ORDER = {"amount": 7, "note": "für Zoë"}
-REPLAYED = (b"idempotent-replayed", b"true")
+REPLAYED_HEADER = (b"idempotent-replayed", b"true")
 
 
 def is_stored_copy(first: httpx.Response, second: httpx.Response) -> bool:
-    """Return whether the second response is the stored first one."""
-    return (first.status_code, [*first.headers.raw, REPLAYED], first.content) == (
+    """Return whether the second response is the stored copy of the first one."""
+    return (first.status_code, [*first.headers.raw, REPLAYED_HEADER], first.content) == (
         second.status_code,
         second.headers.raw,
         second.content,
@@ -34,7 +34,7 @@ def is_stored_copy(first: httpx.Response, second: httpx.Response) -> bool:
 
 
 def test_repeated_request_gets_the_stored_response(integration: Integration) -> None:
-    """The handler runs once; status, header, cookie and body are the same."""
+    """A repeated request gets the same status, headers, cookie and body; the handler runs once."""
     shop = Shop()
 
     async def main() -> None:
@@ -51,7 +51,7 @@ def test_repeated_request_gets_the_stored_response(integration: Integration) -> 
 
 
 def test_other_payload_is_422(integration: Integration) -> None:
-    """The same key with another body is a 422, and no handler runs."""
+    """The same key with another body gets a 422, and the handler does not run."""
     shop = Shop()
 
     async def main() -> None:
@@ -63,18 +63,18 @@ def test_other_payload_is_422(integration: Integration) -> None:
     assert [ORDER] == shop.runs
 
 
-def test_missing_key_is_400(integration: Integration) -> None:
-    """Where a key is required, a request without one is a 400; elsewhere it runs each time."""
+def test_missing_key_is_400_where_it_is_required(integration: Integration) -> None:
+    """Without a key, a path that requires one responds with 400; another path runs each time."""
     shop = Shop()
 
     async def main() -> None:
         app = integration.build(shop, IdempotencyMiddleware, require_key=["/pay"])
         async with open_asgi_client(app) as client:
             del client.headers["Idempotency-Key"]
-            refused = await client.post("/pay", json=ORDER)
+            rejected = await client.post("/pay", json=ORDER)
             assert (400, "Idempotency-Key is missing") == (
-                refused.status_code,
-                refused.json()["title"],
+                rejected.status_code,
+                rejected.json()["title"],
             )
             for _ in range(2):
                 await client.post("/stream")
@@ -84,18 +84,18 @@ def test_missing_key_is_400(integration: Integration) -> None:
 
 
 def test_request_in_progress_is_409(integration: Integration) -> None:
-    """A concurrent second request is a 409; after the first has finished, it gets its response."""
+    """A concurrent request gets a 409; a later one gets the stored response of the first."""
     shop = Shop()
 
     async def main() -> None:
         async with open_asgi_client(integration.build(shop, IdempotencyMiddleware)) as client:
-            running = asyncio.create_task(client.post("/wait"))
-            await shop.running.wait()
-            early = await client.post("/wait")
-            shop.go_on.set()
-            first = await running
+            first_request = asyncio.create_task(client.post("/wait"))
+            await shop.handler_started.wait()
+            concurrent = await client.post("/wait")
+            shop.resume.set()
+            first = await first_request
 
-            assert (409, "1") == (early.status_code, early.headers["retry-after"])
+            assert (409, "1") == (concurrent.status_code, concurrent.headers["retry-after"])
             assert 201 == first.status_code
             assert is_stored_copy(first, await client.post("/wait"))
 
@@ -103,8 +103,8 @@ def test_request_in_progress_is_409(integration: Integration) -> None:
     assert ["wait"] == shop.runs
 
 
-def test_raising_handler(integration: Integration) -> None:
-    """An error is a 500, raised inside or outside of the middleware; the next request runs."""
+def test_error_is_not_stored(integration: Integration) -> None:
+    """A handler that raises causes a 500, which is not stored; the next request runs it again."""
     shop = Shop()
 
     async def main() -> None:
@@ -119,22 +119,22 @@ def test_raising_handler(integration: Integration) -> None:
 
 
 def test_403_is_not_stored(integration: Integration) -> None:
-    """After the framework's own 403, a client with the permission needs no new key."""
+    """A 403 of the framework is not stored; the next request with the same key runs."""
     shop = Shop()
 
     async def main() -> None:
         async with open_asgi_client(integration.build(shop, IdempotencyMiddleware)) as client:
-            first, second = [await client.post("/refuse") for _ in range(2)]
+            first, second = [await client.post("/forbidden") for _ in range(2)]
 
         assert [403, 403] == [first.status_code, second.status_code]
         assert "idempotent-replayed" not in second.headers
 
     asyncio.run(main())
-    assert ["refuse", "refuse"] == shop.runs
+    assert ["forbidden", "forbidden"] == shop.runs
 
 
 def test_stream_is_stored(integration: Integration) -> None:
-    """A stream below the limit is stored as a whole."""
+    """A streamed response below the size limit is stored."""
     shop = Shop()
 
     async def main() -> None:
@@ -148,8 +148,8 @@ def test_stream_is_stored(integration: Integration) -> None:
     assert ["stream"] == shop.runs
 
 
-def test_body_in_many_chunks(integration: Integration) -> None:
-    """A body that arrives byte by byte, also within characters, is parsed."""
+def test_request_body_in_many_chunks(integration: Integration) -> None:
+    """A request body that arrives byte by byte reaches the handler complete."""
     shop = Shop()
     body = httpx.Request("POST", "http://shop", json=ORDER).content
 
@@ -167,76 +167,76 @@ def test_body_in_many_chunks(integration: Integration) -> None:
     assert [ORDER] == shop.runs
 
 
-def test_handler_sees_the_disconnect(integration: Integration) -> None:
-    """Without a key the handler can stop: the disconnect reaches the application."""
+def test_handler_sees_the_disconnect_without_a_key(integration: Integration) -> None:
+    """In a request without a key, the handler sees that the client disconnects."""
     shop = Shop()
 
     async def main() -> None:
         app = integration.build(shop, IdempotencyMiddleware)
-        await send_and_disconnect(app, "/leave", shop, key=None)
+        await send_and_disconnect(app, "/disconnect", shop, key=None)
 
     asyncio.run(main())
     assert shop.saw_disconnect
 
 
-def test_retry_after_a_disconnect(integration: Integration) -> None:
-    """The handler goes on, also where its framework would stop it; the retry gets its response."""
+def test_response_to_a_disconnected_client_is_stored(integration: Integration) -> None:
+    """The handler completes after a disconnect, and a retry gets its stored response."""
     shop = Shop()
 
     async def main() -> None:
         app = integration.build(shop, IdempotencyMiddleware)
         disconnected = asyncio.create_task(send_and_disconnect(app, "/wait", shop))
-        await shop.running.wait()
+        await shop.handler_started.wait()
         await run_pending_callbacks()
-        shop.go_on.set()
+        shop.resume.set()
         await disconnected
         async with open_asgi_client(app) as client:
-            again = await client.post("/wait", content=b"{}")
+            retried = await client.post("/wait", content=b"{}")
 
-        assert (201, "true") == (again.status_code, again.headers["idempotent-replayed"])
+        assert (201, "true") == (retried.status_code, retried.headers["idempotent-replayed"])
 
     asyncio.run(main())
     assert ["wait"] == shop.runs
 
 
-def test_stream_of_a_disconnected_client_is_stored(integration: Integration) -> None:
-    """The framework sees the disconnect only after the stream is complete and stored."""
+def test_stream_to_a_disconnected_client_is_stored(integration: Integration) -> None:
+    """A stream completes after a disconnect, and a retry gets its stored response."""
     shop = Shop(pauses_stream=True)
 
     async def main() -> None:
         app = integration.build(shop, IdempotencyMiddleware)
         disconnected = asyncio.create_task(send_and_disconnect(app, "/stream", shop))
-        await shop.running.wait()
+        await shop.handler_started.wait()
         await run_pending_callbacks()
-        shop.go_on.set()
+        shop.resume.set()
         await disconnected
         async with open_asgi_client(app) as client:
-            again = await client.post("/stream", content=b"{}")
+            retried = await client.post("/stream", content=b"{}")
 
-        assert ("".join(CHUNKS), "true") == (again.text, again.headers["idempotent-replayed"])
+        assert ("".join(CHUNKS), "true") == (retried.text, retried.headers["idempotent-replayed"])
 
     asyncio.run(main())
     assert ["stream"] == shop.runs
 
 
 def test_large_stream_stops_on_a_disconnect(integration: Integration) -> None:
-    """A stream above the limit stops on a disconnect; its request counts as done."""
+    """A stream above the size limit stops on a disconnect, and a retry gets a 409."""
     shop = Shop(pauses_stream=True)
 
     async def main() -> None:
         app = integration.build(shop, IdempotencyMiddleware, max_response_bytes=4)
         await send_and_disconnect(app, "/stream", shop)
         async with open_asgi_client(app) as client:
-            again = await client.post("/stream", content=b"{}")
+            retried = await client.post("/stream", content=b"{}")
 
-        assert (409, 200) == (again.status_code, again.json()["originalStatus"])
+        assert (409, 200) == (retried.status_code, retried.json()["originalStatus"])
 
     asyncio.run(main())
     assert ["stream"] == shop.runs
 
 
-def test_concurrent_requests(integration: Integration, tmp_path: Path) -> None:
-    """One of fifty concurrent requests runs; the others get its response or a 409."""
+def test_one_of_many_concurrent_requests_runs(integration: Integration, tmp_path: Path) -> None:
+    """One of fifty concurrent requests runs; the others get its stored response or a 409."""
     shop = Shop()
 
     async def main() -> None:
@@ -244,19 +244,19 @@ def test_concurrent_requests(integration: Integration, tmp_path: Path) -> None:
         async with open_asgi_client(
             integration.build(shop, IdempotencyMiddleware, store=store)
         ) as client:
-            crowd = await asyncio.gather(*(client.post("/pay", json=ORDER) for _ in range(50)))
+            responses = await asyncio.gather(*(client.post("/pay", json=ORDER) for _ in range(50)))
         await store.close()
 
-        assert {"payment": 1} in [response.json() for response in crowd]
-        assert {201, 409} >= {response.status_code for response in crowd}
+        assert {"payment": 1} in [response.json() for response in responses]
+        assert {201, 409} >= {response.status_code for response in responses}
 
     asyncio.run(main())
     assert [ORDER] == shop.runs
 
 
 @pytest.mark.parametrize("integration", DOCUMENTED_INTEGRATIONS, ids=str)
-def test_behind_a_real_server(integration: Integration) -> None:
-    """The behaviour is the same over sockets, and the application's lifespan runs."""
+def test_real_server(integration: Integration) -> None:
+    """The middleware works in a real server, and the lifespan of the application runs."""
     shop = Shop()
 
     async def main() -> None:
@@ -270,4 +270,4 @@ def test_behind_a_real_server(integration: Integration) -> None:
 
     asyncio.run(main())
     assert [ORDER] == shop.runs
-    assert (["up", "down"] if integration.has_lifespan else []) == shop.lifespan_events
+    assert (["startup", "shutdown"] if integration.has_lifespan else []) == shop.lifespan_events

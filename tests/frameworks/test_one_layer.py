@@ -1,4 +1,4 @@
-"""The middleware that keeps retries at one layer, in each framework."""
+"""`OneRetryLayerMiddleware` in each framework."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.frameworks.shop import Shop, open_asgi_client, open_server_client
 ORDER = {"amount": 7, "note": "for one"}
 
 
-@pytest.mark.parametrize("path", ["/down", "/down/thread"])
+@pytest.mark.parametrize("path", ["/give-up", "/give-up/thread"])
 def test_failure_after_retries_has_the_header(integration: Integration, path: str) -> None:
-    """The failure has X-Should-Retry: false, also for calls in a thread."""
+    """The response after a given-up call has X-Should-Retry: false, also for calls in a thread."""
     shop = Shop()
 
     async def main() -> None:
@@ -34,64 +34,64 @@ def test_failure_after_retries_has_the_header(integration: Integration, path: st
         assert "false" == response.headers["x-should-retry"]
 
     asyncio.run(main())
-    (left,) = shop.runs
-    assert 0 < left <= 60
+    (remaining,) = shop.runs
+    assert 0 < remaining <= 60
 
 
 def test_other_responses_are_unchanged(integration: Integration) -> None:
-    """An unrelated error, a refusal and a success have no header."""
+    """The responses to an unrelated error, a 403 and a success have no X-Should-Retry."""
     shop = Shop()
 
     async def main() -> None:
         async with open_asgi_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
-            responses = [await client.post(path) for path in ("/fail", "/refuse", "/stream")]
+            responses = [await client.post(path) for path in ("/fail", "/forbidden", "/stream")]
             paid = await client.post("/pay", json=ORDER)
 
         assert [500, 403, 200, 201] == [response.status_code for response in [*responses, paid]]
         assert not any("x-should-retry" in response.headers for response in [*responses, paid])
 
     asyncio.run(main())
-    assert ["fail", "refuse", "stream", ORDER] == shop.runs
+    assert ["fail", "forbidden", "stream", ORDER] == shop.runs
 
 
 @pytest.mark.parametrize("integration", DOCUMENTED_INTEGRATIONS, ids=str)
-def test_behind_a_real_server(integration: Integration) -> None:
-    """The behaviour is the same over sockets, and the application's lifespan runs."""
+def test_real_server(integration: Integration) -> None:
+    """The middleware works in a real server, and the lifespan of the application runs."""
     shop = Shop()
 
     async def main() -> None:
         async with open_server_client(integration.build(shop, OneRetryLayerMiddleware)) as client:
             assert 201 == (await client.post("/pay", json=ORDER)).status_code
-            assert "false" == (await client.post("/down")).headers["x-should-retry"]
+            assert "false" == (await client.post("/give-up")).headers["x-should-retry"]
 
     asyncio.run(main())
     assert [ORDER, None] == shop.runs
-    assert (["up", "down"] if integration.has_lifespan else []) == shop.lifespan_events
+    assert (["startup", "shutdown"] if integration.has_lifespan else []) == shop.lifespan_events
 
 
 def test_unrelated_errors_reach_the_error_handlers() -> None:
-    """A call that was given up before does not hide an unrelated error."""
+    """An unrelated error after a given-up call reaches the exception handler of Starlette."""
     shop = Shop()
 
     async def handle(_request: Any) -> Response:
         with suppress(ConnectionError):
-            await shop.down()
+            await shop.give_up_call()
         raise ValueError("a bug")
 
-    async def explain(_request: Any, error: Exception) -> Response:
-        return PlainTextResponse(f"it is {error}", 500)
+    async def handle_error(_request: Any, error: Exception) -> Response:
+        return PlainTextResponse(f"error: {error}", 500)
 
     app = Starlette(
         routes=[Route("/", handle, methods=["POST"])],
         middleware=[Middleware(OneRetryLayerMiddleware)],
-        exception_handlers={Exception: explain},
+        exception_handlers={Exception: handle_error},
     )
 
     async def main() -> None:
         async with open_asgi_client(app) as client:
             response = await client.post("/")
 
-        assert (500, "it is a bug") == (response.status_code, response.text)
+        assert (500, "error: a bug") == (response.status_code, response.text)
         assert "x-should-retry" not in response.headers
 
     asyncio.run(main())
@@ -99,16 +99,17 @@ def test_unrelated_errors_reach_the_error_handlers() -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_background_tasks_have_no_deadline(streams: bool) -> None:
-    """The client's deadline ends with the response; a real server sends streams in another task."""
+    """A background task has no deadline, also if Starlette sends the response in another task."""
     shop = Shop()
+    background_done = asyncio.Event()
 
-    async def later() -> None:
+    async def run_in_background() -> None:
         shop.runs.append(tarry.remaining())
-        shop.running.set()
+        background_done.set()
 
     async def handle(_request: Any) -> Response:
         shop.runs.append(tarry.remaining())
-        task = BackgroundTask(later)
+        task = BackgroundTask(run_in_background)
         if streams:
             return StreamingResponse(shop.chunks(), background=task)
         return PlainTextResponse("one", background=task)
@@ -121,7 +122,7 @@ def test_background_tasks_have_no_deadline(streams: bool) -> None:
     async def main() -> None:
         async with open_server_client(app) as client:
             await client.post("/", headers={"X-Deadline-Ms": "60000"})
-            await shop.running.wait()
+            await background_done.wait()
 
     asyncio.run(main())
     assert (True, None) == (shop.runs[0] is not None, shop.runs[-1])
