@@ -1,4 +1,4 @@
-"""A minimal ASGI client: sends one request to an application and returns the response."""
+"""A minimal ASGI client, and an application that counts its runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Response:
 
     @property
     def status(self) -> int:
-        """The status."""
+        """The status code."""
         return cast("int", self.messages[0]["status"])
 
     @property
@@ -32,33 +32,33 @@ class Response:
 
     @property
     def body(self) -> bytes:
-        """The whole body."""
+        """The body of all messages."""
         return b"".join(message.get("body", b"") for message in self.messages[1:])
 
     @property
-    def replayed(self) -> bool:
-        """Whether the response is marked as a stored one."""
+    def is_replayed(self) -> bool:
+        """Whether the response has the header of a stored response."""
         return (b"idempotent-replayed", b"true") in self.headers
 
     @property
     def problem(self) -> dict[str, Any]:
-        """The problem in the body."""
+        """The problem document in the body."""
         assert b"application/problem+json" == self.header(b"content-type")
         problem = cast("dict[str, Any]", json.loads(self.body))
         assert self.status == problem["status"]
         return problem
 
     def header(self, name: bytes) -> bytes | None:
-        """Return the value of a header that occurs once."""
+        """Return the value of a header that occurs once, or None."""
         return dict(self.headers).get(name)
 
 
 def make_scope(
-    method: str = "POST", path: str = "/payments", headers: HeaderPairs = (), **more: Any
+    method: str = "POST", path: str = "/payments", headers: HeaderPairs = (), **extra: Any
 ) -> dict[str, Any]:
     """Return the scope of a request."""
     base = {"type": "http", "method": method, "path": path, "query_string": b"", "root_path": ""}
-    return {**base, "headers": list(headers), **more}
+    return {**base, "headers": list(headers), **extra}
 
 
 async def send_request(
@@ -72,7 +72,7 @@ async def send_request(
 ) -> Response:
     """Send one request and return the response. The body may be sent in several messages."""
     chunks = [body] if isinstance(body, bytes) else list(body)
-    lines = [*headers, *([] if key is None else [(b"idempotency-key", key)])]
+    all_headers = [*headers, *([] if key is None else [(b"idempotency-key", key)])]
     unread: list[Message] = [
         {"type": "http.request", "body": chunk, "more_body": number < len(chunks)}
         for number, chunk in enumerate(chunks, 1)
@@ -86,7 +86,7 @@ async def send_request(
         before_send(message)
         response.messages.append(dict(message))
 
-    await app(make_scope(headers=lines, **scope), receive, send)
+    await app(make_scope(headers=all_headers, **scope), receive, send)
     return response
 
 
@@ -100,7 +100,7 @@ def run_sequentially(*requests: Awaitable[Response]) -> list[Response]:
 
 
 class PaymentsApp:
-    """An application that counts its runs, records the bodies, and answers with the run number."""
+    """An application that records the request bodies and responds with the number of the run."""
 
     def __init__(self, status: int = 201) -> None:
         self.status = status
@@ -108,11 +108,11 @@ class PaymentsApp:
 
     @property
     def runs(self) -> int:
-        """How often the application ran."""
+        """The number of requests that the application has handled."""
         return len(self.bodies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, in three messages."""
+        """Respond to one request in three messages."""
         message = await receive()
         self.bodies.append(message["body"])
         assert not message["more_body"]
@@ -123,7 +123,7 @@ class PaymentsApp:
         await send({"type": "http.response.body", "body": b"%d" % self.runs})
 
 
-def delayed(payments: PaymentsApp, seconds: float) -> App:
+def delay_first_run(payments: PaymentsApp, seconds: float) -> App:
     """Return an application that waits before its first run."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The harness of the store conformance cases: an empty store and helpers."""
+"""The harness of the conformance cases for stores: an empty store and helper functions."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class StoreHarness:
     """An empty store, and control over its clock."""
 
     store: IdempotencyStore
-    twin: IdempotencyStore
-    """The same records through a second connection, or the store itself if it has none."""
+    second_connection: IdempotencyStore
+    """A store with a second connection to the same records, or the store itself."""
     advance: Callable[[float], Awaitable[None]]
     """Advances the store's clock by this many seconds."""
     tick: float = 1.0
     """The unit of time of the cases in seconds: 1 on a virtual clock, less on a real one."""
     expires_records: bool = False
-    """The database deletes expired records itself, so that a sweep finds none."""
+    """Whether the database itself deletes expired records, so that a sweep finds none."""
 
     @property
     def lease(self) -> float:
-        """Ten ticks, in seconds."""
+        """The lease of the cases in seconds: ten ticks."""
         return 10 * self.tick
 
 
@@ -42,13 +42,13 @@ def case_name(case: Case) -> str:
 
 
 CONCURRENT_CLAIMS = 50
-OK = StoredResponse(200, ((b"content-type", b"text/plain"),), b"done")
+RESPONSE = StoredResponse(200, ((b"content-type", b"text/plain"),), b"done")
 
 CASES: list[Case] = []
 
 
 def conformance_case(case: Case) -> Case:
-    """Add a case to the list."""
+    """Add a case to `CASES`."""
     CASES.append(case)
     return case
 
@@ -73,22 +73,24 @@ async def run_concurrently(functions: list[Callable[[], Awaitable[T]]]) -> list[
 
 
 async def record_of(store: IdempotencyStore, key: str) -> Record:
-    """Return the record of a key that is not free."""
+    """Return the record of a key that is claimed or finished."""
     return (await existing_record(store, key)).record
 
 
 async def existing_record(store: IdempotencyStore, key: str) -> ExistingRecord:
-    """Return the result of a claim of a key that is not free."""
+    """Claim a key that is claimed or finished already, and return the result."""
     existing = await store.claim(key, "probe", "probe", 1.0)
     assert existing is not None
     return existing
 
 
 async def claim_concurrently(harness: StoreHarness) -> list[ExistingRecord | None]:
-    """Claim one key many times concurrently, half of them through the second connection."""
+    """Claim one key many times concurrently, with half of the claims on the second connection."""
     return await run_concurrently(
         [
             partial(store.claim, "k", f"print {number}", f"owner {number}", 100 * harness.tick)
-            for number, store in enumerate([harness.store, harness.twin] * (CONCURRENT_CLAIMS // 2))
+            for number, store in enumerate(
+                [harness.store, harness.second_connection] * (CONCURRENT_CLAIMS // 2)
+            )
         ]
     )

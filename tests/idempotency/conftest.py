@@ -1,4 +1,4 @@
-"""Run a test on asyncio and on trio."""
+"""Fixtures of the idempotency tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ Run: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 @pytest.fixture(params=["asyncio", "trio"])
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a coroutine function in virtual time, on asyncio and on trio.
-
-    One request in a hundred sweeps the store; with this random number, no request does.
-    """
+    """Return a function that runs a coroutine function in virtual time, on asyncio and trio."""
+    # One request in a hundred sweeps the store; with this random number, no request does.
     monkeypatch.setattr(environment, "draw_random", lambda: 0.5)
 
     def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -1,4 +1,4 @@
-"""A memory store with the faults of a store across a network: it yields, hangs and fails."""
+"""A memory store with the faults of a remote store: its calls yield, hang and fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ FOREVER_S = 1e9
 
 
 class FaultyStore(MemoryStore):
-    """Yields in every call. Given calls fail, or take time before or after their effect."""
+    """A memory store whose calls yield. `fails` names calls that raise.
+
+    `before` and `after` map the names of calls to delays in seconds, before or after the effect.
+    """
 
     def __init__(
         self,
@@ -29,12 +32,12 @@ class FaultyStore(MemoryStore):
         self.after: dict[str, float] = after or {}
         self.calls: list[str] = []
 
-    async def _with_faults(self, call: str, work: Callable[[], Awaitable[T]]) -> T:
+    async def _call_with_faults(self, call: str, function: Callable[[], Awaitable[T]]) -> T:
         self.calls.append(call)
         await clocks.async_sleep(self.before.get(call, 0))
         if call in self.fails:
-            raise ConnectionError("the store is away")
-        result = await work()
+            raise ConnectionError("the store is unreachable")
+        result = await function()
         await clocks.async_sleep(self.after.get(call, 0))
         return result
 
@@ -42,13 +45,13 @@ class FaultyStore(MemoryStore):
         self, key: str, fingerprint: str, owner: str, lease: float
     ) -> ExistingRecord | None:
         """Claim a key, with the faults of this call."""
-        return await self._with_faults(
+        return await self._call_with_faults(
             "claim", partial(super().claim, key, fingerprint, owner, lease)
         )
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Extend a lease, with the faults of this call."""
-        return await self._with_faults(
+        return await self._call_with_faults(
             "extend", partial(super().extend, key, fingerprint, owner, lease)
         )
 
@@ -56,13 +59,13 @@ class FaultyStore(MemoryStore):
         self, key: str, fingerprint: str, owner: str, response: StoredResponse, retention: float
     ) -> bool:
         """Store a response, with the faults of this call."""
-        work = partial(super().finish, key, fingerprint, owner, response, retention)
-        return await self._with_faults("finish", work)
+        function = partial(super().finish, key, fingerprint, owner, response, retention)
+        return await self._call_with_faults("finish", function)
 
     async def release(self, key: str, owner: str) -> None:
-        """Free a key, with the faults of this call."""
-        await self._with_faults("release", partial(super().release, key, owner))
+        """Release a key, with the faults of this call."""
+        await self._call_with_faults("release", partial(super().release, key, owner))
 
     async def sweep(self, limit: int) -> int:
         """Delete expired records, with the faults of this call."""
-        return await self._with_faults("sweep", partial(super().sweep, limit))
+        return await self._call_with_faults("sweep", partial(super().sweep, limit))

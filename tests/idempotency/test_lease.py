@@ -1,4 +1,4 @@
-"""The owner of a lease."""
+"""Owners of leases."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tarry.idempotency.lease import KeyLease, LeaseContext
 from tests.idempotency.asgi_client import make_scope
 
 
-def new_owner() -> str:
-    """Return the owner of a new lease."""
+def make_owner() -> str:
+    """Create a lease and return its owner."""
     context = LeaseContext(
         MemoryStore(),
         lease_s=30.0,
@@ -25,13 +25,13 @@ def new_owner() -> str:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_owners_are_unique() -> None:
-    """No two requests have the same owner, in one process or in a forked one."""
-    reading, writing = os.pipe()
-    if not (child := os.fork()):
-        os.write(writing, f"{new_owner()}\n{new_owner()}".encode())
+    """All leases have different owners, also in a forked process."""
+    read_fd, write_fd = os.pipe()
+    if not (child_pid := os.fork()):
+        os.write(write_fd, f"{make_owner()}\n{make_owner()}".encode())
         os._exit(0)
-    os.waitpid(child, 0)
+    os.waitpid(child_pid, 0)
 
-    owners = [*os.read(reading, 1000).decode().split("\n"), new_owner(), new_owner()]
+    owners = [*os.read(read_fd, 1000).decode().split("\n"), make_owner(), make_owner()]
 
     assert 4 == len(set(owners))

@@ -1,4 +1,4 @@
-"""The middleware: the flow of the draft, its problems, and expiry."""
+"""The middleware: stored responses, problem responses and expiry."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ JSON = [(b"content-type", b"application/json")]
 
 
 def test_first_request_runs() -> None:
-    """The handler gets the whole body, and the client the messages as they were sent."""
+    """The handler gets the complete body, and the client gets the messages of the handler."""
     payments = PaymentsApp()
     app = IdempotencyMiddleware(payments)
 
     (response,) = run_sequentially(send_request(app, body=[b"amount", b"=", b"100"]))
 
     assert [b"amount=100"] == payments.bodies
-    assert (201, b"run 1", False) == (response.status, response.body, response.replayed)
+    assert (201, b"run 1", False) == (response.status, response.body, response.is_replayed)
     assert [True, False] == [message.get("more_body", False) for message in response.messages[1:]]
 
 
 def test_repeated_request_gets_the_stored_response() -> None:
-    """The handler runs once. Status, headers in order and body are those of the first response."""
+    """A repeated request gets the status, headers and body of the first; the handler runs once."""
     payments = PaymentsApp()
     app = IdempotencyMiddleware(payments)
 
@@ -55,61 +55,61 @@ def test_unquoted_and_quoted_key_are_the_same() -> None:
 
     _, second = run_sequentially(send_request(app, key=b'"a-1"'), send_request(app, key=b"a-1"))
 
-    assert second.replayed
+    assert second.is_replayed
 
 
 @pytest.mark.parametrize(
-    "other",
+    "changes",
     [
         {"body": b"[]"},
         {"query_string": b"dry=1"},
         {"headers": [(b"content-type", b"text/plain")]},
     ],
 )
-def test_same_key_with_another_payload_is_422(other: dict[str, Any]) -> None:
-    """A known key with another body, query or content type is rejected and not run."""
+def test_same_key_with_another_payload_is_422(changes: dict[str, Any]) -> None:
+    """A known key with another body, query or content type gets a 422, and does not run."""
     payments = PaymentsApp()
     app = IdempotencyMiddleware(payments)
 
     first: dict[str, Any] = {"body": b"{}", "query_string": b"", "headers": JSON}
-    _, refused = run_sequentially(
-        send_request(app, **first), send_request(app, **{**first, **other})
+    _, rejected = run_sequentially(
+        send_request(app, **first), send_request(app, **{**first, **changes})
     )
 
-    assert (422, "Idempotency-Key is already used") == (refused.status, refused.problem["title"])
-    assert b"false" == refused.header(b"x-should-retry")
+    assert (422, "Idempotency-Key is already used") == (rejected.status, rejected.problem["title"])
+    assert b"false" == rejected.header(b"x-should-retry")
     assert 1 == payments.runs
 
 
 def test_same_key_while_the_first_runs_is_409() -> None:
-    """A second request does not wait for the first; it gets a Retry-After."""
-    running, go_on = asyncio.Event(), asyncio.Event()
+    """A request whose key is in progress gets a 409 with Retry-After at once."""
+    started, resume = asyncio.Event(), asyncio.Event()
     payments = PaymentsApp()
 
-    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
-        running.set()
-        await go_on.wait()
+    async def wait_and_pay(scope: Scope, receive: Receive, send: Send) -> None:
+        started.set()
+        await resume.wait()
         await payments(scope, receive, send)
 
     async def main() -> None:
-        app = IdempotencyMiddleware(slow)
+        app = IdempotencyMiddleware(wait_and_pay)
         first = asyncio.create_task(send_request(app))
-        await running.wait()
+        await started.wait()
         second = await send_request(app)
-        go_on.set()
+        resume.set()
 
         assert 409 == second.status
         assert "A request is outstanding for this Idempotency-Key" == second.problem["title"]
         assert (b"1", b"true") == (second.header(b"retry-after"), second.header(b"x-should-retry"))
         assert b"run 1" == (await first).body
-        assert (await send_request(app)).replayed
+        assert (await send_request(app)).is_replayed
 
     asyncio.run(main())
     assert 1 == payments.runs
 
 
-def test_responses_expire() -> None:
-    """After the retention the key is free and the request runs again."""
+def test_stored_response_expires() -> None:
+    """After the retention the handler runs again."""
 
     async def main() -> list[bool]:
         app = IdempotencyMiddleware(PaymentsApp(), retention=60.0)
@@ -117,18 +117,18 @@ def test_responses_expire() -> None:
         for _ in range(3):
             responses.append(await send_request(app))
             await asyncio.sleep(40)
-        return [response.replayed for response in responses]
+        return [response.is_replayed for response in responses]
 
     with VirtualClock() as clock:
         assert [False, True, False] == clock.run(main)
 
 
 @pytest.mark.parametrize("key", [b"", b'""', b'"open', b"a b", b'"a", "b"', b"a" * 256])
-@pytest.mark.parametrize("required", [(), ["/payments"]])
-def test_malformed_key_is_400(key: bytes, required: list[str]) -> None:
-    """A malformed key is rejected, also where a key is optional."""
+@pytest.mark.parametrize("require_key", [(), ["/payments"]])
+def test_malformed_key_is_400(key: bytes, require_key: list[str]) -> None:
+    """A malformed key gets a 400, also where a key is optional."""
     payments = PaymentsApp()
-    app = IdempotencyMiddleware(payments, require_key=required)
+    app = IdempotencyMiddleware(payments, require_key=require_key)
 
     (response,) = run_sequentially(send_request(app, key=key))
 
@@ -136,8 +136,8 @@ def test_malformed_key_is_400(key: bytes, required: list[str]) -> None:
     assert 0 == payments.runs
 
 
-def test_two_keys_are_malformed() -> None:
-    """A request with two Idempotency-Key headers is rejected."""
+def test_two_key_headers_are_400() -> None:
+    """A request with two Idempotency-Key headers gets a 400."""
     payments = PaymentsApp()
 
     (response,) = run_sequentially(
@@ -148,10 +148,10 @@ def test_two_keys_are_malformed() -> None:
 
 
 def test_problems_link_to_the_documentation() -> None:
-    """Every problem has its own absolute type and a link to the API's page or the draft."""
+    """A problem has an absolute type, and a link to `docs_url` or to the IETF draft."""
     url = "https://example.com/docs/retries"
 
-    with_docs, with_anchor, without = run_sequentially(
+    with_docs, with_anchor, without_docs = run_sequentially(
         *(
             send_request(IdempotencyMiddleware(PaymentsApp(), docs_url=docs_url), key=b"")
             for docs_url in (url, f"{url}#keys", None)
@@ -161,33 +161,33 @@ def test_problems_link_to_the_documentation() -> None:
     assert f"{url}#malformed" == with_docs.problem["type"]
     assert f'<{url}>; rel="describedby"'.encode() == with_docs.header(b"link")
     assert f"{url}#keys" == with_anchor.problem["type"]
-    assert "urn:tarry:idempotency:malformed" == without.problem["type"]
-    assert b"draft-ietf-httpapi-idempotency-key-header" in (without.header(b"link") or b"")
-    assert b"en" == without.header(b"content-language")
-    assert b"%d" % len(without.body) == without.header(b"content-length")
+    assert "urn:tarry:idempotency:malformed" == without_docs.problem["type"]
+    assert b"draft-ietf-httpapi-idempotency-key-header" in (without_docs.header(b"link") or b"")
+    assert b"en" == without_docs.header(b"content-language")
+    assert b"%d" % len(without_docs.body) == without_docs.header(b"content-length")
 
 
 def test_some_requests_sweep_expired_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request in a hundred deletes expired records, so that no sweeper is needed."""
-    draws = iter([0.99, 0.01, 0.0099])
-    monkeypatch.setattr(environment, "draw_random", lambda: next(draws))
+    """A request deletes expired records with a probability of 1%."""
+    random_numbers = iter([0.99, 0.01, 0.0099])
+    monkeypatch.setattr(environment, "draw_random", lambda: next(random_numbers))
 
     async def main() -> list[int]:
         store = MemoryStore()
         app = IdempotencyMiddleware(PaymentsApp(), store, retention=60.0)
-        left: list[int] = []
+        record_counts: list[int] = []
         for number in range(3):
             await send_request(app, key=b"%d" % number)
-            left.append(len(store._entries))
+            record_counts.append(len(store._entries))
             await asyncio.sleep(60)
-        return left
+        return record_counts
 
     with VirtualClock() as clock:
         assert [1, 2, 1] == clock.run(main)
 
 
 def test_handler_gets_the_scope_of_the_server() -> None:
-    """The application gets the scope object of the server, which is unchanged afterwards."""
+    """The application gets a scope that is equal to that of the server."""
     scopes: list[Scope] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -200,17 +200,17 @@ def test_handler_gets_the_scope_of_the_server() -> None:
     assert [make_scope(headers=scopes[0]["headers"])] == scopes
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_nested_middleware_passes_the_request(shared: bool) -> None:
-    """An inner middleware passes the request: it would otherwise conflict with the outer one."""
+@pytest.mark.parametrize("same_store", [True, False])
+def test_nested_middleware_is_not_applied(same_store: bool) -> None:
+    """Inside another middleware, a middleware checks only that a required key is there."""
     payments, store = PaymentsApp(), MemoryStore()
     inner = IdempotencyMiddleware(payments, store, require_key=["/payments"])
-    app = IdempotencyMiddleware(inner, store if shared else MemoryStore())
+    app = IdempotencyMiddleware(inner, store if same_store else MemoryStore())
 
-    first, second, without = run_sequentially(
+    first, second, without_key = run_sequentially(
         send_request(app), send_request(app), send_request(app, key=None)
     )
 
-    assert [201, 201, 400] == [first.status, second.status, without.status]
-    assert (False, True, 1) == (first.replayed, second.replayed, payments.runs)
-    assert shared or {} == store._entries
+    assert [201, 201, 400] == [first.status, second.status, without_key.status]
+    assert (False, True, 1) == (first.is_replayed, second.is_replayed, payments.runs)
+    assert same_store or {} == store._entries

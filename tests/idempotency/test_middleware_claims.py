@@ -1,4 +1,4 @@
-"""Claims that find a record, and claims that hang, fail or succeed too late."""
+"""Claims that return a record, and claims that hang, fail or succeed too late."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ RESPONSE = StoredResponse(201, ((b"a", b"b"),), b"body")
 
 
 class StoreWithRecord(MemoryStore):
-    """A store that has a record for every key, which becomes free at 10 s on its clock."""
+    """A store that has a record for every key; the records expire at 10 s on its clock."""
 
-    def __init__(self, now: float, response: StoredResponse | None, *, same: bool = True) -> None:
+    def __init__(
+        self, now: float, response: StoredResponse | None, *, same_request: bool = True
+    ) -> None:
         super().__init__()
-        self.now, self.response, self.same = now, response, same
+        self.now, self.response, self.same_request = now, response, same_request
 
     async def claim(
         self, key: str, fingerprint: str, owner: str, lease: float
     ) -> ExistingRecord | None:
-        """Return the record, of the same or of another request."""
-        fingerprint = fingerprint if self.same else "other"
+        """Return the record of the same or of another request."""
+        fingerprint = fingerprint if self.same_request else "other"
         return ExistingRecord(Record(fingerprint, 10.0, self.response), self.now)
 
 
-def response_for(store: StoreWithRecord) -> Response:
-    """Return the response of the middleware; the application must not run."""
+def send_to_store(store: StoreWithRecord) -> Response:
+    """Send a request to a middleware with this store; check that the handler does not run."""
     payments = PaymentsApp()
     response = asyncio.run(send_request(IdempotencyMiddleware(payments, store)))
     assert 0 == payments.runs
@@ -49,29 +51,29 @@ def response_for(store: StoreWithRecord) -> Response:
 
 
 @pytest.mark.parametrize("response", [None, RESPONSE])
-def test_other_fingerprint_is_a_mismatch(response: StoredResponse | None) -> None:
-    """The same key must not be used for a different request, running or finished."""
-    assert 422 == response_for(StoreWithRecord(0.0, response, same=False)).status
+def test_other_fingerprint_is_422(response: StoredResponse | None) -> None:
+    """A key of a different request, running or finished, is rejected with 422."""
+    assert 422 == send_to_store(StoreWithRecord(0.0, response, same_request=False)).status
 
 
 def test_finished_record_returns_its_response() -> None:
-    """A repeated request gets the stored response."""
-    response = response_for(StoreWithRecord(0.0, RESPONSE))
+    """A request whose key has a finished record gets the stored response."""
+    response = send_to_store(StoreWithRecord(0.0, RESPONSE))
 
-    assert (201, b"body", True) == (response.status, response.body, response.replayed)
+    assert (201, b"body", True) == (response.status, response.body, response.is_replayed)
 
 
-@pytest.mark.parametrize(("now", "left"), [(0.0, 10), (9.5, 1), (10.0, 0), (11.0, 0)])
-def test_running_record_is_in_progress(now: float, left: int) -> None:
-    """While the first request runs, the others get the remaining time of its lease, at least 0."""
-    response = response_for(StoreWithRecord(now, None))
+@pytest.mark.parametrize(("now", "remaining_s"), [(0.0, 10), (9.5, 1), (10.0, 0), (11.0, 0)])
+def test_running_record_is_409(now: float, remaining_s: int) -> None:
+    """While the first request runs, another gets a 409 with the remaining time of the lease."""
+    response = send_to_store(StoreWithRecord(now, None))
 
     assert 409 == response.status
-    assert response.problem["detail"].endswith(f"the key is free in {left} s.")
+    assert response.problem["detail"].endswith(f"the key is free in {remaining_s} s.")
 
 
 def test_hanging_claim_rejects_the_request(run: Run) -> None:
-    """A claim that takes more than five seconds rejects the request, which does not run."""
+    """A claim that exceeds the store timeout causes a 503, and the handler does not run."""
     payments = PaymentsApp()
 
     async def main() -> None:
@@ -84,22 +86,24 @@ def test_hanging_claim_rejects_the_request(run: Run) -> None:
     assert 0 == payments.runs
 
 
-@pytest.mark.parametrize("wait", [{"before": {"claim": 8}}, {"after": {"claim": 8}}])
-@pytest.mark.parametrize("patience", [1, 60])
-def test_late_claim_is_released(run: Run, wait: dict[str, Any], patience: float) -> None:
-    """A claim that the store makes after a cancellation or timeout is released."""
+@pytest.mark.parametrize("delays", [{"before": {"claim": 8}}, {"after": {"claim": 8}}])
+@pytest.mark.parametrize("request_timeout_s", [1, 60])
+def test_late_claim_is_released(run: Run, delays: dict[str, Any], request_timeout_s: float) -> None:
+    """A claim that the store makes after the request was cancelled or timed out is released."""
     payments = PaymentsApp()
 
     async def main() -> None:
-        store = FaultyStore(**wait)
+        store = FaultyStore(**delays)
         app = IdempotencyMiddleware(payments, store)
         started = environment.now()
         responded = False
-        with clocks.timeout(patience):
+        with clocks.timeout(request_timeout_s):
             assert 503 == (await send_request(app)).status
             responded = True
-        assert responded == (patience != 1)
-        assert min(patience, lease.STORE_TIMEOUT_S) == pytest.approx(environment.now() - started)
+        assert responded == (request_timeout_s != 1)
+        assert min(request_timeout_s, lease.STORE_TIMEOUT_S) == pytest.approx(
+            environment.now() - started
+        )
         await clocks.async_sleep(10)
         store.before, store.after = {}, {}
         assert 201 == (await send_request(app)).status
@@ -108,16 +112,16 @@ def test_late_claim_is_released(run: Run, wait: dict[str, Any], patience: float)
     assert 1 == payments.runs
 
 
-def test_claim_with_lost_answer_is_released(run: Run) -> None:
-    """A claim that raises may have been made, so it is released."""
+def test_claim_that_raises_is_released(run: Run) -> None:
+    """A claim that raises is released, because the store may have made it."""
 
-    class Lossy(FaultyStore):
+    class StoreWithLostReplies(FaultyStore):
         async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> None:
             await super().claim(key, fingerprint, owner, lease)
             raise ConnectionError("reset by peer")
 
     async def main() -> None:
-        store = Lossy()
+        store = StoreWithLostReplies()
         assert 503 == (await send_request(IdempotencyMiddleware(PaymentsApp(), store))).status
         await clocks.async_sleep(1)
         assert ["claim", "release"] == store.calls
@@ -127,9 +131,9 @@ def test_claim_with_lost_answer_is_released(run: Run) -> None:
 
 
 def test_claim_made_after_the_release_is_released_again() -> None:
-    """A database may make the claim after the request was cancelled and after a release."""
+    """A claim that the store makes after the release of the timed-out claim is released, too."""
 
-    class Stubborn(FaultyStore):
+    class StoreWithLateClaim(FaultyStore):
         async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> None:
             try:
                 await asyncio.sleep(10)
@@ -139,7 +143,7 @@ def test_claim_made_after_the_release_is_released_again() -> None:
                 raise
 
     async def main() -> None:
-        store = Stubborn()
+        store = StoreWithLateClaim()
         assert 503 == (await send_request(IdempotencyMiddleware(PaymentsApp(), store))).status
         await asyncio.sleep(2)
         assert ["release", "claim", "release"] == store.calls

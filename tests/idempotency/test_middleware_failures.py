@@ -1,4 +1,4 @@
-"""Handlers that fail, clients that disconnect early, and cancelled requests."""
+"""Failed handlers, incomplete requests and responses, and cancelled requests."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from tests.idempotency.faulty_store import FaultyStore
 
 
 def test_raising_handler_releases_the_key() -> None:
-    """The server sees the error, nothing is sent, and a retry runs the handler."""
+    """A handler that raises sends nothing, its error reaches the server, and a retry runs."""
     payments = PaymentsApp()
     sent: list[Message] = []
 
-    async def fails_once(scope: Scope, receive: Receive, send: Send) -> None:
+    async def fail_once(scope: Scope, receive: Receive, send: Send) -> None:
         if payments.runs:
             await payments(scope, receive, send)
             return
         payments.bodies.append(b"failed")
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        raise RuntimeError("half way")
+        raise RuntimeError("failed")
 
     async def main() -> None:
-        app = IdempotencyMiddleware(fails_once)
-        with pytest.raises(RuntimeError, match="half way"):
+        app = IdempotencyMiddleware(fail_once)
+        with pytest.raises(RuntimeError, match="failed"):
             await send_request(app, before_send=sent.append)
         assert [] == sent
         assert b"run 2" == (await send_request(app)).body
-        assert (await send_request(app)).replayed
+        assert (await send_request(app)).is_replayed
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 408, 425, 429, 500, 503])
-def test_response_without_effect_is_not_stored(status: int) -> None:
-    """A client that corrects its request, or waits, gets another try."""
+def test_retryable_response_is_not_stored(status: int) -> None:
+    """A response that a later request may not get, such as 401 or 503, is not stored."""
     payments = PaymentsApp(status)
     app = IdempotencyMiddleware(payments)
 
     async def main() -> None:
         assert status == (await send_request(app)).status
-        assert (status, False) == ((second := await send_request(app)).status, second.replayed)
+        assert (status, False) == ((second := await send_request(app)).status, second.is_replayed)
 
     asyncio.run(main())
     assert 2 == payments.runs
@@ -56,44 +56,44 @@ def test_response_without_effect_is_not_stored(status: int) -> None:
 
 @pytest.mark.parametrize("status", [400, 402, 409, 422])
 def test_other_client_errors_are_stored(status: int) -> None:
-    """Other 4xx responses are stored like any other response."""
+    """A 4xx response that depends only on the request is stored."""
     app = IdempotencyMiddleware(PaymentsApp(status))
 
     async def main() -> None:
         await send_request(app)
-        assert (status, True) == ((second := await send_request(app)).status, second.replayed)
+        assert (status, True) == ((second := await send_request(app)).status, second.is_replayed)
 
     asyncio.run(main())
 
 
 def test_server_errors_are_stored_with_store_errors() -> None:
-    """With store_errors a 500 is stored."""
+    """A 500 response is stored if `store_errors` is True."""
     app = IdempotencyMiddleware(PaymentsApp(500), store_errors=True)
 
     async def main() -> None:
         await send_request(app)
-        assert (await send_request(app)).replayed
+        assert (await send_request(app)).is_replayed
 
     asyncio.run(main())
 
 
 def test_incomplete_response_releases_the_key() -> None:
-    """The server gets the incomplete response and handles it."""
+    """An incomplete response is sent to the server, and its key is released."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def main() -> None:
-        guarded = IdempotencyMiddleware(app)
+        middleware = IdempotencyMiddleware(app)
         for _ in range(2):
-            response = await send_request(guarded)
+            response = await send_request(middleware)
             assert ["http.response.start"] == [message["type"] for message in response.messages]
 
     asyncio.run(main())
 
 
-def test_error_after_the_response_does_not_undo_it() -> None:
-    """The server sees the error of a background task; the response was sent and is stored."""
+def test_response_before_an_error_is_stored() -> None:
+    """If a handler raises after its response, the response is stored and the error is raised."""
     payments = PaymentsApp()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,16 +101,16 @@ def test_error_after_the_response_does_not_undo_it() -> None:
         raise RuntimeError("afterwards")
 
     async def main() -> None:
-        guarded = IdempotencyMiddleware(app)
+        middleware = IdempotencyMiddleware(app)
         with pytest.raises(RuntimeError, match="afterwards"):
-            await send_request(guarded)
-        assert (await send_request(guarded)).replayed
+            await send_request(middleware)
+        assert (await send_request(middleware)).is_replayed
 
     asyncio.run(main())
 
 
 def test_incomplete_request_does_not_run() -> None:
-    """A client that disconnects before its body is complete runs nothing."""
+    """If the client disconnects before its body is complete, the handler does not run."""
     payments = PaymentsApp()
     messages: list[Message] = [
         {"type": "http.request", "body": b"{", "more_body": True},
@@ -131,22 +131,22 @@ def test_incomplete_request_does_not_run() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("store", [MemoryStore, FaultyStore])
-@pytest.mark.parametrize("run", ["asyncio", "trio"])
-def test_cancelled_request_lets_its_lease_expire(
-    run: str, store: Callable[[], MemoryStore]
+@pytest.mark.parametrize("make_store", [MemoryStore, FaultyStore])
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_cancelled_request_keeps_its_key_until_the_lease_expires(
+    backend: str, make_store: Callable[[], MemoryStore]
 ) -> None:
-    """A thread of the handler may still run, so its key stays claimed until the lease ends."""
+    """The key of a cancelled request stays claimed, as a thread of its handler may still run."""
     payments = PaymentsApp()
 
-    async def sleepy(scope: Scope, receive: Receive, send: Send) -> None:
+    async def sleep_in_first_run(scope: Scope, receive: Receive, send: Send) -> None:
         if not payments.runs:
             payments.bodies.append(b"cancelled")
             await clocks.async_sleep(1000)
         await payments(scope, receive, send)
 
     async def main() -> None:
-        app = IdempotencyMiddleware(sleepy, store(), lease=30.0)
+        app = IdempotencyMiddleware(sleep_in_first_run, make_store(), lease=30.0)
         with clocks.timeout(100):
             await send_request(app)
             pytest.fail("not cancelled")
@@ -155,18 +155,18 @@ def test_cancelled_request_lets_its_lease_expire(
         assert b"run 2" == (await send_request(app)).body
 
     with VirtualClock() as clock:
-        (clock.run if run == "asyncio" else clock.run_trio)(main)
+        (clock.run if backend == "asyncio" else clock.run_trio)(main)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("plain"), KeyboardInterrupt("plain")])
+@pytest.mark.parametrize("error", [RuntimeError("failed"), KeyboardInterrupt("failed")])
 def test_handler_errors_are_not_wrapped_on_trio(error: BaseException) -> None:
-    """The error of a handler is not wrapped in an exception group."""
+    """On trio the error of a handler is raised without an exception group."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise error
 
     async def main() -> None:
-        with pytest.raises(type(error), match=r"^plain$"):
+        with pytest.raises(type(error), match=r"^failed$"):
             await send_request(IdempotencyMiddleware(app, FaultyStore()))
 
     trio.run(main)

@@ -1,4 +1,4 @@
-"""Leases that are renewed and lost, and a store that fails."""
+"""Renewed, lost and expired leases of the middleware, and stores that reject claims."""
 
 from __future__ import annotations
 
@@ -10,61 +10,63 @@ import trio
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
 from tarry.testing import VirtualClock
 from tarry.wire.http import Receive, Scope, Send
-from tests.idempotency.asgi_client import PaymentsApp, delayed, send_request
+from tests.idempotency.asgi_client import PaymentsApp, delay_first_run, send_request
 from tests.idempotency.faulty_store import FOREVER_S, FaultyStore
 
 
-@pytest.mark.parametrize("call", ["extend", "none"])
+@pytest.mark.parametrize("failing_call", ["extend", "none"])
 def test_lease_is_renewed_while_the_handler_runs(
-    call: str, caplog: pytest.LogCaptureFixture
+    failing_call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A handler that runs for several lease times keeps its key, also if a renewal fails."""
+    """A handler that runs longer than its lease keeps its key, also if a renewal fails."""
     payments = PaymentsApp()
-    store = FaultyStore(call)
+    store = FaultyStore(failing_call)
 
     async def main() -> None:
-        app = IdempotencyMiddleware(delayed(payments, 100), store, lease=30.0)
+        app = IdempotencyMiddleware(delay_first_run(payments, 100), store, lease=30.0)
         first = asyncio.create_task(send_request(app))
         await asyncio.sleep(15)
         store.fails = ()
         await asyncio.sleep(80)
         assert 409 == (await send_request(app)).status
         assert 201 == (await first).status
-        assert (await send_request(app)).replayed
+        assert (await send_request(app)).is_replayed
 
     with VirtualClock() as clock:
         clock.run(main)
     assert 1 == payments.runs
-    assert (call == "extend") == ("lease not renewed because the store failed" in caplog.text)
+    assert (failing_call == "extend") == (
+        "lease not renewed because the store failed" in caplog.text
+    )
 
 
 def test_lease_is_renewed_on_trio() -> None:
-    """The lease is also renewed on trio."""
+    """On trio, too, a handler that runs longer than its lease keeps its key."""
     payments = PaymentsApp()
 
-    async def sleepy(scope: Scope, receive: Receive, send: Send) -> None:
+    async def sleep_and_pay(scope: Scope, receive: Receive, send: Send) -> None:
         await trio.sleep(100)
         await payments(scope, receive, send)
 
     async def main() -> None:
-        app = IdempotencyMiddleware(sleepy, FaultyStore(), lease=30.0)
+        app = IdempotencyMiddleware(sleep_and_pay, FaultyStore(), lease=30.0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send_request, app)
             await trio.sleep(95)
             assert 409 == (await send_request(app)).status
-        assert (await send_request(app)).replayed
+        assert (await send_request(app)).is_replayed
 
     with VirtualClock() as clock:
         clock.run_trio(main)
 
 
-def test_lost_lease_stores_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The client gets its response, the key stays with its new owner, and a warning is logged."""
+def test_response_of_a_lost_lease_is_not_stored(caplog: pytest.LogCaptureFixture) -> None:
+    """The response of a request that lost its lease is sent but not stored; a warning is logged."""
     payments = PaymentsApp()
     store = FaultyStore("extend")
 
     async def main() -> None:
-        app = IdempotencyMiddleware(delayed(payments, 100), store, lease=30.0)
+        app = IdempotencyMiddleware(delay_first_run(payments, 100), store, lease=30.0)
         first = asyncio.create_task(send_request(app))
         await asyncio.sleep(50)
         second = asyncio.create_task(send_request(app))
@@ -81,18 +83,18 @@ def test_lost_lease_stores_nothing(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_failing_store_rejects_the_request(caplog: pytest.LogCaptureFixture) -> None:
-    """A request that may have run before does not run."""
+    """If the claim fails, the request gets a 503, and the handler does not run."""
     payments = PaymentsApp()
 
     response = asyncio.run(send_request(IdempotencyMiddleware(payments, FaultyStore("claim"))))
 
     assert (503, b"1", 0) == (response.status, response.header(b"retry-after"), payments.runs)
     assert "Idempotency-Key cannot be checked" == response.problem["title"]
-    assert "the store is away" in caplog.text
+    assert "the store is unreachable" in caplog.text
 
 
-def test_full_store_rejects_with_retry_after() -> None:
-    """A full memory store causes a 503 with the time at which a record expires."""
+def test_full_store_rejects_the_request() -> None:
+    """A full memory store causes a 503 with the time until a record expires as Retry-After."""
 
     async def main() -> None:
         app = IdempotencyMiddleware(
@@ -106,12 +108,12 @@ def test_full_store_rejects_with_retry_after() -> None:
 
 
 def test_slow_renewal_does_not_lose_the_lease(caplog: pytest.LogCaptureFixture) -> None:
-    """A renewal that hangs is cancelled early enough and retried a second later."""
+    """A renewal that hangs is cancelled before the lease expires, and retried after a second."""
     payments = PaymentsApp()
 
     async def main() -> None:
         store = FaultyStore(before={"extend": FOREVER_S})
-        app = IdempotencyMiddleware(delayed(payments, 100), store, lease=30.0)
+        app = IdempotencyMiddleware(delay_first_run(payments, 100), store, lease=30.0)
         first = asyncio.create_task(send_request(app))
         await asyncio.sleep(15.5)
         assert ["claim", "extend"] == store.calls
@@ -131,29 +133,29 @@ def test_slow_renewal_does_not_lose_the_lease(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.parametrize(
     ("seconds", "retry_after"), [(5, b"1"), (19, b"1"), (21, b"9"), (29, b"1")]
 )
-def test_lease_without_renewal_gives_its_expiry(seconds: float, retry_after: bytes) -> None:
-    """If a lease was not renewed in time, Retry-After is the time of its expiry."""
+def test_retry_after_of_a_lease_without_renewal(seconds: float, retry_after: bytes) -> None:
+    """If a lease was not renewed in time, Retry-After is the time until its expiry."""
 
     async def main() -> None:
-        app = IdempotencyMiddleware(delayed(PaymentsApp(), 1000), FaultyStore(), lease=30.0)
-        dead = asyncio.create_task(send_request(app))
+        app = IdempotencyMiddleware(delay_first_run(PaymentsApp(), 1000), FaultyStore(), lease=30.0)
+        first = asyncio.create_task(send_request(app))
         await asyncio.sleep(0.1)
         app._renewer._loop_leases.next_renewals.clear()  # type: ignore[union-attr]
         await asyncio.sleep(seconds - 0.1)
         response = await send_request(app)
         assert (409, retry_after) == (response.status, response.header(b"retry-after"))
-        dead.cancel()
+        first.cancel()
 
     with VirtualClock() as clock:
         clock.run(main)
 
 
-def test_memory_store_needs_no_renewal() -> None:
+def test_claim_in_the_memory_store_is_not_renewed() -> None:
     """A claim in the memory store is not renewed and does not expire while its request runs."""
     payments = PaymentsApp()
 
     async def main() -> None:
-        app = IdempotencyMiddleware(delayed(payments, 1000), MemoryStore(), lease=30.0)
+        app = IdempotencyMiddleware(delay_first_run(payments, 1000), MemoryStore(), lease=30.0)
         first = asyncio.create_task(send_request(app))
         await asyncio.sleep(500)
         response = await send_request(app)
@@ -161,34 +163,34 @@ def test_memory_store_needs_no_renewal() -> None:
         assert "the key is free in 30 s" in response.problem["detail"]
         assert app._renewer._loop_leases is None
         assert 201 == (await first).status
-        assert (await send_request(app)).replayed
+        assert (await send_request(app)).is_replayed
 
     with VirtualClock() as clock:
         clock.run(main)
     assert 1 == payments.runs
 
 
-def test_failing_memory_store_lets_the_lease_expire() -> None:
-    """If the memory store's clock fails, the key does not stay claimed forever."""
+def test_lease_expires_after_the_memory_store_failed() -> None:
+    """If the memory store fails to store the response, the key is free after the lease."""
     payments = PaymentsApp()
-    now, broken = 1000.0, False
+    now, clock_fails = 1000.0, False
 
     def clock() -> float:
-        if broken:
+        if clock_fails:
             raise OSError("no clock")
         return now
 
-    async def breaking(scope: Scope, receive: Receive, send: Send) -> None:
-        nonlocal broken
-        broken = payments.runs == 0
+    async def break_clock_in_first_run(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal clock_fails
+        clock_fails = payments.runs == 0
         try:
             await payments(scope, receive, send)
         finally:
-            broken = False
+            clock_fails = False
 
     async def main() -> None:
         nonlocal now
-        app = IdempotencyMiddleware(breaking, MemoryStore(clock=clock), lease=30.0)
+        app = IdempotencyMiddleware(break_clock_in_first_run, MemoryStore(clock=clock), lease=30.0)
         with pytest.raises(OSError, match="no clock"):
             await send_request(app)
         now += 31

@@ -1,4 +1,4 @@
-"""Invalid options of the middleware raise when it is created."""
+"""Options of the middleware: validation of their values."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tarry.wire.http import Scope
 from tests.idempotency.asgi_client import PaymentsApp, run_sequentially, send_request
 
 
-async def an_async_function(_scope: Scope) -> str:
-    """Return a text; used where a plain function is required."""
-    return "who"
+async def async_function(_scope: Scope) -> str:
+    """Return a text; for options that require a plain function."""
+    return "caller"
 
 
 def return_none(_scope: Scope) -> None:
-    """Return None by mistake."""
+    """Return None instead of a text."""
 
 
 def return_coroutine(scope: Scope) -> Any:
-    """Return a coroutine by mistake."""
-    return an_async_function(scope)
+    """Return a coroutine instead of a text."""
+    return async_function(scope)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def return_coroutine(scope: Scope) -> Any:
         ({"require_key": ["/payments/<int:id>"]}, "without parameters"),
         ({"require_key": True}, "require_key must be a list of paths or a function, got True"),
         ({"require_key": [5]}, "require_key must be a list of paths, but contains 5"),
-        ({"require_key": an_async_function}, "require_key must be a plain function"),
+        ({"require_key": async_function}, "require_key must be a plain function"),
         ({"identity": "cookie"}, "identity must be a function that takes the scope, got 'cookie'"),
-        ({"identity": an_async_function}, "identity must be a plain function"),
+        ({"identity": async_function}, "identity must be a plain function"),
         ({"store": "keys.db"}, "store must be a store, such as .* got 'keys.db'"),
         ({"store": MemoryStore}, "store must be a store, such as"),
         ({"store_errors": "yes"}, "store_errors must be True or False, got 'yes'"),
@@ -61,14 +61,14 @@ def return_coroutine(scope: Scope) -> Any:
     ],
 )
 def test_invalid_option_raises(options: dict[str, Any], message: str) -> None:
-    """An invalid value raises an error that names the option."""
+    """An invalid option raises when the middleware is created; the error names the option."""
     with pytest.raises(ConfigurationError, match=message):
         IdempotencyMiddleware(**{"app": PaymentsApp(), **options})
 
 
 @pytest.mark.parametrize("identity", [return_none, return_coroutine])
 def test_identity_must_return_a_text(identity: Any) -> None:
-    """The result of the identity function is checked, and the request does not run."""
+    """If `identity` does not return a text, the request raises and the handler does not run."""
     payments = PaymentsApp()
 
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What a key belongs to, where a key is required, and which requests pass through."""
+"""The scope of keys, required keys, and requests that the middleware passes through."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOB = [(b"authorization", b"Bearer bob")]
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("request_options", "other_options"),
     [
         ({"headers": ALICE}, {"headers": BOB}),
         ({"headers": ALICE}, {"headers": []}),
@@ -29,44 +29,50 @@ BOB = [(b"authorization", b"Bearer bob")]
         ({"path": "/payments", "root_path": ""}, {"path": "/payments", "root_path": "/v2"}),
     ],
 )
-def test_keys_belong_to_a_caller_and_a_route(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """The same key for another route, or from another caller, is a different key."""
+def test_keys_belong_to_a_caller_and_a_route(
+    request_options: dict[str, Any], other_options: dict[str, Any]
+) -> None:
+    """The same key of another caller or for another route has its own record."""
     payments = PaymentsApp()
     app = IdempotencyMiddleware(payments)
 
     responses = run_sequentially(
-        send_request(app, **one), send_request(app, **other), send_request(app, **one)
+        send_request(app, **request_options),
+        send_request(app, **other_options),
+        send_request(app, **request_options),
     )
 
     assert [b"run 1", b"run 2", b"run 1"] == [response.body for response in responses]
 
 
-SIGNATURES = [
+SIGNED_CREDENTIALS = [
     'Digest username="alice", nc={}',
     "AWS4-HMAC-SHA256 Credential=alice, Signature={}",
     "Negotiate {}",
 ]
 
 
-@pytest.mark.parametrize("scheme", SIGNATURES)
-def test_signatures_do_not_identify_callers(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Schemes that sign each request would make every retry a new caller; one warning is logged."""
+@pytest.mark.parametrize("credentials", SIGNED_CREDENTIALS)
+def test_signatures_do_not_identify_callers(
+    credentials: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Credentials that change with each request are ignored, and one warning is logged."""
     warn_of_unstable_credentials.cache_clear()
     app = IdempotencyMiddleware(PaymentsApp())
 
     _, second = run_sequentially(
         *(
-            send_request(app, headers=[(b"authorization", scheme.format(n).encode())])
+            send_request(app, headers=[(b"authorization", credentials.format(n).encode())])
             for n in range(2)
         )
     )
 
-    assert second.replayed
+    assert second.is_replayed
     assert 1 == caplog.text.count("pass a function that returns")
 
 
 def test_mounted_path_with_and_without_root_path() -> None:
-    """With `root_path`, a path with the mount point is the same as one without it."""
+    """A path that includes `root_path` is the same as the path without it."""
     app = IdempotencyMiddleware(PaymentsApp())
 
     _, second = run_sequentially(
@@ -74,32 +80,32 @@ def test_mounted_path_with_and_without_root_path() -> None:
         send_request(app, path="/payments", root_path="/v2"),
     )
 
-    assert second.replayed
+    assert second.is_replayed
 
 
-def test_identity_function() -> None:
-    """A function of the scope identifies the caller instead of the credentials."""
+def test_identity_function_identifies_the_caller() -> None:
+    """The `identity` function identifies the caller instead of the credentials."""
     payments = PaymentsApp()
 
-    def tenant(scope: Scope) -> str:
+    def get_tenant(scope: Scope) -> str:
         return dict(scope["headers"])[b"x-tenant"].decode()  # type: ignore[no-any-return]
 
-    app = IdempotencyMiddleware(payments, identity=tenant)
+    app = IdempotencyMiddleware(payments, identity=get_tenant)
 
-    def tenant_headers(name: bytes, credentials: HeaderPairs) -> HeaderPairs:
-        return [(b"x-tenant", name), *credentials]
+    def make_headers(tenant: bytes, credentials: HeaderPairs) -> HeaderPairs:
+        return [(b"x-tenant", tenant), *credentials]
 
     responses = run_sequentially(
-        send_request(app, headers=tenant_headers(b"a", ALICE)),
-        send_request(app, headers=tenant_headers(b"a", BOB)),
-        send_request(app, headers=tenant_headers(b"b", BOB)),
+        send_request(app, headers=make_headers(b"a", ALICE)),
+        send_request(app, headers=make_headers(b"a", BOB)),
+        send_request(app, headers=make_headers(b"b", BOB)),
     )
 
     assert [b"run 1", b"run 1", b"run 2"] == [response.body for response in responses]
 
 
 @pytest.mark.parametrize(
-    ("required", "path", "status"),
+    ("require_key", "path", "status"),
     [
         ((), "/payments", 201),
         (["/payments"], "/payments", 400),
@@ -116,10 +122,10 @@ def test_identity_function() -> None:
     ],
 )
 def test_missing_key_is_400_where_it_is_required(
-    required: list[str] | Callable[[Scope], bool], path: str, status: int
+    require_key: list[str] | Callable[[Scope], bool], path: str, status: int
 ) -> None:
     """A key is required by path, by prefix or by a function; elsewhere it is optional."""
-    app = IdempotencyMiddleware(PaymentsApp(), require_key=required)
+    app = IdempotencyMiddleware(PaymentsApp(), require_key=require_key)
 
     (response,) = run_sequentially(send_request(app, key=None, path=path))
 
@@ -129,7 +135,7 @@ def test_missing_key_is_400_where_it_is_required(
 
 
 def test_required_paths_are_relative_to_the_application() -> None:
-    """A mount point before the path does not matter, in either form."""
+    """Paths of `require_key` are matched without `root_path`."""
     app = IdempotencyMiddleware(PaymentsApp(), require_key=["/payments"])
 
     responses = run_sequentially(
@@ -142,7 +148,7 @@ def test_required_paths_are_relative_to_the_application() -> None:
 
 @pytest.mark.parametrize("key", [None, b'"a"'])
 def test_other_methods_pass_through(key: bytes | None) -> None:
-    """A request with another method passes through, with a key or without."""
+    """A request with another method is not stored, with or without a key."""
     payments = PaymentsApp()
     app = IdempotencyMiddleware(payments, require_key=["/payments"], methods=["post"])
 
@@ -153,7 +159,7 @@ def test_other_methods_pass_through(key: bytes | None) -> None:
 
 @pytest.mark.parametrize("scope_type", ["lifespan", "websocket"])
 def test_other_scopes_pass_through(scope_type: str) -> None:
-    """Lifespan and websocket scopes pass through."""
+    """Lifespan and websocket scopes are passed to the application unchanged."""
     seen: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""Store calls that hang, fail or are cancelled after the handler has run lose no response."""
+"""Store calls that hang, fail or are cancelled after the handler has run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.idempotency.faulty_store import FOREVER_S, FaultyStore
 
 @pytest.mark.parametrize(("status", "call"), [(201, "finish"), (500, "release")])
 def test_response_does_not_wait_for_a_hanging_store(run: Run, status: int, call: str) -> None:
-    """The client gets its response after five seconds at most."""
+    """If the store hangs, the client gets its response after the store timeout."""
 
     async def main() -> None:
         app = IdempotencyMiddleware(PaymentsApp(status), FaultyStore(before={call: FOREVER_S}))
@@ -29,29 +29,29 @@ def test_response_does_not_wait_for_a_hanging_store(run: Run, status: int, call:
     run(main)
 
 
-@pytest.mark.parametrize("trouble", [{"fails": ["finish"]}, {"before": {"finish": FOREVER_S}}])
+@pytest.mark.parametrize("faults", [{"fails": ["finish"]}, {"before": {"finish": FOREVER_S}}])
 def test_response_is_stored_later(
-    run: Run, trouble: dict[str, Any], caplog: pytest.LogCaptureFixture
+    run: Run, faults: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client gets its response at once, and the store gets it when it works again."""
+    """If the store fails, the client gets its response, which is stored when the store works."""
     payments = PaymentsApp()
 
     async def main() -> None:
-        store = FaultyStore(*trouble.get("fails", ()), before=trouble.get("before"))
+        store = FaultyStore(*faults.get("fails", ()), before=faults.get("before"))
         app = IdempotencyMiddleware(payments, store)
         assert b"run 1" == (await send_request(app)).body
         assert 409 == (await send_request(app)).status
         store.fails, store.before = (), {}
         await clocks.async_sleep(20)
-        assert (await send_request(app)).replayed
+        assert (await send_request(app)).is_replayed
 
     run(main)
     assert 1 == payments.runs
     assert "store failed, retrying in the background" in caplog.text
 
 
-def test_storing_is_given_up_eventually(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """A store that keeps failing is not called forever, and the loss is logged."""
+def test_storing_is_given_up(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Storing a response in a store that keeps failing is given up, and that is logged."""
 
     async def main() -> None:
         store = FaultyStore("finish")
@@ -66,7 +66,7 @@ def test_storing_is_given_up_eventually(run: Run, caplog: pytest.LogCaptureFixtu
 def test_pending_responses_are_limited(
     run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Above a limit, responses are not kept in memory for later; that is logged."""
+    """Responses above the limit of pending ones are not stored later, and that is logged."""
     monkeypatch.setattr(lease, "_MAX_PENDING_SETTLEMENTS", 1)
 
     async def main() -> None:
@@ -77,13 +77,13 @@ def test_pending_responses_are_limited(
             await clocks.async_sleep(0)
         store.fails = ()
         await clocks.async_sleep(20)
-        assert (await send_request(app, key=b"a")).replayed
+        assert (await send_request(app, key=b"a")).is_replayed
         assert 409 == (await send_request(app, key=b"b")).status
         store.fails = ("finish",)
         await send_request(app, key=b"c")
         store.fails = ()
         await clocks.async_sleep(20)
-        assert (await send_request(app, key=b"c")).replayed
+        assert (await send_request(app, key=b"c")).is_replayed
 
     run(main)
     assert 1 == caplog.text.count("store failed, the response is not stored")
@@ -91,7 +91,7 @@ def test_pending_responses_are_limited(
 
 
 def test_cancellation_does_not_lose_the_response(run: Run) -> None:
-    """A request that is cancelled while its response is stored is done."""
+    """The response of a request that is cancelled while it is stored is stored."""
     payments = PaymentsApp()
 
     async def main() -> None:
@@ -101,14 +101,14 @@ def test_cancellation_does_not_lose_the_response(run: Run) -> None:
             await send_request(app)
             pytest.fail("not cancelled")
         await clocks.async_sleep(60)
-        assert (await send_request(app)).replayed
+        assert (await send_request(app)).is_replayed
 
     run(main)
     assert 1 == payments.runs
 
 
 def test_cancellation_and_store_failure_do_not_lose_the_response(run: Run) -> None:
-    """A request is cancelled during a store call that fails: the response is stored later."""
+    """If a request is cancelled during a store call that fails, its response is stored later."""
     payments = PaymentsApp()
 
     async def main() -> None:
@@ -119,14 +119,14 @@ def test_cancellation_and_store_failure_do_not_lose_the_response(run: Run) -> No
         await clocks.async_sleep(3)
         store.fails = ()
         await clocks.async_sleep(60)
-        assert (await send_request(app)).replayed
+        assert (await send_request(app)).is_replayed
 
     run(main)
     assert 1 == payments.runs
 
 
 def test_cancellation_does_not_stop_the_release(run: Run) -> None:
-    """A request that is cancelled while its key is released does release it."""
+    """The key of a request that is cancelled during its release is released."""
     payments = PaymentsApp(500)
 
     async def main() -> None:
@@ -168,7 +168,7 @@ def test_store_failures_after_the_response_are_logged(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They do not reach the client."""
+    """Failures of `release` and `sweep` are logged, and the client gets its response."""
     monkeypatch.setattr(environment, "draw_random", lambda: 0.0)
     status = 500 if call == "release" else 201
 

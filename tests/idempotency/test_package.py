@@ -1,4 +1,4 @@
-"""The package: its names, and what importing it costs."""
+"""The public names of the package, and the modules that importing it loads."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import tarry.idempotency
 
 
 def test_import_loads_no_third_party_package() -> None:
-    """The middleware and its built-in stores need only the standard library."""
+    """Importing the package loads no asyncio, and the built-in stores no third-party package."""
     program = """
 import json, sys
 import tarry.idempotency
-few = "asyncio" in sys.modules
+loads_asyncio = "asyncio" in sys.modules
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore, SqliteStore, IdempotencyStore
-print(json.dumps([few, [name.partition(".")[0] for name in sys.modules]]))
+print(json.dumps([loads_asyncio, [name.partition(".")[0] for name in sys.modules]]))
 """
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-I", "-c", program], check=True, capture_output=True, text=True
     )
-    few, loaded = json.loads(done.stdout)
+    loads_asyncio, loaded = json.loads(completed.stdout)
 
-    assert not few
+    assert not loads_asyncio
     for package in ("starlette", "httpx", "trio", "anyio", "redis", "psycopg", "asyncpg"):
         assert package not in loaded
 
@@ -39,4 +39,4 @@ def test_public_names_resolve() -> None:
     for name in names:
         assert name == getattr(tarry.idempotency, name).__name__
     with pytest.raises(AttributeError, match="no_such_name"):
-        getattr(tarry.idempotency, "no_such_name")  # noqa: B009 - the type checker knows better
+        getattr(tarry.idempotency, "no_such_name")  # noqa: B009 - mypy rejects the attribute

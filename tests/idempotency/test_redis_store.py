@@ -1,4 +1,4 @@
-"""The Redis store without a server; `tests/integration` has the tests with one."""
+"""The Redis store without a server; the tests with a server are in `tests/integration`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tarry.errors import MissingExtra
 from tarry.idempotency import RedisStore
 
 
-def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without redis the error has the install line."""
+def test_missing_redis_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without redis, creating the store raises `MissingExtra` with the install command."""
     monkeypatch.setitem(sys.modules, "redis", None)
 
     with pytest.raises(MissingExtra, match=r"pip install 'tarry\[redis\]'"):

@@ -1,4 +1,4 @@
-"""The name of a record and the fingerprint of a request."""
+"""The names of records and the fingerprints of requests."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tarry.idempotency.request import record_name_and_fingerprint, relevant_headers
 from tests.idempotency.asgi_client import make_scope
 
-SHORT = st.text(st.sampled_from("a',() \\\x00\n\u00e9\udc80"), max_size=4)
+TEXTS = st.text(st.sampled_from("a',() \\\x00\n\u00e9\udc80"), max_size=4)
 BYTES = st.binary(max_size=2) | st.sampled_from([b"')", b"', b'", b"\\", b'"', b"(b'', b'')"])
 
 
 def record_name(path: str, identity: str, key: str, host: bytes = b"a.example") -> str:
-    """Return the name of a record."""
+    """Return the name of the record of a request."""
     scope = make_scope(path=path, headers=[(b"host", host)])
     return record_name_and_fingerprint(scope, relevant_headers(scope), identity, key, b"")[0]
 
@@ -25,24 +25,24 @@ def fingerprint(query: bytes, content_type: bytes, body: bytes, key: str = "k") 
     return record_name_and_fingerprint(scope, relevant_headers(scope), "", key, body)[1]
 
 
-@given(st.tuples(SHORT, SHORT, SHORT), st.tuples(SHORT, SHORT, SHORT))
+@given(st.tuples(TEXTS, TEXTS, TEXTS), st.tuples(TEXTS, TEXTS, TEXTS))
 def test_record_names_are_unambiguous(
-    one: tuple[str, str, str], other: tuple[str, str, str]
+    first: tuple[str, str, str], other: tuple[str, str, str]
 ) -> None:
-    """Text that moves between path, caller and key gives another name."""
-    assert (one == other) == (record_name(*one) == record_name(*other))
+    """Two records have the same name only if path, caller and key are all equal."""
+    assert (first == other) == (record_name(*first) == record_name(*other))
 
 
 @given(st.tuples(BYTES, BYTES, BYTES), st.tuples(BYTES, BYTES, BYTES))
 def test_fingerprints_are_unambiguous(
-    one: tuple[bytes, bytes, bytes], other: tuple[bytes, bytes, bytes]
+    first: tuple[bytes, bytes, bytes], other: tuple[bytes, bytes, bytes]
 ) -> None:
-    """Bytes that move between query, content type and body give another fingerprint."""
-    assert (one == other) == (fingerprint(*one) == fingerprint(*other))
+    """Two fingerprints are equal only if query, content type and body are all equal."""
+    assert (first == other) == (fingerprint(*first) == fingerprint(*other))
 
 
-def test_names_contain_no_secrets() -> None:
-    """A name contains neither credentials nor keys, and all names have the same length."""
+def test_record_names_contain_no_secrets() -> None:
+    """Record names contain neither credentials nor keys, and all have the same length."""
     names = [record_name("/", identity, "k" * 255) for identity in ("", "Bearer secret" * 100)]
 
     assert [64, 64] == [len(name) for name in names]
@@ -50,12 +50,12 @@ def test_names_contain_no_secrets() -> None:
 
 
 def test_fingerprints_depend_on_the_key() -> None:
-    """Without the key, a body cannot be found by trying."""
+    """The fingerprint of a body depends on the key, so a body cannot be guessed without it."""
     assert fingerprint(b"", b"", b"10 EUR", "one") != fingerprint(b"", b"", b"10 EUR", "other")
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("host", "other_host", "same"),
     [
         (b"a.example", b"b.example", False),
         (b"a.example", b"A.Example:8080", True),
@@ -64,6 +64,6 @@ def test_fingerprints_depend_on_the_key() -> None:
         (b"127.0.0.1", b"localhost", False),
     ],
 )
-def test_records_belong_to_a_host_name(one: bytes, other: bytes, same: bool) -> None:
-    """The host name counts. A port or an address only identifies a process."""
-    assert same == (record_name("/", "", "k", one) == record_name("/", "", "k", other))
+def test_record_names_depend_on_the_host_name(host: bytes, other_host: bytes, same: bool) -> None:
+    """Host names have separate records; a port or an IP address makes no difference."""
+    assert same == (record_name("/", "", "k", host) == record_name("/", "", "k", other_host))

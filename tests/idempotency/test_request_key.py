@@ -10,18 +10,20 @@ from hypothesis import strategies as st
 
 from tarry.idempotency.request import MAX_KEY_LENGTH, MalformedKey, parse_key
 
-PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
+PRINTABLE_KEYS = st.text(
+    st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255
+)
 UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"
 
 
-def quoted(key: str) -> bytes:
-    """Return a key as RFC 9651 writes it."""
+def quote_key(key: str) -> bytes:
+    """Return a key as a quoted string of RFC 9651."""
     escaped = key.replace("\\", r"\\").replace('"', r"\"")
     return f'"{escaped}"'.encode()
 
 
 @pytest.mark.parametrize(
-    ("line", "key"),
+    ("header", "key"),
     [
         (b'"foo bar"', "foo bar"),
         (b'"   "', "   "),
@@ -41,13 +43,13 @@ def quoted(key: str) -> bytes:
         (b'"' + b"a" * MAX_KEY_LENGTH + b'"', "a" * MAX_KEY_LENGTH),
     ],
 )
-def test_valid_key(line: bytes, key: str) -> None:
-    """A quoted key with any parameters, or an unquoted key, returns its characters."""
-    assert key == parse_key([line])
+def test_valid_key_is_parsed(header: bytes, key: str) -> None:
+    """A quoted key, with or without parameters, and an unquoted key are parsed."""
+    assert key == parse_key([header])
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("header", "message"),
     [
         (b"", "1 to 255 characters, not 0"),
         (b"  ", "1 to 255 characters, not 0"),
@@ -98,38 +100,38 @@ def test_valid_key(line: bytes, key: str) -> None:
         (b'"a";x="', "only parameters may follow"),
     ],
 )
-def test_malformed_key_raises(line: bytes, message: str) -> None:
-    """A malformed key raises an error whose message is a sentence."""
+def test_malformed_key_raises(header: bytes, message: str) -> None:
+    """A malformed key raises an error that describes the mistake in a sentence."""
     with pytest.raises(MalformedKey, match=message) as caught:
-        parse_key([line])
+        parse_key([header])
 
     assert str(caught.value).endswith(".")
 
 
-@pytest.mark.parametrize("lines", [[b'"a"', b'"b"'], [b'"a"', b'"a"'], [b"a"] * 3])
-def test_several_headers_raise(lines: list[bytes]) -> None:
-    """Two headers are a list by RFC 9651, even if they are equal."""
-    with pytest.raises(MalformedKey, match=f"not {len(lines)} times"):
-        parse_key(lines)
+@pytest.mark.parametrize("headers", [[b'"a"', b'"b"'], [b'"a"', b'"a"'], [b"a"] * 3])
+def test_several_headers_raise(headers: list[bytes]) -> None:
+    """More than one header raises, even if the headers are equal."""
+    with pytest.raises(MalformedKey, match=f"not {len(headers)} times"):
+        parse_key(headers)
 
 
-@given(PRINTABLE)
+@given(PRINTABLE_KEYS)
 def test_every_printable_key_can_be_quoted(key: str) -> None:
-    """Quoting and parsing return the same characters."""
-    assert key == parse_key([quoted(key)])
+    """Parsing a quoted key returns the key."""
+    assert key == parse_key([quote_key(key)])
 
 
 @given(st.text(string.ascii_letters + string.digits, min_size=1, max_size=255))
 def test_unquoted_and_quoted_are_the_same_key(key: str) -> None:
-    """A client may change from the unquoted to the quoted form."""
-    assert parse_key([key.encode()]) == parse_key([quoted(key)])
+    """A key in quotes is the same as the key without quotes."""
+    assert parse_key([key.encode()]) == parse_key([quote_key(key)])
 
 
 @given(st.binary(max_size=300) | st.text('a1"\\; =,%@:?.-*', max_size=40).map(str.encode))
-def test_any_bytes_return_a_key_or_raise_malformed_key(line: bytes) -> None:
-    """The parser raises no other error, and every key is printable ASCII."""
+def test_any_bytes_return_a_key_or_raise_malformed_key(header: bytes) -> None:
+    """The parser returns a key of printable ASCII or raises `MalformedKey`."""
     try:
-        key = parse_key([line])
+        key = parse_key([header])
     except MalformedKey:
         return
     assert 1 <= len(key) <= MAX_KEY_LENGTH
@@ -138,6 +140,6 @@ def test_any_bytes_return_a_key_or_raise_malformed_key(line: bytes) -> None:
 
 
 def test_parsing_takes_linear_time() -> None:
-    """A megabyte of escapes does not block the parser."""
+    """A header with a megabyte of escapes is rejected without quadratic parsing time."""
     with pytest.raises(MalformedKey):
         parse_key([b'"' + rb"\\" * 500_000])

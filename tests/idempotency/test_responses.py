@@ -1,4 +1,4 @@
-"""Large requests and responses, streams, files, and the order of storing and sending."""
+"""Size limits of requests and responses, streams, and the order of storing and sending."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.idempotency.asgi_client import PaymentsApp, Response, send_request
 from tests.idempotency.faulty_store import FaultyStore
 
 
-def answering(
+def make_app(
     *chunks: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = (), **start: Any
 ) -> App:
-    """Return an application that responses with these chunks."""
+    """Return an application that sends these chunks; `start` is added to its start message."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        begin = {"type": "http.response.start", "status": status, "headers": iter(headers)}
-        await send({**begin, **start})
+        message = {"type": "http.response.start", "status": status, "headers": iter(headers)}
+        await send({**message, **start})
         for number, chunk in enumerate(chunks, 1):
             more = number < len(chunks)
             await send({"type": "http.response.body", "body": chunk, "more_body": more})
@@ -31,11 +31,11 @@ def answering(
 
 
 def send_twice(app: App, **options: Any) -> tuple[Response, Response]:
-    """Send the same request two times."""
+    """Send the same request twice, and return both responses."""
 
     async def main() -> tuple[Response, Response]:
-        guarded = IdempotencyMiddleware(app, **options)
-        return await send_request(guarded), await send_request(guarded)
+        middleware = IdempotencyMiddleware(app, **options)
+        return await send_request(middleware), await send_request(middleware)
 
     return asyncio.run(main())
 
@@ -54,10 +54,7 @@ def send_twice(app: App, **options: Any) -> tuple[Response, Response]:
 def test_large_request_is_413(
     body: bytes | list[bytes], headers: list[tuple[bytes, bytes]], status: int
 ) -> None:
-    """A body above max_request_bytes is rejected, also by its Content-Length.
-
-    The problem names the option.
-    """
+    """A body or a Content-Length above max_request_bytes gets a 413 that names the option."""
     payments = PaymentsApp()
 
     response = asyncio.run(
@@ -72,7 +69,7 @@ def test_large_request_is_413(
 
 
 def test_large_request_without_a_key_passes() -> None:
-    """The limit applies only to requests with a key."""
+    """A request without a key may exceed max_request_bytes."""
     response = asyncio.run(
         send_request(IdempotencyMiddleware(PaymentsApp(), max_request_bytes=1), key=None)
     )
@@ -84,31 +81,31 @@ def test_large_request_without_a_key_passes() -> None:
     "chunks", [[b"12345678"], [b"1234", b"5678"], [b"", b""], [b"12345678", b""]]
 )
 def test_response_within_the_limit_is_stored(chunks: list[bytes]) -> None:
-    """A response in any number of messages is sent again as one body."""
-    first, second = send_twice(answering(*chunks), max_response_bytes=8)
+    """A response of up to max_response_bytes in any number of messages is stored."""
+    first, second = send_twice(make_app(*chunks), max_response_bytes=8)
 
-    assert second.replayed
+    assert second.is_replayed
     assert (first.body, b"".join(chunks)) == (second.body, first.body)
 
 
 @pytest.mark.parametrize(
     ("app", "options"),
     [
-        (answering(b"123456789", status=202), {}),
-        (answering(b"1234", b"56789", status=202), {}),
-        (answering(b"1", status=202, headers=[(b"Content-Length", b"9")]), {}),
+        (make_app(b"123456789", status=202), {}),
+        (make_app(b"1234", b"56789", status=202), {}),
+        (make_app(b"1", status=202, headers=[(b"Content-Length", b"9")]), {}),
         (
-            answering(
+            make_app(
                 b"1", status=202, headers=[(b"content-type", b"Text/Event-Stream; charset=utf-8")]
             ),
             {},
         ),
-        (answering(b"1", status=202, trailers=True), {}),
-        (answering(b"123456789", status=502), {"store_errors": True}),
+        (make_app(b"1", status=202, trailers=True), {}),
+        (make_app(b"123456789", status=502), {"store_errors": True}),
     ],
 )
-def test_response_that_is_not_stored_is_409(app: App, options: dict[str, Any]) -> None:
-    """The response passes unchanged; a retry gets its status, and nothing runs again."""
+def test_retry_without_a_stored_response_is_409(app: App, options: dict[str, Any]) -> None:
+    """If the response could not be stored, a retry gets a 409 with the original status."""
     first, second = send_twice(app, max_response_bytes=8, **options)
 
     assert 409 == second.status
@@ -119,18 +116,18 @@ def test_response_that_is_not_stored_is_409(app: App, options: dict[str, Any]) -
 
 
 def test_large_response_passes_unchanged() -> None:
-    """Each message arrives as it was sent, in order."""
+    """The messages of a response above max_response_bytes are sent unchanged and in order."""
     chunks = [b"1234", b"5678", b"9", b"0" * 100]
 
-    first, _ = send_twice(answering(*chunks, headers=[(b"a", b"b")]), max_response_bytes=8)
+    first, _ = send_twice(make_app(*chunks, headers=[(b"a", b"b")]), max_response_bytes=8)
 
     assert [(b"a", b"b")] == first.headers
     assert chunks == [message["body"] for message in first.messages[1:]]
 
 
-def test_large_server_error_runs_again() -> None:
-    """A response that must not be stored does not count as done because of its size."""
-    app = answering(b"123456789", status=500)
+def test_large_server_error_is_not_stored() -> None:
+    """After a large 500 response a retry runs the handler, as after a small one."""
+    app = make_app(b"123456789", status=500)
 
     first, second = send_twice(app, max_response_bytes=8)
 
@@ -138,48 +135,50 @@ def test_large_server_error_runs_again() -> None:
 
 
 def test_stream_is_sent_once_it_exceeds_the_limit() -> None:
-    """Before the limit nothing is sent; after it, each part is sent at once."""
-    sent: list[str] = []
+    """A response is buffered up to max_response_bytes; after that each message is sent at once."""
+    events: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(4):
-            sent.append("made")
+            events.append("produced")
             await send({"type": "http.response.body", "body": b"1234", "more_body": True})
         await send({"type": "http.response.body"})
 
     asyncio.run(
         send_request(
             IdempotencyMiddleware(app, max_response_bytes=8),
-            before_send=lambda message: sent.append(message["type"].rpartition(".")[2]),
+            before_send=lambda message: events.append(message["type"].rpartition(".")[2]),
         )
     )
 
-    buffered = ["made", "made", "made", "start", "body", "body", "body"]
-    assert [*buffered, "made", "body", "body"] == sent
+    until_limit = ["produced", "produced", "produced", "start", "body", "body", "body"]
+    assert [*until_limit, "produced", "body", "body"] == events
 
 
 def test_response_is_stored_before_it_is_sent() -> None:
-    """A client that has the response can rely on the record, even if the process dies then."""
-    order: list[str] = []
+    """A response is stored before it is sent, so a crash after sending does not lose it."""
+    events: list[str] = []
 
-    class Watched(MemoryStore):
+    class RecordingStore(MemoryStore):
         async def finish(self, *args: Any) -> bool:
-            order.append("record")
+            events.append("stored")
             return await super().finish(*args)
 
-    def note(message: Message) -> None:
-        order.append(message["type"])
+    def record_message(message: Message) -> None:
+        events.append(message["type"])
 
     asyncio.run(
-        send_request(IdempotencyMiddleware(answering(b"done"), Watched()), before_send=note)
+        send_request(
+            IdempotencyMiddleware(make_app(b"done"), RecordingStore()), before_send=record_message
+        )
     )
 
-    assert ["record", "http.response.start", "http.response.body"] == order
+    assert ["stored", "http.response.start", "http.response.body"] == events
 
 
 def test_other_messages_pass_through() -> None:
-    """Hints before the response are sent at once; a file instead of a body is sent, not stored."""
+    """Early hints and a file instead of a body are sent, but the response is not stored."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.early_hint", "links": []})
@@ -195,27 +194,27 @@ def test_other_messages_pass_through() -> None:
 
 
 async def failing_stream(scope: Scope, receive: Receive, send: Send) -> None:
-    """Exceed the limit, then fail."""
+    """Send more than 8 bytes, then fail."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"123456789", "more_body": True})
-    raise RuntimeError("half way")
+    raise RuntimeError("failed in the stream")
 
 
 def test_failing_stream_releases_the_key() -> None:
-    """A handler that raises has failed, however much of its response was sent."""
+    """A handler that raises releases its key, also if a part of its response was sent."""
 
     async def main() -> None:
         app = IdempotencyMiddleware(failing_stream, FaultyStore(), max_response_bytes=8)
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="half way"):
+            with pytest.raises(RuntimeError, match="failed in the stream"):
                 await send_request(app)
 
     asyncio.run(main())
 
 
 def test_stream_keeps_its_lease_until_its_end() -> None:
-    """The request is outstanding until the last part, for several lease times."""
-    at_end: list[list[str]] = []
+    """The lease of a long stream is renewed until the last message."""
+    calls_at_end: list[list[str]] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -226,19 +225,19 @@ def test_stream_keeps_its_lease_until_its_end() -> None:
 
     async def main() -> None:
         store = FaultyStore()
-        guarded = IdempotencyMiddleware(app, store, lease=30.0, max_response_bytes=8)
+        middleware = IdempotencyMiddleware(app, store, lease=30.0, max_response_bytes=8)
 
-        def note(message: Message) -> None:
+        def record_calls(message: Message) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body"):
-                at_end.append(list(store.calls))
+                calls_at_end.append(list(store.calls))
 
-        first = asyncio.create_task(send_request(guarded, before_send=note))
+        first = asyncio.create_task(send_request(middleware, before_send=record_calls))
         await asyncio.sleep(95)
-        assert "A request is outstanding" in (await send_request(guarded)).problem["title"]
+        assert "A request is outstanding" in (await send_request(middleware)).problem["title"]
         await first
-        assert "was not kept" in (await send_request(guarded)).problem["title"]
+        assert "was not kept" in (await send_request(middleware)).problem["title"]
 
     with VirtualClock() as clock:
         clock.run(main)
-    ((*_, last),) = at_end
-    assert "finish" == last
+    ((*_, last_call),) = calls_at_end
+    assert "finish" == last_call

@@ -1,4 +1,4 @@
-"""The SQLite store: the conformance cases, its clock and its thread."""
+"""The SQLite store: conformance, clock, locks and a disk that hangs."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ import pytest
 from tarry.idempotency import IdempotencyMiddleware, SqliteStore, StoredResponse, lease
 from tests.idempotency.asgi_client import PaymentsApp, send_request
 from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
-from tests.idempotency.test_store_memory import ManualClock, Run, on_asyncio, on_trio
+from tests.idempotency.test_store_memory import ManualClock, Run, run_on_asyncio, run_on_trio
 
-OK = StoredResponse(200, ((b"a", b"b"),), b"done")
+RESPONSE = StoredResponse(200, ((b"a", b"b"),), b"done")
 
 
-@pytest.mark.parametrize("run", [on_asyncio, on_trio])
+@pytest.mark.parametrize("run", [run_on_asyncio, run_on_trio])
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case, run: Run, tmp_path: Path) -> None:
     """The store passes the conformance cases."""
 
     async def main() -> None:
         clock = ManualClock()
-        store, twin = (SqliteStore(tmp_path / "keys.db", clock=lambda: clock.now) for _ in "12")
+        store, second_connection = (
+            SqliteStore(tmp_path / "keys.db", clock=lambda: clock.now) for _ in range(2)
+        )
         try:
-            await case(StoreHarness(store, twin, clock.advance))
+            await case(StoreHarness(store, second_connection, clock.advance))
         finally:
             await store.close()
-            await twin.close()
+            await second_connection.close()
 
     run(main)
 
 
 def test_records_are_persistent(tmp_path: Path) -> None:
-    """A stored response is there after the file is opened again."""
+    """A stored response is still there after the file is closed and opened again."""
 
     async def main() -> None:
         first = SqliteStore(tmp_path / "keys.db")
         await first.claim("k", "print", "owner", 30.0)
-        await first.finish("k", "print", "owner", OK, 3600.0)
+        await first.finish("k", "print", "owner", RESPONSE, 3600.0)
         await first.close()
 
         second = SqliteStore(str(tmp_path / "keys.db"))
@@ -50,13 +52,13 @@ def test_records_are_persistent(tmp_path: Path) -> None:
         await second.close()
 
         assert existing is not None
-        assert OK == existing.record.response
+        assert RESPONSE == existing.record.response
 
     asyncio.run(main())
 
 
 def test_default_clock_is_unix_time(tmp_path: Path) -> None:
-    """Without a clock the file has seconds since 1970, which are the same for every process."""
+    """Without a clock the store uses Unix time."""
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db")
@@ -66,7 +68,7 @@ def test_default_clock_is_unix_time(tmp_path: Path) -> None:
         await store.close()
 
         assert existing is not None
-        # SQLite's clock ticks in milliseconds.
+        # The clock of SQLite has a resolution of one millisecond.
         assert (
             before - 0.001 <= existing.record.free_at - 30.0 <= existing.now <= time.time() + 0.001
         )
@@ -74,18 +76,18 @@ def test_default_clock_is_unix_time(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_time_is_read_under_the_lock(tmp_path: Path) -> None:
-    """The clock is not read while another process writes: the time would be outdated."""
-    reads: list[float] = []
+def test_clock_is_read_under_the_lock(tmp_path: Path) -> None:
+    """The clock is not read before the write lock is acquired: the time would be outdated."""
+    clock_reads: list[float] = []
 
     def clock() -> float:
-        reads.append(0.0)
+        clock_reads.append(0.0)
         return 0.0
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db", busy_timeout=0.01, clock=clock)
         await store.sweep(1)
-        reads.clear()
+        clock_reads.clear()
         with closing(sqlite3.connect(tmp_path / "keys.db")) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -93,11 +95,11 @@ def test_time_is_read_under_the_lock(tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(main())
-    assert [] == reads
+    assert [] == clock_reads
 
 
-def test_busy_timeout(tmp_path: Path) -> None:
-    """A call does not wait forever for another process, and works after that has finished."""
+def test_busy_timeout_ends_a_call(tmp_path: Path) -> None:
+    """A call raises if the database is locked for the busy timeout; a later call succeeds."""
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db", busy_timeout=0.01)
@@ -112,22 +114,22 @@ def test_busy_timeout(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("run", [on_asyncio, on_trio])
+@pytest.mark.parametrize("run", [run_on_asyncio, run_on_trio])
 def test_hanging_disk_rejects_requests(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that does not answer causes a 503. When it works again, requests succeed."""
+    """A disk that hangs causes a 503; requests succeed after the disk works again."""
     monkeypatch.setattr(lease, "STORE_TIMEOUT_S", 0.05)
-    stuck = Event()
+    resume = Event()
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db")
         app = IdempotencyMiddleware(PaymentsApp(), store)
         await store.sweep(1)
         assert store._executor is not None
-        store._executor.submit(stuck.wait)
+        store._executor.submit(resume.wait)
         assert 503 == (await send_request(app)).status
-        stuck.set()
+        resume.set()
         await store.sweep(1)
         monkeypatch.undo()
         assert 201 == (await send_request(app)).status

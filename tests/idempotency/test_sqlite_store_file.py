@@ -1,4 +1,4 @@
-"""The file of the SQLite store: its permissions, its format, and how it is opened."""
+"""The file of the SQLite store: permissions, format and opening."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tarry.runtime.clocks import environment
 from tests.idempotency.conformance_harness import run_concurrently
 
 
-def test_several_stores_create_the_file_concurrently(tmp_path: Path) -> None:
-    """Several stores that create one file at the same time do not fail."""
+def test_concurrent_stores_create_the_file(tmp_path: Path) -> None:
+    """Stores that create the same file concurrently succeed, and one of their claims does."""
 
     async def main() -> None:
         stores = [SqliteStore(tmp_path / "keys.db") for _ in range(8)]
@@ -42,25 +42,25 @@ def file_modes(folder: Path) -> list[int]:
     return [path.stat().st_mode & 0o777 for path in folder.iterdir()]
 
 
-def test_file_is_durable_shared_and_private(tmp_path: Path) -> None:
-    """The file is in WAL mode with full sync and an application id. Only its owner may read it."""
-    before = os.umask(0)
+def test_file_mode_and_pragmas(tmp_path: Path) -> None:
+    """The file uses WAL with full sync and has an application id; only its owner may read it."""
+    previous_umask = os.umask(0)
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db")
         await store.sweep(1)
         assert store._executor is not None
-        level = store._executor.submit(
+        sync_level = store._executor.submit(
             lambda: store._connection.execute("PRAGMA synchronous").fetchone()  # type: ignore[union-attr]
         )
-        assert (2,) == level.result()
+        assert (2,) == sync_level.result()
         assert [0o600] * 3 == file_modes(tmp_path)
         await store.close()
 
     try:
         asyncio.run(main())
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
     with closing(sqlite3.connect(tmp_path / "keys.db")) as connection:
         assert ("wal",) == connection.execute("PRAGMA journal_mode").fetchone()
         assert (1,) == connection.execute("PRAGMA user_version").fetchone()
@@ -77,7 +77,7 @@ def test_file_is_durable_shared_and_private(tmp_path: Path) -> None:
     ],
 )
 def test_other_database_raises(tmp_path: Path, statement: str, message: str) -> None:
-    """The database of another application, or of a newer tarry, is not changed."""
+    """The database of another application, or of a newer tarry, raises and is not changed."""
     with closing(sqlite3.connect(tmp_path / "keys.db")) as connection:
         connection.executescript(statement)
     content = (tmp_path / "keys.db").read_bytes()
@@ -101,13 +101,13 @@ def test_other_database_raises(tmp_path: Path, statement: str, message: str) -> 
     ],
 )
 def test_invalid_path_raises(path: Any, message: str) -> None:
-    """An invalid path raises when the store is created, not in every request."""
+    """An invalid path raises when the store is created."""
     with pytest.raises(ConfigurationError, match=message):
         SqliteStore(path)
 
 
 def test_file_that_cannot_be_opened_raises_each_time(tmp_path: Path) -> None:
-    """Each call raises until the cause is gone; the next call succeeds."""
+    """Each call raises as long as the file cannot be opened; the next call succeeds."""
     (tmp_path / "keys.db").mkdir()
 
     async def main() -> None:
@@ -125,7 +125,7 @@ def test_file_that_cannot_be_opened_raises_each_time(tmp_path: Path) -> None:
 def test_in_memory_database_creates_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite's name for a database in memory is supported."""
+    """The path ":memory:" opens a database in memory."""
     monkeypatch.chdir(tmp_path)
 
     async def main() -> None:
@@ -137,17 +137,17 @@ def test_in_memory_database_creates_no_file(
     assert [] == list(tmp_path.iterdir())
 
 
-def test_locked_new_file_is_opened_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new file that another process has locked is opened after a retry."""
-    other = sqlite3.connect(tmp_path / "keys.db", check_same_thread=False)
-    other.execute("BEGIN EXCLUSIVE")
+def test_opening_a_locked_file_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a new file that another connection has locked is retried after a wait."""
+    other_connection = sqlite3.connect(tmp_path / "keys.db", check_same_thread=False)
+    other_connection.execute("BEGIN EXCLUSIVE")
     waits: list[float] = []
 
-    def wait(seconds: float, _cancel: object) -> None:
+    def unlock(seconds: float, _cancel: object) -> None:
         waits.append(seconds)
-        other.close()
+        other_connection.close()
 
-    monkeypatch.setattr(environment, "blocking_sleep", wait)
+    monkeypatch.setattr(environment, "blocking_sleep", unlock)
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db", busy_timeout=0.01)
@@ -158,8 +158,8 @@ def test_locked_new_file_is_opened_later(tmp_path: Path, monkeypatch: pytest.Mon
     assert 1 == len(waits)
 
 
-def test_unused_store_can_be_closed(tmp_path: Path) -> None:
-    """The file is created by the first call, not before."""
+def test_unused_store_creates_no_file(tmp_path: Path) -> None:
+    """A store that is closed without a call has not created its file."""
     asyncio.run(SqliteStore(tmp_path / "keys.db").close())
 
     assert [] == list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Records: how their responses are encoded."""
+"""The encoding of stored responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tarry.idempotency.store import StoredResponse, decode_response, encode_head
 
 @given(st.lists(st.tuples(st.binary(), st.binary())).map(tuple))
 def test_encoded_headers_can_be_decoded(headers: tuple[tuple[bytes, bytes], ...]) -> None:
-    """Names and values of any bytes, repeated and in order, are restored."""
+    """Decoding restores header names and values of any bytes, in order and with repetitions."""
     response = StoredResponse(201, headers, b"body")
 
     assert response == decode_response(201, encode_headers(headers), b"body")
@@ -18,5 +18,5 @@ def test_encoded_headers_can_be_decoded(headers: tuple[tuple[bytes, bytes], ...]
 
 
 def test_running_record_has_no_response() -> None:
-    """The columns of a response are empty while the first request runs."""
+    """Empty response columns, as while the first request runs, are decoded as None."""
     assert decode_response(None, None, None) is None

@@ -1,4 +1,4 @@
-"""The memory store: the conformance cases, its limits, and its clock."""
+"""The memory store: conformance, limits, clock and claims without expiry."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tarry.idempotency import MemoryStore, StoredResponse
 from tarry.testing import VirtualClock
 from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
 
-OK = StoredResponse(200, (), b"done")
+RESPONSE = StoredResponse(200, (), b"done")
 
 Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 
 
 class ManualClock:
-    """A clock that tests advance."""
+    """A clock that only tests advance."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -30,17 +30,17 @@ class ManualClock:
         self.now += seconds
 
 
-def on_asyncio(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def run_on_asyncio(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a coroutine function on asyncio."""
     asyncio.run(main())
 
 
-def on_trio(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def run_on_trio(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a coroutine function on trio."""
     trio.run(main)
 
 
-@pytest.mark.parametrize("run", [on_asyncio, on_trio])
+@pytest.mark.parametrize("run", [run_on_asyncio, run_on_trio])
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case, run: Run) -> None:
     """The store passes the conformance cases."""
@@ -54,7 +54,7 @@ def test_conformance(case: Case, run: Run) -> None:
 
 
 def test_full_store_rejects_claims() -> None:
-    """If no record has expired, a claim raises an error that suggests what to change."""
+    """A claim in a full store without expired records raises with the time of the next expiry."""
 
     async def main() -> None:
         store = MemoryStore(2, clock=lambda: 0.0)
@@ -71,7 +71,7 @@ def test_full_store_rejects_claims() -> None:
 
 
 def test_full_store_deletes_an_expired_record() -> None:
-    """A full store deletes a record that has expired, and only such a record."""
+    """A claim in a full store deletes an expired record, and no other record."""
 
     async def main() -> None:
         clock = ManualClock()
@@ -79,7 +79,7 @@ def test_full_store_deletes_an_expired_record() -> None:
         await store.claim("a", "print", "owner", 10.0)
         await store.extend("a", "print", "owner", 30.0)
         await store.claim("b", "print", "owner", 5.0)
-        await store.finish("b", "print", "owner", OK, 20.0)
+        await store.finish("b", "print", "owner", RESPONSE, 20.0)
         await clock.advance(20.0)
 
         assert await store.claim("c", "print", "owner", 30.0) is None
@@ -92,7 +92,7 @@ def test_full_store_deletes_an_expired_record() -> None:
 
 
 def test_expired_record_can_be_claimed_in_a_full_store() -> None:
-    """Claiming an expired key needs no additional capacity."""
+    """A full store accepts a claim of a key whose lease has expired."""
 
     async def main() -> None:
         clock = ManualClock()
@@ -106,7 +106,7 @@ def test_expired_record_can_be_claimed_in_a_full_store() -> None:
 
 
 def test_outdated_heap_items_do_not_accumulate() -> None:
-    """A key that is claimed and released many times does not use more memory."""
+    """Claiming and releasing a key many times does not grow the expiry heap without limit."""
 
     async def main() -> None:
         store = MemoryStore(clock=lambda: 0.0)
@@ -119,8 +119,8 @@ def test_outdated_heap_items_do_not_accumulate() -> None:
     asyncio.run(main())
 
 
-def test_default_clock_is_that_of_the_library() -> None:
-    """Without its own clock the store follows virtual time."""
+def test_default_clock_follows_virtual_time() -> None:
+    """Without a clock argument the store uses the clock of the library, here a virtual one."""
 
     async def main() -> None:
         store = MemoryStore()
@@ -134,22 +134,22 @@ def test_default_clock_is_that_of_the_library() -> None:
 
 
 def test_capacity_below_one_raises() -> None:
-    """A capacity of 0 is a mistake."""
+    """A capacity of 0 raises when the store is created."""
     with pytest.raises(ConfigurationError, match="capacity must be at least 1"):
         MemoryStore(0)
 
 
-def test_max_bytes() -> None:
-    """A response that does not fit is not stored; expired and deleted records free their bytes."""
+def test_responses_above_max_bytes_have_no_body() -> None:
+    """A body that exceeds max_bytes is not stored; expired records free their bytes."""
 
     async def main() -> None:
         clock = ManualClock()
         store = MemoryStore(max_bytes=10, clock=lambda: clock.now)
 
-        async def finish(key: str, body: bytes, keep: float) -> bytes | None:
+        async def finish(key: str, body: bytes, retention: float) -> bytes | None:
             await store.claim(key, "print", "owner", 10.0)
             response = StoredResponse(200, ((b"a", b"b"),), body)
-            assert await store.finish(key, "print", "owner", response, keep)
+            assert await store.finish(key, "print", "owner", response, retention)
             existing = await store.claim(key, "print", "other", 10.0)
             assert existing is not None
             assert existing.record.response is not None
@@ -171,27 +171,27 @@ def test_max_bytes() -> None:
 
 
 def test_late_response_does_not_delete_its_own_record() -> None:
-    """Storing a late response in a full store does not delete its own expired record."""
+    """Storing a response after the lease has expired does not delete its own record."""
 
     async def main() -> None:
         clock = ManualClock()
         store = MemoryStore(max_bytes=4, clock=lambda: clock.now)
         for key in ("a", "b"):
             await store.claim(key, "print", "owner", 10.0)
-        assert await store.finish("a", "print", "owner", OK, 5.0)
+        assert await store.finish("a", "print", "owner", RESPONSE, 5.0)
         await clock.advance(10.0)
 
-        assert await store.finish("b", "print", "owner", OK, 60.0)
+        assert await store.finish("b", "print", "owner", RESPONSE, 60.0)
 
         existing = await store.claim("b", "print", "other", 10.0)
         assert existing is not None
-        assert OK == existing.record.response
+        assert RESPONSE == existing.record.response
 
     asyncio.run(main())
 
 
 def test_full_store_accepts_responses() -> None:
-    """Only claims need capacity: a response whose record was deleted is stored."""
+    """A full store stores a response whose record was deleted, because only claims are limited."""
 
     async def main() -> None:
         clock = ManualClock()
@@ -200,20 +200,20 @@ def test_full_store_accepts_responses() -> None:
         await clock.advance(10.0)
         await store.claim("b", "print", "owner", 10.0)
 
-        assert await store.finish("a", "print", "owner", OK, 10.0)
+        assert await store.finish("a", "print", "owner", RESPONSE, 10.0)
         assert await store.claim("a", "print", "other", 10.0) is not None
 
     asyncio.run(main())
 
 
 def test_retention_may_be_shorter_than_the_lease() -> None:
-    """A response with a short retention expires before its lease would have."""
+    """A response with a short retention expires before the lease would have expired."""
 
     async def main() -> None:
         clock = ManualClock()
         store = MemoryStore(1, clock=lambda: clock.now)
         await store.claim("a", "print", "owner", 100.0)
-        await store.finish("a", "print", "owner", OK, 10.0)
+        await store.finish("a", "print", "owner", RESPONSE, 10.0)
         await clock.advance(10.0)
 
         assert await store.claim("b", "print", "owner", 10.0) is None
@@ -222,7 +222,7 @@ def test_retention_may_be_shorter_than_the_lease() -> None:
 
 
 def test_claim_without_expiry_does_not_expire() -> None:
-    """Neither time nor a full store frees such a key, until `expire_later` is called."""
+    """A claim with `expires=False` does not expire until `expire_later` is called."""
 
     async def main() -> None:
         clock = ManualClock()
@@ -244,8 +244,8 @@ def test_claim_without_expiry_does_not_expire() -> None:
     asyncio.run(main())
 
 
-def test_claim_without_expiry_can_be_extended() -> None:
-    """Extending gives such a claim a lease."""
+def test_extended_claim_without_expiry_expires() -> None:
+    """A claim with `expires=False` expires after it was extended."""
 
     async def main() -> None:
         clock = ManualClock()
@@ -260,7 +260,7 @@ def test_claim_without_expiry_can_be_extended() -> None:
 
 
 def test_expire_later_does_not_wait_for_the_lock() -> None:
-    """The garbage collector may close a request while its thread holds the lock."""
+    """`expire_later` does not block: the garbage collector may call it under the lock."""
     clock = ManualClock()
     store = MemoryStore(1, clock=lambda: clock.now)
     store.claim_now("a", "print", "owner", 10.0, expires=False)
@@ -273,7 +273,7 @@ def test_expire_later_does_not_wait_for_the_lock() -> None:
 
 
 def test_full_store_without_expiry_gives_no_retry_after() -> None:
-    """The error has no time, also after the heap was rebuilt."""
+    """The error of a full store without expiring records has no retry_after."""
     store = MemoryStore(1)
     for number in range(1100):
         store.claim_now(str(number), "print", "owner", 10.0, expires=False)
@@ -281,7 +281,7 @@ def test_full_store_without_expiry_gives_no_retry_after() -> None:
         asyncio.run(store.release(str(number), "owner"))
     store.claim_now("a", "print", "owner", 10.0, expires=False)
 
-    with pytest.raises(LimitReached) as refused:
+    with pytest.raises(LimitReached) as caught:
         store.claim_now("b", "print", "owner", 10.0, expires=False)
 
-    assert refused.value.retry_after is None
+    assert caught.value.retry_after is None

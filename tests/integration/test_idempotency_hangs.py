@@ -52,7 +52,7 @@ def test_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:
         while again.status in {409, 503}:  # until it has been written
             await asyncio.sleep(0.05)
             again = await send_request(app)
-        assert (b"run 1", True) == (again.body, again.replayed)
+        assert (b"run 1", True) == (again.body, again.is_replayed)
         await store.close()
 
     asyncio.run(main())
@@ -77,7 +77,7 @@ def test_pool_exhausted_by_handlers(postgres_dsn: str, table: str, status: int) 
             while again.status == 409:
                 await asyncio.sleep(0.05)
                 again = await send_request(app)
-            assert (status == 201) == again.replayed
+            assert (status == 201) == again.is_replayed
 
     asyncio.run(main())
 
