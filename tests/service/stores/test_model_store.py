@@ -86,7 +86,7 @@ def test_heaps_stay_small() -> None:
 
 
 def test_deleted_tasks_use_no_memory() -> None:
-    """After 500 tasks were deleted, the state has no rows and ids of them."""
+    """After 500 tasks were deleted, only the attempts per minute of the last day are left."""
 
     async def main(harness: StoreHarness) -> None:
         for number in range(500):

@@ -262,8 +262,8 @@ async def finishing_again_is_superseded(harness: StoreHarness) -> None:
         Status.SUCCEEDED: 1,
         Status.EXHAUSTED: 1,
     } == await harness.counts()
-    [point] = await harness.store.attempts_per_minute(None, since=START_MS)
-    assert {"success": 1, "transient": 3} == point.counts_by_outcome
+    [minute] = await harness.store.attempts_per_minute(None, since=START_MS)
+    assert {"success": 1, "transient": 3} == minute.counts_by_outcome
 
 
 @conformance_case

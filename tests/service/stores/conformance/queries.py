@@ -135,7 +135,7 @@ async def a_finished_task_cannot_be_cancelled(harness: StoreHarness) -> None:
 
 @conformance_case
 async def retry_now_makes_a_pending_task_due(harness: StoreHarness) -> None:
-    """After a retry now, a PENDING task is due now, keeps its attempts, and is claimed once."""
+    """`retry_now` makes a PENDING task due now; the task keeps its attempts."""
     leased = await harness.lease_new_task(1)
     await harness.store.finish([retry_result(leased, START_MS + HOUR_MS, previous_delay=2.5)])
     harness.clock.advance(5)
@@ -162,7 +162,7 @@ async def retry_now_makes_a_pending_task_due(harness: StoreHarness) -> None:
 
 @conformance_case
 async def retry_now_keeps_an_earlier_due_time(harness: StoreHarness) -> None:
-    """A retry now does not change a due time in the past."""
+    """`retry_now` does not change a due time in the past."""
     await harness.add(task(1))
     harness.clock.advance(HOUR_MS)
 
@@ -205,7 +205,7 @@ async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
 
 @conformance_case
 async def retry_now_does_not_change_in_flight_and_finished_tasks(harness: StoreHarness) -> None:
-    """A retry now does not change tasks that are IN_FLIGHT, SUCCEEDED or CANCELLED."""
+    """`retry_now` does not change tasks that are IN_FLIGHT, SUCCEEDED or CANCELLED."""
     await harness.add(task(1), task(2), task(3, next_attempt_at=START_MS + 500))
     first, _, _ = (await harness.claim()).tasks
     await harness.store.finish([success_result(first)])
@@ -226,7 +226,7 @@ async def retry_now_does_not_change_in_flight_and_finished_tasks(harness: StoreH
 
 @conformance_case
 async def retry_now_does_not_open_a_parked_lane(harness: StoreHarness) -> None:
-    """After a retry now, a task of a parked lane is due, but it is not claimed."""
+    """`retry_now` makes a task of a parked lane due, but the task is not claimed."""
     await harness.add(task(1, next_attempt_at=START_MS + HOUR_MS))
     await harness.store.park(LANE, START_MS + 5000, probes=1, consecutive_opens=1)
 

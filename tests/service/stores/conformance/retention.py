@@ -1,4 +1,4 @@
-"""Conformance: counters and retention."""
+"""Conformance: counters, attempts per minute, and retention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.service.stores.harness import (
 RETENTION = Retention(succeeded_ms=HOUR_MS, exhausted_ms=DAY_MS)
 
 
-# --- counters -------------------------------------------------------------------------------------
+# --- counters and attempts per minute -------------------------------------------------------------
 
 
 @conformance_case
@@ -57,20 +57,20 @@ async def counters_follow_every_change(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def the_series_counts_attempts_by_minute(harness: StoreHarness) -> None:
-    """By the time of logging, by outcome and tenant; minutes without attempts are left out."""
+async def attempts_are_counted_per_minute(harness: StoreHarness) -> None:
+    """Attempts are counted by outcome and tenant in the minute in which they are logged."""
     await harness.add(task(1), task(2), task(3, tenant="beta"))
-    one, two, three = sorted((await harness.claim()).tasks, key=lambda leased: leased.id)
+    first, second, third = sorted((await harness.claim()).tasks, key=lambda leased: leased.id)
     harness.clock.now = START_MS + MINUTE_MS - 1
-    await harness.store.finish([success_result(one), exhausted_result(three)])
+    await harness.store.finish([success_result(first), exhausted_result(third)])
     harness.clock.now = START_MS + 3 * MINUTE_MS
-    await harness.store.finish([success_result(two)])
+    await harness.store.finish([success_result(second)])
 
     async def attempts_per_minute(
         tenant: str | None, since: int
     ) -> list[tuple[int, dict[str, int]]]:
-        points = await harness.store.attempts_per_minute(tenant, since=since)
-        return [(point.minute, point.counts_by_outcome) for point in points]
+        minutes = await harness.store.attempts_per_minute(tenant, since=since)
+        return [(minute.minute, minute.counts_by_outcome) for minute in minutes]
 
     late = (START_MS + 3 * MINUTE_MS, {"success": 1})
     assert [(START_MS, {"success": 1}), late] == await attempts_per_minute("acme", 0)
@@ -87,7 +87,7 @@ async def the_series_counts_attempts_by_minute(harness: StoreHarness) -> None:
 
 @conformance_case
 async def attempts_per_minute_cover_one_day(harness: StoreHarness) -> None:
-    """Counts older than a day are not returned, whether they were deleted or not."""
+    """Counts of minutes that are older than a day are not returned."""
     leased = await harness.lease_new_task(1)
     await harness.store.finish([success_result(leased)])
     harness.clock.advance(DAY_MS - MINUTE_MS)

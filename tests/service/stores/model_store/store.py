@@ -530,7 +530,7 @@ class ModelStore:
     async def attempts_per_minute(
         self, tenant: str | None, *, since: int
     ) -> list[AttemptsOfMinute]:
-        """Return the outcomes of attempts by minute, from the minute of `since` on."""
+        """Return the number of attempts by minute and outcome, from the minute of `since` on."""
         first = max(since, self._clock() - DAY_MS)
         total: dict[int, Counter[str]] = {}
         for owner in self._select_tenants(tenant):
