@@ -1,4 +1,4 @@
-"""Ends of calls: rejections, reference cycles, invalid hints, long calls."""
+"""Rejected calls, reference cycles, invalid hints and calls with many attempts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.runtime.drivers import (
 # --- rejections -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["plain", "async"])
-def test_total_budget_that_ends_before_the_first_attempt(clock: VirtualClock, form: str) -> None:
+@pytest.mark.parametrize("form", ["sync", "async"])
+def test_call_is_rejected_after_its_total_budget(clock: VirtualClock, form: str) -> None:
     """A call whose total budget ends before its first attempt is rejected with DeadlineExceeded."""
     attempts = tarry.attempts(on=OSError, policy=Policy(total_budget=1), name="op")
 
@@ -37,7 +37,7 @@ def test_total_budget_that_ends_before_the_first_attempt(clock: VirtualClock, fo
         await anext(iterator)
 
     with pytest.raises(tarry.DeadlineExceeded, match=r"^op: ") as caught:
-        if form == "plain":
+        if form == "sync":
             iterator = iter(attempts)
             clock.advance(1)
             next(iterator)
@@ -49,7 +49,7 @@ def test_total_budget_that_ends_before_the_first_attempt(clock: VirtualClock, fo
     assert (Reason.TOTAL_BUDGET, 0) == (record.reason, record.attempts)
 
 
-class Slow:
+class SlowLimiter:
     """A limiter that delays attempts by a minute."""
 
     def acquire(self, now: float) -> float | None:
@@ -57,20 +57,20 @@ class Slow:
         return 60.0
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
-        """Ignore the attempt."""
+        """Do nothing."""
 
     def on_recovery(self, now: float) -> None:
-        """Ignore the attempt."""
+        """Do nothing."""
 
 
-def opened() -> Downstream:
+def open_downstream() -> Downstream:
     """Return a downstream whose breaker is open."""
     downstream = Downstream("payments", breaker=tarry.Breaker())
     downstream.force("open")
     return downstream
 
 
-def full() -> Downstream:
+def full_downstream() -> Downstream:
     """Return a downstream whose only in-flight slot is used."""
     downstream = Downstream("payments", max_in_flight=1)
     downstream.admit(0.0)
@@ -78,34 +78,38 @@ def full() -> Downstream:
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "reason"),
+    ("options", "error_type", "reason"),
     [
-        ({"downstream": opened}, tarry.BreakerOpen, Reason.BREAKER_OPEN),
-        ({"downstream": full}, tarry.LimitReached, Reason.LIMIT),
-        ({"downstream": Slow, "deadline": 5}, tarry.LimitReached, Reason.LIMIT),
+        ({"downstream": open_downstream}, tarry.BreakerOpen, Reason.BREAKER_OPEN),
+        ({"downstream": full_downstream}, tarry.LimitReached, Reason.LIMIT),
+        ({"downstream": SlowLimiter, "deadline": 5}, tarry.LimitReached, Reason.LIMIT),
         (
-            {"downstream": Slow, "policy": Policy(total_budget=5)},
+            {"downstream": SlowLimiter, "policy": Policy(total_budget=5)},
             tarry.LimitReached,
             Reason.LIMIT,
         ),
-        ({"late": True}, tarry.DeadlineExceeded, Reason.DEADLINE),
+        ({"expired": True}, tarry.DeadlineExceeded, Reason.DEADLINE),
     ],
-    ids=["breaker", "limit", "line and deadline", "line and budget", "deadline"],
+    ids=["breaker", "limit", "rate limit and deadline", "rate limit and budget", "deadline"],
 )
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_every_rejection_has_its_class(
+def test_rejection_has_the_error_class_of_its_reason(
     clock: VirtualClock,
     driver: Driver,
     options: dict[str, Any],
-    kind: type[tarry.Rejected],
+    error_type: type[tarry.Rejected],
     reason: Reason,
 ) -> None:
     """A call that is rejected before its first attempt raises the error class of its reason."""
     options = dict(options)
-    make = options.pop("downstream", None)
-    if make is not None:
-        options["downstream"] = Downstream("slow", limiter=Slow()) if make is Slow else make()
-    seconds = -1.0 if options.pop("late", False) else 1_000.0
+    make_downstream = options.pop("downstream", None)
+    if make_downstream is not None:
+        options["downstream"] = (
+            Downstream("slow", limiter=SlowLimiter())
+            if make_downstream is SlowLimiter
+            else make_downstream()
+        )
+    seconds = -1.0 if options.pop("expired", False) else 1_000.0
     dependency = Dependency(clock, OK)
 
     with pytest.raises(tarry.Rejected) as caught, tarry.deadline(seconds):
@@ -113,10 +117,10 @@ def test_every_rejection_has_its_class(
 
     record = tarry.record_of(caught.value)
     assert record is not None
-    assert (kind, reason, []) == (type(caught.value), record.reason, dependency.starts)
+    assert (error_type, reason, []) == (type(caught.value), record.reason, dependency.starts)
 
 
-# --- references -----------------------------------------------------------------------------------
+# --- reference cycles -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -127,35 +131,35 @@ def _no_gc() -> Iterator[None]:
     gc.enable()
 
 
-def plainly(**options: Any) -> None:
-    """A decorated function."""
+def call_decorated(**options: Any) -> None:
+    """Call a decorated function."""
     tarry.retry(**options)(lambda: None)()
 
 
-def by_call(**options: Any) -> None:
-    """`tarry.call`."""
+def use_call(**options: Any) -> None:
+    """Use `tarry.call`."""
     tarry.call(lambda: None, **options)
 
 
-def by_coroutine(**options: Any) -> None:
-    """A coroutine without an event loop, so that nothing else refers to its error."""
+def await_acall(**options: Any) -> None:
+    """Run `tarry.acall` without an event loop, which could keep a reference to the error."""
 
-    async def nothing() -> None:
+    async def do_nothing() -> None:
         """Do nothing."""
 
-    coroutine = tarry.acall(nothing, **options)
+    coroutine = tarry.acall(do_nothing, **options)
     coroutine.send(None)
 
 
-def by_block(**options: Any) -> None:
-    """Blocks."""
+def run_block(**options: Any) -> None:
+    """Run an attempt block."""
     for attempt in tarry.attempts(**options):
         with attempt:
             pass
 
 
-def by_hedge(**options: Any) -> None:
-    """A hedged call."""
+def call_hedged(**options: Any) -> None:
+    """Make a hedged call."""
     tarry.hedge_sync(lambda: None, after=1, **options)
 
 
@@ -171,33 +175,33 @@ def is_error_alive(run: Callable[..., None], **options: Any) -> bool:
 
 
 @pytest.mark.usefixtures("_no_gc")
-@pytest.mark.parametrize("run", [plainly, by_call, by_coroutine, by_block, by_hedge])
+@pytest.mark.parametrize("run", [call_decorated, use_call, await_acall, run_block, call_hedged])
 def test_open_breaker_leaves_no_cycle(run: Callable[..., None]) -> None:
     """A rejection is freed after it was handled, without the garbage collector."""
-    assert not is_error_alive(run, downstream=opened())
+    assert not is_error_alive(run, downstream=open_downstream())
 
 
 @pytest.mark.usefixtures("_no_gc")
 @pytest.mark.parametrize("attempts", [1, 2])
-@pytest.mark.parametrize("run", [plainly, by_call, by_coroutine])
+@pytest.mark.parametrize("run", [call_decorated, use_call, await_acall])
 def test_result_not_accepted_leaves_no_cycle(run: Callable[..., None], attempts: int) -> None:
     """The error for a result that was not accepted is freed after it was handled."""
     with no_wait():
         assert not is_error_alive(run, until=lambda result: result is not None, attempts=attempts)
 
 
-# --- hints that are none --------------------------------------------------------------------------
+# --- invalid hints --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Kind.TRANSIENT, Kind.THROTTLED])
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("said", [float("nan"), "5", -1, float("inf"), b"", object()])
+@pytest.mark.parametrize("invalid", [float("nan"), "5", -1, float("inf"), b"", object()])
 def test_invalid_hint_is_ignored(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture, said: Any, exact: bool, kind: Kind
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture, invalid: Any, exact: bool, kind: Kind
 ) -> None:
-    """A hint of the user's classifier that is not a duration is ignored, also in the log."""
+    """A hint that is not a duration is ignored, and logging it does not fail."""
     delays = []
-    for hint in (None, Hint(said, exact=exact)):
+    for hint in (None, Hint(invalid, exact=exact)):
         dependency = Dependency(clock, failing_step(kind, hint=hint), OK)
         with captured_events() as events, caplog.at_level(logging.DEBUG, "tarry"):
             assert "done" == tarry.call(dependency.call, on=classify)
@@ -207,10 +211,10 @@ def test_invalid_hint_is_ignored(
     assert [] == [line for line in caplog.messages if "raised" in line]
 
 
-@pytest.mark.parametrize("said", [float("nan"), "5", -1])
-def test_overload_with_an_invalid_hint(clock: VirtualClock, said: Any) -> None:
+@pytest.mark.parametrize("invalid", [float("nan"), "5", -1])
+def test_overload_with_an_invalid_hint(clock: VirtualClock, invalid: Any) -> None:
     """`retry_after` is None if a server forbids a retry and its hint is not a duration."""
-    dependency = Dependency(clock, failing_step(Kind.OVERLOADED, hint=Hint(said)))
+    dependency = Dependency(clock, failing_step(Kind.OVERLOADED, hint=Hint(invalid)))
 
     with pytest.raises(ClassifiedError) as caught:
         tarry.call(dependency.call, on=classify)
@@ -220,12 +224,12 @@ def test_overload_with_an_invalid_hint(clock: VirtualClock, said: Any) -> None:
     assert (Reason.OVERLOADED, None) == (record.reason, record.retry_after)
 
 
-# --- long calls -----------------------------------------------------------------------------------
+# --- many attempts --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attempts", [255, 256, 257, 512, 2_000])
-def test_long_call_keeps_few_steps(clock: VirtualClock, attempts: int) -> None:
-    """A call of many attempts keeps at most 256 steps and the sum of all waits."""
+def test_number_of_recorded_steps_is_limited(clock: VirtualClock, attempts: int) -> None:
+    """The record of a call has its last steps, at most 256, and the sum of all waits."""
     waits: list[float] = []
 
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""The cancel token ends the waits of plain code, and only those."""
+"""`CancelToken`, which ends the waits of plain functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.drivers import FAIL, OK, SYNC_DRIVERS, Dependency, Driver
 sync_drivers = pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
 
 
-def test_token() -> None:
+def test_token_stays_cancelled() -> None:
     """A cancelled token stays cancelled."""
     token = CancelToken()
 
@@ -36,7 +36,7 @@ def test_token_can_be_waited_for() -> None:
 
 
 @sync_drivers
-def test_cancelled_before(driver: Driver, clock: VirtualClock) -> None:
+def test_call_with_a_cancelled_token(driver: Driver, clock: VirtualClock) -> None:
     """With a cancelled token the first attempt runs, and the first wait ends the call."""
     token = CancelToken()
     token.cancel()
@@ -52,7 +52,7 @@ def test_cancelled_before(driver: Driver, clock: VirtualClock) -> None:
 
 
 @sync_drivers
-def test_success_needs_no_wait(driver: Driver, clock: VirtualClock) -> None:
+def test_first_attempt_succeeds_with_a_cancelled_token(driver: Driver, clock: VirtualClock) -> None:
     """With a cancelled token a call can still succeed at its first attempt."""
     token = CancelToken()
     token.cancel()
@@ -61,7 +61,7 @@ def test_success_needs_no_wait(driver: Driver, clock: VirtualClock) -> None:
 
 
 @sync_drivers
-def test_not_cancelled(driver: Driver, clock: VirtualClock) -> None:
+def test_token_that_is_not_cancelled(driver: Driver, clock: VirtualClock) -> None:
     """A token that is not cancelled has no effect."""
     dependency = Dependency(clock, FAIL, OK)
 
@@ -70,7 +70,7 @@ def test_not_cancelled(driver: Driver, clock: VirtualClock) -> None:
 
 
 @sync_drivers
-def test_cancelled_without_waiting(driver: Driver, clock: VirtualClock) -> None:
+def test_cancelled_call_with_no_wait(driver: Driver, clock: VirtualClock) -> None:
     """A cancelled call ends between two attempts even if `no_wait` skips the wait."""
     token = CancelToken()
     dependency = Dependency(clock, FAIL)
@@ -95,11 +95,11 @@ def test_cancelled_by_another_thread(driver: Driver) -> None:
     dependency = Dependency(clock, FAIL, OK)
     policy = tarry.Policy(initial_delay=30, jitter="none")
 
-    def shut_down(event: tarry.Event) -> None:
+    def cancel_during_the_wait(event: tarry.Event) -> None:
         if type(event) is tarry.WillWait:
             threading.Timer(0.01, token.cancel).start()
 
-    remove = tarry.listen(shut_down)
+    remove = tarry.listen(cancel_during_the_wait)
     try:
         with pytest.raises(tarry.Cancelled):
             driver.run(clock, dependency, cancel=token, policy=policy, downstream=payments)
@@ -113,11 +113,11 @@ def test_cancelled_by_another_thread(driver: Driver) -> None:
 
 @sync_drivers
 def test_cancelled_during_a_rate_limit_delay(driver: Driver, clock: VirtualClock) -> None:
-    """A token also ends the wait for a rate limit, and the permit is released."""
+    """A token ends a rate limit delay, and the permit is released."""
     token = CancelToken()
     payments = Downstream("payments", limiter=tarry.AdaptiveRate(), max_in_flight=1)
     throttled = tarry.Outcome(tarry.Kind.THROTTLED)
-    with pytest.raises(ConnectionError):  # from here on, one attempt in two seconds
+    with pytest.raises(ConnectionError):  # lowers the rate to one attempt in two seconds
         driver.run(
             clock,
             Dependency(clock, FAIL),
@@ -136,7 +136,7 @@ def test_cancelled_during_a_rate_limit_delay(driver: Driver, clock: VirtualClock
 
 
 @sync_drivers
-def test_error_is_new_each_time(driver: Driver, clock: VirtualClock) -> None:
+def test_each_cancelled_call_raises_a_new_error(driver: Driver, clock: VirtualClock) -> None:
     """Each cancelled call raises a new error object."""
     token = CancelToken()
     token.cancel()
@@ -155,7 +155,7 @@ async def coroutine() -> None:
 
 
 async def generator() -> AsyncIterator[None]:
-    """Do nothing."""
+    """Yield once."""
     yield
 
 
@@ -167,6 +167,6 @@ def test_token_for_a_coroutine_is_rejected(fn: Callable[[], object]) -> None:
 
 
 def test_token_for_an_async_block_is_rejected() -> None:
-    """A token for `async for` is rejected too."""
+    """A token for `async for` over attempts is rejected, with the reason."""
     with pytest.raises(tarry.ConfigurationError, match="cancel the task"):
         aiter(tarry.attempts(on=ConnectionError, cancel=CancelToken()))

@@ -12,8 +12,8 @@ import pytest
 import tarry
 
 
-async def is_fine(value: object) -> bool:
-    """Return a coroutine."""
+async def async_predicate(value: object) -> bool:
+    """Return True."""
     return True
 
 
@@ -21,46 +21,48 @@ class AsyncPredicate:
     """A callable object whose `__call__` is a coroutine function."""
 
     async def __call__(self, value: object) -> bool:
-        """Return a coroutine."""
+        """Return True."""
         return True
 
 
-LATER = [
-    pytest.param(is_fine, "is_fine", id="function"),
-    pytest.param(partial(is_fine), "is_fine", id="partial"),
+COROUTINE_FUNCTIONS = [
+    pytest.param(async_predicate, "async_predicate", id="function"),
+    pytest.param(partial(async_predicate), "async_predicate", id="partial"),
     pytest.param(AsyncPredicate(), "AsyncPredicate", id="object"),
     pytest.param(AsyncPredicate().__call__, "AsyncPredicate.__call__", id="method"),
 ]
-FORMS: dict[str, Callable[..., object]] = {
+ENTRY_POINTS: dict[str, Callable[..., object]] = {
     "retry": tarry.retry,
     "call": lambda **options: tarry.call(lambda: None, **options),
-    "acall": lambda **options: tarry.acall(is_fine, 1, **options).send(None),
+    "acall": lambda **options: tarry.acall(async_predicate, 1, **options).send(None),
 }
 
 
-@pytest.mark.parametrize("form", [*FORMS, "attempts"])
-@pytest.mark.parametrize(("predicate", "name"), LATER)
-def test_on_is_no_coroutine_function(predicate: Any, name: str, form: str) -> None:
+@pytest.mark.parametrize("entry_point", [*ENTRY_POINTS, "attempts"])
+@pytest.mark.parametrize(("predicate", "name"), COROUTINE_FUNCTIONS)
+def test_coroutine_function_as_on_is_rejected(predicate: Any, name: str, entry_point: str) -> None:
     """A coroutine function as `on` is rejected: it would match every error."""
-    make = (FORMS | {"attempts": tarry.attempts})[form]
+    create = (ENTRY_POINTS | {"attempts": tarry.attempts})[entry_point]
 
     with pytest.raises(tarry.ConfigurationTypeError, match=f"^on must .* {name}$"):
-        make(on=predicate)
+        create(on=predicate)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("predicate", "name"), LATER)
-def test_until_is_no_coroutine_function(predicate: Any, name: str, form: str) -> None:
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+@pytest.mark.parametrize(("predicate", "name"), COROUTINE_FUNCTIONS)
+def test_coroutine_function_as_until_is_rejected(
+    predicate: Any, name: str, entry_point: str
+) -> None:
     """A coroutine function as `until` is rejected: it would accept every result."""
     with pytest.raises(tarry.ConfigurationTypeError, match=f"^until must .* {name}$"):
-        FORMS[form](on=OSError, until=predicate)
+        ENTRY_POINTS[entry_point](on=OSError, until=predicate)
 
 
-def test_on_of_a_hedged_call_is_no_coroutine_function() -> None:
-    """Hedged calls reject a coroutine function as `on` too."""
-    later: Any = is_fine
-    with pytest.raises(tarry.ConfigurationTypeError, match=r"^on must .* is_fine$"):
-        tarry.hedge_sync(lambda: None, after=1, on=later)
+def test_coroutine_function_as_on_of_a_hedged_call_is_rejected() -> None:
+    """A coroutine function as `on` of a hedged call is rejected."""
+    predicate: Any = async_predicate
+    with pytest.raises(tarry.ConfigurationTypeError, match=r"^on must .* async_predicate$"):
+        tarry.hedge_sync(lambda: None, after=1, on=predicate)
 
 
 def items() -> Iterator[int]:
@@ -74,8 +76,8 @@ async def async_items() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("fn", [items, async_items, partial(items)])
-def test_call_refuses_generator_functions(fn: Any) -> None:
-    """`call` and `acall` reject a generator function and name the decorator instead."""
+def test_call_rejects_generator_functions(fn: Any) -> None:
+    """The error of `call` and `acall` for a generator function names the decorator."""
     with pytest.raises(tarry.ConfigurationTypeError, match=r"items is a(n async)? generator .*@"):
         tarry.call(fn, on=OSError)
     with pytest.raises(tarry.ConfigurationTypeError, match=r"items is a(n async)? generator .*@"):

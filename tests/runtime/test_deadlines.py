@@ -1,4 +1,4 @@
-"""The context's deadline: nested blocks, remaining time, threads, tasks and calls inside."""
+"""Deadlines: nested blocks, remaining time, threads, tasks, and calls under a deadline."""
 
 from __future__ import annotations
 
@@ -28,66 +28,68 @@ from tests.runtime.drivers import (
 )
 
 every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
-watched_or_not = pytest.mark.parametrize("watched", [False, True], ids=["unwatched", "watched"])
+with_and_without_listener = pytest.mark.parametrize(
+    "has_listener", [False, True], ids=["no listener", "listener"]
+)
 
 
-def about(number: float) -> object:
-    """Return an approximate number for comparisons."""
+def approximately(number: float) -> object:
+    """Return an object that equals numbers close to this one."""
     return pytest.approx(number, abs=1e-6)
 
 
-# --- what is left ---------------------------------------------------------------------------------
+# --- remaining time -------------------------------------------------------------------------------
 
 
-def test_no_deadline() -> None:
+def test_remaining_time_without_a_deadline() -> None:
     """Without a deadline, `remaining` returns None."""
     assert None is tarry.remaining()
 
 
-def test_remaining(clock: VirtualClock) -> None:
+def test_remaining_time_decreases(clock: VirtualClock) -> None:
     """The remaining time decreases to 0."""
     with tarry.deadline(2):
-        assert about(2) == tarry.remaining()
+        assert approximately(2) == tarry.remaining()
         clock.advance(1.5)
-        assert about(0.5) == tarry.remaining()
+        assert approximately(0.5) == tarry.remaining()
         clock.advance(1.5)
         assert 0 == tarry.remaining()
     assert None is tarry.remaining()
 
 
-def test_earlier_deadline_outside_stands(clock: VirtualClock) -> None:
+def test_longer_inner_deadline_does_not_extend_the_outer_one(clock: VirtualClock) -> None:
     """A longer inner deadline does not extend the outer one."""
     with tarry.deadline(1), tarry.deadline(10):
-        assert about(1) == tarry.remaining()
+        assert approximately(1) == tarry.remaining()
 
 
-def test_earlier_deadline_inside_counts_there(clock: VirtualClock) -> None:
+def test_shorter_inner_deadline_applies_to_its_block(clock: VirtualClock) -> None:
     """A shorter inner deadline applies to its block; after it the outer one applies again."""
     with tarry.deadline(10):
         with tarry.deadline(1):
-            assert about(1) == tarry.remaining()
-        assert about(10) == tarry.remaining()
+            assert approximately(1) == tarry.remaining()
+        assert approximately(10) == tarry.remaining()
 
 
-def test_deadline_ends_with_an_error(clock: VirtualClock) -> None:
-    """A block that an error leaves removes its deadline."""
+def test_error_removes_the_deadline_of_its_block(clock: VirtualClock) -> None:
+    """A deadline is removed when an error leaves its block."""
     with pytest.raises(ValueError, match="left"), tarry.deadline(1):
         raise ValueError("left")
 
     assert None is tarry.remaining()
 
 
-@pytest.mark.parametrize("length", [float("nan"), float("inf"), "1", True])
-def test_wrong_length(length: float) -> None:
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), "1", True])
+def test_invalid_deadline_is_rejected(seconds: float) -> None:
     """A deadline must be a finite number of seconds."""
-    with pytest.raises(tarry.ConfigurationError, match="seconds must be"), tarry.deadline(length):
+    with pytest.raises(tarry.ConfigurationError, match="seconds must be"), tarry.deadline(seconds):
         pass
 
 
-@pytest.mark.parametrize("length", [0, -1])
-def test_a_deadline_that_has_passed(length: float) -> None:
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_no_call_starts_after_the_deadline(seconds: float) -> None:
     """With a deadline of 0 or less, no call in the block starts."""
-    with tarry.deadline(length), pytest.raises(tarry.DeadlineExceeded):
+    with tarry.deadline(seconds), pytest.raises(tarry.DeadlineExceeded):
         tarry.retry(on=OSError)(lambda: 1)()
 
 
@@ -97,18 +99,20 @@ def test_a_deadline_that_has_passed(length: float) -> None:
 def test_threads_begin_without_deadline(clock: VirtualClock) -> None:
     """A new thread has no deadline unless it runs in the caller's context."""
     with tarry.deadline(5), ThreadPoolExecutor(1) as pool:
-        bare = pool.submit(tarry.remaining).result()
-        handed = pool.submit(contextvars.copy_context().run, tarry.remaining).result()
+        without_context = pool.submit(tarry.remaining).result()
+        with_context = pool.submit(contextvars.copy_context().run, tarry.remaining).result()
 
-    assert (None, about(5)) == (bare, handed)
+    assert (None, approximately(5)) == (without_context, with_context)
 
 
 def test_attempts_in_threads_see_the_deadline(clock: VirtualClock) -> None:
-    """The thread of an attempt with a timeout sees the remaining time of the attempt."""
+    """In the thread of an attempt, `remaining` is limited by the deadline and the timeout."""
     left = tarry.call(tarry.remaining, on=ConnectionError, timeout=10, deadline=3)
 
-    assert about(3) == left
-    assert about(2) == tarry.call(tarry.remaining, on=ConnectionError, timeout=2, deadline=3)
+    assert approximately(3) == left
+    assert approximately(2) == tarry.call(
+        tarry.remaining, on=ConnectionError, timeout=2, deadline=3
+    )
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
@@ -116,10 +120,10 @@ def test_tasks_have_their_own_deadlines(loop: str, clock: VirtualClock) -> None:
     """A deadline in one task does not apply to another task."""
     left: dict[int, float | None] = {}
 
-    async def work(length: int) -> None:
-        with tarry.deadline(length):
+    async def work(seconds: int) -> None:
+        with tarry.deadline(seconds):
             await async_sleep(0.5)
-            left[length] = tarry.remaining()
+            left[seconds] = tarry.remaining()
 
     async def on_asyncio() -> None:
         await asyncio.gather(work(1), work(2))
@@ -131,20 +135,22 @@ def test_tasks_have_their_own_deadlines(loop: str, clock: VirtualClock) -> None:
 
     (clock.run(on_asyncio) if loop == "asyncio" else clock.run_trio(on_trio))
 
-    assert {1: about(0.5), 2: about(1.5)} == left
+    assert {1: approximately(0.5), 2: approximately(1.5)} == left
 
 
-# --- calls ----------------------------------------------------------------------------------------
+# --- calls under a deadline -----------------------------------------------------------------------
 
 
 @every_driver
-@watched_or_not
-def test_call_stops_in_time(driver: Driver, watched: bool, clock: VirtualClock) -> None:
+@with_and_without_listener
+def test_call_does_not_wait_past_the_deadline(
+    driver: Driver, has_listener: bool, clock: VirtualClock
+) -> None:
     """A call does not begin a wait that would end after the deadline."""
     dependency = Dependency(clock, FAIL)
 
     with ExitStack() as stack:
-        if watched:
+        if has_listener:
             stack.enter_context(captured_events())
         stack.enter_context(tarry.deadline(0.3))
         with pytest.raises(ConnectionError) as caught:
@@ -157,15 +163,15 @@ def test_call_stops_in_time(driver: Driver, watched: bool, clock: VirtualClock) 
 
 
 @every_driver
-@watched_or_not
-def test_call_after_the_deadline_is_refused(
-    driver: Driver, watched: bool, clock: VirtualClock
+@with_and_without_listener
+def test_call_after_the_deadline_is_rejected(
+    driver: Driver, has_listener: bool, clock: VirtualClock
 ) -> None:
     """After the deadline a call is rejected before its first attempt."""
     dependency = Dependency(clock, OK)
 
     with ExitStack() as stack:
-        if watched:
+        if has_listener:
             stack.enter_context(captured_events())
         stack.enter_context(tarry.deadline(1))
         clock.advance(2)
@@ -179,10 +185,8 @@ def test_call_after_the_deadline_is_refused(
 
 
 @every_driver
-def test_call_after_the_deadline_is_refused_with_a_downstream(
-    driver: Driver, clock: VirtualClock
-) -> None:
-    """A call that is rejected for its deadline is not counted and takes no permit."""
+def test_call_rejected_for_its_deadline_is_not_counted(driver: Driver, clock: VirtualClock) -> None:
+    """A call that is rejected for its deadline does not count as a failure of the downstream."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
     dependency = Dependency(clock, OK)
 
@@ -196,16 +200,18 @@ def test_call_after_the_deadline_is_refused_with_a_downstream(
 
 
 @pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
-@watched_or_not
+@with_and_without_listener
 @pytest.mark.parametrize(
-    "steps", [(Step(duration_s=10),), (FAIL, Step(duration_s=10))], ids=["1st", "2nd"]
+    "steps",
+    [(Step(duration_s=10),), (FAIL, Step(duration_s=10))],
+    ids=["first attempt", "second attempt"],
 )
-def test_coroutine_is_cut_off_at_the_deadline(
-    driver: Driver, watched: bool, steps: tuple[Step, ...], clock: VirtualClock
+def test_coroutine_is_cancelled_at_the_deadline(
+    driver: Driver, has_listener: bool, steps: tuple[Step, ...], clock: VirtualClock
 ) -> None:
     """A coroutine that still runs at the deadline is cancelled, in any attempt."""
     with ExitStack() as stack:
-        if watched:
+        if has_listener:
             stack.enter_context(captured_events())
         stack.enter_context(tarry.deadline(1))
         with pytest.raises(tarry.DeadlineExceeded):
@@ -215,8 +221,8 @@ def test_coroutine_is_cut_off_at_the_deadline(
 
 
 @pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
-def test_plain_function_is_not_cut_off(driver: Driver, clock: VirtualClock) -> None:
-    """A plain function cannot be interrupted; its late result is returned."""
+def test_plain_function_is_not_interrupted(driver: Driver, clock: VirtualClock) -> None:
+    """The deadline does not interrupt a plain function, whose late result is returned."""
     dependency = Dependency(clock, Step("late", duration_s=10))
 
     assert "late" == driver.run(clock, dependency, deadline=1)
@@ -227,17 +233,20 @@ def test_attempt_sees_the_deadline_of_its_call(driver: Driver, clock: VirtualClo
     """Inside an attempt, `remaining` returns the time to the deadline; None afterwards."""
     left: list[float | None] = []
 
-    def look() -> None:
+    def record_remaining() -> None:
         left.append(tarry.remaining())
         if len(left) == 1:
             raise ConnectionError
 
-    async def look_later() -> None:
-        look()
+    async def async_record_remaining() -> None:
+        record_remaining()
 
-    driver.run_function(clock, driver.wrap(look if driver.is_sync else look_later, deadline=2))
+    driver.run_function(
+        clock,
+        driver.wrap(record_remaining if driver.is_sync else async_record_remaining, deadline=2),
+    )
 
-    assert [about(2), about(1.95)] == left
+    assert [approximately(2), approximately(1.95)] == left
     assert None is tarry.remaining()
 
 
@@ -246,16 +255,16 @@ def test_attempt_sees_its_own_timeout(driver: Driver, clock: VirtualClock) -> No
     """`remaining` returns the timeout of the attempt if it is shorter than the deadline."""
     left: list[float | None] = []
 
-    async def look() -> None:
+    async def record_remaining() -> None:
         left.append(tarry.remaining())
 
-    driver.run_function(clock, driver.wrap(look, timeout=1, deadline=5))
+    driver.run_function(clock, driver.wrap(record_remaining, timeout=1, deadline=5))
 
-    assert [about(1)] == left
+    assert [approximately(1)] == left
 
 
 @every_driver
-def test_expected_duration_counts(driver: Driver, clock: VirtualClock) -> None:
+def test_retry_must_fit_before_the_deadline(driver: Driver, clock: VirtualClock) -> None:
     """No retry starts if its expected duration does not fit before the deadline."""
     payments = Downstream("payments")
     for _ in range(3):
@@ -266,19 +275,19 @@ def test_expected_duration_counts(driver: Driver, clock: VirtualClock) -> None:
     with pytest.raises(ConnectionError):
         driver.run(clock, dependency, downstream=payments, deadline=1.1)
 
-    assert 2 == len(dependency.starts)  # at 0.05; one at 0.15 would end at 1.15
+    assert 2 == len(dependency.starts)  # at 0 and 0.05 s; a third at 0.15 s would end at 1.15 s
     assert clock.elapsed - before < 1.1
 
 
-def test_shorter_deadline_of_an_outer_thread_is_not_shared() -> None:
-    """A thread does not see the deadline of another thread."""
+def test_threads_have_their_own_deadlines() -> None:
+    """A deadline in one thread does not apply to another thread."""
     seen: dict[float, float | None] = {}
     barrier = threading.Barrier(2, timeout=10)
 
-    def work(length: float) -> None:
-        with tarry.deadline(length):
+    def work(seconds: float) -> None:
+        with tarry.deadline(seconds):
             barrier.wait()
-            seen[length] = tarry.remaining()
+            seen[seconds] = tarry.remaining()
             barrier.wait()
 
     with ThreadPoolExecutor(2) as pool:

@@ -1,4 +1,4 @@
-"""Deadline scopes that are entered in one place and left in another."""
+"""Deadlines that are left in another order or context than they were entered."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from tarry.testing import VirtualClock
 
 
 @pytest.fixture(autouse=True)
-def _clean() -> None:
+def _no_deadline() -> None:
     assert tarry.remaining() is None
 
 
 @tarry.retry(on=OSError, deadline=60)
 def stream() -> Generator[float | None]:
-    """Keep a deadline open across every item."""
+    """Yield the remaining time twice inside a deadline."""
     with tarry.deadline(5):
         yield tarry.remaining()
         yield tarry.remaining()
 
 
-def test_generator_that_holds_a_deadline(clock: VirtualClock) -> None:
-    """A generator that keeps a deadline open across items removes it at its end."""
+def test_generator_removes_its_deadline_at_its_end(clock: VirtualClock) -> None:
+    """A generator that yields inside a deadline removes the deadline at its end."""
     assert [5.0, 5.0] == [None if left is None else round(left, 6) for left in stream()]
     assert tarry.remaining() is None
 
 
-def test_generator_that_is_closed(clock: VirtualClock) -> None:
-    """A generator that is closed with a deadline open removes it."""
+def test_closed_generator_removes_its_deadline(clock: VirtualClock) -> None:
+    """A generator that is closed inside a deadline removes the deadline."""
     generator = stream()
     next(generator)
     generator.close()
@@ -41,8 +41,8 @@ def test_generator_that_is_closed(clock: VirtualClock) -> None:
     assert tarry.remaining() is None
 
 
-def test_generator_that_fails_with_a_deadline_open(clock: VirtualClock) -> None:
-    """An error thrown into a generator with a deadline open removes the deadline."""
+def test_failed_generator_removes_its_deadline(clock: VirtualClock) -> None:
+    """An error thrown into a generator inside a deadline removes the deadline."""
     generator = stream()
     next(generator)
     with pytest.raises(LookupError):
@@ -51,8 +51,8 @@ def test_generator_that_fails_with_a_deadline_open(clock: VirtualClock) -> None:
     assert tarry.remaining() is None
 
 
-def blocks(deadline: float) -> Generator[float | None]:
-    """Yield inside an attempt with a deadline."""
+def yield_in_attempt(deadline: float) -> Generator[float | None]:
+    """Yield the remaining time inside an attempt with a deadline."""
     for attempt in tarry.attempts(on=OSError, deadline=deadline):
         with attempt:
             yield tarry.remaining()
@@ -61,21 +61,21 @@ def blocks(deadline: float) -> Generator[float | None]:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "out of order"])
 def test_interleaved_generators(clock: VirtualClock, order: tuple[int, int]) -> None:
     """Two interleaved generators leave no deadline, in either order of closing."""
-    generators = [blocks(5), blocks(3)]
+    generators = [yield_in_attempt(5), yield_in_attempt(3)]
     assert [5.0, 3.0] == [round(next(generator) or 0, 6) for generator in generators]
 
-    for which in order:
-        generators[which].close()
+    for index in order:
+        generators[index].close()
 
     assert tarry.remaining() is None
 
 
 @pytest.mark.parametrize(("closed", "left"), [(0, 3.0), (1, 5.0)])
-def test_closed_generator_takes_only_its_own_deadline(
+def test_closed_generator_removes_only_its_own_deadline(
     clock: VirtualClock, closed: int, left: float
 ) -> None:
     """Of two interleaved generators, the open one keeps its deadline."""
-    generators = [blocks(5), blocks(3)]
+    generators = [yield_in_attempt(5), yield_in_attempt(3)]
     for generator in generators:
         next(generator)
 
@@ -107,27 +107,27 @@ def test_block_left_in_another_context(clock: VirtualClock) -> None:
     assert (True, None) == (block.is_last, tarry.remaining())
 
 
-def armed(loop: Any) -> list[asyncio.TimerHandle]:
-    """Return the timers that will still fire."""
+def active_timers(loop: Any) -> list[asyncio.TimerHandle]:
+    """Return the timers of an event loop that are not cancelled."""
     return [timer for timer in loop._scheduled if not timer.cancelled()]
 
 
 def test_async_block_left_in_another_context(clock: VirtualClock) -> None:
-    """A block of a coroutine that is left in another context raises nothing and stops its timer."""
+    """An async block that is left in another context raises nothing and cancels its timer."""
 
     async def main() -> tuple[bool | None, int, int, float | None]:
         loop = asyncio.get_running_loop()
         block = await anext(aiter(tarry.attempts(on=OSError, deadline=5, timeout=3)))
         Context().run(block.__enter__)
-        before = len(armed(loop))
+        before = len(active_timers(loop))
         assert False is copy_context().run(block.__exit__, None, None, None)
-        return block.is_last, before, len(armed(loop)), tarry.remaining()
+        return block.is_last, before, len(active_timers(loop)), tarry.remaining()
 
     assert (True, 1, 0, None) == clock.run(main)
 
 
-class Forever:
-    """An awaitable that is never resumed."""
+class NeverReady:
+    """An awaitable that never completes."""
 
     def __await__(self) -> Generator[None]:
         yield
@@ -138,12 +138,12 @@ def test_coroutine_closed_from_another_context(clock: VirtualClock, form: str) -
     """A coroutine closed from another context leaves no timer and no deadline."""
 
     async def wait() -> None:
-        await Forever()
+        await NeverReady()
 
     async def in_block() -> None:
         async for attempt in tarry.attempts(on=OSError, deadline=5, timeout=3):
             with attempt:
-                await Forever()
+                await NeverReady()
 
     async def in_deadline() -> None:
         with tarry.deadline(5):
@@ -157,8 +157,8 @@ def test_coroutine_closed_from_another_context(clock: VirtualClock, form: str) -
             "deadline": in_deadline,
         }[form]()
         Context().run(coroutine.send, None)
-        before = len(armed(loop))
+        before = len(active_timers(loop))
         coroutine.close()
-        return before, len(armed(loop)), tarry.remaining()
+        return before, len(active_timers(loop)), tarry.remaining()
 
     assert (1, 0, None) == clock.run(main)

@@ -18,7 +18,7 @@ every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
 CLOSED, OPEN = BreakerState.CLOSED, BreakerState.OPEN
 
 
-def test_downstream_with_nothing() -> None:
+def test_downstream_without_breaker_and_budget() -> None:
     """A downstream without breaker and budget has no state, balance or latency."""
     payments = Downstream("payments")
 
@@ -29,43 +29,43 @@ def test_downstream_with_nothing() -> None:
 
 def test_live_downstreams() -> None:
     """`live_downstreams` lists referenced downstreams by name and keeps none alive."""
-    held = [Downstream("live-b"), Downstream("live-a")]
+    downstreams = [Downstream("live-b"), Downstream("live-a")]
     assert ["live-a", "live-b"] == [
         d.name for d in live_downstreams() if d.name.startswith("live-")
     ]
 
-    del held
+    del downstreams
     assert [] == [d.name for d in live_downstreams() if d.name.startswith("live-")]
 
 
 def test_live_downstreams_while_another_thread_adds_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set that changes during the iteration is read again."""
-    held = Downstream("live")
+    """`live_downstreams` reads the set again if it changes during the iteration."""
+    payments = Downstream("live")
 
-    class Changing:
+    class ChangingSet:
         changes = 2
 
         def __iter__(self) -> Iterator[Downstream]:
-            yield held
+            yield payments
             if self.changes:
                 self.changes -= 1
                 raise RuntimeError("Set changed size during iteration")
 
-    monkeypatch.setattr(downstream, "_downstreams", Changing())
+    monkeypatch.setattr(downstream, "_downstreams", ChangingSet())
 
-    assert [held] == live_downstreams()
+    assert [payments] == live_downstreams()
 
 
 @every_driver
-def test_balance_and_latency(driver: Driver, clock: VirtualClock) -> None:
+def test_retry_and_success_change_balance_and_latency(driver: Driver, clock: VirtualClock) -> None:
     """A retry lowers the balance, and a success adds its latency."""
     payments = Downstream("payments", breaker=tarry.Breaker(), budget=tarry.TokenBudget("aws-2020"))
     with pytest.raises(ConnectionError):
         driver.run(clock, Dependency(clock, FAIL), downstream=payments, attempts=2)
-    for length in (1, 2, 3):
-        driver.run(clock, Dependency(clock, Step(duration_s=length)), downstream=payments)
+    for duration_s in (1, 2, 3):
+        driver.run(clock, Dependency(clock, Step(duration_s=duration_s)), downstream=payments)
 
-    assert 498 == payments.balance  # a retry took 5, each clean success gave 1
+    assert 498 == payments.balance  # the retry costs 5, and each of the three successes adds 1
     assert pytest.approx(2) == payments.quantile(0.5)
     assert "Downstream('payments', state=closed)" == repr(payments)
 
@@ -85,8 +85,10 @@ def test_permanent_failures_do_not_count(driver: Driver, clock: VirtualClock) ->
     """A permanent error does not count as a failure of the dependency."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
 
-    with pytest.raises(ValueError, match="mine"):
-        driver.run(clock, Dependency(clock, Step(raises=ValueError("mine"))), downstream=payments)
+    with pytest.raises(ValueError, match="bad input"):
+        driver.run(
+            clock, Dependency(clock, Step(raises=ValueError("bad input"))), downstream=payments
+        )
 
     assert CLOSED == payments.state
 
@@ -104,15 +106,15 @@ def test_slow_calls_open_the_breaker(driver: Driver, clock: VirtualClock) -> Non
 
 
 @every_driver
-def test_predicate_that_raises(driver: Driver, clock: VirtualClock) -> None:
-    """An error in the predicate is raised with the first as its context and not counted."""
+def test_error_of_on_is_raised(driver: Driver, clock: VirtualClock) -> None:
+    """An error of `on` is raised with the attempt's error as context, and is not counted."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1), max_in_flight=1)
 
-    def broken(_: Exception) -> bool:
+    def raise_error(_: Exception) -> bool:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as caught:
-        driver.run(clock, Dependency(clock, FAIL), on=broken, downstream=payments)
+        driver.run(clock, Dependency(clock, FAIL), on=raise_error, downstream=payments)
 
     assert isinstance(caught.value.__context__, ConnectionError)
     assert CLOSED == payments.state
@@ -120,23 +122,25 @@ def test_predicate_that_raises(driver: Driver, clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
-def test_until_that_raises(driver: Driver, clock: VirtualClock) -> None:
-    """An error in `until` is raised, and the permit of the attempt is released."""
+def test_error_of_until_is_raised(driver: Driver, clock: VirtualClock) -> None:
+    """An error of `until` is raised, and the permit of the attempt is released."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1), max_in_flight=1)
 
-    def broken(_: object) -> bool:
+    def raise_error(_: object) -> bool:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        driver.run(clock, Dependency(clock, OK), until=broken, downstream=payments)
+        driver.run(clock, Dependency(clock, OK), until=raise_error, downstream=payments)
 
     assert CLOSED == payments.state
     assert "done" == driver.run(clock, Dependency(clock, OK), downstream=payments)
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-def test_rate_limit_would_block_the_loop(loop: str, clock: VirtualClock) -> None:
-    """A rate limit delay inside an event loop raises BlockingWait and releases the permit."""
+def test_rate_limit_delay_on_an_event_loop_raises_blocking_wait(
+    loop: str, clock: VirtualClock
+) -> None:
+    """A rate limit delay of a plain function on an event loop raises BlockingWait."""
     payments = Downstream("payments", limiter=tarry.AdaptiveRate(), max_in_flight=1)
     throttled = tarry.Outcome(tarry.Kind.THROTTLED)
     with pytest.raises(ConnectionError):
@@ -157,8 +161,8 @@ def test_rate_limit_would_block_the_loop(loop: str, clock: VirtualClock) -> None
 
 
 @every_driver
-def test_force(driver: Driver, clock: VirtualClock) -> None:
-    """`force` opens a breaker permanently and makes it automatic again."""
+def test_forced_open_breaker(driver: Driver, clock: VirtualClock) -> None:
+    """`force("open")` keeps a breaker open until `force("closed")` makes it automatic again."""
     payments = Downstream("payments", breaker=tarry.Breaker())
     dependency = Dependency(clock, OK)
 
@@ -195,12 +199,12 @@ def test_force_emits_one_event() -> None:
         payments.force("open")
         payments.force("open")
 
-    [moved] = events
-    assert tarry.BreakerStateChanged("", "payments", CLOSED, BreakerState.FORCED_OPEN) == moved
+    [event] = events
+    assert tarry.BreakerStateChanged("", "payments", CLOSED, BreakerState.FORCED_OPEN) == event
 
 
 def test_force_without_a_breaker() -> None:
-    """`force` without a breaker raises an error that says how to add one."""
+    """`force` without a breaker is rejected."""
     with pytest.raises(tarry.ConfigurationError, match="has no breaker"):
         Downstream("payments").force("open")
 
@@ -228,14 +232,14 @@ def test_force_to_an_unknown_state() -> None:
     ],
     ids=str,
 )
-def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
-    """An argument of a wrong type is rejected by name."""
+def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
+    """The error for an invalid argument names it."""
     with pytest.raises(tarry.ConfigurationError, match=message):
         Downstream(**{"name": "payments"} | arguments)
 
 
-@pytest.mark.parametrize("wrong", [0, -0.5, 95, float("nan"), "p95"])
-def test_quantile_is_a_share(wrong: Any) -> None:
+@pytest.mark.parametrize("quantile", [0, -0.5, 95, float("nan"), "p95"])
+def test_invalid_quantile_is_rejected(quantile: Any) -> None:
     """A quantile that is not in (0, 1] is rejected."""
     with pytest.raises(tarry.ConfigurationError, match="q must be"):
-        Downstream("payments").quantile(wrong)
+        Downstream("payments").quantile(quantile)

@@ -1,4 +1,4 @@
-"""One table of cases that every driver runs: same attempts, waits and results."""
+"""Cases in which all drivers make the same attempts and waits and return the same result."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Case:
     name: str
     steps: tuple[Step, ...]
     starts: tuple[float, ...]
-    """When each attempt begins."""
-    ends: float
-    """When the call ends."""
+    """The start of each attempt, in seconds."""
+    ended_at: float
+    """The end of the call, in seconds."""
     returns: object = "done"
     raises: type[Exception] | None = None
     reason: Reason | None = None
@@ -53,14 +53,14 @@ class Case:
         return self.name
 
 
-def guarded(**parts: Any) -> dict[str, Any]:
+def with_downstream(**components: Any) -> dict[str, Any]:
     """Return options with a new downstream."""
-    return {"on": classify, "downstream": Downstream("payments", **parts)}
+    return {"on": classify, "downstream": Downstream("payments", **components)}
 
 
-def open_by_hand() -> dict[str, Any]:
+def with_open_breaker() -> dict[str, Any]:
     """Return options with a breaker that was forced open."""
-    options = guarded(breaker=tarry.Breaker())
+    options = with_downstream(breaker=tarry.Breaker())
     options["downstream"].force("open")
     return options
 
@@ -76,7 +76,7 @@ CASES = [
         "no attempts left",
         (FAIL,),
         starts=(0, 0.05, 0.15, 0.35),
-        ends=0.35,
+        ended_at=0.35,
         raises=ConnectionError,
         reason=Reason.ATTEMPTS,
     ),
@@ -84,7 +84,7 @@ CASES = [
         "one attempt only",
         (FAIL,),
         starts=(0,),
-        ends=0,
+        ended_at=0,
         raises=ConnectionError,
         reason=Reason.ATTEMPTS,
         options=lambda: {"attempts": 1},
@@ -93,7 +93,7 @@ CASES = [
         "error that is not retryable",
         (BUG,),
         starts=(0,),
-        ends=0,
+        ended_at=0,
         raises=ValueError,
         reason=Reason.PERMANENT,
     ),
@@ -101,7 +101,7 @@ CASES = [
         "permanent error after a transient one",
         (FAIL, BUG),
         starts=(0, 0.05),
-        ends=0.05,
+        ended_at=0.05,
         raises=ValueError,
         reason=Reason.PERMANENT,
     ),
@@ -109,7 +109,7 @@ CASES = [
         "several types in on",
         (FAIL, BUG, Step(raises=KeyError)),
         starts=(0, 0.05, 0.15),
-        ends=0.15,
+        ended_at=0.15,
         raises=KeyError,
         reason=Reason.PERMANENT,
         options=lambda: {"on": (ConnectionError, ValueError)},
@@ -118,7 +118,7 @@ CASES = [
         "predicate",
         (FAIL, BUG),
         starts=(0, 0.05),
-        ends=0.05,
+        ended_at=0.05,
         raises=ValueError,
         reason=Reason.PERMANENT,
         options=lambda: {"on": lambda error: isinstance(error, ConnectionError)},
@@ -127,35 +127,35 @@ CASES = [
         "hint longer than the delay: jitter is added",
         (failing_step(Kind.TRANSIENT, hint=Hint(3.0)), OK),
         starts=(0, 3.15),
-        ends=3.15,
+        ended_at=3.15,
         options=lambda: {"on": classify},
     ),
     Case(
         "hint longer than the delay, without jitter: exactly the hint",
         (failing_step(Kind.TRANSIENT, hint=Hint(3.0)), OK),
         starts=(0, 3),
-        ends=3,
+        ended_at=3,
         options=lambda: {"on": classify, "policy": Policy(jitter="none")},
     ),
     Case(
         "hint shorter than the delay: the delay applies",
         (failing_step(Kind.TRANSIENT, hint=Hint(0.001)), OK),
         starts=(0, 0.051),
-        ends=0.051,
+        ended_at=0.051,
         options=lambda: {"on": classify},
     ),
     Case(
         "exact hint: backoff starts over",
         (TRANSIENT, failing_step(Kind.TRANSIENT, hint=Hint(2.0, exact=True)), TRANSIENT, OK),
         starts=(0, 0.05, 2.05, 2.1),
-        ends=2.1,
+        ended_at=2.1,
         options=lambda: {"on": classify},
     ),
     Case(
         "hint longer than max_hint",
         (failing_step(Kind.TRANSIENT, hint=Hint(121.0)),),
         starts=(0,),
-        ends=0,
+        ended_at=0,
         raises=ClassifiedError,
         reason=Reason.HINT_TOO_LONG,
         retry_after=121.0,
@@ -165,7 +165,7 @@ CASES = [
         "hint longer than the total budget",
         (failing_step(Kind.TRANSIENT, hint=Hint(60.0)),),
         starts=(0,),
-        ends=0,
+        ended_at=0,
         raises=ClassifiedError,
         reason=Reason.TOTAL_BUDGET,
         retry_after=60.0,
@@ -175,7 +175,7 @@ CASES = [
         "hint longer than the deadline",
         (failing_step(Kind.TRANSIENT, hint=Hint(60.0)),),
         starts=(0,),
-        ends=0,
+        ended_at=0,
         raises=ClassifiedError,
         reason=Reason.DEADLINE,
         retry_after=60.0,
@@ -185,14 +185,14 @@ CASES = [
         "throttled: a longer initial delay",
         (THROTTLED, THROTTLED, OK),
         starts=(0, 0.5, 1.5),
-        ends=1.5,
+        ended_at=1.5,
         options=lambda: {"on": classify},
     ),
     Case(
         "hint not to retry",
         (failing_step(Kind.OVERLOADED),),
         starts=(0,),
-        ends=0,
+        ended_at=0,
         raises=ClassifiedError,
         reason=Reason.OVERLOADED,
         options=lambda: {"on": classify},
@@ -201,7 +201,7 @@ CASES = [
         "not repeatable",
         (failing_step(Kind.TRANSIENT, repeatable=False),),
         starts=(0,),
-        ends=0,
+        ended_at=0,
         raises=ClassifiedError,
         reason=Reason.NOT_REPEATABLE,
         options=lambda: {"on": classify},
@@ -210,7 +210,7 @@ CASES = [
         "total budget used up",
         (Step(raises=ConnectionError, duration_s=0.05),),
         starts=(0, 0.1, 0.25),
-        ends=0.3,
+        ended_at=0.3,
         raises=ConnectionError,
         reason=Reason.TOTAL_BUDGET,
         options=lambda: {"policy": Policy(total_budget=0.4)},
@@ -219,7 +219,7 @@ CASES = [
         "deadline too near for a retry",
         (Step(raises=ConnectionError, duration_s=0.05),),
         starts=(0, 0.1, 0.25),
-        ends=0.3,
+        ended_at=0.3,
         raises=ConnectionError,
         reason=Reason.DEADLINE,
         options=lambda: {"deadline": 0.4},
@@ -228,7 +228,7 @@ CASES = [
         "until accepts a later result",
         (Step("one"), Step("two"), Step("three")),
         starts=(0, 0.05, 0.15),
-        ends=0.15,
+        ended_at=0.15,
         returns="three",
         options=lambda: {"on": None, "until": lambda result: result == "three"},
         drivers=tuple(FUNCTION_DRIVERS),
@@ -237,7 +237,7 @@ CASES = [
         "until accepts no result",
         (Step("one"), FAIL, Step("two")),
         starts=(0, 0.05, 0.15, 0.35),
-        ends=0.35,
+        ended_at=0.35,
         raises=tarry.ResultNotAccepted,
         reason=Reason.ATTEMPTS,
         options=lambda: {"until": lambda result: result == "three"},
@@ -247,36 +247,36 @@ CASES = [
         "breaker opens during the call",
         (TRANSIENT,),
         starts=(0, 0.05),
-        ends=0.05,
+        ended_at=0.05,
         raises=ClassifiedError,
         reason=Reason.BREAKER_OPEN,
         retry_after=30.0,
-        options=lambda: guarded(breaker=tarry.Breaker(consecutive=2, spread=0)),
+        options=lambda: with_downstream(breaker=tarry.Breaker(consecutive=2, spread=0)),
     ),
     Case(
         "breaker open before the call",
         (OK,),
         starts=(),
-        ends=0,
+        ended_at=0,
         raises=tarry.BreakerOpen,
         reason=Reason.BREAKER_OPEN,
-        options=open_by_hand,
+        options=with_open_breaker,
     ),
     Case(
         "retry budget empty",
         (TRANSIENT,),
         starts=(0, 0.05),
-        ends=0.05,
+        ended_at=0.05,
         raises=ClassifiedError,
         reason=Reason.BUDGET_EMPTY,
-        options=lambda: guarded(budget=tarry.TokenBudget(capacity=5)),
+        options=lambda: with_downstream(budget=tarry.TokenBudget(capacity=5)),
     ),
     Case(
-        "downstream with breaker, budget and limits, success at once",
+        "downstream with breaker, budget and limits, success on the second attempt",
         (TRANSIENT, OK),
         starts=(0, 0.05),
-        ends=0.05,
-        options=lambda: guarded(
+        ended_at=0.05,
+        options=lambda: with_downstream(
             breaker=tarry.Breaker(),
             budget=tarry.TokenBudget(),
             limiter=tarry.AIMD(),
@@ -287,18 +287,18 @@ CASES = [
         "adaptive rate: one attempt in two seconds after a throttle",
         (THROTTLED, OK),
         starts=(0, 2),
-        ends=2,
-        options=lambda: guarded(limiter=tarry.AdaptiveRate()),
+        ended_at=2,
+        options=lambda: with_downstream(limiter=tarry.AdaptiveRate()),
     ),
     Case(
         "adaptive rate would delay past the deadline",
         (THROTTLED, OK),
         starts=(0,),
-        ends=0.5,
+        ended_at=0.5,
         raises=ClassifiedError,
         reason=Reason.LIMIT,
         retry_after=1.5,
-        options=lambda: guarded(limiter=tarry.AdaptiveRate()) | {"deadline": 1.9},
+        options=lambda: with_downstream(limiter=tarry.AdaptiveRate()) | {"deadline": 1.9},
     ),
 ]
 
@@ -308,12 +308,12 @@ CASES = [
     ("case", "driver"),
     [pytest.param(c, d, id=f"{c}-{d}") for c in CASES for d in c.drivers],
 )
-def test_case(
+def test_all_drivers_behave_alike(
     case: Case, driver: Driver, observer: str, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every driver makes the same attempts at the same times and returns the same result.
 
-    Also with a listener and with the log enabled, where drivers take other code paths.
+    With a listener or with the log enabled, drivers take other code paths.
     """
     dependency = Dependency(clock, *case.steps)
     with ExitStack() as stack:
@@ -334,12 +334,12 @@ def test_case(
             assert [f"tarry: op {record.summary()}"] == caught.value.__notes__
 
     assert case.starts == tuple(dependency.starts)
-    assert case.ends == round(clock.elapsed, 6)
+    assert case.ended_at == round(clock.elapsed, 6)
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_random_numbers_give_exact_delays(driver: Driver, clock: VirtualClock) -> None:
-    """The delay before retry k is u times its ceiling, with a new u for each retry."""
+    """Each delay is its ceiling times a new random number."""
     dependency = Dependency(clock, FAIL)
 
     with scripted_random([0.0, 0.25, 0.75]), pytest.raises(ConnectionError):
@@ -352,28 +352,28 @@ def test_random_numbers_give_exact_delays(driver: Driver, clock: VirtualClock) -
 def test_random_source_of_the_user(driver: Driver, clock: VirtualClock) -> None:
     """The `random` argument replaces the default random source."""
 
-    class Loaded:
+    class FixedRandom:
         def random(self) -> float:
             return 0.9
 
     dependency = Dependency(clock, FAIL, OK)
 
-    driver.run(clock, dependency, random=Loaded())
+    driver.run(clock, dependency, random=FixedRandom())
 
     assert [0, 0.09] == dependency.starts
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_breaker_opens_while_a_call_waits(driver: Driver, clock: VirtualClock) -> None:
-    """A breaker that opens during a wait ends the call with the user's error and its reason."""
+    """A breaker that opens during a wait ends the call with the error of the last attempt."""
     payments = Downstream("payments", breaker=tarry.Breaker(), budget=tarry.TokenBudget())
     dependency = Dependency(clock, FAIL)
 
-    def operator(event: tarry.Event) -> None:
+    def open_breaker(event: tarry.Event) -> None:
         if type(event) is tarry.WillWait:
             payments.force("open")
 
-    remove = tarry.listen(operator)
+    remove = tarry.listen(open_breaker)
     try:
         with pytest.raises(ConnectionError) as caught:
             driver.run(clock, dependency, downstream=payments)
@@ -384,19 +384,19 @@ def test_breaker_opens_while_a_call_waits(driver: Driver, clock: VirtualClock) -
     assert record is not None
     assert (1, Reason.BREAKER_OPEN) == (record.attempts, record.reason)
     assert [0] == dependency.starts
-    assert 500 == payments.balance  # the retry that was never made costs nothing
+    assert 500 == payments.balance  # a retry that was not made is not charged
 
 
 @pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
-def test_breaker_opens_while_a_call_waits_for_a_result(driver: Driver, clock: VirtualClock) -> None:
-    """A call that ends between two attempts raises the error with the last rejected result."""
+def test_breaker_opens_while_a_call_with_until_waits(driver: Driver, clock: VirtualClock) -> None:
+    """A call that a breaker ends during a wait raises ResultNotAccepted with the last result."""
     payments = Downstream("payments", breaker=tarry.Breaker())
 
-    def operator(event: tarry.Event) -> None:
+    def open_breaker(event: tarry.Event) -> None:
         if type(event) is tarry.WillWait:
             payments.force("open")
 
-    remove = tarry.listen(operator)
+    remove = tarry.listen(open_breaker)
     try:
         with pytest.raises(tarry.ResultNotAccepted) as caught:
             driver.run(
@@ -409,8 +409,8 @@ def test_breaker_opens_while_a_call_waits_for_a_result(driver: Driver, clock: Vi
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_breaker_error_says_when_to_come_back(driver: Driver, clock: VirtualClock) -> None:
-    """A call that an open breaker rejects gets the downstream and the seconds to wait."""
+def test_breaker_error_has_downstream_and_retry_after(driver: Driver, clock: VirtualClock) -> None:
+    """The error of an open breaker has the downstream and the seconds until a retry."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0))
     dependency = Dependency(clock, FAIL)
     with pytest.raises(ConnectionError):
@@ -427,7 +427,7 @@ def test_breaker_error_says_when_to_come_back(driver: Driver, clock: VirtualCloc
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_in_flight_cap(driver: Driver, clock: VirtualClock) -> None:
+def test_in_flight_limit(driver: Driver, clock: VirtualClock) -> None:
     """A call is rejected while all in-flight slots are used, and admitted afterwards."""
     payments = Downstream("payments", max_in_flight=1)
     dependency = Dependency(clock, OK)

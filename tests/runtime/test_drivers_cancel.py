@@ -1,6 +1,6 @@
 """Calls that are cancelled or time out, through every driver.
 
-A cancellation is neither retried nor counted nor swallowed, and what the call held comes back.
+A cancellation is neither retried nor counted nor swallowed, and the call releases its permit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -35,12 +35,12 @@ async_drivers = pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
 sync_drivers = pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
 
 
-class Halt(BaseException):
+class FrameworkExit(BaseException):
     """A BaseException that a framework might raise."""
 
 
-def fragile() -> Downstream:
-    """Return a downstream with one in-flight slot that opens at the first counted failure."""
+def downstream_with_breaker() -> Downstream:
+    """Return a downstream with one in-flight slot, whose breaker opens at the first failure."""
     return Downstream(
         "payments",
         breaker=tarry.Breaker(consecutive=1),
@@ -49,19 +49,19 @@ def fragile() -> Downstream:
     )
 
 
-def sturdy() -> Downstream:
+def downstream_without_breaker() -> Downstream:
     """Return a downstream with one in-flight slot and a retry budget."""
     return Downstream("payments", budget=tarry.TokenBudget(), max_in_flight=1)
 
 
-async def cancelled_after(length: float, main: Callable[[], Awaitable[Any]]) -> str:
-    """Run a coroutine, cancel it, and return whether it was cancelled."""
+async def cancel_after(delay_s: float, main: Callable[[], Awaitable[Any]]) -> str:
+    """Cancel a coroutine after a delay; return "cancelled", or "swallowed" if it returns."""
     if trio.lowlevel.in_trio_task():
-        with trio.CancelScope(deadline=trio.current_time() + length) as scope:
+        with trio.CancelScope(deadline=trio.current_time() + delay_s) as scope:
             await main()
         return "cancelled" if scope.cancelled_caught else "swallowed"
     task = asyncio.ensure_future(main())
-    asyncio.get_running_loop().call_later(length, task.cancel)
+    asyncio.get_running_loop().call_later(delay_s, task.cancel)
     try:
         await task
     except asyncio.CancelledError:
@@ -69,21 +69,21 @@ async def cancelled_after(length: float, main: Callable[[], Awaitable[Any]]) -> 
     return "swallowed"
 
 
-# --- during an attempt ----------------------------------------------------------------------------
+# --- cancellation during an attempt ---------------------------------------------------------------
 
 
 @every_driver
-@pytest.mark.parametrize("watched", [False, True], ids=["unwatched", "watched"])
-@pytest.mark.parametrize("kind", [Halt, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("has_listener", [False, True], ids=["no listener", "listener"])
+@pytest.mark.parametrize("error_type", [FrameworkExit, KeyboardInterrupt, SystemExit])
 def test_base_exception_during_an_attempt(
-    driver: Driver, kind: type[BaseException], watched: bool, clock: VirtualClock
+    driver: Driver, error_type: type[BaseException], has_listener: bool, clock: VirtualClock
 ) -> None:
-    """A BaseException is raised: not classified, not counted, its permit released."""
-    payments = fragile()
-    dependency = Dependency(clock, Step(raises=kind), OK)
+    """A BaseException is raised without being classified or counted; the permit is released."""
+    payments = downstream_with_breaker()
+    dependency = Dependency(clock, Step(raises=error_type), OK)
     classified: list[BaseException] = []
 
-    with captured_events() if watched else no_listener(), pytest.raises(kind) as caught:
+    with captured_events() if has_listener else nullcontext(), pytest.raises(error_type) as caught:
         driver.run(clock, dependency, on=classified.append, downstream=payments)
 
     assert [] == classified
@@ -93,24 +93,18 @@ def test_base_exception_during_an_attempt(
     assert "done" == driver.run(clock, dependency, downstream=payments)
 
 
-@contextmanager
-def no_listener() -> Iterator[None]:
-    """A context manager that does nothing, instead of `captured_events`."""
-    yield
-
-
 @every_driver
 def test_base_exception_of_a_probe(driver: Driver, clock: VirtualClock) -> None:
     """A cancelled probe of a half-open breaker releases its permit for the next one."""
     payments = Downstream(
         "payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1, open_for=30)
     )
-    dependency = Dependency(clock, FAIL, Step(raises=Halt), OK)
+    dependency = Dependency(clock, FAIL, Step(raises=FrameworkExit), OK)
     with pytest.raises(ConnectionError):
         driver.run(clock, dependency, downstream=payments)
     clock.advance(30)
 
-    with pytest.raises(Halt):
+    with pytest.raises(FrameworkExit):
         driver.run(clock, dependency, downstream=payments)
 
     assert tarry.BreakerState.HALF_OPEN == payments.state
@@ -120,11 +114,11 @@ def test_base_exception_of_a_probe(driver: Driver, clock: VirtualClock) -> None:
 @async_drivers
 def test_cancellation_during_an_attempt(driver: Driver, clock: VirtualClock) -> None:
     """A task that is cancelled during an attempt ends at once, and nothing is counted."""
-    payments = fragile()
+    payments = downstream_with_breaker()
     dependency = Dependency(clock, Step(duration_s=10), OK)
     call = driver.wrap(dependency.acall, on=Exception, downstream=payments)
 
-    assert "cancelled" == driver.run_function(clock, lambda: cancelled_after(0.5, call))
+    assert "cancelled" == driver.run_function(clock, lambda: cancel_after(0.5, call))
 
     assert [0] == dependency.starts
     assert 0.5 == elapsed_s(clock)
@@ -138,25 +132,27 @@ def test_cancellation_wins_over_a_timeout(driver: Driver, clock: VirtualClock) -
     dependency = Dependency(clock, Step(duration_s=10))
     call = driver.wrap(dependency.acall, on=Exception, timeout=1, deadline=5)
 
-    assert "cancelled" == driver.run_function(clock, lambda: cancelled_after(0.5, call))
+    assert "cancelled" == driver.run_function(clock, lambda: cancel_after(0.5, call))
     assert [0] == dependency.starts
 
 
-# --- during a wait --------------------------------------------------------------------------------
+# --- cancellation during a wait -------------------------------------------------------------------
 
 
 @async_drivers
-@pytest.mark.parametrize("watched", [False, True], ids=["unwatched", "watched"])
-def test_cancellation_during_a_wait(driver: Driver, watched: bool, clock: VirtualClock) -> None:
+@pytest.mark.parametrize("has_listener", [False, True], ids=["no listener", "listener"])
+def test_cancellation_during_a_wait(
+    driver: Driver, has_listener: bool, clock: VirtualClock
+) -> None:
     """A task that is cancelled during a wait ends at once, and its retry is refunded."""
-    payments = sturdy()
+    payments = downstream_without_breaker()
     dependency = Dependency(clock, FAIL, OK)
     call = driver.wrap(
         dependency.acall, downstream=payments, policy=tarry.Policy(initial_delay=2.0)
     )
 
-    with captured_events() if watched else no_listener():
-        assert "cancelled" == driver.run_function(clock, lambda: cancelled_after(0.5, call))
+    with captured_events() if has_listener else nullcontext():
+        assert "cancelled" == driver.run_function(clock, lambda: cancel_after(0.5, call))
 
     assert [0] == dependency.starts
     assert 0.5 == elapsed_s(clock)
@@ -172,8 +168,8 @@ def test_cancellation_during_a_rate_limit_delay(driver: Driver, clock: VirtualCl
     dependency = Dependency(clock, FAIL, OK)
     call = driver.wrap(dependency.acall, on=lambda _: throttled, downstream=payments)
 
-    # The wait ends after 0.5 s; the rate holds the attempt back until 2 s.
-    assert "cancelled" == driver.run_function(clock, lambda: cancelled_after(1, call))
+    # The wait ends after 0.5 s; the rate limit delays the attempt until 2 s.
+    assert "cancelled" == driver.run_function(clock, lambda: cancel_after(1, call))
 
     assert [0] == dependency.starts
     assert "done" == driver.run(clock, dependency, downstream=payments)
@@ -181,13 +177,13 @@ def test_cancellation_during_a_rate_limit_delay(driver: Driver, clock: VirtualCl
 
 @sync_drivers
 def test_keyboard_interrupt_during_a_wait(driver: Driver) -> None:
-    """Ctrl-C ends the wait of plain code; the retry is refunded and the permit released."""
-    payments = sturdy()
+    """KeyboardInterrupt ends the wait of a plain function and refunds its retry and permit."""
+    payments = downstream_without_breaker()
     clock = VirtualClock()  # not entered: the wait is a real one
     dependency = Dependency(clock, FAIL, OK)
     policy = tarry.Policy(initial_delay=30, jitter="none")
 
-    with interrupted_wait(), pytest.raises(KeyboardInterrupt):
+    with interrupt_wait(), pytest.raises(KeyboardInterrupt):
         driver.run(clock, dependency, downstream=payments, policy=policy)
 
     assert 1 == len(dependency.starts)
@@ -196,18 +192,18 @@ def test_keyboard_interrupt_during_a_wait(driver: Driver) -> None:
 
 
 @contextmanager
-def interrupted_wait() -> Iterator[None]:
-    """Send SIGINT as soon as a wait has begun."""
+def interrupt_wait() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the main thread 30 ms after a wait has begun."""
 
     def interrupt() -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
-    def plan(event: tarry.Event) -> None:
+    def schedule_interrupt(event: tarry.Event) -> None:
         if type(event) is tarry.WillWait:
             threading.Timer(0.03, interrupt).start()
 
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
-    remove = tarry.listen(plan)
+    remove = tarry.listen(schedule_interrupt)
     try:
         yield
     finally:
@@ -219,7 +215,7 @@ def interrupted_wait() -> Iterator[None]:
 
 
 @async_drivers
-def test_timeout_of_an_attempt(driver: Driver, clock: VirtualClock) -> None:
+def test_attempt_that_times_out_is_retried(driver: Driver, clock: VirtualClock) -> None:
     """An attempt that times out is retried even if `on` does not name TimeoutError."""
     dependency = Dependency(clock, Step(duration_s=10), OK)
 
@@ -228,8 +224,8 @@ def test_timeout_of_an_attempt(driver: Driver, clock: VirtualClock) -> None:
 
 
 @async_drivers
-def test_timeout_of_every_attempt(driver: Driver, clock: VirtualClock) -> None:
-    """When every attempt times out, the error says so and has a note."""
+def test_every_attempt_times_out(driver: Driver, clock: VirtualClock) -> None:
+    """When every attempt times out, the call raises AttemptTimeout with a record."""
     dependency = Dependency(clock, Step(duration_s=10))
 
     with pytest.raises(tarry.AttemptTimeout) as caught:
@@ -245,8 +241,8 @@ def test_timeout_of_every_attempt(driver: Driver, clock: VirtualClock) -> None:
 
 
 @async_drivers
-def test_timeout_is_charged_as_one(driver: Driver, clock: VirtualClock) -> None:
-    """A retry after a timeout costs what the budget charges for timeouts."""
+def test_budget_charges_a_retry_after_a_timeout(driver: Driver, clock: VirtualClock) -> None:
+    """A retry after a timeout has the budget's cost of timeouts."""
     payments = Downstream("payments", budget=tarry.TokenBudget("aws-2020"))
 
     with pytest.raises(tarry.AttemptTimeout):
@@ -264,16 +260,16 @@ def test_timeout_is_charged_as_one(driver: Driver, clock: VirtualClock) -> None:
 @async_drivers
 def test_timeout_that_the_attempt_raises_itself(driver: Driver, clock: VirtualClock) -> None:
     """A TimeoutError that the function raises is classified by `on`."""
-    dependency = Dependency(clock, Step(raises=TimeoutError("mine"), duration_s=0.5))
+    dependency = Dependency(clock, Step(raises=TimeoutError("from the function"), duration_s=0.5))
 
-    with pytest.raises(TimeoutError, match="mine"):
+    with pytest.raises(TimeoutError, match="from the function"):
         driver.run(clock, dependency, on=ValueError, timeout=1)
 
     assert [0] == dependency.starts
 
 
 @async_drivers
-def test_deadline_cuts_an_attempt_off(driver: Driver, clock: VirtualClock) -> None:
+def test_attempt_is_cancelled_at_the_deadline(driver: Driver, clock: VirtualClock) -> None:
     """A coroutine that still runs at the deadline of its call is cancelled."""
     dependency = Dependency(clock, FAIL, Step(duration_s=10))
 
@@ -287,18 +283,20 @@ def test_deadline_cuts_an_attempt_off(driver: Driver, clock: VirtualClock) -> No
 
 @pytest.mark.parametrize("driver", [d for d in SYNC_DRIVERS if d.form != "block"], ids=str)
 def test_timeout_of_a_plain_attempt(driver: Driver, clock: VirtualClock) -> None:
-    """A plain function that times out is retried; its thread runs on."""
+    """A plain function that times out is retried; its thread continues to run."""
     release = threading.Event()
     starts = []
 
-    def stuck_at_first() -> str:
+    def block_at_first_attempt() -> str:
         starts.append(threading.current_thread())
         if len(starts) == 1:
             release.wait(10)
         return "done"
 
     try:
-        assert "done" == driver.run_function(clock, driver.wrap(stuck_at_first, timeout=0.03))
+        assert "done" == driver.run_function(
+            clock, driver.wrap(block_at_first_attempt, timeout=0.03)
+        )
     finally:
         release.set()
         starts[0].join(10)
@@ -307,7 +305,7 @@ def test_timeout_of_a_plain_attempt(driver: Driver, clock: VirtualClock) -> None
     assert threading.current_thread() not in starts
 
 
-def test_timeout_of_a_plain_block_is_refused() -> None:
+def test_timeout_of_a_plain_block_is_rejected() -> None:
     """A timeout for a plain block is rejected, with advice."""
     with pytest.raises(tarry.ConfigurationError, match="timeout cannot interrupt the body of"):
         iter(tarry.attempts(on=ConnectionError, timeout=1))

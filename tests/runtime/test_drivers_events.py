@@ -51,12 +51,12 @@ def test_events_of_a_success(driver: Driver, clock: VirtualClock) -> None:
 @every_driver
 def test_events_of_a_retry(driver: Driver, clock: VirtualClock) -> None:
     """The events of a retry come in order, with all fields."""
-    error = ConnectionError("away")
+    error = ConnectionError("unreachable")
 
     with captured_events() as events:
         driver.run(clock, Dependency(clock, Step(raises=error), OK))
 
-    slept = events.pop(3)
+    waited = events.pop(3)
     assert [
         AttemptStarted("op", None, 1, 4),
         AttemptFailed("op", None, 1, 4, Kind.TRANSIENT, error, detail="ConnectionError"),
@@ -64,11 +64,11 @@ def test_events_of_a_retry(driver: Driver, clock: VirtualClock) -> None:
         AttemptStarted("op", None, 2, 4),
         Succeeded("op", None, 2),
     ] == events
-    assert isinstance(slept, Waited)
-    assert slept == Waited(
-        "op", None, 1, 3, 0.1, 0.05, None, error, slept.slept, detail="ConnectionError"
+    assert isinstance(waited, Waited)
+    assert waited == Waited(
+        "op", None, 1, 3, 0.1, 0.05, None, error, waited.slept, detail="ConnectionError"
     )
-    assert pytest.approx(0.05) == slept.slept
+    assert pytest.approx(0.05) == waited.slept
 
 
 @every_driver
@@ -77,12 +77,12 @@ def test_events_of_giving_up(driver: Driver, clock: VirtualClock) -> None:
     with captured_events() as events, pytest.raises(ConnectionError) as caught:
         driver.run(clock, Dependency(clock, FAIL))
 
-    round_of_events = [AttemptStarted, AttemptFailed, WillWait, Waited]
-    assert [*round_of_events * 3, AttemptStarted, AttemptFailed, GaveUp] == types(events)
+    retry_events = [AttemptStarted, AttemptFailed, WillWait, Waited]
+    assert [*retry_events * 3, AttemptStarted, AttemptFailed, GaveUp] == event_types(events)
     last = events[-1]
     assert isinstance(last, GaveUp)
-    why = (Reason.ATTEMPTS, last.waited, None, None, caught.value)
-    assert GaveUp("op", None, 4, *why, detail="ConnectionError") == last
+    fields = (Reason.ATTEMPTS, last.waited, None, None, caught.value)
+    assert GaveUp("op", None, 4, *fields, detail="ConnectionError") == last
     assert pytest.approx(0.35) == last.waited
 
 
@@ -119,13 +119,13 @@ def test_events_of_an_empty_budget(driver: Driver, clock: VirtualClock) -> None:
     with captured_events() as events, pytest.raises(ConnectionError):
         driver.run(clock, Dependency(clock, FAIL), downstream=payments)
 
-    assert [AttemptStarted, AttemptFailed, BudgetEmpty, GaveUp] == types(events)
+    assert [AttemptStarted, AttemptFailed, BudgetEmpty, GaveUp] == event_types(events)
     assert BudgetEmpty("op", "payments") == events[2]
 
 
 @every_driver
 def test_events_of_a_breaker(driver: Driver, clock: VirtualClock) -> None:
-    """Each state change of a breaker emits one event, and a call it rejects emits one."""
+    """Each state change of a breaker emits an event, and a call that it rejects emits GaveUp."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1))
     dependency = Dependency(clock, FAIL, OK)
 
@@ -134,16 +134,16 @@ def test_events_of_a_breaker(driver: Driver, clock: VirtualClock) -> None:
             driver.run(clock, dependency, downstream=payments)
         with pytest.raises(tarry.BreakerOpen) as caught:
             driver.run(clock, dependency, downstream=payments)
-        refused = events[-1]
+        rejected = events[-1]
         clock.advance(30)
         driver.run(clock, dependency, downstream=payments)
 
-    moves = [event for event in events if isinstance(event, tarry.BreakerStateChanged)]
-    assert ["open", "half-open", "closed"] == [move.after.value for move in moves]
-    assert ["closed", "open", "half-open"] == [move.before.value for move in moves]
-    assert {"payments"} == {move.downstream for move in moves}
-    why = (Reason.BREAKER_OPEN, 0.0, 30.0, None, caught.value)
-    assert GaveUp("op", "payments", 0, *why, detail="BreakerOpen") == refused
+    changes = [event for event in events if isinstance(event, tarry.BreakerStateChanged)]
+    assert ["open", "half-open", "closed"] == [change.after.value for change in changes]
+    assert ["closed", "open", "half-open"] == [change.before.value for change in changes]
+    assert {"payments"} == {change.downstream for change in changes}
+    fields = (Reason.BREAKER_OPEN, 0.0, 30.0, None, caught.value)
+    assert GaveUp("op", "payments", 0, *fields, detail="BreakerOpen") == rejected
 
 
 @pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
@@ -160,12 +160,12 @@ def test_events_of_a_result_that_is_not_accepted(driver: Driver, clock: VirtualC
     assert Succeeded("op", None, 2) == events[-1]
 
 
-def types(events: list[Event]) -> list[type[Event]]:
+def event_types(events: list[Event]) -> list[type[Event]]:
     """Return the types of the events."""
     return [type(event) for event in events]
 
 
-# --- the note -------------------------------------------------------------------------------------
+# --- notes ----------------------------------------------------------------------------------------
 
 
 @every_driver
@@ -183,8 +183,10 @@ def types(events: list[Event]) -> list[type[Event]]:
         ),
     ],
 )
-def test_note(driver: Driver, steps: tuple[Step, ...], note: str, clock: VirtualClock) -> None:
-    """The note says how many attempts were made and why they ended."""
+def test_note_has_attempts_waits_and_reason(
+    driver: Driver, steps: tuple[Step, ...], note: str, clock: VirtualClock
+) -> None:
+    """The note has the number of attempts, the time waited and the reason."""
     with pytest.raises((ConnectionError, ValueError)) as caught:
         driver.run(clock, Dependency(clock, *steps))
 
@@ -192,23 +194,23 @@ def test_note(driver: Driver, steps: tuple[Step, ...], note: str, clock: Virtual
 
 
 @every_driver
-def test_note_keeps_those_of_the_user(driver: Driver, clock: VirtualClock) -> None:
+def test_notes_of_the_user_are_kept(driver: Driver, clock: VirtualClock) -> None:
     """Notes of the user's code are kept, before the note of tarry."""
     error = ValueError("bad")
-    error.add_note("the user's own")
+    error.add_note("a note of the user")
 
     with pytest.raises(ValueError, match="bad"):
         driver.run(clock, Dependency(clock, Step(raises=error)))
 
-    assert "the user's own" == error.__notes__[0]
+    assert "a note of the user" == error.__notes__[0]
     assert 2 == len(error.__notes__)
 
 
-# --- the error ------------------------------------------------------------------------------------
+# --- causes and contexts --------------------------------------------------------------------------
 
 
 @every_driver
-def test_cause_and_context_are_untouched(driver: Driver, clock: VirtualClock) -> None:
+def test_cause_of_the_last_error_is_kept(driver: Driver, clock: VirtualClock) -> None:
     """The error of the last attempt is raised with its own cause."""
     cause = KeyError("deep")
     last = ConnectionError("last")
@@ -248,11 +250,11 @@ def test_error_of_a_frozen_class(driver: Driver, clock: VirtualClock) -> None:
     assert 4 == record.attempts
 
 
-# --- the record -----------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 @every_driver
-def test_record(driver: Driver, clock: VirtualClock) -> None:
+def test_record_has_every_step(driver: Driver, clock: VirtualClock) -> None:
     """The record has every step: attempt, kind, verdict, breaker and balance."""
     payments = Downstream("payments", breaker=tarry.Breaker(), budget=tarry.TokenBudget())
     steps = (FAIL, Step(raises=ValueError))
@@ -277,6 +279,6 @@ def test_record(driver: Driver, clock: VirtualClock) -> None:
     )
 
 
-def test_error_that_tarry_never_saw_has_no_record() -> None:
+def test_error_of_other_code_has_no_record() -> None:
     """`record_of` returns None for an error of other code."""
     assert None is tarry.record_of(ConnectionError())

@@ -1,4 +1,4 @@
-"""Generators are retried until their first item; afterwards calls are passed through."""
+"""Generators are retried until their first item; afterwards all calls are passed through."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ retry = tarry.retry(on=ConnectionError)
 both_loops = pytest.mark.parametrize("loop", ["asyncio", "trio"])
 
 
-class Log:
-    """A log of what happens inside a generator."""
+class GeneratorLog:
+    """Records the starts of a generator, and the values and errors that it receives."""
 
     def __init__(self, failures: int = 1) -> None:
         self.entries: list[object] = []
         self.failures = failures
 
     def begin(self) -> None:
-        """Fail as often as configured."""
+        """Record a start, and fail as often as configured."""
         self.entries.append("begin")
         if self.failures:
             self.failures -= 1
             raise ConnectionError
 
 
-def plain(log: Log) -> Generator[str, str, str]:
-    """Log everything that the caller does."""
+def log_generator(log: GeneratorLog) -> Generator[str, str, str]:
+    """Yield items; log each value and error that the caller sends."""
     log.begin()
     try:
         while True:
@@ -46,8 +46,8 @@ def plain(log: Log) -> Generator[str, str, str]:
         log.entries.append("closed")
 
 
-async def later(log: Log) -> AsyncGenerator[str, str]:
-    """Log everything that the caller does."""
+async def async_log_generator(log: GeneratorLog) -> AsyncGenerator[str, str]:
+    """Yield items; log each value and error that the caller sends."""
     log.begin()
     try:
         while True:
@@ -63,14 +63,14 @@ async def later(log: Log) -> AsyncGenerator[str, str]:
         log.entries.append("closed")
 
 
-# --- plain ----------------------------------------------------------------------------------------
+# --- generators -----------------------------------------------------------------------------------
 
 
 def test_nothing_runs_before_the_first_item_is_requested(clock: VirtualClock) -> None:
     """Calling a decorated generator function runs none of its body."""
-    log = Log()
+    log = GeneratorLog()
 
-    generator = retry(plain)(log)
+    generator = retry(log_generator)(log)
 
     assert [] == log.entries
     assert "item" == next(generator)
@@ -80,23 +80,23 @@ def test_nothing_runs_before_the_first_item_is_requested(clock: VirtualClock) ->
 
 def test_sent_values_and_return_value(clock: VirtualClock) -> None:
     """Sent values reach the generator, and its return value reaches the caller."""
-    log = Log()
-    generator = retry(plain)(log)
+    log = GeneratorLog()
+    generator = retry(log_generator)(log)
 
     next(generator)
     assert "item" == generator.send("one")
     assert "item" == next(generator)
-    with pytest.raises(StopIteration) as ended:
+    with pytest.raises(StopIteration) as stopped:
         generator.send("stop")
 
-    assert "returned" == ended.value.value
+    assert "returned" == stopped.value.value
     assert ["begin", "begin", "one", None, "stop", "closed"] == log.entries
 
 
 def test_thrown_errors(clock: VirtualClock) -> None:
     """A thrown error reaches the generator as the same object."""
-    log = Log(failures=0)
-    generator = retry(plain)(log)
+    log = GeneratorLog(failures=0)
+    generator = retry(log_generator)(log)
     error = ValueError("thrown")
 
     next(generator)
@@ -108,8 +108,8 @@ def test_thrown_errors(clock: VirtualClock) -> None:
 
 def test_thrown_error_that_is_not_caught(clock: VirtualClock) -> None:
     """A thrown error that the generator does not catch is raised, and not retried."""
-    log = Log(failures=0)
-    generator = retry(plain)(log)
+    log = GeneratorLog(failures=0)
+    generator = retry(log_generator)(log)
     next(generator)
 
     with pytest.raises(ConnectionError, match="thrown") as caught:
@@ -125,21 +125,21 @@ def test_special_errors_behave_as_without_retries(
     kind: type[BaseException], clock: VirtualClock
 ) -> None:
     """KeyboardInterrupt and StopIteration behave as without retries."""
-    ends = []
-    for function in (plain, retry(plain)):
-        generator = function(Log(failures=0))
+    error_types = []
+    for function in (log_generator, retry(log_generator)):
+        generator = function(GeneratorLog(failures=0))
         next(generator)
         with pytest.raises((KeyboardInterrupt, RuntimeError)) as caught:
             generator.throw(kind())
-        ends.append(type(caught.value))
+        error_types.append(type(caught.value))
 
-    assert ends[0] is ends[1]
+    assert error_types[0] is error_types[1]
 
 
-def test_close(clock: VirtualClock) -> None:
+def test_close_reaches_the_generator(clock: VirtualClock) -> None:
     """Closing the decorated generator closes the user's generator at once."""
-    log = Log(failures=0)
-    generator = retry(plain)(log)
+    log = GeneratorLog(failures=0)
+    generator = retry(log_generator)(log)
     next(generator)
 
     generator.close()
@@ -149,9 +149,9 @@ def test_close(clock: VirtualClock) -> None:
 
 def test_close_before_the_start(clock: VirtualClock) -> None:
     """A generator that is closed before its start never runs."""
-    log = Log(failures=0)
+    log = GeneratorLog(failures=0)
 
-    retry(plain)(log).close()
+    retry(log_generator)(log).close()
 
     assert [] == log.entries
 
@@ -160,13 +160,13 @@ def test_close_that_is_ignored(clock: VirtualClock) -> None:
     """A generator that yields when it is closed raises RuntimeError, as without retries."""
 
     @retry
-    def stubborn() -> Generator[int]:
+    def yield_when_closed() -> Generator[int]:
         try:
             yield 1
         finally:
             yield 2
 
-    generator = stubborn()
+    generator = yield_when_closed()
     next(generator)
 
     with pytest.raises(RuntimeError, match="ignored GeneratorExit"):
@@ -175,12 +175,12 @@ def test_close_that_is_ignored(clock: VirtualClock) -> None:
 
 def test_error_after_the_first_item_is_not_retried(clock: VirtualClock) -> None:
     """A generator that fails after its first item is not retried."""
-    begun = 0
+    starts = 0
 
     @retry
     def stream() -> Generator[int]:
-        nonlocal begun
-        begun += 1
+        nonlocal starts
+        starts += 1
         yield 1
         raise ConnectionError
 
@@ -189,7 +189,7 @@ def test_error_after_the_first_item_is_not_retried(clock: VirtualClock) -> None:
         for item in stream():
             items.append(item)  # noqa: PERF402 - the error comes in between
 
-    assert ([1], 1) == (items, begun)
+    assert ([1], 1) == (items, starts)
 
 
 def test_generator_without_items(clock: VirtualClock) -> None:
@@ -208,33 +208,33 @@ def test_generator_without_items(clock: VirtualClock) -> None:
     def outer() -> Generator[int, None, str]:
         return (yield from empty())
 
-    with pytest.raises(StopIteration) as ended:
+    with pytest.raises(StopIteration) as stopped:
         next(outer())
 
-    assert "returned" == ended.value.value
+    assert "returned" == stopped.value.value
 
 
 def test_permit_is_released_after_the_first_item(clock: VirtualClock) -> None:
     """A generator holds no permit after its first item, which ends the call."""
     payments = Downstream("payments", max_in_flight=1)
-    decorated = tarry.retry(on=ConnectionError, downstream=payments)(plain)
-    first, second = decorated(Log(failures=0)), decorated(Log(failures=0))
+    decorated = tarry.retry(on=ConnectionError, downstream=payments)(log_generator)
+    first, second = decorated(GeneratorLog(failures=0)), decorated(GeneratorLog(failures=0))
 
     assert ("item", "item") == (next(first), next(second))
     first.close()
     second.close()
 
 
-# --- async ----------------------------------------------------------------------------------------
+# --- async generators -----------------------------------------------------------------------------
 
 
 @both_loops
-def test_async_sent_values(loop: str, clock: VirtualClock) -> None:
-    """Sent values reach an async generator, and its end reaches the caller."""
-    log = Log()
+def test_async_sent_values_and_end(loop: str, clock: VirtualClock) -> None:
+    """Sent values reach an async generator, and StopAsyncIteration reaches the caller."""
+    log = GeneratorLog()
 
     async def main() -> None:
-        generator = retry(later)(log)
+        generator = retry(async_log_generator)(log)
         assert [] == log.entries
         assert "item" == await anext(generator)
         assert "item" == await generator.asend("one")
@@ -249,11 +249,11 @@ def test_async_sent_values(loop: str, clock: VirtualClock) -> None:
 @both_loops
 def test_async_thrown_errors(loop: str, clock: VirtualClock) -> None:
     """A thrown error reaches an async generator, and is raised if not caught."""
-    log = Log(failures=0)
+    log = GeneratorLog(failures=0)
     error = ValueError("thrown")
 
     async def main() -> None:
-        generator = retry(later)(log)
+        generator = retry(async_log_generator)(log)
         await anext(generator)
         assert "item" == await generator.athrow(error)
         with pytest.raises(ConnectionError, match="second") as caught:
@@ -268,10 +268,10 @@ def test_async_thrown_errors(loop: str, clock: VirtualClock) -> None:
 @both_loops
 def test_async_close(loop: str, clock: VirtualClock) -> None:
     """Closing the decorated async generator closes the user's generator at once."""
-    log = Log(failures=0)
+    log = GeneratorLog(failures=0)
 
     async def main() -> None:
-        generator = retry(later)(log)
+        generator = retry(async_log_generator)(log)
         await anext(generator)
         await generator.aclose()
         assert ["begin", "closed"] == log.entries
@@ -282,12 +282,12 @@ def test_async_close(loop: str, clock: VirtualClock) -> None:
 @both_loops
 def test_async_error_after_the_first_item_is_not_retried(loop: str, clock: VirtualClock) -> None:
     """An async generator that fails after its first item is not retried."""
-    begun = 0
+    starts = 0
 
     @retry
     async def stream() -> AsyncGenerator[int]:
-        nonlocal begun
-        begun += 1
+        nonlocal starts
+        starts += 1
         yield 1
         raise ConnectionError
 
@@ -296,7 +296,7 @@ def test_async_error_after_the_first_item_is_not_retried(loop: str, clock: Virtu
         with pytest.raises(ConnectionError):
             async for item in stream():
                 items.append(item)  # noqa: PERF401 - the error comes in between
-        assert ([1], 1) == (items, begun)
+        assert ([1], 1) == (items, starts)
 
     (clock.run if loop == "asyncio" else clock.run_trio)(main)
 

@@ -1,4 +1,4 @@
-"""Retry at one layer: outer loops of every driver do not retry an error twice."""
+"""Retry at one layer: an outer loop does not retry an error that an inner loop gave up on."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from tests.runtime.drivers import (
 every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
 
 
-def leaf_of(driver: Driver, dependency: Dependency) -> Function:
-    """Return the dependency's plain or coroutine function, as the driver needs."""
+def function_for(driver: Driver, dependency: Dependency) -> Function:
+    """Return the dependency's plain or coroutine function, depending on the driver."""
     return dependency.call if driver.is_sync else dependency.acall
 
 
 @every_driver
-def test_three_layers_of_four_attempts_cost_four(driver: Driver, clock: VirtualClock) -> None:
+def test_three_layers_of_four_attempts_make_four_attempts(
+    driver: Driver, clock: VirtualClock
+) -> None:
     """Outer loops do not retry an error with a record: the leaf runs 4 times, not 64."""
     dependency = Dependency(clock, FAIL)
-    call = leaf_of(driver, dependency)
+    call = function_for(driver, dependency)
     for name in ("leaf", "middle", "top"):
         call = driver.wrap(call, name=name)
 
@@ -49,9 +51,9 @@ def test_three_layers_of_four_attempts_cost_four(driver: Driver, clock: VirtualC
 
 @every_driver
 def test_error_raised_from_a_recorded_one(driver: Driver, clock: VirtualClock) -> None:
-    """An error raised from one with a record is not retried either."""
+    """An error whose cause has a record is not retried."""
     dependency = Dependency(clock, FAIL)
-    inner = driver.wrap(leaf_of(driver, dependency), name="leaf")
+    inner = driver.wrap(function_for(driver, dependency), name="leaf")
 
     class Unavailable(Exception):
         pass
@@ -62,13 +64,13 @@ def test_error_raised_from_a_recorded_one(driver: Driver, clock: VirtualClock) -
         except ConnectionError as error:
             raise Unavailable from error
 
-    async def translate_later() -> None:
+    async def async_translate() -> None:
         try:
             await inner()
         except ConnectionError as error:
             raise Unavailable from error
 
-    outer = driver.wrap(translate if driver.is_sync else translate_later, on=Unavailable)
+    outer = driver.wrap(translate if driver.is_sync else async_translate, on=Unavailable)
 
     with pytest.raises(Unavailable):
         driver.run_function(clock, outer)
@@ -77,7 +79,7 @@ def test_error_raised_from_a_recorded_one(driver: Driver, clock: VirtualClock) -
 
 
 def test_three_layers_in_threads(clock: VirtualClock) -> None:
-    """Records are also recognised on errors from threads."""
+    """An outer loop recognises the record of an error that was raised in a thread."""
     dependency = Dependency(clock, FAIL)
 
     @tarry.retry(on=ConnectionError, timeout=30)
@@ -102,7 +104,7 @@ def test_three_layers_in_threads(clock: VirtualClock) -> None:
 def test_record_survives_a_layer_with_other_errors(driver: Driver, clock: VirtualClock) -> None:
     """A middle layer that retries other errors keeps the record."""
     dependency = Dependency(clock, FAIL)
-    call = driver.wrap(leaf_of(driver, dependency), name="leaf")
+    call = driver.wrap(function_for(driver, dependency), name="leaf")
     call = driver.wrap(call, name="middle", on=ValueError)
     call = driver.wrap(call, name="top")
 
@@ -116,12 +118,10 @@ def test_record_survives_a_layer_with_other_errors(driver: Driver, clock: Virtua
 
 
 @every_driver
-def test_record_survives_a_layer_that_ran_out_of_attempts(
-    driver: Driver, clock: VirtualClock
-) -> None:
+def test_record_survives_a_layer_without_attempts_left(driver: Driver, clock: VirtualClock) -> None:
     """A middle layer with `ignore_retried_below` keeps the record when it gives up."""
     dependency = Dependency(clock, FAIL)
-    call = driver.wrap(leaf_of(driver, dependency), attempts=2)
+    call = driver.wrap(function_for(driver, dependency), attempts=2)
     call = driver.wrap(call, policy=Policy(max_attempts=1, ignore_retried_below=True))
     call = driver.wrap(call)
 
@@ -135,7 +135,7 @@ def test_record_survives_a_layer_that_ran_out_of_attempts(
 def test_ignore_retried_below(driver: Driver, clock: VirtualClock) -> None:
     """A loop with `ignore_retried_below=True` retries errors with a record."""
     dependency = Dependency(clock, FAIL)
-    inner = driver.wrap(leaf_of(driver, dependency), attempts=2)
+    inner = driver.wrap(function_for(driver, dependency), attempts=2)
     outer = driver.wrap(inner, policy=Policy(max_attempts=3, ignore_retried_below=True))
 
     with pytest.raises(ConnectionError):
@@ -150,7 +150,7 @@ def test_error_that_was_not_retried_below_is_retried_above(
 ) -> None:
     """An outer loop retries an error that the inner loop does not retry."""
     dependency = Dependency(clock, FAIL, OK)
-    inner = driver.wrap(leaf_of(driver, dependency), on=ValueError)
+    inner = driver.wrap(function_for(driver, dependency), on=ValueError)
     outer = driver.wrap(inner)
 
     assert "done" == driver.run_function(clock, outer)
@@ -163,7 +163,7 @@ def test_loop_with_one_attempt_leaves_retries_to_the_outer_one(
 ) -> None:
     """An outer loop retries errors of an inner loop with one attempt."""
     dependency = Dependency(clock, FAIL, OK)
-    inner = driver.wrap(leaf_of(driver, dependency), attempts=1)
+    inner = driver.wrap(function_for(driver, dependency), attempts=1)
     outer = driver.wrap(inner)
 
     assert "done" == driver.run_function(clock, outer)
@@ -175,7 +175,7 @@ def test_rejection_below_is_not_retried_above(driver: Driver, clock: VirtualCloc
     payments = tarry.Downstream("payments", breaker=tarry.Breaker())
     payments.force("open")
     dependency = Dependency(clock, OK)
-    inner = driver.wrap(leaf_of(driver, dependency), downstream=payments)
+    inner = driver.wrap(function_for(driver, dependency), downstream=payments)
     outer = driver.wrap(inner, on=Exception)
 
     with pytest.raises(tarry.BreakerOpen):
@@ -185,10 +185,10 @@ def test_rejection_below_is_not_retried_above(driver: Driver, clock: VirtualCloc
 
 
 @every_driver
-def test_inner_deadline_is_the_outer_one_at_most(driver: Driver, clock: VirtualClock) -> None:
+def test_inner_loop_stops_before_the_outer_deadline(driver: Driver, clock: VirtualClock) -> None:
     """An inner loop stops before the deadline of the outer loop."""
     dependency = Dependency(clock, FAIL)
-    inner = driver.wrap(leaf_of(driver, dependency), attempts=100, deadline=50)
+    inner = driver.wrap(function_for(driver, dependency), attempts=100, deadline=50)
     outer = driver.wrap(inner, deadline=1)
 
     with pytest.raises(ConnectionError) as caught:
@@ -202,7 +202,7 @@ def test_inner_deadline_is_the_outer_one_at_most(driver: Driver, clock: VirtualC
 
 @every_driver
 def test_same_error_object_in_the_next_call_is_retried(driver: Driver, clock: VirtualClock) -> None:
-    """A record counts only for its call: the same object is retried in a later call."""
+    """A record applies only to its call: a later call retries the same error object."""
     error = ConnectionError("always the same")
     dependency = Dependency(clock, Step(raises=error))
 

@@ -1,4 +1,4 @@
-"""Async generators that are left open when their loop ends."""
+"""Async generators that are still open when their event loop is closed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import pytest
 
 import tarry
 
-MANY = 16
-"""The loop closes them in no particular order: enough for every order of two."""
+GENERATOR_COUNT = 16
+"""Enough generators for different orders of closing: the event loop has no fixed order."""
 
 
-@pytest.mark.parametrize("held", [True, False], ids=["held", "collected"])
+@pytest.mark.parametrize("is_referenced", [True, False], ids=["referenced", "collected"])
 @pytest.mark.parametrize("options", [{}, {"deadline": 5}, {"timeout": 5}], ids=str)
-def test_abandoned_generator_at_shutdown(held: bool, options: dict[str, Any]) -> None:
-    """A generator that is left open ends once with the loop, and nothing is reported."""
+def test_open_generators_are_closed_at_shutdown(
+    is_referenced: bool, options: dict[str, Any]
+) -> None:
+    """The event loop closes each open generator once, and reports no error."""
     ended: list[str] = []
     reported: list[dict[str, Any]] = []
     generators: list[object] = []
@@ -34,17 +36,17 @@ def test_abandoned_generator_at_shutdown(held: bool, options: dict[str, Any]) ->
 
     async def main() -> int:
         total = 0
-        for _ in range(MANY):
+        for _ in range(GENERATOR_COUNT):
             items = stream()
             total += await anext(items)
-            if held:
+            if is_referenced:
                 generators.append(items)
         return total
 
     with asyncio.Runner() as runner:
         runner.get_loop().set_exception_handler(lambda loop, context: reported.append(context))
-        assert MANY == runner.run(main())
+        assert GENERATOR_COUNT == runner.run(main())
         gc.collect()
     gc.collect()
 
-    assert (["ended"] * MANY, []) == (ended, reported)
+    assert (["ended"] * GENERATOR_COUNT, []) == (ended, reported)

@@ -19,30 +19,30 @@ def test_a_kind_by_its_name() -> None:
 @pytest.mark.tarry(wait=False)
 @pytest.mark.parametrize(("kind", "attempts"), [("permanent", 1), ("transient", 4)])
 def test_a_predicate_that_returns_a_kind(kind: str, attempts: int) -> None:
-    """A predicate may return a kind."""
-    made: list[int] = []
+    """A predicate may return a kind, which decides whether the error is retried."""
+    calls: list[int] = []
 
     def work() -> None:
-        made.append(1)
+        calls.append(1)
         raise OSError
 
-    answer: Any = tarry.Kind(kind)
-    with pytest.raises(OSError):  # noqa: PT011 - whichever
-        tarry.call(work, on=lambda _: answer)
-    assert attempts == len(made)
+    returned: Any = tarry.Kind(kind)
+    with pytest.raises(OSError):  # noqa: PT011 - it has no message
+        tarry.call(work, on=lambda _: returned)
+    assert attempts == len(calls)
 
 
 @pytest.mark.parametrize(
-    "answer", [tarry.Hint(5.0), tarry.Stop(tarry.Reason.PERMANENT), tarry.Wait(1.0)]
+    "returned", [tarry.Hint(5.0), tarry.Stop(tarry.Reason.PERMANENT), tarry.Wait(1.0)]
 )
-def test_a_predicate_that_returns_something_else(answer: Any) -> None:
+def test_a_predicate_that_returns_an_invalid_value(returned: Any) -> None:
     """A predicate that returns a hint or a verdict is rejected, not treated as true."""
 
     def work() -> None:
         raise OSError
 
     with pytest.raises(tarry.ConfigurationTypeError, match="on must return True, False or a"):
-        tarry.call(work, on=lambda _: answer)
+        tarry.call(work, on=lambda _: returned)
 
 
 def test_a_class_is_not_decorated() -> None:
@@ -71,14 +71,14 @@ def test_a_coroutine_instead_of_a_function() -> None:
 
 
 def test_attempts_without_on() -> None:
-    """`attempts` without `on` raises an error with the reason."""
+    """`attempts` without `on` is rejected."""
     with pytest.raises(tarry.ConfigurationTypeError, match="on is missing"):
         tarry.attempts()
 
 
 @pytest.mark.parametrize("wrong", [5, None])
 def test_an_invalid_schedule(wrong: Any) -> None:
-    """A schedule is a collection of seconds."""
+    """A schedule that is not a collection is rejected."""
     with pytest.raises(tarry.ConfigurationTypeError, match="delays must be a collection"):
         tarry.Schedule(wrong)
 

@@ -11,20 +11,20 @@ import pytest
 import tarry
 from tarry.testing import VirtualClock
 
-BELOW, ABOVE = 2, 3
+INNER_ATTEMPTS, OUTER_ATTEMPTS = 2, 3
 
 
-class Other(Exception):
-    """The error that a middle layer raises."""
+class TranslatedError(Exception):
+    """The error that the code between both retry loops raises."""
 
 
-class Leaf:
-    """A retried function that always fails."""
+class FailingLoader:
+    """A function with retries that always fails."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.load: Callable[[], None] = tarry.retry(on=OSError, attempts=BELOW)(self._load)
-        self.aload = tarry.retry(on=OSError, attempts=BELOW)(self._aload)
+        self.load: Callable[[], None] = tarry.retry(on=OSError, attempts=INNER_ATTEMPTS)(self._load)
+        self.aload = tarry.retry(on=OSError, attempts=INNER_ATTEMPTS)(self._aload)
 
     def _load(self) -> None:
         self.calls += 1
@@ -34,115 +34,120 @@ class Leaf:
         self._load()
 
 
-def through_context(leaf: Leaf) -> None:
-    """Raise another error while the first is handled."""
+def raise_in_except(loader: FailingLoader) -> None:
+    """Raise another error in the `except` block of the first."""
     try:
-        leaf.load()
+        loader.load()
     except OSError:
-        raise Other  # noqa: B904 - the very subject
+        raise TranslatedError  # noqa: B904 - tested here
 
 
-def through_finally(leaf: Leaf) -> None:
-    """Raise another error while cleaning up."""
+def raise_in_finally(loader: FailingLoader) -> None:
+    """Raise another error in a `finally` block."""
     try:
-        leaf.load()
+        loader.load()
     finally:
-        raise Other
+        raise TranslatedError
 
 
-def through_cause(leaf: Leaf) -> None:
+def raise_from_error(loader: FailingLoader) -> None:
     """Raise another error from the first."""
     try:
-        leaf.load()
+        loader.load()
     except OSError as error:
-        raise Other from error
+        raise TranslatedError from error
 
 
-def from_none(leaf: Leaf) -> None:
+def raise_from_none(loader: FailingLoader) -> None:
     """Raise another error with `from None`."""
     try:
-        leaf.load()
+        loader.load()
     except OSError:
-        raise Other from None
+        raise TranslatedError from None
 
 
-def afterwards(leaf: Leaf) -> None:
+def raise_after_handling(loader: FailingLoader) -> None:
     """Raise another error after the first was handled."""
     with suppress(OSError):
-        leaf.load()
-    raise Other
+        loader.load()
+    raise TranslatedError
 
 
 @pytest.mark.parametrize(
-    ("between", "calls"),
+    ("translate", "calls"),
     [
-        (through_context, BELOW),
-        (through_finally, BELOW),
-        (through_cause, BELOW),
-        (from_none, BELOW * ABOVE),
-        (afterwards, BELOW * ABOVE),
+        (raise_in_except, INNER_ATTEMPTS),
+        (raise_in_finally, INNER_ATTEMPTS),
+        (raise_from_error, INNER_ATTEMPTS),
+        (raise_from_none, INNER_ATTEMPTS * OUTER_ATTEMPTS),
+        (raise_after_handling, INNER_ATTEMPTS * OUTER_ATTEMPTS),
     ],
 )
-def test_one_layer(clock: VirtualClock, between: Callable[[Leaf], None], calls: int) -> None:
-    """An error caused by a retried one is not retried, unless it was raised `from None`."""
-    leaf = Leaf()
+def test_error_caused_by_a_retried_error_is_not_retried(
+    clock: VirtualClock, translate: Callable[[FailingLoader], None], calls: int
+) -> None:
+    """An error chained to a retried error is not retried; an error that is not chained is."""
+    loader = FailingLoader()
 
-    with pytest.raises(Other):
-        tarry.call(between, leaf, on=Other, attempts=ABOVE)
+    with pytest.raises(TranslatedError):
+        tarry.call(translate, loader, on=TranslatedError, attempts=OUTER_ATTEMPTS)
 
-    assert calls == leaf.calls
+    assert calls == loader.calls
 
 
-def only(error: Exception) -> bool:
-    """Retry groups."""
+def is_group(error: Exception) -> bool:
+    """Return whether the error is an exception group."""
     return isinstance(error, ExceptionGroup)
 
 
-@pytest.mark.parametrize("on", [ExceptionGroup, Exception, only, (LookupError, ExceptionGroup)])
-def test_one_layer_through_a_task_group(clock: VirtualClock, on: tarry.runtime.config.On) -> None:
+@pytest.mark.parametrize("on", [ExceptionGroup, Exception, is_group, (LookupError, ExceptionGroup)])
+def test_group_with_a_retried_member(clock: VirtualClock, on: tarry.runtime.config.On) -> None:
     """An exception group is not retried if an inner loop retried one of its members."""
-    leaf = Leaf()
+    loader = FailingLoader()
 
     async def work() -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(leaf.aload())
+            group.create_task(loader.aload())
 
     with pytest.raises(ExceptionGroup):
-        clock.run(lambda: tarry.acall(work, on=on, attempts=ABOVE))
+        clock.run(lambda: tarry.acall(work, on=on, attempts=OUTER_ATTEMPTS))
 
-    assert BELOW == leaf.calls
+    assert INNER_ATTEMPTS == loader.calls
 
 
 def test_group_without_retried_members(clock: VirtualClock) -> None:
     """An exception group is retried if no inner loop retried a member."""
-    leaf = Leaf()
+    loader = FailingLoader()
 
     async def work() -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(leaf._aload())
+            group.create_task(loader._aload())
 
     with pytest.raises(ExceptionGroup):
-        clock.run(lambda: tarry.acall(work, on=ExceptionGroup, attempts=ABOVE))
+        clock.run(lambda: tarry.acall(work, on=ExceptionGroup, attempts=OUTER_ATTEMPTS))
 
-    assert ABOVE == leaf.calls
+    assert OUTER_ATTEMPTS == loader.calls
 
 
-@pytest.mark.parametrize(("again", "calls"), [(False, 1), (True, ABOVE)])
-def test_unsafe_operation(clock: VirtualClock, again: bool, calls: int) -> None:
+@pytest.mark.parametrize(("ignore_retried_below", "calls"), [(False, 1), (True, OUTER_ATTEMPTS)])
+def test_unsafe_operation(clock: VirtualClock, ignore_retried_below: bool, calls: int) -> None:
     """An outer loop does not repeat an unsafe operation, except with `ignore_retried_below`."""
-    made: list[int] = []
+    charges: list[int] = []
 
     @tarry.retry(on=lambda _: tarry.Outcome(tarry.Kind.TRANSIENT, repeatable=False))
     def charge() -> None:
-        made.append(1)
+        charges.append(1)
         raise OSError
 
-    policy = tarry.Policy(max_attempts=ABOVE, ignore_retried_below=again)
-    with pytest.raises(OSError) as caught:  # noqa: PT011 - the only one there is
+    policy = tarry.Policy(max_attempts=OUTER_ATTEMPTS, ignore_retried_below=ignore_retried_below)
+    with pytest.raises(OSError) as caught:  # noqa: PT011 - it has no message
         tarry.call(charge, on=OSError, policy=policy, name="order")
 
-    below = "the operation is not repeatable"
-    above = "a layer below has already retried this error"
-    ends = sorted(note.rpartition(": ")[2] for note in caught.value.__notes__)
-    assert calls == len(made)
-    assert sorted([below, "no attempts left" if again else above]) == ends
+    inner_reason = "the operation is not repeatable"
+    outer_reason = "a layer below has already retried this error"
+    reasons = sorted(note.rpartition(": ")[2] for note in caught.value.__notes__)
+    assert calls == len(charges)
+    assert (
+        sorted([inner_reason, "no attempts left" if ignore_retried_below else outer_reason])
+        == reasons
+    )

@@ -14,7 +14,7 @@ from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver
 
 
 def succeed() -> str:
-    """Succeed."""
+    """Return a result."""
     return "done"
 
 
@@ -36,7 +36,7 @@ def test_listener_gets_events_until_it_is_removed() -> None:
     assert ["during"] == operations(received)
 
 
-def test_remove_twice() -> None:
+def test_listener_can_be_removed_twice() -> None:
     """Removing a listener again does nothing."""
     received: list[tarry.Event] = []
     remove = tarry.listen(received.append)
@@ -49,7 +49,7 @@ def test_remove_twice() -> None:
 
 
 def test_listener_that_was_added_twice() -> None:
-    """A listener that was added twice gets each event twice, and is removed separately."""
+    """A listener that was added twice gets each event twice, and is removed twice."""
     received: list[tarry.Event] = []
     listener = received.append
     remove_first = tarry.listen(listener)
@@ -59,7 +59,7 @@ def test_listener_that_was_added_twice() -> None:
         tarry.call(succeed, on=ConnectionError, name="twice")
         assert ["twice", "twice"] == operations(received)
         remove_first()
-        remove_first()  # again: still only its own
+        remove_first()  # the second removal has no effect
         received.clear()
         tarry.call(succeed, on=ConnectionError, name="once")
         assert ["once"] == operations(received)
@@ -117,7 +117,7 @@ def test_listener_that_raises(
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_no_listener(driver: Driver, clock: VirtualClock) -> None:
+def test_call_without_listeners(driver: Driver, clock: VirtualClock) -> None:
     """Without listeners and with logging off, a call works as usual."""
     logger = logging.getLogger("tarry")
     level = logger.level
@@ -133,7 +133,7 @@ def test_no_listener(driver: Driver, clock: VirtualClock) -> None:
 
 
 class Listener:
-    """A listener class."""
+    """A listener whose class is passed instead of an object."""
 
     def __call__(self, event: tarry.Event) -> None:
         """Ignore the event."""
@@ -149,7 +149,7 @@ def test_invalid_listeners(wrong: Any, advice: str) -> None:
 
 
 def test_listener_may_make_calls_itself(clock: VirtualClock) -> None:
-    """A listener that makes a call with retries gets its events, without a deadlock."""
+    """A listener may make a call with retries, which does not deadlock."""
     downstream = tarry.Downstream("payments", breaker=tarry.Breaker(), budget=tarry.TokenBudget())
 
     def report(event: tarry.Event) -> None:
@@ -185,7 +185,7 @@ def test_listener_may_remove_itself() -> None:
     assert 1 == len(received)
 
 
-def test_events_are_values() -> None:
+def test_events_are_immutable_values() -> None:
     """Events are equal by their fields and cannot be changed."""
     event = Succeeded("op", None, 1)
 

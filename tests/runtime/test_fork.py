@@ -1,4 +1,4 @@
-"""A forked child has no threads of its parent, so it gets new locks and thread slots."""
+"""A forked child gets new locks and thread slots, because it has no threads of its parent."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tarry import Downstream
 from tarry.adapters.http import send
 from tarry.runtime.events import bus
 from tarry.runtime.hedge import _lock_holder
-from tests.runtime.test_parallel import MOST, Stuck
+from tests.runtime.test_parallel import MAX_THREADS, BlockedCalls
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
-ALARM = 5
+HANG_TIMEOUT_S = 5
 
 
 @contextmanager
-def held_by_another_thread(lock: Any) -> Iterator[None]:
+def locked_by_another_thread(lock: Any) -> Iterator[None]:
     """Hold a lock in another thread during the block."""
     acquired, release = threading.Event(), threading.Event()
 
@@ -44,16 +44,16 @@ def held_by_another_thread(lock: Any) -> Iterator[None]:
         thread.join(30)
 
 
-def in_child(check: Callable[[], bool]) -> str:
-    """Run a check in a forked child; return "true", "false", an error or "hang"."""
+def run_in_child(check: Callable[[], bool]) -> str:
+    """Run a check in a forked child; return "true", "false", "error" or "hang"."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: the very subject here
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork in a program with threads
         child = os.fork()
     if not child:
         code = 2
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(ALARM)
+            signal.alarm(HANG_TIMEOUT_S)
             code = 0 if check() else 1
         finally:
             os._exit(code)
@@ -70,8 +70,8 @@ def test_lock_held_by_another_thread(options: dict[str, Any]) -> None:
     def load() -> str:
         return "loaded"
 
-    with held_by_another_thread(downstream._lock):
-        assert "true" == in_child(lambda: load() == "loaded" and downstream.balance is None)
+    with locked_by_another_thread(downstream._lock):
+        assert "true" == run_in_child(lambda: load() == "loaded" and downstream.balance is None)
 
 
 def test_hedged_call_in_a_child() -> None:
@@ -80,36 +80,36 @@ def test_hedged_call_in_a_child() -> None:
     def read() -> str:
         return "read"
 
-    with held_by_another_thread(_lock_holder[0]):
-        assert "true" == in_child(lambda: tarry.hedge_sync(read, after=3) == "read")
+    with locked_by_another_thread(_lock_holder[0]):
+        assert "true" == run_in_child(lambda: tarry.hedge_sync(read, after=3) == "read")
 
 
 def test_new_origin_in_a_child() -> None:
-    """A child can call a new origin although the lock of the origins was held."""
-    recent: send.LRUCache[str, str] = send.LRUCache()
+    """A child can add an origin although the lock of the origins was held during the fork."""
+    cache: send.LRUCache[str, str] = send.LRUCache()
 
-    with held_by_another_thread(send._lock_holder[0]):
-        assert "true" == in_child(lambda: recent.add("http://a", "it") == "it")
+    with locked_by_another_thread(send._lock_holder[0]):
+        assert "true" == run_in_child(lambda: cache.add("http://a", "value") == "value")
 
 
 def test_listening_in_a_child() -> None:
-    """A child can add a listener although the lock of the event bus was held."""
-    with held_by_another_thread(bus.lock):
-        assert "true" == in_child(lambda: callable(tarry.listen(lambda event: None)))
+    """A child can add a listener although the lock of the event bus was held during the fork."""
+    with locked_by_another_thread(bus.lock):
+        assert "true" == run_in_child(lambda: callable(tarry.listen(lambda event: None)))
 
 
 def test_thread_slots_in_a_child() -> None:
     """A child has all thread slots although its parent has used them up."""
-    stuck = Stuck()
+    blocked = BlockedCalls()
     try:
-        for _ in range(MOST):
+        for _ in range(MAX_THREADS):
             with pytest.raises(tarry.AttemptTimeout):
-                tarry.call(stuck.hang, on=OSError, timeout=1e-4, attempts=1)
+                tarry.call(blocked.block, on=OSError, timeout=1e-4, attempts=1)
         with pytest.raises(tarry.LimitReached):
-            tarry.call(stuck.hang, on=OSError, timeout=1e-4, attempts=1)
+            tarry.call(blocked.block, on=OSError, timeout=1e-4, attempts=1)
 
-        free = in_child(lambda: tarry.call(lambda: True, on=OSError, timeout=3))
+        result = run_in_child(lambda: tarry.call(lambda: True, on=OSError, timeout=3))
     finally:
-        stuck.finish()
+        blocked.finish()
 
-    assert "true" == free
+    assert "true" == result

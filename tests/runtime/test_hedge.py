@@ -17,32 +17,32 @@ from tests.runtime.drivers import async_sleep, elapsed_s
 both_loops = pytest.mark.parametrize("loop", ["asyncio", "trio"])
 
 
-class Halt(BaseException):
+class FrameworkExit(BaseException):
     """A BaseException that a framework might raise."""
 
 
 class Replica:
-    """Handles each copy by its plan: a duration and a result. The last one repeats."""
+    """A function whose copy n has duration and result n of the plan; the last entry repeats."""
 
     def __init__(self, *plan: tuple[float, object]) -> None:
         self._plan = plan
         self.sent = 0
         self.cancelled: list[int] = []
-        """The copies that were cut off."""
+        """The numbers of the cancelled copies."""
 
     async def read(self) -> object:
-        """Handle one copy."""
+        """Run one copy."""
         self.sent += 1
         number = self.sent
-        length, end = self._plan[min(number, len(self._plan)) - 1]
+        duration_s, result = self._plan[min(number, len(self._plan)) - 1]
         try:
-            await async_sleep(length)
+            await async_sleep(duration_s)
         except BaseException:
             self.cancelled.append(number)
             raise
-        if isinstance(end, BaseException):
-            raise end
-        return end
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
 
 def run(clock: VirtualClock, loop: str, main: Callable[[], Awaitable[Any]]) -> Any:
@@ -50,7 +50,7 @@ def run(clock: VirtualClock, loop: str, main: Callable[[], Awaitable[Any]]) -> A
     return (clock.run if loop == "asyncio" else clock.run_trio)(main)
 
 
-def hedged(clock: VirtualClock, loop: str, replica: Replica, **options: Any) -> Any:
+def call_hedged(clock: VirtualClock, loop: str, replica: Replica, **options: Any) -> Any:
     """Make one hedged call."""
 
     async def main() -> object:
@@ -59,7 +59,7 @@ def hedged(clock: VirtualClock, loop: str, replica: Replica, **options: Any) -> 
     return run(clock, loop, main)
 
 
-# --- when a hedge is started ----------------------------------------------------------------------
+# --- copies that are sent -------------------------------------------------------------------------
 
 
 @both_loops
@@ -67,35 +67,35 @@ def test_fast_call_needs_no_copy(loop: str, clock: VirtualClock) -> None:
     """A fast call is sent once."""
     replica = Replica((0.05, "first"))
 
-    assert "first" == hedged(clock, loop, replica, after=0.1)
+    assert "first" == call_hedged(clock, loop, replica, after=0.1)
     assert (1, 0.05) == (replica.sent, elapsed_s(clock))
 
 
 @both_loops
 def test_slow_call_gets_a_copy_and_the_loser_is_cancelled(loop: str, clock: VirtualClock) -> None:
-    """The copy wins, and the first call is cancelled before the result is returned."""
+    """The second copy wins, and the first is cancelled before the result is returned."""
     replica = Replica((10, "first"), (0.05, "second"))
 
-    assert "second" == hedged(clock, loop, replica, after=0.1)
+    assert "second" == call_hedged(clock, loop, replica, after=0.1)
     assert (2, 0.15) == (replica.sent, elapsed_s(clock))
     assert [1] == replica.cancelled
 
 
 @both_loops
-def test_first_may_still_win(loop: str, clock: VirtualClock) -> None:
-    """The copy that finishes first wins, also if it was sent first."""
+def test_first_copy_may_win(loop: str, clock: VirtualClock) -> None:
+    """The copy that finishes first wins, also if it is the first that was sent."""
     replica = Replica((0.12, "first"), (10, "second"))
 
-    assert "first" == hedged(clock, loop, replica, after=0.1)
+    assert "first" == call_hedged(clock, loop, replica, after=0.1)
     assert [2] == replica.cancelled
 
 
 @both_loops
-def test_more_copies(loop: str, clock: VirtualClock) -> None:
+def test_three_copies(loop: str, clock: VirtualClock) -> None:
     """With three attempts, the copies are sent one after another."""
     replica = Replica((10, "first"), (10, "second"), (0.05, "third"))
 
-    assert "third" == hedged(clock, loop, replica, after=0.1, max_attempts=3)
+    assert "third" == call_hedged(clock, loop, replica, after=0.1, max_attempts=3)
     assert 0.25 == elapsed_s(clock)
     assert [1, 2] == sorted(replica.cancelled)
 
@@ -105,7 +105,7 @@ def test_number_of_copies_is_limited(loop: str, clock: VirtualClock) -> None:
     """At most `max_attempts` copies are sent."""
     replica = Replica((10, "slow"))
 
-    assert "slow" == hedged(clock, loop, replica, after=0.1, max_attempts=3)
+    assert "slow" == call_hedged(clock, loop, replica, after=0.1, max_attempts=3)
     assert (3, 10) == (replica.sent, elapsed_s(clock))
 
 
@@ -126,14 +126,16 @@ def test_arguments_reach_every_copy(loop: str, clock: VirtualClock) -> None:
 @both_loops
 def test_percentile_needs_a_hundred_calls(loop: str, clock: VirtualClock) -> None:
     """A percentile is not used before 100 calls; then it is the delay of the copy."""
-    lengths = [n / 100 for n in range(1, 101)]
-    replica = Replica(*((length, "sample") for length in lengths), (10, "slow"), (0.01, "copy"))
+    durations_s = [n / 100 for n in range(1, 101)]
+    replica = Replica(
+        *((duration_s, "sample") for duration_s in durations_s), (10, "slow"), (0.01, "copy")
+    )
     downstream = Downstream("replicas")
 
     for _ in range(100):
-        assert "sample" == hedged(clock, loop, replica, after="p95", downstream=downstream)
+        assert "sample" == call_hedged(clock, loop, replica, after="p95", downstream=downstream)
     before = elapsed_s(clock)
-    result = hedged(clock, loop, replica, after="p95", downstream=downstream)
+    result = call_hedged(clock, loop, replica, after="p95", downstream=downstream)
 
     assert ("copy", 102) == (result, replica.sent)
     assert 0.96 + 0.01 == pytest.approx(elapsed_s(clock) - before, abs=1e-5)
@@ -160,21 +162,21 @@ def test_percentile_is_kept_per_function(loop: str, clock: VirtualClock) -> None
 
 
 @both_loops
-def test_max_extra_load_is_a_cap(loop: str, clock: VirtualClock) -> None:
+def test_max_extra_load_limits_copies(loop: str, clock: VirtualClock) -> None:
     """Copies never add more load than `max_extra_load`."""
     downstream = Downstream("replicas")
     quick, slow = Replica((0.01, "quick")), Replica((10, "slow"))
 
     for _ in range(200):
-        hedged(clock, loop, quick, max_extra_load=0.05, downstream=downstream)
+        call_hedged(clock, loop, quick, max_extra_load=0.05, downstream=downstream)
     for _ in range(200):
-        hedged(clock, loop, slow, max_extra_load=0.05, downstream=downstream)
+        call_hedged(clock, loop, slow, max_extra_load=0.05, downstream=downstream)
 
     copies = quick.sent + slow.sent - 400
     assert 0 < copies <= 20
 
 
-# --- when no hedge is started ---------------------------------------------------------------------
+# --- copies that are not sent ---------------------------------------------------------------------
 
 
 @both_loops
@@ -184,15 +186,15 @@ def test_max_extra_load_is_a_cap(loop: str, clock: VirtualClock) -> None:
         lambda: Downstream("replicas", budget=tarry.TokenBudget(capacity=1)),
         lambda: Downstream("replicas", max_in_flight=1),
     ],
-    ids=["empty budget", "in-flight cap"],
+    ids=["empty budget", "in-flight limit"],
 )
-def test_refused_copy_does_not_fail_the_call(
+def test_rejected_copy_does_not_fail_the_call(
     loop: str, downstream: Callable[[], Downstream], clock: VirtualClock
 ) -> None:
-    """A copy that the budget or a limit refuses is not sent, and the first call continues."""
+    """A copy that the budget or a limit rejects is not sent, and the first call continues."""
     replica = Replica((1, "first"), (0.01, "second"))
 
-    assert "first" == hedged(clock, loop, replica, after=0.1, downstream=downstream())
+    assert "first" == call_hedged(clock, loop, replica, after=0.1, downstream=downstream())
     assert 1 == replica.sent
 
 
@@ -203,7 +205,7 @@ def test_copies_cost_tokens(loop: str, clock: VirtualClock) -> None:
     replica = Replica((10, ConnectionError("first")))
 
     with pytest.raises(ConnectionError, match="first"):
-        hedged(clock, loop, replica, after=0.1, downstream=downstream)
+        call_hedged(clock, loop, replica, after=0.1, downstream=downstream)
 
     assert 495 == downstream.balance
 
@@ -215,8 +217,8 @@ def test_rate_limit_delays_copies(loop: str, clock: VirtualClock) -> None:
     throttled = tarry.Outcome(tarry.Kind.THROTTLED)
     replica = Replica((0, ConnectionError()), (0.5, "second"))
 
-    # One attempt in two seconds after the first throttle.
-    assert "second" == hedged(
+    # After the first throttle, the limiter allows one attempt in two seconds.
+    assert "second" == call_hedged(
         clock, loop, replica, after=50, on=lambda _: throttled, downstream=downstream
     )
     assert 2.5 == elapsed_s(clock)
@@ -230,7 +232,7 @@ def test_open_breaker(loop: str, clock: VirtualClock) -> None:
     replica = Replica((1, "first"))
 
     with pytest.raises(tarry.BreakerOpen) as caught:
-        hedged(clock, loop, replica, after=0.1, downstream=downstream)
+        call_hedged(clock, loop, replica, after=0.1, downstream=downstream)
 
     assert "replicas" == caught.value.downstream
     assert 0 == replica.sent
@@ -245,7 +247,7 @@ def test_error_that_on_does_not_match_ends_the_call(loop: str, clock: VirtualClo
     replica = Replica((10, "first"), (0.1, ValueError("wrong")))
 
     with pytest.raises(ValueError, match="wrong") as caught:
-        hedged(clock, loop, replica, after=0.1, on=ConnectionError)
+        call_hedged(clock, loop, replica, after=0.1, on=ConnectionError)
 
     assert [1] == replica.cancelled
     assert ["tarry: op gave up after 2 attempts: the error is not retryable"] == (
@@ -258,7 +260,7 @@ def test_error_that_on_matches_sends_the_next_copy_at_once(loop: str, clock: Vir
     """After an error that `on` matches, the next copy is sent at once."""
     replica = Replica((0.05, ConnectionError()), (0.01, "second"))
 
-    assert "second" == hedged(clock, loop, replica, after=5, on=ConnectionError)
+    assert "second" == call_hedged(clock, loop, replica, after=5, on=ConnectionError)
     assert 0.06 == elapsed_s(clock)
 
 
@@ -267,7 +269,7 @@ def test_error_of_one_copy_waits_for_the_other(loop: str, clock: VirtualClock) -
     """While another copy runs, an error that `on` matches does not end the call."""
     replica = Replica((1, "first"), (0.1, ConnectionError()))
 
-    assert "first" == hedged(clock, loop, replica, after=0.1, on=ConnectionError)
+    assert "first" == call_hedged(clock, loop, replica, after=0.1, on=ConnectionError)
     assert 1 == elapsed_s(clock)
 
 
@@ -277,7 +279,7 @@ def test_every_copy_fails(loop: str, clock: VirtualClock) -> None:
     replica = Replica((0.05, ConnectionError("first")), (0.05, ConnectionError("second")))
 
     with pytest.raises(ConnectionError, match="second") as caught:
-        hedged(clock, loop, replica, after=5, on=ConnectionError)
+        call_hedged(clock, loop, replica, after=5, on=ConnectionError)
 
     record = tarry.record_of(caught.value)
     assert record is not None
@@ -321,22 +323,22 @@ def test_record_survives_a_hedge(loop: str, clock: VirtualClock) -> None:
     assert 2 == sent
 
 
-# --- cut off --------------------------------------------------------------------------------------
+# --- cancellation and deadlines -------------------------------------------------------------------
 
 
 def cancel_after(
-    clock: VirtualClock, loop: str, length: float, call: Callable[[], Awaitable[Any]]
+    clock: VirtualClock, loop: str, delay_s: float, call: Callable[[], Awaitable[Any]]
 ) -> None:
-    """Run a call, cancel it, and check that it was cancelled."""
+    """Run a call, cancel it after a delay, and check that it was cancelled."""
 
     async def on_asyncio() -> None:
         task = asyncio.ensure_future(call())
-        asyncio.get_running_loop().call_later(length, task.cancel)
+        asyncio.get_running_loop().call_later(delay_s, task.cancel)
         with pytest.raises(asyncio.CancelledError):
             await task
 
     async def on_trio() -> None:
-        with trio.move_on_after(length) as scope:
+        with trio.move_on_after(delay_s) as scope:
             await call()
         assert scope.cancelled_caught
 
@@ -344,7 +346,7 @@ def cancel_after(
 
 
 @both_loops
-def test_cancellation(loop: str, clock: VirtualClock) -> None:
+def test_cancelled_call_cancels_every_copy(loop: str, clock: VirtualClock) -> None:
     """A cancelled call cancels every copy, releases their permits and counts nothing."""
     downstream = Downstream(
         "replicas",
@@ -361,7 +363,7 @@ def test_cancellation(loop: str, clock: VirtualClock) -> None:
     assert [1, 2] == sorted(replica.cancelled)
     assert 0.5 == elapsed_s(clock)
     assert tarry.BreakerState.CLOSED == downstream.state
-    assert "third" == hedged(clock, loop, replica, after=0.1, downstream=downstream)
+    assert "third" == call_hedged(clock, loop, replica, after=0.1, downstream=downstream)
 
 
 @both_loops
@@ -378,26 +380,26 @@ def test_cancellation_is_not_recorded_as_latency(loop: str, clock: VirtualClock)
 
 
 @both_loops
-@pytest.mark.parametrize("kind", [Halt, KeyboardInterrupt])
+@pytest.mark.parametrize("error_type", [FrameworkExit, KeyboardInterrupt])
 def test_base_exception_of_a_copy(
-    loop: str, kind: type[BaseException], clock: VirtualClock
+    loop: str, error_type: type[BaseException], clock: VirtualClock
 ) -> None:
     """A BaseException of a copy is raised, and the other copy is cancelled."""
-    replica = Replica((10, "first"), (0.1, kind()))
+    replica = Replica((10, "first"), (0.1, error_type()))
 
-    with pytest.raises(kind):
-        hedged(clock, loop, replica, after=0.1, on=Exception)
+    with pytest.raises(error_type):
+        call_hedged(clock, loop, replica, after=0.1, on=Exception)
 
     assert [1] == replica.cancelled
 
 
 @both_loops
-def test_deadline(loop: str, clock: VirtualClock) -> None:
+def test_call_ends_at_the_deadline(loop: str, clock: VirtualClock) -> None:
     """A hedged call and its copies end at the deadline."""
     replica = Replica((10, "slow"))
 
     with tarry.deadline(1), pytest.raises(tarry.DeadlineExceeded) as caught:
-        hedged(clock, loop, replica, after=0.1)
+        call_hedged(clock, loop, replica, after=0.1)
 
     assert "op: the deadline has passed" == str(caught.value)
     assert [1, 2] == sorted(replica.cancelled)
@@ -412,7 +414,7 @@ def test_deadline_that_has_passed(loop: str, clock: VirtualClock) -> None:
     with tarry.deadline(1):
         clock.advance(2)
         with pytest.raises(tarry.DeadlineExceeded):
-            hedged(clock, loop, replica, after=0.1)
+            call_hedged(clock, loop, replica, after=0.1)
 
     assert 0 == replica.sent
 
@@ -439,7 +441,7 @@ def test_copies_see_the_deadline(loop: str, clock: VirtualClock) -> None:
 def test_events_of_a_copy_that_wins(loop: str, clock: VirtualClock) -> None:
     """A copy emits an event when it is sent and when it wins."""
     with captured_events() as events:
-        hedged(clock, loop, Replica((10, 1), (0.1, 2)), after=0.1, downstream=Downstream("r"))
+        call_hedged(clock, loop, Replica((10, 1), (0.1, 2)), after=0.1, downstream=Downstream("r"))
 
     assert [HedgeFired("op", "r", 2), HedgeWon("op", "r", 2), Succeeded("op", "r", 2)] == events
 
@@ -448,7 +450,7 @@ def test_events_of_a_copy_that_wins(loop: str, clock: VirtualClock) -> None:
 def test_events_of_giving_up(loop: str, clock: VirtualClock) -> None:
     """A hedged call that fails emits GaveUp with its reason."""
     with captured_events() as events, pytest.raises(ConnectionError) as caught:
-        hedged(
+        call_hedged(
             clock,
             loop,
             Replica((0, ConnectionError())),

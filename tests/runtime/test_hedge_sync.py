@@ -1,6 +1,6 @@
 """Hedged calls of plain functions, and arguments that hedged calls reject.
 
-Copies are real threads here, so the waits are real too, and short.
+Copies run in real threads, so the waits are real and short.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ import tarry
 from tarry import Downstream, HedgeFired, HedgeWon, Reason, Succeeded
 from tarry.testing import VirtualClock, captured_events
 
-LONG = 10.0
-"""Seconds after which a test that hangs fails; none waits for so long when all is well."""
-SHORT = 0.02
+LONG_S = 10.0
+"""Longer than a test takes: a hedging delay that never elapses, or the limit of a hanging test."""
+SHORT_S = 0.02
 
 
 class Replica:
-    """Blocks the first copy until `finish`; the others end as configured."""
+    """A function whose copy n returns or raises result n; the first copy waits for `release`."""
 
-    def __init__(self, *ends: object) -> None:
-        self._ends = ends
+    def __init__(self, *results: object) -> None:
+        self._results = results
         self._lock = threading.Lock()
         self.sent = 0
         self.release = threading.Event()
         self.threads: list[threading.Thread] = []
 
     def read(self) -> object:
-        """Handle one copy."""
+        """Run one copy."""
         with self._lock:
             self.sent += 1
             number = self.sent
             self.threads.append(threading.current_thread())
         if number == 1:
-            self.release.wait(LONG)
-        end = self._ends[min(number, len(self._ends)) - 1]
-        if isinstance(end, BaseException):
-            raise end
-        return end
+            self.release.wait(LONG_S)
+        result = self._results[min(number, len(self._results)) - 1]
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def finish(self) -> None:
         """Release the first copy and wait for all threads."""
         self.release.set()
         for thread in self.threads:
-            thread.join(LONG)
+            thread.join(LONG_S)
 
 
 def test_fast_call_needs_no_copy() -> None:
@@ -56,16 +56,16 @@ def test_fast_call_needs_no_copy() -> None:
     replica = Replica("first")
     replica.release.set()
 
-    assert "first" == tarry.hedge_sync(replica.read, after=LONG)
+    assert "first" == tarry.hedge_sync(replica.read, after=LONG_S)
     assert 1 == replica.sent
 
 
 def test_slow_call_gets_a_copy() -> None:
-    """The copy wins, and the first call runs on without being waited for."""
+    """The second copy wins, and the call does not wait for the first copy."""
     replica = Replica("first", "second")
 
     with captured_events() as events:
-        assert "second" == tarry.hedge_sync(replica.read, after=SHORT, name="op")
+        assert "second" == tarry.hedge_sync(replica.read, after=SHORT_S, name="op")
 
     assert replica.threads[0].is_alive()
     replica.finish()
@@ -81,9 +81,9 @@ def test_permits_of_losers_are_released() -> None:
     """A copy that lost and still runs holds no in-flight slot."""
     downstream = Downstream("replicas", max_in_flight=2)
     replica = Replica("first", "second", "third")
-    tarry.hedge_sync(replica.read, after=SHORT, downstream=downstream)
+    tarry.hedge_sync(replica.read, after=SHORT_S, downstream=downstream)
 
-    assert "third" == tarry.hedge_sync(replica.read, after=LONG, downstream=downstream)
+    assert "third" == tarry.hedge_sync(replica.read, after=LONG_S, downstream=downstream)
     replica.finish()
 
 
@@ -93,7 +93,7 @@ def test_arguments_reach_the_function() -> None:
     def read(table: str, key: int) -> str:
         return f"{table}/{key}"
 
-    assert "users/7" == tarry.hedge_sync(read, "users", 7, after=LONG)
+    assert "users/7" == tarry.hedge_sync(read, "users", 7, after=LONG_S)
 
 
 def test_error_that_on_does_not_match_ends_the_call() -> None:
@@ -101,7 +101,7 @@ def test_error_that_on_does_not_match_ends_the_call() -> None:
     replica = Replica("first", ValueError("wrong"))
 
     with pytest.raises(ValueError, match="wrong"):
-        tarry.hedge_sync(replica.read, after=SHORT)
+        tarry.hedge_sync(replica.read, after=SHORT_S)
 
     replica.finish()
 
@@ -111,7 +111,7 @@ def test_error_that_on_matches_sends_the_next_copy_at_once() -> None:
     replica = Replica(ConnectionError(), "second")
     replica.release.set()
 
-    assert "second" == tarry.hedge_sync(replica.read, after=LONG, on=ConnectionError)
+    assert "second" == tarry.hedge_sync(replica.read, after=LONG_S, on=ConnectionError)
 
 
 def test_every_copy_fails() -> None:
@@ -120,7 +120,7 @@ def test_every_copy_fails() -> None:
     replica.release.set()
 
     with pytest.raises(ConnectionError, match="second") as caught:
-        tarry.hedge_sync(replica.read, after=LONG, on=ConnectionError, name="op")
+        tarry.hedge_sync(replica.read, after=LONG_S, on=ConnectionError, name="op")
 
     record = tarry.record_of(caught.value)
     assert record is not None
@@ -134,7 +134,7 @@ def test_base_exception_of_a_copy() -> None:
     replica.release.set()
 
     with pytest.raises(KeyboardInterrupt):
-        tarry.hedge_sync(replica.read, after=LONG, on=Exception)
+        tarry.hedge_sync(replica.read, after=LONG_S, on=Exception)
 
 
 def test_open_breaker() -> None:
@@ -144,36 +144,36 @@ def test_open_breaker() -> None:
     replica = Replica("first")
 
     with pytest.raises(tarry.BreakerOpen):
-        tarry.hedge_sync(replica.read, after=LONG, downstream=downstream)
+        tarry.hedge_sync(replica.read, after=LONG_S, downstream=downstream)
 
     assert 0 == replica.sent
 
 
-def test_percentile_is_off_without_samples() -> None:
+def test_percentile_sends_no_copy_without_samples() -> None:
     """Before 100 calls the percentile is unknown, and no copy is sent."""
     assert 1 == tarry.hedge_sync(lambda: 1, after="p50")
 
 
-def test_deadline() -> None:
+def test_call_ends_at_the_deadline() -> None:
     """A hedged call ends at the deadline."""
     replica = Replica("first")
 
-    with tarry.deadline(SHORT), pytest.raises(tarry.DeadlineExceeded):
-        tarry.hedge_sync(replica.read, after=LONG)
+    with tarry.deadline(SHORT_S), pytest.raises(tarry.DeadlineExceeded):
+        tarry.hedge_sync(replica.read, after=LONG_S)
 
     replica.finish()
 
 
 def test_copies_see_the_deadline() -> None:
     """Inside the thread of a copy, `remaining` returns the time to the deadline."""
-    with tarry.deadline(LONG):
-        left = tarry.hedge_sync(tarry.remaining, after=LONG)
+    with tarry.deadline(LONG_S):
+        left = tarry.hedge_sync(tarry.remaining, after=LONG_S)
 
     assert left is not None
-    assert 0 < left <= LONG
+    assert 0 < left <= LONG_S
 
 
-# --- refusals -------------------------------------------------------------------------------------
+# --- invalid arguments ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_copies_see_the_deadline() -> None:
     ],
     ids=str,
 )
-def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
-    """A wrong argument is rejected by name before anything is sent."""
+def test_invalid_arguments_are_rejected(options: dict[str, Any], message: str) -> None:
+    """The error for an invalid argument names it, and no copy is sent."""
     calls = []
 
     async def read() -> None:
@@ -216,7 +216,7 @@ def test_hedging_of_a_retried_function_is_rejected() -> None:
 
 
 def test_coroutine_function_is_rejected(clock: VirtualClock) -> None:
-    """`hedge_sync` of a coroutine function is an error that names `hedge`."""
+    """The error of `hedge_sync` for a coroutine function names `hedge`."""
 
     async def read() -> None: ...
 

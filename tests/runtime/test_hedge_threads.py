@@ -9,20 +9,20 @@ import pytest
 
 import tarry
 from tarry import Downstream
-from tests.runtime.test_parallel import MOST, Stuck
+from tests.runtime.test_parallel import MAX_THREADS, BlockedCalls
 
 
 @pytest.fixture
 def one_free_slot() -> Iterator[None]:
     """Use up all thread slots but one."""
-    stuck = Stuck()
+    blocked = BlockedCalls()
     try:
-        for _ in range(MOST - 1):
+        for _ in range(MAX_THREADS - 1):
             with pytest.raises(tarry.AttemptTimeout):
-                tarry.call(stuck.hang, on=OSError, timeout=1e-4, attempts=1)
+                tarry.call(blocked.block, on=OSError, timeout=1e-4, attempts=1)
         yield
     finally:
-        stuck.finish()
+        blocked.finish()
 
 
 @pytest.mark.usefixtures("one_free_slot")
@@ -49,7 +49,7 @@ def test_no_thread_for_another_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     start = threading.Thread.start
     started = []
 
-    def no_second(thread: threading.Thread) -> None:
+    def fail_second_start(thread: threading.Thread) -> None:
         if thread.name == "tarry-attempt":
             started.append(1)
             if len(started) > 1:
@@ -57,7 +57,7 @@ def test_no_thread_for_another_copy(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise RuntimeError(msg)
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", no_second)
+    monkeypatch.setattr(threading.Thread, "start", fail_second_start)
     before = downstream.balance
 
     def read() -> str:
@@ -69,11 +69,11 @@ def test_no_thread_for_another_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_error_of_the_first_copy_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the first copy failed and no thread is free for the next, its error is raised."""
+    """If the first copy failed and no thread can be started for the next, its error is raised."""
     start = threading.Thread.start
     started = []
 
-    def no_second(thread: threading.Thread) -> None:
+    def fail_second_start(thread: threading.Thread) -> None:
         if thread.name == "tarry-attempt":
             started.append(1)
             if len(started) > 1:
@@ -81,7 +81,7 @@ def test_error_of_the_first_copy_without_a_thread(monkeypatch: pytest.MonkeyPatc
                 raise RuntimeError(msg)
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", no_second)
+    monkeypatch.setattr(threading.Thread, "start", fail_second_start)
 
     def read() -> str:
         raise ConnectionError

@@ -20,24 +20,24 @@ from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, Step
 
 
 @pytest.fixture(autouse=True)
-def _own_scope() -> Iterator[None]:
-    """Remove a deadline that a failing test leaves behind."""
+def _no_deadline() -> Iterator[None]:
+    """Remove a deadline that a failed test has left."""
     deadlines.current_scope.set(None)
     yield
     deadlines.current_scope.set(None)
 
 
-class Bang(BaseException):
+class CustomBaseException(BaseException):
     """A BaseException that no code handles."""
 
 
 @contextmanager
-def interrupting(event: str, qualname: str, module: str = "tarry.") -> Iterator[None]:
-    """Raise KeyboardInterrupt when a function of tarry is called, or when it returns."""
+def interrupt_at(event: str, qualname: str, module: str = "tarry.") -> Iterator[None]:
+    """Raise KeyboardInterrupt when a function of tarry is called or returns, as `event` says."""
 
     def profile(frame: FrameType, kind: str, arg: object) -> None:
-        ours = str(frame.f_globals.get("__name__", "")).startswith(module)
-        if ours and kind == event and frame.f_code.co_qualname == qualname:
+        in_module = str(frame.f_globals.get("__name__", "")).startswith(module)
+        if in_module and kind == event and frame.f_code.co_qualname == qualname:
             sys.setprofile(None)
             raise KeyboardInterrupt
 
@@ -48,7 +48,7 @@ def interrupting(event: str, qualname: str, module: str = "tarry.") -> Iterator[
         sys.setprofile(None)
 
 
-def is_free(downstream: Downstream) -> bool:
+def has_free_slot(downstream: Downstream) -> bool:
     """Return whether the only in-flight slot is free, after finalizers have run."""
     gc.collect()
     try:
@@ -57,7 +57,7 @@ def is_free(downstream: Downstream) -> bool:
         return False
 
 
-# --- KeyboardInterrupt between two steps ----------------------------------------------------------
+# --- KeyboardInterrupt during a call --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def is_free(downstream: Downstream) -> bool:
 def test_interrupt_around_the_function(
     clock: VirtualClock, driver: Driver, event: str, where: str
 ) -> None:
-    """An interrupt between taking the permit and recording the result releases it."""
+    """An interrupt between taking a permit and recording the result releases the permit."""
     downstream = Downstream("payments", max_in_flight=1)
 
-    with pytest.raises(KeyboardInterrupt), interrupting(event, where):
+    with pytest.raises(KeyboardInterrupt), interrupt_at(event, where):
         driver.run(clock, Dependency(clock, FAIL, OK), downstream=downstream)
 
-    assert is_free(downstream)
+    assert has_free_slot(downstream)
 
 
 BLOCKS = [driver for driver in DRIVERS if driver.form == "block"]
@@ -101,20 +101,20 @@ def test_interrupt_around_a_block(
     """An interrupt while a block is created, entered or left releases its permit."""
     downstream = Downstream("payments", max_in_flight=1)
 
-    with pytest.raises(KeyboardInterrupt), interrupting(event, where):
+    with pytest.raises(KeyboardInterrupt), interrupt_at(event, where):
         driver.run(clock, Dependency(clock, OK), downstream=downstream)
 
-    assert is_free(downstream)
+    assert has_free_slot(downstream)
 
 
 def test_interrupt_while_a_block_takes_its_deadline(clock: VirtualClock) -> None:
     """An interrupt while a block sets its deadline releases the permit and the deadline."""
     downstream = Downstream("payments", max_in_flight=1)
 
-    with pytest.raises(KeyboardInterrupt), interrupting("call", "enter"):
+    with pytest.raises(KeyboardInterrupt), interrupt_at("call", "enter"):
         BLOCKS[0].run(clock, Dependency(clock, OK), downstream=downstream, deadline=5)
 
-    assert (None, True) == (tarry.remaining(), is_free(downstream))
+    assert (None, True) == (tarry.remaining(), has_free_slot(downstream))
 
 
 @pytest.mark.parametrize(
@@ -133,22 +133,22 @@ def test_interrupt_around_a_hedged_call(
     """An interrupt between the permit and the success of a copy releases the permit."""
     downstream = Downstream("payments", max_in_flight=1)
 
-    async def answer() -> None:
+    async def return_at_once() -> None:
         """Return at once."""
 
     async def main() -> None:
-        await tarry.hedge(answer, after=5, downstream=downstream)
+        await tarry.hedge(return_at_once, after=5, downstream=downstream)
 
-    with pytest.raises(KeyboardInterrupt), interrupting(event, where):
+    with pytest.raises(KeyboardInterrupt), interrupt_at(event, where):
         if form == "hedge":
             clock.run(main)
         else:
             tarry.hedge_sync(lambda: None, after=5, downstream=downstream)
 
-    assert is_free(downstream)
+    assert has_free_slot(downstream)
 
 
-# --- the lock -------------------------------------------------------------------------------------
+# --- the lock of a downstream ---------------------------------------------------------------------
 
 
 def _count_successes(downstream: Downstream) -> None:
@@ -156,7 +156,7 @@ def _count_successes(downstream: Downstream) -> None:
     downstream.success_counter()(0, 0.0, 0.0)
 
 
-LOCKED: dict[str, Callable[[Downstream], object]] = {
+LOCKED_METHODS: dict[str, Callable[[Downstream], object]] = {
     "admit": lambda d: d.admit(0.0),
     "record": lambda d: d.record(0, tarry.Outcome(tarry.Kind.TRANSIENT), 0.0, 0.0, 0.5),
     "release": lambda d: d.release(0, 0.0, 0.0),
@@ -174,32 +174,32 @@ LOCKED: dict[str, Callable[[Downstream], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOCKED)
+@pytest.mark.parametrize("name", LOCKED_METHODS)
 def test_lock_is_free_after_an_interrupt(name: str) -> None:
-    """An interrupt while the lock is held releases it."""
+    """An interrupt while the lock is held releases the lock."""
     downstream = Downstream("payments", breaker=tarry.Breaker(), max_in_flight=1)
 
     with (
         pytest.raises(KeyboardInterrupt),
-        interrupting("call", f"Downstream.{name}", "tarry.core."),
+        interrupt_at("call", f"Downstream.{name}", "tarry.core."),
     ):
-        LOCKED[name](downstream)
+        LOCKED_METHODS[name](downstream)
 
     assert not downstream._lock.locked()
 
 
-@pytest.mark.parametrize("name", LOCKED)
+@pytest.mark.parametrize("name", LOCKED_METHODS)
 def test_lock_is_free_after_an_error_inside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A BaseException while the lock is held releases it."""
+    """A BaseException while the lock is held releases the lock."""
 
-    def bang(*args: object, **kwargs: object) -> None:
-        raise Bang
+    def raise_error(*args: object, **kwargs: object) -> None:
+        raise CustomBaseException
 
     downstream = Downstream("payments", breaker=tarry.Breaker(), max_in_flight=1)
-    monkeypatch.setattr(tarry.core.downstream.Downstream, name, bang)
+    monkeypatch.setattr(tarry.core.downstream.Downstream, name, raise_error)
 
-    with pytest.raises(Bang):
-        LOCKED[name](downstream)
+    with pytest.raises(CustomBaseException):
+        LOCKED_METHODS[name](downstream)
 
     assert not downstream._lock.locked()
 
@@ -207,8 +207,8 @@ def test_lock_is_free_after_an_error_inside(name: str, monkeypatch: pytest.Monke
 # --- user code that raises ------------------------------------------------------------------------
 
 
-class RaisingPart:
-    """A limiter, budget or random source of which one method raises."""
+class RaisingComponent:
+    """A limiter, budget and random source; one method raises `times` times after `skip` calls."""
 
     def __init__(self, method: str, error: type[BaseException], times: int = 1, skip: int = 0):
         self._method = method
@@ -216,7 +216,7 @@ class RaisingPart:
         self._times = times
         self._skip = skip
 
-    def _do(self, method: str) -> None:
+    def _raise_if_due(self, method: str) -> None:
         if method == self._method:
             self._skip -= 1
             if self._skip < 0 and self._times:
@@ -225,119 +225,119 @@ class RaisingPart:
 
     def acquire(self, now: float) -> float | None:
         """Admit every attempt."""
-        self._do("acquire")
+        self._raise_if_due("acquire")
         return 0.0
 
     def release(self, outcome: tarry.Outcome | None, duration: float, now: float) -> None:
-        """Ignore the attempt."""
-        self._do("release")
+        """Do nothing."""
+        self._raise_if_due("release")
 
     def on_recovery(self, now: float) -> None:
-        """Ignore the attempt."""
+        """Do nothing."""
 
     def cost(self, outcome: tarry.Outcome) -> float:
         """Return the cost."""
-        self._do("cost")
+        self._raise_if_due("cost")
         return 1.0
 
     def balance(self, now: float) -> float:
         """Return the balance."""
-        self._do("balance")
+        self._raise_if_due("balance")
         return 100.0
 
     def withdraw(self, cost: float, now: float) -> bool:
         """Withdraw tokens."""
-        self._do("withdraw")
+        self._raise_if_due("withdraw")
         return True
 
     def deposit(self, amount: float, now: float) -> None:
         """Deposit tokens."""
-        self._do("deposit")
+        self._raise_if_due("deposit")
 
     def record(self, outcome: tarry.Outcome, paid: float, now: float) -> None:
-        """Ignore the attempt."""
-        self._do("record")
+        """Do nothing."""
+        self._raise_if_due("record")
 
     def random(self) -> float:
         """Return a random number."""
-        self._do("random")
+        self._raise_if_due("random")
         return 0.5
 
 
-@pytest.mark.parametrize("error", [LookupError, Bang])
+@pytest.mark.parametrize("error", [LookupError, CustomBaseException])
 @pytest.mark.parametrize("steps", [(OK,), (FAIL, OK)], ids=["success", "failure"])
 @pytest.mark.parametrize("method", ["acquire", "release"])
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_limiter_that_raises(
+def test_slot_is_released_when_a_limiter_raises(
     clock: VirtualClock,
     driver: Driver,
     method: str,
     steps: tuple[Step, ...],
     error: type[BaseException],
 ) -> None:
-    """A limiter that raises keeps no in-flight slot."""
-    downstream = Downstream("payments", limiter=RaisingPart(method, error), max_in_flight=1)
+    """The in-flight slot is released when a limiter raises."""
+    downstream = Downstream("payments", limiter=RaisingComponent(method, error), max_in_flight=1)
 
     with pytest.raises(error):
         driver.run(clock, Dependency(clock, *steps), downstream=downstream)
 
-    assert is_free(downstream)
+    assert has_free_slot(downstream)
 
 
-@pytest.mark.parametrize("error", [LookupError, Bang])
+@pytest.mark.parametrize("error", [LookupError, CustomBaseException])
 @pytest.mark.parametrize("method", ["cost", "balance", "withdraw", "record"])
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_budget_that_raises(
+def test_slot_is_released_when_a_budget_raises(
     clock: VirtualClock, driver: Driver, method: str, error: type[BaseException]
 ) -> None:
-    """A budget that raises keeps no in-flight slot."""
-    downstream = Downstream("payments", budget=RaisingPart(method, error), max_in_flight=1)
+    """The in-flight slot is released when a budget raises."""
+    downstream = Downstream("payments", budget=RaisingComponent(method, error), max_in_flight=1)
 
     with pytest.raises(error):
         driver.run(clock, Dependency(clock, FAIL, OK), downstream=downstream)
 
-    assert is_free(downstream)
+    assert has_free_slot(downstream)
 
 
-@pytest.mark.parametrize("error", [LookupError, Bang])
+@pytest.mark.parametrize("error", [LookupError, CustomBaseException])
 @pytest.mark.parametrize("steps", [(OK,), (FAIL, OK)], ids=["success", "failure"])
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_random_source_that_raises(
+def test_slot_is_released_when_a_random_source_raises(
     clock: VirtualClock, driver: Driver, steps: tuple[Step, ...], error: type[BaseException]
 ) -> None:
-    """A random source that raises keeps no in-flight slot."""
+    """The in-flight slot is released when a random source raises."""
     downstream = Downstream("payments", max_in_flight=1)
-    dice = RaisingPart("random", error)
+    random_source = RaisingComponent("random", error)
 
     with pytest.raises(error):
-        driver.run(clock, Dependency(clock, *steps), downstream=downstream, random=dice)
+        driver.run(clock, Dependency(clock, *steps), downstream=downstream, random=random_source)
 
-    assert is_free(downstream)
+    assert has_free_slot(downstream)
 
 
 @pytest.mark.parametrize(
-    "kind",
+    "event_type",
     [tarry.AttemptStarted, tarry.AttemptFailed, tarry.WillWait, tarry.Waited, tarry.Succeeded],
 )
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_listener_that_raises_a_base_exception(
-    clock: VirtualClock, driver: Driver, kind: type[tarry.Event]
+def test_slot_is_released_when_a_listener_raises(
+    clock: VirtualClock, driver: Driver, event_type: type[tarry.Event]
 ) -> None:
-    """A listener that raises a BaseException keeps no in-flight slot."""
+    """The in-flight slot is released when a listener raises a BaseException."""
     downstream = Downstream("payments", max_in_flight=1)
 
     def listener(event: tarry.Event) -> None:
-        if isinstance(event, kind):
-            raise Bang
+        if isinstance(event, event_type):
+            raise CustomBaseException
 
     remove = tarry.listen(listener)
     try:
-        with pytest.raises(Bang):
+        with pytest.raises(CustomBaseException):
             driver.run(clock, Dependency(clock, FAIL, OK), downstream=downstream)
     finally:
         remove()
 
-    assert is_free(downstream)
+    assert has_free_slot(downstream)
 
 
 def half_open(clock: VirtualClock) -> Downstream:
@@ -349,12 +349,12 @@ def half_open(clock: VirtualClock) -> Downstream:
     return downstream
 
 
-@pytest.mark.parametrize("error", [LookupError, Bang])
+@pytest.mark.parametrize("error", [LookupError, CustomBaseException])
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_probe_is_released_when_the_random_source_raises(
     clock: VirtualClock, driver: Driver, error: type[BaseException]
 ) -> None:
-    """A random source that raises releases the breaker's probe."""
+    """The permit of a probe is released when a random source raises."""
     downstream = half_open(clock)
 
     with pytest.raises(error):
@@ -362,18 +362,18 @@ def test_probe_is_released_when_the_random_source_raises(
             clock,
             Dependency(clock, FAIL, OK),
             downstream=downstream,
-            random=RaisingPart("random", error),
+            random=RaisingComponent("random", error),
         )
 
     assert True is tarry.call(lambda: True, on=OSError, downstream=downstream)
 
 
-@pytest.mark.parametrize("error", [LookupError, Bang])
+@pytest.mark.parametrize("error", [LookupError, CustomBaseException])
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_probe_is_released_when_a_predicate_raises(
     clock: VirtualClock, driver: Driver, error: type[BaseException]
 ) -> None:
-    """An `on` that raises releases the breaker's probe."""
+    """The permit of a probe is released when `on` raises."""
     downstream = half_open(clock)
 
     def on(failure: Exception) -> bool:
@@ -397,11 +397,11 @@ def free_slots(downstream: Downstream) -> int:
 
 @pytest.mark.parametrize("skip", [0, 1, 2])
 @pytest.mark.parametrize("times", [1, 3])
-def test_limiter_that_raises_under_a_hedged_call(
+def test_permits_of_a_hedged_call_are_released_when_a_limiter_raises(
     clock: VirtualClock, skip: int, times: int
 ) -> None:
-    """A limiter that raises when copies end releases each permit exactly once."""
-    limiter = RaisingPart("release", LookupError, times, skip)
+    """Each permit of a hedged call is released exactly once when the limiter raises."""
+    limiter = RaisingComponent("release", LookupError, times, skip)
     downstream = Downstream("payments", limiter=limiter, max_in_flight=3)
     sent: list[int] = []
 

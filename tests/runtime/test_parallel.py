@@ -12,18 +12,18 @@ import tarry
 from tarry.runtime.parallel import ThreadCopies
 from tarry.testing import no_wait
 
-MOST = 256
-"""The number of attempts in threads at a time that the error tells."""
+MAX_THREADS = 256
+"""The limit of concurrent attempts in threads that the error message names."""
 
 
-class Stuck:
+class BlockedCalls:
     """Calls that block until `finish`."""
 
     def __init__(self) -> None:
         self.release = threading.Event()
         self.threads: list[threading.Thread] = []
 
-    def hang(self) -> None:
+    def block(self) -> None:
         """Block until `finish`."""
         self.threads.append(threading.current_thread())
         self.release.wait()
@@ -36,38 +36,40 @@ class Stuck:
 
 
 @pytest.fixture
-def stuck() -> Iterator[Stuck]:
+def blocked() -> Iterator[BlockedCalls]:
     """Calls that block until the end of the test."""
-    stuck = Stuck()
-    yield stuck
-    stuck.finish()
+    blocked = BlockedCalls()
+    yield blocked
+    blocked.finish()
 
 
-def test_number_of_threads_is_limited(stuck: Stuck) -> None:
-    """The number of threads for blocked calls is limited."""
+def test_number_of_attempt_threads_is_limited(blocked: BlockedCalls) -> None:
+    """A call that needs a thread is rejected when all thread slots are used."""
     with no_wait():
-        for _ in range(MOST // 4):
+        for _ in range(MAX_THREADS // 4):
             with pytest.raises(tarry.AttemptTimeout):
-                tarry.call(stuck.hang, on=ConnectionError, timeout=1e-4, attempts=4)
-        assert MOST == len(stuck.threads)
+                tarry.call(blocked.block, on=ConnectionError, timeout=1e-4, attempts=4)
+        assert MAX_THREADS == len(blocked.threads)
 
-        with pytest.raises(tarry.LimitReached, match=f"{MOST} attempts run in threads already"):
-            tarry.call(stuck.hang, on=ConnectionError, timeout=1e-4)
-        assert MOST == len(stuck.threads)
+        with pytest.raises(
+            tarry.LimitReached, match=f"{MAX_THREADS} attempts run in threads already"
+        ):
+            tarry.call(blocked.block, on=ConnectionError, timeout=1e-4)
+        assert MAX_THREADS == len(blocked.threads)
 
-    stuck.finish()
+    blocked.finish()
     assert "free" == tarry.call(lambda: "free", on=ConnectionError, timeout=30)
 
 
-def test_threads_do_not_keep_the_process_alive(stuck: Stuck) -> None:
+def test_threads_do_not_keep_the_process_alive(blocked: BlockedCalls) -> None:
     """The thread of a timed-out attempt is a daemon, so that the program can exit."""
     with pytest.raises(tarry.AttemptTimeout):
-        tarry.call(stuck.hang, on=ConnectionError, timeout=1e-3, attempts=1)
+        tarry.call(blocked.block, on=ConnectionError, timeout=1e-3, attempts=1)
 
-    assert stuck.threads[0].daemon
+    assert blocked.threads[0].daemon
 
 
-def test_late_result_does_not_reach_the_next_attempt(stuck: Stuck) -> None:
+def test_late_result_does_not_reach_the_next_attempt(blocked: BlockedCalls) -> None:
     """The late result of a timed-out attempt does not reach the next attempt."""
     calls = []
 
@@ -75,73 +77,73 @@ def test_late_result_does_not_reach_the_next_attempt(stuck: Stuck) -> None:
         calls.append(1)
         number = len(calls)
         if number == 1:
-            stuck.hang()
+            blocked.block()
         else:
-            stuck.release.set()
-            stuck.threads[0].join(30)
+            blocked.release.set()
+            blocked.threads[0].join(30)
         return number
 
     with no_wait():
         assert 2 == tarry.call(work, on=ConnectionError, timeout=0.05)
 
 
-def test_late_result_is_discarded(stuck: Stuck) -> None:
+def test_late_result_is_discarded(blocked: BlockedCalls) -> None:
     """A result that arrives after `close` is passed to `discard`."""
     discarded: list[int] = []
 
     def work(number: int) -> int:
-        stuck.hang()
+        blocked.block()
         return number
 
-    threads = ThreadCopies(work, discarded.append)
-    threads.start(7)
-    threads.close()
+    copies = ThreadCopies(work, discarded.append)
+    copies.start(7)
+    copies.close()
     assert [] == discarded
 
-    stuck.finish()
+    blocked.finish()
     assert [7] == discarded
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["result", "error"])
-def test_unread_result_is_discarded(stuck: Stuck, fails: bool) -> None:
+def test_unread_result_is_discarded(blocked: BlockedCalls, fails: bool) -> None:
     """A result that arrived before `close` is discarded at once; an error is not."""
     discarded: list[int] = []
     begun = threading.Event()
 
     def work(number: int) -> int:
-        stuck.threads.append(threading.current_thread())
+        blocked.threads.append(threading.current_thread())
         begun.set()
         if fails:
             raise ValueError
         return number
 
-    threads = ThreadCopies(work, discarded.append)
-    threads.start(7)
+    copies = ThreadCopies(work, discarded.append)
+    copies.start(7)
     assert begun.wait(30)
-    stuck.finish()
+    blocked.finish()
     assert [] == discarded
 
-    threads.close()
+    copies.close()
     assert ([] if fails else [7]) == discarded
 
 
-place: ContextVar[str] = ContextVar("place", default="nowhere")
+variable: ContextVar[str] = ContextVar("variable", default="default")
 
 
 def test_context_reaches_the_thread() -> None:
     """An attempt in a thread sees the context variables of the caller."""
-    token = place.set("here")
+    token = variable.set("caller")
     try:
-        assert "here" == tarry.call(place.get, on=ConnectionError, timeout=30)
+        assert "caller" == tarry.call(variable.get, on=ConnectionError, timeout=30)
     finally:
-        place.reset(token)
+        variable.reset(token)
 
 
-def test_context_of_the_thread_stays_there() -> None:
+def test_context_of_the_thread_does_not_reach_the_caller() -> None:
     """Context variables that an attempt in a thread sets do not reach the caller."""
-    tarry.call(lambda: place.set("there"), on=ConnectionError, timeout=30)
+    tarry.call(lambda: variable.set("thread"), on=ConnectionError, timeout=30)
 
-    assert "nowhere" == place.get()
+    assert "default" == variable.get()
 
 
 def test_error_keeps_the_frames_of_the_thread() -> None:

@@ -1,4 +1,4 @@
-"""Bugs of other retry libraries that tarry must not have: single calls."""
+"""Regression tests for bugs of other retry libraries: single calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.runtime.drivers import (
 every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
 
 
-# --- a deadline is never overslept ----------------------------------------------------------------
+# --- deadlines ------------------------------------------------------------------------------------
 
 delays = st.floats(0.001, 100)
 policies = st.builds(
@@ -67,7 +67,7 @@ random_numbers = st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_siz
 
 
 @given(policies, st.lists(failures, min_size=1, max_size=20), random_numbers, delays)
-def test_deadline_is_not_overslept_by_plain_code(
+def test_plain_functions_do_not_wait_past_the_deadline(
     policy: Policy, steps: list[Step], numbers: list[float], deadline: float
 ) -> None:
     """No attempt begins at or after the deadline, and no wait ends after it."""
@@ -84,10 +84,10 @@ def test_deadline_is_not_overslept_by_plain_code(
 
 
 @given(policies, st.lists(failures, min_size=1, max_size=20), random_numbers, delays)
-def test_deadline_is_not_overslept_by_coroutines(
+def test_coroutines_do_not_wait_past_the_deadline(
     policy: Policy, steps: list[Step], numbers: list[float], deadline: float
 ) -> None:
-    """A coroutine never ends after its deadline, where running attempts are cancelled."""
+    """A coroutine ends by its deadline, because a running attempt is cancelled."""
     for driver in ASYNC_DRIVERS[::4]:
         with VirtualClock() as clock, scripted_random(numbers):
             with pytest.raises((ClassifiedError, tarry.Rejected)):
@@ -104,10 +104,10 @@ def test_deadline_is_not_overslept_by_coroutines(
 
 @given(delays, st.lists(st.floats(0, 0.1), max_size=5))
 def test_attempt_cancelled_at_the_deadline_raises_deadline_exceeded(
-    deadline: float, takes: list[float]
+    deadline: float, shares: list[float]
 ) -> None:
     """An attempt that reaches the deadline raises DeadlineExceeded despite float rounding."""
-    steps = [Step(raises=ConnectionError, duration_s=length * deadline) for length in takes]
+    steps = [Step(raises=ConnectionError, duration_s=share * deadline) for share in shares]
     policy = Policy(max_attempts=6, initial_delay=deadline / 1e3, max_delay=deadline / 100)
     for driver in ASYNC_DRIVERS[::4]:
         with VirtualClock() as clock, pytest.raises(tarry.DeadlineExceeded):
@@ -119,7 +119,7 @@ def test_attempt_cancelled_at_the_deadline_raises_deadline_exceeded(
 
 
 @every_driver
-def test_cause_of_the_user_stays(driver: Driver, clock: VirtualClock) -> None:
+def test_cause_of_the_user_is_kept(driver: Driver, clock: VirtualClock) -> None:
     """The cause set by `raise ... from ...` in the function is kept."""
 
     def fail() -> None:
@@ -128,11 +128,11 @@ def test_cause_of_the_user_stays(driver: Driver, clock: VirtualClock) -> None:
         except KeyError as error:
             raise ConnectionError("shallow") from error
 
-    async def fail_later() -> None:
+    async def async_fail() -> None:
         fail()
 
     with pytest.raises(ConnectionError, match="shallow") as caught:
-        driver.run_function(clock, driver.wrap(fail if driver.is_sync else fail_later))
+        driver.run_function(clock, driver.wrap(fail if driver.is_sync else async_fail))
 
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.value.__cause__ is caught.value.__context__
@@ -168,29 +168,31 @@ def test_mock_that_raises_one_object(clock: VirtualClock) -> None:
     assert 1 == len(error.__notes__)
 
 
-class Shallow(Mock):
-    """A mock whose attributes have no attributes."""
+class DepthLimitedMock(Mock):
+    """A mock that fails if attributes of its attributes are looked up without end."""
 
     def _get_child_mock(self, **kwargs: Any) -> Mock:
         parents, parent = 0, self._mock_parent
         while parent is not None:
             parents, parent = parents + 1, parent._mock_parent
-        assert parents < 20, "looked for attributes of a mock without end"
+        assert parents < 20, "attributes of a mock are looked up without end"
         return type(self)(**kwargs)
 
 
-class ShallowAsync(Shallow, AsyncMock):
-    """The same for a coroutine function."""
+class DepthLimitedAsyncMock(DepthLimitedMock, AsyncMock):
+    """A `DepthLimitedMock` of a coroutine function."""
 
 
 def test_mock_can_be_called(clock: VirtualClock) -> None:
-    """A mock, which has every attribute, can be retried."""
-    assert "done" == tarry.call(Shallow(side_effect=[ConnectionError, "done"]), on=ConnectionError)
+    """A mock, which has every attribute, can be called with retries."""
+    assert "done" == tarry.call(
+        DepthLimitedMock(side_effect=[ConnectionError, "done"]), on=ConnectionError
+    )
 
 
 def test_async_mock_can_be_called(clock: VirtualClock) -> None:
     """The decorator recognises an AsyncMock as a coroutine function."""
-    mock = ShallowAsync(side_effect=[ConnectionError, "done"])
+    mock = DepthLimitedAsyncMock(side_effect=[ConnectionError, "done"])
 
     assert "done" == clock.run(tarry.retry(on=ConnectionError)(mock))
 
@@ -259,7 +261,9 @@ def test_predicate_is_not_called_for_a_cancellation(driver: Driver, clock: Virtu
 
 @pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-def test_blocking_wait(driver: Driver, loop: str, clock: VirtualClock) -> None:
+def test_wait_of_a_plain_function_on_an_event_loop_raises(
+    driver: Driver, loop: str, clock: VirtualClock
+) -> None:
     """A plain function that would block an event loop raises BlockingWait with advice."""
     payments = Downstream("payments", budget=tarry.TokenBudget(), max_in_flight=1)
     dependency = Dependency(clock, FAIL, OK)
@@ -293,8 +297,8 @@ def test_blocking_wait_is_not_retried_by_an_outer_loop(driver: Driver, clock: Vi
 
 
 @pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
-def test_plain_success_inside_a_loop_is_fine(driver: Driver, clock: VirtualClock) -> None:
-    """A plain function that does not wait works inside an event loop."""
+def test_plain_function_may_succeed_on_an_event_loop(driver: Driver, clock: VirtualClock) -> None:
+    """A plain function whose first attempt succeeds may run on an event loop."""
 
     async def main() -> object:
         return driver.wrap(Dependency(clock, OK).call)()
@@ -312,12 +316,12 @@ def test_system_time_that_jumps(driver: Driver, monkeypatch: pytest.MonkeyPatch)
     jumps = count(-1e9, 1e6)
     monkeypatch.setattr(time, "time", lambda: next(jumps))
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=4))
-    clock = VirtualClock()  # not entered: the real clock counts
+    clock = VirtualClock()  # not entered: the real clock is used
     dependency = Dependency(clock, FAIL, FAIL, FAIL, OK)
 
     with no_wait():
         result = driver.run(
-            _Loops(),  # type: ignore[arg-type]
+            _RealLoops(),  # type: ignore[arg-type]
             dependency,
             deadline=1000,
             policy=Policy(total_budget=1000),
@@ -327,7 +331,7 @@ def test_system_time_that_jumps(driver: Driver, monkeypatch: pytest.MonkeyPatch)
     assert "done" == result
 
 
-class _Loops:
+class _RealLoops:
     """Runs real event loops instead of virtual ones."""
 
     def run(self, main: Function) -> Any:
@@ -337,7 +341,7 @@ class _Loops:
         return trio.run(main)
 
 
-FORKED = """
+FORK_PROGRAM = """
 import os, random, sys, tarry
 from tarry.testing import captured_events, no_wait
 
@@ -354,13 +358,13 @@ def delays():
             pass
     return [event.delay for event in events if type(event) is tarry.WillWait]
 
-delays()  # the parent has drawn before, as a server that forks its workers has
+delays()  # draw before the fork, like a server that forks its workers
 print(*delays(), flush=True)
 if "multiprocessing" in sys.argv:
     import multiprocessing
     with multiprocessing.get_context("fork").Pool(3) as pool:
-        for drawn in [pool.apply_async(delays) for _ in range(3)]:
-            print(*drawn.get(), flush=True)
+        for result in [pool.apply_async(delays) for _ in range(3)]:
+            print(*result.get(), flush=True)
 else:
     for _ in range(3):
         child = os.fork()
@@ -371,22 +375,25 @@ else:
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
-@pytest.mark.parametrize("how", ["fork", "multiprocessing"])
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+@pytest.mark.parametrize("method", ["fork", "multiprocessing"])
 @pytest.mark.parametrize("seed", ["seed", "no seed"])
-def test_forked_workers_draw_their_own_delays(how: str, seed: str) -> None:
-    """Forked workers draw different delays, even if each calls random.seed(42)."""
+def test_forked_workers_have_different_delays(method: str, seed: str) -> None:
+    """Forked workers have different delays, even if each calls random.seed(42)."""
     done = subprocess.run(
-        [sys.executable, "-c", FORKED, how, seed], check=True, capture_output=True, text=True
+        [sys.executable, "-c", FORK_PROGRAM, method, seed],
+        check=True,
+        capture_output=True,
+        text=True,
     )
 
-    drawn = done.stdout.split()
-    assert 20 == len(drawn)
-    assert 20 == len(set(drawn))
+    delays = done.stdout.split()
+    assert 20 == len(delays)
+    assert 20 == len(set(delays))
 
 
 def test_global_random_generator_is_not_used(clock: VirtualClock) -> None:
-    """The numbers of the global random generator do not change."""
+    """Retries draw no numbers from the global random generator."""
     random.seed(7)
     expected = [random.random() for _ in range(3)]
     random.seed(7)
@@ -411,8 +418,8 @@ def test_global_random_generator_is_not_used(clock: VirtualClock) -> None:
     ],
     ids=["bare decorator", "empty decorator", "call"],
 )
-def test_nothing_is_retried_by_default(mistake: Callable[[], object]) -> None:
-    """Without `on` the decorator raises an error that says what to write and why."""
+def test_missing_on_is_rejected(mistake: Callable[[], object]) -> None:
+    """The error for a missing `on` says what to write and why."""
     with pytest.raises(tarry.ConfigurationTypeError, match="which errors are worth") as caught:
         mistake()
 
@@ -432,60 +439,60 @@ def no_gc() -> Iterator[None]:
     gc.enable()
 
 
-class Thing:
+class LargeObject:
     """A large object that a frame refers to."""
 
 
 @every_driver
-@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "downstream"])
+@pytest.mark.parametrize("has_downstream", [False, True], ids=["no downstream", "downstream"])
 def test_no_cycle_after_success(
-    driver: Driver, guarded: bool, no_gc: None, clock: VirtualClock
+    driver: Driver, has_downstream: bool, no_gc: None, clock: VirtualClock
 ) -> None:
     """After a success nothing keeps the frames of failed attempts alive."""
-    things: list[weakref.ref[Thing]] = []
+    references: list[weakref.ref[LargeObject]] = []
 
     def work() -> str:
-        thing = Thing()
-        things.append(weakref.ref(thing))
-        if len(things) < 3:
+        large_object = LargeObject()
+        references.append(weakref.ref(large_object))
+        if len(references) < 3:
             raise ConnectionError
         return "done"
 
-    async def work_later() -> str:
-        thing = Thing()
-        things.append(weakref.ref(thing))
-        if len(things) < 3:
+    async def async_work() -> str:
+        large_object = LargeObject()
+        references.append(weakref.ref(large_object))
+        if len(references) < 3:
             raise ConnectionError
         return "done"
 
-    downstream = Downstream("payments", max_in_flight=1) if guarded else None
-    call = driver.wrap(work if driver.is_sync else work_later, downstream=downstream)
+    downstream = Downstream("payments", max_in_flight=1) if has_downstream else None
+    call = driver.wrap(work if driver.is_sync else async_work, downstream=downstream)
 
-    async def main() -> list[Thing | None]:
+    async def main() -> list[LargeObject | None]:
         await call()
-        return [thing() for thing in things]
+        return [reference() for reference in references]
 
     if driver.is_sync:
         call()
-        alive = [thing() for thing in things]
+        alive = [reference() for reference in references]
     else:
         alive = driver.run_function(clock, main)
 
     assert [None] * 3 == alive
 
 
-def test_no_cycle_after_a_timeout(no_gc: None) -> None:
+def test_no_cycle_after_success_in_a_thread(no_gc: None) -> None:
     """After a success in a thread nothing keeps the frames of failed attempts alive."""
-    things: list[weakref.ref[Thing]] = []
+    references: list[weakref.ref[LargeObject]] = []
 
     def work() -> str:
-        thing = Thing()
-        things.append(weakref.ref(thing))
-        if len(things) < 3:
+        large_object = LargeObject()
+        references.append(weakref.ref(large_object))
+        if len(references) < 3:
             raise ConnectionError
         return "done"
 
     with no_wait():
         tarry.call(work, on=ConnectionError, timeout=10)
 
-    assert [None] * 3 == [thing() for thing in things]
+    assert [None] * 3 == [reference() for reference in references]

@@ -1,4 +1,4 @@
-"""Bugs of other retry libraries about sharing: mixed state, locks, thundering herds."""
+"""Regression tests for bugs of other retry libraries: concurrent calls."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tarry import Breaker, BreakerState, Downstream, Policy
 from tarry.testing import VirtualClock, captured_events, no_wait
 from tests.runtime.drivers import FAIL, Dependency, async_sleep
 
-LONG = 10.0
-"""Seconds after which a test that hangs fails; none waits for so long when all is well."""
+TIMEOUT_S = 10.0
+"""The time after which a hanging test fails; a passing test does not wait for it."""
 
 
-class Trouble(Exception):
-    """An error that names its caller."""
+class OwnedError(Exception):
+    """An error with the number of the call that raised it."""
 
     def __init__(self, owner: int) -> None:
         super().__init__(owner)
         self.owner = owner
 
 
-def together(workers: int, work: Callable[[int], Any]) -> list[Any]:
-    """Run the work in threads that start at once; return their results or errors."""
-    barrier = threading.Barrier(workers, timeout=LONG)
+def run_in_threads(workers: int, work: Callable[[int], Any]) -> list[Any]:
+    """Run the work in threads that start at the same time; return their results or errors."""
+    barrier = threading.Barrier(workers, timeout=TIMEOUT_S)
 
     def begin(number: int) -> Any:
         barrier.wait()
@@ -46,7 +46,7 @@ def together(workers: int, work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(begin, range(workers)))
 
 
-def run_all(
+def run_in_tasks(
     clock: VirtualClock, loop: str, workers: int, work: Callable[[int], Awaitable[Any]]
 ) -> list[Any]:
     """Run the work in tasks; return their results or errors."""
@@ -73,14 +73,14 @@ def run_all(
     return results
 
 
-def expected_of(number: int) -> tuple[object, int]:
-    """Return the expected result of the work: four failures mean giving up."""
+def expected_result(number: int) -> tuple[object, int]:
+    """Return the expected result and number of attempts; four failures end a call."""
     return (number, number % 5 + 1) if number % 5 < 4 else ("gave up", 4)
 
 
-def summary_of(result: object, attempts: int) -> tuple[object, int]:
-    """Return a result in the form of `expected_of`, and check that its error is its own."""
-    if isinstance(result, Trouble):
+def summarize(result: object, attempts: int) -> tuple[object, int]:
+    """Return a result in the format of `expected_result`; check the record of an error."""
+    if isinstance(result, OwnedError):
         record = tarry.record_of(result)
         assert record is not None
         assert attempts == record.attempts
@@ -89,66 +89,68 @@ def summary_of(result: object, attempts: int) -> tuple[object, int]:
     return result, attempts
 
 
-# --- state ----------------------------------------------------------------------------------------
+# --- separate state of calls ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "downstream"])
-def test_decorator_shared_by_fifty_tasks(loop: str, guarded: bool, clock: VirtualClock) -> None:
+@pytest.mark.parametrize("has_downstream", [False, True], ids=["no downstream", "downstream"])
+def test_decorator_shared_by_fifty_tasks(
+    loop: str, has_downstream: bool, clock: VirtualClock
+) -> None:
     """Fifty tasks through one decorator each have their own attempts, result and error."""
     calls = [0] * 50
     downstream = (
-        Downstream("shared", budget=tarry.TokenBudget(capacity=10_000)) if guarded else None
+        Downstream("shared", budget=tarry.TokenBudget(capacity=10_000)) if has_downstream else None
     )
 
-    @tarry.retry(on=Trouble, policy=Policy(), downstream=downstream)
+    @tarry.retry(on=OwnedError, policy=Policy(), downstream=downstream)
     async def work(number: int) -> int:
         calls[number] += 1
         await async_sleep(0.01 * (number % 7))
         if calls[number] <= number % 5:
-            raise Trouble(number)
+            raise OwnedError(number)
         return number
 
-    results = run_all(clock, loop, 50, work)
+    results = run_in_tasks(clock, loop, 50, work)
 
-    actual = [summary_of(result, count) for result, count in zip(results, calls, strict=True)]
-    assert [expected_of(number) for number in range(50)] == actual
-    owners = [error.owner for error in results if isinstance(error, Trouble)]
+    actual = [summarize(result, count) for result, count in zip(results, calls, strict=True)]
+    assert [expected_result(number) for number in range(50)] == actual
+    owners = [error.owner for error in results if isinstance(error, OwnedError)]
     assert [number for number in range(50) if number % 5 == 4] == owners
 
 
-@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "downstream"])
-@pytest.mark.parametrize("timeout", [None, LONG], ids=["no timeout", "timeout"])
-def test_decorator_shared_by_eight_threads(guarded: bool, timeout: float | None) -> None:
+@pytest.mark.parametrize("has_downstream", [False, True], ids=["no downstream", "downstream"])
+@pytest.mark.parametrize("timeout", [None, TIMEOUT_S], ids=["no timeout", "timeout"])
+def test_decorator_shared_by_eight_threads(has_downstream: bool, timeout: float | None) -> None:
     """Eight threads through one decorator each have their own attempts, result and error."""
     calls = [0] * 400
     downstream = (
-        Downstream("shared", budget=tarry.TokenBudget(capacity=10_000)) if guarded else None
+        Downstream("shared", budget=tarry.TokenBudget(capacity=10_000)) if has_downstream else None
     )
 
-    @tarry.retry(on=Trouble, policy=Policy(), downstream=downstream, timeout=timeout)
+    @tarry.retry(on=OwnedError, policy=Policy(), downstream=downstream, timeout=timeout)
     def work(number: int) -> int:
         calls[number] += 1
         if calls[number] <= number % 5:
-            raise Trouble(number)
+            raise OwnedError(number)
         return number
 
-    def many(worker: int) -> list[tuple[object, int]]:
+    def call_fifty_times(worker: int) -> list[tuple[object, int]]:
         found: list[tuple[object, int]] = []
         for number in range(worker * 50, worker * 50 + 50):
             result: object
             try:
                 result = work(number)
-            except Trouble as error:
-                result = error if number == error.owner else "another's error"
-            found.append(summary_of(result, calls[number]))
+            except OwnedError as error:
+                result = error if number == error.owner else "error of another call"
+            found.append(summarize(result, calls[number]))
         return found
 
     with no_wait():
-        results = together(8, many)
+        results = run_in_threads(8, call_fifty_times)
 
-    assert [expected_of(number) for number in range(400)] == [
-        one for part in results for one in part
+    assert [expected_result(number) for number in range(400)] == [
+        result for worker_results in results for result in worker_results
     ]
 
 
@@ -167,7 +169,7 @@ def test_error_object_shared_by_two_tasks(loop: str, clock: VirtualClock) -> Non
             raise lost
         return "done"
 
-    first, second = run_all(clock, loop, 2, work)
+    first, second = run_in_tasks(clock, loop, 2, work)
 
     assert lost is first
     assert "done" == second
@@ -184,7 +186,7 @@ def test_error_object_shared_by_two_threads() -> None:
     def work(number: int) -> str:
         calls[number] += 1
         if number == 1 and calls[1] == 1:
-            given_up.wait(LONG)
+            given_up.wait(TIMEOUT_S)
         if number == 0 or calls[1] == 1:
             raise lost
         return "done"
@@ -196,13 +198,13 @@ def test_error_object_shared_by_two_threads() -> None:
             given_up.set()
 
     with no_wait():
-        first, second = together(2, begin)
+        first, second = run_in_threads(2, begin)
 
     assert lost is first
     assert "done" == second
 
 
-def test_attempts_object_is_many_calls(clock: VirtualClock) -> None:
+def test_attempts_object_can_be_iterated_many_times(clock: VirtualClock) -> None:
     """An `attempts(...)` object can be iterated many times: each loop is a new call."""
     attempts = tarry.attempts(on=ConnectionError)
     dependency = Dependency(clock, FAIL)
@@ -220,8 +222,8 @@ def test_attempts_object_is_many_calls(clock: VirtualClock) -> None:
 
 
 def test_no_lock_while_the_function_runs() -> None:
-    """Eight threads are inside the function at once, with a closed breaker around it."""
-    inside = threading.Barrier(8, timeout=LONG)
+    """Eight threads run the function at the same time, with a closed breaker."""
+    inside = threading.Barrier(8, timeout=TIMEOUT_S)
     payments = Downstream("payments", breaker=Breaker(), budget=tarry.TokenBudget())
 
     @tarry.retry(on=ConnectionError, downstream=payments)
@@ -229,12 +231,12 @@ def test_no_lock_while_the_function_runs() -> None:
         inside.wait()
         return number
 
-    assert list(range(8)) == together(8, work)
+    assert list(range(8)) == run_in_threads(8, work)
 
 
 def test_no_lock_while_probes_run(clock: VirtualClock) -> None:
-    """Eight probes of a half-open breaker are inside the function at once."""
-    inside = threading.Barrier(8, timeout=LONG)
+    """Eight probes of a half-open breaker run the function at the same time."""
+    inside = threading.Barrier(8, timeout=TIMEOUT_S)
     payments = half_open(clock, probes=8)
 
     @tarry.retry(on=ConnectionError, downstream=payments)
@@ -242,19 +244,19 @@ def test_no_lock_while_probes_run(clock: VirtualClock) -> None:
         inside.wait()
         return number
 
-    assert list(range(8)) == together(8, work)
+    assert list(range(8)) == run_in_threads(8, work)
     assert BreakerState.CLOSED == payments.state
 
 
 @pytest.mark.parametrize("where", ["on", "until", "listener", "jitter", "backoff"])
-def test_no_lock_while_other_code_of_the_user_runs(where: str) -> None:
-    """No lock is held while a predicate, listener, jitter or backoff runs."""
+def test_no_lock_while_user_code_runs(where: str) -> None:
+    """No lock is held while a predicate, a listener, or a custom jitter or backoff runs."""
     inside = threading.Barrier(2, timeout=1)
     calls = [0, 0]
 
-    def meet(answer: Any) -> Any:
+    def wait_for_other_thread(value: Any) -> Any:
         inside.wait()
-        return answer
+        return value
 
     options: dict[str, Any] = {
         "on": ConnectionError,
@@ -263,13 +265,15 @@ def test_no_lock_while_other_code_of_the_user_runs(where: str) -> None:
     listener: Callable[[tarry.Event], None] | None = None
     match where:
         case "on":
-            options["on"] = lambda _: meet(answer=True)
+            options["on"] = lambda _: wait_for_other_thread(value=True)
         case "until":
-            options["until"] = lambda _: meet(answer=True)
+            options["until"] = lambda _: wait_for_other_thread(value=True)
         case "jitter":
-            options["policy"] = Policy(jitter=lambda _ceiling, _previous, _u: meet(0.0))
+            options["policy"] = Policy(
+                jitter=lambda _ceiling, _previous, _u: wait_for_other_thread(0.0)
+            )
         case "backoff":
-            options["policy"] = Policy(backoff=lambda _k: meet(0.0))
+            options["policy"] = Policy(backoff=lambda _k: wait_for_other_thread(0.0))
         case _:
 
             def listener(event: tarry.Event) -> None:
@@ -284,13 +288,13 @@ def test_no_lock_while_other_code_of_the_user_runs(where: str) -> None:
         return number
 
     with no_wait(), listening(listener):
-        assert [0, 1] == together(2, work)
+        assert [0, 1] == run_in_threads(2, work)
     assert not inside.broken
 
 
 @contextmanager
 def listening(listener: Callable[[tarry.Event], None] | None) -> Iterator[None]:
-    """Add a listener, or none, during the block."""
+    """Add a listener during the block; do nothing if it is None."""
     remove = tarry.listen(listener) if listener else None
     try:
         yield
@@ -299,7 +303,7 @@ def listening(listener: Callable[[tarry.Event], None] | None) -> Iterator[None]:
             remove()
 
 
-# --- stampedes ------------------------------------------------------------------------------------
+# --- thundering herds -----------------------------------------------------------------------------
 
 
 def half_open(clock: VirtualClock, probes: int) -> Downstream:
@@ -315,28 +319,28 @@ def half_open(clock: VirtualClock, probes: int) -> Downstream:
 def test_half_open_and_thirty_threads(clock: VirtualClock) -> None:
     """Of thirty threads at a half-open breaker, three are admitted and 27 rejected."""
     payments = half_open(clock, probes=3)
-    refused: SimpleQueue[int] = SimpleQueue()
+    rejected: SimpleQueue[int] = SimpleQueue()
     release = threading.Event()
     entered = []
 
     @tarry.retry(on=ConnectionError, downstream=payments)
     def work(number: int) -> str:
         entered.append(number)
-        release.wait(LONG)
+        release.wait(TIMEOUT_S)
         return "done"
 
     def begin(number: int) -> str:
         try:
             return work(number)
         except tarry.BreakerOpen:
-            refused.put(number)
-            if refused.qsize() == 27:
+            rejected.put(number)
+            if rejected.qsize() == 27:
                 release.set()
-            return "refused"
+            return "rejected"
 
-    results = together(30, begin)
+    results = run_in_threads(30, begin)
 
-    assert (3, 27) == (results.count("done"), results.count("refused"))
+    assert (3, 27) == (results.count("done"), results.count("rejected"))
     assert 3 == len(entered)
     assert BreakerState.CLOSED == payments.state
 
@@ -353,10 +357,10 @@ def test_half_open_and_thirty_tasks(loop: str, clock: VirtualClock) -> None:
         await async_sleep(1)
         return "done"
 
-    results = run_all(clock, loop, 30, work)
+    results = run_in_tasks(clock, loop, 30, work)
 
-    refused = [result for result in results if isinstance(result, tarry.BreakerOpen)]
-    assert (3, 27) == (results.count("done"), len(refused))
+    rejected = [result for result in results if isinstance(result, tarry.BreakerOpen)]
+    assert (3, 27) == (results.count("done"), len(rejected))
     assert 3 == len(entered)
     assert BreakerState.CLOSED == payments.state
 
@@ -373,13 +377,11 @@ def test_half_open_and_thirty_calls_that_waited(loop: str, clock: VirtualClock) 
     async def work(number: int) -> str:
         calls[number] += 1
         if calls[number] == 1:
-            raise ConnectionError(
-                number
-            )  # the thirtieth opens the breaker; the others wait already
+            raise ConnectionError  # the thirtieth opens the breaker while the others wait
         await async_sleep(1)
         return "done"
 
-    results = run_all(clock, loop, 30, work)
+    results = run_in_tasks(clock, loop, 30, work)
 
     assert 3 == results.count("done")
     assert 33 == sum(calls)
@@ -401,12 +403,12 @@ def test_random_numbers_of_threads_differ() -> None:
 
     waits: list[tarry.WillWait] = []
 
-    def keep(event: tarry.Event) -> None:
+    def add_wait(event: tarry.Event) -> None:
         if type(event) is tarry.WillWait:
             waits.append(event)
 
-    with no_wait(), listening(keep):
-        drawn = together(8, work)
+    with no_wait(), listening(add_wait):
+        drawn = run_in_threads(8, work)
 
     first_delays = {delays[0] for delays in drawn}
     assert 8 == len(first_delays)
@@ -416,7 +418,9 @@ def test_random_numbers_of_threads_differ() -> None:
 def test_captured_events_of_threads_are_complete() -> None:
     """Events of eight threads are all captured, none twice."""
     with captured_events() as events, no_wait():
-        together(8, lambda number: tarry.call(lambda: number, on=ConnectionError, name=str(number)))
+        run_in_threads(
+            8, lambda number: tarry.call(lambda: number, on=ConnectionError, name=str(number))
+        )
 
     succeeded = [event.operation for event in events if isinstance(event, tarry.Succeeded)]
     assert [str(number) for number in range(8)] == sorted(succeeded)

@@ -17,13 +17,13 @@ from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, Step
 retry = tarry.retry(on=ConnectionError)
 
 
-class Flaky:
-    """Fails at every other call and returns its arguments."""
+class FlakyFunction:
+    """A function that fails at every odd call and otherwise returns its arguments."""
 
     def __init__(self) -> None:
         self.calls = 0
 
-    def answer(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, **kwargs: Any) -> Any:
         """Raise or return the arguments."""
         self.calls += 1
         if self.calls % 2:
@@ -32,51 +32,51 @@ class Flaky:
 
 
 @pytest.fixture
-def flaky(clock: VirtualClock) -> Flaky:
-    """A flaky function in virtual time."""
-    return Flaky()
+def flaky(clock: VirtualClock) -> FlakyFunction:
+    """A function that fails at every odd call, in virtual time."""
+    return FlakyFunction()
 
 
-# --- what can be decorated ------------------------------------------------------------------------
+# --- decorated functions --------------------------------------------------------------------------
 
 
-def test_function(flaky: Flaky) -> None:
+def test_function(flaky: FlakyFunction) -> None:
     """A plain function keeps its arguments."""
 
     @retry
     def work(number: int, *rest: int, key: str = "") -> Any:
-        return flaky.answer(number, *rest, key=key)
+        return flaky.call(number, *rest, key=key)
 
     assert (1, 2, {"key": "k"}) == work(1, 2, key="k")
     assert 2 == flaky.calls
 
 
-def test_coroutine_function(flaky: Flaky, clock: VirtualClock) -> None:
+def test_coroutine_function(flaky: FlakyFunction, clock: VirtualClock) -> None:
     """A coroutine function keeps its arguments."""
 
     @retry
     async def work(number: int, *, key: str = "") -> Any:
-        return flaky.answer(number, key=key)
+        return flaky.call(number, key=key)
 
     assert (1, {"key": "k"}) == clock.run(lambda: work(1, key="k"))
 
 
-def test_generator_function(flaky: Flaky) -> None:
+def test_generator_function(flaky: FlakyFunction) -> None:
     """A generator function keeps its arguments."""
 
     @retry
     def work(number: int, *, key: str = "") -> Iterator[Any]:
-        yield flaky.answer(number, key=key)
+        yield flaky.call(number, key=key)
 
     assert [(1, {"key": "k"})] == list(work(1, key="k"))
 
 
-def test_async_generator_function(flaky: Flaky, clock: VirtualClock) -> None:
+def test_async_generator_function(flaky: FlakyFunction, clock: VirtualClock) -> None:
     """An async generator function keeps its arguments."""
 
     @retry
     async def work(number: int, *, key: str = "") -> AsyncIterator[Any]:
-        yield flaky.answer(number, key=key)
+        yield flaky.call(number, key=key)
 
     async def main() -> list[Any]:
         return [item async for item in work(1, key="k")]
@@ -85,53 +85,53 @@ def test_async_generator_function(flaky: Flaky, clock: VirtualClock) -> None:
 
 
 class Client:
-    """Methods of every kind."""
+    """A class with decorated methods of every kind."""
 
-    def __init__(self, flaky: Flaky) -> None:
+    def __init__(self, flaky: FlakyFunction) -> None:
         self.flaky = flaky
 
     @retry
     def method(self, number: int) -> Any:
-        """Be a method."""
-        return self.flaky.answer(number)
+        """Call the flaky function."""
+        return self.flaky.call(number)
 
     @retry
     async def async_method(self, number: int) -> Any:
-        """Be a coroutine method."""
-        return self.flaky.answer(number)
+        """Call the flaky function in a coroutine."""
+        return self.flaky.call(number)
 
     @retry
     def stream(self, number: int) -> Iterator[Any]:
-        """Be a generator method."""
-        yield self.flaky.answer(number)
+        """Yield the result of the flaky function."""
+        yield self.flaky.call(number)
 
     @classmethod
     @retry
-    def inner_class_method(cls, flaky: Flaky) -> Any:
-        """Be a class method, decorated below."""
-        return flaky.answer(cls.__name__)
+    def inner_class_method(cls, flaky: FlakyFunction) -> Any:
+        """Call the flaky function; `retry` is below `classmethod`."""
+        return flaky.call(cls.__name__)
 
     @retry
     @classmethod
-    def outer_class_method(cls, flaky: Flaky) -> Any:
-        """Be a class method, decorated above."""
-        return flaky.answer(cls.__name__)
+    def outer_class_method(cls, flaky: FlakyFunction) -> Any:
+        """Call the flaky function; `retry` is above `classmethod`."""
+        return flaky.call(cls.__name__)
 
     @staticmethod
     @retry
-    def inner_static_method(flaky: Flaky) -> Any:
-        """Be a static method, decorated below."""
-        return flaky.answer("static")
+    def inner_static_method(flaky: FlakyFunction) -> Any:
+        """Call the flaky function; `retry` is below `staticmethod`."""
+        return flaky.call("static")
 
     @retry
     @staticmethod
-    def outer_static_method(flaky: Flaky) -> Any:
-        """Be a static method, decorated above."""
-        return flaky.answer("static")
+    def outer_static_method(flaky: FlakyFunction) -> Any:
+        """Call the flaky function; `retry` is above `staticmethod`."""
+        return flaky.call("static")
 
 
-def test_methods(flaky: Flaky, clock: VirtualClock) -> None:
-    """Methods are retried as part of their object."""
+def test_methods(flaky: FlakyFunction, clock: VirtualClock) -> None:
+    """Decorated methods get their object and are retried."""
     client = Client(flaky)
 
     assert (1,) == client.method(1)
@@ -140,13 +140,13 @@ def test_methods(flaky: Flaky, clock: VirtualClock) -> None:
     assert 6 == flaky.calls
 
 
-def test_bound_method(flaky: Flaky) -> None:
-    """A bound method can be decorated from outside."""
-    assert (1, 2) == retry(flaky.answer)(1, 2)
+def test_bound_method(flaky: FlakyFunction) -> None:
+    """A bound method can be decorated."""
+    assert (1, 2) == retry(flaky.call)(1, 2)
 
 
 @pytest.mark.parametrize("owner", ["class", "object"])
-def test_class_methods_and_static_methods(owner: str, flaky: Flaky) -> None:
+def test_class_methods_and_static_methods(owner: str, flaky: FlakyFunction) -> None:
     """Both orders of the decorators work, through the class and through an object."""
     client = Client if owner == "class" else Client(flaky)
 
@@ -157,66 +157,66 @@ def test_class_methods_and_static_methods(owner: str, flaky: Flaky) -> None:
     assert 8 == flaky.calls
 
 
-def test_partial(flaky: Flaky) -> None:
+def test_partial(flaky: FlakyFunction) -> None:
     """A partial of a function can be retried."""
-    assert (1, 2) == retry(functools.partial(flaky.answer, 1))(2)
+    assert (1, 2) == retry(functools.partial(flaky.call, 1))(2)
 
 
-def test_partial_of_a_coroutine_function(flaky: Flaky, clock: VirtualClock) -> None:
+def test_partial_of_a_coroutine_function(flaky: FlakyFunction, clock: VirtualClock) -> None:
     """A partial of a coroutine function is retried as a coroutine function."""
 
     async def work(first: int, second: int) -> Any:
-        return flaky.answer(first, second)
+        return flaky.call(first, second)
 
     decorated = retry(functools.partial(work, 1))
 
     assert (1, 2) == clock.run(lambda: decorated(2))
 
 
-def test_partial_of_a_partial_of_a_method(flaky: Flaky, clock: VirtualClock) -> None:
+def test_partial_of_a_partial_of_a_method(flaky: FlakyFunction, clock: VirtualClock) -> None:
     """Nested partials of a method can be retried."""
 
     class Service:
         async def work(self, first: int, second: int, third: int) -> Any:
-            return flaky.answer(first, second, third)
+            return flaky.call(first, second, third)
 
     decorated = retry(functools.partial(functools.partial(Service().work, 1), 2))
 
     assert (1, 2, 3) == clock.run(lambda: decorated(3))
 
 
-def test_callable_object(flaky: Flaky) -> None:
+def test_callable_object(flaky: FlakyFunction) -> None:
     """An object with `__call__` can be retried; it is named after its class."""
 
-    class Callable_:  # noqa: N801
+    class Service:
         def __call__(self, number: int) -> Any:
-            return flaky.answer(number)
+            return flaky.call(number)
 
     with captured_events() as events:
-        assert (1,) == retry(Callable_())(1)
+        assert (1,) == retry(Service())(1)
 
-    assert events[0].operation.endswith("Callable_")
+    assert events[0].operation.endswith("Service")
 
 
-def test_async_callable_object(flaky: Flaky, clock: VirtualClock) -> None:
+def test_async_callable_object(flaky: FlakyFunction, clock: VirtualClock) -> None:
     """An object with `async def __call__` is retried as a coroutine function."""
 
     class Service:
         async def __call__(self, number: int) -> Any:
-            return flaky.answer(number)
+            return flaky.call(number)
 
     decorated = retry(Service())
 
     assert (1,) == clock.run(lambda: decorated(1))
 
 
-def test_builtin_and_class(clock: VirtualClock) -> None:
+def test_call_of_a_builtin_function_and_of_a_class(clock: VirtualClock) -> None:
     """A builtin function and a class can be called with retries."""
     assert 3 == tarry.call(len, "abc", on=ConnectionError)
     assert 7 == tarry.call(int, "7", on=ConnectionError)
 
 
-def test_decorated_twice(flaky: Flaky) -> None:
+def test_decorated_twice(flaky: FlakyFunction) -> None:
     """Of two decorators on one function, only the inner one retries."""
 
     @retry
@@ -251,22 +251,22 @@ def test_each_function_of_one_decorator_has_its_name(clock: VirtualClock) -> Non
 
 
 def documented(number: int, *, key: str = "k") -> str:
-    """Return nothing."""
+    """Return the arguments as text."""
     return f"{number}{key}"
 
 
 async def async_documented(number: int, *, key: str = "k") -> str:
-    """Return nothing."""
+    """Return the arguments as text."""
     return f"{number}{key}"
 
 
 def generator_documented(number: int, *, key: str = "k") -> Iterator[str]:
-    """Return nothing."""
+    """Yield the arguments as text."""
     yield f"{number}{key}"
 
 
 async def async_generator_documented(number: int, *, key: str = "k") -> AsyncIterator[str]:
-    """Return nothing."""
+    """Yield the arguments as text."""
     yield f"{number}{key}"
 
 
@@ -309,8 +309,8 @@ def test_call_with_a_policy_alone(driver: Driver, clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_attempts_and_timeout_override_the_policy(driver: Driver, clock: VirtualClock) -> None:
-    """Arguments next to a policy override only their own fields."""
+def test_attempts_override_the_policy(driver: Driver, clock: VirtualClock) -> None:
+    """`attempts` overrides only the `max_attempts` of the policy."""
     dependency = Dependency(clock, FAIL)
     policy = Policy(max_attempts=9, initial_delay=1, jitter="none")
 
@@ -320,7 +320,7 @@ def test_attempts_and_timeout_override_the_policy(driver: Driver, clock: Virtual
     assert [0, 1] == dependency.starts
 
 
-# --- wrong arguments ------------------------------------------------------------------------------
+# --- invalid arguments ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -348,8 +348,8 @@ def test_attempts_and_timeout_override_the_policy(driver: Driver, clock: Virtual
     ],
     ids=str,
 )
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
-    """A wrong argument is rejected by name at decoration."""
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
+    """The error for an invalid argument names it."""
     options = {"on": ConnectionError} | options
     with pytest.raises(tarry.ConfigurationError, match=message):
         tarry.retry(**options)
@@ -359,17 +359,17 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
         tarry.attempts(**options)
 
 
-def test_wrong_until() -> None:
-    """`until` must be a predicate."""
+def test_invalid_until_is_rejected() -> None:
+    """An `until` that is not callable is rejected."""
     with pytest.raises(tarry.ConfigurationError, match="until must be a predicate"):
         tarry.retry(until=True)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("thing", [7, "name", None, property(lambda _: None)], ids=repr)
-def test_what_cannot_be_decorated(thing: Any) -> None:
+@pytest.mark.parametrize("value", [7, "name", None, property(lambda _: None)], ids=repr)
+def test_only_callables_can_be_decorated(value: Any) -> None:
     """Only callables can be decorated."""
     with pytest.raises(tarry.ConfigurationTypeError, match="decorates functions"):
-        retry(thing)
+        retry(value)
 
 
 @pytest.mark.parametrize("fn", [generator_documented, async_generator_documented])
@@ -380,7 +380,7 @@ def test_until_of_a_generator(fn: Callable[..., Any]) -> None:
 
 
 def test_call_of_a_coroutine_function() -> None:
-    """`tarry.call` of a coroutine function names `acall`."""
+    """The error of `tarry.call` for a coroutine function names `acall`."""
     with pytest.raises(tarry.ConfigurationTypeError, match=r"await tarry\.acall"):
         tarry.call(async_documented, 1, on=ConnectionError)  # type: ignore[unused-coroutine]
 
@@ -421,7 +421,7 @@ def test_block_that_is_never_entered(clock: VirtualClock) -> None:
 
 
 def test_block_has_its_attempt_number(clock: VirtualClock) -> None:
-    """Each attempt of a block knows its number."""
+    """`number` is the number of the attempt, from 1."""
     numbers = []
 
     with pytest.raises(ConnectionError):
@@ -443,17 +443,17 @@ def test_block_is_named_after_its_function(clock: VirtualClock) -> None:
     assert "test_block_is_named_after_its_function" == events[0].operation
 
 
-@pytest.mark.parametrize("way", ["break", "continue", "fall through"])
-def test_leaving_a_block(way: str, clock: VirtualClock) -> None:
-    """A block that is left without an error is a success, also by break or return."""
+@pytest.mark.parametrize("exit_by", ["break", "continue", "fall through"])
+def test_leaving_a_block(exit_by: str, clock: VirtualClock) -> None:
+    """A block that is left without an error is a success, also by `break` or `continue`."""
     rounds = 0
     with captured_events() as events:
         for attempt in tarry.attempts(on=ConnectionError):
             with attempt:
                 rounds += 1
-                if way == "break":
+                if exit_by == "break":
                     break
-                if way == "continue":
+                if exit_by == "continue":
                     continue
 
     assert 1 == rounds

@@ -1,4 +1,4 @@
-"""Attempt blocks that are not used as in a `for` loop."""
+"""Attempt blocks that are abandoned, garbage collected or entered twice."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tarry.testing import VirtualClock
 class Cycle:
     """A reference cycle, which only the garbage collector frees."""
 
-    def __init__(self, *held: object) -> None:
-        self.held = (self, *held)
+    def __init__(self, *references: object) -> None:
+        self.references = (self, *references)
 
 
-class Collecting:
+class CollectingLimiter:
     """A limiter that collects garbage while the downstream's lock is held."""
 
     def acquire(self, now: float) -> float | None:
@@ -28,10 +28,10 @@ class Collecting:
         return 0.0
 
     def release(self, outcome: tarry.Outcome | None, duration: float, now: float) -> None:
-        """Ignore the attempt."""
+        """Do nothing."""
 
     def on_recovery(self, now: float) -> None:
-        """Ignore the attempt."""
+        """Do nothing."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,14 +50,14 @@ def abandon_attempt(clock: VirtualClock, downstream: Downstream, form: str) -> N
         iterator = aiter(attempts)
         Cycle(iterator, await anext(iterator))
 
-    if form == "plain":
+    if form == "sync":
         iterator = iter(attempts)
         Cycle(iterator, next(iterator))
     else:
         clock.run(main)
 
 
-@pytest.mark.parametrize("form", ["plain", "async"])
+@pytest.mark.parametrize("form", ["sync", "async"])
 def test_collected_block_releases_its_permit(clock: VirtualClock, form: str) -> None:
     """A block that was begun, never entered and garbage collected releases its permit."""
     downstream = Downstream("payments", max_in_flight=1)
@@ -71,14 +71,14 @@ def test_collected_block_releases_its_permit(clock: VirtualClock, form: str) -> 
 
 
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize("form", ["plain", "async"])
+@pytest.mark.parametrize("form", ["sync", "async"])
 def test_block_collected_while_the_lock_is_held(clock: VirtualClock, form: str) -> None:
     """A block that is collected while its downstream's lock is held does not deadlock."""
-    downstream = Downstream("payments", limiter=Collecting(), max_in_flight=2)
+    downstream = Downstream("payments", limiter=CollectingLimiter(), max_in_flight=2)
     abandon_attempt(clock, downstream, form)
 
-    assert "in" == tarry.call(lambda: "in", on=OSError, downstream=downstream)
-    # The next who is let through finds what the finalizer left: both places are there again.
+    assert "done" == tarry.call(lambda: "done", on=OSError, downstream=downstream)
+    # The next admission releases the permits of collected blocks: both slots are free again.
     attempts = [iter(tarry.attempts(on=OSError, downstream=downstream)) for _ in range(2)]
     assert [1, 1] == [next(iterator).number for iterator in attempts]
     assert 0 == len(downstream.abandoned_permits)
@@ -94,8 +94,8 @@ def test_block_is_entered_once() -> None:
         raise AssertionError
 
 
-def test_second_entry_keeps_no_permit(clock: VirtualClock) -> None:
-    """A block that was entered twice keeps no permit."""
+def test_second_entry_releases_the_permit(clock: VirtualClock) -> None:
+    """A block that was entered twice releases its permit."""
     downstream = Downstream("payments", max_in_flight=1)
 
     with pytest.raises(tarry.ConfigurationError):
