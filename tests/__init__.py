@@ -1,1 +1,1 @@
-"""Tests mirror src/tarry; `from tests.x import y` shares what several of them need."""
+"""The tests. The packages mirror those of `src/tarry`; shared helpers are imported from `tests`."""

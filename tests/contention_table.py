@@ -11,26 +11,33 @@ from tarry.simulator import contention
 from tarry.simulator.contention import CONTENTION_STUDY
 
 PAGE = Path(__file__).parents[1] / "docs" / "contention.md"
-CLIENTS = (10, 20, 50, 100, 200)
+CLIENT_COUNTS = (10, 20, 50, 100, 200)
 BEGIN, END = "<!-- table: make tables -->\n", "<!-- end of table -->\n"
 TRIALS, SEED = 10, 2015
 
 
 def render_tables() -> str:
     """Return the tables of mean calls and milliseconds, by jitter and number of clients."""
-    head = "".join(f" {clients} |" for clients in CLIENTS)
-    rule = "---|" + "---:|" * len(CLIENTS)
+    header = "".join(f" {clients} |" for clients in CLIENT_COUNTS)
+    separator = "---|" + "---:|" * len(CLIENT_COUNTS)
     calls, times = [], []
     for jitter in CONTENTION_STUDY.variants:
         runs = [
             contention(jitter=jitter, clients=clients, trials=TRIALS, seed=SEED)
-            for clients in CLIENTS
+            for clients in CLIENT_COUNTS
         ]
         mean_calls = [fmean(trial.calls for trial in trials) for trials in runs]
         mean_times = [fmean(trial.time_ms for trial in trials) for trials in runs]
         calls.append(f"| `{jitter}` |" + "".join(f" {mean:,.0f} |" for mean in mean_calls))
         times.append(f"| `{jitter}` |" + "".join(f" {mean:,.0f} |" for mean in mean_times))
-    lines = (f"| calls of N = |{head}", f"|{rule}", *calls, "", f"| ms for N = |{head}", f"|{rule}")
+    lines = (
+        f"| calls of N = |{header}",
+        f"|{separator}",
+        *calls,
+        "",
+        f"| ms for N = |{header}",
+        f"|{separator}",
+    )
     return "\n".join((*lines, *times)) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""Render the public API of tarry as text, so that a change of it shows in review.
+"""Render the public API of tarry as text, so that each change is visible in a review.
 
-The text comes from the source (`ast`), not from live objects: it has overloads, defaults as they
-are written and annotations that read the same under every Python version. `make api` writes it
+The text comes from the source (`ast`), not from live objects: it has overloads, defaults as
+written, and annotations that do not depend on the Python version. `make api` writes it
 to docs/public-api.txt, and tests/test_package.py checks that it is current.
 """
 
@@ -25,7 +25,7 @@ PUBLIC_MODULES = (
 )
 
 # Special methods that users call by syntax. Others, such as `__repr__`, are not part of the API.
-SYNTAX = frozenset({
+SYNTAX_METHODS = frozenset({
     "__init__", "__new__", "__call__", "__enter__", "__exit__", "__aenter__", "__aexit__",
     "__iter__", "__next__", "__aiter__", "__anext__", "__await__", "__len__", "__contains__",
     "__getitem__", "__bool__",
@@ -45,45 +45,45 @@ class DefinitionSite:
 
 
 def render() -> str:
-    """Return the text."""
-    return "\n".join(_lines()) + "\n"
+    """Return the public API as text."""
+    return "\n".join(_render_lines()) + "\n"
 
 
-def _lines() -> Iterator[str]:
+def _render_lines() -> Iterator[str]:
     yield "# The public API of tarry. Generated: `make api` rewrites this file."
     for module in PUBLIC_MODULES:
         names: list[str] = importlib.import_module(module).__all__
         yield ""
         yield f"module {module}"
         for name in sorted(names):
-            site = _find(module, name)
+            site = _find_definition(module, name)
             yield ""
-            for definition in _without_implementation(site.definitions):
+            for definition in _public_definitions(site.definitions):
                 yield from _render(definition, name, site.module)
 
 
 def _render(definition: Definition, name: str, module: str) -> Iterator[str]:
     match definition:
         case ast.ClassDef():
-            yield from _class(definition, name, module)
+            yield from _render_class(definition, name, module)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            yield _function(definition, name)
+            yield _render_function(definition, name)
         case _:
-            yield _assignment(definition, name)
+            yield _render_assignment(definition, name)
 
 
 # --- classes --------------------------------------------------------------------------------------
 
 
-def _class(node: ast.ClassDef, name: str, module: str) -> Iterator[str]:
+def _render_class(node: ast.ClassDef, name: str, module: str) -> Iterator[str]:
     bases = ", ".join(ast.unparse(base) for base in [*node.bases, *node.keywords])
-    yield f"{_decorators(node)}class {name}" + (f"({bases}):" if bases else ":")
-    bodies = [list(_flat(body.body)) for body in _bodies(node, module)]
+    yield f"{_render_decorators(node)}class {name}" + (f"({bases}):" if bases else ":")
+    bodies = [list(_flatten(body.body)) for body in _bases_and_class(node, module)]
     for text in _fields(bodies).values():
         yield f"    {text}"
     for method, functions in sorted(_methods(bodies).items()):
-        for function in _without_implementation(functions):
-            yield f"    {_function(function, method)}"
+        for function in _public_definitions(functions):
+            yield f"    {_render_function(function, method)}"
 
 
 def _fields(bodies: list[list[ast.stmt]]) -> dict[str, str]:
@@ -92,8 +92,8 @@ def _fields(bodies: list[list[ast.stmt]]) -> dict[str, str]:
     for statement in chain.from_iterable(bodies):
         match statement:
             case ast.Assign() | ast.AnnAssign():
-                for name in filter(_is_public, _targets(statement)):
-                    fields[name] = _field(statement, name)
+                for name in filter(_is_public, _target_names(statement)):
+                    fields[name] = _render_field(statement, name)
             case ast.FunctionDef(name="__init__"):
                 for name, text in _instance_attributes(statement):
                     fields.setdefault(name, text)
@@ -106,23 +106,23 @@ def _methods(bodies: list[list[ast.stmt]]) -> dict[str, list[Function]]:
     """Return public methods; one name may have overloads, or a property and its setter."""
     methods: dict[str, list[Function]] = {}
     for body in bodies:
-        own: dict[str, list[Function]] = {}
+        found: dict[str, list[Function]] = {}
         for statement in body:
             if isinstance(statement, Function) and _is_public(statement.name):
-                own.setdefault(statement.name, []).append(statement)
-        methods |= own  # a class overrides its bases
+                found.setdefault(statement.name, []).append(statement)
+        methods |= found  # a class overrides its bases
     return methods
 
 
-def _bodies(node: ast.ClassDef, module: str) -> Iterator[ast.ClassDef]:
-    """Yield the private bases of a class, whose members are shown as its own, then the class."""
+def _bases_and_class(node: ast.ClassDef, module: str) -> Iterator[ast.ClassDef]:
+    """Yield the private bases of a class, whose members are rendered as its own, then the class."""
     for base in node.bases:
-        plain = base.value if isinstance(base, ast.Subscript) else base
-        if isinstance(plain, ast.Name) and plain.id.startswith("_"):
-            site = _find(module, plain.id)
+        name = base.value if isinstance(base, ast.Subscript) else base
+        if isinstance(name, ast.Name) and name.id.startswith("_"):
+            site = _find_definition(module, name.id)
             for definition in site.definitions:
                 if isinstance(definition, ast.ClassDef):
-                    yield from _bodies(definition, site.module)
+                    yield from _bases_and_class(definition, site.module)
     yield node
 
 
@@ -145,7 +145,7 @@ def _instance_attributes(init: Function) -> Iterator[tuple[str, str]]:
                     pass
 
 
-def _field(node: ast.Assign | ast.AnnAssign, name: str) -> str:
+def _render_field(node: ast.Assign | ast.AnnAssign, name: str) -> str:
     text = f"{name}: {ast.unparse(node.annotation)}" if isinstance(node, ast.AnnAssign) else name
     return text + (f" = {ast.unparse(node.value)}" if node.value else "")
 
@@ -153,14 +153,14 @@ def _field(node: ast.Assign | ast.AnnAssign, name: str) -> str:
 # --- functions and constants ----------------------------------------------------------------------
 
 
-def _function(node: Function, name: str) -> str:
+def _render_function(node: Function, name: str) -> str:
     kind = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return f"{_decorators(node)}{kind} {name}({ast.unparse(node.args)}){returns}"
+    return f"{_render_decorators(node)}{kind} {name}({ast.unparse(node.args)}){returns}"
 
 
-def _assignment(node: ast.Assign | ast.AnnAssign, name: str) -> str:
-    """Return a constant by its type, because its value may change; an alias in full."""
+def _render_assignment(node: ast.Assign | ast.AnnAssign, name: str) -> str:
+    """Render a constant with its type, because its value may change; render an alias in full."""
     match node:
         case ast.AnnAssign(annotation=annotation, value=value):
             text = ast.unparse(annotation)
@@ -173,11 +173,11 @@ def _assignment(node: ast.Assign | ast.AnnAssign, name: str) -> str:
             return f"{name} = {ast.unparse(node.value)}"
 
 
-def _decorators(node: Function | ast.ClassDef) -> str:
+def _render_decorators(node: Function | ast.ClassDef) -> str:
     return "".join(f"@{ast.unparse(decorator)} " for decorator in node.decorator_list)
 
 
-def _without_implementation(definitions: list[D]) -> list[D]:
+def _public_definitions(definitions: list[D]) -> list[D]:
     """Return the overloads if there are any: their implementation is not public."""
     return [node for node in definitions if _is_overload(node)] or definitions
 
@@ -189,26 +189,26 @@ def _is_overload(node: Definition) -> bool:
 
 
 def _is_public(name: str) -> bool:
-    return not name.startswith("_") or name in SYNTAX
+    return not name.startswith("_") or name in SYNTAX_METHODS
 
 
 # --- finding definitions --------------------------------------------------------------------------
 
 
-def _find(module: str, name: str) -> DefinitionSite:
+def _find_definition(module: str, name: str) -> DefinitionSite:
     """Follow imports from a module to the definition of a name."""
     found: list[Definition] = []
-    for statement in _flat(_tree(module).body):
+    for statement in _flatten(_parse_module(module).body):
         match statement:
             case ast.ImportFrom(module=str(origin), names=aliases):
                 for alias in aliases:
                     if (alias.asname or alias.name) == name:
-                        return _find(origin, alias.name)
+                        return _find_definition(origin, alias.name)
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
                 if statement.name == name:
                     found.append(statement)
             case ast.Assign() | ast.AnnAssign():
-                if name in _targets(statement):
+                if name in _target_names(statement):
                     found.append(statement)
             case _:
                 pass
@@ -221,20 +221,20 @@ def _find(module: str, name: str) -> DefinitionSite:
 
 
 @cache
-def _tree(module: str) -> ast.Module:
+def _parse_module(module: str) -> ast.Module:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise LookupError(f"no source for {module}")
     return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
 
 
-def _flat(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a body, and in place those inside `if` and `try`."""
+def _flatten(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a body; `if` and `try` are replaced by the statements inside."""
     for statement in body:
         match statement:
             case ast.If() | ast.Try():
-                yield from _flat(statement.body)
-                yield from _flat(statement.orelse)
+                yield from _flatten(statement.body)
+                yield from _flatten(statement.orelse)
             case _:
                 yield statement
 
@@ -243,7 +243,7 @@ def _target_nodes(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
     return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
-def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
+def _target_names(node: ast.Assign | ast.AnnAssign) -> list[str]:
     return [target.id for target in _target_nodes(node) if isinstance(target, ast.Name)]
 
 

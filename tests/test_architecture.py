@@ -34,7 +34,7 @@ def test_shapes_on_the_page_are_defined_where_it_says() -> None:
 
 
 def test_layers_on_the_page_are_those_of_the_code() -> None:
-    """The table of layers has every package and module below `src/tarry`."""
+    """The table of layers lists exactly the packages and modules of `src/tarry`."""
     text = PAGE.read_text("utf-8")
     table = text.partition("## Layers")[2].partition("## The order")[0]
     documented = set(re.findall(r"^\| `([\w.]+)/?` \|", table, re.MULTILINE))

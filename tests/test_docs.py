@@ -38,15 +38,16 @@ PACKAGES = {"adapters", "client", "idempotency", "simulator", "telemetry", "test
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: what stands after the opening fence, its text, and the line it begins on."""
+    """A fenced block; `info` is the text after the opening fence."""
 
     info: str
     text: str
     line: int
+    """The line number of the first line of the text."""
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in order."""
+    """Return the fenced blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     return [
         Block(found[1].strip(), found[2], text.count("\n", 0, found.start(2)) + 1)
@@ -54,18 +55,18 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
-def name_of(page: Path) -> str:
-    """The path of a page as people write it."""
+def relative_path(page: Path) -> str:
+    """Return the path of a page in the repository."""
     return page.relative_to(ROOT).as_posix()
 
 
 def table_of(page: Path, heading: str) -> list[list[str]]:
-    """The rows of the table whose first column has this heading."""
+    """Return the rows of the table whose first column has this heading."""
     lines = iter(page.read_text(encoding="utf-8").splitlines())
     for line in lines:
         if line.startswith(f"| {heading} |"):
             break
-    next(lines)  # the rule below the headings
+    next(lines)  # the separator below the headings
     rows: list[list[str]] = []
     for line in lines:
         if not line.startswith("|"):
@@ -74,8 +75,8 @@ def table_of(page: Path, heading: str) -> list[list[str]]:
     return rows
 
 
-def in_code(page: Path) -> str:
-    """Everything on a page that is set as code, inline or in blocks."""
+def code_on_page(page: Path) -> str:
+    """Return all code on a page, inline and in blocks."""
     text = page.read_text(encoding="utf-8")
     blocks = [found[2] for found in FENCE.finditer(text)]
     return "\n".join([*blocks, *re.findall(r"`([^`\n]+)`", FENCE.sub("", text))])
@@ -83,9 +84,9 @@ def in_code(page: Path) -> str:
 
 @contextmanager
 def sandbox() -> Iterator[None]:
-    """Run a page in virtual time, `asyncio.run` and `time.sleep` included, and undo its traces.
+    """Run a page in virtual time, also for `asyncio.run` and `time.sleep`; restore the state after.
 
-    A context manager and not a fixture, because pytest adds its log handlers after the fixtures.
+    This is not a fixture, because pytest adds its log handlers after it sets up the fixtures.
     """
     logger = logging.getLogger("tarry")
     level = logger.level
@@ -99,15 +100,16 @@ def sandbox() -> Iterator[None]:
         try:
             yield
         finally:
-            logging.root.setLevel(root_level)  # not by patching: loggers cache what is enabled
+            # Not patched: only `setLevel` clears the caches of the loggers.
+            logging.root.setLevel(root_level)
             logger.setLevel(level)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=relative_path)
 def test_examples_of_page_run_and_print_what_it_shows(page: Path) -> None:
     """Each Python block of a page runs, and prints the text block that follows it, or nothing."""
     namespace: dict[str, object] = {"__name__": "page"}
-    printed = io.StringIO()  # one for the page: a handler made in one block serves the next
+    printed = io.StringIO()  # one per page: a log handler of one block also writes in later blocks
 
     with sandbox(), redirect_stdout(printed), redirect_stderr(io.StringIO()):
         for block, following in pairwise([*blocks_of(page), Block("", "", 0)]):
@@ -115,14 +117,16 @@ def test_examples_of_page_run_and_print_what_it_shows(page: Path) -> None:
                 continue
             source = "\n" * (block.line - 1) + block.text  # tracebacks have the page's lines
             start = printed.tell()
-            exec(compile(source, str(page), "exec", dont_inherit=True), namespace)  # noqa: S102 - ours
+            exec(compile(source, str(page), "exec", dont_inherit=True), namespace)  # noqa: S102
             expected = following.text if following.info == "text" else ""
-            assert expected == printed.getvalue()[start:], f"{name_of(page)}, line {block.line}"
+            assert expected == printed.getvalue()[start:], (
+                f"{relative_path(page)}, line {block.line}"
+            )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_blocks_are_of_a_known_kind(page: Path) -> None:
-    """A block is run, compared, left to people or a drawing: no misspelt one goes unnoticed."""
+@pytest.mark.parametrize("page", PAGES, ids=relative_path)
+def test_blocks_have_a_known_language(page: Path) -> None:
+    """Each block has a known language, so that none is skipped; `text` only follows `python`."""
     known = {"", "console", "python", "python notest", "text"}
     infos = [block.info for block in blocks_of(page)]
 
@@ -144,16 +148,16 @@ def test_tests_shown_to_users_pass(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
 
-    shown = "\n".join(page).count("\ndef test_")
-    assert f"{shown} passed" in done.stdout, done.stdout
+    test_count = "\n".join(page).count("\ndef test_")
+    assert f"{test_count} passed" in done.stdout, done.stdout
 
 
 @pytest.mark.timeout(300)  # an example may start several processes, which is slow on a busy machine
-@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+@pytest.mark.parametrize("example", EXAMPLES, ids=relative_path)
 def test_example_prints_what_a_page_shows(example: Path) -> None:
-    """One page shows, word for word, what a user sees who runs an example."""
-    command = f"$ python {name_of(example)}\n"
-    shown = [
+    """Exactly one page shows the output of an example, word for word."""
+    command = f"$ python {relative_path(example)}\n"
+    documented_outputs = [
         block.text.removeprefix(command)
         for page in PAGES
         for block in blocks_of(page)
@@ -169,12 +173,12 @@ def test_example_prints_what_a_page_shows(example: Path) -> None:
         cwd=ROOT,
     )
 
-    assert [done.stdout] == shown
+    assert [done.stdout] == documented_outputs
 
 
 def test_every_public_name_is_documented() -> None:
-    """Each public name stands somewhere on the pages, as `tarry.name` or alone in backticks."""
-    code = "\n".join(in_code(page) for page in PAGES)
+    """Each public name is on a page, as `tarry.name` or alone in backticks."""
+    code = "\n".join(code_on_page(page) for page in PAGES)
 
     missing = {
         name
@@ -186,16 +190,16 @@ def test_every_public_name_is_documented() -> None:
 
 
 def test_every_name_that_the_pages_use_is_public() -> None:
-    """What the pages call `tarry.name` exists, so that no renamed or planned thing is promised."""
-    code = "\n".join(in_code(page) for page in [*PAGES, ROOT / "CHANGELOG.md"])
+    """Each `tarry.name` on the pages and in the changelog is a public name or a package."""
+    code = "\n".join(code_on_page(page) for page in [*PAGES, ROOT / "CHANGELOG.md"])
     used = set(re.findall(r"\btarry\.([A-Za-z_]+)", code))
 
     assert set() == used - set(tarry.__all__) - PACKAGES
 
 
-@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("C*.md"))], ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("C*.md"))], ids=relative_path)
 def test_relative_links_resolve(page: Path) -> None:
-    """Each link to a file of the repository leads to one."""
+    """Each relative link leads to an existing file."""
     targets = [target.partition("#")[0] for target in LINK.findall(page.read_text("utf-8"))]
     files = [target for target in targets if target and "://" not in target]
 
@@ -212,7 +216,7 @@ def test_index_lists_every_page() -> None:
 
 
 def test_reasons_on_the_page_are_those_of_the_code() -> None:
-    """The table of stop reasons on docs/errors.md has every reason, in order and in its words."""
+    """The table of stop reasons on docs/errors.md has each reason with its description."""
     documented = [row[:2] for row in table_of(DOCS / "errors.md", "reason")]
 
     assert [[f"`{reason}`", reason.description] for reason in tarry.Reason] == documented
@@ -242,8 +246,8 @@ def test_tree_of_errors_on_the_page_is_that_of_the_code() -> None:
         assert found is not None, line
         depth = len(found[1]) // 4
         path[depth:] = [found[2]]
-        own = [path[depth - 1]] if depth else ["Exception"]
-        bases[found[2]] = ", ".join([*own, *([found[3]] if found[3] else [])])
+        parents = [path[depth - 1]] if depth else ["Exception"]
+        bases[found[2]] = ", ".join([*parents, *([found[3]] if found[3] else [])])
 
     actual = {
         name: ", ".join(base.__name__ for base in value.__bases__)

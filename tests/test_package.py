@@ -1,4 +1,4 @@
-"""The package as a whole: cheap imports, `__all__` and the public API file."""
+"""Tests of the package: cheap imports, `__all__` and the public API file."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
     return set(json.loads(done.stdout))
 
 
-def third_party(modules: set[str]) -> set[str]:
+def third_party_modules(modules: set[str]) -> set[str]:
     """Return the modules that are neither of the standard library nor of tarry."""
     return {
         module
@@ -37,24 +37,24 @@ def third_party(modules: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("code", ["import tarry", "import tarry; tarry.retry"])
-def test_import_loads_no_third_party_and_no_asyncio(code: str) -> None:
+def test_import_loads_no_third_party_module_and_no_asyncio(code: str) -> None:
     """Importing tarry and `tarry.retry` imports no third-party module and no asyncio."""
     loaded = modules_loaded_by(code)
 
     assert "tarry" in loaded
-    assert set() == third_party(loaded)
+    assert set() == third_party_modules(loaded)
     assert "asyncio" not in loaded
 
 
-def test_no_public_name_loads_third_parties() -> None:
+def test_no_public_name_loads_third_party_modules() -> None:
     """Every public name resolves with the standard library alone."""
     loaded = modules_loaded_by("import tarry\nfor name in tarry.__all__: getattr(tarry, name)")
 
-    assert set() == third_party(loaded)
+    assert set() == third_party_modules(loaded)
 
 
 def test_all_is_sorted() -> None:
-    """`__all__` is sorted and names nothing twice."""
+    """`__all__` is sorted and has no duplicates."""
     assert sorted(set(tarry.__all__)) == tarry.__all__
 
 
@@ -64,8 +64,8 @@ def test_public_name_resolves(name: str) -> None:
     assert hasattr(tarry, name)
 
 
-def test_dir_covers_all() -> None:
-    """`dir(tarry)` shows every public name, loaded or not."""
+def test_dir_has_every_public_name() -> None:
+    """`dir(tarry)` has every public name, also names that are not loaded yet."""
     assert set() == set(tarry.__all__) - set(dir(tarry))
 
 
@@ -76,7 +76,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_public_api_file_is_current() -> None:
-    """docs/public-api.txt is current."""
+    """docs/public-api.txt has the public API of the current source."""
     written = PUBLIC_API.read_text(encoding="utf-8")
 
     assert public_api.render() == written, "the public API changed: run `make api`, review the diff"

@@ -1,7 +1,8 @@
-"""Tests of the files with pinned versions."""
+"""Tests of the requirements files, which pin versions."""
 
 import re
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -10,8 +11,10 @@ ROOT = Path(__file__).parents[1]
 def lower_bounds() -> dict[str, str]:
     """Return the lowest version of each dependency that pyproject.toml allows."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    requirements = [each for extra in project["optional-dependencies"].values() for each in extra]
-    found = [re.match(r"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)", each) for each in requirements]
+    requirements = list(chain.from_iterable(project["optional-dependencies"].values()))
+    found = [
+        re.match(r"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)", requirement) for requirement in requirements
+    ]
     return {match[1]: match[2] for match in found if match is not None}
 
 
@@ -22,9 +25,9 @@ def pins(name: str) -> dict[str, str]:
 
 
 def test_lowest_versions_are_the_lower_bounds() -> None:
-    """`make test-lowest` tests the lowest version of each dependency, and not a newer one."""
+    """requirements-lowest.txt pins the lowest version that pyproject.toml allows."""
     lowest = pins("requirements-lowest.txt")
-    lowest["opentelemetry-api"] = lowest.pop("opentelemetry-sdk")  # always of the same version
+    lowest["opentelemetry-api"] = lowest.pop("opentelemetry-sdk")  # of the same version
 
     expected = {name: version.split(".") for name, version in lower_bounds().items()}
     actual = {

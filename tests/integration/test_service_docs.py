@@ -31,7 +31,7 @@ from tarry.service.engine.context import EngineLimits
 from tarry.service.model import TRANSITIONS
 from tarry.service.settings import Settings, load_settings
 from tests.integration.service import Service, Target, free_port, service, target
-from tests.test_docs import DOCS, Block, blocks_of, name_of, table_of
+from tests.test_docs import DOCS, Block, blocks_of, relative_path, table_of
 
 PAGES = [*sorted(DOCS.glob("service*.md")), DOCS / "hand-off.md"]
 SERVICE, TARGET = "127.0.0.1:8080", "127.0.0.1:9009"
@@ -169,7 +169,7 @@ def run_page(page: Path, folder: Path) -> Generator[tuple[PageRunner, Service]]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=relative_path)
 def test_output_on_the_page_matches(page: Path, tmp_path: Path) -> None:
     """The commands and code of a page, one after the other."""
     namespace: dict[str, object] = {"__name__": "page"}
@@ -178,7 +178,7 @@ def test_output_on_the_page_matches(page: Path, tmp_path: Path) -> None:
             lane = {"targetUrl": runner.localize(f"http://{TARGET}/")}
             running.request("POST", "/retry-tasks", lane, {"Prefer": "wait=30"})
         for block, following in pairwise([*blocks_of(page), Block("", "", 0)]):
-            where = f"{name_of(page)}, line {block.line}"
+            where = f"{relative_path(page)}, line {block.line}"
             if block.info == "console":
                 for command, shown in _commands(block):
                     runner.run(command, shown, where)
