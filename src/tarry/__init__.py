@@ -114,8 +114,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     module = _MODULES.get(name)
     if module is None:
-        msg = f"module 'tarry' has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module 'tarry' has no attribute {name!r}")
     from importlib import import_module
 
     value = globals()[name] = getattr(import_module(module), name)

@@ -100,8 +100,7 @@ class ImmutableValue:
         return {name: getattr(self, name) for name in self._fields}
 
     def __setattr__(self, name: str, value: object) -> None:
-        msg = f"{type(self).__name__} cannot be changed; create a new one"
-        raise AttributeError(msg)
+        raise AttributeError(f"{type(self).__name__} cannot be changed; create a new one")
 
     def __delattr__(self, name: str) -> None:
         self.__setattr__(name, None)

@@ -38,8 +38,7 @@ class Hedging:
     def __post_init__(self) -> None:
         """Check every field."""
         if self.after is None and self.max_extra_load is None:
-            msg = 'after or max_extra_load must be given, such as after="p95"'
-            raise ConfigurationError(msg)
+            raise ConfigurationError('after or max_extra_load must be given, such as after="p95"')
         if isinstance(self.after, str):
             if not _PERCENTILE.fullmatch(self.after) or not self.quantile:
                 rule = 'must be seconds or a percentile such as "p95"'

@@ -96,8 +96,7 @@ class AIMD:
         self._max = check_count("max_limit", max_limit)
         self._limit = float(check_count("initial", initial))
         if not min_limit <= initial <= max_limit:
-            rule = "must be from min_limit to max_limit"
-            raise ConfigurationError("initial", rule, initial)
+            raise ConfigurationError("initial", "must be from min_limit to max_limit", initial)
         if not 0 < check_positive("decrease_factor", decrease_factor) < 1:
             raise ConfigurationError("decrease_factor", "must be less than 1", decrease_factor)
         self._decrease_factor = decrease_factor

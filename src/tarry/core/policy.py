@@ -393,8 +393,7 @@ class Policy(ImmutableValue):
         if isinstance(backoff, Mapping):
             table = cast("Mapping[str, Any]", backoff)
             if set(table) != {"schedule"}:
-                rule = "must be {'schedule': [...]}"
-                raise ConfigurationError("backoff as a table", rule, table)
+                raise ConfigurationError("backoff as a table", "must be {'schedule': [...]}", table)
             values["backoff"] = Schedule(check_collection("schedule", table["schedule"]))
         return cls(**values)
 

@@ -69,8 +69,7 @@ class Defence(ImmutableValue):
         limiter: Mapping[str, Any] | None = None,
     ) -> None:
         if policy is not None and hedging is not None:
-            msg = "a call has a policy or hedging, not both: leave one out"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("a call has a policy or hedging, not both: leave one out")
         tables = {"breaker": breaker, "budget": budget, "limiter": limiter}
         copies = (_copy_table(name, table) for name, table in tables.items())
         self._set_fields(Policy() if policy is None else policy, hedging, *copies)
@@ -145,8 +144,7 @@ def _build(table_name: str, table: Mapping[str, Any] | None) -> Any:
             raise ConfigurationError(msg)
     for name, parameter in parameters.items():
         if parameter.default is Parameter.empty and name not in arguments:
-            msg = f"{table_name} needs the field {name!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{table_name} needs the field {name!r}")
     return factory(**arguments)
 
 

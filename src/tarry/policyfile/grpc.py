@@ -205,8 +205,7 @@ def _check_root(document: Mapping[str, Any]) -> DocumentTable:
     if not any(key in _ROOT_KEYS for key in keys):
         found = f"it has {format_value(keys)}, and no methodConfig"
         suggestion = "; for Istio, use --from istio" if "kind" in keys else ""
-        msg = f"this is not a gRPC service config: {found}{suggestion}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"this is not a gRPC service config: {found}{suggestion}")
     return root
 
 

@@ -49,8 +49,7 @@ class EventBus:
         if not callable(listener) or isinstance(listener, type):
             advice = f": pass {listener.__name__}()" if isinstance(listener, type) else ""
             rule = "listen takes a function with the event as its argument"
-            msg = f"{rule}, got {listener!r}{advice}"
-            raise ConfigurationTypeError(msg)
+            raise ConfigurationTypeError(f"{rule}, got {listener!r}{advice}")
         subscription = partial(listener)  # a new object: a function may be added twice
         with self.lock:
             self.listeners = (*self.listeners, subscription)

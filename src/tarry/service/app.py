@@ -195,8 +195,7 @@ def make_store(url: str, *, writer_process: bool = False) -> Store:
         if not path.exists():
             path.touch(mode=0o600)  # requests of callers may contain secrets
     except OSError as error:
-        msg = f"store: cannot create {path}: {error.strerror}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"store: cannot create {path}: {error.strerror}") from error
     return SqliteStore(path, writer_process=writer_process)
 
 

@@ -71,8 +71,7 @@ class BodyStore:
             import obstore
             from obstore.store import LocalStore, from_url
         except ImportError as error:
-            msg = "large bodies need obstore: pip install 'tarry[service]'"
-            raise MissingExtra(msg) from error
+            raise MissingExtra("large bodies need obstore: pip install 'tarry[service]'") from error
         self._obstore: Any = obstore
         self._max_object_bytes = max_object_bytes
         self._storage_id: str | None = None
@@ -138,13 +137,11 @@ class BodyStore:
         except FileNotFoundError:
             if has_checksum:
                 await self._check_storage(ref)
-            msg = f"the body {ref} no longer exists"
-            raise BodyUnavailable(msg) from None
+            raise BodyUnavailable(f"the body {ref} no longer exists") from None
         if not has_checksum:
             meta = stored_object.meta
             if (meta["size"], meta["e_tag"]) != (content.body_size, content.etag):
-                msg = f"the body {ref} was changed after the task was accepted"
-                raise BodyUnavailable(msg)
+                raise BodyUnavailable(f"the body {ref} was changed after the task was accepted")
             return bytes(await _call(stored_object.bytes_async()))
         body = self._decrypt(bytes(await _call(stored_object.bytes_async())))
         if sha256(body).digest() != content.checksum:
@@ -222,8 +219,7 @@ async def _call(operation: Any) -> Any:
             return await operation
     except Exception as error:
         cause = _first_line(error) or f"no response within {_CALL_TIMEOUT_S:g} seconds"
-        msg = f"the storage of bodies failed: {cause}"
-        raise StoreUnavailable(msg) from error
+        raise StoreUnavailable(f"the storage of bodies failed: {cause}") from error
 
 
 async def _call_existing(operation: Any) -> Any:

@@ -229,11 +229,9 @@ def _read_file(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
     except OSError as error:
-        msg = f"cannot read {file}: {error.strerror}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        msg = f"{file} is not TOML: {error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"{file} is not TOML: {error}") from error
 
 
 def _read_environment(environ: Mapping[str, str] | None) -> list[tuple[str, str]]:

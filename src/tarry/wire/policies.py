@@ -63,8 +63,7 @@ def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
         field = JSON_FIELDS.get(name)
         if field is None:
             suggestion = did_you_mean(name, JSON_FIELDS)
-            msg = f"a policy has no field {short_repr(name)}; {suggestion}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"a policy has no field {short_repr(name)}; {suggestion}")
         changes[field.name] = _from_json_value(field, name, value)
     _move_schedule_to_backoff(changes, base)
     initial_delay = changes.get("initial_delay", base.initial_delay)

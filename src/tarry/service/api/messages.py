@@ -171,8 +171,7 @@ class ApiResponse(msgspec.Struct, eq=False):
         head = b"".join(lines)
         # A line break in a header would inject another header.
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-            msg = f"a response header contains a line break: {head!r}"
-            raise ValueError(msg)
+            raise ValueError(f"a response header contains a line break: {head!r}")
         body = self.body
         parts = (head, _COMMON_HEADER_LINES, len(body), body)
         return b"%b%bcontent-length: %d\r\n\r\n%b" % parts

@@ -224,8 +224,7 @@ def _check_method(method: str, target: Target) -> None:
     elif method not in _COMMON_METHODS and (
         not _METHOD.fullmatch(method) or method in _FORBIDDEN_METHODS
     ):
-        rule = "must be an HTTP method in capitals, not CONNECT or TRACE"
-        raise invalid("method", rule, method)
+        raise invalid("method", "must be an HTTP method in capitals, not CONNECT or TRACE", method)
 
 
 def _choose_idempotency_key(body_key: str | None, header_key: str | None) -> str | None:

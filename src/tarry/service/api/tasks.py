@@ -168,8 +168,7 @@ class TaskResource:
         task = await self._find(request)
         status = task.status.name
         if cancel_status is CancelStatus.FINISHED:
-            detail = f"The task is {status}."
-            raise problems.ALREADY_FINISHED.error(detail, taskStatus=status)
+            raise problems.ALREADY_FINISHED.error(f"The task is {status}.", taskStatus=status)
         http_status = 202 if cancel_status is CancelStatus.REQUESTED else 200
         return json_response(http_status, stored_task_view(self._context, task))
 

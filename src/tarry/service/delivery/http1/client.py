@@ -229,8 +229,7 @@ def _format_headers(headers: list[tuple[str, str]]) -> str:
     has_injection = lines.count("\n") != count or lines.count("\r") != count or "\0" in lines
     if defaults is None or has_injection:
         rule = "headers must have valid names (RFC 9110) and no line breaks, and must not set Host"
-        message = f"{rule}, Content-Length, Expect or a hop-by-hop header"
-        raise DeliveryError(Fault.INVALID, message)
+        raise DeliveryError(Fault.INVALID, f"{rule}, Content-Length, Expect or a hop-by-hop header")
     return defaults + lines
 
 
