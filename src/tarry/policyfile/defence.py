@@ -41,7 +41,7 @@ LIMITERS: dict[str, Callable[..., Any]] = {
 }
 _CLASSES_BY_KIND = {"budget": BUDGETS, "limiter": LIMITERS}
 _COMPONENT_NAMES = ("breaker", "budget", "limiter")
-_TABLE_NAMES = (*_COMPONENT_NAMES, "hedging")
+TABLE_NAMES = (*_COMPONENT_NAMES, "hedging")
 
 
 class Defence(ImmutableValue):
@@ -94,8 +94,8 @@ class Defence(ImmutableValue):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Build a defence from the contents of a policy file, which may have a key "preset"."""
-        tables = {name: _check_table(name, data[name]) for name in _TABLE_NAMES if name in data}
-        fields = {name: value for name, value in data.items() if name not in _TABLE_NAMES}
+        tables = {name: _check_table(name, data[name]) for name in TABLE_NAMES if name in data}
+        fields = {name: value for name, value in data.items() if name not in TABLE_NAMES}
         policy: Policy | None = None
         if fields:
             preset = fields.pop("preset", "default")  # the policy that sets the missing fields
@@ -125,9 +125,12 @@ class Defence(ImmutableValue):
 def component_arguments(defence: Defence, component: str) -> dict[str, Any] | None:
     """Return a component's arguments, with defaults but without `kind`; None if it is missing."""
     table: Mapping[str, Any] | None = getattr(defence, component)
-    if table is None:
-        return None
-    factory, arguments = _factory_and_arguments(component, table)
+    return None if table is None else table_arguments(component, table)
+
+
+def table_arguments(table_name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments in a table, with defaults for missing ones but without `kind`."""
+    factory, arguments = _factory_and_arguments(table_name, table)
     parameters = signature(factory).parameters
     return {name: parameter.default for name, parameter in parameters.items()} | arguments
 

@@ -22,11 +22,11 @@ from tarry.core.checks import check_count
 from tarry.core.policy import Policy
 from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, short_repr
-from tarry.policyfile.defence import Defence
+from tarry.policyfile.defence import TABLE_NAMES, Defence, table_arguments
 from tarry.simulator.distributions import DISTRIBUTIONS, Empirical, Fixed
 from tarry.simulator.documents import Document, DocumentValue, read_document
 from tarry.simulator.scenario import Scenario
-from tarry.simulator.schema import build_defence, build_scenario, part_classes, read_durations
+from tarry.simulator.schema import build_defence, build_scenario, read_durations
 from tarry.simulator.simulate import run_trials
 from tarry.simulator.study import Column, Plot, Study
 
@@ -339,10 +339,9 @@ def _defence_values(defence: Defence) -> dict[str, Any]:
     data = defence.to_dict()
     values = dict.fromkeys(signature(Policy).parameters) if defence.hedging is None else {}
     values |= data
-    for name, cls in part_classes(data).items():
-        parameters = signature(cls).parameters.values()
-        defaults = {parameter.name: parameter.default for parameter in parameters}
-        values[name] = defaults | data[name]
+    for name in TABLE_NAMES:
+        if name in data:
+            values[name] = table_arguments(name, data[name]) | data[name]
     return values
 
 

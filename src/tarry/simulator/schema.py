@@ -59,15 +59,6 @@ def build_defence(value: DocumentValue) -> Defence:
     return _with_location(value, lambda: Defence.from_dict(table))
 
 
-def part_classes(defence: Mapping[str, Any]) -> dict[str, PartClass]:
-    """Return the class of each part (breaker, budget, ...) that the data of a defence contains."""
-    classes = {name: cls for name, cls in _CLASSES_WITHOUT_KIND.items() if name in defence}
-    for name, kinds in _CLASSES_BY_KIND.items():
-        if name in defence:
-            classes[name] = kinds[defence[name]["kind"]]
-    return classes
-
-
 def read_durations(value: DocumentValue) -> tuple[float, ...]:
     """Read the file that a table `{ kind = "empirical", file, column, scale }` refers to.
 
