@@ -16,7 +16,7 @@ import tarry
 from tarry import Downstream
 from tarry.adapters.http import send
 from tarry.runtime.events import bus
-from tarry.runtime.hedge import _lock_holder
+from tarry.runtime.hedge import _downstreams_lock
 from tests.runtime.test_parallel import MAX_THREADS, BlockedCalls
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -80,7 +80,7 @@ def test_hedged_call_in_a_child() -> None:
     def read() -> str:
         return "read"
 
-    with locked_by_another_thread(_lock_holder[0]):
+    with locked_by_another_thread(_downstreams_lock.value):
         assert "true" == run_in_child(lambda: tarry.hedge_sync(read, after=3) == "read")
 
 
@@ -94,7 +94,7 @@ def test_new_origin_in_a_child() -> None:
 
 def test_listening_in_a_child() -> None:
     """A child can add a listener although the lock of the event bus was held during the fork."""
-    with locked_by_another_thread(bus.lock):
+    with locked_by_another_thread(bus.lock.value):
         assert "true" == run_in_child(lambda: callable(tarry.listen(lambda event: None)))
 
 

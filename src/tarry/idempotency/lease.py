@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.policy import Policy
 from tarry.idempotency.store import MemoryStore
-from tarry.runtime.clocks import after_fork, environment, in_trio  # environment: clock and sleep
+from tarry.runtime.clocks import PerProcess, environment, in_trio  # environment: clock and sleep
 from tarry.runtime.retry import acall
 
 if TYPE_CHECKING:
@@ -49,14 +49,9 @@ _SETTLE_POLICY = Policy(max_attempts=20, initial_delay=0.2, max_delay=10.0, tota
 _MAX_PENDING_SETTLEMENTS = 100
 """The limit of settlements in the background, because each may hold a response in memory."""
 
-_process_token_holder = [os.urandom(16).hex()]
-"""Holds a random string that identifies this process. A list, so that a fork can replace it."""
+_process_token = PerProcess(lambda: os.urandom(16).hex())
+"""A random string that identifies this process."""
 _lease_numbers = count()
-
-
-@after_fork
-def _replace_token_after_fork() -> None:
-    _process_token_holder[0] = os.urandom(16).hex()
 
 
 @dataclass
@@ -99,7 +94,7 @@ class KeyLease:
         self.context: LeaseContext = context
         self._record_name = record_name
         self._fingerprint = fingerprint
-        self._owner = f"{_process_token_holder[0]} {next(_lease_numbers)}"
+        self._owner = f"{_process_token.value} {next(_lease_numbers)}"
         self._scope = scope
         self._renewal_done: AsyncEvent | None = None
         """Set when the running renewal ends; None while no renewal runs."""

@@ -13,16 +13,32 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
+
+T = TypeVar("T")
 
 
 def after_fork(function: Callable[[], None]) -> None:
     """Call `function` in each forked child, for example to replace a lock held at the fork."""
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(after_in_child=function)
+
+
+class PerProcess(Generic[T]):
+    """A value that each forked child creates again, such as a lock that another thread may hold."""
+
+    __slots__ = ("_create", "value")
+
+    def __init__(self, create: Callable[[], T]) -> None:
+        self._create = create
+        self._create_value()
+        after_fork(self._create_value)
+
+    def _create_value(self) -> None:
+        self.value: T = self._create()
 
 
 # tarry does not use the global generator: if every worker of a program called random.seed(42), the

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationTypeError
-from tarry.runtime.clocks import after_fork
+from tarry.runtime.clocks import PerProcess
 
 if TYPE_CHECKING:
     from tarry.core.events import Event
@@ -33,7 +33,7 @@ class EventBus:
     __slots__ = ("is_log_enabled", "last_record_number", "listeners", "lock", "log_listener")
 
     def __init__(self) -> None:
-        self.lock: threading.Lock = threading.Lock()
+        self.lock: PerProcess[threading.Lock] = PerProcess(threading.Lock)
         self.listeners: tuple[Listener, ...] = ()
         """The user's listeners, which get every event."""
         self.log_listener: Listener | None = None
@@ -51,11 +51,11 @@ class EventBus:
             rule = "listen takes a function with the event as its argument"
             raise ConfigurationTypeError(f"{rule}, got {listener!r}{advice}")
         subscription = partial(listener)  # a new object: a function may be added twice
-        with self.lock:
+        with self.lock.value:
             self.listeners = (*self.listeners, subscription)
 
         def remove() -> None:
-            with self.lock:
+            with self.lock.value:
                 self.listeners = tuple(item for item in self.listeners if item is not subscription)
 
         return remove
@@ -89,11 +89,4 @@ class EventBus:
 
 
 bus: EventBus = EventBus()
-
-
-@after_fork
-def _replace_lock() -> None:
-    bus.lock = threading.Lock()
-
-
 listen: Callable[[Listener], Callable[[], None]] = bus.listen

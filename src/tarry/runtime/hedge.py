@@ -18,7 +18,7 @@ from tarry.core.outcome import SUCCESS, Kind
 from tarry.core.verdict import CallRecord, Reason, Stop
 from tarry.runtime import config, deadlines
 from tarry.runtime.call import emit_gave_up, rejection_error
-from tarry.runtime.clocks import after_fork, environment  # environment: clock, sleep, random
+from tarry.runtime.clocks import PerProcess, environment  # environment: clock, sleep, random
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.error_record import attach_record_and_note
 from tarry.runtime.events import bus
@@ -187,19 +187,13 @@ async def drive_async(
 
 _downstreams: WeakKeyDictionary[Any, Downstream] = WeakKeyDictionary()
 """The default downstream of each hedged function, with the durations of its earlier copies."""
-_lock_holder = [threading.RLock()]
-"""Holds the lock of `_downstreams`, in a list, so that it can be replaced after a fork."""
-
-
-@after_fork
-def _replace_lock() -> None:
-    _lock_holder[0] = threading.RLock()
+_downstreams_lock = PerProcess(threading.RLock)
 
 
 def _downstream_of(fn: Callable[..., Any]) -> Downstream:
     """Return the default downstream of a function; a method has one for all instances."""
     function = getattr(fn, "__func__", fn)
-    with _lock_holder[0]:
+    with _downstreams_lock.value:
         try:
             return _downstreams.get(function) or _downstreams.setdefault(
                 function, Downstream(config.name_of(fn))

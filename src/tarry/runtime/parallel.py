@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tarry.errors import LimitReached
 from tarry.runtime import clocks
-from tarry.runtime.clocks import after_fork, environment  # environment: clock, sleep, random
+from tarry.runtime.clocks import PerProcess, environment  # environment: clock, sleep, random
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,14 +30,8 @@ T = TypeVar("T")
 MAX_ATTEMPT_THREADS = 256
 """How many copies of all calls may run in threads, including those that have timed out."""
 
-_semaphore_holder = [threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)]
-"""Holds one semaphore, in a list, so that it can be replaced after a fork."""
-
-
-@after_fork
-def _replace_semaphore() -> None:
-    # A forked child has none of its parent's threads.
-    _semaphore_holder[0] = threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)
+# A forked child has none of its parent's threads, so its semaphore starts with all slots free.
+_thread_slots = PerProcess(lambda: threading.BoundedSemaphore(MAX_ATTEMPT_THREADS))
 
 
 class FinishedCopy(Generic[T]):
@@ -85,7 +79,7 @@ class ThreadCopies(Generic[T]):
 
         Raises LimitReached if `MAX_ATTEMPT_THREADS` threads run already.
         """
-        semaphore = _semaphore_holder[0]
+        semaphore = _thread_slots.value
         if not semaphore.acquire(blocking=False):
             raise LimitReached(
                 f"{MAX_ATTEMPT_THREADS} attempts run in threads already. Most of them have "

@@ -22,7 +22,7 @@ from tarry.core.verdict import Attempt
 from tarry.errors import Cancelled, ConfigurationTypeError, MissingExtra
 from tarry.runtime import drivers
 from tarry.runtime.call import RunningBlockCall, blocking_wait
-from tarry.runtime.clocks import CancelToken, after_fork, environment  # environment: the clock
+from tarry.runtime.clocks import CancelToken, PerProcess, environment  # environment: the clock
 from tarry.runtime.config import check_not_async
 
 if TYPE_CHECKING:
@@ -461,28 +461,21 @@ class RetriedFuture(RetriedCall, Future[Any]):
         return isinstance(super().exception(), grpc.FutureCancelledError)
 
 
-_lock = threading.Lock()
-_loop_holder: list[asyncio.AbstractEventLoop] = []
-"""Holds the background event loop of all `RetriedFuture`s; empty until it is started."""
+_loop_lock = PerProcess(threading.Lock)
+_loops: PerProcess[list[asyncio.AbstractEventLoop]] = PerProcess(list)
+"""Holds the background event loop of all `RetriedFuture`s; empty until it is started. A forked
+child starts its own, because the loop's thread exists only in the parent."""
 
 
 def _background_loop() -> asyncio.AbstractEventLoop:
     """Return the background loop; start it if it is not running."""
-    with _lock:
-        if not _loop_holder:
+    with _loop_lock.value:
+        if not _loops.value:
             loop = asyncio.new_event_loop()
             loop.set_default_executor(ThreadPoolExecutor(_MAX_WORKER_THREADS, "tarry-grpc-worker"))
             threading.Thread(target=loop.run_forever, name="tarry-grpc-loop", daemon=True).start()
-            _loop_holder.append(loop)
-        return _loop_holder[0]
-
-
-@after_fork
-def _reset_after_fork() -> None:
-    """Drop the loop in a forked child, because the loop's thread exists only in the parent."""
-    global _lock  # noqa: PLW0603 - the thread that held the lock does not exist in the child
-    _lock = threading.Lock()
-    _loop_holder.clear()
+            _loops.value.append(loop)
+        return _loops.value[0]
 
 
 grpc.Call.register(RetriedStream)
