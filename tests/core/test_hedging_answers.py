@@ -1,4 +1,4 @@
-"""Tests for failed copies of a hedged call: it ends, or starts another copy."""
+"""Tests for failed attempts of a hedged call, which end the call or start the next attempt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tarry.core.limiter import InFlight
 from tarry.core.outcome import Kind, Outcome
 from tarry.core.verdict import Attempt, Reason, Stop
 
-LATE = Hint(121.0)
+LONG_HINT = Hint(121.0)
 
 
 @pytest.mark.parametrize(
@@ -22,41 +22,41 @@ LATE = Hint(121.0)
         (Outcome(Kind.TRANSIENT, repeatable=False), Stop(Reason.NOT_REPEATABLE)),
         (Outcome(Kind.THROTTLED, repeatable=False), Stop(Reason.NOT_REPEATABLE)),
         (Outcome(Kind.TRANSIENT, retried_below=True), Stop(Reason.RETRIED_BELOW)),
-        (Outcome(Kind.TRANSIENT, LATE), Stop(Reason.HINT_TOO_LONG, 121.0, LATE)),
-        (Outcome(Kind.OVERLOADED, LATE), Stop(Reason.OVERLOADED, 121.0, LATE)),
+        (Outcome(Kind.TRANSIENT, LONG_HINT), Stop(Reason.HINT_TOO_LONG, 121.0, LONG_HINT)),
+        (Outcome(Kind.OVERLOADED, LONG_HINT), Stop(Reason.OVERLOADED, 121.0, LONG_HINT)),
         (Outcome(Kind.PERMANENT), Stop(Reason.PERMANENT)),
     ],
 )
-def test_what_may_not_be_repeated_is_the_answer(outcome: Outcome, expected: Stop) -> None:
-    """An outcome that a retry would stop at stops a hedged call, and no place is kept."""
-    cap = InFlight(3)
-    call = HedgedCall(Hedging(after=1, max_attempts=3), Downstream("d", limiter=cap))
+def test_outcomes_that_end_a_hedged_call(outcome: Outcome, expected: Stop) -> None:
+    """An outcome that is not retried ends a hedged call and releases all its permits."""
+    limiter = InFlight(3)
+    call = HedgedCall(Hedging(after=1, max_attempts=3), Downstream("d", limiter=limiter))
     call.start(0.0)
     call.hedge(1.0)
 
     assert expected == call.record_failure(1, outcome, 2.0, 0.5)
-    assert (2, 0) == (call.attempts, cap._in_flight)
+    assert (2, 0) == (call.attempts, limiter._in_flight)
 
 
 @pytest.mark.parametrize("max_hint", [0, 10, 120.5])
-def test_longest_hint_is_the_policy_s(max_hint: float) -> None:
-    """A hint of just `max_hint` seconds is waited for, a longer one is not."""
+def test_max_hint(max_hint: float) -> None:
+    """A hint of exactly `max_hint` seconds sets the next hedge, a longer one ends the call."""
     call = HedgedCall(Hedging(after=1, max_attempts=3, max_hint=max_hint), Downstream("d"))
     call.start(0.0)
     hint = Hint(max_hint or 0.5)
 
-    answer = call.record_failure(1, Outcome(Kind.TRANSIENT, hint), 2.0, 0.5)
+    result = call.record_failure(1, Outcome(Kind.TRANSIENT, hint), 2.0, 0.5)
 
     if max_hint:
-        assert (None, 2.0 + max_hint) == (answer, call.next_hedge_at)
+        assert (None, 2.0 + max_hint) == (result, call.next_hedge_at)
     else:
-        assert Stop(Reason.HINT_TOO_LONG, 0.5, hint) == answer
+        assert Stop(Reason.HINT_TOO_LONG, 0.5, hint) == result
 
 
 @pytest.mark.parametrize("kind", [Kind.TRANSIENT, Kind.THROTTLED])
 @pytest.mark.parametrize("delay", [float("nan"), "5", -1, float("inf"), float("-inf"), None])
-def test_hint_that_is_no_time_is_ignored(delay: Any, kind: Kind) -> None:
-    """After a hint that is no valid duration the next copy goes at once, as without one."""
+def test_invalid_hint_is_ignored(delay: Any, kind: Kind) -> None:
+    """After a hint that is not a valid duration the next attempt starts at once."""
     call = HedgedCall(Hedging(after=1), Downstream("d"))
     call.start(0.0)
 
@@ -65,26 +65,26 @@ def test_hint_that_is_no_time_is_ignored(delay: Any, kind: Kind) -> None:
 
 @pytest.mark.parametrize("delay", [float("nan"), "5", -1])
 @pytest.mark.parametrize("kind", [Kind.OVERLOADED, Kind.PERMANENT])
-def test_hint_that_is_no_time_is_not_passed_on(delay: Any, kind: Kind) -> None:
-    """A hint that is no valid duration does not become the `retry_after` of the end."""
+def test_invalid_hint_is_not_a_retry_after(delay: Any, kind: Kind) -> None:
+    """A hint that is not a valid duration does not become the `retry_after` of the verdict."""
     call = HedgedCall(Hedging(after=1), Downstream("d"))
     call.start(0.0)
 
-    answer = call.record_failure(1, Outcome(kind, Hint(delay)), 0.5, 0.5)
+    result = call.record_failure(1, Outcome(kind, Hint(delay)), 0.5, 0.5)
 
-    assert isinstance(answer, Stop)
-    assert answer.retry_after is None
+    assert isinstance(result, Stop)
+    assert result.retry_after is None
 
 
-@pytest.mark.parametrize("capped", [False, True])
-def test_a_copy_that_could_not_be_sent_costs_nothing(capped: bool) -> None:
-    """Its place and its credit come back, and the copy that runs goes on alone."""
-    cap = InFlight(2)
-    downstream = Downstream("d", limiter=cap)
+@pytest.mark.parametrize("limits_load", [False, True])
+def test_an_unsent_hedge_costs_nothing(limits_load: bool) -> None:
+    """A hedge that could not be sent returns its permit and credit; the first attempt runs on."""
+    limiter = InFlight(2)
+    downstream = Downstream("d", limiter=limiter)
     downstream.add_hedge_credit(1.0)
-    call = HedgedCall(Hedging(after=1, max_extra_load=0.5 if capped else None), downstream)
+    call = HedgedCall(Hedging(after=1, max_extra_load=0.5 if limits_load else None), downstream)
     call.start(0.0)
     assert Attempt(2) == call.hedge(1.0)
     assert call.record_unsent(2, 1.0)
-    assert (1, None) == (cap._in_flight, call.next_hedge_at)
+    assert (1, None) == (limiter._in_flight, call.next_hedge_at)
     assert downstream.take_hedge_credit()

@@ -1,4 +1,4 @@
-"""Tests for hints in header fields: well-formed, malformed and hostile."""
+"""Tests for hints in well-formed, malformed and hostile header fields."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
         ("120", 120.0),
         ("00120", 120.0),
         (" \t120\t ", 120.0),
-        ("1700000000", 1_700_000_000.0),  # GitHub's Unix times are seconds by the grammar
+        ("1700000000", 1_700_000_000.0),  # a Unix time, which GitHub sends, is parsed as seconds
         ("999999999999999", 999_999_999_999_999.0),
     ],
 )
 def test_delay_seconds(value: str, expected: float) -> None:
-    """A row of ASCII digits, without the white space around it, is a number of seconds."""
+    """ASCII digits, with optional white space around them, are a number of seconds."""
     assert expected == parse_retry_after(value, NOW)
 
 
@@ -46,12 +46,12 @@ def test_delay_seconds(value: str, expected: float) -> None:
     ],
 )
 def test_dates(value: str) -> None:
-    """Each of the three date forms is a wait from now until then."""
+    """A date in each of the three formats gives the time from now until the date."""
     assert 120.0 == parse_retry_after(value, NOW)
 
 
 def test_dates_keep_the_fraction_of_now() -> None:
-    """The wait ends at the date, not at the second in which now lies."""
+    """A fraction of a second in `now` is subtracted exactly."""
     assert 0.75 == parse_retry_after("Sun, 06 Nov 1994 08:49:38 GMT", NOW + 0.25)
 
 
@@ -66,7 +66,7 @@ def test_dates_keep_the_fraction_of_now() -> None:
     ],
 )
 def test_a_date_that_has_passed(value: str) -> None:
-    """A date that is now or in the past asks for no wait at all."""
+    """The delay for a date that is now or in the past is 0."""
     assert 0.0 == parse_retry_after(value, NOW)
 
 
@@ -78,15 +78,15 @@ def test_a_date_that_has_passed(value: str) -> None:
         ("Sun, 06 Nov 1994 08:49:37 GMT", -inf, MAX_DELAY_S),
     ],
 )
-def test_a_broken_clock(value: str, now: float, expected: float) -> None:
-    """An invalid `now` still gives a valid wait."""
+def test_now_that_is_not_finite(value: str, now: float, expected: float) -> None:
+    """A `now` that is not finite still gives a valid delay."""
     assert expected == parse_retry_after(value, now)
 
 
-def test_the_wait_is_a_float() -> None:
-    """A whole number as the time does not make the wait one."""
-    found = [parse_retry_after(value, 0) for value in ("5", "Thu, 01 Jan 1970 00:00:05 GMT")]
-    assert [(5.0, float), (5.0, float)] == [(wait, type(wait)) for wait in found]
+def test_the_delay_is_a_float() -> None:
+    """The delay is a float even if `now` is an int."""
+    delays = [parse_retry_after(value, 0) for value in ("5", "Thu, 01 Jan 1970 00:00:05 GMT")]
+    assert [(5.0, float), (5.0, float)] == [(delay, type(delay)) for delay in delays]
 
 
 @pytest.mark.parametrize(
@@ -103,61 +103,60 @@ def test_the_wait_is_a_float() -> None:
     ],
 )
 def test_malformed_retry_after(value: str) -> None:
-    """What int(), float() and lenient date parsers would take, the grammar does not."""
+    """Values outside the grammar give None, even if int(), float() or a date parser takes them."""
     assert None is parse_retry_after(value, NOW)
 
 
 @pytest.mark.parametrize("digits", [16, 17, 309, 310, 4_300, 4_301, 1_000_000])
-def test_more_digits_than_time(digits: int) -> None:
-    """A number of any length is a finite wait, the longest there is."""
+def test_many_digits(digits: int) -> None:
+    """A number of 16 or more digits gives the longest delay."""
     assert MAX_DELAY_S == parse_retry_after("9" * digits, NOW)
 
 
-def test_leading_zeros_are_no_size() -> None:
-    """A long row of zeros before a small number leaves it small."""
+def test_leading_zeros_are_ignored() -> None:
+    """5,000 leading zeros do not change a number."""
     assert 7.0 == parse_retry_after("0" * 5_000 + "7", NOW)
 
 
 @given(texts, st.floats())
 def test_retry_after_never_raises(value: str, now: float) -> None:
-    """Any text at any time gives None or a finite wait that is not negative."""
-    wait = parse_retry_after(value, now)
-    assert wait is None or (isfinite(wait) and wait >= 0)
+    """Any text and any `now` give None or a finite delay that is not negative."""
+    delay = parse_retry_after(value, now)
+    assert delay is None or (isfinite(delay) and delay >= 0)
 
 
 @given(st.integers(0, 10**18), st.integers(0, 10**18))
-def test_more_seconds_never_wait_less(one: int, other: int) -> None:
-    """Waits are ordered as the numbers that ask for them."""
-    less, more = sorted((one, other))
-    waits = [parse_retry_after(str(number), NOW) or 0.0 for number in (less, more)]
-    assert sorted(waits) == waits
+def test_more_seconds_never_shorten_the_delay(one: int, other: int) -> None:
+    """Delays are in the same order as the numbers of seconds."""
+    delays = [parse_retry_after(str(number), NOW) or 0.0 for number in sorted((one, other))]
+    assert sorted(delays) == delays
 
 
 @given(st.floats(0, 2e9), st.floats(0, 2e9))
-def test_a_later_now_never_waits_longer(one: float, other: float) -> None:
-    """The nearer the date, the shorter the wait."""
+def test_a_later_now_never_lengthens_the_delay(one: float, other: float) -> None:
+    """The nearer the date, the shorter the delay."""
     early, late = sorted((one, other))
     value = "Wed, 21 Oct 2026 07:28:00 GMT"
-    waits = [parse_retry_after(value, now) or 0.0 for now in (late, early)]
-    assert sorted(waits) == waits
+    delays = [parse_retry_after(value, now) or 0.0 for now in (late, early)]
+    assert sorted(delays) == delays
 
 
-# --- Header fields -------------------------------------------------------------------------------
+# --- header fields -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["Retry-After", "retry-after", "RETRY-AFTER", "rEtRy-aFtEr"])
 def test_names_in_any_case(name: str) -> None:
-    """The names of fields are compared without case."""
+    """The names of fields are case-insensitive."""
     assert Hint(5.0, source="retry-after") == hint_from_headers({name: "5"}, NOW)
 
 
-def test_any_shape_of_headers() -> None:
-    """Mappings, pairs, generators and the standard library's messages are read alike."""
+def test_types_of_headers() -> None:
+    """Mappings, sequences and iterators of pairs, and email messages give the same hint."""
     pairs = [("Content-Type", "text/plain"), ("Retry-After", "5"), ("Via", "1.1 proxy")]
     message = Message()
     for name, value in pairs:
         message[name] = value
-    shapes: list[Mapping[str, str] | Iterable[tuple[str, str]]] = [
+    headers_by_type: list[Mapping[str, str] | Iterable[tuple[str, str]]] = [
         dict(pairs),
         MappingProxyType(dict(pairs)),
         pairs,
@@ -165,8 +164,8 @@ def test_any_shape_of_headers() -> None:
         iter(pairs),
         cast("Mapping[str, str]", message),
     ]
-    found = [hint_from_headers(headers, NOW) for headers in shapes]
-    assert [Hint(5.0, source="retry-after")] * 6 == found
+    hints = [hint_from_headers(headers, NOW) for headers in headers_by_type]
+    assert [Hint(5.0, source="retry-after")] * 6 == hints
 
 
 @pytest.mark.parametrize(
@@ -181,27 +180,27 @@ def test_any_shape_of_headers() -> None:
         {"RateLimit-Reset": "5", "X-RateLimit-Reset": "5"},
     ],
 )
-def test_nothing_asked(headers: dict[str, str]) -> None:
-    """A response without a valid hint gives None."""
+def test_headers_without_a_hint(headers: dict[str, str]) -> None:
+    """Headers without a valid hint give None."""
     assert None is hint_from_headers(headers, NOW)
 
 
 @pytest.mark.parametrize(
-    "strange",
+    "value",
     [None, b"5", 5, 5.0, ["5"], object()],
     ids=["None", "bytes", "int", "float", "list", "object"],
 )
-def test_strange_types_are_ignored(strange: object) -> None:
-    """Values and names that are not text are left out; what is text still counts."""
+def test_other_types_are_ignored(value: object) -> None:
+    """Names and values that are not strings are ignored; other fields still count."""
     pairs: list[tuple[object, object]] = [
-        ("retry-after-ms", strange),
-        (strange, "5"),
-        ("x-should-retry", strange),
-        ("ratelimit", strange),
+        ("retry-after-ms", value),
+        (value, "5"),
+        ("x-should-retry", value),
+        ("ratelimit", value),
         ("Retry-After", "7"),
     ]
-    found = hint_from_headers(cast("list[tuple[str, str]]", pairs), NOW)
-    assert Hint(7.0, source="retry-after") == found
+    hint = hint_from_headers(cast("list[tuple[str, str]]", pairs), NOW)
+    assert Hint(7.0, source="retry-after") == hint
 
 
 @pytest.mark.parametrize("name", ["retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after"])
@@ -210,7 +209,7 @@ def test_strange_types_are_ignored(strange: object) -> None:
     [("1500", 1.5), ("1500.5", 1.5005), ("0", 0.0), ("0.0", 0.0), (" 250\t", 0.25), ("007", 0.007)],
 )
 def test_milliseconds(name: str, value: str, expected: float) -> None:
-    """Three fields are in milliseconds, with a fraction or without."""
+    """Three fields contain milliseconds, with a fraction or without."""
     assert Hint(expected, source=name) == hint_from_headers({name: value}, NOW)
 
 
@@ -223,21 +222,21 @@ def test_milliseconds(name: str, value: str, expected: float) -> None:
     ],
 )
 def test_malformed_milliseconds(name: str, value: str) -> None:
-    """Milliseconds that are negative or not plain numbers are ignored, and Retry-After is asked."""
+    """Milliseconds that are not plain decimals are ignored, and Retry-After is used instead."""
     assert None is hint_from_headers({name: value}, NOW)
     headers = {name: value, "Retry-After": "2"}
     assert Hint(2.0, source="retry-after") == hint_from_headers(headers, NOW)
 
 
-def test_more_milliseconds_than_time() -> None:
-    """A number beyond every float is the longest wait."""
+def test_milliseconds_too_large_for_a_float() -> None:
+    """A number that is too large for a float gives the longest delay."""
     values = ["9" * 400, "9" * 5_000, "9" * 5_000 + ".5"]
-    found = [hint_from_headers({"retry-after-ms": value}, NOW) for value in values]
-    assert [Hint(MAX_DELAY_S, source="retry-after-ms")] * 3 == found
+    hints = [hint_from_headers({"retry-after-ms": value}, NOW) for value in values]
+    assert [Hint(MAX_DELAY_S, source="retry-after-ms")] * 3 == hints
 
 
 def test_precedence() -> None:
-    """The most precise field counts, then Retry-After, then RateLimit, in any order of lines."""
+    """Millisecond fields precede Retry-After, which precedes RateLimit, in any order of lines."""
     fields = [
         ("RateLimit", '"default";r=0;t=50'),
         ("Retry-After", "40"),
@@ -245,12 +244,12 @@ def test_precedence() -> None:
         ("X-Ms-Retry-After-Ms", "20000"),
         ("Retry-After-Ms", "10000"),
     ]
-    found: list[float | None] = []
+    delays: list[float | None] = []
     for count in range(1, len(fields) + 1):
         hints = [hint_from_headers(order, NOW) for order in (fields[:count], fields[:count][::-1])]
         assert hints[0] == hints[1]
-        found.append(hints[0] and hints[0].delay)
-    assert [50.0, 40.0, 30.0, 20.0, 10.0] == found
+        delays.append(hints[0] and hints[0].delay)
+    assert [50.0, 40.0, 30.0, 20.0, 10.0] == delays
 
 
 @pytest.mark.parametrize(
@@ -265,19 +264,19 @@ def test_precedence() -> None:
     ],
 )
 def test_a_field_twice(values: list[str], expected: float) -> None:
-    """Of a field that may not be sent twice, and was, the longest valid wait counts."""
+    """If a field occurs twice, the longest valid delay counts."""
     pairs = [("Retry-After", value) for value in values]
     assert Hint(expected, source="retry-after") == hint_from_headers(pairs, NOW)
 
 
 def test_a_field_twice_in_different_case() -> None:
-    """Two spellings of a name are one field."""
+    """Two names that differ only in case are one field."""
     pairs = {"Retry-After-Ms": "5000", "retry-after-ms": "7000"}
     assert Hint(7.0, source="retry-after-ms") == hint_from_headers(pairs, NOW)
 
 
 def test_lines_joined_by_a_mapping() -> None:
-    """Repeated lines that a mapping has joined are no longer a Retry-After."""
+    """Two values that a mapping has joined with a comma are not a valid Retry-After."""
     assert None is hint_from_headers({"Retry-After": "5, 7"}, NOW)
 
 
@@ -286,14 +285,14 @@ def test_lines_joined_by_a_mapping() -> None:
     ("value", "expected"),
     [("true", True), ("false", False), (" True ", True), ("\tFALSE", False)],
 )
-def test_verdicts(name: str, value: str, expected: object) -> None:
+def test_should_retry(name: str, value: str, expected: bool) -> None:
     """should_retry is read from either field."""
-    assert Hint(should_retry=bool(expected), source=name) == hint_from_headers({name: value}, NOW)
+    assert Hint(should_retry=expected, source=name) == hint_from_headers({name: value}, NOW)
 
 
 @pytest.mark.parametrize("value", ["", "1", "0", "yes", "?1", "?0", "true, true", "tru"])
-def test_other_verdicts_are_ignored(value: str) -> None:
-    """Only true and false are words, in whichever case."""
+def test_invalid_should_retry(value: str) -> None:
+    """Values other than true and false are ignored."""
     assert None is hint_from_headers({"x-should-retry": value}, NOW)
 
 
@@ -305,24 +304,24 @@ def test_other_verdicts_are_ignored(value: str) -> None:
         ([("stripe-should-retry", "true"), ("x-should-retry", "false")], "x-should-retry"),
     ],
 )
-def test_no_is_stronger_than_yes(pairs: list[tuple[str, str]], expected: str) -> None:
-    """If the fields differ, "do not retry" wins."""
+def test_conflicting_should_retry(pairs: list[tuple[str, str]], expected: str) -> None:
+    """If the fields differ, false wins."""
     assert Hint(should_retry=False, source=expected) == hint_from_headers(pairs, NOW)
 
 
-def test_yes_twice() -> None:
-    """If the fields agree, the first one is the source."""
+def test_source_of_equal_should_retry() -> None:
+    """If the fields agree, x-should-retry is the source."""
     headers = {"stripe-should-retry": "true", "x-should-retry": "true"}
     assert Hint(should_retry=True, source="x-should-retry") == hint_from_headers(headers, NOW)
 
 
-def test_wait_and_verdict_together() -> None:
-    """A wait and should_retry make one hint with both fields as its source."""
+def test_delay_and_should_retry() -> None:
+    """A delay and should_retry make one hint with both fields as its source."""
     expected = Hint(5.0, should_retry=True, source="retry-after, x-should-retry")
     assert expected == hint_from_headers({"x-should-retry": "true", "Retry-After": "5"}, NOW)
 
 
-# --- Any headers ---------------------------------------------------------------------------------
+# --- arbitrary headers ---------------------------------------------------------------------------
 
 names = st.sampled_from(
     [
@@ -335,7 +334,7 @@ values = st.one_of(texts, st.sampled_from(["true", "false", "5", '"a";r=0;t=5', 
 
 @given(st.lists(st.tuples(names, values), max_size=6), st.floats())
 def test_headers_never_raise(pairs: list[tuple[str, str]], now: float) -> None:
-    """Any headers give None or a hint that says something, with a finite wait if any."""
+    """Any headers give None or a hint that has a valid delay, a should_retry or both."""
     hint = hint_from_headers(pairs, now)
     if hint is not None:
         assert hint.delay is not None or hint.should_retry is not None

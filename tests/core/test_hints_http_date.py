@@ -1,4 +1,4 @@
-"""The three date forms of RFC 9110 section 5.6.7, held against `datetime` where that can follow."""
+"""Tests for the three date formats of RFC 9110 section 5.6.7, compared with `datetime`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RFC_EXAMPLE = 784_111_777  # 6 November 1994, 08:49:37
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
-# The grammar of section 5.6.7 once more, reported in another way than the parser tells it.
+# The grammar of section 5.6.7 as a regular expression, which the parser does not use.
 GRAMMAR = re.compile(
     rf"(?:{'|'.join(day[:3] for day in DAYS)}), [0-9]{{2}} (?:{'|'.join(MONTHS)}) [0-9]{{4}} "
     r"[0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
@@ -35,25 +35,25 @@ moments = st.datetimes(
 ).map(lambda moment: moment.replace(microsecond=0))
 
 
-def seconds(moment: datetime) -> int:
-    """Return the epoch seconds of `moment`, by whole numbers."""
+def epoch_seconds(moment: datetime) -> int:
+    """Return the epoch seconds of `moment`, computed with integers."""
     return (moment - EPOCH) // timedelta(seconds=1)
 
 
-def imf(moment: datetime) -> str:
-    """Write `moment` as an IMF-fixdate."""
+def format_imf_fixdate(moment: datetime) -> str:
+    """Format `moment` as an IMF-fixdate."""
     day, month = DAYS[moment.weekday()][:3], MONTHS[moment.month - 1]
     return f"{day}, {moment.day:02} {month} {moment.year:04} {moment:%H:%M:%S} GMT"
 
 
-def rfc850(moment: datetime) -> str:
-    """Write `moment` in the form of RFC 850, which keeps two digits of the year."""
+def format_rfc850(moment: datetime) -> str:
+    """Format `moment` as in RFC 850, with two digits of the year."""
     day, month = DAYS[moment.weekday()], MONTHS[moment.month - 1]
     return f"{day}, {moment.day:02}-{month}-{moment.year % 100:02} {moment:%H:%M:%S} GMT"
 
 
-def asctime(moment: datetime) -> str:
-    """Write `moment` as C's asctime does."""
+def format_asctime(moment: datetime) -> str:
+    """Format `moment` like asctime() in C."""
     day, month = DAYS[moment.weekday()][:3], MONTHS[moment.month - 1]
     return f"{day} {month} {moment.day:2} {moment:%H:%M:%S} {moment.year:04}"
 
@@ -68,7 +68,7 @@ def asctime(moment: datetime) -> str:
     ],
 )
 def test_examples_of_the_rfc(text: str) -> None:
-    """The RFC's own example is one moment in each form, also with asctime's day in two digits."""
+    """The example of the RFC is parsed in each format, also with a two-digit day in asctime."""
     assert RFC_EXAMPLE == parse_http_date(text, NOW)
 
 
@@ -76,90 +76,92 @@ def test_examples_of_the_rfc(text: str) -> None:
 @example(datetime(2000, 2, 29, tzinfo=UTC))
 @example(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC))
 def test_imf_fixdate_round_trip(moment: datetime) -> None:
-    """Every second from 1970 to 9999 is read back from an IMF-fixdate."""
-    assert seconds(moment) == parse_http_date(imf(moment), NOW)
+    """Every second from 1970 to 9999 is parsed from its IMF-fixdate."""
+    assert epoch_seconds(moment) == parse_http_date(format_imf_fixdate(moment), NOW)
 
 
 @given(moments)
 def test_asctime_round_trip(moment: datetime) -> None:
-    """Every second from 1970 to 9999 is read back from asctime."""
-    assert seconds(moment) == parse_http_date(asctime(moment), NOW)
+    """Every second from 1970 to 9999 is parsed from its asctime format."""
+    assert epoch_seconds(moment) == parse_http_date(format_asctime(moment), NOW)
 
 
 @given(moments, st.integers(-49 * 365, 49 * 365))
 def test_rfc850_round_trip(moment: datetime, days: int) -> None:
-    """A moment less than 50 years from now, past or future, is read back from two digits."""
+    """A date less than 50 years before or after now is parsed from its two-digit year."""
     try:
         now = moment + timedelta(days=days)
     except OverflowError:
         now = moment
-    assert seconds(moment) == parse_http_date(rfc850(moment), float(seconds(now)))
+    assert epoch_seconds(moment) == parse_http_date(
+        format_rfc850(moment), float(epoch_seconds(now))
+    )
 
 
-def at(year: int, month: int = 1, day: int = 1, second: int = 0) -> int:
-    """Return the epoch seconds of a day, plus `second`."""
-    return seconds(datetime(year, month, day, tzinfo=UTC)) + second
+def utc(year: int, month: int = 1, day: int = 1, second: int = 0) -> int:
+    """Return the epoch seconds of a UTC day, plus `second`."""
+    return epoch_seconds(datetime(year, month, day, tzinfo=UTC)) + second
 
 
 @pytest.mark.parametrize(
     ("text", "now", "expected"),
     [
         # Exactly 50 years ahead is not more than 50 years ahead; a second later is.
-        ("Friday, 01-Jan-76 00:00:00 GMT", at(2026), at(2076)),
-        ("Friday, 01-Jan-76 00:00:01 GMT", at(2026), at(1976, second=1)),
-        ("Friday, 01-Jan-76 00:00:01 GMT", at(2026, second=1), at(2076, second=1)),
-        ("Friday, 31-Dec-76 00:00:00 GMT", at(2026, 12, 30), at(1976, 12, 31)),
-        ("Friday, 31-Dec-76 00:00:00 GMT", at(2026, 12, 31), at(2076, 12, 31)),
-        # Other parsers turn at 69 whatever the year is.
-        ("Friday, 01-Jan-69 00:00:00 GMT", at(2026), at(2069)),
-        ("Friday, 01-Jan-68 00:00:00 GMT", at(2017), at(1968)),
-        ("Friday, 01-Jan-99 00:00:00 GMT", at(2026), at(1999)),
-        # Around the turn of a century, the next one is near and the old one is far.
-        ("Friday, 01-Jan-00 00:00:00 GMT", at(1999, 12, 31), at(2000)),
-        ("Friday, 01-Jan-05 00:00:00 GMT", at(2099), at(2105)),
-        ("Friday, 31-Dec-99 00:00:00 GMT", at(2100), at(2099, 12, 31)),
-        # A leap day 50 years ahead of a year that has none.
-        ("Saturday, 29-Feb-76 00:00:00 GMT", at(2026, 2, 28), at(1976, 2, 29)),
-        ("Saturday, 29-Feb-76 00:00:00 GMT", at(2026, 3, 1), at(2076, 2, 29)),
-        # A time before the epoch has two digits as well.
-        ("Friday, 01-Jan-60 00:00:00 GMT", at(1950), at(1960)),
+        ("Friday, 01-Jan-76 00:00:00 GMT", utc(2026), utc(2076)),
+        ("Friday, 01-Jan-76 00:00:01 GMT", utc(2026), utc(1976, second=1)),
+        ("Friday, 01-Jan-76 00:00:01 GMT", utc(2026, second=1), utc(2076, second=1)),
+        ("Friday, 31-Dec-76 00:00:00 GMT", utc(2026, 12, 30), utc(1976, 12, 31)),
+        ("Friday, 31-Dec-76 00:00:00 GMT", utc(2026, 12, 31), utc(2076, 12, 31)),
+        # Other parsers change the century at 69 in any year.
+        ("Friday, 01-Jan-69 00:00:00 GMT", utc(2026), utc(2069)),
+        ("Friday, 01-Jan-68 00:00:00 GMT", utc(2017), utc(1968)),
+        ("Friday, 01-Jan-99 00:00:00 GMT", utc(2026), utc(1999)),
+        # Years near the turn of a century.
+        ("Friday, 01-Jan-00 00:00:00 GMT", utc(1999, 12, 31), utc(2000)),
+        ("Friday, 01-Jan-05 00:00:00 GMT", utc(2099), utc(2105)),
+        ("Friday, 31-Dec-99 00:00:00 GMT", utc(2100), utc(2099, 12, 31)),
+        # A leap day 50 years after a year without one.
+        ("Saturday, 29-Feb-76 00:00:00 GMT", utc(2026, 2, 28), utc(1976, 2, 29)),
+        ("Saturday, 29-Feb-76 00:00:00 GMT", utc(2026, 3, 1), utc(2076, 2, 29)),
+        # A time before the epoch.
+        ("Friday, 01-Jan-60 00:00:00 GMT", utc(1950), utc(1960)),
     ],
 )
 def test_two_digit_years(text: str, now: int, expected: int) -> None:
-    """Two digits mean the latest such year that is not more than 50 years ahead."""
+    """A two-digit year is the latest year with these digits at most 50 years ahead."""
     assert expected == parse_http_date(text, float(now))
 
 
 @given(moments, st.integers(0, 10**11))
 def test_two_digit_years_stay_within_50_years(moment: datetime, now: int) -> None:
-    """Whatever the time is, two digits never land more than 50 years ahead or a century back."""
-    found = parse_http_date(rfc850(moment), float(now))
-    if found is not None:  # 29 February of a century year may not exist where the rule puts it
+    """A date with a two-digit year is at most 50 years and two days before or after now."""
+    parsed = parse_http_date(format_rfc850(moment), float(now))
+    if parsed is not None:  # 29 February may not exist in the chosen century
         year = 31_556_952
-        assert now - 50 * year - 2 * 86_400 <= found <= now + 50 * year + 2 * 86_400
+        assert now - 50 * year - 2 * 86_400 <= parsed <= now + 50 * year + 2 * 86_400
 
 
 @pytest.mark.parametrize("now", [float("nan"), float("inf"), float("-inf")])
-def test_no_now_no_century(now: float) -> None:
-    """Without a finite time to hold it against, a two-digit year means nothing."""
+def test_two_digit_year_with_a_now_that_is_not_finite(now: float) -> None:
+    """A date with a two-digit year is None if `now` is not finite."""
     assert None is parse_http_date("Sunday, 06-Nov-94 08:49:37 GMT", now)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("Sat, 31 Dec 2016 23:59:60 GMT", at(2017)),
-        ("Saturday, 31-Dec-16 23:59:60 GMT", at(2017)),
-        ("Sat Dec 31 23:59:60 2016", at(2017)),
+        ("Sat, 31 Dec 2016 23:59:60 GMT", utc(2017)),
+        ("Saturday, 31-Dec-16 23:59:60 GMT", utc(2017)),
+        ("Sat Dec 31 23:59:60 2016", utc(2017)),
         ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
         ("Wed, 31 Dec 1969 23:59:59 GMT", -1),
         ("Sat, 01 Jan 0000 00:00:00 GMT", -62_167_219_200),
         ("Tue, 29 Feb 0000 00:00:00 GMT", -62_167_219_200 + 59 * 86_400),
-        ("Thu, 29 Feb 1996 00:00:00 GMT", at(1996, 2, 29)),
+        ("Thu, 29 Feb 1996 00:00:00 GMT", utc(1996, 2, 29)),
     ],
 )
-def test_what_datetime_refuses(text: str, expected: int) -> None:
-    """A leap second is the second after it, and the calendar has a year 0."""
+def test_leap_seconds_and_early_years(text: str, expected: int) -> None:
+    """A leap second is parsed as the second after it, and years from 0 on are valid."""
     assert expected == parse_http_date(text, NOW)
 
 
@@ -171,8 +173,8 @@ def test_what_datetime_refuses(text: str, expected: int) -> None:
         "Mon Nov  6 08:49:37 1994",
     ],
 )
-def test_a_wrong_weekday_is_forgiven(text: str) -> None:
-    """The weekday must be the name of one, but need not be the right one."""
+def test_a_wrong_weekday_is_ignored(text: str) -> None:
+    """The weekday must be a valid name, but it need not match the date."""
     assert RFC_EXAMPLE == parse_http_date(text, NOW)
 
 
@@ -222,13 +224,13 @@ def test_a_wrong_weekday_is_forgiven(text: str) -> None:
         "Sun, 06 Nov 1994 08:49 GMT",
         "Sun, 06 Nov 1994 08:49:37:00 GMT",
         "Sun, 06 Nov 1994 08:49:37.5 GMT",
-        # digits that only int() would take
+        # digits that int() accepts but the grammar does not
         "Sun, +6 Nov 1994 08:49:37 GMT",
         "Sun, 06 Nov 1_94 08:49:37 GMT",
         "Sun, 06 Nov -994 08:49:37 GMT",
         "Sun, \u0660\u0666 Nov 1994 08:49:37 GMT",
         "Sun, 06 Nov 199\u00b2 08:49:37 GMT",
-        # moments that do not exist
+        # dates and times that do not exist
         "Sun, 00 Nov 1994 08:49:37 GMT",
         "Sun, 31 Nov 1994 08:49:37 GMT",
         "Sun, 32 Dec 1994 08:49:37 GMT",
@@ -247,7 +249,7 @@ def test_a_wrong_weekday_is_forgiven(text: str) -> None:
     ],
 )
 def test_not_an_http_date(text: str) -> None:
-    """What the grammar does not allow, or the calendar does not have, is None."""
+    """Text outside the grammar and dates that do not exist give None."""
     assert None is parse_http_date(text, NOW)
 
 
@@ -262,21 +264,23 @@ near_dates = st.lists(
 ).map(" ".join)
 
 
-def replaced(text: str, place: int, character: str) -> str:
-    """Return `text` with the character at `place` replaced."""
-    return text[:place] + character + text[place + 1 :]
+def replace_character(text: str, index: int, character: str) -> str:
+    """Return `text` with the character at `index` replaced."""
+    return text[:index] + character + text[index + 1 :]
 
 
-mutants = st.builds(
-    replaced,
-    st.one_of(moments.map(imf), moments.map(rfc850), moments.map(asctime)),
+mutated_dates = st.builds(
+    replace_character,
+    st.one_of(
+        moments.map(format_imf_fixdate), moments.map(format_rfc850), moments.map(format_asctime)
+    ),
     st.integers(0, 40),
     st.one_of(st.characters(), st.sampled_from("0123456789 :-,")),
 )
 
 
-@given(st.one_of(st.text(), near_dates, mutants), st.floats())
-def test_never_raises_and_never_strays(text: str, now: float) -> None:
-    """Any text at any time is read without an error, and as a date only within the grammar."""
-    found = parse_http_date(text, now)
-    assert found is None or GRAMMAR.fullmatch(text)
+@given(st.one_of(st.text(), near_dates, mutated_dates), st.floats())
+def test_never_raises_and_follows_the_grammar(text: str, now: float) -> None:
+    """Any text and any `now` give None or, if the text matches the grammar, a date."""
+    parsed = parse_http_date(text, now)
+    assert parsed is None or GRAMMAR.fullmatch(text)

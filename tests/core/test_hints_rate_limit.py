@@ -1,4 +1,4 @@
-"""Tests for `RateLimit` fields: well-formed, malformed and long."""
+"""Tests for well-formed, malformed and long `RateLimit` fields."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tarry.core.hints import Hint, hint_from_headers
 from tests.core.header_strategies import NOW
 
 
-def rate_limit(*lines: str) -> float | None:
-    """Return the wait that the lines of a `RateLimit` ask for."""
+def delay_from_rate_limit(*lines: str) -> float | None:
+    """Return the delay of a `RateLimit` field with these lines."""
     hint = hint_from_headers([("RateLimit", line) for line in lines], NOW)
     assert hint is None or hint == Hint(hint.delay, source="ratelimit")
     return hint and hint.delay
@@ -18,7 +18,7 @@ def rate_limit(*lines: str) -> float | None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ('"default";r=50;t=30', None),  # the draft's example: there is quota left
+        ('"default";r=50;t=30', None),  # the draft's example, with quota left
         ('"default";r=0;t=30', 30.0),
         ('"default";t=30;r=0', 30.0),
         ('"default";r=0;t=0', 0.0),
@@ -38,8 +38,8 @@ def rate_limit(*lines: str) -> float | None:
     ],
 )
 def test_rate_limit(line: str, expected: float | None) -> None:
-    """The longest reset among the exhausted quotas is the wait."""
-    assert expected == rate_limit(line)
+    """The delay is the longest reset time of the exhausted quotas."""
+    assert expected == delay_from_rate_limit(line)
 
 
 @pytest.mark.parametrize(
@@ -50,18 +50,18 @@ def test_rate_limit(line: str, expected: float | None) -> None:
     ],
 )
 def test_unknown_parameters(bare_item: str) -> None:
-    """Parameters that the draft does not define may hold any type and change nothing."""
+    """Parameters that the draft does not define can have any type and are ignored."""
     line = f'"default";pk={bare_item};r=0;*x-1_.;t=30;z={bare_item}'
-    assert 30.0 == rate_limit(line)
+    assert 30.0 == delay_from_rate_limit(line)
 
 
 @pytest.mark.parametrize(
-    "fault",
+    "line",
     [
-        # the list
+        # invalid lists
         *("", ",", '"default";r=0;t=30,', ',"default";r=0;t=30', '"a";r=0;t=1,,"b";r=0;t=2'),
         *('"a";r=0;t=1 "b";r=0;t=2', '"a";r=0;t=1;', '"a";r=0;t=1 x'),
-        # the items
+        # invalid items
         *("default;r=0;t=30", "'default';r=0;t=30", '"default;r=0;t=30', '("default");r=0;t=30'),
         *(
             '"a\\b";r=0;t=30',
@@ -71,10 +71,10 @@ def test_unknown_parameters(bare_item: str) -> None:
             "1;r=0;t=3",
         ),
         *("limit=100, remaining=0, reset=50", "100", '"a\\'),
-        # the parameters
+        # invalid parameters
         *('"a" ;r=0;t=30', '"a";R=0;t=30', '"a";r =0;t=30', '"a";r= 0;t=30', '"a";;r=0;t=30'),
         *('"a";r=;t=30', '"a";=0;t=30', '"a";1r=0;r=0;t=30', '"a";\tr=0;t=30'),
-        # other types of value than the draft asks for
+        # values of types that the draft does not allow
         *('"a"', '"a";t=30', '"a";r;t=30', '"a";r=0;t', '"a";r=-1;t=30', '"a";r=0;t=-1'),
         *('"a";r=0.0;t=30', '"a";r=0;t=30.0', '"a";r="0";t=30', '"a";r=0;t="30"', '"a";r=?0;t=30'),
         *('"a";r=@0;t=30', '"a";r=none;t=30', '"a";r=0;t=:MzA=:'),
@@ -85,15 +85,15 @@ def test_unknown_parameters(bare_item: str) -> None:
         *('"a";x=%"%FF";r=0;t=1', '"a";x=%a;r=0;t=1', '"a";x=(1);r=0;t=1', '"a";x=@1.5;r=0;t=1'),
     ],
 )
-def test_malformed_rate_limit(fault: str) -> None:
-    """One fault anywhere and the whole field is ignored, also what would be valid in it."""
-    assert None is rate_limit(fault)
-    assert None is rate_limit(fault, '"default";r=0;t=30')
+def test_malformed_rate_limit(line: str) -> None:
+    """A syntax error anywhere makes the complete field invalid, including its valid lines."""
+    assert None is delay_from_rate_limit(line)
+    assert None is delay_from_rate_limit(line, '"default";r=0;t=30')
 
 
 def test_rate_limit_lines_are_one_list() -> None:
-    """Lines of the same name are joined before they are read."""
-    assert 60.0 == rate_limit('"a";r=0;t=30', '"b";r=0;t=60')
+    """Lines of the same name are joined before they are parsed."""
+    assert 60.0 == delay_from_rate_limit('"a";r=0;t=30', '"b";r=0;t=60')
 
 
 def test_rate_limit_of_a_cached_response() -> None:
@@ -104,7 +104,7 @@ def test_rate_limit_of_a_cached_response() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "unit", "tail"),
+    ("prefix", "repeated", "suffix"),
     [
         ('"', "a", ""),
         ('"', "\\", "x"),
@@ -114,6 +114,6 @@ def test_rate_limit_of_a_cached_response() -> None:
         ('"a";x="', '\\"', ""),
     ],
 )
-def test_long_rate_limits_end(head: str, unit: str, tail: str) -> None:
-    """A fault at the end of a long field costs no more than the field is long."""
-    assert None is rate_limit(head + unit * 30_000 + tail)
+def test_long_rate_limits(prefix: str, repeated: str, suffix: str) -> None:
+    """A long malformed field is parsed in linear time."""
+    assert None is delay_from_rate_limit(prefix + repeated * 30_000 + suffix)

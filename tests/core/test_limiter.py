@@ -1,4 +1,4 @@
-"""Tests for limiters: fixed, adaptive concurrency, and the cubic rate of its specification."""
+"""Tests for limiters: fixed and adaptive concurrency, and the adaptive rate."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ OVERLOADED = Outcome(Kind.OVERLOADED)
 TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 
 
-def admitted(limiter: Limiter, now: float, asking: int = 10_000) -> int:
-    """Return the number of simultaneous attempts that are admitted."""
-    return sum(limiter.acquire(now) is not None for _ in range(asking))
+def count_admitted(limiter: Limiter, now: float, attempts: int = 10_000) -> int:
+    """Start simultaneous attempts and return the number that the limiter admits."""
+    return sum(limiter.acquire(now) is not None for _ in range(attempts))
 
 
-# --- in flight -----------------------------------------------------------------------------------
+# --- InFlight ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 2, 10, 9_999])
-def test_at_most_so_many_at_a_time(limit: int) -> None:
-    """Of ten thousand attempts only the limit is admitted, and each release frees a slot."""
+def test_in_flight_limit(limit: int) -> None:
+    """A fixed limiter admits as many attempts as its limit, and each release frees a slot."""
     limiter = InFlight(limit)
-    assert limit == admitted(limiter, 0.0)
+    assert limit == count_admitted(limiter, 0.0)
     for outcome in (SUCCESS, TRANSIENT, PERMANENT, None):
         limiter.release(outcome, 1.0, 1.0)
         assert [0.0, None] == [limiter.acquire(1.0) for _ in range(2)]
@@ -49,12 +49,12 @@ def test_at_most_so_many_at_a_time(limit: int) -> None:
     ("later", "expected"),
     [(0.0, 1), (0.5, 5), (1.0, 10), (2.5, 25), (5.0, 50), (9.99, 99), (10.0, 100), (1e6, 100)],
 )
-def test_after_an_outage_the_cap_is_a_slope(later: float, expected: int) -> None:
-    """The cap grows from one to the limit within the ramp, in a straight line."""
+def test_limit_after_a_recovery(later: float, expected: int) -> None:
+    """After a recovery the limit rises linearly from 1 to its configured value."""
     limiter = InFlight(100)
     limiter.on_recovery(50.0)
     assert expected == limiter.limit(50.0 + later)
-    assert expected == admitted(limiter, 50.0 + later)
+    assert expected == count_admitted(limiter, 50.0 + later)
 
 
 @given(
@@ -63,46 +63,46 @@ def test_after_an_outage_the_cap_is_a_slope(later: float, expected: int) -> None
     st.floats(0, 1e6),
     st.lists(st.floats(0, 1.5), min_size=3, max_size=12).map(sorted),
 )
-def test_the_ramp_is_a_straight_line(
-    limit: int, ramp: float, recovered: float, shares: list[float]
+def test_the_ramp_is_linear(
+    limit: int, ramp: float, recovered_at: float, fractions: list[float]
 ) -> None:
-    """At any moment the cap lies on the line from 0 to the limit, cut to a whole number, or is 1.
+    """During the ramp the limit rises linearly from 0, rounded down, but at least 1.
 
-    It never falls, and having reached the limit it stays there.
+    The limit never falls, and stays at its configured value after the ramp.
     """
     limiter = InFlight(limit, ramp=ramp)
-    limiter.on_recovery(recovered)
+    limiter.on_recovery(recovered_at)
     before = 0
-    for share in shares:
-        now = recovered + share * ramp
-        cap = limiter.limit(now)
-        line = min(float(limit), limit * (now - recovered) / ramp)
-        assert max(1.0, line - 1) - 1e-6 <= cap <= max(1.0, line) + 1e-6
-        assert before <= cap
-        before = cap
+    for fraction in fractions:
+        now = recovered_at + fraction * ramp
+        current = limiter.limit(now)
+        exact = min(float(limit), limit * (now - recovered_at) / ramp)
+        assert max(1.0, exact - 1) - 1e-6 <= current <= max(1.0, exact) + 1e-6
+        assert before <= current
+        before = current
 
 
-def test_a_second_outage_begins_a_second_ramp() -> None:
-    """Each recovery starts low again; running attempts count against the limit."""
+def test_a_second_recovery_starts_a_second_ramp() -> None:
+    """Each recovery starts a new ramp, and running attempts count against its limit."""
     limiter = InFlight(10)
-    assert 10 == admitted(limiter, 0.0)
+    assert 10 == count_admitted(limiter, 0.0)
     limiter.on_recovery(100.0)
     for _ in range(8):
         limiter.release(TRANSIENT, 1.0, 100.0)
     assert (1, None) == (limiter.limit(100.0), limiter.acquire(102.0))
-    assert 1 == admitted(limiter, 103.0)
+    assert 1 == count_admitted(limiter, 103.0)
     limiter.on_recovery(200.0)
     assert 1 == limiter.limit(200.0)
 
 
-def test_a_clock_read_before_the_recovery() -> None:
-    """A time a little before the recovery has the lowest cap."""
+def test_a_time_before_the_recovery() -> None:
+    """At a time shortly before the recovery the limit is 1."""
     limiter = InFlight(10)
     limiter.on_recovery(100.0)
     assert 1 == limiter.limit(99.9)
 
 
-def test_a_clock_that_is_set_back_begins_the_ramp_anew() -> None:
+def test_a_clock_that_is_set_back_restarts_the_ramp() -> None:
     """After the clock is set back, the ramp starts again."""
     limiter = InFlight(10, ramp=10.0)
     limiter.on_recovery(3600.0)
@@ -112,11 +112,11 @@ def test_a_clock_that_is_set_back_begins_the_ramp_anew() -> None:
 # --- AIMD ----------------------------------------------------------------------------------------
 
 
-def rounds(limiter: AIMD, times: int, now: float = 0.0) -> list[int]:
-    """Fill the limit and let everything succeed, some times; return the limit after each round."""
+def run_rounds(limiter: AIMD, times: int, now: float = 0.0) -> list[int]:
+    """Run rounds of successes that use the full limit; return the limit after each round."""
     limits = []
     for _ in range(times):
-        for _ in range(admitted(limiter, now, asking=limiter.limit)):
+        for _ in range(count_admitted(limiter, now, attempts=limiter.limit)):
             limiter.release(SUCCESS, 0.1, now)
             limiter.acquire(now)
         while limiter._in_flight:
@@ -126,14 +126,14 @@ def rounds(limiter: AIMD, times: int, now: float = 0.0) -> list[int]:
 
 
 def test_one_more_per_round_of_successes() -> None:
-    """When the limit is used, a round of successes raises it by about one."""
-    limits = [10, *rounds(AIMD(), 40)]
+    """A round of successes that uses the full limit raises the limit by about one."""
+    limits = [10, *run_rounds(AIMD(), 40)]
     assert {0, 1} >= {after - before for before, after in pairwise(limits)}
     assert 45 <= limits[-1] <= 50
 
 
 def test_an_unused_limit_does_not_grow() -> None:
-    """Successes below half of the limit do not raise it."""
+    """Successes with at most half of the limit in flight do not raise the limit."""
     limiter = AIMD()
     for _ in range(1_000):
         for _ in range(5):
@@ -154,16 +154,16 @@ def test_an_unused_limit_does_not_grow() -> None:
         (None, 10),
     ],
 )
-def test_what_lowers_the_limit(outcome: Outcome | None, expected: int) -> None:
-    """Only a failure of the dependency decreases the limit, to 0.7 of it."""
+def test_outcomes_that_lower_the_limit(outcome: Outcome | None, expected: int) -> None:
+    """A failure that is not permanent multiplies the limit by 0.7; other outcomes do not."""
     limiter = AIMD()
     limiter.acquire(0.0)
     limiter.release(outcome, 1.0, 1.0)
     assert expected == limiter.limit
 
 
-def test_one_cut_per_round_trip() -> None:
-    """Failures of attempts started before the last decrease do not decrease it again."""
+def test_one_decrease_per_round_trip() -> None:
+    """Failures of attempts that started before the last decrease do not lower the limit again."""
     limiter = AIMD(initial=100)
     for _ in range(20):
         limiter.acquire(0.0)
@@ -174,24 +174,24 @@ def test_one_cut_per_round_trip() -> None:
     assert [70, 70, 70, 49, 34] == limits
 
 
-def test_the_bounds_by_default() -> None:
-    """Failures bring the limit down to one, successes up to two hundred."""
+def test_default_bounds_of_aimd() -> None:
+    """By default failures lower the limit to 1, and successes raise it to 200."""
     limiter = AIMD()
     for now in range(20):
         limiter.acquire(now)
         limiter.release(TRANSIENT, 0.0, now)
     assert 1 == limiter.limit
-    assert 200 == rounds(limiter, 250, 21.0)[-1]
+    assert 200 == run_rounds(limiter, 250, 21.0)[-1]
 
 
-def test_after_an_outage_it_begins_low() -> None:
-    """Recovery sets the least limit, from where each round adds one; old failures do not count."""
+def test_recovery_sets_the_minimum_limit() -> None:
+    """A recovery sets the limit to min_limit, and failures of earlier attempts do not lower it."""
     limiter = AIMD(min_limit=2, initial=50)
     limiter.on_recovery(100.0)
-    assert [2, 2, 3, 4] == [limiter.limit, *rounds(limiter, 3, 101.0)]
-    for began, expected in ((90.0, 4), (100.5, 3)):
-        limiter.acquire(began)
-        limiter.release(TRANSIENT, 102.0 - began, 102.0)
+    assert [2, 2, 3, 4] == [limiter.limit, *run_rounds(limiter, 3, 101.0)]
+    for started, expected in ((90.0, 4), (100.5, 3)):
+        limiter.acquire(started)
+        limiter.release(TRANSIENT, 102.0 - started, 102.0)
         assert expected == limiter.limit
 
 
@@ -202,7 +202,7 @@ def test_after_an_outage_it_begins_low() -> None:
     st.floats(0.01, 0.99),
     st.lists(
         st.tuples(
-            st.sampled_from(["acquire", "acquire", "release", "recovered"]),
+            st.sampled_from(["acquire", "acquire", "release", "recover"]),
             st.sampled_from([SUCCESS, SUCCESS, TRANSIENT, THROTTLED, PERMANENT, None]),
             st.floats(0, 2),
         ),
@@ -211,39 +211,41 @@ def test_after_an_outage_it_begins_low() -> None:
     ),
 )
 def test_the_limit_stays_within_its_bounds(
-    least: int,
-    more: int,
-    most: int,
+    min_limit: int,
+    initial_above_min: int,
+    max_above_initial: int,
     decrease_factor: float,
     events: list[tuple[str, Outcome | None, float]],
 ) -> None:
-    """Whatever happens, the limit keeps its bounds, and slots are free below it only."""
+    """For any events the limit stays within its bounds, and an attempt below it is admitted."""
+    initial = min_limit + initial_above_min
+    max_limit = initial + max_above_initial
     limiter = AIMD(
-        min_limit=least,
-        initial=least + more,
-        max_limit=least + more + most,
+        min_limit=min_limit,
+        initial=initial,
+        max_limit=max_limit,
         decrease_factor=decrease_factor,
     )
-    running, now = 0, 0.0
-    for what, outcome, seconds in events:
+    in_flight, now = 0, 0.0
+    for action, outcome, seconds in events:
         now += seconds
-        if what == "acquire":
-            free = running < limiter.limit
-            assert (0.0 if free else None) == limiter.acquire(now)
-            running += free
-        elif what == "recovered":
+        if action == "acquire":
+            has_slot = in_flight < limiter.limit
+            assert (0.0 if has_slot else None) == limiter.acquire(now)
+            in_flight += has_slot
+        elif action == "recover":
             limiter.on_recovery(now)
-        elif running:
+        elif in_flight:
             limiter.release(outcome, seconds, now)
-            running -= 1
-        assert least <= limiter.limit <= least + more + most
+            in_flight -= 1
+        assert min_limit <= limiter.limit <= max_limit
 
 
-# --- the cubic rate ------------------------------------------------------------------------------
+# --- AdaptiveRate --------------------------------------------------------------------------------
 
 
-class Reference:
-    """The adaptive mode as its source describes it, in its three parts."""
+class ReferenceRate:
+    """The adaptive retry mode of AWS: rate measurement, CUBIC and token bucket."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -253,7 +255,7 @@ class Reference:
         self.rate: float | None = None
         self.level, self.level_at = 0.0, 0.0
 
-    def clock(self, t: float) -> None:
+    def measure_rate(self, t: float) -> None:
         """Measure the rate in half-second buckets, smoothed by 0.8."""
         bucket = floor(t / 0.5) * 0.5
         last = bucket if self.last_bucket is None else self.last_bucket
@@ -265,13 +267,13 @@ class Reference:
         self.last_bucket = last
 
     def tokens(self, t: float) -> float:
-        """Return what the bucket holds: filled at the rate, up to the rate or one."""
+        """Return the tokens in the bucket, which refills at the rate up to max(1, rate)."""
         if self.rate is None:
             return 0.0
         return min(max(1.0, self.rate), self.level + (t - self.level_at) * self.rate)
 
     def send(self, t: float) -> float | None:
-        """Take a token, or return the time until there is one."""
+        """Take a token and return the time until it is available; None above 30 s."""
         if self.rate is None:
             return 0.0
         tokens = self.tokens(t)
@@ -282,19 +284,19 @@ class Reference:
         return wait
 
     def receive(self, t: float, *, throttled: bool) -> None:
-        """Set the rate: 0.7 of the present one after a throttle, else along the cubic."""
-        self.clock(t)
+        """Set the rate: 0.7 of the current one after throttling, else the cubic function."""
+        self.measure_rate(t)
         if throttled:
             self.w_max = self.measured if self.rate is None else min(self.measured, self.rate)
             self.k = (self.w_max * 0.3 / 0.4) ** (1 / 3)
             self.t0 = t
-            wanted = 0.7 * self.w_max
+            target = 0.7 * self.w_max
         elif self.rate is None:
             return
         else:
-            wanted = 0.4 * (t - self.t0 - self.k) ** 3 + self.w_max
+            target = 0.4 * (t - self.t0 - self.k) ** 3 + self.w_max
         tokens = self.tokens(t)
-        self.rate = max(0.5, min(wanted, 2 * self.measured))
+        self.rate = max(0.5, min(target, 2 * self.measured))
         self.level, self.level_at = min(tokens, max(1.0, self.rate)), t
 
 
@@ -303,15 +305,15 @@ class Reference:
     st.lists(
         st.tuples(
             st.sampled_from([0.0, 0.0, 0.01, 0.1, 0.3, 0.5, 1.0, 3.0]),
-            st.sampled_from(["send", "success", "success", "throttle", "failure", "nothing"]),
+            st.sampled_from(["send", "success", "success", "throttle", "failure", "cancel"]),
         ),
         min_size=15,
         max_size=60,
     ),
 )
-def test_adaptive_rate_agrees_with_its_source(now: float, events: list[tuple[float, str]]) -> None:
-    """The same events give the same rates and waits as the specification."""
-    limiter, reference = AdaptiveRate(), Reference()
+def test_adaptive_rate_agrees_with_reference(now: float, events: list[tuple[float, str]]) -> None:
+    """For any events the rates and delays are those of the reference implementation."""
+    limiter, reference = AdaptiveRate(), ReferenceRate()
     for seconds, event in events:
         now += seconds
         if event == "send":
@@ -319,7 +321,7 @@ def test_adaptive_rate_agrees_with_its_source(now: float, events: list[tuple[flo
             assert (None if wait is None else pytest.approx(wait, rel=1e-6, abs=1e-6)) == (
                 limiter.acquire(now)
             )
-        elif event == "nothing":
+        elif event == "cancel":
             limiter.release(None, 0.1, now)
         else:
             outcome = {"success": SUCCESS, "throttle": THROTTLED, "failure": TRANSIENT}[event]
@@ -333,7 +335,7 @@ def test_adaptive_rate_agrees_with_its_source(now: float, events: list[tuple[flo
             assert 0.5 <= limiter.rate
 
 
-def steady(limiter: AdaptiveRate, start: float, seconds: float, per_second: float) -> float:
+def run_at_rate(limiter: AdaptiveRate, start: float, seconds: float, per_second: float) -> float:
     """Make successful attempts at a constant rate; return the time of the last one."""
     now = start
     for n in range(1, int(seconds * per_second) + 1):
@@ -343,31 +345,31 @@ def steady(limiter: AdaptiveRate, start: float, seconds: float, per_second: floa
     return now
 
 
-def test_off_until_the_first_throttle() -> None:
-    """Whatever ends otherwise than throttled, ten thousand attempts at once go through."""
+def test_no_rate_limit_before_the_first_throttling() -> None:
+    """Before the first throttled outcome 10,000 simultaneous attempts are admitted."""
     limiter = AdaptiveRate()
     for outcome in (SUCCESS, TRANSIENT, TIMEOUT, OVERLOADED, PERMANENT, None) * 1_000:
         assert 0.0 == limiter.acquire(0.0)
         limiter.release(outcome, 0.1, 0.0)
     limiter.on_recovery(1.0)
-    assert (None, 10_000) == (limiter.rate, admitted(limiter, 1.0))
+    assert (None, 10_000) == (limiter.rate, count_admitted(limiter, 1.0))
 
 
-def test_a_throttle_cuts_the_measured_rate() -> None:
-    """At 100 a second, the first throttle sets 0.7 of the rate, and the cubic returns in time."""
+def test_throttling_lowers_the_measured_rate() -> None:
+    """Throttling sets 0.7 of the measured rate, and the cubic function then restores that rate."""
     limiter = AdaptiveRate()
-    now = steady(limiter, 0.0, 20.0, 100.0)
+    now = run_at_rate(limiter, 0.0, 20.0, 100.0)
     assert pytest.approx(100.0, rel=0.01) == limiter.measured
     limiter.release(THROTTLED, 0.1, now)
     measured = limiter.measured
     assert pytest.approx(0.7 * measured) == limiter.rate
-    back = now + (measured * 0.3 / 0.4) ** (1 / 3)  # where the cubic passes its old height
-    steady(limiter, now, back - now, 100.0)
+    seconds_to_recover = (measured * 0.3 / 0.4) ** (1 / 3)  # until the cubic reaches the old rate
+    run_at_rate(limiter, now, seconds_to_recover, 100.0)
     assert pytest.approx(100.0, rel=0.02) == limiter.rate
 
 
-def test_a_place_in_line() -> None:
-    """At the lowest rate simultaneous attempts wait two seconds more each, at most thirty."""
+def test_delays_of_simultaneous_attempts() -> None:
+    """At the lowest rate each simultaneous attempt is delayed 2 s more, and rejected above 30 s."""
     limiter = AdaptiveRate()
     limiter.release(THROTTLED, 0.1, 0.0)
     assert 0.5 == limiter.rate
@@ -379,92 +381,92 @@ def test_a_place_in_line() -> None:
 
 @pytest.mark.parametrize(("max_wait", "expected"), [(1.999, 0), (2.0, 1), (600.0, 300)])
 def test_max_wait(max_wait: float, expected: int) -> None:
-    """A wait longer than max_wait is rejected."""
+    """An attempt that would be delayed for longer than max_wait is rejected."""
     limiter = AdaptiveRate(max_wait=max_wait)
     limiter.release(THROTTLED, 0.1, 0.0)
-    assert expected == admitted(limiter, 0.0)
+    assert expected == count_admitted(limiter, 0.0)
 
 
-def test_a_rest_saves_no_more_than_the_capacity() -> None:
-    """However long nothing is sent, the bucket holds one second's worth, one at least."""
+def test_idle_time_fills_the_bucket_only_to_its_capacity() -> None:
+    """After a long idle time the bucket holds max(1, rate) tokens."""
     limiter = AdaptiveRate()
     limiter.release(THROTTLED, 0.1, 0.0)
     assert [0.0, 2.0] == [limiter.acquire(1e6) for _ in range(2)]
 
 
-def test_a_place_that_was_not_used_is_given_back() -> None:
-    """An attempt that was never sent gives its token back."""
+def test_an_attempt_that_was_not_sent_returns_its_token() -> None:
+    """A cancelled attempt with a duration of 0 was not sent and returns its token."""
     limiter = AdaptiveRate()
     limiter.release(THROTTLED, 0.1, 0.0)
-    waits = []
-    for _ in range(20):  # callers whose deadline comes before their turn
-        waits.append(limiter.acquire(0.0))
+    delays = []
+    for _ in range(20):  # for example calls whose deadline is before the delayed start
+        delays.append(limiter.acquire(0.0))
         limiter.release(None, 0.0, 0.0)
-    assert [2.0] * 20 == waits
+    assert [2.0] * 20 == delays
 
 
-def test_a_cancelled_attempt_has_used_its_place() -> None:
-    """An attempt that was sent and then cancelled keeps its token, because it was load."""
+def test_a_cancelled_attempt_does_not_return_its_token() -> None:
+    """An attempt that was sent and then cancelled does not return its token."""
     limiter = AdaptiveRate()
     limiter.release(THROTTLED, 0.1, 0.0)
-    waits = []
-    for now in (0.0, 0.0, 0.0):  # copies that lost a race, say
-        waits.append(limiter.acquire(now))
+    delays = []
+    for now in (0.0, 0.0, 0.0):  # for example hedges that another attempt was faster than
+        delays.append(limiter.acquire(now))
         limiter.release(None, 0.5, now)
-    assert [2.0, 4.0, 6.0] == waits
+    assert [2.0, 4.0, 6.0] == delays
 
 
-def test_a_clock_read_earlier_earns_nothing_twice() -> None:
-    """Times that go back and forth a little fill the bucket no faster than time itself."""
+def test_times_that_go_backwards_add_no_tokens() -> None:
+    """Times that go back and forth do not refill the bucket twice for the same second."""
     limiter = AdaptiveRate()
     limiter.release(THROTTLED, 0.1, 100.0)
-    waits = [limiter.acquire(now) for now in (101.0, 100.0, 101.0, 100.0, 101.0)]
-    assert [1.0, 3.0, 5.0, 7.0, 9.0] == waits
+    delays = [limiter.acquire(now) for now in (101.0, 100.0, 101.0, 100.0, 101.0)]
+    assert [1.0, 3.0, 5.0, 7.0, 9.0] == delays
 
 
-def test_recovery_leaves_no_savings() -> None:
-    """What was saved at the old rate is gone: after an outage one goes at once, the next waits."""
+def test_recovery_empties_the_bucket() -> None:
+    """After a recovery the bucket holds one token, so that the second attempt is delayed."""
     limiter = AdaptiveRate()
-    now = steady(limiter, 0.0, 20.0, 100.0)
+    now = run_at_rate(limiter, 0.0, 20.0, 100.0)
     limiter.release(THROTTLED, 0.1, now)
     limiter.on_recovery(now + 60)
     assert [0.0, 2.0, 4.0] == [limiter.acquire(now + 60) for _ in range(3)]
 
 
-def test_recovery_of_the_rate_is_a_slope() -> None:
-    """After an outage the rate begins at its least and takes seconds to come back."""
+def test_recovery_of_the_rate_is_gradual() -> None:
+    """After a recovery the rate starts at 0.5 and rises with the cubic function."""
     limiter = AdaptiveRate()
-    now = steady(limiter, 0.0, 20.0, 100.0)
+    now = run_at_rate(limiter, 0.0, 20.0, 100.0)
     limiter.release(THROTTLED, 0.1, now)
-    now = steady(limiter, now, 5.0, 100.0) + 60.0
-    for _ in range(2):  # probes of a breaker, and the one that closes it
+    now = run_at_rate(limiter, now, 5.0, 100.0) + 60.0
+    for _ in range(2):  # the first probes of a breaker; the last probe closes it
         limiter.release(SUCCESS, 0.1, now)
     limiter.on_recovery(now)
     assert 0.5 == limiter.rate
     limiter.release(SUCCESS, 0.1, now)
-    recovered, rates = now, []
-    while now < recovered + 60:  # a client that always has something to send, and waits its turn
-        wait = limiter.acquire(now)
-        assert wait is not None
+    recovered_at, rates = now, []
+    while now < recovered_at + 60:  # a client that always has the next attempt to send
+        delay = limiter.acquire(now)
+        assert delay is not None
         assert limiter.rate is not None
-        rates.append((now - recovered, limiter.rate))
-        now += wait + 0.01
+        rates.append((now - recovered_at, limiter.rate))
+        now += delay + 0.01
         limiter.release(SUCCESS, 0.01, now)
     assert pytest.approx(0.5) == rates[0][1]
-    assert all(rate <= 0.5 + 0.4 * age**3 + 1e-6 for age, rate in rates)
+    assert all(rate <= 0.5 + 0.4 * elapsed**3 + 1e-6 for elapsed, rate in rates)
     assert rates[-1][1] > 50
 
 
 # --- arguments -----------------------------------------------------------------------------------
 
 
-def in_flight(limit: int = 10, **arguments: Any) -> InFlight:
-    """Return a cap with every argument by name."""
+def make_in_flight(limit: int = 10, **arguments: Any) -> InFlight:
+    """Return an in-flight limiter, with a default for `limit`."""
     return InFlight(limit, **arguments)
 
 
-CHECKED: list[tuple[str, Callable[..., Limiter], list[ParameterSet]]] = [
-    ("InFlight", in_flight, invalid_values(limit="count", ramp="positive")),
+INVALID_ARGUMENTS: list[tuple[str, Callable[..., Limiter], list[ParameterSet]]] = [
+    ("InFlight", make_in_flight, invalid_values(limit="count", ramp="positive")),
     (
         "AIMD",
         AIMD,
@@ -477,23 +479,23 @@ CHECKED: list[tuple[str, Callable[..., Limiter], list[ParameterSet]]] = [
 
 
 @pytest.mark.parametrize(
-    ("limiter", "field", "value", "words"),
+    ("limiter", "field", "value", "pattern"),
     [
         pytest.param(limiter, *case.values, id=f"{name}-{case.id}")
-        for name, limiter, cases in CHECKED
+        for name, limiter, cases in INVALID_ARGUMENTS
         for case in cases
     ],
 )
-def test_refused_arguments(
-    limiter: Callable[..., Limiter], field: str, value: object, words: str
+def test_invalid_arguments(
+    limiter: Callable[..., Limiter], field: str, value: object, pattern: str
 ) -> None:
     """Each argument rejects invalid values, with its name in the message."""
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(ConfigurationError, match=pattern):
         limiter(**keyword(field, value))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "pattern"),
     [
         ({"initial": 201}, "^initial must be from min_limit to max_limit, got 201$"),
         ({"initial": 4, "min_limit": 5}, "^initial must be from min_limit to max_limit, got 4$"),
@@ -502,7 +504,7 @@ def test_refused_arguments(
         ({"decrease_factor": 1.5}, "^decrease_factor must be less than 1, got 1.5$"),
     ],
 )
-def test_arguments_that_do_not_fit_together(arguments: dict[str, Any], words: str) -> None:
-    """The first limit lies between the others, and decrease_factor is less than 1."""
-    with pytest.raises(ConfigurationError, match=words):
+def test_invalid_combinations_of_arguments(arguments: dict[str, Any], pattern: str) -> None:
+    """An `initial` outside of the other limits and a `decrease_factor` of 1 are rejected."""
+    with pytest.raises(ConfigurationError, match=pattern):
         AIMD(**arguments)

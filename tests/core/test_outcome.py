@@ -1,4 +1,4 @@
-"""Tests for the classification of statuses, codes and exceptions, and should-retry headers."""
+"""Tests for the classification of HTTP statuses, gRPC codes and exceptions."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ NOW = 784_111_777.0  # 6 November 1994, 08:49:37
 PUSHBACK = "grpc-retry-pushback-ms"
 
 
-def of_status(status: int, **headers: str) -> Outcome:
-    """Classify a response; underscores stand for hyphens."""
+def classify_status(status: int, **headers: str) -> Outcome:
+    """Return the outcome of a response; underscores in header names become hyphens."""
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
     return outcome_of_status(status, fields, now=NOW)
 
 
-# --- what an outcome is --------------------------------------------------------------------------
+# --- Outcome -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,25 +50,25 @@ def of_status(status: int, **headers: str) -> Outcome:
         (Kind.PERMANENT, False),
     ],
 )
-def test_what_counts_against_the_breaker(kind: Kind, counts: bool) -> None:
-    """Every failure except a permanent one counts against the dependency."""
+def test_kinds_that_count_as_failures(kind: Kind, counts: bool) -> None:
+    """Every failure except a permanent one counts as a failure of the dependency."""
     assert counts == Outcome(kind).counts_as_failure
 
 
-def test_what_failed_on_our_side_does_not_count() -> None:
-    """A local failure does not count against the dependency."""
+def test_local_failure_does_not_count() -> None:
+    """A local failure does not count as a failure of the dependency."""
     assert not Outcome(Kind.TRANSIENT, local=True).counts_as_failure
 
 
-def test_each_class_has_its_own_base_delay_and_cost() -> None:
-    """Throttling has a longer initial delay than a transient failure, and its own price."""
+def test_throttling_has_its_own_initial_delay_and_price() -> None:
+    """Throttling has a longer initial delay than a transient failure, and another price."""
     policy, budget = Policy(), TokenBudget("aws-2026")
     assert (0.1, 1.0) == (policy.ceiling(1), policy.ceiling(1, throttled=True))
     assert (14, 5) == (budget.cost(Outcome(Kind.TRANSIENT)), budget.cost(Outcome(Kind.THROTTLED)))
 
 
 def test_outcomes_are_values() -> None:
-    """An outcome cannot be changed, has no further attributes, and is equal to its like."""
+    """An outcome is immutable, has no `__dict__` and is equal to an outcome with equal fields."""
     outcome = Outcome(Kind.TRANSIENT, Hint(1.0), detail="503")
     with pytest.raises(AttributeError):
         outcome.repeatable = False
@@ -76,8 +76,8 @@ def test_outcomes_are_values() -> None:
     assert {outcome} == {Outcome(Kind.TRANSIENT, Hint(1.0), detail="503")}
 
 
-def test_plain_outcomes() -> None:
-    """An outcome of which only the class is known is safe, has no hint and was not retried."""
+def test_defaults_of_outcomes() -> None:
+    """By default an outcome is repeatable, has no hint and was not retried by a layer below."""
     for kind, outcome in (
         (Kind.SUCCESS, SUCCESS),
         (Kind.TRANSIENT, TRANSIENT),
@@ -91,9 +91,9 @@ def test_plain_outcomes() -> None:
 
 
 @pytest.mark.parametrize("status", [100, 200, 201, 202, 204, 206, 301, 302, 304, 307, 399])
-def test_statuses_that_are_no_errors(status: int) -> None:
-    """Everything below 400 is a success, whatever its headers say."""
-    assert SUCCESS is of_status(status, retry_after="5", x_should_retry="false")
+def test_successful_statuses(status: int) -> None:
+    """Every status below 400 is a success, regardless of the headers."""
+    assert SUCCESS is classify_status(status, retry_after="5", x_should_retry="false")
 
 
 @pytest.mark.parametrize(
@@ -108,26 +108,26 @@ def test_statuses_that_are_no_errors(status: int) -> None:
 def test_statuses(status: int, kind: Kind) -> None:
     """The retryable statuses are transient, 429 is throttled, and the others are permanent."""
     timeout = status in {408, 504}
-    assert Outcome(kind, timeout=timeout, detail=str(status)) == of_status(status)
+    assert Outcome(kind, timeout=timeout, detail=str(status)) == classify_status(status)
     assert (kind is not Kind.PERMANENT) == (status in RETRYABLE_STATUSES)
 
 
 @given(st.integers(400, 599), st.frozensets(st.integers(400, 599), max_size=5))
-def test_the_table_of_statuses_is_the_policys(status: int, retryable: frozenset[int]) -> None:
-    """With a custom table exactly its statuses are retried."""
+def test_custom_retryable_statuses(status: int, retryable: frozenset[int]) -> None:
+    """With custom retryable statuses exactly these are retryable."""
     outcome = outcome_of_status(status, now=NOW, retryable=retryable)
     expected = Kind.THROTTLED if status == 429 else Kind.TRANSIENT
     assert (expected if status in retryable else Kind.PERMANENT) is outcome.kind
 
 
-def test_every_status_that_a_policy_takes_is_retried() -> None:
-    """A policy that lists 202 retries it, so that polling until 200 needs no code."""
+def test_a_successful_status_can_be_retryable() -> None:
+    """A policy can list 202 as retryable, which polls until the status is another one."""
     retryable = Policy(retryable_statuses=frozenset({202})).retryable_statuses
     assert Kind.TRANSIENT is outcome_of_status(202, now=NOW, retryable=retryable).kind
 
 
 @pytest.mark.parametrize(
-    ("status", "reported", "kind"),
+    ("status", "should_retry", "kind"),
     [
         (400, "true", Kind.TRANSIENT),
         (404, "true", Kind.TRANSIENT),
@@ -143,9 +143,9 @@ def test_every_status_that_a_policy_takes_is_retried() -> None:
     ],
 )
 @pytest.mark.parametrize("field", ["x_should_retry", "stripe_should_retry"])
-def test_the_server_overrides_the_table(field: str, status: int, reported: str, kind: Kind) -> None:
-    """The should-retry headers override the status; a malformed one is ignored."""
-    assert kind is of_status(status, **{field: reported}).kind
+def test_should_retry_headers(field: str, status: int, should_retry: str, kind: Kind) -> None:
+    """A should-retry header overrides the status; a malformed one is ignored."""
+    assert kind is classify_status(status, **{field: should_retry}).kind
 
 
 @pytest.mark.parametrize(
@@ -161,27 +161,27 @@ def test_the_server_overrides_the_table(field: str, status: int, reported: str, 
     ],
 )
 def test_hints_are_kept(field: str, value: str, delay: float) -> None:
-    """The wait that a server asks for is part of the outcome, whatever its status."""
+    """The outcome of every failed status contains the hint of the headers."""
     source = field.replace("_", "-")
     for status in (404, 429, 503):
-        assert Hint(delay, source=source) == of_status(status, **{field: value}).hint
+        assert Hint(delay, source=source) == classify_status(status, **{field: value}).hint
 
 
 @pytest.mark.parametrize("value", ["soon", "-5", "1.5", "", "1e3", "12 Nov", "9" * 5_000 + "x"])
 def test_malformed_hints_are_ignored(value: str) -> None:
     """A malformed hint does not change the outcome."""
-    assert of_status(503) == of_status(503, retry_after=value)
+    assert classify_status(503) == classify_status(503, retry_after=value)
 
 
 def test_headers_as_pairs() -> None:
-    """Headers may come as pairs, in any case."""
+    """Headers can be pairs with names in any case."""
     outcome = outcome_of_status(503, [("Retry-After", "7")], now=NOW)
     assert Hint(7.0, source="retry-after") == outcome.hint
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
-def test_a_response_proves_that_the_request_was_read(repeatable: bool) -> None:
-    """The caller decides whether a received request can be repeated."""
+def test_caller_decides_whether_a_failed_response_is_repeatable(repeatable: bool) -> None:
+    """`repeatable` of a failed response is the argument of the caller."""
     assert repeatable == outcome_of_status(503, now=NOW, repeatable=repeatable).repeatable
     assert repeatable == outcome_of_code("UNAVAILABLE", repeatable=repeatable).repeatable
 
@@ -200,8 +200,8 @@ def test_codes(number: int, name: str) -> None:
     assert kinds.keys() == RETRYABLE_CODES
 
 
-def test_the_numbers_of_the_codes() -> None:
-    """The index of a name is its number in `grpc.StatusCode`."""
+def test_numbers_of_the_codes() -> None:
+    """The index of a name in GRPC_CODES is its number in `grpc.StatusCode`."""
     assert (17, 0, 4, 8, 14, 16) == (
         len(GRPC_CODES),
         *map(GRPC_CODES.index, ("OK", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")),
@@ -211,21 +211,21 @@ def test_the_numbers_of_the_codes() -> None:
 
 @pytest.mark.parametrize("code", [-1, 17, 10**6, "NO_SUCH_CODE"])
 def test_unknown_codes_are_permanent(code: str | int) -> None:
-    """A code that gRPC does not have is permanent, and the log names it."""
+    """A code that gRPC does not have is permanent, and the outcome has it as its detail."""
     assert Outcome(Kind.PERMANENT, detail=str(code)) == outcome_of_code(code)
 
 
 def test_a_code_of_a_string_enumeration() -> None:
-    """The value of the member is the name of the code."""
+    """The value of a string enumeration's member is the name of the code."""
 
-    class Code(str, Enum):  # noqa: UP042 - str() of a StrEnum is its value, of this the name
+    class Code(str, Enum):  # noqa: UP042 - str() of a StrEnum is the value, of this class the name
         LOST = "unavailable"
 
     assert outcome_of_code("UNAVAILABLE") == outcome_of_code(Code.LOST)
 
 
-def test_the_table_of_codes_is_the_policys() -> None:
-    """With a custom table exactly its codes are retried."""
+def test_custom_retryable_codes() -> None:
+    """With custom retryable codes exactly these are retryable."""
     retryable = frozenset({"ABORTED"})
     assert Kind.TRANSIENT is outcome_of_code("ABORTED", retryable=retryable).kind
     assert Kind.PERMANENT is outcome_of_code("UNAVAILABLE", retryable=retryable).kind
@@ -243,15 +243,15 @@ def test_the_table_of_codes_is_the_policys() -> None:
     ],
 )
 def test_pushback(code: str, value: str, kind: Kind) -> None:
-    """A pushback gives an exact delay; a negative or unreadable one means never (gRFC A6)."""
+    """A pushback is an exact delay; a negative or malformed one forbids a retry (gRFC A6)."""
     outcome = outcome_of_code(code, [(PUSHBACK, value)])
-    reported = Hint(0.25, exact=True) if value == "250" else Hint(should_retry=False)
-    assert (kind, reported._replace(source=PUSHBACK)) == (outcome.kind, outcome.hint)
+    expected = Hint(0.25, exact=True) if value == "250" else Hint(should_retry=False)
+    assert (kind, expected._replace(source=PUSHBACK)) == (outcome.kind, outcome.hint)
 
 
 @pytest.mark.parametrize("value", ["-1", "soon"])
-def test_do_not_retry_counts_whatever_the_code(value: str) -> None:
-    """A "do not retry" pushback is a failure of the server, also with a code that is permanent."""
+def test_pushback_that_forbids_a_retry_counts_as_failure(value: str) -> None:
+    """A pushback that forbids a retry counts as a failure, even with a permanent code."""
     outcome = outcome_of_code("INTERNAL", [(PUSHBACK, value)])
     assert (Kind.OVERLOADED, True) == (outcome.kind, outcome.counts_as_failure)
 
@@ -261,8 +261,8 @@ def test_do_not_retry_counts_whatever_the_code(value: str) -> None:
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(), ConnectionRefusedError(111, "no")])
 @pytest.mark.parametrize("repeatable", [True, False])
-def test_connections_that_were_never_made(error: Exception, repeatable: bool) -> None:
-    """A refused connection is safe to retry for any operation."""
+def test_refused_connections(error: Exception, repeatable: bool) -> None:
+    """A refused connection is repeatable for any operation."""
     expected = Outcome(Kind.TRANSIENT, repeatable=True, detail="ConnectionRefusedError")
     assert expected == outcome_of_exception(error, repeatable=repeatable)
 
@@ -276,8 +276,8 @@ def test_connections_that_were_never_made(error: Exception, repeatable: bool) ->
     ],
     ids=["host", "network", "name"],
 )
-def test_hosts_that_were_never_reached(error: Exception) -> None:
-    """Nothing was sent to a host that cannot be reached or found."""
+def test_unreachable_hosts(error: Exception) -> None:
+    """An unreachable host or a failed name resolution is repeatable, because nothing was sent."""
     outcome = outcome_of_exception(error, repeatable=False)
     assert (Kind.TRANSIENT, True) == (outcome.kind, outcome.repeatable)
 
@@ -296,8 +296,8 @@ def test_hosts_that_were_never_reached(error: Exception) -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("repeatable", [True, False])
-def test_connections_that_broke(error: Exception, timeout: bool, repeatable: bool) -> None:
-    """A request that may have been received is safe only if the caller says so."""
+def test_lost_connections(error: Exception, timeout: bool, repeatable: bool) -> None:
+    """After a lost connection `repeatable` is the argument of the caller."""
     detail = type(error).__name__
     expected = Outcome(Kind.TRANSIENT, repeatable=repeatable, timeout=timeout, detail=detail)
     assert expected == outcome_of_exception(error, repeatable=repeatable)
@@ -307,6 +307,6 @@ def test_connections_that_broke(error: Exception, timeout: bool, repeatable: boo
     "error", [ValueError(), KeyError("x"), OSError(), FileNotFoundError(), KeyboardInterrupt()]
 )
 def test_other_errors_are_permanent(error: BaseException) -> None:
-    """An error that is no network error is permanent."""
+    """An error that is not a network error is permanent."""
     outcome = outcome_of_exception(error)
     assert Outcome(Kind.PERMANENT, detail=type(error).__name__) == outcome

@@ -1,4 +1,4 @@
-"""Tests for Policy: defaults, rules, delays, and conversion to dict and back."""
+"""Tests for Policy: defaults, validation, delays, and conversion to dict and back."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tarry.core.backoff import BACKOFFS, JITTERS, Schedule
 from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
-PUBLIC = list(Policy._fields)
+FIELD_NAMES = list(Policy._fields)
 
 
-class Counted(Random):
+class CountingRandom(Random):
     """A random source that counts its calls."""
 
-    thrown = 0
+    calls = 0
 
     def random(self) -> float:
         """Return a random number and count the call."""
-        self.thrown += 1
+        self.calls += 1
         return super().random()
 
 
@@ -40,8 +40,8 @@ ranges = st.tuples(st.floats(1e-3, 1e4), st.floats(1e-3, 1e4)).map(sorted)
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> Policy:
-    """Policies with all sorts of delays."""
+def policies_with_delays(draw: st.DrawFn) -> Policy:
+    """Generate policies with different delays, backoffs and jitters."""
     initial, maximum = draw(ranges)
     return Policy(
         max_attempts=draw(st.integers(1, 60)),
@@ -56,11 +56,11 @@ def schedules(draw: st.DrawFn) -> Policy:
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
-    """Any policy that has a dict form."""
-    some_seconds = st.none() | st.floats(1e-3, 1e6)
-    return draw(schedules()).replace(
-        total_budget=draw(some_seconds),
-        attempt_timeout=draw(some_seconds),
+    """Generate policies without callables, which can be converted to a dict."""
+    optional_seconds = st.none() | st.floats(1e-3, 1e6)
+    return draw(policies_with_delays()).replace(
+        total_budget=draw(optional_seconds),
+        attempt_timeout=draw(optional_seconds),
         retryable_statuses=draw(st.sampled_from([(), (503,), (429, 500, 404)])),
         retryable_codes=draw(st.sampled_from([(), ("ABORTED", "UNAVAILABLE")])),
         max_hint=draw(st.floats(0, 1e6)),
@@ -72,7 +72,7 @@ def policies(draw: st.DrawFn) -> Policy:
 
 
 def test_defaults() -> None:
-    """The defaults are those of the design."""
+    """A policy without arguments has the documented defaults."""
     policy = Policy()
     expected = {
         "max_attempts": 4,
@@ -89,11 +89,11 @@ def test_defaults() -> None:
         "max_hint": 120.0,
         "ignore_retried_below": False,
     }
-    assert expected == {name: getattr(policy, name) for name in PUBLIC}
+    assert expected == {name: getattr(policy, name) for name in FIELD_NAMES}
 
 
 def test_presets() -> None:
-    """Four presets have names, and `default` is what `Policy()` gives."""
+    """There are four presets, and `default` is equal to `Policy()`."""
     assert {"default", "interactive", "webhook", "patient"} == PRESETS.keys()
     assert Policy() == Policy.preset("default")
 
@@ -110,7 +110,7 @@ def test_presets() -> None:
 def test_values_of_the_presets(
     name: str, attempts: int, delays: tuple[float, float], total: float | None, hint: float
 ) -> None:
-    """Each preset has its documented attempts, delays and times."""
+    """Each preset has its documented attempts, delays, total budget and longest hint."""
     policy = Policy.preset(name)
     assert (attempts, total, hint) == (policy.max_attempts, policy.total_budget, policy.max_hint)
     assert delays == (policy.initial_delay, policy.max_delay)
@@ -118,7 +118,7 @@ def test_values_of_the_presets(
 
 
 def test_webhook_follows_the_schedule_of_standard_webhooks() -> None:
-    """Ten attempts over 75 h 35 min 5 s, step by step as Standard Webhooks 1.0.0 has them."""
+    """The webhook preset has the ten attempts of Standard Webhooks 1.0.0, over 75 h 35 min 5 s."""
     policy = Policy.preset("webhook")
     expected = [5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400]
     actual = [policy.ceiling(k) for k in range(1, policy.max_attempts)]
@@ -127,15 +127,15 @@ def test_webhook_follows_the_schedule_of_standard_webhooks() -> None:
     assert 10 == policy.max_attempts
 
 
-def test_a_patient_policy_is_not_out_of_attempts_before_its_day_is_over() -> None:
-    """A hundred calls that always fail reach 24 hours, with attempts to spare."""
+def test_patient_policy_has_attempts_for_a_day() -> None:
+    """With each of a hundred seeds the delays of the patient preset exceed 24 hours."""
     policy = Policy.preset("patient")
     assert min(sum(policy.delays(Random(seed))) for seed in range(100)) > 24 * 3600
 
 
 @pytest.mark.parametrize("name", ["", "Default", "aws", 1, None])
 def test_unknown_presets(name: Any) -> None:
-    """An unknown preset is rejected with the names of the known ones."""
+    """An unknown preset raises an error that lists the presets."""
     with pytest.raises(ConfigurationError) as caught:
         Policy.preset(name)
     known = "preset must be one of default, interactive, patient, webhook"
@@ -144,18 +144,24 @@ def test_unknown_presets(name: Any) -> None:
 
 # --- validation ----------------------------------------------------------------------------------
 
-HUGE = 10**400
-POSITIVE = ["initial_delay", "max_delay", "total_budget", "attempt_timeout", "throttled_delay"]
+TOO_LARGE_FOR_A_FLOAT = 10**400
+POSITIVE_FIELDS = [
+    "initial_delay",
+    "max_delay",
+    "total_budget",
+    "attempt_timeout",
+    "throttled_delay",
+]
 
 
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
-        *((field, value, "greater than 0") for field in POSITIVE for value in (0, -0.0, -1)),
+        *((field, value, "greater than 0") for field in POSITIVE_FIELDS for value in (0, -0.0, -1)),
         *(
             (field, value, "finite")
-            for field in [*POSITIVE, "multiplier", "max_hint"]
-            for value in (nan, inf, -inf, HUGE)
+            for field in [*POSITIVE_FIELDS, "multiplier", "max_hint"]
+            for value in (nan, inf, -inf, TOO_LARGE_FOR_A_FLOAT)
         ),
         ("max_attempts", 0, "at least 1"),
         ("max_attempts", -1, "at least 1"),
@@ -170,8 +176,8 @@ POSITIVE = ["initial_delay", "max_delay", "total_budget", "attempt_timeout", "th
     ],
     ids=str,
 )
-def test_values_that_break_a_rule(field: str, value: float | str, rule: str) -> None:
-    """A value that breaks a rule is rejected with the field, the rule and the value."""
+def test_invalid_values(field: str, value: float | str, rule: str) -> None:
+    """An invalid value raises an error with the field, the rule and the value."""
     values: dict[str, Any] = {field: value}
     with pytest.raises(ConfigurationError) as caught:
         Policy(**values)
@@ -183,7 +189,7 @@ def test_values_that_break_a_rule(field: str, value: float | str, rule: str) -> 
     [
         *(
             (field, value, "a number")
-            for field in [*POSITIVE, "multiplier", "max_hint"]
+            for field in [*POSITIVE_FIELDS, "multiplier", "max_hint"]
             for value in (True, "1", b"1", [1], 1j)
         ),
         *((field, None, "a number") for field in ("initial_delay", "max_delay", "multiplier")),
@@ -203,7 +209,7 @@ def test_values_that_break_a_rule(field: str, value: float | str, rule: str) -> 
     ids=repr,
 )
 def test_values_of_the_wrong_type(field: str, value: Any, rule: str) -> None:
-    """A value of the wrong type is rejected with the field, the rule and the value."""
+    """A value of the wrong type raises an error with the field, the rule and the value."""
     with pytest.raises(ConfigurationTypeError) as caught:
         Policy(**{field: value})
     assert f"{field} must be {rule}, got {value!r}" == str(caught.value)
@@ -211,29 +217,29 @@ def test_values_of_the_wrong_type(field: str, value: Any, rule: str) -> None:
 
 @pytest.mark.parametrize("status", ["503", 503.0, True])
 def test_statuses_of_the_wrong_type(status: Any) -> None:
-    """A status in the collection that is no whole number is named."""
+    """A status that is not an int raises an error with its index in the collection."""
     with pytest.raises(ConfigurationTypeError) as caught:
         Policy(retryable_statuses=[503, status])
     assert f"retryable_statuses[1] must be a whole number, got {status!r}" == str(caught.value)
 
 
 class Code(Enum):
-    """Codes as gRPC's own package has them."""
+    """An enumeration like `grpc.StatusCode`."""
 
     ABORTED = 10
 
 
 @pytest.mark.parametrize(("code", "name"), [(Code.ABORTED, "ABORTED"), (14, "UNAVAILABLE")])
 def test_codes_of_the_wrong_type(code: Any, name: str) -> None:
-    """A code that is no text is rejected with the name to write for it, or an example."""
+    """A code that is not a string raises an error with the name of the member or an example."""
     with pytest.raises(ConfigurationTypeError) as caught:
         Policy(retryable_codes=[code])
     text = f'retryable_codes[0] must be the name of a code as a string ("{name}"), got {code!r}'
     assert text == str(caught.value)
 
 
-def test_the_maximum_is_not_below_the_initial_delay() -> None:
-    """The two may be equal; a lower maximum is rejected, also against a default."""
+def test_max_delay_below_initial_delay() -> None:
+    """A max_delay below initial_delay is rejected, even if one of them is the default."""
     assert 5.0 == Policy(initial_delay=5, max_delay=5).max_delay
     with pytest.raises(ConfigurationError) as caught:
         Policy(initial_delay=60)
@@ -245,7 +251,7 @@ def test_the_maximum_is_not_below_the_initial_delay() -> None:
 
 @pytest.mark.parametrize("status", [1, 99, 600, 1_000])
 def test_statuses_out_of_range(status: int) -> None:
-    """A status that HTTP does not have is rejected."""
+    """A status below 100 or above 599 is rejected."""
     with pytest.raises(ConfigurationError) as caught:
         Policy(retryable_statuses=[503, status])
     assert f"retryable_statuses[1] must be from 100 to 599, got {status}" == str(caught.value)
@@ -253,16 +259,16 @@ def test_statuses_out_of_range(status: int) -> None:
 
 @pytest.mark.parametrize("code", ["unavailable", "NOT_A_CODE", ""])
 def test_unknown_codes(code: str) -> None:
-    """A code that gRPC does not have is rejected with the names it has."""
+    """A code that gRPC does not have raises an error that lists the codes."""
     with pytest.raises(ConfigurationError) as caught:
         Policy(retryable_codes=frozenset({code}))
     assert str(caught.value).startswith("retryable_codes[0] must be one of ABORTED, ")
     assert str(caught.value).endswith(f", got {code!r}")
 
 
-def test_values_have_one_form() -> None:
-    """Whole numbers become floats and collections frozen sets, so that equal policies are equal."""
-    loose: dict[str, Any] = {
+def test_values_are_normalized() -> None:
+    """Ints become floats and collections frozen sets, so that equal policies are equal."""
+    arguments: dict[str, Any] = {
         "initial_delay": 1,
         "multiplier": 2,
         "max_delay": 30,
@@ -271,22 +277,22 @@ def test_values_have_one_form() -> None:
         "retryable_statuses": [503, 503, 429],
         "retryable_codes": ("UNAVAILABLE",),
     }
-    policy = Policy(**loose)
-    strict = Policy(
+    policy = Policy(**arguments)
+    normalized = Policy(
         initial_delay=1.0,
         total_budget=60.0,
         max_hint=0.0,
         retryable_statuses=frozenset({429, 503}),
         retryable_codes=frozenset({"UNAVAILABLE"}),
     )
-    assert (strict, hash(strict)) == (policy, hash(policy))
-    assert [float] * 5 == [type(getattr(policy, name)) for name in list(loose)[:5]]
+    assert (normalized, hash(normalized)) == (policy, hash(policy))
+    assert [float] * 5 == [type(getattr(policy, name)) for name in list(arguments)[:5]]
     assert isinstance(policy.retryable_statuses, frozenset)
     assert isinstance(policy.retryable_codes, frozenset)
 
 
-def test_extremes_that_are_fine() -> None:
-    """One attempt, any number of attempts, the smallest delay and empty tables are all policies."""
+def test_extreme_values() -> None:
+    """One attempt, a billion attempts, the smallest float and empty sets are valid."""
     assert [] == Policy(max_attempts=1).delays(Random(1))
     assert 10**9 == Policy(max_attempts=10**9).max_attempts
     assert 5e-324 == Policy(initial_delay=5e-324).initial_delay
@@ -295,7 +301,7 @@ def test_extremes_that_are_fine() -> None:
 
 
 def test_policies_are_immutable() -> None:
-    """No field can be set, none can be added, and none is given by position."""
+    """Fields cannot be set or added, and the constructor has no positional arguments."""
     policy = Policy()
     assert not hasattr(policy, "__dict__")
     with pytest.raises(TypeError):
@@ -304,12 +310,12 @@ def test_policies_are_immutable() -> None:
         policy.max_attempts = 5
 
 
-# --- the schedule --------------------------------------------------------------------------------
+# --- delays --------------------------------------------------------------------------------------
 
 
-@given(schedules(), st.integers(1, 10_000))
-def test_ceiling_is_the_backoff(policy: Policy, k: int) -> None:
-    """The ceiling of a retry is that of the formula or the schedule, for any k."""
+@given(policies_with_delays(), st.integers(1, 10_000))
+def test_ceiling(policy: Policy, k: int) -> None:
+    """The ceiling of retry k is that of the named backoff or of the schedule."""
     backoff = policy.backoff
     if isinstance(backoff, str):
         values = policy.initial_delay, policy.multiplier, policy.max_delay
@@ -318,40 +324,40 @@ def test_ceiling_is_the_backoff(policy: Policy, k: int) -> None:
         assert backoff(k) == policy.ceiling(k)
 
 
-@given(schedules(), st.integers(1, 10_000))
+@given(policies_with_delays(), st.integers(1, 10_000))
 def test_throttled_ceilings_are_never_lower(policy: Policy, k: int) -> None:
-    """After throttling the base is slower, within the same maximum."""
-    plain, throttled = policy.ceiling(k), policy.ceiling(k, throttled=True)
-    assert plain <= throttled
+    """After throttling the ceiling is not lower, and not above max_delay for a named backoff."""
+    normal, throttled = policy.ceiling(k), policy.ceiling(k, throttled=True)
+    assert normal <= throttled
     if isinstance(policy.backoff, str):
         assert throttled <= policy.max_delay
 
 
 def test_throttled_ceilings() -> None:
-    """A throttled attempt starts from `throttled_delay` and grows like any other."""
+    """After throttling the ceilings start at `throttled_delay` and grow like other ceilings."""
     policy = Policy()
     assert [1.0, 2.0, 4.0, 8.0] == [policy.ceiling(k, throttled=True) for k in range(1, 5)]
     assert 0.5 == Policy(max_delay=0.5).ceiling(1, throttled=True)
-    listed = Policy(backoff=Schedule((0.1, 3.0)))
-    assert [1.0, 3.0] == [listed.ceiling(k, throttled=True) for k in (1, 2)]
+    with_schedule = Policy(backoff=Schedule((0.1, 3.0)))
+    assert [1.0, 3.0] == [with_schedule.ceiling(k, throttled=True) for k in (1, 2)]
 
 
-@given(schedules(), st.integers(0, 2**32))
-def test_delays_are_the_formulas(policy: Policy, seed: int) -> None:
-    """`delays` is ceiling, then jitter, with one draw each, and each delay feeds the next."""
-    dice, previous, expected = Random(seed), policy.initial_delay, []
+@given(policies_with_delays(), st.integers(0, 2**32))
+def test_delays(policy: Policy, seed: int) -> None:
+    """Each delay is the jitter of its ceiling, the previous delay and one random number."""
+    random, previous, expected = Random(seed), policy.initial_delay, []
     assert isinstance(policy.jitter, str)
     for k in range(1, policy.max_attempts):
-        arguments = policy.ceiling(k), previous, dice.random()
+        arguments = policy.ceiling(k), previous, random.random()
         previous = JITTERS[policy.jitter](*arguments, policy.initial_delay, policy.max_delay)
         expected.append(previous)
-    counted = Counted(seed)
-    assert expected == policy.delays(counted)
-    assert policy.max_attempts - 1 == counted.thrown
+    counting_random = CountingRandom(seed)
+    assert expected == policy.delays(counting_random)
+    assert policy.max_attempts - 1 == counting_random.calls
 
 
-def test_delays_replay() -> None:
-    """One seed gives one run, and another seed another."""
+def test_delays_are_reproducible() -> None:
+    """Equal seeds give equal delays, and other seeds other delays."""
     policy = Policy(max_attempts=10)
     assert policy.delays(Random(7)) == policy.delays(Random(7))
     assert policy.delays(Random(7)) != policy.delays(Random(8))
@@ -360,84 +366,84 @@ def test_delays_replay() -> None:
 @pytest.mark.parametrize("backoff", sorted(BACKOFFS))
 @pytest.mark.parametrize("jitter", sorted(JITTERS))
 def test_ten_thousand_attempts(backoff: Any, jitter: Any) -> None:
-    """Ten thousand attempts give as many finite delays within the maximum, less one."""
+    """A policy with 10,000 attempts has 9,999 delays, none above max_delay."""
     delays = Policy(max_attempts=10_000, backoff=backoff, jitter=jitter).delays(Random(1))
     assert 9_999 == len(delays)
     assert 0 <= min(delays) <= max(delays) <= 30.0
 
 
 def test_the_standard_mode_of_aws() -> None:
-    """Three attempts with U(0, 1) * min(2**i, 20 s) are two values of a policy."""
+    """A policy can have the delays of AWS's standard mode, random() * min(2**i, 20 s)."""
     policy = Policy(max_attempts=3, initial_delay=1, max_delay=20)
-    dice = Random(3)
-    assert [dice.random() * min(2**i, 20) for i in range(2)] == policy.delays(Random(3))
+    random = Random(3)
+    assert [random.random() * min(2**i, 20) for i in range(2)] == policy.delays(Random(3))
 
 
-def test_a_jitter_is_any_callable() -> None:
-    """A callable gets ceiling, last delay and u: the 20 % of gRPC are one line."""
-    seen: list[tuple[float, float, float]] = []
+def test_jitter_as_a_callable() -> None:
+    """A jitter can be a callable of ceiling, previous delay and u, such as the 20 % of gRPC."""
+    arguments: list[tuple[float, float, float]] = []
 
-    def grpc(ceiling: float, previous: float, u: float) -> float:
-        seen.append((ceiling, previous, u))
+    def grpc_jitter(ceiling: float, previous: float, u: float) -> float:
+        arguments.append((ceiling, previous, u))
         return ceiling * (0.8 + 0.4 * u)
 
-    policy = Policy(max_attempts=3, initial_delay=1, jitter=grpc)
-    dice = Random(5)
-    u, v = dice.random(), dice.random()
+    policy = Policy(max_attempts=3, initial_delay=1, jitter=grpc_jitter)
+    random = Random(5)
+    u, v = random.random(), random.random()
     first, second = 0.8 + 0.4 * u, 2 * (0.8 + 0.4 * v)
     assert [first, second] == policy.delays(Random(5))
-    assert [(1.0, 1.0, u), (2.0, first, v)] == seen
+    assert [(1.0, 1.0, u), (2.0, first, v)] == arguments
 
 
-def test_a_backoff_is_any_callable() -> None:
-    """A callable gets the number of the retry and gives the ceiling."""
+def test_backoff_as_a_callable() -> None:
+    """A backoff can be a callable that returns the ceiling for the number of a retry."""
     policy = Policy(max_attempts=5, backoff=lambda k: k * k, jitter="none")
     assert [1.0, 4.0, 9.0, 16.0] == policy.delays(Random(1))
 
 
-def test_callables_may_give_nothing() -> None:
-    """A callable may say not to wait at all, and its answer comes back as a float."""
+def test_callables_can_return_zero() -> None:
+    """A callable can return a delay of 0, which is converted to a float."""
     policy = Policy(backoff=lambda _k: 0, jitter=lambda c, _p, _u: int(c))
     assert "[0.0, 0.0, 0.0]" == repr(policy.delays(Random(1)))
 
 
 @pytest.mark.parametrize("result", [-1, nan, inf, None, "1", True])
 @pytest.mark.parametrize("field", ["backoff", "jitter"])
-def test_callables_that_give_no_delay(field: str, result: Any) -> None:
-    """A callable that does not give a delay is named in the error."""
+def test_callables_that_return_no_delay(field: str, result: Any) -> None:
+    """A callable that does not return a valid delay raises an error that names the field."""
     callables: dict[str, Any] = {field: lambda *_: result}
     policy = Policy(**callables)
     with pytest.raises(ConfigurationError, match=f"^the result of {field} must be .*{result}"):
         policy.delays(Random(1))
 
 
-# --- other forms ---------------------------------------------------------------------------------
+# --- conversions and copies ----------------------------------------------------------------------
 
 
 @given(policies())
 def test_dict_round_trip(policy: Policy) -> None:
-    """A policy comes back from its dict, also through JSON; what is None is left out."""
-    plain = policy.to_dict()
-    assert [name for name in PUBLIC if getattr(policy, name) is not None] == list(plain)
-    assert policy == Policy.from_dict(plain) == Policy.from_dict(json.loads(json.dumps(plain)))
+    """from_dict() restores a policy from to_dict(), also through JSON; None is omitted."""
+    fields = policy.to_dict()
+    assert [name for name in FIELD_NAMES if getattr(policy, name) is not None] == list(fields)
+    assert policy == Policy.from_dict(fields) == Policy.from_dict(json.loads(json.dumps(fields)))
 
 
 @given(policies())
-def test_policies_travel(policy: Policy) -> None:
-    """A copy or a pickle of a policy is equal to it, keeps its hash and draws the same delays."""
+def test_policies_can_be_copied_and_pickled(policy: Policy) -> None:
+    """A copied or pickled policy has the same fields, hash and delays."""
     for other in (copy.copy(policy), copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):  # noqa: S301
         assert (policy, hash(policy)) == (other, hash(other))
         assert policy.delays(Random(1)) == other.delays(Random(1))
 
 
 def test_from_dict_fills_in_defaults() -> None:
-    """Fields that are left out have their defaults."""
+    """Fields that the dict does not contain have their defaults."""
     assert Policy() == Policy.from_dict({})
     assert Policy(max_attempts=2) == Policy.from_dict({"max_attempts": 2})
 
 
 @pytest.mark.parametrize("field", ["backoff", "jitter"])
-def test_callables_have_no_dict_form(field: str) -> None:
+def test_callables_cannot_be_converted_to_a_dict(field: str) -> None:
     """A policy with a callable cannot be converted to a dict."""
     callables: dict[str, Any] = {field: lambda *_: 1.0}
     policy = Policy(**callables)
@@ -458,7 +464,7 @@ def test_callables_have_no_dict_form(field: str) -> None:
     ],
 )
 def test_malformed_schedules(backoff: dict[str, Any], message: str) -> None:
-    """A schedule that cannot be read is rejected with what is wrong."""
+    """A malformed schedule raises an error that names the problem."""
     with pytest.raises(ConfigurationError) as caught:
         Policy.from_dict({"backoff": backoff})
     assert message == str(caught.value)
@@ -469,11 +475,11 @@ def test_malformed_schedules(backoff: dict[str, Any], message: str) -> None:
     [
         ("attempts", "did you mean 'max_attempts'?"),
         ("maxAttempts", "did you mean 'max_attempts'?"),
-        ("_ceilings", f"it has {', '.join(PUBLIC)}"),
+        ("_ceilings", f"it has {', '.join(FIELD_NAMES)}"),
     ],
 )
 def test_unknown_fields(name: str, hint: str) -> None:
-    """An unknown field is rejected with the similar one, or with all that a policy has."""
+    """An unknown field raises an error with the most similar field, or else with all fields."""
     expected = f"a policy has no field {name!r}; {hint}"
     for build in (Policy.from_dict, lambda changes: Policy().replace(**changes)):
         with pytest.raises(ConfigurationError) as caught:
@@ -481,15 +487,15 @@ def test_unknown_fields(name: str, hint: str) -> None:
         assert expected == str(caught.value)
 
 
-def test_repr_is_how_it_was_made() -> None:
-    """The fields that a user sets are shown, in an expression that makes the same policy."""
+def test_repr_recreates_the_policy() -> None:
+    """The repr of a policy is an expression that creates an equal policy."""
     policy = Policy(max_attempts=2, backoff=Schedule((1.0, 2.0)))
     names = {"Policy": Policy, "Schedule": Schedule}
     assert policy == eval(repr(policy), names)  # noqa: S307
 
 
 def test_replace() -> None:
-    """A copy with changes keeps the rest, is checked like a new one, and works out its ceilings."""
+    """replace() changes and checks the given fields, keeps the others and updates the ceilings."""
     policy = Policy(max_attempts=5)
     changed = policy.replace(initial_delay=1)
     assert Policy(max_attempts=5, initial_delay=1) == changed
@@ -498,13 +504,13 @@ def test_replace() -> None:
         policy.replace(max_attempts=0)
 
 
-def test_explain_is_the_one_of_its_module() -> None:
-    """A policy explains itself."""
+def test_explain() -> None:
+    """explain() starts with a summary of attempts, backoff and jitter."""
     assert Policy().explain().startswith("4 attempts, exponential backoff, full jitter\n")
 
 
 @pytest.mark.parametrize("k", [0, -1])
-def test_there_is_no_retry_zero(k: int) -> None:
-    """Retries are numbered from 1; any other number is rejected, not guessed at."""
+def test_ceiling_of_retry_zero(k: int) -> None:
+    """Retries are numbered from 1, and a smaller number is rejected."""
     with pytest.raises(ConfigurationError, match="k must be at least 1"):
         Policy().ceiling(k)

@@ -11,9 +11,9 @@ from tarry.errors import ConfigurationError
 
 
 def test_the_table_has_the_arguments_of_a_policy_and_their_defaults() -> None:
-    """Names, order and defaults are those of the constructor."""
+    """The names, order and defaults in POLICY_FIELDS are those of the constructor."""
     parameters = signature(Policy).parameters.values()
-    assert [(one.name, one.default) for one in parameters] == [
+    assert [(parameter.name, parameter.default) for parameter in parameters] == [
         (field.name, field.default) for field in POLICY_FIELDS
     ]
 
@@ -26,14 +26,14 @@ def test_every_default_is_valid(field: PolicyField) -> None:
 
 @pytest.mark.parametrize("field", POLICY_FIELDS, ids=lambda field: field.name)
 def test_every_field_has_a_help_sentence(field: PolicyField) -> None:
-    """The help is one sentence."""
+    """The help of each field is one sentence."""
     assert field.help.count(".") == 1
     assert field.help.endswith(".")
 
 
 @pytest.mark.parametrize("field", POLICY_FIELDS, ids=lambda field: field.name)
 def test_an_error_has_the_name_that_the_caller_uses(field: PolicyField) -> None:
-    """A check under another name reports that name."""
+    """A check that is called with another name reports that name."""
     with pytest.raises(ConfigurationError) as caught:
         field.check(object(), "someField")
     assert "someField" == caught.value.field

@@ -1,4 +1,4 @@
-"""Tests for the sliding window, compared with a list of all events."""
+"""Tests for the sliding window."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tarry.core.sliding_window import SlidingWindow
 
 
 def add(window: SlidingWindow, now: float, column: int = 0) -> None:
-    """Count one event with the inline code of the callers."""
+    """Count one event, with the same code that the callers have inline."""
     if now >= window.bucket_end:
         window.advance(now)
     window.current[column] += 1
@@ -24,7 +24,7 @@ def total(window: SlidingWindow, now: float, column: int = 0) -> int:
 
 
 def test_new_window_is_empty() -> None:
-    """Before anything was counted every column is 0."""
+    """In a new window every column is 0."""
     assert [0, 0, 0] == [SlidingWindow(10.0, 3).total(column) for column in range(3)]
 
 
@@ -35,7 +35,7 @@ def test_new_window_is_empty() -> None:
         (0.5, 1),
         (1.0, 1),
         (9.0, 1),
-        (9.999, 1),  # the last of the ten tenths that began with second 0
+        (9.999, 1),  # the last of the ten buckets from second 0 on
         (10.0, 0),
         (10.5, 0),
         (19.0, 0),
@@ -44,14 +44,14 @@ def test_new_window_is_empty() -> None:
         (1e15, 0),
     ],
 )
-def test_a_count_is_forgotten_after_the_span(now: float, expected: int) -> None:
+def test_an_event_leaves_the_window_after_the_span(now: float, expected: int) -> None:
     """An event at second 0 counts until ten buckets have passed."""
     window = SlidingWindow(10.0, 1)
     add(window, 0.0)
     assert expected == total(window, now)
 
 
-def test_tenths_leave_one_by_one() -> None:
+def test_buckets_leave_one_by_one() -> None:
     """One event per bucket adds up to ten, and then drops by one per bucket."""
     window = SlidingWindow(10.0, 1)
     filling = []
@@ -64,7 +64,7 @@ def test_tenths_leave_one_by_one() -> None:
 
 
 def test_columns_are_separate() -> None:
-    """A count in one column shows in no other, also when it leaves."""
+    """An event changes only the count of its own column, also when it leaves the window."""
     window = SlidingWindow(10.0, 3)
     add(window, 0.0, column=0)
     add(window, 5.0, column=2)
@@ -72,7 +72,7 @@ def test_columns_are_separate() -> None:
     assert [0, 0, 1] == [total(window, 10.0, column) for column in range(3)]
 
 
-def test_a_clock_that_was_read_earlier() -> None:
+def test_a_time_before_the_newest_bucket() -> None:
     """A time before the newest bucket is counted in the newest bucket."""
     window = SlidingWindow(10.0, 1)
     add(window, 25.0)
@@ -84,7 +84,7 @@ def test_a_clock_that_was_read_earlier() -> None:
 
 
 def test_clear() -> None:
-    """A cleared window is empty, and counts on from there."""
+    """A cleared window is empty and counts later events."""
     window = SlidingWindow(10.0, 2)
     for second in range(12):
         add(window, float(second), second % 2)
@@ -95,7 +95,7 @@ def test_clear() -> None:
     assert 0 == total(window, 22.0)
 
 
-# Steps of an eighth of a tenth are exact in binary, so that the list knows each tenth for sure.
+# Steps of an eighth of a bucket are exact in binary, so that the list has the exact bucket.
 steps = st.sampled_from([0, 1, 3, 7, 8, 9, 20, 40, 72, 79, 80, 81, 200, 10_000])
 
 
@@ -104,28 +104,28 @@ steps = st.sampled_from([0, 1, 3, 7, 8, 9, 20, 40, 72, 79, 80, 81, 200, 10_000])
     st.integers(0, 10**9),
     st.lists(st.tuples(steps, st.integers(0, 1), st.booleans()), min_size=8, max_size=40),
 )
-def test_counts_what_a_list_counts(
+def test_window_agrees_with_a_list(
     span: float, first: int, events: list[tuple[int, int, bool]]
 ) -> None:
-    """The totals are those of a list that forgets what is older than ten tenths.
+    """The totals are those of a list of the events in the last ten buckets.
 
-    To take a count back removes the oldest that the list still has, or nothing.
+    undo() removes the oldest event of the column from the list, if there is one.
     """
     window = SlidingWindow(span, 2)
     width = span / 10
     eighths = first
     counted: list[tuple[int, int]] = []
-    for step, column, take_back in events:
+    for step, column, undo in events:
         eighths += step
         now = eighths * width / 8
-        counted = [(tenth, c) for tenth, c in counted if tenth > eighths // 8 - 10]
-        if not take_back:
+        counted = [(bucket, c) for bucket, c in counted if bucket > eighths // 8 - 10]
+        if not undo:
             add(window, now, column)
             counted.append((eighths // 8, column))
         else:
             total(window, now, column)
             window.undo(column)
-            oldest = next((entry for entry in counted if entry[1] == column), None)
+            oldest = next((event for event in counted if event[1] == column), None)
             if oldest is not None:
                 counted.remove(oldest)
         assert [sum(c == column for _, c in counted) for column in range(2)] == [
@@ -133,8 +133,8 @@ def test_counts_what_a_list_counts(
         ]
 
 
-def test_the_oldest_is_taken_back() -> None:
-    """undo() takes back the oldest event."""
+def test_undo_removes_the_oldest_event() -> None:
+    """Each undo() removes the oldest event."""
     window = SlidingWindow(10.0, 1)
     for now in (0.0, 2.0, 5.0, 9.0):
         add(window, now)
@@ -143,15 +143,15 @@ def test_the_oldest_is_taken_back() -> None:
     assert [2, 2, 2, 1, 0] == [total(window, now) for now in (9.5, 10.0, 12.0, 15.0, 19.0)]
 
 
-def test_a_tenth_that_ends_between_two_numbers() -> None:
-    """A time that no fraction can tell from the end of its tenth is counted once each time."""
+def test_a_time_at_the_rounded_end_of_a_bucket() -> None:
+    """Each event at a time that rounding puts at the end of its bucket is counted once."""
     window = SlidingWindow(1.0, 1)
     for _ in range(3):
-        add(window, 1.0)  # the tenth bucket, 9 * 0.1 to 10 * 0.1, by the rounding of fractions
+        add(window, 1.0)  # rounding puts 1.0 in the tenth bucket, 9 * 0.1 to 10 * 0.1
     assert 3 == window.total(0)
 
 
-def test_nothing_to_take_back() -> None:
+def test_undo_without_events() -> None:
     """undo() without events has no effect."""
     window = SlidingWindow(10.0, 2)
     window.undo(0)
@@ -165,32 +165,32 @@ def test_nothing_to_take_back() -> None:
     st.floats(0, 1e9),
     st.lists(st.floats(0, 1.5), min_size=4, max_size=20),
 )
-def test_exact_to_a_tenth_of_the_span(span: float, now: float, shares: list[float]) -> None:
-    """Events of nine buckets always count, events older than the span never."""
+def test_exact_to_a_tenth_of_the_span(span: float, now: float, fractions: list[float]) -> None:
+    """Events of the last 0.9 spans always count, events older than the span never."""
     window = SlidingWindow(span, 1)
     times: list[float] = []
-    for share in shares:
-        now += share * span
+    for fraction in fractions:
+        now += fraction * span
         add(window, now)
         times.append(now)
-        grain = 1e-6 * span + 1e-6  # a billion seconds have no finer fractions
-        certain = sum(now - time < 0.9 * span - grain for time in times)
-        possible = sum(now - time <= span + grain for time in times)
-        assert certain <= window.total(0) <= possible
+        tolerance = 1e-6 * span + 1e-6  # the precision of a float near a billion seconds
+        minimum = sum(now - time < 0.9 * span - tolerance for time in times)
+        maximum = sum(now - time <= span + tolerance for time in times)
+        assert minimum <= window.total(0) <= maximum
 
 
 @given(st.floats(1e-3, 1e6), st.floats(0, 1e9))
-def test_the_present_tenth_holds_now(span: float, now: float) -> None:
-    """After a roll, the present tenth ends after now, and no later than a tenth from now."""
+def test_newest_bucket_contains_now(span: float, now: float) -> None:
+    """advance(now) sets the end of the newest bucket to at most a tenth of the span after now."""
     window = SlidingWindow(span, 1)
     window.advance(now)
-    grain = 1e-6 * span + 1e-6
-    assert now - grain <= window.bucket_end <= now + span / 10 + grain
+    tolerance = 1e-6 * span + 1e-6
+    assert now - tolerance <= window.bucket_end <= now + span / 10 + tolerance
 
 
 @pytest.mark.parametrize("first", [-1e9, -100.0, -10.5, -1.0, -0.1])
 def test_times_before_zero(first: float) -> None:
-    """A clock may count from anywhere: the window slides before 0 as it does after."""
+    """The window counts events at negative times."""
     window = SlidingWindow(10.0, 1)
     add(window, first)
     assert 1 == total(window, first + 8.9)
@@ -199,8 +199,8 @@ def test_times_before_zero(first: float) -> None:
 
 @pytest.mark.parametrize("span", [5e-324, 1e-300, 1e-9, 1e300, 1.7e308])
 @pytest.mark.parametrize("now", [0.0, 1e9])
-def test_any_positive_span_works(span: float, now: float) -> None:
-    """No span that is accepted, however short or long, makes a count fail."""
+def test_extreme_spans(span: float, now: float) -> None:
+    """An event is counted with the shortest and the longest spans."""
     window = SlidingWindow(span, 1)
     add(window, now)
     assert 1 == window.total(0)

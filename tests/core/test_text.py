@@ -1,4 +1,4 @@
-"""Tests for durations and counts as text."""
+"""Tests for the formatting of durations and counts."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from tarry.core.text import format_count, format_duration
     ],
 )
 def test_duration(seconds: float, expected: str) -> None:
-    """Seconds are written as a person would, in the unit that fits."""
+    """A duration is formatted in ms, s, min or h, rounded to three digits or to the unit."""
     assert expected == format_duration(seconds)
 
 
 @pytest.mark.parametrize("seconds", [0.9996, 0.99999, 1 - 2**-53])
 def test_almost_a_second(seconds: float) -> None:
-    """What rounds to a second is a second, and not 1e+03 ms."""
+    """A duration that rounds to a second is formatted as 1 s, not as 1e+03 ms."""
     assert "1 s" == format_duration(seconds)
 
 
 @given(st.floats(1e-3, 999 * 3600))
-def test_durations_are_plain_and_right(seconds: float) -> None:
-    """From a millisecond to 999 hours there is no exponent, and the first digits are right."""
+def test_durations_have_no_exponent(seconds: float) -> None:
+    """From 1 ms to 999 h a duration has no exponent and a relative error of at most 0.6 %."""
     number, unit = format_duration(seconds).split()
     assert "e" not in number
-    size = {"ms": 0.001, "s": 1, "min": 60, "h": 3600}[unit]
-    assert pytest.approx(seconds, rel=0.006) == float(number) * size
+    seconds_per_unit = {"ms": 0.001, "s": 1, "min": 60, "h": 3600}[unit]
+    assert pytest.approx(seconds, rel=0.006) == float(number) * seconds_per_unit
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 calls"), (1, "1 call"), (1200, "1,200 calls")])

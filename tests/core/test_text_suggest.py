@@ -19,12 +19,12 @@ def test_suggest(word: str, expected: str | None) -> None:
 
 
 def test_suggest_without_candidates() -> None:
-    """No candidates, no suggestion."""
+    """Without candidates there is no suggestion."""
     assert None is suggest("max_delay", [])
 
 
-def test_similarity_decides_what_is_similar() -> None:
-    """A higher similarity rejects a candidate that the default accepts."""
+def test_similarity_threshold() -> None:
+    """A higher similarity threshold rejects a candidate that the default accepts."""
     assert "max_delay" == suggest("max_dly_s", FIELDS)
     assert None is suggest("max_dly_s", FIELDS, similarity=0.9)
 

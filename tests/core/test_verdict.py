@@ -40,27 +40,27 @@ VALUES: list[Any] = [
         (Reason.DEADLINE, "deadline"),
     ],
 )
-def test_reasons_are_labels(reason: Reason, label: str) -> None:
-    """A reason is the text of its metric label, and found by it."""
+def test_labels_of_reasons(reason: Reason, label: str) -> None:
+    """A reason is equal to the string of its metric label."""
     assert label == reason
     assert label == f"{reason}"
     assert reason is Reason(label)
 
 
 def test_there_are_eleven_reasons() -> None:
-    """All reasons are listed above."""
+    """The test above lists all eleven reasons."""
     assert 11 == len(Reason)
 
 
-def test_every_reason_has_words() -> None:
-    """Each reason reads as part of a sentence, and no two read the same."""
-    words = [reason.description for reason in Reason]
-    assert len(Reason) == len(set(words))
-    assert [] == [text for text in words if not text[0].islower() or text[-1] in ". "]
+def test_every_reason_has_a_description() -> None:
+    """Each description is unique, starts with a lower-case letter and has no final period."""
+    descriptions = [reason.description for reason in Reason]
+    assert len(Reason) == len(set(descriptions))
+    assert [] == [text for text in descriptions if not text[0].islower() or text[-1] in ". "]
 
 
 def test_defaults() -> None:
-    """A bare command has no ceiling, hint, time or delay."""
+    """By default a verdict has no ceiling, hint and time, and an attempt no timeout and delay."""
     assert Wait(1.5, 0.0, None) == Wait(1.5)
     assert Stop(Reason.ATTEMPTS, None, None) == Stop(Reason.ATTEMPTS)
     assert Attempt(1, None, 0.0) == Attempt(1)
@@ -69,25 +69,25 @@ def test_defaults() -> None:
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_values_are_frozen(value: Any) -> None:
-    """Commands and records are values: they cannot be changed or grow, and they can be hashed."""
-    first = inspect.getfullargspec(type(value)).args[1]
+    """Each value is immutable and hashable, and has no `__dict__`."""
+    first_field = inspect.getfullargspec(type(value)).args[1]
     with pytest.raises(AttributeError):
-        setattr(value, first, None)
+        setattr(value, first_field, None)
     assert not hasattr(value, "__dict__")
     assert hash(value) == hash(copy.deepcopy(value))
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_values_travel(value: Any) -> None:
-    """Each survives pickle with its type."""
+def test_values_can_be_pickled(value: Any) -> None:
+    """A pickled value keeps its type and is equal to the original."""
     other = pickle.loads(pickle.dumps(value))  # noqa: S301
     assert (type(value), value) == (type(other), other)
 
 
-def test_commands_are_told_apart_by_type() -> None:
-    """A driver can match on what it got."""
+def test_commands_can_be_matched_by_type() -> None:
+    """A match statement can distinguish the commands and bind their fields."""
 
-    def named(command: Wait | Stop | Attempt) -> str:
+    def describe(command: Wait | Stop | Attempt) -> str:
         match command:
             case Wait(delay):
                 return f"wait {delay}"
@@ -101,11 +101,11 @@ def test_commands_are_told_apart_by_type() -> None:
         Stop(Reason.HINT_TOO_LONG, 9.0),
         Attempt(2),
     ]
-    assert ["wait 1.5", "stop hint-too-long 9.0", "attempt 2"] == [*map(named, commands)]
+    assert ["wait 1.5", "stop hint-too-long 9.0", "attempt 2"] == [*map(describe, commands)]
 
 
-def test_progress_is_plain_data() -> None:
-    """Progress can be stored as JSON and read by another process."""
+def test_progress_can_be_stored_as_json() -> None:
+    """Progress can be stored as a JSON array or object and restored."""
     progress = Progress(3, 1000.5, 0.25, 2)
     assert progress == Progress(*json.loads(json.dumps(progress)))
     assert progress == Progress(**json.loads(json.dumps(progress._asdict())))
