@@ -1,4 +1,4 @@
-"""The virtual clock: waits of plain code, asyncio and trio advance it."""
+"""Tests for the virtual clock, which waits of synchronous code, asyncio and trio advance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tarry.testing import VirtualClock, scripted_random
 from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, async_sleep, elapsed_s
 
 both_loops = pytest.mark.parametrize("loop", ["asyncio", "trio"])
-DAY = 86_400.0
+DAY_S = 86_400.0
 
 
 def run(clock: VirtualClock, loop: str, main: Callable[[], Awaitable[Any]]) -> Any:
@@ -27,7 +27,7 @@ def run(clock: VirtualClock, loop: str, main: Callable[[], Awaitable[Any]]) -> A
 
 
 def test_only_waits_advance_the_clock() -> None:
-    """Only waits advance the clock."""
+    """Real time does not advance the virtual clock."""
     with VirtualClock() as clock:
         time.sleep(0.002)
 
@@ -45,53 +45,53 @@ def test_advance() -> None:
         assert 6 == pytest.approx(tarry.remaining())
 
 
-def test_time_does_not_go_back() -> None:
-    """A clock cannot be set back."""
+def test_clock_cannot_be_set_back() -> None:
+    """`advance` rejects a negative number of seconds."""
     with pytest.raises(tarry.ConfigurationError, match="seconds must be at least 0"):
         VirtualClock().advance(-1)
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_days_pass_at_once(driver: Driver) -> None:
-    """Waits of days return at once, and advance the clock."""
+def test_waits_of_days_return_at_once(driver: Driver) -> None:
+    """Waits of days advance the clock and return at once."""
     policy = tarry.Policy(
-        initial_delay=DAY, max_delay=DAY, backoff="fixed", jitter="none", max_attempts=8
+        initial_delay=DAY_S, max_delay=DAY_S, backoff="fixed", jitter="none", max_attempts=8
     )
     with VirtualClock() as clock:
         dependency = Dependency(clock, *[FAIL] * 7, OK)
         driver.run(clock, dependency, policy=policy)
 
-    assert [day * DAY for day in range(8)] == dependency.starts
-    assert 7 * DAY == elapsed_s(clock)
+    assert [day * DAY_S for day in range(8)] == dependency.starts
+    assert 7 * DAY_S == elapsed_s(clock)
 
 
 def test_real_clock_is_restored() -> None:
-    """After the block the real clock is restored, and the virtual one keeps its time."""
+    """After the block the real clock is restored, and the virtual clock keeps its time."""
     with VirtualClock() as clock:
         clock.advance(1000)
     with tarry.deadline(1000):
-        left = tarry.remaining()
+        remaining = tarry.remaining()
 
-    assert left is not None
-    assert 990 < left <= 1000
+    assert remaining is not None
+    assert 990 < remaining <= 1000
     assert 1000 == pytest.approx(clock.elapsed)
 
 
 def test_real_clock_is_restored_after_an_error() -> None:
-    """A block that an error leaves restores the real clock too."""
-    with pytest.raises(ValueError, match="left"), VirtualClock() as clock:
+    """After an error in the block the real clock is restored."""
+    with pytest.raises(ValueError, match="inside"), VirtualClock() as clock:
         clock.advance(1000)
-        raise ValueError("left")
+        raise ValueError("inside")
 
     with tarry.deadline(5), VirtualClock():
-        left = tarry.remaining()
+        remaining = tarry.remaining()
 
-    assert left is not None
-    assert 0 < left <= 5
+    assert remaining is not None
+    assert 0 < remaining <= 5
 
 
 def test_breaker_on_virtual_time() -> None:
-    """A breaker that opened before the clock was advanced is half-open afterwards."""
+    """An open breaker admits a call when `advance` reaches the end of its open period."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1))
     with VirtualClock() as clock:
         with pytest.raises(ConnectionError):
@@ -111,25 +111,25 @@ def test_breaker_on_virtual_time() -> None:
 
 @both_loops
 def test_sleeps_of_the_loop_are_virtual(loop: str) -> None:
-    """The loop's own sleep takes virtual time."""
+    """`asyncio.sleep` and `trio.sleep` take virtual time."""
     with VirtualClock() as clock:
-        run(clock, loop, lambda: async_sleep(DAY))
+        run(clock, loop, lambda: async_sleep(DAY_S))
 
-        assert DAY == elapsed_s(clock)
+        assert DAY_S == elapsed_s(clock)
 
 
 @both_loops
 def test_result_and_error(loop: str) -> None:
     """`run` returns the result of its coroutine, or raises its error."""
 
-    async def give() -> int:
+    async def return_seven() -> int:
         return 7
 
     async def fail() -> None:
         raise ValueError("inside")
 
     with VirtualClock() as clock:
-        assert 7 == run(clock, loop, give)
+        assert 7 == run(clock, loop, return_seven)
         with pytest.raises(ValueError, match="inside"):
             run(clock, loop, fail)
 
@@ -141,17 +141,17 @@ def test_tasks_wake_in_order(loop: str) -> None:
 
     with VirtualClock() as clock:
 
-        async def sleeper(length: int) -> None:
-            await async_sleep(length)
-            woken.append((length, elapsed_s(clock)))
+        async def sleeper(seconds: int) -> None:
+            await async_sleep(seconds)
+            woken.append((seconds, elapsed_s(clock)))
 
         async def on_asyncio() -> None:
             await asyncio.gather(sleeper(3), sleeper(1), sleeper(2))
 
         async def on_trio() -> None:
             async with trio.open_nursery() as nursery:
-                for length in (3, 1, 2):
-                    nursery.start_soon(sleeper, length)
+                for seconds in (3, 1, 2):
+                    nursery.start_soon(sleeper, seconds)
 
         run(clock, loop, on_asyncio if loop == "asyncio" else on_trio)
 
@@ -160,7 +160,7 @@ def test_tasks_wake_in_order(loop: str) -> None:
 
 @both_loops
 def test_now_inside_a_loop(loop: str) -> None:
-    """Inside a running loop, `now` and `elapsed` agree."""
+    """Inside a running loop `now` and `elapsed` advance by the same time."""
     with VirtualClock() as clock:
         before = clock.now()
 
@@ -173,7 +173,7 @@ def test_now_inside_a_loop(loop: str) -> None:
 
 @both_loops
 def test_advance_inside_a_loop(loop: str) -> None:
-    """`advance` inside a running loop makes earlier timers due first."""
+    """`advance` inside a running loop adds to the time that later sleeps take."""
     with VirtualClock() as clock, tarry.deadline(10):
 
         async def main() -> float | None:
@@ -187,7 +187,7 @@ def test_advance_inside_a_loop(loop: str) -> None:
 
 @both_loops
 def test_successive_loops_share_the_time(loop: str) -> None:
-    """Plain waits and successive loops share one clock."""
+    """Synchronous waits and successive loops advance the same clock."""
     with VirtualClock() as clock, scripted_random([0.5]):
         run(clock, loop, lambda: async_sleep(1))
         tarry.call(Dependency(clock, FAIL, OK).call, on=ConnectionError)
@@ -217,20 +217,20 @@ def test_timeouts_of_the_loop_are_virtual(loop: str) -> None:
 
 def test_asyncio_waits_for_threads() -> None:
     """A loop that only waits for a thread does not advance the clock."""
-    gate = threading.Event()
+    release = threading.Event()
 
-    async def main() -> str:
+    async def main() -> bool:
         loop = asyncio.get_running_loop()
-        loop.call_soon(gate.set)
-        return await asyncio.to_thread(lambda: "thread" if gate.wait(10) else "hung")
+        loop.call_soon(release.set)
+        return await asyncio.to_thread(release.wait, 10)
 
     with VirtualClock() as clock:
-        assert "thread" == clock.run(main)
+        assert clock.run(main)
         assert 0 == clock.elapsed
 
 
 def test_asyncio_can_be_woken_by_a_socket() -> None:
-    """Real input and output works inside virtual time."""
+    """Real sockets work inside a loop in virtual time."""
 
     async def main() -> bytes:
         async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -249,8 +249,8 @@ def test_asyncio_can_be_woken_by_a_socket() -> None:
         assert b"hello" == clock.run(main)
 
 
-def test_trio_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without trio, the error has the pip command."""
+def test_run_trio_without_trio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without trio, `run_trio` raises an error that names the extra."""
     monkeypatch.setitem(sys.modules, "trio", None)
 
     with VirtualClock() as clock, pytest.raises(tarry.MissingExtra, match=r"tarry\[trio\]"):
@@ -259,10 +259,10 @@ def test_trio_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @both_loops
 @pytest.mark.timeout(5)
-def test_years_of_virtual_time(loop: str) -> None:
-    """Event loops work after years of virtual time."""
+def test_loops_after_a_year_of_virtual_time(loop: str) -> None:
+    """Event loops work after more than a year of virtual time."""
     with VirtualClock() as clock:
-        clock.advance(400 * DAY)
+        clock.advance(400 * DAY_S)
         run(clock, loop, lambda: async_sleep(0.1))
 
-        assert 400 * DAY + 0.1 == pytest.approx(clock.elapsed, abs=1e-6)
+        assert 400 * DAY_S + 0.1 == pytest.approx(clock.elapsed, abs=1e-6)

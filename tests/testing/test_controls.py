@@ -1,4 +1,4 @@
-"""The context managers for tests: each applies during its block."""
+"""Tests for the context managers of `tarry.testing`, which apply during their blocks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
 
 
 @pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
-def test_no_wait_in_plain_code(driver: Driver) -> None:
-    """Waits of days return at once; decisions and delays are unchanged."""
-    clock = VirtualClock()  # not entered: only `no_wait` keeps it from waiting
+def test_no_wait_in_synchronous_code(driver: Driver) -> None:
+    """With `no_wait` waits of days return at once, and the delays in events are unchanged."""
+    clock = VirtualClock()  # not entered, so that only `no_wait` prevents real waits
     policy = tarry.Policy(initial_delay=86_400, max_delay=86_400, jitter="none")
 
     with no_wait(), captured_events() as events:
@@ -37,7 +37,7 @@ def test_no_wait_in_plain_code(driver: Driver) -> None:
 
 
 def test_no_wait_in_coroutines() -> None:
-    """Coroutines do not wait either, on asyncio and trio."""
+    """With `no_wait` calls on asyncio and trio do not wait."""
     clock = VirtualClock()
     policy = tarry.Policy(initial_delay=86_400, max_delay=86_400, jitter="none")
 
@@ -51,7 +51,7 @@ def test_no_wait_in_coroutines() -> None:
 
 
 def test_no_wait_ends_with_its_block() -> None:
-    """After the block, waits are real again."""
+    """After the block calls wait again."""
     with VirtualClock() as clock, scripted_random([0.5]):
         with no_wait():
             tarry.call(Dependency(clock, FAIL, OK).call, on=ConnectionError)
@@ -62,7 +62,7 @@ def test_no_wait_ends_with_its_block() -> None:
 
 
 def test_no_wait_ends_with_an_error() -> None:
-    """A block that an error leaves restores the waits too."""
+    """After an error in the block calls wait again."""
     with VirtualClock() as clock, scripted_random([0.5]):
         with pytest.raises(ConnectionError), no_wait():
             tarry.call(Dependency(clock, FAIL).call, on=ConnectionError)
@@ -75,11 +75,11 @@ def test_no_wait_ends_with_an_error() -> None:
 
 
 @every_driver
-@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "downstream"])
+@pytest.mark.parametrize("has_downstream", [False, True], ids=["no-downstream", "downstream"])
 @pytest.mark.parametrize("limit", [1, 2, 4, 9])
-def test_capped_attempts(driver: Driver, guarded: bool, limit: int) -> None:
-    """No call makes more attempts than the cap, and the cap raises none."""
-    downstream = Downstream("payments") if guarded else None
+def test_capped_attempts(driver: Driver, has_downstream: bool, limit: int) -> None:
+    """A call makes the smaller of the cap and `max_attempts` of its policy."""
+    downstream = Downstream("payments") if has_downstream else None
     with VirtualClock() as clock, capped_attempts(limit):
         dependency = Dependency(clock, FAIL)
         with pytest.raises(ConnectionError):
@@ -100,18 +100,18 @@ def test_capped_attempts_end_with_their_block() -> None:
     """After a block, the cap of the outer block applies again."""
     with VirtualClock() as clock:
         dependency = Dependency(clock, FAIL)
-        made = []
+        attempts = []
         with capped_attempts(3):
             with capped_attempts(1):
-                made.append(attempts_of(dependency))
-            made.append(attempts_of(dependency))
-        made.append(attempts_of(dependency))
+                attempts.append(count_attempts(dependency))
+            attempts.append(count_attempts(dependency))
+        attempts.append(count_attempts(dependency))
 
-    assert [1, 3, 4] == made
+    assert [1, 3, 4] == attempts
 
 
-def attempts_of(dependency: Dependency) -> int:
-    """Return the number of attempts of a call."""
+def count_attempts(dependency: Dependency) -> int:
+    """Call a failing dependency and return the number of attempts."""
     before = len(dependency.starts)
     with pytest.raises(ConnectionError):
         tarry.call(dependency.call, on=ConnectionError)
@@ -119,8 +119,8 @@ def attempts_of(dependency: Dependency) -> int:
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True])
-def test_wrong_cap(limit: int) -> None:
-    """A cap is a whole number from 1."""
+def test_invalid_cap(limit: int) -> None:
+    """A cap that is not an int of at least 1 is rejected."""
     with (
         pytest.raises(tarry.ConfigurationError, match="max_attempts must be"),
         capped_attempts(limit),
@@ -133,7 +133,7 @@ def test_wrong_cap(limit: int) -> None:
 
 @every_driver
 def test_scripted_random(driver: Driver) -> None:
-    """The numbers are used in order, and the last one repeats."""
+    """The numbers are used in order, and the last number is repeated."""
     with (
         VirtualClock() as clock,
         scripted_random([0.1, 0.2]),
@@ -147,7 +147,7 @@ def test_scripted_random(driver: Driver) -> None:
 
 
 def test_scripted_random_takes_any_iterable() -> None:
-    """The numbers may come from a generator."""
+    """The numbers can be a generator."""
     with VirtualClock() as clock, scripted_random(number / 10 for number in (5, 0)):
         tarry.call(Dependency(clock, FAIL, OK).call, on=ConnectionError)
 
@@ -155,8 +155,8 @@ def test_scripted_random_takes_any_iterable() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[], [1.0], [-0.1], [0.5, float("nan")]], ids=str)
-def test_wrong_script(numbers: list[float]) -> None:
-    """An empty script or a number outside [0, 1) is rejected."""
+def test_invalid_scripted_numbers(numbers: list[float]) -> None:
+    """An empty list of numbers and a number outside [0, 1) are rejected."""
     with pytest.raises(tarry.ConfigurationError, match="numbers must be"), scripted_random(numbers):
         pass
 
@@ -164,15 +164,14 @@ def test_wrong_script(numbers: list[float]) -> None:
 @pytest.mark.parametrize("driver", [SYNC_DRIVERS[0], *ASYNC_DRIVERS[::4]], ids=str)
 def test_random_numbers_are_restored_after_the_block(driver: Driver) -> None:
     """After the block delays are random again."""
-    drawn = set()
     with VirtualClock() as clock, captured_events() as events:
         with scripted_random([0.25]):
             driver.run(clock, Dependency(clock, FAIL, OK))
         for _ in range(5):
             driver.run(clock, Dependency(clock, FAIL, OK))
-        drawn = {event.delay for event in events if type(event) is WillWait}
+        delays = {event.delay for event in events if type(event) is WillWait}
 
-    assert 6 == len(drawn)
+    assert 6 == len(delays)
 
 
 # --- captured_events ------------------------------------------------------------------------------
@@ -187,8 +186,8 @@ def test_captured_events_end_with_their_block() -> None:
     assert 2 == len(events)
 
 
-def test_captured_events_inside_each_other() -> None:
-    """Each block has its own list."""
+def test_nested_captured_events() -> None:
+    """Nested blocks capture events in separate lists."""
     with captured_events() as outer:
         tarry.call(lambda: 1, on=ConnectionError)
         with captured_events() as inner:

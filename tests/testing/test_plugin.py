@@ -1,11 +1,11 @@
-"""The pytest plugin, as a user's test suite sees it."""
+"""Tests for the pytest plugin, run in test suites that use it."""
 
 from __future__ import annotations
 
 import pytest
 
-# Loaded before pytester looks: it takes modules away that a test has loaded, and the names that
-# `tarry` has handed out by then would be of another copy.
+# Imported here because pytester removes modules that a test imports. A second import would create
+# the event classes again, which would not be the classes that `tarry` exports.
 import tarry.core.events  # noqa: F401
 
 pytest_plugins = ["pytester"]
@@ -26,8 +26,8 @@ def flaky():
 
 
 @pytest.fixture(autouse=True)
-def strict(pytester: pytest.Pytester) -> None:
-    """A project with strict markers and warnings as errors."""
+def strict_project(pytester: pytest.Pytester) -> None:
+    """Configure pytest with strict markers and warnings as errors."""
     pytester.makeini(
         """
         [pytest]
@@ -36,15 +36,15 @@ def strict(pytester: pytest.Pytester) -> None:
     )
 
 
-def passed(pytester: pytest.Pytester, test: str) -> None:
-    """Run a user's test with the plugin that tarry installs."""
+def assert_passes(pytester: pytest.Pytester, test: str) -> None:
+    """Run a test with the plugin that tarry installs, and assert that it passes."""
     pytester.makepyfile(HEADER + test)
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 def test_no_wait(pytester: pytest.Pytester) -> None:
     """`tarry_no_wait` makes waits of hours return at once."""
-    passed(
+    assert_passes(
         pytester,
         """
 def test(tarry_no_wait):
@@ -56,8 +56,8 @@ def test(tarry_no_wait):
 
 
 def test_events(pytester: pytest.Pytester) -> None:
-    """`tarry_events` is the list of the events in the test."""
-    passed(
+    """`tarry_events` is the list of the test's events."""
+    assert_passes(
         pytester,
         """
 def test(tarry_no_wait, tarry_events):
@@ -70,7 +70,7 @@ def test(tarry_no_wait, tarry_events):
 
 def test_clock(pytester: pytest.Pytester) -> None:
     """`tarry_clock` runs the test in virtual time."""
-    passed(
+    assert_passes(
         pytester,
         """
 def test(tarry_clock):
@@ -82,8 +82,8 @@ def test(tarry_clock):
 
 
 def test_marker(pytester: pytest.Pytester) -> None:
-    """The marker caps attempts and skips waits, also under strict markers."""
-    passed(
+    """The marker limits attempts and skips waits, also with strict markers."""
+    assert_passes(
         pytester,
         """
 @pytest.mark.tarry(attempts=2, wait=False)
@@ -96,13 +96,13 @@ def test():
 
 
 def test_marker_for_a_module(pytester: pytest.Pytester) -> None:
-    """The marker may be set for a module; a marker on a test overrides it."""
-    passed(
+    """The marker can be set for a module, and a marker on a test overrides it."""
+    assert_passes(
         pytester,
         """
 pytestmark = pytest.mark.tarry(wait=False)
 
-class TestHere:
+class TestClass:
     @pytest.mark.tarry(wait=False, attempts=1)
     def test(self):
         with pytest.raises(ConnectionError):
@@ -113,8 +113,8 @@ class TestHere:
 
 
 def test_marker_with_the_clock(pytester: pytest.Pytester) -> None:
-    """Marker and fixtures can be used together."""
-    passed(
+    """The marker and the fixtures can be used together."""
+    assert_passes(
         pytester,
         """
 @pytest.mark.tarry(attempts=3)
@@ -151,14 +151,14 @@ def test_second(tarry_clock):
 
 
 def test_marker_is_listed(pytester: pytest.Pytester) -> None:
-    """`pytest --markers` explains the marker."""
+    """`pytest --markers` describes the marker."""
     result = pytester.runpytest_inprocess("--markers", "-p", "no:cacheprovider")
 
     result.stdout.fnmatch_lines(["@pytest.mark.tarry(attempts=None, wait=True): *"])
 
 
-def test_wrong_marker(pytester: pytest.Pytester) -> None:
-    """An unknown argument of the marker is an error."""
+def test_marker_with_an_unknown_argument(pytester: pytest.Pytester) -> None:
+    """An unknown argument of the marker is an error that names the argument."""
     pytester.makepyfile(
         HEADER
         + """
@@ -174,8 +174,8 @@ def test():
     result.stdout.fnmatch_lines(["*atempts*"])
 
 
-def test_plugin_is_cheap_to_load(pytester: pytest.Pytester) -> None:
-    """Loading the plugin does not import asyncio or trio."""
+def test_plugin_imports_neither_trio_nor_the_runtime(pytester: pytest.Pytester) -> None:
+    """Loading the plugin imports neither trio nor `tarry.runtime.call`."""
     pytester.makepyfile(
         """
 import sys
@@ -186,6 +186,6 @@ def test():
 """
     )
 
-    # Plugins of others, which load trio.
-    others = ("-p", "no:cacheprovider", "-p", "no:anyio", "-p", "no:schemathesis")
-    pytester.runpytest_subprocess(*others).assert_outcomes(passed=1)
+    # The plugins of anyio and schemathesis import trio.
+    options = ("-p", "no:cacheprovider", "-p", "no:anyio", "-p", "no:schemathesis")
+    pytester.runpytest_subprocess(*options).assert_outcomes(passed=1)

@@ -1,11 +1,11 @@
-"""The public names as type checkers see them; checked by mypy and pyright, never run."""
+"""Type checks of the public API, for mypy and pyright; this module is never run."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from typing import Generic, TypeVar, assert_type, overload
 
 import tarry
 
-# --- the decorator keeps signatures ---------------------------------------------------------------
+# --- signatures of decorated functions ------------------------------------------------------------
 
 
 @tarry.retry(on=OSError, attempts=4)
@@ -29,24 +29,24 @@ async def async_generator(number: int) -> AsyncIterator[str]:
 
 
 @tarry.retry(on=OSError)
-def two_way(number: int) -> Generator[str, bytes, float]:
+def generator_with_send(number: int) -> Generator[str, bytes, float]:
     sent = yield str(number)
     assert_type(sent, bytes)
     return 1.0
 
 
 @tarry.retry(on=OSError)
-async def async_two_way(number: int) -> AsyncGenerator[str, bytes]:
+async def async_generator_with_send(number: int) -> AsyncGenerator[str, bytes]:
     sent = yield str(number)
     assert_type(sent, bytes)
 
 
 @overload
-def either(value: int) -> int: ...
+def overloaded(value: int) -> int: ...
 @overload
-def either(value: str) -> str: ...
+def overloaded(value: str) -> str: ...
 @tarry.retry(on=OSError)
-def either(value: int | str) -> int | str:
+def overloaded(value: int | str) -> int | str:
     return value
 
 
@@ -54,7 +54,7 @@ Item = TypeVar("Item")
 
 
 @tarry.retry(on=OSError)
-def same(item: Item) -> Item:
+def generic(item: Item) -> Item:
     return item
 
 
@@ -74,7 +74,7 @@ class Client:
 
     @classmethod
     @tarry.retry(on=OSError)
-    def made(cls, number: int) -> "Client":
+    def create(cls, number: int) -> "Client":
         return cls()
 
     @staticmethod
@@ -92,7 +92,7 @@ class Client:
         return str(number)
 
 
-async def decorated(client: Client) -> None:
+async def check_decorated_functions(client: Client) -> None:
     assert_type(function(1, key="k"), str)
     assert_type(await coroutine(1), str)
     for item in generator(1):
@@ -101,65 +101,65 @@ async def decorated(client: Client) -> None:
         assert_type(item, str)
     assert_type(client.method(1), str)
     assert_type(await client.async_method(1), str)
-    assert_type(client.made(1), Client)
+    assert_type(client.create(1), Client)
     assert_type(Client.static(1), str)
     assert_type(client.size, int)
-    assert_type(two_way(1).send(b""), str)
-    assert_type(await async_two_way(1).asend(b""), str)
-    assert_type(either(1), int)
-    assert_type(either("a"), str)
-    assert_type(same(b"x"), bytes)
+    assert_type(generator_with_send(1).send(b""), str)
+    assert_type(await async_generator_with_send(1).asend(b""), str)
+    assert_type(overloaded(1), int)
+    assert_type(overloaded("a"), str)
+    assert_type(generic(b"x"), bytes)
     assert_type(Box(1.5).get(), float)
 
 
-def wrong_arguments_are_seen() -> None:
-    tarry.retry(plain)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def check_wrong_arguments_are_rejected() -> None:
+    tarry.retry(undecorated)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     function("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     function(1, kee="k")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
-# --- calls, attempts, hedges ----------------------------------------------------------------------
+# --- calls, attempts and hedges -------------------------------------------------------------------
 
 
-def plain(number: int) -> str:
+def undecorated(number: int) -> str:
     return str(number)
 
 
-async def plain_async(number: int) -> str:
+async def undecorated_async(number: int) -> str:
     return str(number)
 
 
-async def calls(policy: tarry.Policy) -> None:
-    assert_type(tarry.call(plain, 1, policy=policy), str)
-    assert_type(await tarry.acall(plain_async, 1, policy=policy), str)
-    assert_type(await tarry.hedge(plain_async, 1, after="p95"), str)
-    assert_type(tarry.hedge_sync(plain, 1, after=0.1), str)
+async def check_calls(policy: tarry.Policy) -> None:
+    assert_type(tarry.call(undecorated, 1, policy=policy), str)
+    assert_type(await tarry.acall(undecorated_async, 1, policy=policy), str)
+    assert_type(await tarry.hedge(undecorated_async, 1, after="p95"), str)
+    assert_type(tarry.hedge_sync(undecorated, 1, after=0.1), str)
 
 
-def seen_by_on(error: Exception) -> tarry.Outcome:
+def classify_error(error: Exception) -> tarry.Outcome:
     return tarry.outcome_of_status(503, {"retry-after": "1"}, now=0.0)
 
 
-@tarry.retry(on=seen_by_on, until=lambda result: result is not None)
-def classified() -> str | None:
+@tarry.retry(on=classify_error, until=lambda result: result is not None)
+def function_with_classifier() -> str | None:
     return None
 
 
-async def wrong_calls_are_seen(policy: tarry.Policy) -> None:
-    tarry.call(plain, "1", policy=policy)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+async def check_wrong_calls_are_rejected(policy: tarry.Policy) -> None:
+    tarry.call(undecorated, "1", policy=policy)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     tarry.retry(on="OSError")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     tarry.retry(on=KeyboardInterrupt)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await tarry.hedge(plain_async, 1, policy=policy)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await tarry.hedge(undecorated_async, 1, policy=policy)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     tarry.Policy(jitter="ful")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-async def attempts() -> None:
+async def check_attempts() -> None:
     for attempt in tarry.attempts(on=OSError):
         with attempt:
-            plain(1)
+            undecorated(1)
     async for attempt in tarry.attempts(on=OSError):
         with attempt:
-            await plain_async(1)
+            await undecorated_async(1)
 
 
 # --- values ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""HTTP as retries see it."""
+"""Tests for the HTTP methods, origins and headers that retries use."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tarry.wire import http
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"])
 def test_idempotent_methods(method: str) -> None:
-    """These may be sent again without a key, however they are spelt."""
+    """An idempotent method, in upper or lower case, is repeatable without a key."""
     assert http.is_repeatable(method, has_key=False)
     assert http.is_repeatable(method.lower(), has_key=False)
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH", "CONNECT", "BREW"])
 def test_other_methods_need_a_key(method: str) -> None:
-    """Everything else may be sent again with a key only."""
+    """Any other method is repeatable only with an idempotency key."""
     assert (False, True) == tuple(
         http.is_repeatable(method, has_key=has_key) for has_key in (False, True)
     )
 
 
-def test_what_deletes_is_not_safe() -> None:
-    """A copy of a safe request does no harm; deleting and putting are idempotent, not safe."""
+def test_put_and_delete_are_not_safe() -> None:
+    """PUT and DELETE are idempotent, but not safe."""
     assert {"PUT", "DELETE"} == http.IDEMPOTENT_METHODS - http.SAFE_METHODS
 
 
@@ -45,21 +45,21 @@ def test_what_deletes_is_not_safe() -> None:
     ],
 )
 def test_origin(parts: tuple[str, str, int | None], origin: str) -> None:
-    """A server is its scheme, host and port; the default port is omitted."""
+    """An origin consists of scheme, host and port; the default port is omitted."""
     assert origin == http.origin_of(*parts)
 
 
 @pytest.mark.parametrize(
     ("key", "text"), [("8e03", '"8e03"'), ('a"b', '"a\\"b"'), ("a\\b", '"a\\\\b"'), (" ", '" "')]
 )
-def test_key(key: str, text: str) -> None:
-    """A key is a structured-field string: in quotes, with what ends it escaped."""
+def test_format_idempotency_key(key: str, text: str) -> None:
+    """A key is a structured-field string: quoted, with quotes and backslashes escaped."""
     assert text == http.format_idempotency_key(key)
 
 
 @pytest.mark.parametrize("key", ["", "für", "a\nb", "\x7f", 7, None, b"8e03"])
-def test_what_no_header_can_carry(key: Any) -> None:
-    """A key is visible ASCII and spaces, or it is rejected."""
+def test_invalid_idempotency_keys(key: Any) -> None:
+    """A key that is not a string of visible ASCII and spaces is rejected."""
     with pytest.raises(ConfigurationError, match=r"^an idempotency key must be .*, got "):
         http.format_idempotency_key(key)
 
@@ -67,14 +67,14 @@ def test_what_no_header_can_carry(key: Any) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(2.0, "2000"), (0.0019, "1"), (0.0, "0"), (-1.0, "0"), (3600, "3600000")]
 )
-def test_deadline_is_never_longer_than_it_is(seconds: float, text: str) -> None:
-    """The time left is sent in whole milliseconds, rounded down."""
+def test_deadline_is_rounded_down(seconds: float, text: str) -> None:
+    """The time left is formatted as whole milliseconds, rounded down."""
     assert text == http.format_deadline_ms(seconds)
 
 
 @given(st.floats(0, 1e9))
-def test_deadline_comes_back(seconds: float) -> None:
-    """The other side reads what was written, to the millisecond."""
+def test_deadline_round_trip(seconds: float) -> None:
+    """A formatted deadline is parsed with a precision of a millisecond."""
     assert pytest.approx(seconds, abs=1e-3) == http.parse_deadline_header(
         http.format_deadline_ms(seconds)
     )
@@ -82,13 +82,13 @@ def test_deadline_comes_back(seconds: float) -> None:
 
 @pytest.mark.parametrize("text", [" 250 ", "250\t"])
 def test_deadline_with_space_around_it(text: str) -> None:
-    """Space around the number means nothing."""
+    """White space around the number is ignored."""
     assert 0.25 == http.parse_deadline_header(text)
 
 
 @pytest.mark.parametrize(
     "text", ["", "soon", "-1", "1.5", "1e3", "+5", "0x10", "٣", "9" * 16, "1_0"]
 )
-def test_odd_deadline_is_ignored(text: str) -> None:
-    """Anything but a number of milliseconds is no deadline, and no exception."""
+def test_invalid_deadline_is_ignored(text: str) -> None:
+    """Text that is not a whole number of milliseconds gives None."""
     assert None is http.parse_deadline_header(text)

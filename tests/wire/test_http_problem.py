@@ -1,4 +1,4 @@
-"""Problem details: members, defaults and what is rejected."""
+"""Tests for problem details: members, defaults and invalid arguments."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tarry.errors import ConfigurationError
 from tarry.wire.http import Problem
 
 
-def test_a_problem_says_at_least_its_type_title_and_status() -> None:
-    """Missing members are left out; a problem without a type is about:blank."""
+def test_a_problem_has_at_least_type_title_and_status() -> None:
+    """Members that are not set are omitted; the default type is about:blank."""
     assert {"type": "about:blank", "title": "Not Found", "status": 404} == json.loads(
         Problem(404, "Not Found").to_json()
     )
 
 
-def test_a_problem_says_all_it_knows() -> None:
-    """Every member and every extension stands in one object."""
+def test_a_problem_with_all_members() -> None:
+    """Members and extensions are members of one JSON object."""
     problem = Problem(
         422, "Wrong", "The sum is off.", "https://example.com/wrong", "/orders/1", {"field": "sum"}
     )
@@ -34,8 +34,8 @@ def test_a_problem_says_all_it_knows() -> None:
     } == json.loads(problem.to_json())
 
 
-def test_any_text_can_be_told() -> None:
-    """The body is ASCII, so that text of a client, broken surrogates included, cannot break it."""
+def test_any_text_can_be_encoded() -> None:
+    """The body is ASCII, so that a lone surrogate in a client's text can be encoded."""
     body = Problem(400, "Bad", "ü\ud800").to_json()
 
     assert body.isascii()
@@ -43,13 +43,13 @@ def test_any_text_can_be_told() -> None:
 
 
 def test_problems_are_values() -> None:
-    """Two problems that say the same are equal."""
+    """Two problems with equal members are equal."""
     assert Problem(400, "Bad", extensions={"a": 1}) == Problem(400, "Bad", extensions={"a": 1})
     assert Problem(400, "Bad") != Problem(400, "Bad", "because")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "pattern"),
     [
         ({"status": 99}, "status must be at least 100"),
         ({"status": 600}, "status must be at most 599"),
@@ -57,7 +57,7 @@ def test_problems_are_values() -> None:
         ({"extensions": {"title": "twice"}}, "extensions must not contain 'title'"),
     ],
 )
-def test_what_is_no_problem_is_refused(arguments: dict[str, Any], words: str) -> None:
-    """A status is one of HTTP, and an extension cannot replace a member."""
-    with pytest.raises(ConfigurationError, match=words):
+def test_invalid_problems(arguments: dict[str, Any], pattern: str) -> None:
+    """A status that HTTP does not have and an extension named like a member are rejected."""
+    with pytest.raises(ConfigurationError, match=pattern):
         Problem(**{"status": 400, "title": "Bad", **arguments})

@@ -16,14 +16,14 @@ from tarry.wire.policies import (
     service_policy_from_file,
 )
 
-BASE = SERVICE_PRESETS["default"]
+SERVICE_DEFAULT = SERVICE_PRESETS["default"]
 
 
 def test_fields_are_applied_to_a_policy() -> None:
-    """Milliseconds become seconds, names become lower case, missing fields stay."""
+    """Milliseconds become seconds, names become lower case, and missing fields do not change."""
     policy = policy_from_json(
         {"maxAttempts": 7, "initialDelayMs": 250, "jitterType": "EQUAL", "totalBudgetMs": 60_000},
-        BASE,
+        SERVICE_DEFAULT,
     )
 
     assert (7, 0.25, "equal", 60.0) == (
@@ -32,56 +32,63 @@ def test_fields_are_applied_to_a_policy() -> None:
         policy.jitter,
         policy.total_budget,
     )
-    assert BASE.max_delay == policy.max_delay
+    assert SERVICE_DEFAULT.max_delay == policy.max_delay
 
 
 @pytest.mark.parametrize("name", SERVICE_PRESETS)
-def test_every_preset_survives_the_wire(name: str) -> None:
-    """A policy converted to JSON and back is the same policy."""
+def test_preset_round_trip(name: str) -> None:
+    """A preset that is converted to JSON and back is the same policy."""
     preset = SERVICE_PRESETS[name]
     document = policy_to_json(preset)
 
-    assert preset == policy_from_json(document, BASE)
+    assert preset == policy_from_json(document, SERVICE_DEFAULT)
     assert set(document) <= set(JSON_FIELDS)
 
 
 def test_presets_of_the_service() -> None:
     """The service's default has five attempts, an attempt timeout and hints of up to a day."""
-    assert (5, 30.0, 86_400.0) == (BASE.max_attempts, BASE.attempt_timeout, BASE.max_hint)
+    assert (5, 30.0, 86_400.0) == (
+        SERVICE_DEFAULT.max_attempts,
+        SERVICE_DEFAULT.attempt_timeout,
+        SERVICE_DEFAULT.max_hint,
+    )
     assert PRESETS["webhook"].max_attempts == SERVICE_PRESETS["webhook"].max_attempts
 
 
 def test_schedule_is_a_list_of_milliseconds() -> None:
-    """A schedule can be set with or without its type, and is kept."""
-    policy = policy_from_json({"scheduleMs": [5000, 300_000]}, BASE)
-    named = policy_from_json({"backoffType": "SCHEDULE", "scheduleMs": [5000, 300_000]}, BASE)
+    """A schedule can be set with or without backoffType, and changes only with backoffType."""
+    schedule_ms = [5000, 300_000]
+    policy = policy_from_json({"scheduleMs": schedule_ms}, SERVICE_DEFAULT)
+    with_type = policy_from_json(
+        {"backoffType": "SCHEDULE", "scheduleMs": schedule_ms}, SERVICE_DEFAULT
+    )
 
-    assert Schedule((5.0, 300.0)) == policy.backoff == named.backoff
+    assert Schedule((5.0, 300.0)) == policy.backoff == with_type.backoff
     assert policy.backoff == policy_from_json({"backoffType": "SCHEDULE"}, policy).backoff
     assert "fixed" == policy_from_json({"backoffType": "FIXED"}, policy).backoff
 
 
-def test_budget_can_be_taken_away() -> None:
-    """A null total budget removes the limit."""
-    limited = policy_from_json({"totalBudgetMs": 1}, BASE)
+def test_total_budget_can_be_removed() -> None:
+    """A totalBudgetMs of null removes the limit."""
+    limited = policy_from_json({"totalBudgetMs": 1}, SERVICE_DEFAULT)
 
     assert policy_from_json({"totalBudgetMs": None}, limited).total_budget is None
 
 
 def test_longer_initial_delay_raises_max_delay() -> None:
     """An initial delay longer than max_delay raises max_delay unless the document sets it."""
-    assert 60.0 == policy_from_json({"initialDelayMs": 60_000}, BASE).max_delay
+    assert 60.0 == policy_from_json({"initialDelayMs": 60_000}, SERVICE_DEFAULT).max_delay
 
 
 def test_fractions_of_a_millisecond_are_kept() -> None:
-    """100 ms is written as 100, half of one as 0.5."""
+    """A delay of half a millisecond is 0.5 in JSON, and a whole number of them is an int."""
     document = policy_to_json(Policy(initial_delay=0.0005))
 
     assert (0.5, 30_000) == (document["initialDelayMs"], document["maxDelayMs"])
 
 
 @pytest.mark.parametrize(
-    ("document", "words"),
+    ("document", "parts"),
     [
         ({"maxAttempts": 0}, ["maxAttempts must be at least 1", "0"]),
         ({"maxAttempts": 1.5}, ["maxAttempts must be a whole number"]),
@@ -107,34 +114,33 @@ def test_fractions_of_a_millisecond_are_kept() -> None:
         ({"attempts": 3}, ["no field 'attempts'", "maxAttempts"]),
     ],
 )
-def test_a_mistake_names_its_field_as_it_was_written(
-    document: dict[str, Any], words: list[str]
-) -> None:
-    """Errors use the JSON names and units."""
+def test_errors_have_json_names_and_units(document: dict[str, Any], parts: list[str]) -> None:
+    """An error names the field and the value as they are in the JSON document."""
     with pytest.raises(ConfigurationError) as caught:
-        policy_from_json(document, BASE)
-    assert all(word in str(caught.value) for word in words)
+        policy_from_json(document, SERVICE_DEFAULT)
+    assert all(part in str(caught.value) for part in parts)
 
 
 @pytest.mark.parametrize("fields", [{"max_attempts": 3}, {"max_attempts": 3, "jitter": "equal"}])
-def test_the_same_policy_however_it_is_written(fields: dict[str, Any]) -> None:
+def test_file_library_and_json_give_the_same_policy(fields: dict[str, Any]) -> None:
     """A file, a library policy and JSON give the same policy with the service's defaults."""
-    wire = {"max_attempts": "maxAttempts", "jitter": "jitterType"}
+    json_names = {"max_attempts": "maxAttempts", "jitter": "jitterType"}
     document = {
-        wire[name]: value.upper() if name == "jitter" else value for name, value in fields.items()
+        json_names[name]: value.upper() if name == "jitter" else value
+        for name, value in fields.items()
     }
 
-    put = policy_from_json(document, BASE)
+    from_json = policy_from_json(document, SERVICE_DEFAULT)
 
     assert (
-        put
+        from_json
         == service_policy_from_file(fields)
-        == policy_from_json(policy_to_request_json(Policy(**fields)), BASE)
+        == policy_from_json(policy_to_request_json(Policy(**fields)), SERVICE_DEFAULT)
     )
-    assert 86_400.0 == put.max_hint
+    assert 86_400.0 == from_json.max_hint
 
 
-def test_what_a_file_says_is_kept() -> None:
+def test_library_defaults_in_a_file_override_those_of_the_service() -> None:
     """Fields of a file are kept even when they have the library's default value."""
     policy = service_policy_from_file({"max_attempts": 4, "max_hint": 120.0})
 
@@ -143,12 +149,12 @@ def test_what_a_file_says_is_kept() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICE_PRESETS)
-def test_a_preset_in_a_file_is_that_of_the_service(name: str) -> None:
+def test_preset_in_a_file(name: str) -> None:
     """A preset in a file is the preset of the service."""
     assert SERVICE_PRESETS[name] == service_policy_from_file({"preset": name})
 
 
-def test_what_the_service_cannot_hold_is_refused() -> None:
+def test_settings_that_the_service_does_not_support() -> None:
     """Settings that the service does not support raise an error."""
     with pytest.raises(
         ConfigurationError, match="ignore_retried_below cannot be sent to the service"

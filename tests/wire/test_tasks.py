@@ -43,66 +43,66 @@ TASK = RetryTask(
 )
 
 
-def test_what_is_not_asked_for_is_not_sent() -> None:
-    """A new task is as short as its caller is."""
+def test_unset_fields_are_not_sent() -> None:
+    """A request for a new task contains only the fields that are set."""
     assert b'{"targetUrl":"https://a/"}' == msgspec.json.encode(
         RetryTaskRequest(target_url="https://a/")
     )
 
 
 def test_a_body_is_kept_as_it_was_written() -> None:
-    """Numbers of any size and precision pass both ends."""
+    """A JSON body is encoded and decoded byte for byte, so that numbers keep their precision."""
     raw = b'{"n": 1.10, "big": 123456789012345678901234567890}'
-    asked = RetryTaskRequest(target_url="https://a/", body=msgspec.Raw(raw))
-    read = msgspec.json.decode(msgspec.json.encode(asked), type=RetryTaskRequest)
-    assert raw == bytes(read.body)  # type: ignore[arg-type]
+    request = RetryTaskRequest(target_url="https://a/", body=msgspec.Raw(raw))
+    decoded = msgspec.json.decode(msgspec.json.encode(request), type=RetryTaskRequest)
+    assert raw == bytes(decoded.body)  # type: ignore[arg-type]
 
 
-def test_an_unknown_field_is_refused() -> None:
-    """A typing mistake must not be taken for a default."""
+def test_an_unknown_field_is_rejected() -> None:
+    """A request with a misspelled field name is rejected."""
     with pytest.raises(msgspec.ValidationError, match="unknown field `delay`"):
         msgspec.json.decode(b'{"targetUrl": "https://a/", "delay": 5}', type=RetryTaskRequest)
 
 
-def test_a_page_of_tasks_comes_back() -> None:
-    """What the service writes, a client reads."""
+def test_page_of_tasks_round_trip() -> None:
+    """An encoded page of tasks has JSON names and is decoded to an equal page."""
     page = Page(items=[TASK], next_cursor="c")
-    written = msgspec.json.encode(page)
-    assert page == msgspec.json.decode(written, type=Page[RetryTask])
-    assert b'"nextCursor":"c"' in written
-    assert b'"attemptNumber":0' in written
+    encoded = msgspec.json.encode(page)
+    assert page == msgspec.json.decode(encoded, type=Page[RetryTask])
+    assert b'"nextCursor":"c"' in encoded
+    assert b'"attemptNumber":0' in encoded
 
 
-def test_news_of_an_event_come_back() -> None:
-    """What there is nothing to say about is left out, and read as nothing."""
-    news = ServiceEvent(kind="parked", at=5, lane="http:a:80")
-    written = msgspec.json.encode(news)
-    assert b'{"kind":"parked","at":5,"lane":"http:a:80"}' == written
-    assert news == msgspec.json.decode(written, type=ServiceEvent)
+def test_service_event_round_trip() -> None:
+    """An encoded event omits unset fields and is decoded to an equal event."""
+    event = ServiceEvent(kind="parked", at=5, lane="http:a:80")
+    encoded = msgspec.json.encode(event)
+    assert b'{"kind":"parked","at":5,"lane":"http:a:80"}' == encoded
+    assert event == msgspec.json.decode(encoded, type=ServiceEvent)
 
 
-def test_a_client_of_today_reads_a_service_of_tomorrow() -> None:
-    """A field that is new to it is no error in an answer."""
-    written = msgspec.json.encode(msgspec.to_builtins(TASK) | {"novelty": 1})
-    assert TASK == msgspec.json.decode(written, type=RetryTask)
+def test_unknown_fields_in_a_response_are_ignored() -> None:
+    """A client ignores response fields that a later version of the service adds."""
+    encoded = msgspec.json.encode(msgspec.to_builtins(TASK) | {"newField": 1})
+    assert TASK == msgspec.json.decode(encoded, type=RetryTask)
 
 
-def test_the_names_of_statuses() -> None:
-    """Those of the service's own table."""
+def test_names_of_statuses() -> None:
+    """StatusName has the names of all statuses of the service."""
     assert {status.name for status in Status} == set(get_args(StatusName))
 
 
 @pytest.mark.parametrize("name", sorted(SERVICE_PRESETS))
-def test_every_preset_has_the_form_of_a_policy(name: str) -> None:
-    """No field of one form is missing in the other."""
-    document = policy_to_json(SERVICE_PRESETS[name])
-    whole = {"policyId": name, "version": None, "createdAt": None, **document}
-    read = msgspec.convert(whole, RetryPolicy)
-    assert whole == msgspec.to_builtins(read)
+def test_presets_are_valid_policy_responses(name: str) -> None:
+    """The JSON of every preset can be converted to RetryPolicy and back without loss."""
+    fields = policy_to_json(SERVICE_PRESETS[name])
+    document = {"policyId": name, "version": None, "createdAt": None, **fields}
+    policy = msgspec.convert(document, RetryPolicy)
+    assert document == msgspec.to_builtins(policy)
 
 
-def test_a_policy_has_every_field_that_can_be_set() -> None:
-    """Every policy field that can be set is part of the response."""
+def test_policy_response_has_every_field_that_can_be_set() -> None:
+    """RetryPolicy has every policy field that can be set."""
     fields = set(RetryPolicy.__struct_encode_fields__)
     assert {*JSON_FIELDS, "policyId", "version", "createdAt"} == fields
 
@@ -110,6 +110,6 @@ def test_a_policy_has_every_field_that_can_be_set() -> None:
 @pytest.mark.parametrize(
     ("field", "names"), [("backoffType", BackoffType), ("jitterType", JitterType)]
 )
-def test_the_names_that_a_policy_takes(field: str, names: object) -> None:
-    """All of them, and no other."""
+def test_choices_of_policy_fields(field: str, names: object) -> None:
+    """The literal type of a field has exactly the names that the field accepts."""
     assert sorted(get_args(names)) == sorted(json_choices(JSON_FIELDS[field]))
