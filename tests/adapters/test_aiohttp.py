@@ -227,10 +227,10 @@ def test_hanging_attempt_stops_reading_its_body(server: FlakyServerView) -> None
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_post_is_retried_only_if_nothing_was_sent(
+def test_give_up_reason_of_a_failed_post(
     server: FlakyServerView, error: Exception, reason: Reason
 ) -> None:
-    """A POST is retried if no connection was made, but not if the server may have read it."""
+    """A POST is retried after a connect error, but not if the server may have received it."""
 
     async def raise_error(request: aiohttp.ClientRequest, handler: Any) -> aiohttp.ClientResponse:
         raise error

@@ -138,7 +138,7 @@ def make_failing_app(**options: Any) -> Any:
 
 
 def test_call_that_is_not_repeatable_gets_no_response() -> None:
-    """After a call that is not repeatable, only the client knows if its own request is."""
+    """The middleware sends no response if the call failed because it was not repeatable."""
     sent, error = handle_request(make_failing_app(repeatable=False))
 
     assert [] == sent
@@ -249,7 +249,7 @@ def test_client_deadline_is_shared(
     assert (expected or 0.0) >= (remaining[0] or 0.0)
 
 
-DEADLINE = (b"x-deadline-ms", b"60000")
+DEADLINE_HEADER = (b"x-deadline-ms", b"60000")
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -263,7 +263,7 @@ def test_deadline_ends_with_the_request(fails: bool) -> None:
             raise ValueError
 
     async def main() -> None:
-        scope = {"type": "http", "headers": [DEADLINE]}
+        scope = {"type": "http", "headers": [DEADLINE_HEADER]}
         with suppress(ValueError):
             await OneRetryLayerMiddleware(app)(scope, None, None)  # type: ignore[arg-type]
         scopes.append(deadlines.current_scope.get())
@@ -299,13 +299,13 @@ def test_deadline_ends_with_the_response(in_task: bool, last_message: str) -> No
         responded.set()
         await task
 
-    handle_request(app, DEADLINE)
+    handle_request(app, DEADLINE_HEADER)
 
     assert [True, True, False, False] == [seconds is not None for seconds in remaining]
 
 
 def test_calls_after_the_response_have_no_deadline(server: FlakyServerView) -> None:
-    """A call after the response is made after the client's deadline, and does not send it."""
+    """A call that is made after the response is not limited by the client's deadline."""
     statuses: list[int] = []
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:

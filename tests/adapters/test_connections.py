@@ -39,7 +39,7 @@ def test_attempts_reuse_the_connection(server: FlakyServerView, client: ClientLi
 def test_breaker_opens_during_the_wait(
     server: FlakyServerView, client: ClientLibrary, plan: str
 ) -> None:
-    """The call returns the last response if it is short; a long one was dropped, so it raises."""
+    """A short last response is returned; a long one was dropped, so the call raises."""
     payments = Downstream("payments", breaker=Breaker())
 
     def open_breaker(*_: object) -> float:

@@ -164,7 +164,7 @@ def test_permanent_response_emits_gave_up(server: FlakyServerView, client: Clien
 def test_breaker_that_opens_before_the_second_copy(
     server: FlakyServerView, client: ClientLibrary, first: str
 ) -> None:
-    """The call returns the first response if it is short; a long one was dropped, so it raises."""
+    """A short first response is returned; a long one was dropped, so the call raises."""
     payments = Downstream("payments", breaker=Breaker(consecutive=1))
     url = server.url(f"{first}:retry-after-ms=1")
     with client.open(hedging=AFTER_FAILURE, downstream=payments) as session:

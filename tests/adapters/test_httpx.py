@@ -192,7 +192,7 @@ def test_user_request_is_not_changed(package: Any) -> None:
 
 @PACKAGES
 def test_redirected_request_has_no_attempt_number(server: FlakyServerView, package: Any) -> None:
-    """A redirected request does not have the attempt number of the request before."""
+    """A redirect resets the attempt number: the new request has no attempt header."""
     target = server.url("200").replace("&", "%26")
     first = server.url(f"503,307:location={target}", run_suffix="-first")
     transport = RetryTransport(package.HTTPTransport())
@@ -244,7 +244,7 @@ def test_post_is_retried_if_connecting_fails(package: Any, error_name: str) -> N
 
 
 def test_call_continues_if_draining_fails() -> None:
-    """A call makes its next attempt even if draining the response of the last one fails."""
+    """A call makes its next attempt even if draining the failed response raises an error."""
 
     class BrokenStream(httpx.SyncByteStream):
         def __iter__(self) -> Any:

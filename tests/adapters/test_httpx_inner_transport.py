@@ -149,7 +149,7 @@ def test_invalid_transport_raises(
 
 
 def test_default_transport_in_an_httpx2_client() -> None:
-    """The default transport is of httpx; in a client of httpx2 the error names the right one."""
+    """The default transport raises in an httpx2 client; the error names the transport to use."""
     client = httpx2.Client(transport=RetryTransport())
     with client, pytest.raises(tarry.ConfigurationError, match=r"httpx2\.HTTPTransport\(\)"):
         client.get("http://example.test")

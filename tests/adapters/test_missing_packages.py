@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("hidden", "code", "extra"),
+    ("missing", "code", "extra"),
     [
         (["httpx", "httpx2"], "from tarry.adapters.httpx import *; RetryTransport()", "httpx"),
         (["httpx", "httpx2"], "from tarry.adapters.httpx import *; AsyncRetryTransport()", "httpx"),
@@ -18,11 +18,11 @@ import pytest
         (["aiohttp"], "import tarry.adapters.aiohttp", "aiohttp"),
     ],
 )
-def test_missing_package_raises(hidden: list[str], code: str, extra: str) -> None:
+def test_missing_package_raises(missing: list[str], code: str, extra: str) -> None:
     """Without its client library, an adapter raises `MissingExtra` with the install command."""
-    hide_packages = f"import sys; sys.modules.update(dict.fromkeys({hidden}))"
+    hide_missing = f"import sys; sys.modules.update(dict.fromkeys({missing}))"
     completed = subprocess.run(
-        [sys.executable, "-c", f"{hide_packages}\n{code}"],
+        [sys.executable, "-c", f"{hide_missing}\n{code}"],
         capture_output=True,
         text=True,
         check=False,

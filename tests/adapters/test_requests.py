@@ -25,11 +25,11 @@ pytestmark = pytest.mark.usefixtures("_no_waits")
 @pytest.fixture
 def session() -> Iterator[requests.Session]:
     """Open a session whose adapter has the default options."""
-    with session_with(RetryAdapter()) as session:
+    with make_session(RetryAdapter()) as session:
         yield session
 
 
-def session_with(adapter: RetryAdapter) -> requests.Session:
+def make_session(adapter: RetryAdapter) -> requests.Session:
     """Return a session with this adapter for http URLs."""
     session = requests.Session()
     session.trust_env = False
@@ -92,7 +92,7 @@ def test_unseekable_file_is_sent_once(server: FlakyServerView, session: requests
 
 def test_file_is_not_hedged(server: FlakyServerView) -> None:
     """A file is sent once, because two copies cannot read it in parallel."""
-    with session_with(RetryAdapter(hedging=Hedging(after=3600))) as session:
+    with make_session(RetryAdapter(hedging=Hedging(after=3600))) as session:
         session.put(server.url("503,200"), data=io.BytesIO(b"report"), timeout=10)
 
     assert [b"report"] == [seen.body for seen in server.seen]
@@ -174,7 +174,7 @@ def test_user_request_is_not_changed(server: FlakyServerView, session: requests.
 def test_redirected_request_has_no_attempt_number(
     server: FlakyServerView, session: requests.Session
 ) -> None:
-    """A redirected request does not have the attempt number of the request before."""
+    """A redirect resets the attempt number: the new request has no attempt header."""
     target = server.url("200").replace("&", "%26")
     session.get(server.url(f"503,307:location={target}", run_suffix="-first"), timeout=10)
 
@@ -183,7 +183,7 @@ def test_redirected_request_has_no_attempt_number(
 
 def test_key_belongs_to_the_request_object(server: FlakyServerView) -> None:
     """Sending the same request object again uses the same key."""
-    with session_with(
+    with make_session(
         RetryAdapter(idempotency_key="auto", policy=Policy(max_attempts=1))
     ) as session:
         request = requests.Request("POST", server.url("503,200")).prepare()
@@ -203,7 +203,7 @@ def pickle_and_unpickle(session: requests.Session) -> Any:
 def test_session_can_be_copied_and_pickled(server: FlakyServerView, make_copy: Any) -> None:
     """A copied or unpickled session keeps the arguments of its adapter."""
     adapter = RetryAdapter(policy=Policy(max_attempts=2), idempotency_key="auto", pool_maxsize=3)
-    with make_copy(session_with(adapter)) as session:
+    with make_copy(make_session(adapter)) as session:
         response = session.post(server.url("503"), timeout=10)
 
     assert (503, 2) == (response.status_code, len(server.seen))

@@ -69,7 +69,7 @@ def test_long_chunked_response_closes_its_connection(
 def test_deadline_passes_during_the_wait(
     server: FlakyServerView, client: ClientLibrary, monkeypatch: pytest.MonkeyPatch, plan: str
 ) -> None:
-    """The call returns the last response if it is short; a long one was dropped, so it raises."""
+    """A short last response is returned; a long one was dropped, so the call raises."""
     now = environment.now
 
     def pass_deadline(*_: object) -> None:

@@ -35,7 +35,7 @@ def test_refused_connection_is_retried(
 
 
 def test_unread_iterator_is_sent_again(client: ClientLibrary, unreachable_url: str) -> None:
-    """A request with an iterator is retried if no connection was made: it is not consumed yet."""
+    """A request with an iterator is retried if connecting fails, as nothing was consumed."""
     with client.open() as session, pytest.raises(client.connect_error) as caught:
         session.send("PUT", unreachable_url, session.iterator())
 
@@ -73,7 +73,7 @@ def url_with_broken_handshake() -> Iterator[str]:
 def test_interrupted_handshake_is_retried(
     client: ClientLibrary, url_with_broken_handshake: str
 ) -> None:
-    """A disconnect during the TLS handshake is retried, as it happens when a proxy restarts."""
+    """A disconnect during the TLS handshake, as when a proxy restarts, is retried."""
     with client.open() as session, pytest.raises(Exception) as caught:  # noqa: PT011
         session.send("GET", url_with_broken_handshake)
 

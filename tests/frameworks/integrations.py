@@ -8,7 +8,7 @@ from typing import Any
 
 from tarry.wire.http import App
 from tests.frameworks import django_app, fastapi_app, litestar_app, starlette_app
-from tests.frameworks.shop import Build, Shop
+from tests.frameworks.shop import BuildApp, Shop
 
 
 @dataclass(frozen=True)
@@ -16,14 +16,14 @@ class Integration:
     """A framework and a function that adds a middleware to its application."""
 
     name: str
-    build: Build
+    build: BuildApp
     has_lifespan: bool = True
 
     def __str__(self) -> str:
         return self.name
 
 
-def wrap_app(make_app: Callable[[Shop], App]) -> Build:
+def wrap_app(make_app: Callable[[Shop], App]) -> BuildApp:
     """Return a function that wraps the whole application in the middleware."""
 
     def build(shop: Shop, middleware_class: Any, **options: Any) -> App:

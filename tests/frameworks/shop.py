@@ -32,7 +32,7 @@ KEY = {"Idempotency-Key": '"4f2a"'}
 CLIENT_TIMEOUT_S = 30.0
 CHUNKS = ("one ", "two ", "three")
 
-Build: TypeAlias = Callable[..., App]
+BuildApp: TypeAlias = Callable[..., App]
 """Takes the shop, a middleware class and its options; returns the application with both."""
 
 

@@ -64,7 +64,7 @@ def test_other_payload_is_422(integration: Integration) -> None:
 
 
 def test_missing_key_is_400_where_it_is_required(integration: Integration) -> None:
-    """Without a key, a path that requires one responds with 400; another path runs each time."""
+    """Without a key, a path that requires one responds with 400; another path runs its handler."""
     shop = Shop()
 
     async def main() -> None:
@@ -119,7 +119,7 @@ def test_error_is_not_stored(integration: Integration) -> None:
 
 
 def test_403_is_not_stored(integration: Integration) -> None:
-    """A 403 of the framework is not stored; the next request with the same key runs."""
+    """A 403 of the framework is not stored; the next request with the same key runs the handler."""
     shop = Shop()
 
     async def main() -> None:

@@ -40,7 +40,7 @@ async def a_free_key_is_claimed_once(harness: StoreHarness) -> None:
 
 @conformance_case
 async def similar_keys_have_separate_records(harness: StoreHarness) -> None:
-    """Keys that differ in one character have separate records."""
+    """Keys that differ in case, a special character or length have separate records."""
     keys = ["k", "K", "k ", "k:", "k%", "k_", "k'", 'k"', "k{1}", "k\\", "kä", "k" * 1000]
 
     assert [None] * len(keys) == [

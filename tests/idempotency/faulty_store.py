@@ -15,30 +15,30 @@ FOREVER_S = 1e9
 
 
 class FaultyStore(MemoryStore):
-    """A memory store whose calls yield. `fails` names calls that raise.
+    """A memory store whose calls yield. `failing_calls` raise an error.
 
-    `before` and `after` map the names of calls to delays in seconds, before or after the effect.
+    `delays_before` and `delays_after` map calls to delays in seconds before or after their effect.
     """
 
     def __init__(
         self,
-        *fails: str,
-        before: dict[str, float] | None = None,
-        after: dict[str, float] | None = None,
+        *failing_calls: str,
+        delays_before: dict[str, float] | None = None,
+        delays_after: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
-        self.fails: tuple[str, ...] = fails
-        self.before: dict[str, float] = before or {}
-        self.after: dict[str, float] = after or {}
+        self.failing_calls: tuple[str, ...] = failing_calls
+        self.delays_before: dict[str, float] = delays_before or {}
+        self.delays_after: dict[str, float] = delays_after or {}
         self.calls: list[str] = []
 
     async def _call_with_faults(self, call: str, function: Callable[[], Awaitable[T]]) -> T:
         self.calls.append(call)
-        await clocks.async_sleep(self.before.get(call, 0))
-        if call in self.fails:
+        await clocks.async_sleep(self.delays_before.get(call, 0))
+        if call in self.failing_calls:
             raise ConnectionError("the store is unreachable")
         result = await function()
-        await clocks.async_sleep(self.after.get(call, 0))
+        await clocks.async_sleep(self.delays_after.get(call, 0))
         return result
 
     async def claim(

@@ -67,7 +67,7 @@ def test_unquoted_and_quoted_key_are_the_same() -> None:
     ],
 )
 def test_same_key_with_another_payload_is_422(changes: dict[str, Any]) -> None:
-    """A known key with another body, query or content type gets a 422, and does not run."""
+    """A known key with another body, query or content type gets a 422; the handler does not run."""
     payments = PaymentsApp()
     app = IdempotencyMiddleware(payments)
 

@@ -42,7 +42,7 @@ class StoreWithRecord(MemoryStore):
         return ExistingRecord(Record(fingerprint, 10.0, self.response), self.now)
 
 
-def send_to_store(store: StoreWithRecord) -> Response:
+def send_with_store(store: StoreWithRecord) -> Response:
     """Send a request to a middleware with this store; check that the handler does not run."""
     payments = PaymentsApp()
     response = asyncio.run(send_request(IdempotencyMiddleware(payments, store)))
@@ -53,12 +53,12 @@ def send_to_store(store: StoreWithRecord) -> Response:
 @pytest.mark.parametrize("response", [None, RESPONSE])
 def test_other_fingerprint_is_422(response: StoredResponse | None) -> None:
     """A key of a different request, running or finished, is rejected with 422."""
-    assert 422 == send_to_store(StoreWithRecord(0.0, response, same_request=False)).status
+    assert 422 == send_with_store(StoreWithRecord(0.0, response, same_request=False)).status
 
 
 def test_finished_record_returns_its_response() -> None:
     """A request whose key has a finished record gets the stored response."""
-    response = send_to_store(StoreWithRecord(0.0, RESPONSE))
+    response = send_with_store(StoreWithRecord(0.0, RESPONSE))
 
     assert (201, b"body", True) == (response.status, response.body, response.is_replayed)
 
@@ -66,7 +66,7 @@ def test_finished_record_returns_its_response() -> None:
 @pytest.mark.parametrize(("now", "remaining_s"), [(0.0, 10), (9.5, 1), (10.0, 0), (11.0, 0)])
 def test_running_record_is_409(now: float, remaining_s: int) -> None:
     """While the first request runs, another gets a 409 with the remaining time of the lease."""
-    response = send_to_store(StoreWithRecord(now, None))
+    response = send_with_store(StoreWithRecord(now, None))
 
     assert 409 == response.status
     assert response.problem["detail"].endswith(f"the key is free in {remaining_s} s.")
@@ -77,7 +77,7 @@ def test_hanging_claim_rejects_the_request(run: Run) -> None:
     payments = PaymentsApp()
 
     async def main() -> None:
-        app = IdempotencyMiddleware(payments, FaultyStore(before={"claim": FOREVER_S}))
+        app = IdempotencyMiddleware(payments, FaultyStore(delays_before={"claim": FOREVER_S}))
         started = environment.now()
         assert 503 == (await send_request(app)).status
         assert lease.STORE_TIMEOUT_S == pytest.approx(environment.now() - started)
@@ -86,7 +86,9 @@ def test_hanging_claim_rejects_the_request(run: Run) -> None:
     assert 0 == payments.runs
 
 
-@pytest.mark.parametrize("delays", [{"before": {"claim": 8}}, {"after": {"claim": 8}}])
+@pytest.mark.parametrize(
+    "delays", [{"delays_before": {"claim": 8}}, {"delays_after": {"claim": 8}}]
+)
 @pytest.mark.parametrize("request_timeout_s", [1, 60])
 def test_late_claim_is_released(run: Run, delays: dict[str, Any], request_timeout_s: float) -> None:
     """A claim that the store makes after the request was cancelled or timed out is released."""
@@ -105,7 +107,7 @@ def test_late_claim_is_released(run: Run, delays: dict[str, Any], request_timeou
             environment.now() - started
         )
         await clocks.async_sleep(10)
-        store.before, store.after = {}, {}
+        store.delays_before, store.delays_after = {}, {}
         assert 201 == (await send_request(app)).status
 
     run(main)

@@ -146,7 +146,7 @@ def make_streaming_app(received: list[str]) -> App:
 
 
 def test_stream_sees_the_disconnect() -> None:
-    """An event stream that ends on a disconnect is complete; a retry gets the original status."""
+    """An event stream receives the disconnect; a retry gets a problem with the original status."""
     received: list[str] = []
 
     async def main() -> None:

@@ -42,7 +42,7 @@ def test_raising_handler_releases_the_key() -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 408, 425, 429, 500, 503])
 def test_retryable_response_is_not_stored(status: int) -> None:
-    """A response that a later request may not get, such as 401 or 503, is not stored."""
+    """A response such as 401 or 503, which a later request may not get, is not stored."""
     payments = PaymentsApp(status)
     app = IdempotencyMiddleware(payments)
 

@@ -26,7 +26,7 @@ def test_lease_is_renewed_while_the_handler_runs(
         app = IdempotencyMiddleware(delay_first_run(payments, 100), store, lease=30.0)
         first = asyncio.create_task(send_request(app))
         await asyncio.sleep(15)
-        store.fails = ()
+        store.failing_calls = ()
         await asyncio.sleep(80)
         assert 409 == (await send_request(app)).status
         assert 201 == (await first).status
@@ -71,7 +71,7 @@ def test_response_of_a_lost_lease_is_not_stored(caplog: pytest.LogCaptureFixture
         await asyncio.sleep(50)
         second = asyncio.create_task(send_request(app))
         await asyncio.sleep(30)
-        store.fails = ()
+        store.failing_calls = ()
         assert b"run 1" == (await first).body
         assert b"run 2" == (await second).body
         assert b"run 2" == (await send_request(app)).body
@@ -112,12 +112,12 @@ def test_slow_renewal_does_not_lose_the_lease(caplog: pytest.LogCaptureFixture) 
     payments = PaymentsApp()
 
     async def main() -> None:
-        store = FaultyStore(before={"extend": FOREVER_S})
+        store = FaultyStore(delays_before={"extend": FOREVER_S})
         app = IdempotencyMiddleware(delay_first_run(payments, 100), store, lease=30.0)
         first = asyncio.create_task(send_request(app))
         await asyncio.sleep(15.5)
         assert ["claim", "extend"] == store.calls
-        store.before = {}
+        store.delays_before = {}
         await asyncio.sleep(1)
         assert ["claim", "extend", "extend"] == store.calls
         await asyncio.sleep(20)

@@ -62,8 +62,8 @@ def test_signatures_do_not_identify_callers(
 
     _, second = run_sequentially(
         *(
-            send_request(app, headers=[(b"authorization", credentials.format(n).encode())])
-            for n in range(2)
+            send_request(app, headers=[(b"authorization", credentials.format(number).encode())])
+            for number in range(2)
         )
     )
 

@@ -21,7 +21,9 @@ def test_response_does_not_wait_for_a_hanging_store(run: Run, status: int, call:
     """If the store hangs, the client gets its response after the store timeout."""
 
     async def main() -> None:
-        app = IdempotencyMiddleware(PaymentsApp(status), FaultyStore(before={call: FOREVER_S}))
+        app = IdempotencyMiddleware(
+            PaymentsApp(status), FaultyStore(delays_before={call: FOREVER_S})
+        )
         started = environment.now()
         assert status == (await send_request(app)).status
         assert lease.STORE_TIMEOUT_S == pytest.approx(environment.now() - started)
@@ -29,7 +31,9 @@ def test_response_does_not_wait_for_a_hanging_store(run: Run, status: int, call:
     run(main)
 
 
-@pytest.mark.parametrize("faults", [{"fails": ["finish"]}, {"before": {"finish": FOREVER_S}}])
+@pytest.mark.parametrize(
+    "faults", [{"failing_calls": ["finish"]}, {"delays_before": {"finish": FOREVER_S}}]
+)
 def test_response_is_stored_later(
     run: Run, faults: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -37,11 +41,13 @@ def test_response_is_stored_later(
     payments = PaymentsApp()
 
     async def main() -> None:
-        store = FaultyStore(*faults.get("fails", ()), before=faults.get("before"))
+        store = FaultyStore(
+            *faults.get("failing_calls", ()), delays_before=faults.get("delays_before")
+        )
         app = IdempotencyMiddleware(payments, store)
         assert b"run 1" == (await send_request(app)).body
         assert 409 == (await send_request(app)).status
-        store.fails, store.before = (), {}
+        store.failing_calls, store.delays_before = (), {}
         await clocks.async_sleep(20)
         assert (await send_request(app)).is_replayed
 
@@ -66,7 +72,7 @@ def test_storing_is_given_up(run: Run, caplog: pytest.LogCaptureFixture) -> None
 def test_pending_responses_are_limited(
     run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Responses above the limit of pending ones are not stored later, and that is logged."""
+    """A response beyond the limit of pending responses is not stored later; that is logged."""
     monkeypatch.setattr(lease, "_MAX_PENDING_SETTLEMENTS", 1)
 
     async def main() -> None:
@@ -75,13 +81,13 @@ def test_pending_responses_are_limited(
         for key in (b"a", b"b"):
             assert 201 == (await send_request(app, key=key)).status
             await clocks.async_sleep(0)
-        store.fails = ()
+        store.failing_calls = ()
         await clocks.async_sleep(20)
         assert (await send_request(app, key=b"a")).is_replayed
         assert 409 == (await send_request(app, key=b"b")).status
-        store.fails = ("finish",)
+        store.failing_calls = ("finish",)
         await send_request(app, key=b"c")
-        store.fails = ()
+        store.failing_calls = ()
         await clocks.async_sleep(20)
         assert (await send_request(app, key=b"c")).is_replayed
 
@@ -91,11 +97,11 @@ def test_pending_responses_are_limited(
 
 
 def test_cancellation_does_not_lose_the_response(run: Run) -> None:
-    """The response of a request that is cancelled while it is stored is stored."""
+    """If a request is cancelled while its response is being stored, the response is stored."""
     payments = PaymentsApp()
 
     async def main() -> None:
-        store = FaultyStore(before={"finish": 2})
+        store = FaultyStore(delays_before={"finish": 2})
         app = IdempotencyMiddleware(payments, store, lease=30.0)
         with clocks.timeout(1):
             await send_request(app)
@@ -112,12 +118,12 @@ def test_cancellation_and_store_failure_do_not_lose_the_response(run: Run) -> No
     payments = PaymentsApp()
 
     async def main() -> None:
-        store = FaultyStore("finish", before={"finish": 2})
+        store = FaultyStore("finish", delays_before={"finish": 2})
         app = IdempotencyMiddleware(payments, store, lease=30.0)
         with clocks.timeout(1):
             await send_request(app)
         await clocks.async_sleep(3)
-        store.fails = ()
+        store.failing_calls = ()
         await clocks.async_sleep(60)
         assert (await send_request(app)).is_replayed
 
@@ -126,11 +132,11 @@ def test_cancellation_and_store_failure_do_not_lose_the_response(run: Run) -> No
 
 
 def test_cancellation_does_not_stop_the_release(run: Run) -> None:
-    """The key of a request that is cancelled during its release is released."""
+    """If a request is cancelled while its key is being released, the key is released."""
     payments = PaymentsApp(500)
 
     async def main() -> None:
-        app = IdempotencyMiddleware(payments, FaultyStore(before={"release": 2}))
+        app = IdempotencyMiddleware(payments, FaultyStore(delays_before={"release": 2}))
         with clocks.timeout(1):
             await send_request(app)
         await clocks.async_sleep(2)
@@ -148,7 +154,7 @@ def test_release_waits_for_a_running_renewal(run: Run) -> None:
         await PaymentsApp(500)(scope, receive, send)
 
     async def main() -> None:
-        store = FaultyStore(before={"extend": 4})
+        store = FaultyStore(delays_before={"extend": 4})
         await send_request(IdempotencyMiddleware(app, store, lease=30.0))
         await clocks.async_sleep(10)
         assert ["claim", "extend", "release"] == store.calls

@@ -12,7 +12,7 @@ import tarry.idempotency
 
 
 def test_import_loads_no_third_party_package() -> None:
-    """Importing the package loads no asyncio, and the built-in stores no third-party package."""
+    """Importing the package does not load asyncio; its names load no third-party package."""
     program = """
 import json, sys
 import tarry.idempotency

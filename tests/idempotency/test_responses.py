@@ -24,8 +24,8 @@ def make_app(
         message = {"type": "http.response.start", "status": status, "headers": iter(headers)}
         await send({**message, **start})
         for number, chunk in enumerate(chunks, 1):
-            more = number < len(chunks)
-            await send({"type": "http.response.body", "body": chunk, "more_body": more})
+            has_more = number < len(chunks)
+            await send({"type": "http.response.body", "body": chunk, "more_body": has_more})
 
     return app
 

@@ -19,7 +19,7 @@ from tests.idempotency.conformance_harness import run_concurrently
 
 
 def test_concurrent_stores_create_the_file(tmp_path: Path) -> None:
-    """Stores that create the same file concurrently succeed, and one of their claims does."""
+    """Stores can create the same file concurrently, and one of their claims gets the key."""
 
     async def main() -> None:
         stores = [SqliteStore(tmp_path / "keys.db") for _ in range(8)]

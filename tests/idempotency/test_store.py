@@ -18,5 +18,5 @@ def test_encoded_headers_can_be_decoded(headers: tuple[tuple[bytes, bytes], ...]
 
 
 def test_running_record_has_no_response() -> None:
-    """Empty response columns, as while the first request runs, are decoded as None."""
+    """Empty response columns, which a running request has, are decoded as None."""
     assert decode_response(None, None, None) is None

@@ -168,7 +168,7 @@ CALL_STYLES: list[CallStyle] = [
 ]
 
 
-def failing_call(
+def make_failing_call(
     call_style: CallStyle, service: FakeService, *, call: Any = None, **retries: Any
 ) -> Any:
     """Make a call that fails, and return its error."""

@@ -61,7 +61,7 @@ def test_future_is_returned_at_once(service: FakeService) -> None:
 
 
 def test_future_of_a_retried_call(service: FakeService) -> None:
-    """A future is done after the last attempt, and its methods return the result of it."""
+    """A future is done after the last attempt, and its methods return that attempt's result."""
     service.steps = ["UNAVAILABLE", ("OK", "shop", "north")]
     done_futures: list[Any] = []
     done = threading.Event()

@@ -14,9 +14,9 @@ from tests.adapters.grpc.fake_service import (
     SEPARATE_CONNECTION,
     CallStyle,
     FakeService,
-    failing_call,
     give_up_reason,
     grpc,
+    make_failing_call,
 )
 
 PAID = b"paid"
@@ -46,7 +46,7 @@ def test_no_attempt_after_the_timeout(service: FakeService, call_style: CallStyl
     """A wait that exceeds the caller's timeout is not started."""
     service.steps = [("UNAVAILABLE", PUSHBACK_KEY, "90000")]
 
-    error = failing_call(call_style, service, call={"timeout": 60})
+    error = make_failing_call(call_style, service, call={"timeout": 60})
 
     assert grpc.StatusCode.UNAVAILABLE == error.code()
     assert Reason.DEADLINE == give_up_reason(error)
@@ -54,7 +54,7 @@ def test_no_attempt_after_the_timeout(service: FakeService, call_style: CallStyl
 
 def test_negative_timeout(service: FakeService, call_style: CallStyle) -> None:
     """A negative timeout raises DEADLINE_EXCEEDED, as without the interceptor."""
-    error = failing_call(call_style, service, call={"timeout": -1})
+    error = make_failing_call(call_style, service, call={"timeout": -1})
 
     assert grpc.StatusCode.DEADLINE_EXCEEDED == error.code()
 
@@ -82,7 +82,7 @@ def test_timeout_counts_as_a_failure(service: FakeService, call_style: CallStyle
     breaker = tarry.Breaker(consecutive=1)
     downstream = tarry.Downstream("payments", breaker=breaker)
 
-    error = failing_call(call_style, service, call={"timeout": 0.1}, downstream=downstream)
+    error = make_failing_call(call_style, service, call={"timeout": 0.1}, downstream=downstream)
 
     assert grpc.StatusCode.DEADLINE_EXCEEDED == error.code()
     assert Reason.PERMANENT != give_up_reason(error)

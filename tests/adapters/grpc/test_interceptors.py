@@ -18,9 +18,9 @@ from tests.adapters.grpc.fake_service import (
     FakeService,
     call_async_stream,
     call_coroutine,
-    failing_call,
     give_up_reason,
     grpc,
+    make_failing_call,
     open_channel,
     retry_delays,
 )
@@ -125,7 +125,7 @@ def test_other_codes_are_not_retried(
     """Another code, even DEADLINE_EXCEEDED of the server, raises the gRPC error with a record."""
     service.steps = [code]
 
-    error = failing_call(call_style, service, call={"timeout": 60})
+    error = make_failing_call(call_style, service, call={"timeout": 60})
 
     assert getattr(grpc.StatusCode, code) == error.code()
     assert "not now" == error.details()
@@ -146,7 +146,7 @@ def test_max_attempts_of_the_policy(service: FakeService, call_style: CallStyle)
     """After `max_attempts` the last error is raised, with a note about the number of attempts."""
     service.steps = ["UNAVAILABLE"] * 9
 
-    error = failing_call(call_style, service, policy=Policy(max_attempts=3))
+    error = make_failing_call(call_style, service, policy=Policy(max_attempts=3))
 
     assert grpc.StatusCode.UNAVAILABLE == error.code()
     assert Reason.ATTEMPTS == give_up_reason(error)
@@ -182,7 +182,7 @@ def test_negative_pushback_ends_the_call(service: FakeService, call_style: CallS
     """A negative pushback ends the call."""
     service.steps = [("UNAVAILABLE", PUSHBACK_KEY, "-1")]
 
-    assert Reason.OVERLOADED == give_up_reason(failing_call(call_style, service))
+    assert Reason.OVERLOADED == give_up_reason(make_failing_call(call_style, service))
     assert 1 == service.attempts
 
 
@@ -205,7 +205,7 @@ def test_open_breaker_sends_nothing(service: FakeService, call_style: CallStyle)
     service.steps = ["UNAVAILABLE"] * 9
     downstream = tarry.Downstream("payments", breaker=tarry.Breaker(consecutive=2))
 
-    error = failing_call(call_style, service, downstream=downstream)
+    error = make_failing_call(call_style, service, downstream=downstream)
     with pytest.raises(tarry.BreakerOpen) as caught:
         call_style(service, {}, {"downstream": downstream})
 
@@ -221,7 +221,7 @@ def test_call_that_is_not_repeatable_is_not_retried(
     """A call that is not repeatable has one attempt, as the server may have executed it."""
     service.steps = ["UNAVAILABLE"]
 
-    error = failing_call(call_style, service, repeatable=repeatable)
+    error = make_failing_call(call_style, service, repeatable=repeatable)
 
     assert Reason.NOT_REPEATABLE == give_up_reason(error)
     assert "the operation is not repeatable" in error.__notes__[0]

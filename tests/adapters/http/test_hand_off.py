@@ -1,7 +1,7 @@
 """Calls that are handed off to a real service, with every client library.
 
-All tests share one service and one target. A task succeeds there or waits for an hour, so that the
-service's breaker does not open and disturb the next test.
+All tests share one service and one target. Each task succeeds or waits for an hour, so that the
+breaker of the service stays closed for the next test.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ LONG_DELAYS = Policy(initial_delay=30.0, max_delay=30.0, jitter="none")
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def running_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Run one service for all tests."""
-    with service(tmp_path_factory.mktemp("service")) as running:
-        yield running
+    with service(tmp_path_factory.mktemp("service")) as running_service:
+        yield running_service
 
 
 @contextmanager
@@ -68,11 +68,13 @@ def open_with_hand_off(client: ClientLibrary, url: str, **options: Any) -> Itera
 
 @contextmanager
 def open_with_running_service(
-    client: ClientLibrary, running: Service, **options: Any
+    client: ClientLibrary, running_service: Service, **options: Any
 ) -> Iterator[Session]:
     """Open a client with automatic keys that hands off its failed calls to the running service."""
     options = {"idempotency_key": "auto"} | options
-    with open_with_hand_off(client, f"http://127.0.0.1:{running.port}", **options) as session:
+    with open_with_hand_off(
+        client, f"http://127.0.0.1:{running_service.port}", **options
+    ) as session:
         yield session
 
 
@@ -85,17 +87,19 @@ def call_and_hand_off(
     return caught.value
 
 
-def wait_for_final_status(running: Service, error: tarry.HandedOff) -> str:
+def wait_for_final_status(running_service: Service, error: tarry.HandedOff) -> str:
     """Make a delayed task due now, wait until the task is finished, and return its status."""
     if error.task.next_attempt_at > error.task.created_at:
-        running.request("POST", f"/retry-tasks/{error.task.task_id}/retry")
-    status: str = running.wait_until_finished(error.task.task_id)["status"]
+        running_service.request("POST", f"/retry-tasks/{error.task.task_id}/retry")
+    status: str = running_service.wait_until_finished(error.task.task_id)["status"]
     return status
 
 
-def tasks_for(running: Service, server: FlakyServerView) -> list[dict[str, Any]]:
+def tasks_for(running_service: Service, server: FlakyServerView) -> list[dict[str, Any]]:
     """Return the tasks that were created by one test."""
-    return [task for task in running.all_tasks() if f"run={server.run}&" in task["targetUrl"]]
+    return [
+        task for task in running_service.all_tasks() if f"run={server.run}&" in task["targetUrl"]
+    ]
 
 
 # --- calls that are handed off --------------------------------------------------------------------
@@ -140,7 +144,7 @@ REASONS: list[tuple[Reason, str, dict[str, Any]]] = [
     ids=[f"{reason}-{plan[:4]}" for reason, plan, _ in REASONS],
 )
 def test_call_is_handed_off_for_each_reason(
-    running: Service,
+    running_service: Service,
     server: FlakyServerView,
     client: ClientLibrary,
     reason: Reason,
@@ -152,13 +156,16 @@ def test_call_is_handed_off_for_each_reason(
     if "downstream" in options:
         options["downstream"] = options["downstream"]()
     seconds = options.pop("deadline", 60.0)
-    with open_with_running_service(client, running, **options) as session, tarry.deadline(seconds):
+    with (
+        open_with_running_service(client, running_service, **options) as session,
+        tarry.deadline(seconds),
+    ):
         error = call_and_hand_off(session, "POST", server.url(plan), BODY)
 
     record = tarry.record_of(error)
     assert record is not None
     assert reason is record.reason
-    assert "SUCCEEDED" == wait_for_final_status(running, error)
+    assert "SUCCEEDED" == wait_for_final_status(running_service, error)
     assert record.attempts + 1 == len(server.seen)
     last = server.seen[-1]
     assert ("POST", BODY) == (last.method, last.body)
@@ -169,10 +176,12 @@ def test_call_is_handed_off_for_each_reason(
 
 
 def test_error_contains_the_original_result(
-    running: Service, server: FlakyServerView, client: ClientLibrary
+    running_service: Service, server: FlakyServerView, client: ClientLibrary
 ) -> None:
     """The error names the task and the reason, and has the response or the error as its cause."""
-    with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
+    with open_with_running_service(
+        client, running_service, policy=Policy(max_attempts=1)
+    ) as session:
         failed = call_and_hand_off(session, "PUT", server.url("503,200"), BODY)
         dropped = call_and_hand_off(session, "PUT", server.url("drop,200", run_suffix="-2"), BODY)
 
@@ -185,10 +194,12 @@ def test_error_contains_the_original_result(
 
 @pytest.mark.parametrize("plan", ["503", "long", "chunks"])
 def test_hand_off_releases_the_connection(
-    running: Service, server: FlakyServerView, client: ClientLibrary, plan: str
+    running_service: Service, server: FlakyServerView, client: ClientLibrary, plan: str
 ) -> None:
     """With a pool of one connection, another call succeeds after a hand-off."""
-    with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
+    with open_with_running_service(
+        client, running_service, policy=Policy(max_attempts=1)
+    ) as session:
         call_and_hand_off(session, "DELETE", server.url(f"{plan},200"), None)
         response = session.send("GET", server.url("200", run_suffix="-2"))
 
@@ -197,10 +208,12 @@ def test_hand_off_releases_the_connection(
 
 @pytest.mark.parametrize("retry_after", ["60", "3600"])
 def test_retry_after_delays_the_task(
-    running: Service, server: FlakyServerView, client: ClientLibrary, retry_after: str
+    running_service: Service, server: FlakyServerView, client: ClientLibrary, retry_after: str
 ) -> None:
     """The first delay of the task is `Retry-After` plus at most 10%."""
-    with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
+    with open_with_running_service(
+        client, running_service, policy=Policy(max_attempts=1)
+    ) as session:
         task = call_and_hand_off(
             session, "POST", server.url(f"503:retry-after={retry_after}"), BODY
         ).task
@@ -210,7 +223,7 @@ def test_retry_after_delays_the_task(
 
 
 def test_headers_of_the_attempt_are_dropped(
-    running: Service, server: FlakyServerView, client: ClientLibrary
+    running_service: Service, server: FlakyServerView, client: ClientLibrary
 ) -> None:
     """Headers of one attempt, one connection or the client itself are not sent to the service."""
     connection_headers = {
@@ -221,7 +234,7 @@ def test_headers_of_the_attempt_are_dropped(
     }
     with (
         open_with_running_service(
-            client, running, policy=Policy(max_attempts=2, attempt_timeout=9.0)
+            client, running_service, policy=Policy(max_attempts=2, attempt_timeout=9.0)
         ) as session,
         tarry.deadline(60.0),
     ):
@@ -229,7 +242,7 @@ def test_headers_of_the_attempt_are_dropped(
             session, "PUT", server.url("503,503,200"), BODY, **connection_headers
         )
 
-    assert "SUCCEEDED" == wait_for_final_status(running, error)
+    assert "SUCCEEDED" == wait_for_final_status(running_service, error)
     sent = {name.lower() for name in server.seen[-1].headers}
     assert set() == {"x-hop", "te", "x-deadline-ms"} & sent
     assert ["1", "2", "1"] == [value or "1" for value in server.header_values("X-Retry-Attempt")]
@@ -239,29 +252,33 @@ def test_headers_of_the_attempt_are_dropped(
 
 
 def test_same_key_creates_one_task(
-    running: Service, server: FlakyServerView, client: ClientLibrary
+    running_service: Service, server: FlakyServerView, client: ClientLibrary
 ) -> None:
     """With the same key, the second hand-off returns the task of the first."""
     key = {"Idempotency-Key": f'"{server.run} of \\"{client}\\""'}
     url = server.url("503:retry-after=3600")
-    with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
+    with open_with_running_service(
+        client, running_service, policy=Policy(max_attempts=1)
+    ) as session:
         first, second = (call_and_hand_off(session, "POST", url, BODY, **key) for _ in range(2))
 
     assert first.task.task_id == second.task.task_id
     assert f'{server.run} of "{client}"' == first.task.idempotency_key
-    assert 1 == len(tasks_for(running, server))
+    assert 1 == len(tasks_for(running_service, server))
 
 
 def test_outer_retry_creates_no_second_task(
-    running: Service, server: FlakyServerView, client: ClientLibrary
+    running_service: Service, server: FlakyServerView, client: ClientLibrary
 ) -> None:
     """An outer retry does not retry after `HandedOff`, so there is one task."""
-    with open_with_running_service(client, running, policy=Policy(max_attempts=1)) as session:
+    with open_with_running_service(
+        client, running_service, policy=Policy(max_attempts=1)
+    ) as session:
         send = tarry.retry(on=Exception, attempts=3)(session.send)
         with pytest.raises(tarry.HandedOff):
             send("POST", server.url("503:retry-after=3600"), BODY)
 
-    assert 1 == len(tasks_for(running, server))
+    assert 1 == len(tasks_for(running_service, server))
 
 
 # --- calls that are not handed off ----------------------------------------------------------------
@@ -279,7 +296,7 @@ def test_outer_retry_creates_no_second_task(
     ],
 )
 def test_responses_that_are_not_handed_off(
-    running: Service,
+    running_service: Service,
     server: FlakyServerView,
     client: ClientLibrary,
     caplog: pytest.LogCaptureFixture,
@@ -291,23 +308,23 @@ def test_responses_that_are_not_handed_off(
     """The call returns the response; a request that the service cannot send is logged."""
     caplog.set_level(logging.WARNING, "tarry")
     options = {"policy": Policy(max_attempts=1), "idempotency_key": None}
-    with open_with_running_service(client, running, **options) as session:
+    with open_with_running_service(client, running_service, **options) as session:
         response = session.send(method, server.url(plan), BODY, headers)
 
     assert ClientResponse(int(plan[:3]), "answer 1") == response
-    assert [] == tasks_for(running, server)
+    assert [] == tasks_for(running_service, server)
     lines = [record.message for record in caplog.records if "not handed off" in record.message]
     assert (logged_reason is not None) == bool(lines)
     assert logged_reason is None or logged_reason in lines[0]
 
 
 def test_request_that_is_not_repeatable_is_not_handed_off(
-    running: Service, client: ClientLibrary, unreachable_url: str
+    running_service: Service, client: ClientLibrary, unreachable_url: str
 ) -> None:
     """A POST without a key is not handed off, even if nothing was sent; a note explains why."""
     options = {"policy": TWO_ATTEMPTS, "idempotency_key": None}
     with (
-        open_with_running_service(client, running, **options) as session,
+        open_with_running_service(client, running_service, **options) as session,
         pytest.raises(client.connect_error) as caught,
     ):
         session.send("POST", unreachable_url, BODY)
@@ -316,11 +333,11 @@ def test_request_that_is_not_repeatable_is_not_handed_off(
 
 
 def test_iterator_is_not_handed_off(
-    running: Service, client: ClientLibrary, unreachable_url: str
+    running_service: Service, client: ClientLibrary, unreachable_url: str
 ) -> None:
     """A request whose body is an iterator is not handed off; a note explains why."""
     with (
-        open_with_running_service(client, running, policy=TWO_ATTEMPTS) as session,
+        open_with_running_service(client, running_service, policy=TWO_ATTEMPTS) as session,
         pytest.raises(client.connect_error) as caught,
     ):
         session.send("PUT", unreachable_url, session.iterator())
@@ -354,25 +371,27 @@ def test_unreachable_service(
 
 @pytest.mark.parametrize("library", HEDGING_LIBRARIES, ids=str)
 def test_hedged_request_is_handed_off(
-    running: Service, server: FlakyServerView, library: ClientLibrary
+    running_service: Service, server: FlakyServerView, library: ClientLibrary
 ) -> None:
     """A hedged request is handed off if all its copies fail."""
     hedging = tarry.Hedging(after=30.0)
-    with open_with_running_service(library, running, hedging=hedging, connections=2) as session:
+    with open_with_running_service(
+        library, running_service, hedging=hedging, connections=2
+    ) as session:
         error = call_and_hand_off(session, "POST", server.url("503,503,200"), BODY)
 
-    assert "SUCCEEDED" == wait_for_final_status(running, error)
+    assert "SUCCEEDED" == wait_for_final_status(running_service, error)
     assert 1 == len(set(server.header_values("Idempotency-Key")))
 
 
 def test_total_timeout_of_aiohttp_does_not_end_the_hand_off(
-    running: Service, server: FlakyServerView
+    running_service: Service, server: FlakyServerView
 ) -> None:
     """The session's total timeout ends the call, but not the hand-off."""
 
     async def call() -> tarry.HandedOff:
         async with (
-            tarry.AsyncClient(f"http://127.0.0.1:{running.port}") as service,
+            tarry.AsyncClient(f"http://127.0.0.1:{running_service.port}") as service,
             aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=0.2),
                 middlewares=(RetryMiddleware(hand_off=service),),
@@ -385,7 +404,7 @@ def test_total_timeout_of_aiohttp_does_not_end_the_hand_off(
     error = asyncio.run(call())
 
     assert isinstance(error.__cause__, TimeoutError)
-    assert "SUCCEEDED" == wait_for_final_status(running, error)
+    assert "SUCCEEDED" == wait_for_final_status(running_service, error)
 
 
 # --- with a fake task client ----------------------------------------------------------------------

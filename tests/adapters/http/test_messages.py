@@ -55,7 +55,7 @@ def test_invalid_idempotency_key_raises(key: Any) -> None:
 def test_key_is_added_if_needed(
     method: str, key: Any, headers: dict[str, str], repeatable: bool, expected: str | None
 ) -> None:
-    """A request that is not idempotent gets a key, unless it has one or there is none to set."""
+    """A request that is not idempotent gets the key of `idempotency_key`, unless it has one."""
     assert repeatable == try_make_repeatable(method, headers, key, "the request")
     assert expected == headers.get("Idempotency-Key")
 
@@ -107,7 +107,7 @@ def test_deadline_in_the_past() -> None:
     ],
 )
 def test_attempt_headers(attempt: int, limit: float | None, expected: dict[str, str]) -> None:
-    """Attempts after the first have their number, and attempts with a time limit have it."""
+    """Later attempts have their number in a header; attempts with a time limit have a deadline."""
     headers: dict[str, str] = {}
 
     set_attempt_headers(headers, attempt, limit)
@@ -181,7 +181,7 @@ def failed_call_error(*, repeatable: bool) -> ConnectionError:
     [(True, "its method is not idempotent"), (False, "its body cannot be sent a second time")],
 )
 def test_not_repeatable_note(can_resend_body: bool, expected_note: str) -> None:
-    """One note explains why the call was not retried, even if it is added several times."""
+    """The note that explains why the call was not retried is added only once."""
     error = failed_call_error(repeatable=False)
 
     for _ in range(2):
