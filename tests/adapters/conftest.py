@@ -22,7 +22,7 @@ class FlakyServerView:
     def __init__(self, flaky: FlakyServer) -> None:
         self.flaky = flaky
         self.run = f"test-{next(_test_numbers)}"
-        self._opened_before = flaky.opened
+        self._opened_before = flaky.total_connections
 
     @property
     def seen(self) -> list[RecordedRequest]:
@@ -32,7 +32,7 @@ class FlakyServerView:
     @property
     def opened_connections(self) -> int:
         """The number of connections that were opened."""
-        return self.flaky.opened - self._opened_before
+        return self.flaky.total_connections - self._opened_before
 
     def url(self, plan: str, run_suffix: str = "") -> str:
         """Return a URL with the plan of the server for each request."""
@@ -47,7 +47,7 @@ class FlakyServerView:
 
     def resume(self) -> None:
         """Resume the responses that are paused."""
-        self.flaky.go_on.set()
+        self.flaky.may_continue.set()
 
 
 @pytest.fixture(scope="session")
@@ -60,9 +60,9 @@ def flaky() -> Iterator[FlakyServer]:
 @pytest.fixture
 def server(flaky: FlakyServer) -> Iterator[FlakyServerView]:
     """Return a view of the flaky server for one test."""
-    flaky.go_on.clear()
+    flaky.may_continue.clear()
     yield FlakyServerView(flaky)
-    flaky.go_on.set()
+    flaky.may_continue.set()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_losing_copies_release_their_connection(
             url = server.url("late,200", run_suffix=f"-{number}")
             assert ClientResponse(200, "answer 2") == session.send("GET", url)
             server.resume()  # the server responds to the losing copy
-            server.flaky.go_on.clear()
+            server.flaky.may_continue.clear()
 
 
 def test_copies_have_the_same_key(server: FlakyServerView, client: ClientLibrary) -> None:
@@ -97,7 +97,7 @@ class NotifyingBudget(TokenBudget):
 
 def test_failure_waits_for_the_other_copy(server: FlakyServerView, client: ClientLibrary) -> None:
     """A 503 of one copy is not returned while another copy may succeed."""
-    payments = Downstream("payments", budget=NotifyingBudget(server.flaky.go_on))
+    payments = Downstream("payments", budget=NotifyingBudget(server.flaky.may_continue))
     with client.open(connections=2, hedging=IMMEDIATE, downstream=payments) as session:
         response = session.send("GET", server.url("503,late"))
 

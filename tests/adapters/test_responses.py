@@ -38,7 +38,7 @@ def test_stalled_response_is_closed(
         response = session.send("GET", server.url("stall,200"))
 
     assert ClientResponse(200, "answer 2") == response
-    assert 0 == server.flaky.waited_for
+    assert 0 == server.flaky.stalled_reads
 
 
 def test_chunked_responses_keep_their_connection(

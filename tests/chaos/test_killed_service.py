@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.service import TERMINAL, Service, Target, service, target
+from tests.integration.service import TERMINAL_STATUSES, Service, Target, service, target
 
 KILL_COUNT = int(os.environ.get("ROUNDS", "5"))
 
@@ -66,7 +66,7 @@ class Callers:
 
 
 def _all_tasks_finished(running: Service) -> bool:
-    return all(task["status"] in TERMINAL for task in running.all_tasks())
+    return all(task["status"] in TERMINAL_STATUSES for task in running.all_tasks())
 
 
 @pytest.mark.timeout(120 + 30 * KILL_COUNT)

@@ -89,10 +89,10 @@ def _succeeds(*command: str) -> bool:
 @pytest.mark.parametrize("fault", [full_disk, file_size_limit, immutable_files, renamed_database])
 def test_service_recovers_from_a_store_fault(fault: Fault, tmp_path: Path) -> None:
     """The service returns 503 during the fault, and makes one attempt of each accepted task."""
-    within: tuple[str, ...] = ()
+    command_prefix: tuple[str, ...] = ()
     if fault is full_disk:
-        within = (*UNSHARE_MOUNTS, MOUNT_AND_EXEC, str(tmp_path))
-        if not _succeeds(*within, "true"):
+        command_prefix = (*UNSHARE_MOUNTS, MOUNT_AND_EXEC, str(tmp_path))
+        if not _succeeds(*command_prefix, "true"):
             pytest.skip("a separate disk needs user namespaces: run as root, or enable them")
     if fault is immutable_files:
         (tmp_path / "file").touch()
@@ -105,7 +105,10 @@ def test_service_recovers_from_a_store_fault(fault: Fault, tmp_path: Path) -> No
         may_respond.wait(60)
         return 200
 
-    with target(respond_slowly) as receiver, service(tmp_path, within=within) as running:
+    with (
+        target(respond_slowly) as receiver,
+        service(tmp_path, command_prefix=command_prefix) as running,
+    ):
         accepted = {
             running.post(targetUrl=f"{receiver.url}/{n}")["taskId"] for n in range(RUNNING_COUNT)
         }
@@ -117,7 +120,7 @@ def test_service_recovers_from_a_store_fault(fault: Fault, tmp_path: Path) -> No
         extra_count = 0
         with fault(running):
             while True:  # the WAL file may have space for a few more tasks
-                status, body, headers = running.reply(
+                status, body, headers = running.send(
                     "POST",
                     "/retry-tasks",
                     {"targetUrl": f"{receiver.url}/extra/{extra_count}", "body": "x" * 9999},

@@ -108,7 +108,7 @@ def test_command_without_wait_returns_at_once(
 
     assert 0 == result.code, result.err
     assert "patient" == client.get(result.json["taskId"]).policy_id
-    target.go_on.set()
+    target.may_continue.set()
 
 
 def test_same_key_adds_one_task(run_cli: RunCli) -> None:

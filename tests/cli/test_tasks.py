@@ -163,7 +163,7 @@ def test_cancel_message_depends_on_status(
         environment.blocking_sleep(0.01, None)
 
     in_flight = run_cli("tasks", "cancel", running.task_id)
-    target.go_on.set()
+    target.may_continue.set()
     monkeypatch.setattr(Client, "cancel", lambda *_: cancelled)
     result = run_cli("tasks", "cancel", pending_task)
 
@@ -211,7 +211,7 @@ def test_retry_of_a_running_task(run_cli: RunCli, client: Client, target: FlakyS
         environment.blocking_sleep(0.01, None)
 
     result = run_cli("tasks", "retry", running.task_id)
-    target.go_on.set()
+    target.may_continue.set()
 
     message = "an attempt is running; if it fails, the policy decides when the next starts"
     assert (0, f"{running.task_id} IN_FLIGHT: {message}\n", "") == result

@@ -1,4 +1,4 @@
-"""Fixtures: real servers, started once for all tests that use them."""
+"""Fixtures: real servers, which are started once per session."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _numbers = count()
 
 @pytest.fixture(scope="session")
 def postgres_dsn() -> Iterator[str]:
-    """Run a PostgreSQL server that no test may stop."""
+    """Run a PostgreSQL server that tests share and must not stop."""
     with postgres_server() as server:
         yield server.address
 
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """Run a Redis server that no test may stop."""
+    """Run a Redis server that tests share and must not stop."""
     with redis_server() as server:
         yield server.address
 

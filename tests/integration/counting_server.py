@@ -1,4 +1,4 @@
-"""A server process whose handler writes a line to a file for each run, and may hang.
+"""A server process whose handler appends a line to the file RUNS for each run, and may hang.
 
 python -m tests.integration.counting_server FD ENGINE ADDRESS NAME RUNS LEASE answers|hangs
 """
@@ -23,7 +23,7 @@ from tests.integration.claimants import open_store
 
 
 def create_app(store: IdempotencyStore, runs: Path, lease: float, *, hangs: bool) -> Starlette:
-    """Return the application."""
+    """Return an application with the idempotency middleware."""
 
     async def pay(request: Request) -> Response:
         await request.body()
@@ -31,11 +31,11 @@ def create_app(store: IdempotencyStore, runs: Path, lease: float, *, hangs: bool
             file.write(f"{os.getpid()}\n")
         if hangs:
             await asyncio.Event().wait()
-        await asyncio.sleep(0.1)  # so that most of a crowd come while it runs
+        await asyncio.sleep(0.1)  # so that most concurrent requests arrive during this run
         return PlainTextResponse(f"paid by {os.getpid()}", 201)
 
-    guard = Middleware(IdempotencyMiddleware, store=store, lease=lease, require_key=["/pay"])
-    return Starlette(routes=[Route("/pay", pay, methods=["POST"])], middleware=[guard])
+    middleware = Middleware(IdempotencyMiddleware, store=store, lease=lease, require_key=["/pay"])
+    return Starlette(routes=[Route("/pay", pay, methods=["POST"])], middleware=[middleware])
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
-"""A real HTTP server that fails on command.
+"""A real HTTP server whose failures the URL of a request selects.
 
 `POST /anything?plan=503,drop,200` responds to the first request of a run with 503, closes the
 connection without a response to the second, and responds with 200 to the third and all later ones.
 `run=` names the run; its requests are recorded. Steps of a plan:
 
-* `stream` sends half of a response, and the other half when `go_on` is set
-* `late` responds with 200 when `go_on` is set
+* `stream` sends half of a response, and the other half when `may_continue` is set
+* `late` responds with 200 when `may_continue` is set
 * `hang` sends nothing; `deaf` does not read the body either
 * `early` responds with 503 without reading the body
 * `long` responds with 503 and a long text; `stall` sends half of that text
 * `chunks` responds with 503 in chunks, `many` in long chunks
 
-Headers follow a colon: `503:retry-after=7|ratelimit-policy=x`, with `~` for a comma. As a proxy the
-server responds to `http:` requests itself, and to CONNECT with the number at the start of the host.
+Response headers follow a colon: `503:retry-after=7|ratelimit-policy=x`, with `~` for a comma. The
+server can be used as a proxy: it responds to `http:` requests by their plan, and to CONNECT with
+the status at the start of the host name.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-LONG = 100_000
-PATIENCE = 30.0
-"""Seconds after which a client that should have gone on is taken for dead."""
+LONG_BODY_REPEATS = 100_000
+CONTINUE_TIMEOUT_S = 30.0
+"""Limit of the wait for `may_continue`."""
 
 
 class RecordedRequest(NamedTuple):
@@ -39,28 +40,28 @@ class RecordedRequest(NamedTuple):
 
 
 class FlakyServer:
-    """The server and its recorded requests."""
+    """The server; `seen` has the requests of each run."""
 
-    def __init__(self) -> None:  # noqa: C901 - the handler inside is what it is about
+    def __init__(self) -> None:  # noqa: C901 - contains the handler class
         self.seen: dict[str, list[RecordedRequest]] = defaultdict(list)
         self.connections = 0
-        """Those that are open now."""
-        self.opened = 0
-        """Those that were ever opened."""
-        self.waited_for = 0
-        """How often a client waited for the end of what stalls, until patience was over."""
-        self.go_on = threading.Event()
+        """Number of open connections."""
+        self.total_connections = 0
+        """Number of connections so far."""
+        self.stalled_reads = 0
+        """How often a client waited for the second half of a response until the timeout."""
+        self.may_continue = threading.Event()
         self.lock = threading.Lock()
         flaky = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # an answer is two packets, and waits 40 ms between
+            disable_nagle_algorithm = True  # else the second packet of a response waits 40 ms
 
             def setup(self) -> None:
                 with flaky.lock:
                     flaky.connections += 1
-                    flaky.opened += 1
+                    flaky.total_connections += 1
                 super().setup()
 
             def finish(self) -> None:
@@ -74,7 +75,7 @@ class FlakyServer:
                 except ConnectionError:
                     self.close_connection = True
 
-            def body(self) -> bytes:
+            def read_body(self) -> bytes:
                 if self.headers.get("transfer-encoding") != "chunked":
                     return self.rfile.read(int(self.headers.get("content-length", 0)))
                 body = b""
@@ -84,7 +85,7 @@ class FlakyServer:
                 self.rfile.readline()
                 return body
 
-            def answer(self) -> None:
+            def respond(self) -> None:
                 query = parse_qs(urlsplit(self.path).query)
                 with flaky.lock:
                     seen = flaky.seen[query.get("run", [""])[0]]
@@ -97,56 +98,56 @@ class FlakyServer:
                     self.send_error(503)
                     return
                 if step == "deaf":
-                    flaky.go_on.wait(PATIENCE)
+                    flaky.may_continue.wait(CONTINUE_TIMEOUT_S)
                     self.close_connection = True
                     return
-                seen[number - 1] = seen[number - 1]._replace(body=self.body())
+                seen[number - 1] = seen[number - 1]._replace(body=self.read_body())
                 if step == "drop":
                     self.close_connection = True
                     return
                 if step == "hang":
-                    flaky.go_on.wait(PATIENCE)
+                    flaky.may_continue.wait(CONTINUE_TIMEOUT_S)
                     self.close_connection = True
                     return
                 if step == "late":
-                    step = "200" if flaky.go_on.wait(PATIENCE) else "500"
+                    step = "200" if flaky.may_continue.wait(CONTINUE_TIMEOUT_S) else "500"
                 if step == "stream":
-                    self.answer_in_halves(200)
+                    self.respond_in_halves(200)
                     return
                 if step == "stall":
-                    self.answer_in_halves(503)
+                    self.respond_in_halves(503)
                     return
                 if step in ("chunks", "many"):
-                    self.answer_in_chunks(number, LONG if step == "many" else 1)
+                    self.respond_in_chunks(number, LONG_BODY_REPEATS if step == "many" else 1)
                     return
-                status, _, hints = step.replace("long", "503").partition(":")
+                status, _, header_list = step.replace("long", "503").partition(":")
                 text = b"" if self.command == "HEAD" else f"answer {number}".encode()
-                text *= LONG if step.startswith("long") else 1
+                text *= LONG_BODY_REPEATS if step.startswith("long") else 1
                 self.send_response(int(status))
                 self.send_header("content-length", str(len(text)))
-                for hint in hints.split("|") if hints else ():
-                    name, _, value = hint.partition("=")
+                for header in header_list.split("|") if header_list else ():
+                    name, _, value = header.partition("=")
                     self.send_header(name, value.replace("~", ","))
                 self.end_headers()
                 self.wfile.write(text)
 
-            def answer_in_halves(self, status: int) -> None:
+            def respond_in_halves(self, status: int) -> None:
                 self.send_response(status)
                 self.send_header("content-length", "10")
                 self.end_headers()
                 self.wfile.write(b"first")
-                if flaky.go_on.wait(PATIENCE):
+                if flaky.may_continue.wait(CONTINUE_TIMEOUT_S):
                     self.wfile.write(b"later")
                     return
-                flaky.waited_for += 1
+                flaky.stalled_reads += 1
                 self.wfile.write(b"never")
 
-            def answer_in_chunks(self, number: int, times: int) -> None:
+            def respond_in_chunks(self, number: int, times: int) -> None:
                 self.send_response(503)
                 self.send_header("transfer-encoding", "chunked")
                 self.end_headers()
-                for piece in (b"answer" * times, b" %d" % number):
-                    self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                for chunk in (b"answer" * times, b" %d" % number):
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
                 self.wfile.write(b"0\r\n\r\n")
 
             def do_CONNECT(self) -> None:
@@ -157,7 +158,7 @@ class FlakyServer:
                 self.send_header("content-length", "0")
                 self.end_headers()
 
-            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = answer  # noqa: N815
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = respond  # noqa: N815
 
             def log_message(self, *_: object) -> None:
                 """Log nothing."""

@@ -1,10 +1,11 @@
-"""Targets that misbehave over real sockets, one URL path per kind of misbehaviour.
+"""HTTP targets that violate the protocol or do not respond, one URL path per behaviour.
 
-`with hostile_targets() as hostile:` starts them in a thread. `hostile.url` + "never" and so on
-are targets, and "ok" behaves well. `hostile.seen` has the received requests. `hostile.closing`
-closes every connection at once. `hostile.tls[kind]` are HTTPS targets with certificates "good",
-"expired", "selfsigned" or "wronghost". The file `hostile.ca` has the CA, and `hostile.contexts` has
-TLS contexts for other servers.
+`with hostile_targets() as hostile:` runs the targets in a thread. `hostile.url` followed by a key
+of BEHAVIOURS is the URL of a target, and `hostile.url` followed by "ok" is a valid target.
+`hostile.seen` has the received requests. The target `hostile.closing_url` closes each connection
+without reading. `hostile.tls_urls` has HTTPS targets with the certificates "good", "expired",
+"selfsigned" and "wronghost". `hostile.ca_file` has the CA certificate, and `hostile.tls_contexts`
+has TLS contexts for other servers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _respond_with(*parts: bytes) -> Behaviour:
 
 
 def _repeat(first: bytes, part: bytes, pause: float = 0.0, times: int = 10**9) -> Behaviour:
-    """Return a behaviour that sends `first` and then `part` again and again."""
+    """Return a behaviour that sends `first`, and then `part` repeatedly."""
 
     async def behave(writer: asyncio.StreamWriter) -> None:
         writer.write(first)
@@ -112,13 +113,13 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "bad-version": _respond_with(b"HTTP/7.7 200 OK\r\nContent-Length: 0\r\n\r\n"),
     "not-http": _respond_with(b"SSH-2.0-OpenSSH_9.9\r\n"),
     "status-999": _respond_with(b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n"),
-    "body-too-long": _respond_with(_HEAD + b"Content-Length: 2\r\n\r\nok and more than was said"),
+    "body-too-long": _respond_with(_HEAD + b"Content-Length: 2\r\n\r\nok and more than announced"),
     "two-lengths": _respond_with(_HEAD + b"Content-Length: 2\r\nContent-Length: 5\r\n\r\nokxyz"),
     "bad-length": _respond_with(_HEAD + b"Content-Length: -5\r\n\r\nok"),
     "bad-chunks": _respond_with(_CHUNKED + b"zzzz\r\ngarbage\r\n"),
     "bad-encoding": _respond_with(_HEAD + b"Transfer-Encoding: sideways\r\n\r\nok"),
     "null-in-header": _respond_with(_HEAD + b"X-Null: a\x00b\r\nContent-Length: 0\r\n\r\n"),
-    "no-colon": _respond_with(_HEAD + b"What is this\r\nContent-Length: 0\r\n\r\n"),
+    "no-colon": _respond_with(_HEAD + b"no colon here\r\nContent-Length: 0\r\n\r\n"),
     "trailers": _respond_with(
         _HEAD + b"X-Head: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Tail: 2\r\n\r\n"
     ),
@@ -135,19 +136,19 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "carriage-return": _respond_with(_HEAD + b"X-Odd: a\rX-Two: b\r\nContent-Length: 0\r\n\r\n"),
     "zipped-chunks": _respond_with(_HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
 }
-"""What happens after a request was read; then the connection is closed. "ok" keeps it open."""
+"""Behaviours after a request was read; then the connection is closed. "ok" keeps it open."""
 
 
 class HostileTargets:
-    """The targets and their received requests."""
+    """The targets, and the requests that they received."""
 
     def __init__(self, home: Path) -> None:
         self.seen: list[ReceivedRequest] = []
         self.connections = 0
-        self.url = self.closing = ""
-        self.tls: dict[str, str] = {}
-        self.ca = str(home / "ca.pem")
-        self.contexts = make_certificates(home)
+        self.url = self.closing_url = ""
+        self.tls_urls: dict[str, str] = {}
+        self.ca_file = str(home / "ca.pem")
+        self.tls_contexts = make_certificates(home)
         self._tasks: set[asyncio.Task[None] | None] = set()
         self._started = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -170,15 +171,15 @@ class HostileTargets:
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
-        plain = await asyncio.start_server(self._answer, "127.0.0.1", 0)
-        closing = await asyncio.start_server(self._hang_up, "127.0.0.1", 0)
+        plain = await asyncio.start_server(self._respond, "127.0.0.1", 0)
+        closing = await asyncio.start_server(self._close_at_once, "127.0.0.1", 0)
         servers = [plain, closing]
         self.url = f"http://127.0.0.1:{_port(plain)}/"
-        self.closing = f"http://127.0.0.1:{_port(closing)}/"
-        for kind, context in self.contexts.items():
-            server = await asyncio.start_server(self._answer, "127.0.0.1", 0, ssl=context)
+        self.closing_url = f"http://127.0.0.1:{_port(closing)}/"
+        for kind, context in self.tls_contexts.items():
+            server = await asyncio.start_server(self._respond, "127.0.0.1", 0, ssl=context)
             servers.append(server)
-            self.tls[kind] = f"https://127.0.0.1:{_port(server)}/"
+            self.tls_urls[kind] = f"https://127.0.0.1:{_port(server)}/"
         self._started.set()
         await self._stopping.wait()
         for server in servers:
@@ -188,13 +189,13 @@ class HostileTargets:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    async def _hang_up(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _close_at_once(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._tasks.add(asyncio.current_task())  # else one that waits for nothing is collected
+        self._tasks.add(asyncio.current_task())  # prevents garbage collection of a waiting task
         try:
             while True:
                 name = await self._read_request(reader)
@@ -203,7 +204,7 @@ class HostileTargets:
                     break
                 writer.write(OK)
         except (OSError, KeyError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # nothing of that name; gone; stopped
+            pass  # an unknown path, a closed connection, or the end of the test
         finally:
             with suppress(OSError):
                 writer.close()
@@ -224,7 +225,7 @@ def _port(server: asyncio.Server) -> int:
 
 
 def make_certificates(home: Path) -> dict[str, ssl.SSLContext]:
-    """Write a CA to `home`/ca.pem; return a server's TLS context for each kind of certificate."""
+    """Write a CA to `home`/ca.pem; return a server TLS context for each kind of certificate."""
     now = datetime.datetime.now(datetime.UTC)
     day = datetime.timedelta(days=1)
     root_key = ec.generate_private_key(ec.SECP256R1())
@@ -237,28 +238,28 @@ def make_certificates(home: Path) -> dict[str, ssl.SSLContext]:
         .not_valid_after(now + day)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(key_id, critical=False)
-        .add_extension(_signs_certificates(), critical=True)
+        .add_extension(_ca_key_usage(), critical=True)
         .sign(root_key, hashes.SHA256())
     )
     (home / "ca.pem").write_bytes(root.public_bytes(serialization.Encoding.PEM))
-    here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     contexts: dict[str, ssl.SSLContext] = {}
     for kind in ("good", "expired", "selfsigned", "wronghost"):
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, kind)])
         names: list[x509.GeneralName] = [x509.DNSName("elsewhere.example")]
         if kind != "wronghost":
-            names = [here, x509.DNSName("localhost")]
-        by_itself = kind == "selfsigned"
-        signer = key if by_itself else root_key
+            names = [loopback, x509.DNSName("localhost")]
+        is_self_signed = kind == "selfsigned"
+        signer = key if is_self_signed else root_key
         signer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
         certificate = (
-            x509.CertificateBuilder(name if by_itself else root_name, name, key.public_key())
+            x509.CertificateBuilder(name if is_self_signed else root_name, name, key.public_key())
             .serial_number(2)
             .not_valid_before(now - 3 * day)
             .not_valid_after(now - day if kind == "expired" else now + day)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(signer_id, critical=False)  # Python 3.13 insists on it
+            .add_extension(signer_id, critical=False)  # required by Python 3.13
             .sign(signer, hashes.SHA256())
         )
         path = home / f"{kind}.pem"
@@ -275,7 +276,7 @@ def make_certificates(home: Path) -> dict[str, ssl.SSLContext]:
     return contexts
 
 
-def _signs_certificates() -> x509.KeyUsage:
+def _ca_key_usage() -> x509.KeyUsage:
     uses = dict.fromkeys(
         (
             "digital_signature",

@@ -15,7 +15,7 @@ asyncpg = import_module("asyncpg")
 
 @asynccontextmanager
 async def connected(dsn: str) -> AsyncGenerator[Any]:
-    """Open a connection besides those of the store."""
+    """Open a connection that the store does not use."""
     connection = await asyncpg.connect(dsn)
     try:
         yield connection

@@ -1,7 +1,7 @@
-"""Private PostgreSQL and Redis servers from wheels, each in its own directory.
+"""PostgreSQL and Redis servers from wheels, each in its own directory.
 
-They listen on sockets in that directory, so they need no ports. A server that does not start fails
-the test with the end of its log.
+The servers listen on Unix sockets in that directory, so they need no ports. A server that does not
+start fails the test with the end of its log.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-PATIENCE = 30.0
-"""Seconds for a server to come up or go down, on a machine that is busy."""
+SERVER_TIMEOUT_S = 30.0
+"""Time to start or stop a server on a busy machine."""
 
 
 class ServerFailed(Exception):
@@ -39,7 +39,7 @@ class Server:
         stop_with: signal.Signals = signal.SIGTERM,
     ) -> None:
         self.address = address
-        """What clients are given: a DSN or a URL."""
+        """The DSN or URL for clients."""
         self._command = command
         self._home = home
         self._is_up = is_up
@@ -58,15 +58,17 @@ class Server:
                 stdout=log,
                 stderr=log,
                 user=self._user,
-                group=None if self._user is None else _group_of(self._user),
+                group=None if self._user is None else _primary_group(self._user),
                 extra_groups=None if self._user is None else [],
             )
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + SERVER_TIMEOUT_S
         while not self._is_up():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
-                last = self._log.read_text(errors="replace")[-3000:]
-                raise ServerFailed(f"{self._command[0]} does not come up; it said:\n{last}")
+                log_end = self._log.read_text(errors="replace")[-3000:]
+                raise ServerFailed(
+                    f"{self._command[0]} did not start; its log ends with:\n{log_end}"
+                )
             time.sleep(0.02)
 
     def stop(self) -> None:
@@ -75,7 +77,7 @@ class Server:
             return
         self._process.send_signal(self._stop_with)
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(SERVER_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -83,17 +85,17 @@ class Server:
 
     @contextmanager
     def suspended(self) -> Generator[None]:
-        """Suspend the server and its children: it neither responds nor refuses."""
+        """Suspend the server and its child processes, so that connections get no response."""
         if self._process is None:
-            raise ServerFailed("the server does not run")
-        stopped = [self._process.pid, *_children_of(self._process.pid)]
-        for process in stopped:
-            os.kill(process, signal.SIGSTOP)
+            raise ServerFailed("the server is not running")
+        process_ids = [self._process.pid, *_child_processes(self._process.pid)]
+        for process_id in process_ids:
+            os.kill(process_id, signal.SIGSTOP)
         try:
             yield
         finally:
-            for process in stopped:
-                os.kill(process, signal.SIGCONT)
+            for process_id in process_ids:
+                os.kill(process_id, signal.SIGCONT)
 
     def restart(self) -> None:
         """Stop and start the server."""
@@ -109,26 +111,26 @@ def postgres_server() -> Generator[Server]:
         user = None
         if os.geteuid() == 0:
             # PostgreSQL does not run as root, and another user may not be able to read the package.
-            # Its own solution would make every parent directory readable, so the files are copied.
+            # The files are copied, because pgserver would make all parent directories readable.
             user = "nobody"
             package = _copy_binaries(package, home)
             for path in (home, *home.rglob("*")):
-                shutil.chown(path, user, _group_of(user))
+                shutil.chown(path, user, _primary_group(user))
         programs = package / "pginstall18" / "bin"
         data = home / "data"
         options = ["-U", "postgres", "-E", "UTF8", "--locale=C", "--auth=trust", "--no-sync"]
-        made = subprocess.run(
+        initdb = subprocess.run(
             [str(programs / "initdb"), "-D", str(data), *options],
             cwd=home,
             capture_output=True,
             text=True,
             user=user,
-            group=None if user is None else _group_of(user),
+            group=None if user is None else _primary_group(user),
             extra_groups=None if user is None else [],
             check=False,
         )
-        if made.returncode:
-            raise ServerFailed(f"initdb failed:\n{made.stdout}{made.stderr}")
+        if initdb.returncode:
+            raise ServerFailed(f"initdb failed:\n{initdb.stdout}{initdb.stderr}")
         command = [str(programs / "postgres"), "-D", str(data), "-k", str(home), "-h", ""]
         ready = [str(programs / "pg_isready"), "-q", "-h", str(home)]
         server = Server(
@@ -137,7 +139,7 @@ def postgres_server() -> Generator[Server]:
             home,
             lambda: subprocess.run(ready, check=False).returncode == 0,
             user,
-            signal.SIGINT,  # do not wait for clients to leave
+            signal.SIGINT,  # do not wait for clients to disconnect
         )
         with run_server(server):
             yield server
@@ -149,7 +151,7 @@ def redis_server() -> Generator[Server]:
     with create_directory() as home:
         path = home / "redis.sock"
         command = [*redis_command(home), "--port", "0", "--unixsocket", str(path)]
-        server = Server(f"unix://{path}", command, home, lambda: _answers(path))
+        server = Server(f"unix://{path}", command, home, lambda: _responds_to_ping(path))
         with run_server(server):
             yield server
 
@@ -167,7 +169,7 @@ def run_server(server: Server) -> Generator[Server]:
 @contextmanager
 def create_directory() -> Generator[Path]:
     """Create a directory for one server."""
-    # Not pytest's tmp_path: a socket's path may have no more than 107 characters.
+    # Not tmp_path of pytest: the path of a socket has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="tarry-", dir="/tmp") as home:
         yield Path(home)
 
@@ -192,18 +194,18 @@ def _copy_binaries(package: Path, home: Path) -> Path:
     return home / package.name
 
 
-def _children_of(parent: int) -> list[int]:
+def _child_processes(parent: int) -> list[int]:
     """Return the child processes of a process, on Linux."""
     children: list[int] = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
+        with suppress(FileNotFoundError, ProcessLookupError):  # the process may have ended
             head, _, rest = path.read_text().rpartition(")")
             if int(rest.split()[1]) == parent:
                 children.append(int(head.split()[0]))
     return children
 
 
-def _group_of(user: str) -> int:
+def _primary_group(user: str) -> int:
     import pwd
 
     return pwd.getpwnam(user).pw_gid
@@ -215,7 +217,7 @@ def redis_command(home: Path) -> list[str]:
     return [str(program), "--dir", str(home), "--save", "", "--appendonly", "no"]
 
 
-def _answers(path: Path) -> bool:
+def _responds_to_ping(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(1)
         try:

@@ -1,4 +1,4 @@
-"""A real service in its own process, and a real target that records its requests."""
+"""A real service in its own process, and a real HTTP target that records its requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-STARTS_WITHIN = 60.0
-TERMINAL = {"SUCCEEDED", "EXHAUSTED", "CANCELLED"}
+STARTUP_TIMEOUT_S = 60.0
+TERMINAL_STATUSES = {"SUCCEEDED", "EXHAUSTED", "CANCELLED"}
 
 
 def free_port() -> int:
@@ -30,25 +30,28 @@ def free_port() -> int:
         return port
 
 
-class Reply(NamedTuple):
+class Response(NamedTuple):
     """A response of the service."""
 
     status: int
     body: Any
-    """From JSON, or a text."""
+    """The decoded JSON, or the text of another content type."""
     headers: dict[str, str]
-    """Names in lower case."""
+    """Headers with names in lower case."""
 
 
 class Target:
-    """An HTTP server that responds by `answer(path, number)` and records every request."""
+    """An HTTP server that records requests.
+
+    `respond(path, number)` returns the status of the `number`th request for a path.
+    """
 
     def __init__(
-        self, answer: Callable[[str, int], int] = lambda _path, _number: 200, port: int = 0
+        self, respond: Callable[[str, int], int] = lambda _path, _number: 200, port: int = 0
     ) -> None:
-        self.answer: Callable[[str, int], int] = answer
+        self.respond: Callable[[str, int], int] = respond
         self.seen: dict[str, list[dict[str, str]]] = defaultdict(list)
-        """The headers of every request, by path."""
+        """The headers of the requests, by path."""
         self.bodies: dict[str, list[bytes]] = defaultdict(list)
         self._lock = threading.Lock()
         target = self
@@ -62,11 +65,11 @@ class Target:
                     target.bodies[self.path].append(body)
                     target.seen[self.path].append(dict(self.headers))
                     number = len(target.seen[self.path])
-                self.send_response(target.answer(self.path, number))
+                self.send_response(target.respond(self.path, number))
                 self.send_header("content-length", "0")
                 self.end_headers()
 
-            do_GET = do_POST  # noqa: N815 - the server's own name for it
+            do_GET = do_POST  # noqa: N815 - named by BaseHTTPRequestHandler
 
             def log_message(self, *_args: object) -> None:
                 """Log nothing."""
@@ -76,7 +79,7 @@ class Target:
             daemon_threads = True
 
             def handle_error(self, *_args: object) -> None:
-                """Ignore clients that were killed."""
+                """Ignore errors of clients that were killed."""
 
         self._server = Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -89,15 +92,18 @@ class Target:
 
 
 class Service:
-    """`tarry serve` on a SQLite file that outlives it; `within` is a prefix of the command."""
+    """A `tarry serve` process with a SQLite file that is kept when the process ends.
+
+    `command_prefix` is put before the command.
+    """
 
     def __init__(
-        self, folder: Path, *flags: str, dev: bool = True, within: tuple[str, ...] = ()
+        self, folder: Path, *flags: str, dev: bool = True, command_prefix: tuple[str, ...] = ()
     ) -> None:
         self.folder = folder
         self.port = free_port()
         self._flags = ("--dev", *flags) if dev else flags
-        self._within = within
+        self._command_prefix = command_prefix
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -108,12 +114,12 @@ class Service:
 
     def start(self) -> None:
         """Start the service and wait until it is ready."""
-        command = [*self._within, sys.executable, "-m", "tarry", "serve"]
+        command = [*self._command_prefix, sys.executable, "-m", "tarry", "serve"]
         command += ["--port", str(self.port)]
         command += ["--store", f"sqlite:{self.folder / 'tarry.db'}", *self._flags]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
-        deadline = time.monotonic() + STARTS_WITHIN
+        deadline = time.monotonic() + STARTUP_TIMEOUT_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise AssertionError((self.folder / "log").read_text())
@@ -130,78 +136,80 @@ class Service:
         self.process.wait()
 
     def stop(self) -> int:
-        """Ask the process to stop and wait for it; return its exit code."""
+        """Send SIGTERM, wait for the process and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait()
 
-    def reply(
+    def send(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
-    ) -> Reply:
-        """Send one request; a body of bytes is sent unchanged, any other as JSON."""
+    ) -> Response:
+        """Send a request; a body of bytes is sent unchanged, any other body as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
-            sent = body if body is None or isinstance(body, bytes) else json.dumps(body)
-            given = {"content-type": "application/json"} if body is not None else {}
-            connection.request(method, path, sent, given | (headers or {}))
+            encoded = body if body is None or isinstance(body, bytes) else json.dumps(body)
+            defaults = {"content-type": "application/json"} if body is not None else {}
+            connection.request(method, path, encoded, defaults | (headers or {}))
             response = connection.getresponse()
             raw = response.read()
-            found = {name.lower(): value for name, value in response.getheaders()}
-            is_json = "json" in found.get("content-type", "")
-            return Reply(response.status, json.loads(raw) if is_json else raw.decode(), found)
+            response_headers = {name.lower(): value for name, value in response.getheaders()}
+            is_json = "json" in response_headers.get("content-type", "")
+            return Response(
+                response.status, json.loads(raw) if is_json else raw.decode(), response_headers
+            )
         finally:
             connection.close()
 
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any]:
-        """Send one request; return the status and the JSON."""
-        return self.reply(method, path, body, headers)[:2]
+        """Send a request; return the status and the decoded body."""
+        return self.send(method, path, body, headers)[:2]
 
     def post(self, **fields: Any) -> dict[str, Any]:
         """Create a task; return its JSON."""
         status, task = self.request("POST", "/retry-tasks", fields)
         assert 201 == status, task
-        found: dict[str, Any] = task
-        return found
+        created: dict[str, Any] = task
+        return created
 
     def task(self, task_id: str) -> dict[str, Any]:
         """Return one task."""
-        found: dict[str, Any] = self.request("GET", f"/retry-tasks/{task_id}")[1]
-        return found
+        task: dict[str, Any] = self.request("GET", f"/retry-tasks/{task_id}")[1]
+        return task
 
     def attempts(self, task_id: str) -> list[dict[str, Any]]:
         """Return the attempts of a task."""
-        found: list[dict[str, Any]]
-        found = self.request("GET", f"/retry-tasks/{task_id}/attempts")[1]["items"]
-        return found
+        attempts: list[dict[str, Any]]
+        attempts = self.request("GET", f"/retry-tasks/{task_id}/attempts")[1]["items"]
+        return attempts
 
     def wait_until_finished(self, task_id: str) -> dict[str, Any]:
         """Wait until a task is finished; return it."""
-        self.wait_for(lambda: self.task(task_id)["status"] in TERMINAL)
+        self.wait_for(lambda: self.task(task_id)["status"] in TERMINAL_STATUSES)
         return self.task(task_id)
 
     def all_tasks(self) -> list[dict[str, Any]]:
-        """Return every task, page by page."""
-        found, cursor = [], ""
+        """Return the tasks of all pages."""
+        tasks, cursor = [], ""
         while True:
             page = self.request("GET", f"/retry-tasks?limit=500{cursor}")[1]
-            found += page["items"]
+            tasks += page["items"]
             if page["nextCursor"] is None:
-                return found
+                return tasks
             cursor = f"&cursor={page['nextCursor']}"
 
-    def wait_for(self, holds: Callable[[], bool]) -> None:
-        """Wait until a condition is true; the time limit of the test ends the wait."""
-        while not holds():
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition is true, or until the timeout of the test."""
+        while not condition():
             time.sleep(0.05)
 
 
 @contextmanager
 def service(
-    folder: Path, *flags: str, dev: bool = True, within: tuple[str, ...] = ()
+    folder: Path, *flags: str, dev: bool = True, command_prefix: tuple[str, ...] = ()
 ) -> Iterator[Service]:
     """Run a service for a test."""
-    running = Service(folder, *flags, dev=dev, within=within)
+    running = Service(folder, *flags, dev=dev, command_prefix=command_prefix)
     running.start()
     try:
         yield running
@@ -213,10 +221,10 @@ def service(
 
 @contextmanager
 def target(
-    answer: Callable[[str, int], int] = lambda _path, _number: 200, port: int = 0
+    respond: Callable[[str, int], int] = lambda _path, _number: 200, port: int = 0
 ) -> Iterator[Target]:
     """Run a target for a test."""
-    running = Target(answer, port)
+    running = Target(respond, port)
     try:
         yield running
     finally:

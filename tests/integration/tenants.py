@@ -1,4 +1,4 @@
-"""A service that requires keys and allows no private address, and two tenants of it."""
+"""A service with two tenants that requires API keys and blocks private addresses."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from typing import Any
 
 from tarry.service.api.auth import make_api_key
 from tarry.service.stores.sqlite import SqliteStore
-from tests.integration.service import Reply, Service, service
+from tests.integration.service import Response, Service, service
 
 
 class Tenants:
-    """Two tenants of one service."""
+    """The API keys of two tenants of a service."""
 
     def __init__(self, running: Service, secrets: dict[str, str]) -> None:
         self.running = running
         self.secrets = secrets
 
-    def ask(self, tenant: str, method: str, path: str, body: Any = None) -> Reply:
+    def request(self, tenant: str, method: str, path: str, body: Any = None) -> Response:
         """Send a request as one of the tenants."""
         headers = {"authorization": f"Bearer {self.secrets[tenant]}"}
-        return self.running.reply(method, path, body, headers)
+        return self.running.send(method, path, body, headers)
 
-    def raw(self, *parts: bytes) -> bytes:
-        """Send bytes unchanged except KEY; return the response up to its end."""
+    def send_raw(self, *parts: bytes) -> bytes:
+        """Send bytes with KEY replaced by an API key; return the bytes of the response."""
         secret = self.secrets["ann"].encode()
-        with socket.create_connection(("127.0.0.1", self.running.port), 30) as wire:
+        with socket.create_connection(("127.0.0.1", self.running.port), 30) as connection:
             try:
                 for part in parts:
-                    wire.sendall(part.replace(b"KEY", secret))
+                    connection.sendall(part.replace(b"KEY", secret))
             except OSError:
-                pass  # it has hung up on us; what it said is still there
-            answer = b""
+                pass  # the service closed the connection; its response can still be read
+            response = b""
             try:
-                while more := wire.recv(65536):
-                    answer += more
+                while data := connection.recv(65536):
+                    response += data
             except OSError:
                 pass
-            return answer
+            return response
 
-    def count_tasks(self) -> list[str]:
-        """Return the counts of tasks from the metrics."""
-        lines = self.ask("ann", "GET", "/metrics").body.splitlines()
+    def task_metrics(self) -> list[str]:
+        """Return the lines of the metrics that count tasks."""
+        lines = self.request("ann", "GET", "/metrics").body.splitlines()
         return [line for line in lines if line.startswith("retry_tasks{")]
 
     @contextmanager
     def check_nothing_stored(self) -> Iterator[None]:
-        """Check that no task is added and that the service stays healthy."""
-        before = self.count_tasks()
+        """Check that the block adds no task and that the service stays healthy."""
+        before = self.task_metrics()
         yield
-        assert before == self.count_tasks()
+        assert before == self.task_metrics()
         assert 200 == self.running.request("GET", "/readyz")[0]
 
 

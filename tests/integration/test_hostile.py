@@ -71,20 +71,20 @@ EXPECTED: dict[str, int | Fault] = {
 
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[HostileTargets]:
-    """Run the hostile targets."""
+    """Run targets that violate HTTP."""
     with hostile_targets() as targets:
         yield targets
 
 
 @pytest.fixture(params=LOOPS, autouse=True)
 def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test on both event loops."""
+    """Run each test once per event loop."""
     use_loop(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("name", BEHAVIOURS)
 def test_result_for_a_hostile_target(hostile: HostileTargets, name: str) -> None:
-    """Each target gets one request, and the result is its status or a fault with a description."""
+    """Each target gets one request; the result has the status, or a fault with a description."""
     expected, before = EXPECTED[name], len(hostile.seen)
     result = send(hostile.url + name, timeout=0.3 if expected is Fault.TIMEOUT else 20.0)
     if isinstance(expected, Fault):
@@ -95,48 +95,51 @@ def test_result_for_a_hostile_target(hostile: HostileTargets, name: str) -> None
     assert 1 == len(hostile.seen) - before
 
 
-def test_target_that_closes_at_once(hostile: HostileTargets) -> None:
-    """The target closes before it reads anything."""
-    assert Fault.RESET is send(hostile.closing).fault
+def test_connection_closed_before_the_request_is_a_reset_fault(hostile: HostileTargets) -> None:
+    """A target that closes the connection before it reads the request causes a RESET fault."""
+    assert Fault.RESET is send(hostile.closing_url).fault
 
 
-@pytest.mark.parametrize("kind", ["expired", "selfsigned", "wronghost"])
-def test_invalid_certificate(hostile: HostileTargets, kind: str) -> None:
-    """No request is sent to a target with an invalid certificate."""
+@pytest.mark.parametrize("certificate", ["expired", "selfsigned", "wronghost"])
+def test_invalid_certificate_is_a_tls_fault(hostile: HostileTargets, certificate: str) -> None:
+    """A target with an invalid certificate gets no request."""
     before = len(hostile.seen)
-    result = send(hostile.tls[kind] + "ok", ca_file=hostile.ca)
+    result = send(hostile.tls_urls[certificate] + "ok", ca_file=hostile.ca_file)
     assert Fault.TLS is result.fault
     assert result.error
     assert before == len(hostile.seen)
 
 
-def test_tls_and_plain_http_mixed_up(hostile: HostileTargets) -> None:
-    """TLS with a plain target and plain HTTP with a TLS target are faults."""
-    assert Fault.TLS is send(hostile.closing.replace("http:", "https:"), ca_file=hostile.ca).fault
-    assert Fault.RESET is send(hostile.tls["good"].replace("https:", "http:")).fault
+def test_wrong_scheme_is_a_fault(hostile: HostileTargets) -> None:
+    """HTTPS to a closing target is a TLS fault, and plain HTTP to a TLS target a RESET fault."""
+    assert (
+        Fault.TLS
+        is send(hostile.closing_url.replace("http:", "https:"), ca_file=hostile.ca_file).fault
+    )
+    assert Fault.RESET is send(hostile.tls_urls["good"].replace("https:", "http:")).fault
 
 
 def test_compressed_body_is_not_decompressed(hostile: HostileTargets) -> None:
-    """The excerpt has the bytes as they were sent."""
+    """The excerpt has the compressed bytes."""
     result = send(hostile.url + "bomb")
     assert BOMB[:2048] == result.excerpt
 
 
-def test_closed_new_connection_is_not_retried(hostile: HostileTargets) -> None:
-    """The target may have read the request, so the attempt has failed."""
+def test_request_on_a_closed_new_connection_is_not_resent(hostile: HostileTargets) -> None:
+    """A connection that is closed without a response is a RESET fault after one request."""
     before = len(hostile.seen)
     assert Fault.RESET is send(hostile.url + "close-before-answer").fault
     assert 1 == len(hostile.seen) - before
 
 
 def test_redirect_is_not_followed(hostile: HostileTargets) -> None:
-    """The result has the redirect, wherever it points to."""
+    """The result has the `Location` header, and the target's address."""
     result = send(hostile.url + "redirect")
     assert METADATA == dict(result.headers)["location"]
     assert "127.0.0.1" == result.remote
 
 
-def test_endless_body_is_cut(hostile: HostileTargets) -> None:
+def test_endless_body_is_truncated(hostile: HostileTargets) -> None:
     """Reading stops at the limit, and the connection is not reused."""
 
     async def main() -> list[DeliveryResult]:
@@ -153,7 +156,7 @@ def test_endless_body_is_cut(hostile: HostileTargets) -> None:
     assert 2 == hostile.connections - before
 
 
-def test_only_headers_of_the_final_response_count(hostile: HostileTargets) -> None:
+def test_result_has_only_headers_of_the_final_response(hostile: HostileTargets) -> None:
     """Headers of interim responses and trailers are ignored."""
     assert [("content-length", "2")] == send(hostile.url + "continue").headers
     names = [name for name, _ in send(hostile.url + "trailers").headers]
@@ -163,7 +166,7 @@ def test_only_headers_of_the_final_response_count(hostile: HostileTargets) -> No
 def test_request_on_a_closed_idle_connection_is_resent_once(
     hostile: HostileTargets,
 ) -> None:
-    """An idle connection may have been closed; on a new connection the close is a fault."""
+    """The resent request goes to a new connection, where another close is a RESET fault."""
 
     async def main() -> list[DeliveryResult]:
         return await send_all(
@@ -180,6 +183,6 @@ def test_request_on_a_closed_idle_connection_is_resent_once(
     assert 4 + 2 == len(hostile.seen) - before
 
 
-def test_metadata_address_is_refused() -> None:
-    """The metadata address cannot be used as a target either."""
+def test_metadata_address_is_blocked() -> None:
+    """The cloud metadata address is blocked, even in development mode."""
     assert Fault.BLOCKED is send(METADATA, Guard(dev=True), timeout=5.0).fault

@@ -1,4 +1,4 @@
-"""The idempotency middleware with servers that hang and connection pools that are exhausted."""
+"""The idempotency middleware with database servers that hang and exhausted connection pools."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from tests.integration.servers import Server, postgres_server, redis_server
 
 
 @pytest.fixture(scope="module", params=["postgres", "redis"])
-def stoppable(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
-    """Run each kind of server, one that a test may suspend."""
+def suspendable_server(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
+    """Run a server that a test may suspend, of each kind."""
     with {"postgres": postgres_server, "redis": redis_server}[request.param]() as server:
         yield request.param, server
 
 
 @pytest.fixture(autouse=True)
 def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the time that the middleware waits for the store."""
+    """Shorten the timeout of store calls."""
     monkeypatch.setattr(lease, "STORE_TIMEOUT_S", 0.5)
 
 
-def test_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:
-    """New requests are refused, a running one is answered, and its response is stored later."""
-    engine, server = stoppable
+def test_requests_are_answered_while_the_server_hangs(
+    suspendable_server: tuple[str, Server], table: str
+) -> None:
+    """New requests get a 503; a running request is answered and its response stored later."""
+    engine, server = suspendable_server
     payments = PaymentsApp()
-    running, go_on = asyncio.Event(), asyncio.Event()
+    running, may_finish = asyncio.Event(), asyncio.Event()
 
     async def pay(scope: Scope, receive: Receive, send: Send) -> None:
         running.set()
-        await go_on.wait()
+        await may_finish.wait()
         await payments(scope, receive, send)
 
     async def main() -> None:
@@ -46,13 +48,13 @@ def test_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:
         await running.wait()
         with server.suspended():
             assert 503 == (await send_request(app, key=b"another")).status
-            go_on.set()
+            may_finish.set()
             assert b"run 1" == (await first).body
-        again = await send_request(app)
-        while again.status in {409, 503}:  # until it has been written
+        repeated = await send_request(app)
+        while repeated.status in {409, 503}:  # until the response is stored
             await asyncio.sleep(0.05)
-            again = await send_request(app)
-        assert (b"run 1", True) == (again.body, again.is_replayed)
+            repeated = await send_request(app)
+        assert (b"run 1", True) == (repeated.body, repeated.is_replayed)
         await store.close()
 
     asyncio.run(main())
@@ -60,8 +62,10 @@ def test_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:
 
 
 @pytest.mark.parametrize("status", [201, 500])
-def test_pool_exhausted_by_handlers(postgres_dsn: str, table: str, status: int) -> None:
-    """A handler that holds the last connection still gets its response, within a time limit."""
+def test_response_is_sent_while_the_handler_uses_the_last_connection(
+    postgres_dsn: str, table: str, status: int
+) -> None:
+    """The response is sent and stored later; a 500 is not stored."""
     payments = PaymentsApp(status)
 
     async def main() -> None:
@@ -73,17 +77,17 @@ def test_pool_exhausted_by_handlers(postgres_dsn: str, table: str, status: int) 
 
             app = IdempotencyMiddleware(pay, PostgresStore(pool, table=table), lease=60.0)
             assert status == (await send_request(app)).status
-            again = await send_request(app)
-            while again.status == 409:
+            repeated = await send_request(app)
+            while repeated.status == 409:
                 await asyncio.sleep(0.05)
-                again = await send_request(app)
-            assert (status == 201) == again.is_replayed
+                repeated = await send_request(app)
+            assert (status == 201) == repeated.is_replayed
 
     asyncio.run(main())
 
 
 def test_exhausted_pool_is_unavailable(postgres_dsn: str, table: str) -> None:
-    """A claim without a connection is a 503, and does not take the key later."""
+    """A request whose claim gets no connection gets a 503, and its key stays free."""
     payments = PaymentsApp()
 
     async def main() -> None:

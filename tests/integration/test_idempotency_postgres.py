@@ -1,4 +1,4 @@
-"""PostgresStore on a real server: the conformance suite and failures."""
+"""PostgresStore with a real server: the conformance suite, and failures of the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tarry.idempotency.postgres_store import PostgresStore
 from tarry.idempotency.store import ExistingRecord, StoredResponse
 from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
-from tests.integration.claimants import SHARES, count_winners
+from tests.integration.claimants import CLAIMS_PER_PROCESS, count_winners
 from tests.integration.postgres import connected, with_store
 from tests.integration.servers import Server, postgres_server
 
@@ -18,7 +18,7 @@ OK = StoredResponse(200, ((b"content-type", b"text/plain"),), b"done")
 
 
 @pytest.fixture(scope="module")
-def stoppable() -> Iterator[Server]:
+def restartable_server() -> Iterator[Server]:
     """Run a server that a test may restart."""
     with postgres_server() as server:
         yield server
@@ -33,9 +33,9 @@ def test_conformance(case: Case, postgres_dsn: str, table: str) -> None:
             store, twin = (PostgresStore(postgres_dsn, table=table) for _ in range(2))
 
             async def advance(seconds: float) -> None:
-                # The clock of a database cannot be set: the records move into the past instead.
-                past = f"UPDATE {table} SET free_at = free_at - make_interval(secs => $1)"  # noqa: S608
-                await connection.execute(past, seconds)
+                # The clock of a database cannot be set, so the records are moved into the past.
+                move_to_past = f"UPDATE {table} SET free_at = free_at - make_interval(secs => $1)"  # noqa: S608
+                await connection.execute(move_to_past, seconds)
 
             try:
                 await case(StoreHarness(store, twin, advance))
@@ -47,61 +47,63 @@ def test_conformance(case: Case, postgres_dsn: str, table: str) -> None:
 
 
 def test_lease_expires_by_the_clock_of_the_server(postgres_dsn: str, table: str) -> None:
-    """A lease expires by the clock of the server."""
+    """A second claim gets the key when the lease of the first has expired on the server."""
 
     async def test(store: PostgresStore) -> None:
         assert await store.claim("k", "print", "first", 0.05) is None
-        answers: list[ExistingRecord | None] = []
-        while not answers or answers[-1] is not None:
-            answers.append(await store.claim("k", "print", "second", 60))
-        assert all(0 < found.record.free_at - found.now <= 0.05 for found in answers if found)
+        claims: list[ExistingRecord | None] = []
+        while not claims or claims[-1] is not None:
+            claims.append(await store.claim("k", "print", "second", 60))
+        assert all(
+            0 < existing.record.free_at - existing.now <= 0.05 for existing in claims if existing
+        )
 
     with_store(postgres_dsn, table, test)
 
 
-def test_one_of_many_processes_wins(postgres_dsn: str, table: str) -> None:
-    """Of 50 claims of one key from 3 processes, which also create the table, one gets the key."""
-    assert (3, 50) == (len(SHARES), sum(SHARES))
+def test_one_of_many_processes_gets_the_key(postgres_dsn: str, table: str) -> None:
+    """One of 50 claims from 3 processes, which also create the table, gets the key."""
+    assert (3, 50) == (len(CLAIMS_PER_PROCESS), sum(CLAIMS_PER_PROCESS))
 
     assert [0, 0, 1] == sorted(count_winners("postgres", postgres_dsn, table))
 
 
-def test_restart_between_calls(stoppable: Server, table: str) -> None:
-    """A claim from before a restart is finished after it, on a new connection."""
+def test_store_reconnects_after_a_restart(restartable_server: Server, table: str) -> None:
+    """A claim from before a restart can be finished after it, on a new connection."""
 
     async def test(store: PostgresStore) -> None:
         await store.claim("k", "print", "first", 60)
-        # The loop stands still meanwhile, so that the pool does not notice.
-        stoppable.restart()
+        # This blocks the event loop, so the pool does not notice the closed connection.
+        restartable_server.restart()
 
         assert await store.finish("k", "print", "first", OK, 60)
 
-        stoppable.restart()
-        found = await store.claim("k", "print", "second", 60)
-        assert found is not None
-        assert OK == found.record.response
+        restartable_server.restart()
+        existing = await store.claim("k", "print", "second", 60)
+        assert existing is not None
+        assert OK == existing.record.response
 
-    with_store(stoppable.address, table, test)
+    with_store(restartable_server.address, table, test)
 
 
-def test_server_that_is_down(stoppable: Server, table: str) -> None:
-    """A claim fails while the server is down, and the same store works when it is back."""
+def test_claim_fails_while_the_server_is_down(restartable_server: Server, table: str) -> None:
+    """A claim raises OSError while the server is down, and succeeds after the start."""
 
     async def test(store: PostgresStore) -> None:
-        stoppable.stop()
+        restartable_server.stop()
         try:
             with pytest.raises(OSError, match=r"PGSQL|Connect|No such file"):
                 await store.claim("k", "print", "first", 60)
         finally:
-            stoppable.start()
+            restartable_server.start()
 
         assert await store.claim("k", "print", "first", 60) is None
 
-    with_store(stoppable.address, table, test)
+    with_store(restartable_server.address, table, test)
 
 
-def test_killed_connection(postgres_dsn: str, table: str) -> None:
-    """A terminated connection is replaced, and its claim holds."""
+def test_terminated_connection_is_replaced(postgres_dsn: str, table: str) -> None:
+    """A claim stays valid when the connection that made it is terminated."""
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1"
 
     async def test(store: PostgresStore) -> None:
@@ -115,10 +117,10 @@ def test_killed_connection(postgres_dsn: str, table: str) -> None:
     with_store(f"{postgres_dsn}&application_name={table}", table, test)
 
 
-def test_key_that_changes_owners_quickly(
+def test_key_that_is_freed_during_a_claim_counts_as_taken(
     postgres_dsn: str, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key that is taken at the claim and free at the read, repeatedly, counts as taken."""
+    """A key that is always taken at the insert and free at the read is reported as taken."""
 
     async def test(store: PostgresStore) -> None:
         await store.claim("k", "print", "first", 60)
@@ -126,9 +128,9 @@ def test_key_that_changes_owners_quickly(
             "tarry.idempotency.postgres_store._READ", "SELECT 1 FROM {table} WHERE key < $1"
         )
 
-        found = await store.claim("k", "other", "second", 60)
+        existing = await store.claim("k", "other", "second", 60)
 
-        assert found is not None
-        assert ("other", None, found.now) == (*found.record[::2], found.record.free_at)
+        assert existing is not None
+        assert ("other", None, existing.now) == (*existing.record[::2], existing.record.free_at)
 
     with_store(postgres_dsn, table, test)

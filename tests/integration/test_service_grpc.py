@@ -14,18 +14,18 @@ from tests.integration.service import Service, service
 
 grpc: Any = import_module("grpc")
 
-SOON = {"initialDelayMs": 1, "maxDelayMs": 20, "maxAttempts": 3}
+QUICK_RETRIES = {"initialDelayMs": 1, "maxDelayMs": 20, "maxAttempts": 3}
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Run a service."""
-    with service(tmp_path_factory.mktemp("service")) as one:
-        yield one
+    with service(tmp_path_factory.mktemp("service")) as started:
+        yield started
 
 
 class GrpcTarget(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """A gRPC server whose method name lists the codes of its responses."""
+    """A gRPC server; the method name lists the codes of its responses."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[tuple[bytes, dict[str, str | bytes]]]] = {}
@@ -34,7 +34,7 @@ class GrpcTarget(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Return a handler for any method."""
         codes = details.method.rpartition("/")[2].split("_then_")
 
-        def behave(message: bytes, context: Any) -> bytes:
+        def respond(message: bytes, context: Any) -> bytes:
             seen = self.seen.setdefault(details.method, [])
             seen.append((message, dict(context.invocation_metadata())))
             code = codes[min(len(seen), len(codes)) - 1]
@@ -44,12 +44,12 @@ class GrpcTarget(grpc.GenericRpcHandler):  # type: ignore[misc]
                 context.abort(grpc.StatusCode[code], "not now")
             return b"got " + message
 
-        return grpc.unary_unary_rpc_method_handler(behave)
+        return grpc.unary_unary_rpc_method_handler(respond)
 
 
 @pytest.fixture
 def grpc_target() -> Iterator[tuple[str, GrpcTarget]]:
-    """Run a gRPC server; return its address and its requests."""
+    """Run a gRPC server; return its address and its handler."""
     handler = GrpcTarget()
     with ThreadPoolExecutor(8) as threads:
         server = grpc.server(threads)
@@ -77,14 +77,14 @@ def test_grpc_target_is_called_and_its_codes_are_classified(
     status: str,
     outcomes: list[str],
 ) -> None:
-    """The body is the message, the key is in the metadata, and the code decides."""
+    """The body is the message, headers are metadata, and the code determines the outcome."""
     address, handler = grpc_target
     path, message = f"/shop.Orders/{method}", b"\0\1\2\xff"
     task = running.post(
         targetUrl=address + path,
         bodyBase64=b64encode(message).decode(),
         headers={"X-Tag": "seven"},
-        policy=SOON,
+        policy=QUICK_RETRIES,
     )
     assert status == running.wait_until_finished(task["taskId"])["status"]
     log = running.attempts(task["taskId"])
@@ -102,11 +102,11 @@ def test_grpc_target_is_called_and_its_codes_are_classified(
 def test_oversized_response_ends_the_task(
     running: Service, grpc_target: tuple[str, GrpcTarget]
 ) -> None:
-    """The target is called once, because it may have done the work."""
+    """The target is called once, because it may have processed the request."""
     address, handler = grpc_target
-    task = running.post(targetUrl=f"{address}/shop.Orders/LONG", policy=SOON)
-    ended = running.wait_until_finished(task["taskId"])
-    assert ("EXHAUSTED", "permanent") == (ended["status"], ended["reason"])
+    task = running.post(targetUrl=f"{address}/shop.Orders/LONG", policy=QUICK_RETRIES)
+    finished = running.wait_until_finished(task["taskId"])
+    assert ("EXHAUSTED", "permanent") == (finished["status"], finished["reason"])
     (attempt,) = running.attempts(task["taskId"])
     assert ("invalid", None) == (attempt["errorClass"], attempt["responseStatus"])
     assert "4194304 bytes" in attempt["errorMessage"]

@@ -1,4 +1,4 @@
-"""One dead downstream among healthy ones in a running service."""
+"""One dead and two healthy downstreams of a running service."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
 from tests.integration.service import Service, free_port, service, target
 
-DEAD = 100_000
-HEALTHY = 100
-GROUP = 1_000
+DEAD_LANE_TASKS = 100_000
+HEALTHY_LANE_TASKS = 100
+BATCH_SIZE = 1_000
 PROBES = 3
-MOST, RAMP = 128, 10.0
-"""Attempts at a time of one lane, and the seconds in which a recovered one gets there."""
-ENOUGH = 16
+MAX_LANE_ATTEMPTS = 128
+RAMP_UP_S = 10.0
+"""Time in which a recovered lane reaches MAX_LANE_ATTEMPTS concurrent attempts."""
+RAMPED_UP_ATTEMPTS = 16
 
 
-def _task(url: str) -> NewTask:
+def _build_task(url: str) -> NewTask:
     target = parse_target(url)
     task_id = str(uuid4())
     content = Codec().pack(TaskContent(url=target.url))
@@ -45,34 +46,34 @@ def _task(url: str) -> NewTask:
     )
 
 
-async def _fill(database: Path, urls: list[str]) -> None:
+async def _add_tasks(database: Path, urls: list[str]) -> None:
     store = SqliteStore(database)
     await store.open()
-    for start in range(0, len(urls), GROUP):
-        await store.add([_task(url) for url in urls[start : start + GROUP]])
+    for start in range(0, len(urls), BATCH_SIZE):
+        await store.add([_build_task(url) for url in urls[start : start + BATCH_SIZE]])
     await store.close()
 
 
-class RevivedTarget:
-    """A recovered target that records concurrency and times of its requests."""
+class RecoveredTarget:
+    """A recovered target that records the time and the concurrency of its requests."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.opened_at = 0.0
         self.arrivals: list[tuple[float, int]] = []
-        """When each came, and how many were there then, itself included."""
-        self._there = 0
+        """The time of each request, and the number of running requests including it."""
+        self._running_requests = 0
         self._lock = threading.Lock()
 
-    def answer(self, _path: str, _number: int) -> int:
+    def respond(self, _path: str, _number: int) -> int:
         """Wait until the gate opens, then respond slowly."""
         with self._lock:
-            self._there += 1
-            self.arrivals.append((time.monotonic(), self._there))
+            self._running_requests += 1
+            self.arrivals.append((time.monotonic(), self._running_requests))
         self.gate.wait(60)
         time.sleep(0.05)
         with self._lock:
-            self._there -= 1
+            self._running_requests -= 1
         return 200
 
     def open(self) -> None:
@@ -88,62 +89,68 @@ def _lane(running: Service, url: str) -> dict[str, object]:
 
 def _attempts(running: Service, outcome: str) -> int:
     lines = running.request("GET", "/metrics")[1].splitlines()
-    found = [line for line in lines if line.startswith("retry_attempts_total{")]
-    return sum(int(float(line.rpartition(" ")[2])) for line in found if f'"{outcome}"' in line)
+    samples = [line for line in lines if line.startswith("retry_attempts_total{")]
+    return sum(int(float(line.rpartition(" ")[2])) for line in samples if f'"{outcome}"' in line)
 
 
 @pytest.mark.timeout(240)
 def test_dead_lane_is_parked_and_drained_slowly(tmp_path: Path) -> None:
-    """Other lanes are served, a parked lane causes no attempts, and its drain ramps up."""
+    """Other lanes are served, a parked lane has no attempts, and its drain ramps up."""
     database, port = tmp_path / "tarry.db", free_port()
     dead = f"http://127.0.0.1:{port}"
     with target() as one, target() as two:
-        urls = [f"{dead}/{n}" for n in range(DEAD)]
-        urls += [f"{to.url}/before/{n}" for to in (one, two) for n in range(HEALTHY)]
-        asyncio.run(_fill(database, urls))
+        urls = [f"{dead}/{n}" for n in range(DEAD_LANE_TASKS)]
+        urls += [f"{to.url}/before/{n}" for to in (one, two) for n in range(HEALTHY_LANE_TASKS)]
+        asyncio.run(_add_tasks(database, urls))
         with service(tmp_path) as running:
-            # The healthy ones stand behind a hundred thousand others, all of them due.
+            # The tasks of the healthy lanes were added after 100,000 tasks that are all due.
             running.wait_for(lambda: _lane(running, dead)["state"] == "PARKED")
-            running.wait_for(lambda: len(one.seen) == len(two.seen) == HEALTHY)
+            running.wait_for(lambda: len(one.seen) == len(two.seen) == HEALTHY_LANE_TASKS)
             running.wait_for(lambda: _lane(running, dead)["inFlight"] == 0)
-            tried = _attempts(running, "transient")
-            assert tried <= 2 * MOST
-            assert DEAD == _lane(running, dead)["pending"]
+            attempts_before_parking = _attempts(running, "transient")
+            assert attempts_before_parking <= 2 * MAX_LANE_ATTEMPTS
+            assert DEAD_LANE_TASKS == _lane(running, dead)["pending"]
 
-            # While the lane is parked, nothing is written, and no other lane waits.
-            with sqlite3.connect(database) as looking:
+            # While the lane is parked, nothing is written, and other lanes are served.
+            with sqlite3.connect(database) as connection:
                 version = "PRAGMA data_version"
-                before = looking.execute(version).fetchone()
+                before = connection.execute(version).fetchone()
                 time.sleep(3)
-                assert before == looking.execute(version).fetchone()
-            looking.close()
-            ids = [running.post(targetUrl=f"{one.url}/{n}")["taskId"] for n in range(HEALTHY)]
+                assert before == connection.execute(version).fetchone()
+            connection.close()
+            ids = [
+                running.post(targetUrl=f"{one.url}/{n}")["taskId"]
+                for n in range(HEALTHY_LANE_TASKS)
+            ]
             assert {"SUCCEEDED"} == {
                 running.wait_until_finished(task_id)["status"] for task_id in ids
             }
             assert {1} == {running.task(task_id)["attemptNumber"] for task_id in ids}
-            assert _attempts(running, "transient") - tried <= PROBES  # had its time come already
+            # The lane may have been probed since.
+            assert _attempts(running, "transient") - attempts_before_parking <= PROBES
 
-            _comes_back(running, dead, port, one.url)
+            _check_recovery(running, dead, port, one.url)
 
 
-def _comes_back(running: Service, dead: str, port: int, healthy: str) -> None:
-    revived = RevivedTarget()
-    with target(revived.answer, port):
-        running.wait_for(lambda: len(revived.arrivals) == PROBES)
+def _check_recovery(running: Service, dead: str, port: int, healthy: str) -> None:
+    recovered = RecoveredTarget()
+    with target(recovered.respond, port):
+        running.wait_for(lambda: len(recovered.arrivals) == PROBES)
         # After more claims, only the probes have been sent, because none of them has a result yet.
         running.wait_until_finished(
-            running.post(targetUrl=f"{healthy}/meanwhile", delayMs=1500)["taskId"]
+            running.post(targetUrl=f"{healthy}/during-probes", delayMs=1500)["taskId"]
         )
-        assert PROBES == len(revived.arrivals)
+        assert PROBES == len(recovered.arrivals)
         assert "PROBING" == _lane(running, dead)["state"]
 
-        revived.open()
-        running.wait_for(lambda: revived.arrivals[-1][1] >= ENOUGH)
-        running.wait_until_finished(running.post(targetUrl=f"{healthy}/too")["taskId"])
+        recovered.open()
+        running.wait_for(lambda: recovered.arrivals[-1][1] >= RAMPED_UP_ATTEMPTS)
+        running.wait_until_finished(running.post(targetUrl=f"{healthy}/after-probes")["taskId"])
         assert "ACTIVE" == _lane(running, dead)["state"]
-        for at, there in revived.arrivals[PROBES:]:
-            # The service began to count no earlier than the gate was opened.
-            assert there <= 1 + (MOST - 1) * min(1.0, (at - revived.opened_at) / RAMP)
+        for at, running_requests in recovered.arrivals[PROBES:]:
+            # The ramp-up starts when the gate is opened, or later.
+            assert running_requests <= 1 + (MAX_LANE_ATTEMPTS - 1) * min(
+                1.0, (at - recovered.opened_at) / RAMP_UP_S
+            )
         assert 200 == running.request("GET", "/readyz")[0]
-        revived.open()
+        recovered.open()

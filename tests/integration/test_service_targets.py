@@ -1,4 +1,4 @@
-"""Hostile and well-behaved targets of a running service, and the states of their tasks."""
+"""Hostile and healthy targets of a running service, and the states of their tasks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.integration.hostile import METADATA, HostileTargets, hostile_targets
 from tests.integration.service import Service, service
 from tests.integration.test_hostile import EXPECTED
 
-TWICE = {"maxAttempts": 2, "initialDelayMs": 1, "maxDelayMs": 10}
-HONEST = 50
-MOST_GROWTH = 100 * 1024
-"""KiB: the hostile targets send gigabytes when they are let."""
+TWO_ATTEMPTS = {"maxAttempts": 2, "initialDelayMs": 1, "maxDelayMs": 10}
+HEALTHY_TASKS = 50
+MAX_MEMORY_GROWTH_KIB = 100 * 1024
+"""Without limits, the responses of the hostile targets are endless."""
 
 
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[HostileTargets]:
-    """Run the hostile targets."""
+    """Run targets that violate HTTP."""
     with hostile_targets() as targets:
         yield targets
 
@@ -29,13 +29,13 @@ def hostile() -> Iterator[HostileTargets]:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, hostile: HostileTargets) -> Iterator[Service]:
     """Run a service that trusts the CA of the targets."""
-    trusting = ("env", f"SSL_CERT_FILE={hostile.ca}")
-    with service(tmp_path_factory.mktemp("service"), within=trusting) as one:
-        yield one
+    trust_ca = ("env", f"SSL_CERT_FILE={hostile.ca_file}")
+    with service(tmp_path_factory.mktemp("service"), command_prefix=trust_ca) as started:
+        yield started
 
 
 def _with_own_lane(url: str, name: str) -> str:
-    """Give a target its own host name, so that it does not park another lane."""
+    """Return the URL with its own host name, and therefore with its own lane."""
     return url.replace("127.0.0.1", f"{name}.localhost", 1)
 
 
@@ -45,93 +45,102 @@ def _peak_memory_kib(running: Service) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def _post(running: Service, hostile: HostileTargets, name: str) -> str:
+def _create_task(running: Service, hostile: HostileTargets, name: str) -> str:
     timeout = 500 if EXPECTED[name] is Fault.TIMEOUT else 30_000
     task_id: str = running.post(
         targetUrl=_with_own_lane(hostile.url, name) + name,
         body="hello",
-        policy={**TWICE, "attemptTimeoutMs": timeout},
+        policy={**TWO_ATTEMPTS, "attemptTimeoutMs": timeout},
     )["taskId"]
     return task_id
 
 
-def _judge(name: str, task: dict[str, Any], log: list[dict[str, Any]]) -> None:
+def _check_task(name: str, task: dict[str, Any], attempts: list[dict[str, Any]]) -> None:
     expected = EXPECTED[name]
-    shown = [(attempt["responseStatus"], attempt["errorClass"]) for attempt in log]
+    results = [(attempt["responseStatus"], attempt["errorClass"]) for attempt in attempts]
     if expected == 200:
         assert "SUCCEEDED" == task["status"]
-        assert [(200, None)] == shown
+        assert [(200, None)] == results
     elif isinstance(expected, Fault):
         assert ("EXHAUSTED", "attempts") == (task["status"], task["reason"])
-        assert [(None, str(expected))] * 2 == shown
-        assert all(attempt["errorMessage"] for attempt in log)
+        assert [(None, str(expected))] * 2 == results
+        assert all(attempt["errorMessage"] for attempt in attempts)
     else:
         retried = expected == 500
         reason = "attempts" if retried else "permanent"
         assert ("EXHAUSTED", reason) == (task["status"], task["reason"])
-        assert [(expected, None)] * (2 if retried else 1) == shown
-    for attempt in log:
+        assert [(expected, None)] * (2 if retried else 1) == results
+    for attempt in attempts:
         assert len(attempt["responseExcerpt"] or "") <= 512
         assert len(attempt["errorMessage"] or "") <= 512
 
 
 @pytest.mark.timeout(180)
 def test_hostile_targets_do_not_affect_others(running: Service, hostile: HostileTargets) -> None:
-    """Each task is retried or exhausted for its reason; others are served in little memory."""
+    """Each task has the expected status and reason; other tasks succeed; memory is bounded."""
     before = _peak_memory_kib(running)
-    ids = {name: _post(running, hostile, name) for name in EXPECTED}
-    honest = [running.post(targetUrl=hostile.url + "ok")["taskId"] for _ in range(HONEST)]
-    assert {"SUCCEEDED"} == {running.wait_until_finished(task_id)["status"] for task_id in honest}
+    ids = {name: _create_task(running, hostile, name) for name in EXPECTED}
+    healthy_ids = [
+        running.post(targetUrl=hostile.url + "ok")["taskId"] for _ in range(HEALTHY_TASKS)
+    ]
+    assert {"SUCCEEDED"} == {
+        running.wait_until_finished(task_id)["status"] for task_id in healthy_ids
+    }
     for name, task_id in ids.items():
-        _judge(name, running.wait_until_finished(task_id), running.attempts(task_id))
+        _check_task(name, running.wait_until_finished(task_id), running.attempts(task_id))
     assert 200 == running.request("GET", "/readyz")[0]
-    assert _peak_memory_kib(running) - before < MOST_GROWTH
+    assert _peak_memory_kib(running) - before < MAX_MEMORY_GROWTH_KIB
 
 
 def test_redirect_to_metadata_is_logged_and_not_followed(
     running: Service, hostile: HostileTargets
 ) -> None:
-    """There is one attempt, at the target of the task."""
-    task = running.post(targetUrl=_with_own_lane(hostile.url, "there") + "redirect")
+    """The attempt log has the 302, and a task with the metadata address is rejected."""
+    task = running.post(targetUrl=_with_own_lane(hostile.url, "redirecting") + "redirect")
     assert "EXHAUSTED" == running.wait_until_finished(task["taskId"])["status"]
     [attempt] = running.attempts(task["taskId"])
     assert (302, "127.0.0.1") == (attempt["responseStatus"], attempt["remoteAddress"])
-    refused = running.reply("POST", "/retry-tasks", {"targetUrl": METADATA})
-    assert (422, "targetUrl") == (refused.status, refused.body["field"])
+    rejected = running.send("POST", "/retry-tasks", {"targetUrl": METADATA})
+    assert (422, "targetUrl") == (rejected.status, rejected.body["field"])
 
 
-@pytest.mark.parametrize("kind", ["expired", "selfsigned", "wronghost"])
+@pytest.mark.parametrize("certificate", ["expired", "selfsigned", "wronghost"])
 def test_invalid_certificate_is_retried(
-    running: Service, hostile: HostileTargets, kind: str
+    running: Service, hostile: HostileTargets, certificate: str
 ) -> None:
-    """Certificates are renewed, so the task is retried; the request is never sent."""
+    """The task is retried, because certificates are renewed, and no request is sent."""
     before = len(hostile.seen)
-    task = running.post(targetUrl=hostile.tls[kind] + "ok", policy=TWICE)
+    task = running.post(targetUrl=hostile.tls_urls[certificate] + "ok", policy=TWO_ATTEMPTS)
     assert "EXHAUSTED" == running.wait_until_finished(task["taskId"])["status"]
     assert ["tls", "tls"] == [attempt["errorClass"] for attempt in running.attempts(task["taskId"])]
     assert before == len(hostile.seen)
 
 
 def test_valid_certificate_is_accepted(running: Service, hostile: HostileTargets) -> None:
-    """A valid certificate succeeds, which shows that the test above can fail."""
-    task = running.post(targetUrl=hostile.tls["good"] + "ok", policy=TWICE)
+    """A target with a valid certificate of a trusted CA succeeds."""
+    task = running.post(targetUrl=hostile.tls_urls["good"] + "ok", policy=TWO_ATTEMPTS)
     assert "SUCCEEDED" == running.wait_until_finished(task["taskId"])["status"]
 
 
-def test_target_that_closes_at_once(running: Service, hostile: HostileTargets) -> None:
-    """The target closes before it reads anything, so there is no response."""
-    task = running.post(targetUrl=hostile.closing, policy=TWICE)
+def test_connection_closed_before_the_request_is_retried(
+    running: Service, hostile: HostileTargets
+) -> None:
+    """The error class of each attempt is `reset`."""
+    task = running.post(targetUrl=hostile.closing_url, policy=TWO_ATTEMPTS)
     assert "attempts" == running.wait_until_finished(task["taskId"])["reason"]
     assert ["reset", "reset"] == [
         attempt["errorClass"] for attempt in running.attempts(task["taskId"])
     ]
 
 
-def test_unknown_name_and_closed_port(running: Service) -> None:
-    """The error classes before a connection are `dns` and `refused`."""
-    for url, kind in (("http://nobody.invalid/", "dns"), ("http://127.0.0.1:1/", "refused")):
-        task = running.post(targetUrl=url, policy=TWICE)
+def test_error_class_of_an_unknown_name_and_a_closed_port(running: Service) -> None:
+    """The error class is `dns` for an unknown name and `refused` for a closed port."""
+    for url, error_class in (
+        ("http://unknown.invalid/", "dns"),
+        ("http://127.0.0.1:1/", "refused"),
+    ):
+        task = running.post(targetUrl=url, policy=TWO_ATTEMPTS)
         assert "attempts" == running.wait_until_finished(task["taskId"])["reason"]
-        assert [kind, kind] == [
+        assert [error_class, error_class] == [
             attempt["errorClass"] for attempt in running.attempts(task["taskId"])
         ]

@@ -100,7 +100,7 @@ def test_cancelled_group_does_not_affect_the_other_in_flight() -> None:
         first.cancel()
         commit.may_finish.set()
         assert [4] * 40 == list(await second)
-        commit.error = StoreUnavailable("away")
+        commit.error = StoreUnavailable("disk full")
         failed = group_commit.submit([3])
         with pytest.raises(StoreUnavailable):
             await failed
@@ -170,7 +170,7 @@ def test_error_of_one_part_fails_the_entry() -> None:
 
     async def main() -> None:
         commit = DoublingCommit()
-        commit.error = StoreUnavailable("away")
+        commit.error = StoreUnavailable("disk full")
         commit.may_finish.set()
         group_commit = AsyncGroupCommit(commit, max_items=2, max_pending=100)
         with pytest.raises(StoreUnavailable):
@@ -203,7 +203,7 @@ def test_error_reaches_all_callers_of_the_group_only() -> None:
 
     async def main() -> None:
         commit = DoublingCommit()
-        commit.error = StoreUnavailable("away")
+        commit.error = StoreUnavailable("disk full")
         group_commit = AsyncGroupCommit(commit, max_items=10, max_pending=100)
         failed = [group_commit.submit([1]), group_commit.submit([2])]
         commit.may_finish.set()
@@ -244,7 +244,7 @@ def test_posted_items_share_groups_with_submitted_items(caplog: pytest.LogCaptur
         assert [4] == list(await second)
         assert [[1, 2]] == commit.calls
 
-        commit.error = StoreUnavailable("away")
+        commit.error = StoreUnavailable("disk full")
         group_commit.post(3)
         await group_commit.flush()
         commit.error = None

@@ -8,7 +8,7 @@ from tarry.service.model import TRANSITIONS, Status
 
 @pytest.mark.parametrize("status", Status)
 def test_no_attempt_follows_a_terminal_status(status: Status) -> None:
-    """A status, also decoded from its number, is finished if no attempt can follow."""
+    """A status that is decoded from its number is finished exactly if no attempt can follow."""
     can_follow = Status.IN_FLIGHT in TRANSITIONS[status] or status is Status.IN_FLIGHT
     decoded = msgspec.convert(int(status), Status)
 

@@ -161,7 +161,7 @@ def test_body_in_a_folder_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_body_that_cannot_be_synced_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A body whose sync fails raises StoreUnavailable, and no file stays."""
+    """A body whose sync fails raises StoreUnavailable, and its file is deleted."""
     payloads = BodyStore(str(tmp_path), max_object_bytes=10)
     ref, _ = asyncio.run(payloads.put("default", "t1", b"x"))
     SyncRecorder(monkeypatch, successes=0)

@@ -59,7 +59,7 @@ def test_pause_resume_and_reset_return_the_new_state() -> None:
     run_with_api(test)
 
 
-def test_the_state_of_a_parked_lane() -> None:
+def test_a_parked_lane_is_probed_after_its_time() -> None:
     """A parked lane is PARKED until its time, and then PROBING."""
 
     async def test(api: ApiHarness) -> None:

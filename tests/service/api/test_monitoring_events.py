@@ -210,7 +210,7 @@ def test_a_stream_ends_when_its_key_is_revoked(
     clock.run(test)
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("away"), ZeroDivisionError()])
+@pytest.mark.parametrize("error", [StoreUnavailable("disk full"), ZeroDivisionError()])
 def test_a_stream_ends_when_its_key_cannot_be_checked(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:

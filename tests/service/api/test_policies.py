@@ -54,8 +54,8 @@ def test_put_creates_a_new_version() -> None:
     run_with_api(test)
 
 
-def test_a_change_applies_to_the_next_task() -> None:
-    """A policy can be deleted when no task uses it; a new task cannot use a deleted policy."""
+def test_a_deleted_policy_cannot_be_used() -> None:
+    """A policy in use cannot be deleted; a new task cannot use a deleted policy that is cached."""
 
     async def test(api: ApiHarness) -> None:
         await api.request("PUT", "/retry-policies/mine", {})
@@ -81,14 +81,14 @@ def test_built_in_policies_are_listed_last() -> None:
         expected: list[Any] = [("webhook", 1), ("zebra", 1)]
         expected += [(name, None) for name in sorted(SERVICE_PRESETS) if name != "webhook"]
         for limit in (1, 2, 3, 100):
-            found: list[Any] = []
+            listed: list[Any] = []
             cursor = ""
             while cursor is not None:
                 page = (await api.request("GET", f"/retry-policies?limit={limit}{cursor}")).json
                 assert len(page["items"]) <= limit
-                found += [(policy["policyId"], policy["version"]) for policy in page["items"]]
+                listed += [(policy["policyId"], policy["version"]) for policy in page["items"]]
                 cursor = page["nextCursor"] and f"&cursor={page['nextCursor']}"
-            assert expected == found
+            assert expected == listed
 
     run_with_api(test)
 
@@ -126,7 +126,7 @@ def test_a_policy_in_use_cannot_be_deleted() -> None:
     run_with_api(test)
 
 
-def test_an_unknown_version_names_the_newest() -> None:
+def test_the_problem_of_an_unknown_version_names_the_newest() -> None:
     """The problem contains the newest version, for a new task and for a read."""
 
     async def test(api: ApiHarness) -> None:

@@ -84,7 +84,9 @@ def test_a_created_task_is_returned() -> None:
         ({"headers": {"X-A": "b c", "x-empty": ""}}, b"", {"X-A": "b c", "x-empty": ""}),
     ],
 )
-def test_body_encodings(fields: dict[str, object], body: bytes, headers: dict[str, str]) -> None:
+def test_a_body_is_encoded_by_its_type(
+    fields: dict[str, object], body: bytes, headers: dict[str, str]
+) -> None:
     """A string is sent as UTF-8, other JSON as JSON with its content type, base64 as bytes."""
 
     async def test(api: ApiHarness) -> None:
@@ -145,7 +147,7 @@ def test_all_fields_are_stored() -> None:
 
 
 def test_a_delay_starts_when_the_task_is_added() -> None:
-    """`delayMs` is added to the time of the store's clock; a past time becomes the current."""
+    """`delayMs` is added to the store's clock; a past `nextAttemptAt` becomes the current time."""
 
     async def test(api: ApiHarness) -> None:
         assert NOW + 1_500 == (await api.create(delayMs=1_500))["nextAttemptAt"]
@@ -450,7 +452,7 @@ def test_a_request_above_the_rate_limit_is_429() -> None:
 
 @pytest.mark.parametrize(
     ("error", "seconds"),
-    [(Overloaded("10 tasks wait", retry_after=2.5), "3"), (StoreUnavailable("away"), "1")],
+    [(Overloaded("10 tasks wait", retry_after=2.5), "3"), (StoreUnavailable("disk full"), "1")],
 )
 def test_an_unavailable_store_is_503(error: Exception, seconds: str) -> None:
     """The 503 has Retry-After and does not contain the message of the store."""
@@ -459,7 +461,7 @@ def test_an_unavailable_store_is_503(error: Exception, seconds: str) -> None:
         api.engine.error = error
         response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})
         assert (503, seconds) == (response.status, response.header("retry-after"))
-        assert "away" not in response.problem["detail"]
+        assert "disk full" not in response.problem["detail"]
 
     run_with_api(test)
 
@@ -623,7 +625,7 @@ def test_a_store_failure_after_the_wait_does_not_change_the_status() -> None:
             return None
 
         async def get(tenant: str, task_id: str) -> None:
-            msg = "away"
+            msg = "disk full"
             raise StoreUnavailable(msg)
 
         api.engine.wait_until_finished = wait_until_finished  # type: ignore[method-assign]
@@ -640,7 +642,7 @@ def test_a_body_that_cannot_be_deleted_is_not_an_error(monkeypatch: pytest.Monke
     """The existing task is returned; maintenance deletes the unreferenced body."""
 
     async def fail(_payloads: FakePayloads, _refs: Sequence[str]) -> None:
-        raise StoreUnavailable("away")
+        raise StoreUnavailable("disk full")
 
     async def test(api: ApiHarness) -> None:
         first = await api.create(body="x" * 20_000, idempotencyKey="k")

@@ -17,13 +17,13 @@ UNKNOWN_ID = "01890000-0000-7000-8000-0000000000ff"
 
 async def read_all_pages(api: ApiHarness, path: str) -> list[list[Any]]:
     """Return the items of all pages."""
-    found: list[list[Any]] = []
+    pages: list[list[Any]] = []
     cursor = ""
     while True:
         page = (await api.request("GET", path + cursor)).json
-        found.append(page["items"])
+        pages.append(page["items"])
         if page["nextCursor"] is None:
-            return found
+            return pages
         cursor = f"&cursor={page['nextCursor']}"
 
 
@@ -96,9 +96,9 @@ def test_tasks_are_listed_in_pages_newest_first() -> None:
 
     async def test(api: ApiHarness) -> None:
         created = [(await api.create())["taskId"] for _ in range(5)]
-        found = await read_all_pages(api, "/retry-tasks?limit=2")
-        assert created[::-1] == [task["taskId"] for page in found for task in page]
-        assert all(len(page) <= 2 for page in found)
+        pages = await read_all_pages(api, "/retry-tasks?limit=2")
+        assert created[::-1] == [task["taskId"] for page in pages for task in page]
+        assert all(len(page) <= 2 for page in pages)
 
     run_with_api(test)
 
@@ -255,8 +255,8 @@ def test_the_attempt_log_is_paged() -> None:
         for _ in range(3):
             await api.exhaust_due_tasks()
             await api.request("POST", f"/retry-tasks/{task_id}/retry")
-        found = await read_all_pages(api, f"/retry-tasks/{task_id}/attempts?limit=1")
-        assert [[1], [2], [3]] == [[attempt["attemptNumber"] for attempt in page] for page in found]
+        pages = await read_all_pages(api, f"/retry-tasks/{task_id}/attempts?limit=1")
+        assert [[1], [2], [3]] == [[attempt["attemptNumber"] for attempt in page] for page in pages]
         invalid = await api.request("GET", f"/retry-tasks/{task_id}/attempts?cursor=x")
         assert "cursor" == invalid.problem["field"]
 

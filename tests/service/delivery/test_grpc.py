@@ -57,7 +57,7 @@ async def run_server(hostile: HostileTargets) -> AsyncIterator[FakeServer]:
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((handler,))
     handler.port = server.add_insecure_port("127.0.0.1:0")
-    pem = (Path(hostile.ca).parent / "good.pem").read_bytes()
+    pem = (Path(hostile.ca_file).parent / "good.pem").read_bytes()
     credentials = grpc.ssl_server_credentials([(pem, pem)])
     handler.tls_port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
@@ -150,7 +150,7 @@ def test_certificate_is_checked_against_the_name(hostile: HostileTargets) -> Non
     async def test(server: FakeServer) -> list[DeliveryResult]:
         good = f"grpcs://localhost:{server.tls_port}/S/M"
         wrong_host = f"grpcs://other.example:{server.tls_port}/S/M"
-        trusting = GrpcDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca)
+        trusting = GrpcDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file)
         resolve = trusting._resolve_grpc_target
 
         async def resolve_to_loopback(target: Any) -> str:

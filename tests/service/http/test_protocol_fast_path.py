@@ -240,7 +240,7 @@ def test_the_server_waits_for_tasks_of_the_fast_path() -> None:
 
 
 def test_a_connection_is_idle_after_its_response() -> None:
-    """The keep-alive timeout starts at the response, which may take longer than that."""
+    """The keep-alive timeout starts at the response, so it does not end a slow request."""
 
     async def run() -> None:
         route = FastRoute()

@@ -206,7 +206,7 @@ def test_name_with_a_private_address_is_blocked(
     assert result.dns_ms is not None
 
 
-def test_unknown_name_and_closed_port() -> None:
+def test_fault_of_an_unknown_name_and_a_closed_port() -> None:
     """An unknown name is a DNS fault, and a closed port is a REFUSED fault."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -300,8 +300,8 @@ def test_close_fails_running_attempts(hostile: HostileTargets) -> None:
     assert [Fault.INTERNAL, Fault.INTERNAL] == [each.fault for each in run(main())]
 
 
-def test_many_concurrent_requests(hostile: HostileTargets) -> None:
-    """Each of many concurrent requests gets its own response."""
+def test_concurrent_requests_get_their_own_responses(hostile: HostileTargets) -> None:
+    """Each of 100 concurrent requests gets the response of its target."""
 
     async def main() -> list[DeliveryResult]:
         delivery = HttpDeliveryClient(LOOPBACK_GUARD)
@@ -317,8 +317,8 @@ def test_many_concurrent_requests(hostile: HostileTargets) -> None:
 
 def test_certificate_is_verified_with_ca_file(hostile: HostileTargets) -> None:
     """A certificate of a private CA is valid only with the `ca_file` of that CA."""
-    url = hostile.tls["good"] + "ok"
-    result = send(url, ca_file=hostile.ca)
+    url = hostile.tls_urls["good"] + "ok"
+    result = send(url, ca_file=hostile.ca_file)
     assert 200 == result.status
     assert result.tls_ms is not None
     assert Fault.TLS is send(url).fault
@@ -348,5 +348,5 @@ def test_missing_certificates_are_an_internal_fault(
 ) -> None:
     """Without trusted CA certificates, HTTPS fails with INTERNAL and plain HTTP works."""
     monkeypatch.setattr("tarry.service.delivery.http1.client._create_tls_context", lambda ca: None)
-    assert Fault.INTERNAL is send(hostile.tls["good"] + "ok").fault
+    assert Fault.INTERNAL is send(hostile.tls_urls["good"] + "ok").fault
     assert 200 == send(hostile.url + "ok").status

@@ -241,11 +241,13 @@ def test_response_before_the_body_is_sent_is_accepted(
 ) -> None:
     """A response that arrives early is the result, and the rest of the body is not sent."""
     monkeypatch.setattr(connection, "_TLS_SHUTDOWN_TIMEOUT_S", 0.01)
-    tls = hostile.contexts["good"] if kind == "tls" else None
+    tls = hostile.tls_contexts["good"] if kind == "tls" else None
 
     async def main() -> tuple[DeliveryResult, int]:
         async with run_server(_respond_early, tls) as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca, max_connections=3)
+            delivery = HttpDeliveryClient(
+                LOOPBACK_GUARD, ca_file=hostile.ca_file, max_connections=3
+            )
             body = bytes(32 * 1024 * 1024)
             result = await delivery.send(request(server.url, body=body))
             return result, await wait_until_empty(delivery)
@@ -268,8 +270,10 @@ def test_tls_shutdown_has_a_timeout(
         await asyncio.Event().wait()
 
     async def main() -> tuple[DeliveryResult, int]:
-        async with run_server(handler, hostile.contexts["good"]) as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca, max_connections=3)
+        async with run_server(handler, hostile.tls_contexts["good"]) as server:
+            delivery = HttpDeliveryClient(
+                LOOPBACK_GUARD, ca_file=hostile.ca_file, max_connections=3
+            )
             result = await delivery.send(request(server.url))
             return result, await wait_until_empty(delivery)
 
@@ -290,8 +294,8 @@ def test_tls_connections_are_closed_with_close_notify(hostile: HostileTargets) -
             reads.append(error)
 
     async def main() -> DeliveryResult:
-        async with run_server(handler, hostile.contexts["good"]) as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca)
+        async with run_server(handler, hostile.tls_contexts["good"]) as server:
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file)
             result = await delivery.send(request(server.url))
             await wait_until_empty(delivery)
             await wait_for(lambda: reads)
@@ -307,7 +311,7 @@ def test_no_reference_cycles(hostile: HostileTargets, tls: bool) -> None:
     """Connections and requests are freed without the garbage collector."""
 
     async def use(server: ScriptedServer, url: str) -> None:
-        delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca)
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file)
         for path in ("ok", "ok", "http10", "not-http", "close-before-answer", "million-headers"):
             await delivery.send(request(url + path))
         await delivery.send(request("http://does-not-exist.invalid/"))
@@ -322,12 +326,12 @@ def test_no_reference_cycles(hostile: HostileTargets, tls: bool) -> None:
             gc.collect()
             gc.disable()
             try:
-                await use(server, hostile.tls["good"] if tls else hostile.url)
+                await use(server, hostile.tls_urls["good"] if tls else hostile.url)
                 await asyncio.sleep(0)
-                found = [each for each in gc.get_objects() if _is_tracked(each)]
+                leaked = [each for each in gc.get_objects() if _is_tracked(each)]
             finally:
                 gc.enable()
-            return [type(each) for each in found]
+            return [type(each) for each in leaked]
 
     assert [] == run(main())
 
@@ -346,7 +350,7 @@ def test_second_response_does_not_affect_the_excerpt() -> None:
 
 def test_old_tls_versions_are_disabled(hostile: HostileTargets) -> None:
     """TLS 1.1 and older are disabled, and certificates are required."""
-    delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca)
+    delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file)
     assert delivery._tls is not None
     assert delivery._tls.minimum_version >= ssl.TLSVersion.TLSv1_2
     assert (True, ssl.CERT_REQUIRED) == (delivery._tls.check_hostname, delivery._tls.verify_mode)
@@ -356,11 +360,11 @@ def test_end_of_the_connection_ends_a_body_without_a_length(hostile: HostileTarg
     """A body without a length ends with the connection; a body with a length is incomplete."""
 
     async def main() -> list[DeliveryResult]:
-        found = []
+        results = []
         for response in (STATUS_LINE + b"\r\nall", STATUS_LINE + b"Content-Length: 4\r\n\r\nall"):
             async with run_server(respond_with(response)) as server:
-                found += await send_all(HttpDeliveryClient(LOOPBACK_GUARD), request(server.url))
-        return found
+                results += await send_all(HttpDeliveryClient(LOOPBACK_GUARD), request(server.url))
+        return results
 
     complete, incomplete = run(main())
     assert (200, b"all") == (complete.status, complete.excerpt)

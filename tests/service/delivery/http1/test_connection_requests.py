@@ -69,7 +69,7 @@ async def send_and_pause(
 ) -> AsyncIterator[PausedRequest]:
     """Send a request to a server that keeps it in a phase."""
     may_answer = threading.Event()
-    tls = hostile.contexts["good"] if "over TLS" in phase else None
+    tls = hostile.tls_contexts["good"] if "over TLS" in phase else None
     handler: Any = never_respond if "reading" not in phase else None
     async with (
         run_server(handler, tls) as server,
@@ -78,7 +78,7 @@ async def send_and_pause(
     ):
         is_reached: Callable[[], int]
         url, is_reached, guard = server.url, lambda: server.connections, LOOPBACK_GUARD
-        options: dict[str, Any] = {"ca_file": hostile.ca, "max_connections": 3}
+        options: dict[str, Any] = {"ca_file": hostile.ca_file, "max_connections": 3}
         body = b"{}"
         if phase == "waiting":
             options["max_pool_connections"] = 1
@@ -232,9 +232,9 @@ class DeadlineRecorder:
         self._fired = fired
 
     def on_deadline(self) -> None:
-        """Record the call; raise an error if the name is "odd"."""
+        """Record the call; raise an error if the name is "failing"."""
         self._fired.append(self._name)
-        if self._name == "odd":
+        if self._name == "failing":
             raise ValueError(self._name)
 
 
@@ -269,12 +269,12 @@ def test_error_in_one_callback_does_not_affect_others() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         fired: list[str] = []
         deadlines, now = DeadlineTimer(environment.now), environment.now()
-        for name, after in (("odd", 0.0), ("even", 0.0), ("later", 0.01)):
+        for name, after in (("failing", 0.0), ("other", 0.0), ("later", 0.01)):
             deadlines.add(now + after, DeadlineRecorder(name, fired).on_deadline)
         await wait_for(lambda: len(fired) == 3)
         return fired
 
-    assert ["odd", "even", "later"] == run(main())
+    assert ["failing", "other", "later"] == run(main())
 
 
 def test_timer_that_fires_early_is_set_again() -> None:

@@ -129,20 +129,22 @@ def test_fault_of_a_failed_connection(
     assert "message" in (result.error or "")
 
 
-def test_certificate_for_a_name_or_an_address(hostile: HostileTargets) -> None:
+def test_certificate_is_valid_for_a_name_and_an_address(hostile: HostileTargets) -> None:
     """A certificate can be valid for a name and for an IPv4 address."""
-    url = hostile.tls["good"] + "ok"
-    assert 200 == send(url, ca_file=hostile.ca).status
-    assert 200 == send(url.replace("127.0.0.1", "localhost"), ca_file=hostile.ca).status
-    result = send(url.replace("127.0.0.1", "[::ffff:127.0.0.1]"), ca_file=hostile.ca)
+    url = hostile.tls_urls["good"] + "ok"
+    assert 200 == send(url, ca_file=hostile.ca_file).status
+    assert 200 == send(url.replace("127.0.0.1", "localhost"), ca_file=hostile.ca_file).status
+    result = send(url.replace("127.0.0.1", "[::ffff:127.0.0.1]"), ca_file=hostile.ca_file)
     assert Fault.BLOCKED is result.fault
 
 
-def test_certificate_for_another_name(hostile: HostileTargets, dns: dict[str, list[str]]) -> None:
+def test_certificate_for_another_name_is_a_tls_fault(
+    hostile: HostileTargets, dns: dict[str, list[str]]
+) -> None:
     """A certificate for another host is a TLS fault, and the error describes the mismatch."""
     dns["other.example"] = ["127.0.0.1"]
-    url = hostile.tls["good"].replace("127.0.0.1", "other.example") + "ok"
-    result = send(url, ca_file=hostile.ca)
+    url = hostile.tls_urls["good"].replace("127.0.0.1", "other.example") + "ok"
+    result = send(url, ca_file=hostile.ca_file)
     assert Fault.TLS is result.fault
     assert "The certificate is not valid: Hostname mismatch" in (result.error or "")
 
@@ -159,7 +161,9 @@ def test_failed_handshake_frees_the_connection(hostile: HostileTargets, response
 
     async def main() -> tuple[DeliveryResult, int]:
         async with run_server(handler) as server:
-            delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca, max_connections=3)
+            delivery = HttpDeliveryClient(
+                LOOPBACK_GUARD, ca_file=hostile.ca_file, max_connections=3
+            )
             result = await delivery.send(request(server.url.replace("http:", "https:")))
             return result, await close_and_wait(delivery)
 
@@ -179,7 +183,9 @@ def test_data_before_tls_is_rejected(hostile: HostileTargets) -> None:
         async with run_server(greet) as server:
             url = server.url.replace("http:", "https:")
             return (
-                await send_all(HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca), request(url))
+                await send_all(
+                    HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file), request(url)
+                )
             )[0]
 
     assert Fault.TLS is run(main()).fault
@@ -194,7 +200,7 @@ UNRESPONSIVE_ADDRESS, OPEN_ADDRESS, REFUSING_ADDRESS = "127.0.0.2", "127.0.0.1",
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Return a port on which each address behaves as its name says."""
+    """Return a port on which each address behaves as its constant is named."""
     with socket.socket() as listening, socket.socket() as full:
         listening.bind((OPEN_ADDRESS, 0))
         listening.listen()
@@ -226,9 +232,9 @@ def test_first_address_that_connects_is_used(port: int, addresses: list[str]) ->
     """An address that refuses the connection is skipped."""
 
     async def main() -> tuple[str, str]:
-        made, address = await connect_to_any(addresses, port)
-        with made:
-            return address, made.getpeername()[0]
+        sock, address = await connect_to_any(addresses, port)
+        with sock:
+            return address, sock.getpeername()[0]
 
     assert (OPEN_ADDRESS, OPEN_ADDRESS) == run(main())
 
@@ -245,8 +251,8 @@ def test_unresponsive_address_gets_a_head_start_only(
     monkeypatch.setattr(connector, "_HEAD_START_S", 0.01)
 
     async def main() -> tuple[str, int]:
-        made, address = await connect_to_any(addresses, port)
-        made.close()
+        sock, address = await connect_to_any(addresses, port)
+        sock.close()
         await asyncio.sleep(0)
         return address, len(asyncio.all_tasks())
 
@@ -274,8 +280,8 @@ def test_second_connection_of_a_race_is_closed(port: int, monkeypatch: pytest.Mo
 
     async def main() -> None:
         for _ in range(20):
-            made, _ = await connect_to_any([OPEN_ADDRESS] * 4, port)
-            made.close()
+            sock, _ = await connect_to_any([OPEN_ADDRESS] * 4, port)
+            sock.close()
 
     run(main())
 
@@ -289,26 +295,26 @@ def test_cancelled_connect_leaves_no_socket(
 ) -> None:
     """Cancelling closes all sockets and ends all tasks."""
     monkeypatch.setattr(connector, "_HEAD_START_S", 0.0)
-    made: list[socket.socket] = []
+    sockets: list[socket.socket] = []
 
     class RecordedSocket(socket.socket):
         def __init__(self, *kind: int) -> None:
             super().__init__(*kind)
-            made.append(self)
+            sockets.append(self)
 
     fake_module = SimpleNamespace(**{**vars(socket), "socket": RecordedSocket})
     monkeypatch.setattr(connector, "socket", fake_module)
 
     async def main() -> int:
         task = asyncio.create_task(connect_to_any(addresses, port))
-        await wait_for(lambda: len(made) == len(addresses))
+        await wait_for(lambda: len(sockets) == len(addresses))
         task.cancel()
         await asyncio.wait([task])
         await wait_for(lambda: len(asyncio.all_tasks()) == 1)
-        return sum(each.fileno() >= 0 for each in made)
+        return sum(each.fileno() >= 0 for each in sockets)
 
     assert 0 == run(main())
-    assert len(addresses) == len(made)
+    assert len(addresses) == len(sockets)
 
 
 @LINUX_ONLY
@@ -316,11 +322,11 @@ def test_socket_options_are_set(port: int) -> None:
     """Nagle's algorithm is off and keep-alive is on."""
 
     async def main() -> tuple[int, int]:
-        made, _ = await connect_to_any([OPEN_ADDRESS], port)
-        with made:
+        sock, _ = await connect_to_any([OPEN_ADDRESS], port)
+        with sock:
             return (
-                made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
-                made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),
+                sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
             )
 
     assert (1, 1) == run(main())

@@ -75,11 +75,11 @@ def test_answers_are_cached(resolver: FakeResolver, monkeypatch: pytest.MonkeyPa
 
     async def main() -> list[Addresses]:
         cache = DnsCache()
-        found = [await cache.resolve("one.example"), await cache.resolve("one.example")]
+        cached = [await cache.resolve("one.example"), await cache.resolve("one.example")]
         monkeypatch.setattr(connector, "_DNS_TTL_S", 0.0)
         cache._cached.clear()
         resolver.addresses["one.example"] = ["192.0.2.9"]
-        return [*found, await cache.resolve("one.example"), await cache.resolve("one.example")]
+        return [*cached, await cache.resolve("one.example"), await cache.resolve("one.example")]
 
     first, second, third, fourth = run(main())
     assert first == second

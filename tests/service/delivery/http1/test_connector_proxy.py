@@ -49,8 +49,8 @@ def test_plain_http_is_sent_to_the_proxy() -> None:
 
 def test_https_goes_through_a_tunnel(hostile: HostileTargets) -> None:
     """The TLS peer is the target, and headers of the proxy are not part of the response."""
-    url = hostile.tls["good"] + "ok"
-    result, (head,) = send_through_proxy(url, ca_file=hostile.ca, guard=LOOPBACK_GUARD)
+    url = hostile.tls_urls["good"] + "ok"
+    result, (head,) = send_through_proxy(url, ca_file=hostile.ca_file, guard=LOOPBACK_GUARD)
     authority = url.split("/")[2]
     assert f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n" == head
     assert (200, [("content-length", "2")]) == (result.status, result.headers)
@@ -62,7 +62,7 @@ def test_certificate_is_checked_in_a_tunnel(hostile: HostileTargets) -> None:
     before = len(hostile.seen)
     for certificate in ("wronghost", "expired", "selfsigned"):
         result, heads = send_through_proxy(
-            hostile.tls[certificate] + "ok", ca_file=hostile.ca, guard=LOOPBACK_GUARD
+            hostile.tls_urls[certificate] + "ok", ca_file=hostile.ca_file, guard=LOOPBACK_GUARD
         )
         assert (Fault.TLS, 1) == (result.fault, len(heads))
         assert "certificate" in (result.error or "")
@@ -72,14 +72,16 @@ def test_certificate_is_checked_in_a_tunnel(hostile: HostileTargets) -> None:
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_proxy_can_use_tls(hostile: HostileTargets, scheme: str) -> None:
     """An https:// proxy forwards plain requests, and TLS tunnels inside its TLS connection."""
-    good = hostile.contexts["good"]
+    good = hostile.tls_contexts["good"]
     if scheme == "http":
         result, heads = send_through_proxy(
-            "http://known-to-proxy.invalid/", OK, hostile.ca, tls=good
+            "http://known-to-proxy.invalid/", OK, hostile.ca_file, tls=good
         )
     else:
-        url = hostile.tls["good"] + "ok"
-        result, heads = send_through_proxy(url, ca_file=hostile.ca, tls=good, guard=LOOPBACK_GUARD)
+        url = hostile.tls_urls["good"] + "ok"
+        result, heads = send_through_proxy(
+            url, ca_file=hostile.ca_file, tls=good, guard=LOOPBACK_GUARD
+        )
     assert (200, b"ok", 1) == (result.status, result.excerpt, len(heads))
 
 
@@ -89,22 +91,22 @@ def test_tunnels_are_reused(hostile: HostileTargets) -> None:
     async def main(tls: ssl.SSLContext | None) -> tuple[list[DeliveryResult], int, int]:
         async with run_proxy(tls=tls) as (proxy, heads):
             delivery = HttpDeliveryClient(
-                LOOPBACK_GUARD, proxy=proxy.url, ca_file=hostile.ca, max_connections=3
+                LOOPBACK_GUARD, proxy=proxy.url, ca_file=hostile.ca_file, max_connections=3
             )
-            url = hostile.tls["good"] + "ok"
+            url = hostile.tls_urls["good"] + "ok"
             result = [await delivery.send(request(url, body=bytes(300_000))) for _ in range(3)]
             return result, len(heads), await close_and_wait(delivery)
 
-    for tls in (None, hostile.contexts["good"]):
+    for tls in (None, hostile.tls_contexts["good"]):
         result, tunnels, free_slots = run(main(tls))
         assert ([200] * 3, 1, 3) == ([each.status for each in result], tunnels, free_slots)
 
 
 def test_certificate_of_the_proxy_is_checked(hostile: HostileTargets) -> None:
     """A proxy with an invalid certificate gets no request, and the fault is INTERNAL."""
-    tls = hostile.contexts["wronghost"]
+    tls = hostile.tls_contexts["wronghost"]
     result, heads = send_through_proxy(
-        "https://target.invalid/", TUNNEL_OPEN, hostile.ca, tls=tls, user="u:p@"
+        "https://target.invalid/", TUNNEL_OPEN, hostile.ca_file, tls=tls, user="u:p@"
     )
     assert (Fault.INTERNAL, []) == (result.fault, heads)
     assert "No connection to the egress proxy" in (result.error or "")
@@ -112,9 +114,9 @@ def test_certificate_of_the_proxy_is_checked(hostile: HostileTargets) -> None:
 
 def test_failed_handshake_in_a_tunnel_is_a_tls_fault(hostile: HostileTargets) -> None:
     """An expired certificate of the target is a TLS fault, also inside TLS with the proxy."""
-    url = hostile.tls["expired"] + "ok"
+    url = hostile.tls_urls["expired"] + "ok"
     result, _ = send_through_proxy(
-        url, ca_file=hostile.ca, tls=hostile.contexts["good"], guard=LOOPBACK_GUARD
+        url, ca_file=hostile.ca_file, tls=hostile.tls_contexts["good"], guard=LOOPBACK_GUARD
     )
     assert Fault.TLS is result.fault
 
@@ -122,9 +124,9 @@ def test_failed_handshake_in_a_tunnel_is_a_tls_fault(hostile: HostileTargets) ->
 def test_credentials_are_sent_to_the_proxy_only(hostile: HostileTargets) -> None:
     """The CONNECT or plain request has the credentials, and the target does not get them."""
     line = f"Proxy-Authorization: Basic {b64encode(b'us@er:pa:ss').decode()}\r\n"
-    url = hostile.tls["good"] + "ok"
+    url = hostile.tls_urls["good"] + "ok"
     result, (head,) = send_through_proxy(
-        url, ca_file=hostile.ca, guard=LOOPBACK_GUARD, user="us%40er:pa:ss@"
+        url, ca_file=hostile.ca_file, guard=LOOPBACK_GUARD, user="us%40er:pa:ss@"
     )
     assert 200 == result.status
     assert line in head
@@ -178,7 +180,7 @@ def test_tunnel_that_closes_before_the_handshake_is_a_tls_fault(hostile: Hostile
         TUNNEL_OPEN,
         TUNNEL_OPEN + b"no TLS at all, but something else, and rather long",
     ):
-        result, _ = send_through_proxy("https://target.invalid/", response, hostile.ca)
+        result, _ = send_through_proxy("https://target.invalid/", response, hostile.ca_file)
         assert Fault.TLS is result.fault
 
 
@@ -203,7 +205,7 @@ def test_plaintext_from_a_tls_proxy_is_rejected(hostile: HostileTargets) -> None
     async def main() -> DeliveryResult:
         async with run_server(forge) as server:
             proxy = server.url.replace("http:", "https:")
-            delivery = HttpDeliveryClient(Guard(), proxy=proxy, ca_file=hostile.ca)
+            delivery = HttpDeliveryClient(Guard(), proxy=proxy, ca_file=hostile.ca_file)
             return (await send_all(delivery, request("https://target.invalid/")))[0]
 
     result = run(main())

@@ -297,7 +297,7 @@ def test_unexpected_error_is_raised_in_the_caller(monkeypatch: pytest.MonkeyPatc
     assert (True, 0, 3) == with_server(use, max_connections=3)
 
 
-def test_server_that_closes_after_each_response() -> None:
+def test_server_may_close_after_each_response() -> None:
     """All requests succeed, whether or not the server sends `Connection: close`."""
     for response in (OK, OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)):
 
