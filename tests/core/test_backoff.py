@@ -117,7 +117,7 @@ def test_schedule_returns_the_delay_at_k(delays: list[float], k: int) -> None:
     assert expected == Schedule(tuple(delays))(k)
 
 
-def test_schedule_takes_lists_and_whole_numbers() -> None:
+def test_schedule_accepts_a_list_of_ints() -> None:
     """A list of ints becomes a tuple of floats, so that schedules with equal delays are equal."""
     delays: Any = [0, 1]
     schedule = Schedule(delays)

@@ -106,13 +106,13 @@ def test_none(ceiling: float, previous: float, u: float) -> None:
 
 @given(seconds, seconds, random_numbers)
 def test_full(ceiling: float, previous: float, u: float) -> None:
-    """Full jitter is u * c."""
+    """Full jitter is u * ceiling."""
     assert u * ceiling == full(ceiling, previous, u, INITIAL, MAXIMUM)
 
 
 @given(seconds, seconds, random_numbers)
 def test_equal(ceiling: float, previous: float, u: float) -> None:
-    """Equal jitter is c/2 + u * c/2."""
+    """Equal jitter is ceiling/2 + u * ceiling/2."""
     assert ceiling / 2 + u * ceiling / 2 == pytest.approx(
         equal(ceiling, previous, u, INITIAL, MAXIMUM)
     )

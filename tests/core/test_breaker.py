@@ -441,7 +441,7 @@ def test_unknown_manual_states(state: str) -> None:
     ),
 )
 def test_invalid_arguments(field: str, value: object, pattern: str) -> None:
-    """Each argument rejects invalid values, with its name in the message."""
+    """An invalid argument raises an error that names the argument."""
     with pytest.raises(ConfigurationError, match=pattern):
         Breaker(**keyword(field, value))
 

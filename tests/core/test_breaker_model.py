@@ -63,7 +63,7 @@ class BreakerModel:
         self.probes: dict[int, float] = {}
 
     def open(self, now: float, random_number: float) -> None:
-        """Open for longer than the last time."""
+        """Open for `growth` times as long as the last time, but at most MAX_OPEN."""
         length = min(MAX_OPEN, OPEN_FOR * self.growth**self.openings)
         self.until = now + length + length * SPREAD * random_number
         self.openings += 1
@@ -204,7 +204,7 @@ class BreakerMachine(RuleBasedStateMachine):
         random_number=st.sampled_from([0.0, 0.5]),
     )
     def finish_call(self, index: int, failed: bool, duration: float, random_number: float) -> None:
-        """A call of this or an earlier generation ends with a result."""
+        """End a call of this or an earlier generation with a result."""
         call = self.admitted.pop(index % len(self.admitted))
         self.breaker.record(
             call.permit,
@@ -219,7 +219,7 @@ class BreakerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.admitted)
     @rule(index=st.integers(0, 10**6))
     def cancel_call(self, index: int) -> None:
-        """A call of this or an earlier generation is cancelled."""
+        """Cancel a call of this or an earlier generation."""
         call = self.admitted.pop(index % len(self.admitted))
         self.breaker.release(call.permit)
         if call.generation == self.model.generation:

@@ -1,4 +1,4 @@
-"""Tests for retry budgets: the numbers of their specifications, and comparison with models."""
+"""Tests for retry budgets: the figures of their specifications, and comparison with models."""
 
 from __future__ import annotations
 
@@ -208,14 +208,14 @@ def test_a_tenth_of_the_calls_and_one_per_second(calls: int, expected: int) -> N
 
 
 @pytest.mark.parametrize(("later", "expected"), [(0.0, 0), (9.9, 0), (10.0, 10), (1e6, 10)])
-def test_retries_are_forgotten_after_the_window(later: float, expected: int) -> None:
+def test_retries_leave_the_window(later: float, expected: int) -> None:
     """An empty budget is full again when the window has passed."""
     budget = RatioBudget()
     assert 10 == withdraw_until_empty(budget, TRANSIENT, 0.0)
     assert expected == withdraw_until_empty(budget, TRANSIENT, later)
 
 
-def test_calls_are_forgotten_after_the_window() -> None:
+def test_calls_leave_the_window() -> None:
     """Calls that have left the window do not allow retries."""
     budget = RatioBudget(min_per_second=0)
     for _ in range(100):
@@ -463,14 +463,14 @@ def test_a_balance_is_never_negative() -> None:
     ],
 )
 def test_invalid_arguments(budget: type[Budget], field: str, value: object, pattern: str) -> None:
-    """Each argument rejects invalid values, with its name in the message."""
+    """An invalid argument raises an error that names the argument."""
     with pytest.raises(ConfigurationError, match=pattern):
         budget(**keyword(field, value))
 
 
 @pytest.mark.parametrize("preset", ["", "Classic", "aws", None, 1, True, ["classic"]])
 def test_unknown_presets(preset: str) -> None:
-    """An unknown preset is rejected with the names of the known ones."""
+    """An unknown preset raises an error that lists the presets."""
     with pytest.raises(ConfigurationError, match=r"^preset must be one of aws-2020, aws-2026, c"):
         TokenBudget(preset)
 

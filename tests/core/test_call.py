@@ -172,7 +172,7 @@ def test_delays_of_a_failing_call(jitter: Any, max_attempts: int, seed: int) -> 
     assert (max_attempts, sum(delays)) == (call.attempts, call.waited)
 
 
-def test_the_failure_that_opens_the_breaker_ends_the_call() -> None:
+def test_failure_that_opens_the_breaker_ends_the_call() -> None:
     """A failure that opens the breaker ends its own call, because it is recorded first."""
     parts = make_downstream(consecutive=1)
     call = parts.new_call()

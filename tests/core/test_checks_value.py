@@ -29,7 +29,7 @@ class OtherPoint(Point):
 
 
 def test_values_are_equal_by_their_fields() -> None:
-    """Values of one type with the same fields are equal and hash alike."""
+    """Values of one type with the same fields are equal and have the same hash."""
     assert Point(1, 2) == Point(1, 2)
     assert {Point(1, 2)} == {Point(1, 2), Point(1, 2)}
     assert Point(1, 2) != Point(2, 1)

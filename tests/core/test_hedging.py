@@ -463,7 +463,7 @@ def test_a_hedge_cancelled_during_its_delay() -> None:
     ],
 )
 def test_invalid_arguments(field: str, value: object, pattern: str) -> None:
-    """Each argument rejects invalid values, with its name in the message."""
+    """An invalid argument raises an error that names the argument."""
     with pytest.raises(ConfigurationError, match=pattern):
         Hedging(**{"after": 1.0, **keyword(field, value)})
 

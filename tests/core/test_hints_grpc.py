@@ -110,7 +110,7 @@ def encode_any(message: bytes, type_url: bytes = TYPE_URL) -> bytes:
 
 
 def encode_status(*details: bytes) -> bytes:
-    """Write a google.rpc.Status of code 14 with details."""
+    """Encode a google.rpc.Status with code 14 and details."""
     head = encode_number_field(1, 14) + encode_bytes_field(2, b"try later")
     return head + b"".join(encode_bytes_field(3, detail) for detail in details)
 

@@ -79,7 +79,7 @@ def test_unknown_parameters(bare_item: str) -> None:
         *('"a";r=0.0;t=30', '"a";r=0;t=30.0', '"a";r="0";t=30', '"a";r=0;t="30"', '"a";r=?0;t=30'),
         *('"a";r=@0;t=30', '"a";r=none;t=30', '"a";r=0;t=:MzA=:'),
         *('"a";r=0;t=1234567890123456', '"a";r=0;t=\u0663'),
-        # values that are not of any type
+        # malformed values
         *('"a";x=1.;r=0;t=1', '"a";x=1.2345;r=0;t=1', '"a";x=1234567890123.1;r=0;t=1'),
         *('"a";x=?2;r=0;t=1', '"a";x=:#:;r=0;t=1', '"a";x=:a;r=0;t=1', '"a";x=--1;r=0;t=1'),
         *('"a";x=%"%FF";r=0;t=1', '"a";x=%a;r=0;t=1', '"a";x=(1);r=0;t=1', '"a";x=@1.5;r=0;t=1'),

@@ -424,7 +424,7 @@ def test_times_that_go_backwards_add_no_tokens() -> None:
     assert [1.0, 3.0, 5.0, 7.0, 9.0] == delays
 
 
-def test_recovery_empties_the_bucket() -> None:
+def test_recovery_leaves_one_token() -> None:
     """After a recovery the bucket holds one token, so that the second attempt is delayed."""
     limiter = AdaptiveRate()
     now = run_at_rate(limiter, 0.0, 20.0, 100.0)
@@ -489,7 +489,7 @@ INVALID_ARGUMENTS: list[tuple[str, Callable[..., Limiter], list[ParameterSet]]] 
 def test_invalid_arguments(
     limiter: Callable[..., Limiter], field: str, value: object, pattern: str
 ) -> None:
-    """Each argument rejects invalid values, with its name in the message."""
+    """An invalid argument raises an error that names the argument."""
     with pytest.raises(ConfigurationError, match=pattern):
         limiter(**keyword(field, value))
 

@@ -14,7 +14,7 @@ FIELDS = ["max_attempts", "max_delay", "multiplier"]
     [("max_atempts", "max_attempts"), ("multiplyer", "multiplier"), ("colour", None)],
 )
 def test_suggest(word: str, expected: str | None) -> None:
-    """The most similar candidate is returned, or None when none is similar."""
+    """suggest() returns the most similar candidate, or None if no candidate is similar."""
     assert expected == suggest(word, FIELDS)
 
 
@@ -30,6 +30,6 @@ def test_similarity_threshold() -> None:
 
 
 def test_did_you_mean() -> None:
-    """The text has the suggestion, or all candidates when none is similar."""
+    """did_you_mean() returns text with the suggestion, or with all candidates."""
     assert "did you mean 'max_delay'?" == did_you_mean("max_dely", iter(FIELDS))
     assert "it has max_attempts, max_delay, multiplier" == did_you_mean("colour", iter(FIELDS))
