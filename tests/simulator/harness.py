@@ -1,4 +1,4 @@
-"""Test doubles for the parts of the simulator, and checks that several tests share."""
+"""Test doubles and helper functions for the tests of the simulator."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tarry.simulator.metrics import Summary
 from tarry.simulator.node import LeafNode, Node, OnCallEnd, Requester
 from tarry.simulator.scenario import Server
 
-DISCARDED = 1_000_000
-"""`RecordingRequester` adds this to the number of a request whose response is discarded."""
+REPLACEMENT_OFFSET = 1_000_000
+"""`RecordingRequester` adds this to the number of a discarded response for its replacement."""
 
 
 class ScriptedDistribution:
-    """A distribution that returns these values one after the other, and then the last one."""
+    """A distribution that returns these values in order, and then repeats the last one."""
 
     def __init__(self, *values: float) -> None:
         self.values = values
@@ -31,8 +31,8 @@ class ScriptedDistribution:
 
     def sampler(self, source: RandomSource) -> Sampler:
         """Return a function that returns the next value."""
-        left = list(self.values)
-        return lambda: left.pop(0) if len(left) > 1 else left[0]
+        remaining = list(self.values)
+        return lambda: remaining.pop(0) if len(remaining) > 1 else remaining[0]
 
 
 class ReceivedResponse(NamedTuple):
@@ -54,33 +54,33 @@ class RecordingRequester:
         self.responses.append(ReceivedResponse(now, number, outcome))
 
     def discard_response(self, number: int) -> int:
-        """Return another number for the later response, as callers do."""
-        return number + DISCARDED
+        """Return the number of the replacement."""
+        return number + REPLACEMENT_OFFSET
 
 
 class ScriptedNode(LeafNode):
-    """A node that responds to each request with the next reply, and then no more.
+    """A node that responds to each request with the next reply, and never when none is left.
 
-    A reply is the duration of the request and its outcome, or None for no response.
+    A reply is the seconds until the response and its outcome, or None for no response.
     """
 
     def __init__(self, loop: EventLoop, *replies: tuple[float, Outcome] | None) -> None:
         super().__init__("server", Server(), loop)
         self.replies = list(replies)
-        self.seen: list[tuple[float, int]] = []
+        self.requests: list[tuple[float, int]] = []
         """The arrival time and the number of each request."""
         self.requesters: list[Requester] = []
 
     def handle(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
         """Return the next reply."""
-        self.seen.append((now, number))
+        self.requests.append((now, number))
         self.requesters.append(requester)
         reply = self.replies.pop(0) if self.replies else None
         return None if reply is None else (now + reply[0], reply[1])
 
 
 class ScriptedLimiter:
-    """A limiter that delays each attempt by the next of these waits, and then by the last one."""
+    """A limiter that delays attempts by these waits in order, and then repeats the last wait."""
 
     def __init__(self, *waits: float | None) -> None:
         self.waits = list(waits)
@@ -100,15 +100,15 @@ class ScriptedLimiter:
 
 
 class CallEnd(NamedTuple):
-    """When a call started and ended, and why it failed."""
+    """The start and end of a call, and the reason if it failed."""
 
     started: float
-    now: float
+    ended: float
     stop: Stop | None
 
 
 class CallEndRecorder:
-    """An `OnCallEnd` callback that records the calls that ended."""
+    """An `OnCallEnd` callback that records its arguments."""
 
     def __init__(self) -> None:
         self.ends: list[CallEnd] = []
@@ -121,22 +121,22 @@ class CallEndRecorder:
 
 
 class StartedCall(NamedTuple):
-    """A call that was started, and the callback for its end."""
+    """The start of a call, its client, and the callback for its end."""
 
-    now: float
+    started: float
     client: int
     on_end: OnCallEnd
 
 
 class CallStartRecorder:
-    """A `StartCall` function that records calls; the test ends them, or `reject` does at once."""
+    """A `StartCall` function that records calls, or rejects them if `reject` returns a stop."""
 
     def __init__(self, reject: Callable[[float], Stop | None] = lambda _: None) -> None:
         self.reject = reject
         self.calls: list[StartedCall] = []
 
     def __call__(self, now: float, client: int, on_end: OnCallEnd) -> Stop | None:
-        """Record a call, or reject it as a caller does."""
+        """Record a call, or end it at once with the stop."""
         stop = self.reject(now)
         if stop is not None:
             on_end(now, now, stop, 0)
@@ -154,7 +154,7 @@ def make_leaf_node(server: Server, seed: int = 0) -> tuple[EventLoop, LeafNode]:
 def immediate_response(
     node: Node, now: float, requester: RecordingRequester | None = None, number: int = 1
 ) -> ReceivedResponse | None:
-    """Send a request; return its response if that is known at once."""
+    """Send a request; return its response, or None if the node sends it later or never."""
     response = node.handle(now, RecordingRequester() if requester is None else requester, number)
     return None if response is None else ReceivedResponse(response[0], number, response[1])
 

@@ -1,4 +1,4 @@
-"""Made-up study results: every kind of plot, and values that are hard to draw."""
+"""Sample study results with every kind of plot, and with values that are hard to draw."""
 
 from __future__ import annotations
 
@@ -39,18 +39,20 @@ PLOTS = (SERIES, BARS, Plot("bars", "amplification", "Requests for each call"))
 
 @dataclass
 class SampleTrial:
-    numbers: dict[str, float]
+    """A trial with these metrics and time series."""
+
+    metric_values: dict[str, float]
     series: dict[str, list[float]] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     bucket: float = 1.0
 
     def metrics(self) -> dict[str, float]:
         """Return the value of each metric by its name."""
-        return self.numbers
+        return self.metric_values
 
 
 def sample_study(**changes: Any) -> Study:
-    """Return a study of a storm, with these fields changed."""
+    """Return the study "storm" with these fields changed."""
     fields: dict[str, Any] = {
         "name": "storm",
         "question": "A dependency is down for twenty seconds. What do the retries of 500 clients "
@@ -69,10 +71,10 @@ def sample_study(**changes: Any) -> Study:
 
 
 def sample_trial(number: int, clients: int = 500, points: int = 120) -> SampleTrial:
-    """Return the trial of the variant with this number; it is the same each time."""
-    height = clients / (1 + number**2)
-    waves = [
-        max(0.0, round(height * (1 + sin(t * (1 + number) / 4)) * exp(-max(0, t - 40) / 30)))
+    """Return a trial for the variant with this index; the result is deterministic."""
+    amplitude = clients / (1 + number**2)
+    requests = [
+        max(0.0, round(amplitude * (1 + sin(t * (1 + number) / 4)) * exp(-max(0, t - 40) / 30)))
         for t in range(points)
     ]
     return SampleTrial(
@@ -81,9 +83,9 @@ def sample_trial(number: int, clients: int = 500, points: int = 120) -> SampleTr
             "amplification": 1 + 3 * clients / 500 / (1 + number),
             "recovered_after": (inf, 31.25, 18.0, 9.5, 0.0)[number % 5],
             "p99": (12.5, 4.25, 2.0, 1.1, 0.052)[number % 5],
-            "requests": sum(waves),
+            "requests": sum(requests),
         },
-        {"requests": waves},
+        {"requests": requests},
         {"attempts": number},
     )
 
@@ -98,13 +100,13 @@ def sample_results(**changes: Any) -> StudyResults:
 
 
 def swept_results(values: dict[str, tuple[Any, ...]], **changes: Any) -> StudyResults:
-    """Return results with one row for each variant at each point; the point scales the values."""
+    """Return results with one row for each variant at each point of a sweep."""
     study = sample_study(**changes)
     rows = [
         StudyRow(
-            name, dict(zip(values, point, strict=True)), [sample_trial(number, 10 + 90 * place)] * 2
+            name, dict(zip(values, point, strict=True)), [sample_trial(number, 10 + 90 * index)] * 2
         )
-        for place, point in enumerate(product(*values.values()))
+        for index, point in enumerate(product(*values.values()))
         for number, name in enumerate(study.variants)
     ]
     return StudyResults(study, 7, 2, rows)

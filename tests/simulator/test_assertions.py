@@ -17,12 +17,12 @@ UNITS = metric_units([Column("time", "time", "ms")])
 class FixedTrial:
     """A trial with these metrics."""
 
-    def __init__(self, **numbers: float) -> None:
-        self._numbers = numbers
+    def __init__(self, **metrics: float) -> None:
+        self._metrics = metrics
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics."""
-        return self._numbers
+        return self._metrics
 
 
 def make_results(*rows: tuple[str, dict[str, float]]) -> StudyResults:
@@ -38,7 +38,7 @@ def make_results(*rows: tuple[str, dict[str, float]]) -> StudyResults:
         plots=(),
     )
     return StudyResults(
-        study, 0, 1, [StudyRow(name, {}, [FixedTrial(**numbers)]) for name, numbers in rows]
+        study, 0, 1, [StudyRow(name, {}, [FixedTrial(**metrics)]) for name, metrics in rows]
     )
 
 
@@ -57,14 +57,14 @@ def make_results(*rows: tuple[str, dict[str, float]]) -> StudyResults:
         ("crashes == 0", (None, "crashes", "==", 0.0, "")),
         ("calls < 1e3", (None, "calls", "<", 1000.0, "")),
         ("calls > -1", (None, "calls", ">", -1.0, "")),
-        ("of_its_own < 3ms", (None, "of_its_own", "<", 0.003, "ms")),
+        ("custom_metric < 3ms", (None, "custom_metric", "<", 0.003, "ms")),
     ],
 )
 def test_assertion_is_parsed(text: str, expected: tuple[object, ...]) -> None:
     """An assertion has a metric, an operator, a bound with its unit, and an optional variant."""
-    claim = parse_assertion(text, ["full", "full+budget", "a: b"], UNITS)
+    assertion = parse_assertion(text, ["full", "full+budget", "a: b"], UNITS)
 
-    assert (text, *expected) == claim
+    assert (text, *expected) == assertion
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_invalid_assertion_is_rejected(text: str) -> None:
 
 
 def test_unknown_variant_is_rejected() -> None:
-    """An assertion about an unknown variant would always hold."""
+    """An assertion about an unknown variant is rejected, because it would always hold."""
     with pytest.raises(
         ConfigurationError, match="variant 'fall' is not run; the variants are full, none"
     ):
@@ -98,7 +98,7 @@ def test_unknown_variant_is_rejected() -> None:
     ],
 )
 def test_wrong_or_missing_unit_is_rejected(text: str, expected: str) -> None:
-    """A build that means milliseconds must not pass because a bound was read as seconds."""
+    """A bound with a wrong or missing unit is rejected, and the error names the valid units."""
     with pytest.raises(ConfigurationError) as caught:
         parse_assertion(text, [], UNITS)
 
@@ -106,9 +106,9 @@ def test_wrong_or_missing_unit_is_rejected(text: str, expected: str) -> None:
 
 
 def test_unknown_metric_is_rejected() -> None:
-    """The error lists the known metrics, with the titles of those in the table."""
+    """The error lists the known metrics, with the titles of the columns."""
     results = make_results(("a", {"p50": 1.0, "p99": 2.0, "calls": 3.0}))
-    columns = (Column("p99", "p99 of those"), Column("calls", "calls"))
+    columns = (Column("p99", "p99 of calls"), Column("calls", "calls"))
 
     with pytest.raises(ConfigurationError) as caught:
         check_assertions(
@@ -116,23 +116,23 @@ def test_unknown_metric_is_rejected() -> None:
         )
 
     assert str(caught.value).endswith(
-        "unknown metric 'p98'; there are p50, p99 (p99 of those), calls"
+        "unknown metric 'p98'; there are p50, p99 (p99 of calls), calls"
     )
 
 
 def test_every_row_is_checked() -> None:
     """An assertion without a variant applies to all rows."""
-    found = make_results(("a", {"load": 1.0}), ("b", {"load": 3.0}))
+    results = make_results(("a", {"load": 1.0}), ("b", {"load": 3.0}))
 
-    verdicts = check_assertions(found, ["load < 2", "b: load == 3"])
+    checks = check_assertions(results, ["load < 2", "b: load == 3"])
 
     assert [("a", 1.0, True), ("b", 3.0, False), ("b", 3.0, True)] == [
-        (verdict.row.variant, verdict.value, verdict.holds) for verdict in verdicts
+        (check.row.variant, check.value, check.holds) for check in checks
     ]
 
 
 @pytest.mark.parametrize(
-    ("claim", "value", "holds"),
+    ("assertion", "value", "holds"),
     [
         ("x < 2", 2.0, False),
         ("x <= 2", 2.0, True),
@@ -145,15 +145,15 @@ def test_every_row_is_checked() -> None:
         ("x >= 2", nan, False),
     ],
 )
-def test_operators(claim: str, value: float, holds: bool) -> None:
-    """An assertion about a missing value does not hold."""
-    (verdict,) = check_assertions(make_results(("a", {"x": value})), [claim])
+def test_operators_compare_value_and_bound(assertion: str, value: float, holds: bool) -> None:
+    """Each operator compares the value with the bound; a missing value never holds."""
+    (check,) = check_assertions(make_results(("a", {"x": value})), [assertion])
 
-    assert holds == verdict.holds
+    assert holds == check.holds
 
 
 @pytest.mark.parametrize(
-    ("metric", "seen"),
+    ("metric", "expected"),
     [
         ("p99", "p99 has no value: no call succeeded"),
         ("peak_load", "peak_load has no value: the last server has no capacity limit"),
@@ -161,31 +161,31 @@ def test_operators(claim: str, value: float, holds: bool) -> None:
         ("x", "x has no value"),
     ],
 )
-def test_missing_value_fails_with_its_cause(metric: str, seen: str) -> None:
-    """A build must not pass because there was nothing to measure."""
+def test_missing_value_fails_with_its_cause(metric: str, expected: str) -> None:
+    """An assertion about a missing value fails, and its description names the cause."""
     unit = UNITS.get(metric, "")
-    claims = [f"{metric} < 1{unit}", f"{metric} >= 1{unit}"]
+    assertions = [f"{metric} < 1{unit}", f"{metric} >= 1{unit}"]
 
-    verdicts = check_assertions(make_results(("a", {metric: nan})), claims)
+    checks = check_assertions(make_results(("a", {metric: nan})), assertions)
 
-    assert [(False, seen)] * 2 == [(one.holds, one.describe_value()) for one in verdicts]
+    assert [(False, expected)] * 2 == [(check.holds, check.describe_value()) for check in checks]
 
 
 def test_one_trial_without_value_fails() -> None:
-    """A mean over the other trials says nothing about the trial without a value."""
-    found = make_results(("a", {"p99": 0.1}))
-    row = found.rows[0]._replace(
+    """An assertion fails if one of the trials has no value."""
+    results = make_results(("a", {"p99": 0.1}))
+    row = results.rows[0]._replace(
         trials=[FixedTrial(p99=0.1), FixedTrial(p99=nan), FixedTrial(p99=0.3)]
     )
 
-    (verdict,) = check_assertions(found._replace(rows=[row]), ["p99 < 1s"])
+    (check,) = check_assertions(results._replace(rows=[row]), ["p99 < 1s"])
 
-    assert not verdict.holds
-    assert "p99 has no value in 1 of 3 trials: no call succeeded" == verdict.describe_value()
+    assert not check.holds
+    assert "p99 has no value in 1 of 3 trials: no call succeeded" == check.describe_value()
 
 
 @pytest.mark.parametrize(
-    ("claim", "value", "expected"),
+    ("assertion", "value", "expected"),
     [
         ("p99 < 1s", 2.3014712, "p99 is 2.30147s"),
         ("p99 < 250ms", 2.3014712, "p99 is 2301.47ms"),
@@ -195,8 +195,10 @@ def test_one_trial_without_value_fails() -> None:
         ("amplification < 1.2x", 4.22, "amplification is 4.22x"),
     ],
 )
-def test_actual_value_is_described(claim: str, value: float, expected: str) -> None:
+def test_actual_value_is_described(assertion: str, value: float, expected: str) -> None:
     """The actual value is shown in the unit of the bound, with up to six digits."""
-    (verdict,) = check_assertions(make_results(("a", {claim.partition(" ")[0]: value})), [claim])
+    (check,) = check_assertions(
+        make_results(("a", {assertion.partition(" ")[0]: value})), [assertion]
+    )
 
-    assert expected == verdict.describe_value()
+    assert expected == check.describe_value()

@@ -1,4 +1,4 @@
-"""Retried calls: attempts, timeouts, late responses, and calls that the core stops."""
+"""Retried calls: attempts, timeouts, late responses, breakers and limiters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.simulator.harness import CallEnd, CallEndRecorder, ScriptedLimiter, S
 NETWORK_DELAY = 0.25
 ROUND_TRIP = 2 * NETWORK_DELAY
 FAILS = (0.0, REFUSED)
-WORKS = (0.0, SUCCESS)
+SUCCEEDS = (0.0, SUCCESS)
 
 
 def steady_policy(timeout: float | None = None, max_attempts: int = 3) -> Policy:
@@ -81,31 +81,31 @@ def start_call(
 # --- without a timeout ---------------------------------------------------------------------------
 
 
-def test_duration_is_network_and_work() -> None:
-    """A call takes the network delay, the work of the server, and the network delay back."""
+def test_call_takes_the_server_latency_and_two_network_delays() -> None:
+    """A call takes the latency of the server and a network delay in each direction."""
     harness = start_call((1.0, SUCCESS), start=3.0)
 
     assert [(3.0, 3.0 + ROUND_TRIP + 1.0, None)] == harness.run()
-    assert [(3.0 + NETWORK_DELAY, 1)] == harness.node.seen
+    assert [(3.0 + NETWORK_DELAY, 1)] == harness.node.requests
     assert (1, 0) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_failure_is_retried_after_the_wait() -> None:
-    """The next attempt is sent when the wait ends, and the first success ends the call."""
-    harness = start_call((0.5, TRANSIENT), FAILS, WORKS)
+    """Each retry is sent when its wait ends, and the first success ends the call."""
+    harness = start_call((0.5, TRANSIENT), FAILS, SUCCEEDS)
 
     assert [(0.0, 0.5 + 3 * ROUND_TRIP + 2.0, None)] == harness.run()
     assert [
         (NETWORK_DELAY, 1),
         (0.5 + 1.0 + 3 * NETWORK_DELAY, 2),
         (0.5 + 2.0 + 5 * NETWORK_DELAY, 3),
-    ] == harness.node.seen
+    ] == harness.node.requests
     assert (3, 2) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_call_fails_after_its_last_attempt() -> None:
-    """After the last attempt the call fails, with the reason of the core."""
-    harness = start_call(FAILS, FAILS, FAILS, WORKS)
+    """After the last attempt the call fails with the reason ATTEMPTS."""
+    harness = start_call(FAILS, FAILS, FAILS, SUCCEEDS)
 
     ((started, now, _),) = harness.run()
 
@@ -115,18 +115,18 @@ def test_call_fails_after_its_last_attempt() -> None:
 
 def test_permanent_failure_ends_the_call() -> None:
     """A permanent failure is not retried."""
-    harness = start_call((0.0, PERMANENT), WORKS)
+    harness = start_call((0.0, PERMANENT), SUCCEEDS)
 
     assert 1 == len(harness.run())
-    assert (Reason.PERMANENT, 1) == (harness.reason, len(harness.node.seen))
+    assert (Reason.PERMANENT, 1) == (harness.reason, len(harness.node.requests))
 
 
 def test_retry_after_delays_the_next_attempt() -> None:
     """A Retry-After hint of the server delays the next attempt."""
-    harness = start_call((0.0, outcome_of_status(503, {"retry-after": "7"}, now=0.0)), WORKS)
+    harness = start_call((0.0, outcome_of_status(503, {"retry-after": "7"}, now=0.0)), SUCCEEDS)
     harness.run()
 
-    assert [(NETWORK_DELAY, 1), (7.0 + 3 * NETWORK_DELAY, 2)] == harness.node.seen
+    assert [(NETWORK_DELAY, 1), (7.0 + 3 * NETWORK_DELAY, 2)] == harness.node.requests
 
 
 def test_call_without_timeout_waits_forever() -> None:
@@ -136,8 +136,8 @@ def test_call_without_timeout_waits_forever() -> None:
     assert [] == harness.run()
 
 
-def test_response_may_come_later() -> None:
-    """A node that did not know its response at once can on_response later."""
+def test_node_may_respond_later() -> None:
+    """A node that does not return its response at once may send it later."""
     harness = start_call(None)
     harness.loop.schedule(4.0, lambda now, _: harness.caller.on_response(now, 1, SUCCESS))
 
@@ -154,20 +154,20 @@ def test_dropped_request_gets_no_second_response() -> None:
 
 
 def test_drop_replaces_an_earlier_response() -> None:
-    """A drop counts even if it takes longer through the network than the scheduled response."""
-    ways = iter([0.0, 0.0, 5.0, 0.0, 0.0])
-    harness = start_call((3.0, SUCCESS), WORKS, network_delay=lambda: next(ways))
+    """A dropped connection replaces the response, even with a longer network delay."""
+    delays = iter([0.0, 0.0, 5.0, 0.0, 0.0])
+    harness = start_call((3.0, SUCCESS), SUCCEEDS, network_delay=lambda: next(delays))
     harness.loop.schedule(2.5, lambda now, _: harness.caller.on_response(now, 1, DROPPED))
 
     assert [(0.0, 2.5 + 5.0 + 1.0, None)] == harness.run()
 
 
 def test_discarded_response_is_replaced() -> None:
-    """A discarded response never arrives; the later one has its own number."""
+    """A discarded response never arrives; its replacement has a new number."""
     harness = start_call((3.0, SUCCESS))
     numbers: list[int] = []
     harness.loop.schedule(
-        2.0, lambda _now, _about: numbers.append(harness.caller.discard_response(1))
+        2.0, lambda _now, _argument: numbers.append(harness.caller.discard_response(1))
     )
     assert [] == harness.run(100.0)
 
@@ -179,12 +179,12 @@ def test_discarded_response_is_replaced() -> None:
     assert [(0.0, 101.0 + NETWORK_DELAY, None)] == harness.run()
 
 
-def test_discarded_response_may_time_out() -> None:
-    """Discarding a response changes neither the deadline nor the next attempt."""
-    harness = start_call((0.25, SUCCESS), WORKS, policy=steady_policy(timeout=1.0))
+def test_attempt_with_a_discarded_response_may_time_out() -> None:
+    """Discarding a response changes neither the deadline of its attempt nor the next attempt."""
+    harness = start_call((0.25, SUCCESS), SUCCEEDS, policy=steady_policy(timeout=1.0))
     numbers: list[int] = []
     harness.loop.schedule(
-        0.375, lambda _now, _about: numbers.append(harness.caller.discard_response(1))
+        0.375, lambda _now, _argument: numbers.append(harness.caller.discard_response(1))
     )
     harness.loop.schedule(2.0, lambda now, _: harness.caller.on_response(now, numbers[0], DROPPED))
 
@@ -195,7 +195,7 @@ def test_discarded_response_may_time_out() -> None:
 def test_response_of_an_ended_attempt_cannot_be_discarded() -> None:
     """Discarding the response of an ended attempt has no effect."""
     harness = start_call((3.0, SUCCESS), (0.5, SUCCESS), policy=steady_policy(timeout=1.0))
-    harness.loop.schedule(2.5, lambda _now, _about: harness.caller.discard_response(1))
+    harness.loop.schedule(2.5, lambda _now, _argument: harness.caller.discard_response(1))
 
     assert [(0.0, 2.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
     assert 1 == harness.caller.discard_response(1)
@@ -203,12 +203,12 @@ def test_response_of_an_ended_attempt_cannot_be_discarded() -> None:
 
 @pytest.mark.parametrize(
     ("replies", "expected"),
-    [([WORKS], 1), ([FAILS, WORKS], 2), ([FAILS, FAILS, FAILS], 3), ([(0.0, PERMANENT)], 1)],
+    [([SUCCEEDS], 1), ([FAILS, SUCCEEDS], 2), ([FAILS, FAILS, FAILS], 3), ([(0.0, PERMANENT)], 1)],
 )
-def test_end_has_the_number_of_attempts(
+def test_on_end_gets_the_number_of_attempts(
     replies: list[tuple[float, Outcome]], expected: int
 ) -> None:
-    """The callback at the end gets the number of attempts, of successes and failures."""
+    """The callback gets the number of attempts of a successful or failed call."""
     harness = start_call(*replies)
     harness.run()
 
@@ -220,19 +220,19 @@ def test_end_has_the_number_of_attempts(
 
 def test_timeout_before_the_request_arrives() -> None:
     """The attempt times out, and the request still reaches the server."""
-    ways = iter([5.0, 0.0, 0.0, 0.0])
+    delays = iter([5.0, 0.0, 0.0, 0.0])
     harness = start_call(
-        WORKS, WORKS, policy=steady_policy(timeout=1.0), network_delay=lambda: next(ways)
+        SUCCEEDS, SUCCEEDS, policy=steady_policy(timeout=1.0), network_delay=lambda: next(delays)
     )
 
     assert [(0.0, 2.0, None)] == harness.run()
-    assert [(2.0, 2), (5.0, 1)] == harness.node.seen
+    assert [(2.0, 2), (5.0, 1)] == harness.node.requests
     assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_timeout_during_the_work() -> None:
     """The attempt ends at its deadline, and the later response is ignored."""
-    harness = start_call((9.0, SUCCESS), WORKS, policy=steady_policy(timeout=1.0))
+    harness = start_call((9.0, SUCCESS), SUCCEEDS, policy=steady_policy(timeout=1.0))
 
     assert [(0.0, 1.0 + 1.0 + ROUND_TRIP, None)] == harness.run()
     assert 1 == harness.recorder._failed_attempts[1]
@@ -242,30 +242,34 @@ def test_timeout_without_a_response() -> None:
     """An attempt without any response times out."""
     harness = start_call(policy=steady_policy(timeout=1.0))
 
-    assert [5.0] == [end.now for end in harness.run()]
-    assert (Reason.ATTEMPTS, 3) == (harness.reason, len(harness.node.seen))
+    assert [5.0] == [end.ended for end in harness.run()]
+    assert (Reason.ATTEMPTS, 3) == (harness.reason, len(harness.node.requests))
 
 
-@pytest.mark.parametrize(("takes", "attempts"), [(0.5, 1), (0.5625, 2)])
-def test_response_at_the_deadline_is_in_time(takes: float, attempts: int) -> None:
+@pytest.mark.parametrize(("duration", "attempts"), [(0.5, 1), (0.5625, 2)])
+def test_response_at_the_deadline_is_in_time(duration: float, attempts: int) -> None:
     """A response that arrives at the deadline counts, and one after it does not."""
-    harness = start_call((takes, SUCCESS), WORKS, policy=steady_policy(timeout=1.0))
+    harness = start_call((duration, SUCCESS), SUCCEEDS, policy=steady_policy(timeout=1.0))
     harness.run()
 
     assert attempts == harness.recorder.attempt_count
 
 
-@pytest.mark.parametrize(("takes", "expected"), [(0.5, "connection refused"), (0.5625, "timeout")])
-def test_failure_at_the_deadline_is_in_time(takes: float, expected: str) -> None:
-    """A failure at the deadline keeps its outcome; one after it is a timeout."""
-    limits = ScriptedLimiter(0.0)
-    downstream = Downstream("there", limiter=limits)
+@pytest.mark.parametrize(
+    ("duration", "expected"), [(0.5, "connection refused"), (0.5625, "timeout")]
+)
+def test_failure_at_the_deadline_is_in_time(duration: float, expected: str) -> None:
+    """A failure at the deadline keeps its outcome; a later one is a timeout."""
+    limiter = ScriptedLimiter(0.0)
+    downstream = Downstream("there", limiter=limiter)
     harness = start_call(
-        (takes, REFUSED), policy=steady_policy(timeout=1.0, max_attempts=1), downstream=downstream
+        (duration, REFUSED),
+        policy=steady_policy(timeout=1.0, max_attempts=1),
+        downstream=downstream,
     )
     harness.run()
 
-    assert [expected] == limits.released
+    assert [expected] == limiter.released
 
 
 @pytest.mark.parametrize("outcome", [SUCCESS, TRANSIENT])
@@ -288,7 +292,7 @@ def test_late_response_is_ignored(late: float, outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("outcome", [SUCCESS, TRANSIENT])
 def test_late_scheduled_response_is_ignored(outcome: Outcome) -> None:
-    """The same holds if the node knew its response at once."""
+    """A late response is ignored, too, if the node returned it when the request arrived."""
     harness = start_call((2.0, outcome), (0.5, SUCCESS), policy=steady_policy(timeout=1.0))
 
     assert [(0.0, 2.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
@@ -296,7 +300,7 @@ def test_late_scheduled_response_is_ignored(outcome: Outcome) -> None:
 
 def test_response_in_transit_at_the_deadline_is_a_timeout() -> None:
     """A response that is still in the network at the deadline does not count."""
-    harness = start_call(None, WORKS, policy=steady_policy(timeout=1.0))
+    harness = start_call(None, SUCCEEDS, policy=steady_policy(timeout=1.0))
     harness.loop.schedule(0.875, lambda now, _: harness.caller.on_response(now, 1, SUCCESS))
 
     assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
@@ -322,39 +326,39 @@ def open_downstream() -> Downstream:
 
 def test_open_breaker_ends_the_call_before_it_is_sent() -> None:
     """No request reaches the server, and `start` returns the reason."""
-    harness = start_call(WORKS, downstream=open_downstream())
+    harness = start_call(SUCCEEDS, downstream=open_downstream())
 
     stop = harness.caller.start(0.0)
 
     assert stop is not None
     assert Reason.BREAKER_OPEN is stop.reason
     assert [(0.0, 0.0, stop)] == harness.ends.ends
-    assert (0, []) == (harness.recorder.attempt_count, harness.node.seen)
+    assert (0, []) == (harness.recorder.attempt_count, harness.node.requests)
 
 
-def test_refused_call_makes_no_attempt() -> None:
-    """A call refused by an open breaker made no attempt; one stopped later made some."""
-    refused = start_call(WORKS, downstream=open_downstream())
-    refused.run()
+def test_rejected_call_makes_no_attempt() -> None:
+    """A call that a breaker rejects at once has 0 attempts; one that it stops later has 1."""
+    rejected = start_call(SUCCEEDS, downstream=open_downstream())
+    rejected.run()
     downstream = Downstream("there", breaker=Breaker())
-    harness = start_call(FAILS, WORKS, downstream=downstream)
-    harness.loop.schedule(1.0, lambda _now, _about: downstream.force("open"))
+    harness = start_call(FAILS, SUCCEEDS, downstream=downstream)
+    harness.loop.schedule(1.0, lambda _now, _argument: downstream.force("open"))
     harness.run()
 
-    assert ([0], [1]) == (refused.ends.attempts, harness.ends.attempts)
+    assert ([0], [1]) == (rejected.ends.attempts, harness.ends.attempts)
 
 
 def test_start_returns_none_for_a_running_call() -> None:
     """`start` returns None when an attempt was sent."""
-    harness = start_call(WORKS)
+    harness = start_call(SUCCEEDS)
 
     assert harness.caller.start(0.0) is None
 
 
 def test_a_breaker_that_opens_ends_the_call() -> None:
-    """The failure that opens the breaker is the last of the call."""
+    """A call makes no further attempt after the failure that opens the breaker."""
     downstream = Downstream("there", breaker=Breaker(consecutive=2))
-    harness = start_call(FAILS, FAILS, WORKS, downstream=downstream)
+    harness = start_call(FAILS, FAILS, SUCCEEDS, downstream=downstream)
     harness.run()
 
     assert (Reason.BREAKER_OPEN, 2) == (harness.reason, harness.recorder.attempt_count)
@@ -363,33 +367,33 @@ def test_a_breaker_that_opens_ends_the_call() -> None:
 def test_a_breaker_that_opens_during_the_wait_ends_the_call() -> None:
     """A breaker that another call opens during a wait ends the call."""
     downstream = Downstream("there", breaker=Breaker())
-    harness = start_call(FAILS, WORKS, downstream=downstream)
-    harness.loop.schedule(1.0, lambda _now, _about: downstream.force("open"))
+    harness = start_call(FAILS, SUCCEEDS, downstream=downstream)
+    harness.loop.schedule(1.0, lambda _now, _argument: downstream.force("open"))
 
-    assert [ROUND_TRIP + 1.0] == [end.now for end in harness.run()]
+    assert [ROUND_TRIP + 1.0] == [end.ended for end in harness.run()]
     assert (Reason.BREAKER_OPEN, 1) == (harness.reason, harness.recorder.attempt_count)
 
 
 def test_limiter_delays_the_attempt() -> None:
-    """A delayed attempt is sent later, and its duration counts from then."""
+    """A delayed attempt is sent later, and its timeout counts from then."""
     downstream = Downstream("there", limiter=ScriptedLimiter(4.0))
     harness = start_call((0.25, SUCCESS), downstream=downstream, policy=steady_policy(timeout=1.0))
 
     assert [(0.0, 4.0 + 0.25 + ROUND_TRIP, None)] == harness.run()
-    assert [(4.0 + NETWORK_DELAY, 1)] == harness.node.seen
+    assert [(4.0 + NETWORK_DELAY, 1)] == harness.node.requests
 
 
 def test_limiter_delays_the_deadline() -> None:
-    """A timeout counts from the moment the attempt is sent."""
+    """A delayed attempt without a response ends one timeout after it was sent."""
     downstream = Downstream("there", limiter=ScriptedLimiter(4.0, 0.0))
-    harness = start_call(None, WORKS, downstream=downstream, policy=steady_policy(timeout=1.0))
+    harness = start_call(None, SUCCEEDS, downstream=downstream, policy=steady_policy(timeout=1.0))
 
     assert [(0.0, 4.0 + 1.0 + 1.0 + ROUND_TRIP, None)] == harness.run()
 
 
 def test_a_full_limiter_ends_the_call() -> None:
     """A call that the limiter rejects fails."""
-    harness = start_call(WORKS, downstream=Downstream("there", limiter=ScriptedLimiter(None)))
+    harness = start_call(SUCCEEDS, downstream=Downstream("there", limiter=ScriptedLimiter(None)))
     harness.run()
 
     assert (Reason.LIMIT, 0) == (harness.reason, harness.recorder.attempt_count)
@@ -397,24 +401,24 @@ def test_a_full_limiter_ends_the_call() -> None:
 
 def test_limiter_is_released_once_per_attempt() -> None:
     """Timeouts, failures and successes each release the limiter."""
-    limits = ScriptedLimiter(0.0)
+    limiter = ScriptedLimiter(0.0)
     harness = start_call(
         None,
         FAILS,
-        WORKS,
-        downstream=Downstream("there", limiter=limits),
+        SUCCEEDS,
+        downstream=Downstream("there", limiter=limiter),
         policy=steady_policy(timeout=1.0),
     )
     harness.loop.schedule(1.5, lambda now, _: harness.caller.on_response(now, 1, SUCCESS))
     harness.run()
 
-    assert ["timeout", "connection refused", ""] == limits.released
+    assert ["timeout", "connection refused", ""] == limiter.released
 
 
 def test_caller_without_metrics_is_not_counted() -> None:
     """The calls of a relay are not counted as calls of clients."""
     loop, ends = EventLoop(0), CallEndRecorder()
-    node = ScriptedNode(loop, FAILS, WORKS)
+    node = ScriptedNode(loop, FAILS, SUCCEEDS)
     RetryingCaller(Route(loop, node, lambda: NETWORK_DELAY, None), STEADY, None, 0.0, ends).start(
         0.0
     )
@@ -423,7 +427,7 @@ def test_caller_without_metrics_is_not_counted() -> None:
     assert [(0.0, 1.0 + 2 * ROUND_TRIP, None)] == ends.ends
 
 
-# --- whatever happens ----------------------------------------------------------------------------
+# --- properties ----------------------------------------------------------------------------------
 
 eighths = st.integers(0, 24).map(lambda number: number / 8)
 outcomes = st.sampled_from([SUCCESS, TRANSIENT, DROPPED, PERMANENT])
@@ -432,33 +436,33 @@ replies = st.lists(st.none() | st.tuples(eighths, outcomes), max_size=6)
 
 @given(
     replies=replies,
-    ways=st.lists(eighths, min_size=16, max_size=16),
+    delays=st.lists(eighths, min_size=16, max_size=16),
     timeout=st.none() | eighths.filter(bool),
     late=st.lists(st.tuples(eighths, st.integers(1, 4), outcomes), max_size=6),
     max_attempts=st.integers(1, 4),
 )
 def test_call_ends_at_most_once_within_its_attempts(
     replies: list[tuple[float, Outcome] | None],
-    ways: list[float],
+    delays: list[float],
     timeout: float | None,
     late: list[tuple[float, int, Outcome]],
     max_attempts: int,
 ) -> None:
-    """For all servers and networks, attempts are counted, numbered and ended once."""
-    limits = ScriptedLimiter(0.0)
-    left = iter(ways * 2)
+    """For all replies and network delays, each attempt is counted, numbered and ended once."""
+    limiter = ScriptedLimiter(0.0)
+    remaining_delays = iter(delays * 2)
     harness = start_call(
         *replies,
         policy=steady_policy(timeout, max_attempts),
-        downstream=Downstream("there", limiter=limits),
-        network_delay=lambda: next(left),
+        downstream=Downstream("there", limiter=limiter),
+        network_delay=lambda: next(remaining_delays),
     )
-    for when, number, outcome in late:  # like servers, only for requests that have arrived
+    for when, number, outcome in late:  # servers respond only to requests that have arrived
         harness.loop.schedule(
             when,
-            lambda now, about: (
-                harness.caller.on_response(now, *about)
-                if about[0] in [seen for _, seen in harness.node.seen]
+            lambda now, response: (
+                harness.caller.on_response(now, *response)
+                if response[0] in [received for _, received in harness.node.requests]
                 else None
             ),
             (number, outcome),
@@ -468,11 +472,11 @@ def test_call_ends_at_most_once_within_its_attempts(
     attempts = harness.recorder.attempt_count
     assert len(call_ends) <= 1
     assert 1 <= attempts <= max_attempts
-    assert sorted(number for _, number in harness.node.seen) == list(range(1, attempts + 1))
+    assert sorted(number for _, number in harness.node.requests) == list(range(1, attempts + 1))
     succeeded = bool(call_ends) and call_ends[0].stop is None
     running = not call_ends
     assert attempts == sum(harness.recorder._failed_attempts) + succeeded + running
-    assert attempts - running == len(limits.released)
+    assert attempts - running == len(limiter.released)
     if timeout is not None:
         assert call_ends
-        assert call_ends[0].now <= max_attempts * timeout + (max_attempts - 1)
+        assert call_ends[0].ended <= max_attempts * timeout + (max_attempts - 1)

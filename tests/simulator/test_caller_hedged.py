@@ -1,4 +1,4 @@
-"""Hedged calls: winners, losers, failures, and copies that are never sent."""
+"""Hedged calls: the first success, failures, breakers and limiters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NETWORK_DELAY = 0.25
 ROUND_TRIP = 2 * NETWORK_DELAY
 AFTER_1 = Hedging(after=1.0)
 FAILS = (0.0, REFUSED)
-WORKS = (0.0, SUCCESS)
+SUCCEEDS = (0.0, SUCCESS)
 
 
 class CallHarness(NamedTuple):
@@ -63,26 +63,26 @@ def start_call(
     return CallHarness(loop, node, recorder, ends, caller)
 
 
-def test_fast_response_needs_no_copy() -> None:
+def test_call_with_a_fast_response_sends_one_copy() -> None:
     """A call that gets a response before the delay sends one copy."""
-    harness = start_call((0.25, SUCCESS), WORKS)
+    harness = start_call((0.25, SUCCESS), SUCCEEDS)
 
     assert [(0.0, 0.25 + ROUND_TRIP, None)] == harness.run()
-    assert [(NETWORK_DELAY, 1)] == harness.node.seen
+    assert [(NETWORK_DELAY, 1)] == harness.node.requests
     assert (1, 0) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
-def test_first_response_wins() -> None:
-    """A second copy that is faster ends the call, while the server still works on the first."""
+def test_first_success_ends_the_call() -> None:
+    """The success of a faster second copy ends the call before the first copy has a response."""
     harness = start_call((9.0, SUCCESS), (0.5, SUCCESS))
 
     assert [(0.0, 1.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
-    assert [(NETWORK_DELAY, 1), (1.0 + NETWORK_DELAY, 2)] == harness.node.seen
+    assert [(NETWORK_DELAY, 1), (1.0 + NETWORK_DELAY, 2)] == harness.node.requests
     assert (2, 0) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
-def test_first_copy_may_win() -> None:
-    """The response of a later copy is ignored once the first copy succeeded."""
+def test_first_copy_may_succeed_first() -> None:
+    """The success of the first copy ends the call before the second copy has a response."""
     harness = start_call((1.0, SUCCESS), (9.0, SUCCESS))
 
     assert [(0.0, 1.0 + ROUND_TRIP, None)] == harness.run()
@@ -90,36 +90,36 @@ def test_first_copy_may_win() -> None:
 
 def test_a_copy_is_sent_after_each_delay() -> None:
     """All allowed copies are sent, one delay after the other."""
-    harness = start_call(None, None, WORKS, WORKS, hedging=Hedging(after=1.0, max_attempts=3))
+    harness = start_call(None, None, SUCCEEDS, SUCCEEDS, hedging=Hedging(after=1.0, max_attempts=3))
 
     assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
     assert [
         (NETWORK_DELAY, 1),
         (1.0 + NETWORK_DELAY, 2),
         (2.0 + NETWORK_DELAY, 3),
-    ] == harness.node.seen
+    ] == harness.node.requests
 
 
-def test_copies_may_be_sent_together() -> None:
+def test_all_copies_are_sent_at_once_without_a_delay() -> None:
     """A delay of 0 sends all copies at the start."""
     harness = start_call(
         (3.0, SUCCESS), (1.0, SUCCESS), (2.0, SUCCESS), hedging=Hedging(after=0.0, max_attempts=3)
     )
 
     assert [(0.0, 1.0 + ROUND_TRIP, None)] == harness.run()
-    assert [(NETWORK_DELAY, number) for number in (1, 2, 3)] == harness.node.seen
+    assert [(NETWORK_DELAY, number) for number in (1, 2, 3)] == harness.node.requests
 
 
 def test_a_failure_sends_the_next_copy_at_once() -> None:
     """After a failed copy the next one is sent without waiting."""
-    harness = start_call((0.25, REFUSED), WORKS, WORKS)
+    harness = start_call((0.25, REFUSED), SUCCEEDS, SUCCEEDS)
 
     assert [(0.0, 0.25 + 2 * ROUND_TRIP, None)] == harness.run()
-    assert [(NETWORK_DELAY, 1), (0.25 + ROUND_TRIP + NETWORK_DELAY, 2)] == harness.node.seen
+    assert [(NETWORK_DELAY, 1), (0.25 + ROUND_TRIP + NETWORK_DELAY, 2)] == harness.node.requests
     assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
-def test_a_failure_of_one_leaves_the_others_running() -> None:
+def test_failure_of_one_copy_leaves_the_others_running() -> None:
     """The call does not fail while another copy runs."""
     harness = start_call((2.0, SUCCESS), FAILS)
 
@@ -127,11 +127,11 @@ def test_a_failure_of_one_leaves_the_others_running() -> None:
     assert 1 == sum(harness.recorder._failed_attempts)
 
 
-def test_a_call_fails_with_its_last_copy() -> None:
+def test_call_fails_when_its_last_copy_fails() -> None:
     """The call fails when all allowed copies have failed."""
-    harness = start_call(FAILS, FAILS, WORKS)
+    harness = start_call(FAILS, FAILS, SUCCEEDS)
 
-    assert [2 * ROUND_TRIP] == [end.now for end in harness.run()]
+    assert [2 * ROUND_TRIP] == [end.ended for end in harness.run()]
     assert (Reason.ATTEMPTS, 2, 2) == (
         harness.reason,
         harness.recorder.attempt_count,
@@ -140,11 +140,11 @@ def test_a_call_fails_with_its_last_copy() -> None:
 
 
 def test_hint_delays_the_next_copy() -> None:
-    """No copy is sent before the time in a hint of the server."""
-    harness = start_call((0.0, outcome_of_status(503, {"retry-after": "7"}, now=0.0)), WORKS)
+    """No copy is sent before the time in a Retry-After hint."""
+    harness = start_call((0.0, outcome_of_status(503, {"retry-after": "7"}, now=0.0)), SUCCEEDS)
 
     assert [(0.0, 7.0 + 2 * ROUND_TRIP, None)] == harness.run()
-    assert [(NETWORK_DELAY, 1), (7.0 + 3 * NETWORK_DELAY, 2)] == harness.node.seen
+    assert [(NETWORK_DELAY, 1), (7.0 + 3 * NETWORK_DELAY, 2)] == harness.node.requests
 
 
 @pytest.mark.parametrize(
@@ -156,23 +156,23 @@ def test_hint_delays_the_next_copy() -> None:
     ],
     ids=["retried below", "permanent", "hint too long"],
 )
-def test_ended_call_sends_no_copy(outcome: Outcome, reason: Reason) -> None:
+def test_failure_that_must_not_be_repeated_ends_the_call(outcome: Outcome, reason: Reason) -> None:
     """A failure that must not be repeated ends the call, and the scheduled copy is not sent."""
-    harness = start_call((0.0, outcome), WORKS)
+    harness = start_call((0.0, outcome), SUCCEEDS)
 
-    assert [ROUND_TRIP] == [end.now for end in harness.run()]
+    assert [ROUND_TRIP] == [end.ended for end in harness.run()]
     assert (reason, 1, 1) == (
         harness.reason,
         harness.recorder.attempt_count,
-        len(harness.node.seen),
+        len(harness.node.requests),
     )
 
 
-def test_permanent_failure_ends_the_other_copies() -> None:
-    """A failure that must not be repeated ends the call while another copy runs."""
+def test_permanent_failure_ends_the_call_while_another_copy_runs() -> None:
+    """A permanent failure ends the call although another copy still runs."""
     harness = start_call((3.0, SUCCESS), (0.0, PERMANENT))
 
-    assert [1.0 + ROUND_TRIP] == [end.now for end in harness.run()]
+    assert [1.0 + ROUND_TRIP] == [end.ended for end in harness.run()]
     assert Reason.PERMANENT is harness.reason
 
 
@@ -184,8 +184,8 @@ def test_hedged_call_has_no_timeout() -> None:
     assert 2 == harness.recorder.attempt_count
 
 
-def test_responses_may_come_later() -> None:
-    """A node can on_response later, and only the first response counts."""
+def test_only_the_first_late_response_counts() -> None:
+    """If a node sends its responses later, only the first one counts."""
     harness = start_call(None, None)
     harness.loop.schedule(5.0, lambda now, _: harness.caller.on_response(now, 1, SUCCESS))
     harness.loop.schedule(5.0, lambda now, _: harness.caller.on_response(now, 2, TRANSIENT))
@@ -203,27 +203,27 @@ def test_dropped_copy_gets_no_second_response() -> None:
 
 
 def test_drop_replaces_an_earlier_response() -> None:
-    """A drop counts even if it takes longer through the network than the scheduled response."""
-    ways = iter([0.0, 0.0, 5.0, 0.0, 0.0])
-    harness = start_call((0.75, SUCCESS), (9.0, SUCCESS), network_delay=lambda: next(ways))
+    """A dropped connection replaces the response, even with a longer network delay."""
+    delays = iter([0.0, 0.0, 5.0, 0.0, 0.0])
+    harness = start_call((0.75, SUCCESS), (9.0, SUCCESS), network_delay=lambda: next(delays))
     harness.loop.schedule(0.5, lambda now, _: harness.caller.on_response(now, 1, DROPPED))
 
     assert [(0.0, 1.0 + 9.0, None)] == harness.run()
 
 
 def test_discarded_response_does_not_arrive() -> None:
-    """A discarded response never arrives, and that of an ended copy cannot be discarded."""
+    """A discarded response never arrives; the response of an ended copy cannot be discarded."""
     harness = start_call((0.25, SUCCESS), (2.0, SUCCESS))
-    harness.loop.schedule(0.375, lambda _now, _about: harness.caller.discard_response(1))
+    harness.loop.schedule(0.375, lambda _now, _argument: harness.caller.discard_response(1))
 
     assert [(0.0, 1.0 + 2.0 + ROUND_TRIP, None)] == harness.run()
     assert 1 == harness.caller.discard_response(1)
 
 
-def test_later_response_may_win() -> None:
-    """A response that replaces a discarded one counts like any other."""
+def test_replacement_of_a_discarded_response_counts() -> None:
+    """The replacement of a discarded response ends the call."""
     harness = start_call((0.25, SUCCESS), None)
-    harness.loop.schedule(0.375, lambda _now, _about: harness.caller.discard_response(1))
+    harness.loop.schedule(0.375, lambda _now, _argument: harness.caller.discard_response(1))
     harness.loop.schedule(5.0, lambda now, _: harness.caller.on_response(now, 1, SUCCESS))
     harness.loop.schedule(6.0, lambda now, _: harness.caller.on_response(now, 2, SUCCESS))
 
@@ -232,38 +232,45 @@ def test_later_response_may_win() -> None:
 
 @pytest.mark.parametrize(
     ("replies", "expected"),
-    [([WORKS], 1), ([(9.0, SUCCESS), WORKS], 2), ([FAILS, FAILS], 2), ([(0.0, PERMANENT)], 1)],
+    [
+        ([SUCCEEDS], 1),
+        ([(9.0, SUCCESS), SUCCEEDS], 2),
+        ([FAILS, FAILS], 2),
+        ([(0.0, PERMANENT)], 1),
+    ],
 )
-def test_end_has_the_number_of_copies(replies: list[tuple[float, Outcome]], expected: int) -> None:
-    """The callback at the end gets the number of copies, of successes and failures."""
+def test_on_end_gets_the_number_of_copies(
+    replies: list[tuple[float, Outcome]], expected: int
+) -> None:
+    """The callback gets the number of copies of a successful or failed call."""
     harness = start_call(*replies)
     harness.run()
 
     assert [expected] == harness.ends.attempts
 
 
-# --- what stands around a call -------------------------------------------------------------------
+# --- breaker and limiter -------------------------------------------------------------------------
 
 
 def test_open_breaker_ends_the_call_before_it_is_sent() -> None:
     """No request reaches the server, and `start` returns the reason."""
     downstream = Downstream("there", breaker=Breaker())
     downstream.force("open")
-    harness = start_call(WORKS, downstream=downstream)
+    harness = start_call(SUCCEEDS, downstream=downstream)
 
     stop = harness.caller.start(0.0)
 
     assert stop is not None
     assert Reason.BREAKER_OPEN is stop.reason
     assert [(0.0, 0.0, stop)] == harness.ends.ends
-    assert (0, []) == (harness.recorder.attempt_count, harness.node.seen)
+    assert (0, []) == (harness.recorder.attempt_count, harness.node.requests)
 
 
-def test_refused_call_sends_no_copy() -> None:
-    """A hedged call refused by an open breaker sent no copy."""
+def test_rejected_call_sends_no_copy() -> None:
+    """A hedged call that an open breaker rejects has 0 copies."""
     downstream = Downstream("there", breaker=Breaker())
     downstream.force("open")
-    harness = start_call(WORKS, downstream=downstream)
+    harness = start_call(SUCCEEDS, downstream=downstream)
     harness.run()
 
     assert [0] == harness.ends.attempts
@@ -271,16 +278,16 @@ def test_refused_call_sends_no_copy() -> None:
 
 def test_start_returns_none_for_a_running_call() -> None:
     """`start` returns None when a copy was sent."""
-    harness = start_call(WORKS)
+    harness = start_call(SUCCEEDS)
 
     assert harness.caller.start(0.0) is None
 
 
-def test_an_open_breaker_sends_no_copy() -> None:
-    """With an open breaker no further copy is sent, and the running one continues."""
+def test_breaker_that_opens_stops_further_copies() -> None:
+    """After the breaker opens, no further copy is sent, and the running copy continues."""
     downstream = Downstream("there", breaker=Breaker())
-    harness = start_call((3.0, SUCCESS), WORKS, downstream=downstream)
-    harness.loop.schedule(0.5, lambda _now, _about: downstream.force("open"))
+    harness = start_call((3.0, SUCCESS), SUCCEEDS, downstream=downstream)
+    harness.loop.schedule(0.5, lambda _now, _argument: downstream.force("open"))
 
     assert [(0.0, 3.0 + ROUND_TRIP, None)] == harness.run()
     assert 1 == harness.recorder.attempt_count
@@ -289,27 +296,27 @@ def test_an_open_breaker_sends_no_copy() -> None:
 def test_limiter_delays_the_first_copy_and_the_hedge() -> None:
     """A delayed copy is sent later, and the hedging delay counts from then."""
     harness = start_call(
-        None, WORKS, downstream=Downstream("there", limiter=ScriptedLimiter(4.0, 0.0))
+        None, SUCCEEDS, downstream=Downstream("there", limiter=ScriptedLimiter(4.0, 0.0))
     )
 
     assert [(0.0, 5.0 + ROUND_TRIP, None)] == harness.run()
-    assert [(4.0 + NETWORK_DELAY, 1), (5.0 + NETWORK_DELAY, 2)] == harness.node.seen
+    assert [(4.0 + NETWORK_DELAY, 1), (5.0 + NETWORK_DELAY, 2)] == harness.node.requests
 
 
 def test_delayed_copy_is_not_sent_after_the_end() -> None:
     """A copy that the limiter delays past the end of the call never reaches the server."""
-    limits = ScriptedLimiter(0.0, 5.0)
-    harness = start_call((2.0, SUCCESS), WORKS, downstream=Downstream("there", limiter=limits))
+    limiter = ScriptedLimiter(0.0, 5.0)
+    harness = start_call((2.0, SUCCESS), SUCCEEDS, downstream=Downstream("there", limiter=limiter))
 
     assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
-    assert [(NETWORK_DELAY, 1)] == harness.node.seen
-    assert (1, ["", None]) == (harness.recorder.attempt_count, limits.released)
+    assert [(NETWORK_DELAY, 1)] == harness.node.requests
+    assert (1, ["", None]) == (harness.recorder.attempt_count, limiter.released)
 
 
 def test_caller_without_metrics_is_not_counted() -> None:
     """The calls of a relay are not counted as calls of clients."""
     loop, ends = EventLoop(0), CallEndRecorder()
-    node = ScriptedNode(loop, FAILS, WORKS)
+    node = ScriptedNode(loop, FAILS, SUCCEEDS)
     core = HedgedCall(AFTER_1, Downstream("next"))
     HedgingCaller(Route(loop, node, lambda: NETWORK_DELAY, None), core, 0.0, ends).start(0.0)
     loop.run(9.0)
@@ -317,7 +324,7 @@ def test_caller_without_metrics_is_not_counted() -> None:
     assert [(0.0, 2 * ROUND_TRIP, None)] == ends.ends
 
 
-# --- whatever happens ----------------------------------------------------------------------------
+# --- properties ----------------------------------------------------------------------------------
 
 eighths = st.integers(0, 24).map(lambda number: number / 8)
 outcomes = st.sampled_from([SUCCESS, SUCCESS, TRANSIENT, DROPPED, UNAVAILABLE_RETRIED, PERMANENT])
@@ -325,35 +332,35 @@ outcomes = st.sampled_from([SUCCESS, SUCCESS, TRANSIENT, DROPPED, UNAVAILABLE_RE
 
 @given(
     replies=st.lists(st.none() | st.tuples(eighths, outcomes), max_size=6),
-    ways=st.lists(eighths, min_size=16, max_size=16),
+    delays=st.lists(eighths, min_size=16, max_size=16),
     after=eighths,
     waits=st.lists(st.none() | eighths, min_size=1, max_size=4),
     max_attempts=st.integers(2, 4),
 )
-def test_call_ends_at_most_once_within_its_copies(
+def test_hedged_call_ends_at_most_once(
     replies: list[tuple[float, Outcome] | None],
-    ways: list[float],
+    delays: list[float],
     after: float,
     waits: list[float | None],
     max_attempts: int,
 ) -> None:
-    """In all cases copies are numbered, permits are released, and no copy follows the end."""
-    limits = ScriptedLimiter(*waits)
-    left = iter(ways)
+    """For all replies and delays, each permit is released, and no copy is sent after the end."""
+    limiter = ScriptedLimiter(*waits)
+    remaining_delays = iter(delays)
     harness = start_call(
         *replies,
         hedging=Hedging(after=after, max_attempts=max_attempts),
-        downstream=Downstream("there", limiter=limits),
-        network_delay=lambda: next(left),
+        downstream=Downstream("there", limiter=limiter),
+        network_delay=lambda: next(remaining_delays),
     )
     call_ends = harness.run()
 
     attempts = harness.recorder.attempt_count
     assert len(call_ends) <= 1
-    assert attempts == len(harness.node.seen) <= max_attempts
-    assert len(set(harness.node.seen)) == attempts
+    assert attempts == len(harness.node.requests) <= max_attempts
+    assert len(set(harness.node.requests)) == attempts
     if call_ends:
         core = harness.caller._call
-        assert core.attempts == len(limits.released)
+        assert core.attempts == len(limiter.released)
         assert attempts <= core.attempts
         assert core.next_hedge_at is None

@@ -27,7 +27,7 @@ CUBE = {**GRID, "jitter": ("none", "full")}
 
 
 def only_chart(results: StudyResults) -> Chart:
-    """Return the only_chart chart of the results."""
+    """Return the only chart of the results."""
     (chart,) = build_charts(results)
     return chart
 
@@ -82,7 +82,7 @@ def test_each_kind_of_plot_is_drawn(
     assert (kind, panels, True) == (chart.kind, len(chart.panels), can_be_drawn(results))
 
 
-def test_lines_over_a_metric() -> None:
+def test_metric_is_drawn_against_another_metric() -> None:
     """A metric can be drawn against another metric."""
     results = swept_results(CLIENTS, plots=(Plot("lines", "success_rate", "t", x="amplification"),))
     record = only_chart(results).panels[0].records[0]
@@ -91,8 +91,8 @@ def test_lines_over_a_metric() -> None:
     assert can_be_drawn(results)
 
 
-def test_lines_over_names_keep_their_order() -> None:
-    """Values that are not numbers are drawn in the order of the sweep."""
+def test_names_on_the_x_axis_keep_their_order() -> None:
+    """Swept values that are not numbers are drawn in the order of the sweep."""
     results = swept_results({"jitter": ("none", "full", "equal")}, plots=(LINES,))
     chart = only_chart(results)
     sort = chart.panels[0].view["layer"][0]["encoding"]["x"]["sort"]
@@ -114,7 +114,7 @@ def test_unusual_values_are_drawn(kind: str, is_log: bool, values: tuple[float, 
 
 
 def test_infinite_time_is_shown_as_never() -> None:
-    """An infinite time has a bar to the end, the label "never", and an explanation."""
+    """An infinite time has a bar up to the end of the axis, labelled "never"."""
     chart = only_chart(results_with_values(inf, 10.0))
     first, second = chart.panels[0].records
     domain = chart.panels[0].view["layer"][0]["encoding"]["x"]["scale"]["domain"]
@@ -145,13 +145,13 @@ def test_long_series_keep_their_peaks() -> None:
     records = only_chart(results).panels[0].records
     assert (600, 99.0, 6.0) == (
         len(records),
-        max(one["y"] for one in records),
+        max(record["y"] for record in records),
         records[1]["x"],
     )
 
 
 def test_spans_are_shaded_behind_a_series() -> None:
-    """Spans are the first layers, end with the run, and are named in the caption."""
+    """Spans are the first layers, are cut at the end of the run, and are named in the caption."""
     chart = only_chart(sample_results(plots=(SERIES,)))
     layers = [layer for layer in chart.panels[0].view["layer"] if "data" in layer]
     assert layers == chart.panels[0].view["layer"][: len(layers)]
@@ -164,23 +164,25 @@ def test_spans_are_shaded_behind_a_series() -> None:
     assert "Shaded: frozen, 20 s to 40 s; maintenance, 110 s to 125 s." in chart.caption
 
 
-def test_no_series() -> None:
+def test_trials_without_a_series_give_an_empty_chart() -> None:
     """Trials without a time series give an empty chart."""
     assert [] == only_chart(results_with_values(1.0, plot=SERIES)).panels
 
 
-def test_no_rows() -> None:
+def test_results_without_rows_give_an_empty_chart() -> None:
     """Results without rows give an empty chart."""
     assert [] == only_chart(StudyResults(sample_study(plots=(BARS,)), 0, 1, [])).panels
 
 
 def test_description_has_all_values() -> None:
     """The text description of a chart has the name and the value of each variant."""
-    alt = only_chart(results_with_values(inf, 10.0)).description
-    assert "Time to recovery. variant 0: never; variant 1: 10 s." == alt
+    description = only_chart(results_with_values(inf, 10.0)).description
+    assert "Time to recovery. variant 0: never; variant 1: 10 s." == description
 
 
 def test_description_is_limited() -> None:
     """The description of a sweep with many points ends with a reference to the table."""
-    alt = only_chart(swept_results({"clients": tuple(range(1, 40))}, plots=(LINES,))).description
-    assert alt.endswith("; the table has all values.")
+    description = only_chart(
+        swept_results({"clients": tuple(range(1, 40))}, plots=(LINES,))
+    ).description
+    assert description.endswith("; the table has all values.")

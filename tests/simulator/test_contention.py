@@ -1,4 +1,4 @@
-"""The study of contention, compared with a second implementation."""
+"""The contention study, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -18,60 +18,64 @@ from tests.contention_table import PAGE, render_tables, tables_on_page
 JITTERS = ("none", "exponential", "full", "equal", "decorrelated", "decorrelated-aws")
 
 
-def _backoff(jitter: str, source: random.Random, n: int, s: float) -> float:
-    """Return the delay in milliseconds by the study's formulas, implemented independently."""
-    c = min(2000.0, 5.0 * 2.0 ** min(n, 50))
+def _backoff(jitter: str, source: random.Random, failures: int, last_delay: float) -> float:
+    """Return the delay in milliseconds after this number of failures."""
+    ceiling = min(2000.0, 5.0 * 2.0 ** min(failures, 50))
     return {
         "none": lambda: 0.0,
-        "exponential": lambda: c,
-        "full": lambda: source.uniform(0, c),
-        "equal": lambda: c / 2 + source.uniform(0, c / 2),
-        "decorrelated": lambda: source.uniform(5.0, max(5.0, min(2000.0, 3 * s))),
-        "decorrelated-aws": lambda: min(2000.0, source.uniform(5.0, 3 * s)),
+        "exponential": lambda: ceiling,
+        "full": lambda: source.uniform(0, ceiling),
+        "equal": lambda: ceiling / 2 + source.uniform(0, ceiling / 2),
+        "decorrelated": lambda: source.uniform(5.0, max(5.0, min(2000.0, 3 * last_delay))),
+        "decorrelated-aws": lambda: min(2000.0, source.uniform(5.0, 3 * last_delay)),
     }[jitter]()
 
 
-def _study(jitter: str, clients: int, source: random.Random) -> tuple[int, float]:
-    """Run the model of the study, implemented as directly as possible."""
+def _run_reference_model(jitter: str, clients: int, source: random.Random) -> tuple[int, float]:
+    """Return the calls and the milliseconds of one trial of the model."""
 
-    def hop() -> float:
+    def network_delay() -> float:
         return abs(source.gauss(10.0, 2.0))
 
     version, calls, last = 0, 0, 0.0
     failures = [0] * clients
-    slept = [5.0] * clients
-    events = [(hop(), client, "read", 0) for client in range(clients)]
+    last_delays = [5.0] * clients
+    events = [(network_delay(), client, "read", 0) for client in range(clients)]
     heapq.heapify(events)
     while events:
-        now, client, what, seen = heapq.heappop(events)
-        if what == "read":
-            heapq.heappush(events, (now + hop() + hop(), client, "write", version))
+        now, client, operation, version_read = heapq.heappop(events)
+        if operation == "read":
+            heapq.heappush(
+                events, (now + network_delay() + network_delay(), client, "write", version)
+            )
             continue
         calls += 1
-        known = now + hop()
-        if seen == version:
+        response_at = now + network_delay()
+        if version_read == version:
             version += 1
-            last = max(last, known)
+            last = max(last, response_at)
             continue
         failures[client] += 1
-        slept[client] = _backoff(jitter, source, failures[client], slept[client])
-        heapq.heappush(events, (known + slept[client] + hop(), client, "read", 0))
+        last_delays[client] = _backoff(jitter, source, failures[client], last_delays[client])
+        heapq.heappush(
+            events, (response_at + last_delays[client] + network_delay(), client, "read", 0)
+        )
     return calls, last
 
 
 @pytest.mark.parametrize("jitter", JITTERS)
-def test_results_equal_those_of_a_second_implementation(jitter: str) -> None:
-    """Calls and times agree with those of an independent implementation."""
+def test_results_agree_with_an_independent_implementation(jitter: str) -> None:
+    """Mean calls and times differ from the reference model by less than four standard errors."""
     trials, clients = 150, 20
-    ours = contention(jitter=jitter, clients=clients, trials=trials, seed=4)
+    results = contention(jitter=jitter, clients=clients, trials=trials, seed=4)
     source = random.Random(9)
-    theirs = [_study(jitter, clients, source) for _ in range(trials)]
+    expected = [_run_reference_model(jitter, clients, source) for _ in range(trials)]
 
     for index in (0, 1):
-        mine, other = [t[index] for t in ours], [t[index] for t in theirs]
-        error = (stdev(mine) ** 2 / trials + stdev(other) ** 2 / trials) ** 0.5
+        actual_values, expected_values = [t[index] for t in results], [t[index] for t in expected]
+        error = (stdev(actual_values) ** 2 / trials + stdev(expected_values) ** 2 / trials) ** 0.5
 
-        assert abs(fmean(mine) - fmean(other)) < 4 * error
+        assert abs(fmean(actual_values) - fmean(expected_values)) < 4 * error
 
 
 def _means(clients: int) -> dict[str, tuple[float, float]]:
@@ -83,7 +87,7 @@ def _means(clients: int) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.parametrize("clients", [50, 100, 200])
-def test_jitters_rank_as_in_the_study(clients: int) -> None:
+def test_jitters_rank_as_published(clients: int) -> None:
     """Jitter saves calls, full jitter most, and backoff without jitter takes longest."""
     means = _means(clients)
     calls = {jitter: mean[0] for jitter, mean in means.items()}
@@ -95,7 +99,7 @@ def test_jitters_rank_as_in_the_study(clients: int) -> None:
     assert times["equal"] < times["exponential"] / 5
 
 
-def test_calls_without_backoff_grow_with_the_square() -> None:
+def test_calls_without_backoff_grow_with_the_square_of_the_clients() -> None:
     """Twice the clients make almost four times the calls."""
     few, many = (
         fmean(t.calls for t in contention(jitter="none", clients=n, trials=5)) for n in (100, 200)
@@ -129,12 +133,12 @@ def test_the_same_seed_gives_the_same_trials_in_another_process() -> None:
     printed = {
         subprocess.run(
             [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": hashes},
+            env={"PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
             check=True,
         ).stdout
-        for hashes in ("1", "2")
+        for hash_seed in ("1", "2")
     }
 
     expected = f"{contention(jitter='decorrelated', clients=30, trials=3, seed=5)}\n"
@@ -169,5 +173,5 @@ def test_the_study_runs_every_jitter() -> None:
 
 
 def test_tables_on_the_page_are_current() -> None:
-    """The tables in docs/contention.md are, to the byte, those that `make tables` writes."""
+    """The tables in docs/contention.md equal the output of `make tables`."""
     assert render_tables() == tables_on_page(PAGE.read_text(encoding="utf-8"))

@@ -28,7 +28,7 @@ from tests.core.invalid_values import invalid_values, keyword
 
 DRAWS = 20_000
 SIGMAS = 5
-"""The tolerance of a share, in standard errors; with a fixed seed the test is deterministic."""
+"""The tolerance of a share, in standard errors."""
 
 
 def draw_many(distribution: Distribution, count: int = DRAWS, seed: int = 1) -> list[float]:
@@ -48,11 +48,11 @@ class ConstantSource:
         return self.u
 
     def gauss(self, mu: float, sigma: float) -> float:
-        """Return a value of up to 9 standard deviations."""
+        """Return a value up to 9 standard deviations from the mean."""
         return mu + sigma * (18 * self.u - 9)
 
 
-LEAST, MOST = ConstantSource(0.0), ConstantSource(1 - 2**-53)
+LOWEST, HIGHEST = ConstantSource(0.0), ConstantSource(1 - 2**-53)
 
 
 class ClosedForm(NamedTuple):
@@ -78,7 +78,7 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: repr(form.distribution))
 def test_quantiles_are_those_of_the_closed_form(form: ClosedForm) -> None:
-    """The share of draws below the true quantile is the share of that quantile."""
+    """A share of about q of the draws is at most the q quantile of the closed form."""
     drawn = draw_many(form.distribution)
 
     for q in (0.01, 0.25, 0.5, 0.9, 0.99):
@@ -108,7 +108,7 @@ def test_the_average_is_that_of_the_closed_form(form: ClosedForm) -> None:
     ],
     ids=repr,
 )
-def test_every_distribution_knows_its_mean(distribution: Distribution, expected: float) -> None:
+def test_every_distribution_has_a_mean(distribution: Distribution, expected: float) -> None:
     """`mean` is the expected value."""
     assert pytest.approx(expected) == distribution.mean
 
@@ -124,7 +124,7 @@ def test_fixed_does_not_use_the_random_source() -> None:
 
 @pytest.mark.parametrize("distribution", [Lognormal(0.5, 0.0), Normal(0.5, 0.0), Uniform(0.5, 0.5)])
 def test_without_spread_all_draws_are_the_same(distribution: Distribution) -> None:
-    """A distribution without spread has one value."""
+    """A distribution without spread always draws the same value."""
     assert {0.5} == set(draw_many(distribution, 10))
 
 
@@ -136,7 +136,7 @@ def test_empirical_draws_are_measured_values(values: list[float], seed: int) -> 
     assert set(values) == set(drawn)
 
 
-def test_each_measurement_is_as_likely_as_any_other() -> None:
+def test_empirical_draws_each_measurement_equally_often() -> None:
     """A value that was measured twice is drawn twice as often."""
     drawn = draw_many(Empirical((1.0, 2.0, 2.0, 3.0)))
 
@@ -148,7 +148,7 @@ sizes = st.floats(0, 1e6)
 positives = st.floats(1e-6, 1e6)
 distributions = st.one_of(
     st.builds(Fixed, sizes),
-    st.tuples(sizes, sizes).map(sorted).map(lambda ends: Uniform(*ends)),
+    st.tuples(sizes, sizes).map(sorted).map(lambda bounds: Uniform(*bounds)),
     st.builds(Exponential, positives),
     st.builds(Normal, sizes, sizes),
     st.builds(Lognormal, positives, st.floats(0, 5)),
@@ -158,33 +158,33 @@ distributions = st.one_of(
 
 
 @given(distributions, st.integers())
-def test_no_draw_is_below_0(distribution: Distribution, seed: int) -> None:
-    """For all distributions and seeds, a draw is at least 0."""
+def test_draws_are_finite_and_at_least_0(distribution: Distribution, seed: int) -> None:
+    """For all distributions and seeds, a draw is a finite number of at least 0."""
     assert all(0 <= value < inf for value in draw_many(distribution, 20, seed))
 
 
 @given(distributions)
 def test_extreme_random_numbers_give_valid_durations(distribution: Distribution) -> None:
     """The lowest and highest random numbers give finite values of at least 0."""
-    least, most = (distribution.sampler(source)() for source in (LEAST, MOST))
+    lowest, highest = (distribution.sampler(source)() for source in (LOWEST, HIGHEST))
 
-    assert 0 <= least
-    assert 0 <= most
-    assert isfinite(least)
-    assert isfinite(most)
+    assert 0 <= lowest
+    assert 0 <= highest
+    assert isfinite(lowest)
+    assert isfinite(highest)
 
 
 @given(st.tuples(sizes, sizes).map(sorted), st.integers())
-def test_uniform_stays_within_its_bounds(ends: list[float], seed: int) -> None:
-    """No draw lies outside the bounds, whatever the rounding."""
-    low, high = ends
+def test_uniform_stays_within_its_bounds(bounds: list[float], seed: int) -> None:
+    """No draw lies outside the bounds, except for rounding."""
+    low, high = bounds
     slack = 1e-9 * (1 + high)
 
-    drawn = [*draw_many(Uniform(low, high), 20, seed), Uniform(low, high).sampler(MOST)()]
+    drawn = [*draw_many(Uniform(low, high), 20, seed), Uniform(low, high).sampler(HIGHEST)()]
 
     assert low <= min(drawn)
     assert max(drawn) <= high + slack
-    assert low == Uniform(low, high).sampler(LEAST)()
+    assert low == Uniform(low, high).sampler(LOWEST)()
 
 
 @given(positives, st.floats(1.01, 10), st.integers())
@@ -193,7 +193,7 @@ def test_heavy_tail_has_a_minimum(minimum: float, shape: float, seed: int) -> No
     tail = HeavyTail(minimum, shape)
 
     assert minimum <= min(draw_many(tail, 20, seed))
-    assert minimum == tail.sampler(LEAST)()
+    assert minimum == tail.sampler(LOWEST)()
 
 
 @given(st.lists(sizes, min_size=1, max_size=60))
@@ -201,7 +201,9 @@ def test_extreme_random_numbers_give_first_and_last_measurement(values: list[flo
     """The lowest random number gives the first value, and the highest one gives the last."""
     empirical = Empirical(tuple(values))
 
-    assert (values[0], values[-1]) == tuple(empirical.sampler(source)() for source in (LEAST, MOST))
+    assert (values[0], values[-1]) == tuple(
+        empirical.sampler(source)() for source in (LOWEST, HIGHEST)
+    )
 
 
 @given(distributions, st.integers())
@@ -214,7 +216,7 @@ def test_the_same_seed_draws_the_same(distribution: Distribution, seed: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("make", "field", "value", "words"),
+    ("make", "field", "value", "message"),
     [
         (make, *case.values)
         for make, rules in [
@@ -232,15 +234,15 @@ def test_the_same_seed_draws_the_same(distribution: Distribution, seed: int) -> 
     ],
 )
 def test_invalid_value_is_rejected_with_its_field(
-    make: Callable[..., Distribution], field: str, value: object, words: str
+    make: Callable[..., Distribution], field: str, value: object, message: str
 ) -> None:
-    """Each distribution rejects an invalid duration and names the field."""
-    with pytest.raises(ConfigurationError, match=words):
+    """Each distribution rejects an invalid value and names its field."""
+    with pytest.raises(ConfigurationError, match=message):
         make(**keyword(field, value))
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: Uniform(2.0, 1.0), r"^high must be at least low \(2\), got 1$"),
         (lambda: HeavyTail(1.0, 1.0), "^shape must be greater than 1, or there is no mean, got 1$"),
@@ -253,19 +255,19 @@ def test_invalid_value_is_rejected_with_its_field(
         (lambda: Empirical((1.0, nan)), "^values must be finite"),
     ],
 )
-def test_invalid_combination_is_rejected(make: Callable[[], Distribution], words: str) -> None:
+def test_invalid_combination_is_rejected(make: Callable[[], Distribution], message: str) -> None:
     """Values that are invalid together are rejected with the name of a field."""
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(ConfigurationError, match=message):
         make()
 
 
 def test_shape_must_be_a_number() -> None:
-    """A string is not a shape."""
+    """A shape that is a string is rejected."""
     with pytest.raises(ConfigurationTypeError, match=r"^shape must be a number, got '2'$"):
         HeavyTail(1.0, **keyword("shape", "2"))
 
 
-def test_every_kind_is_a_distribution() -> None:
+def test_table_of_kinds_has_every_distribution() -> None:
     """The table of kinds has each distribution once."""
     expected = {Fixed, Uniform, Exponential, Normal, Lognormal, HeavyTail, Empirical}
     assert expected == set(DISTRIBUTIONS.values())
@@ -273,9 +275,9 @@ def test_every_kind_is_a_distribution() -> None:
 
 
 @given(distributions)
-def test_distributions_are_values(distribution: Distribution) -> None:
-    """Distributions can be compared, printed and used as keys."""
-    again = eval(repr(distribution))  # noqa: S307 - of our own text
+def test_distributions_compare_by_value(distribution: Distribution) -> None:
+    """A distribution is equal to a copy made from its repr, and has the same hash."""
+    copy = eval(repr(distribution))  # noqa: S307 - the repr of a value of this test
 
-    assert distribution == again
-    assert hash(distribution) == hash(again)
+    assert distribution == copy
+    assert hash(distribution) == hash(copy)

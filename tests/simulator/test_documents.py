@@ -1,4 +1,7 @@
-"""Line numbers: in these texts, each value is the number of its own line."""
+"""Line numbers of values, and atomic writes.
+
+In `TOML` and `JSON`, each number is the number of its own line.
+"""
 
 from __future__ import annotations
 
@@ -72,33 +75,33 @@ JSON = """
 """
 
 
-def leaves(value: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+def find_numbers(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Yield each number in parsed data with its key path."""
     if isinstance(value, dict):
-        for key, one in value.items():
-            yield from leaves(one, (*place, key))
+        for key, item in value.items():
+            yield from find_numbers(item, (*path, key))
     elif isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from leaves(one, (*place, index))
+        for index, item in enumerate(value):
+            yield from find_numbers(item, (*path, index))
     elif isinstance(value, int):
-        yield place, value
+        yield path, value
 
 
 def test_toml_values_are_found_on_their_lines() -> None:
-    """Each value has its line number, whatever surrounds it."""
+    """Each TOML value has its line number, also after comments, strings and arrays."""
     lines = toml_line_numbers(TOML)
 
-    expected = dict(leaves(tomllib.loads(TOML)))
-    assert expected == {place: lines[place] for place in expected}
+    expected = dict(find_numbers(tomllib.loads(TOML)))
+    assert expected == {path: lines[path] for path in expected}
 
 
 def test_toml_tables_are_found_on_their_lines() -> None:
-    """A table, or an item of an array of tables, has the line of its header."""
+    """A TOML table, or an item of an array of tables, has the line of its header."""
     lines = toml_line_numbers(TOML)
 
     assert [17, 19, 21, 21, 25, 27] == [
-        lines[place]
-        for place in [
+        lines[path]
+        for path in [
             ("table",),
             ("table", "sub"),
             ("many",),
@@ -110,12 +113,12 @@ def test_toml_tables_are_found_on_their_lines() -> None:
 
 
 def test_json_values_are_found_on_their_lines() -> None:
-    """A value has the line of its key, even if the value is on the next line."""
-    lines, twin = json_line_numbers(JSON)
+    """A JSON value has the line of its key, even if the value is on the next line."""
+    lines, duplicate = json_line_numbers(JSON)
 
-    expected = dict(leaves(json.loads(JSON)))
-    assert twin is None
-    assert expected == {place: lines[place] for place in expected}
+    expected = dict(find_numbers(json.loads(JSON)))
+    assert duplicate is None
+    assert expected == {path: lines[path] for path in expected}
 
 
 def test_duplicate_json_key_is_reported() -> None:
@@ -132,15 +135,15 @@ def test_text_without_a_final_newline_is_read(text: str) -> None:
 
 
 def test_new_file_has_default_permissions(tmp_path: Path) -> None:
-    """A new file has the usual permissions, and no temporary file is left."""
-    usual, path = tmp_path / "usual", tmp_path / "new"
-    usual.touch()
+    """A new file has the default permissions, and no temporary file is left."""
+    touched, path = tmp_path / "touched", tmp_path / "new"
+    touched.touch()
 
     write_atomically(path, b"new")
 
     assert b"new" == path.read_bytes()
-    assert usual.stat().st_mode == path.stat().st_mode
-    assert {usual, path} == set(tmp_path.iterdir())
+    assert touched.stat().st_mode == path.stat().st_mode
+    assert {touched, path} == set(tmp_path.iterdir())
 
 
 def test_existing_file_keeps_its_permissions(tmp_path: Path) -> None:
@@ -169,24 +172,24 @@ def test_pipe_is_not_replaced(tmp_path: Path) -> None:
     """A pipe or device is written to and not replaced by a file."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    read: list[str] = []
-    reader = Thread(target=lambda: read.append(read_text(pipe, 100)))
+    texts: list[str] = []
+    reader = Thread(target=lambda: texts.append(read_text(pipe, 100)))
     reader.start()
 
     write_atomically(pipe, b"new")
 
     reader.join()
-    assert (["new"], True) == (read, pipe.is_fifo())
+    assert (["new"], True) == (texts, pipe.is_fifo())
 
 
 @pytest.mark.parametrize(
-    ("place", "expected"),
+    ("name", "expected"),
     [("no/such/file", "No such folder"), (".", "Is a folder"), ("n" * 300, "File name too long")],
     ids=["no folder", "a folder", "a long name"],
 )
-def test_unwritable_path_is_rejected(tmp_path: Path, place: str, expected: str) -> None:
+def test_unwritable_path_is_rejected(tmp_path: Path, name: str, expected: str) -> None:
     """The error has the path and the reason."""
-    path = tmp_path / place
+    path = tmp_path / name
 
     with pytest.raises(ConfigurationError) as caught:
         write_atomically(path, b"new")
@@ -194,16 +197,16 @@ def test_unwritable_path_is_rejected(tmp_path: Path, place: str, expected: str) 
     assert f"{path} cannot be written: {expected}" == str(caught.value)
 
 
-def test_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed write leaves the old file, and no temporary file."""
+def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed write keeps the old file and leaves no temporary file."""
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
-    def full(_self: Path, _target: Path) -> Path:
+    def raise_disk_full(_self: Path, _target: Path) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(Path, "replace", raise_disk_full)
     with pytest.raises(ConfigurationError, match="No space left on device"):
         write_atomically(path, b"new")
 
-    assert [b"old"] == [one.read_bytes() for one in tmp_path.iterdir()]
+    assert [b"old"] == [file.read_bytes() for file in tmp_path.iterdir()]

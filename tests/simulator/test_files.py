@@ -1,4 +1,4 @@
-"""Scenario files and policy files: their meaning, and keys that have no effect."""
+"""Scenario files and policy files: formats, variants, parameters, and keys without effect."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_all_formats_give_the_same_scenario(tmp_path: Path, name: str, text: str
 
 
 def test_example_has_two_variants_that_differ_in_their_defence() -> None:
-    """A variant is the scenario with changes; all other values are kept."""
+    """The variants of the example have the same servers and different defences."""
     eager, careful = read_scenarios(CHECKOUT).values()
 
     assert ("eager", "careful") == read_study(CHECKOUT).variants
@@ -119,7 +119,7 @@ def test_defence_and_latencies_can_come_from_other_files(tmp_path: Path) -> None
 
 
 def test_policy_file_is_read_as_a_defence(tmp_path: Path) -> None:
-    """A policy file has the data of `Defence.from_dict`."""
+    """A policy file gives a defence with the policy, breaker and budget of the file."""
     defence = Defence(Policy(max_attempts=7), breaker={"open_for": 3.0}, budget={"kind": "token"})
     text = "max_attempts = 7\nbreaker.open_for = 3.0\nbudget = { kind = 'token' }\n"
 
@@ -134,7 +134,7 @@ def test_scenario_file_is_recognised_by_its_servers(tmp_path: Path) -> None:
 
 
 def test_parameters_are_named_by_their_path() -> None:
-    """Each value has a name, in the file or not; one that differs between variants is marked."""
+    """Each parameter is named by its path; "(differs)" means that variants have other values."""
     parameters = read_study(CHECKOUT).parameters
 
     expected = {
@@ -153,10 +153,10 @@ def test_parameters_are_named_by_their_path() -> None:
 
 
 @pytest.mark.parametrize(("more", "crashes"), [("", False), ("crash_above = 9\n", True)])
-def test_crashes_are_shown_where_a_server_can_crash(
+def test_crashes_are_a_column_if_a_server_can_crash(
     tmp_path: Path, more: str, crashes: bool
 ) -> None:
-    """The column of crashes is left out if no server can crash."""
+    """A study has a column of crashes only if a server can crash."""
     study = read_study(write_file(tmp_path, "a.toml", SMALL + more))
 
     assert crashes == ("crashes" in {column.metric for column in study.columns})
@@ -171,8 +171,8 @@ def test_distribution_can_be_set_to_a_number() -> None:
 
     assert "lognormal" == study.parameters[name]
     assert pytest.approx(0.05) == results.rows[0].metrics["p50"]
-    shown = {one: value for one, value in results.study.parameters.items() if name in one}
-    assert {name: 0.05} == shown
+    parameters = results.study.parameters.items()
+    assert {name: 0.05} == {key: value for key, value in parameters if name in key}
 
 
 def test_study_can_be_pickled() -> None:
@@ -181,19 +181,17 @@ def test_study_can_be_pickled() -> None:
     changes = {"duration": 5, "clients.rate": 10, "servers.payments.failures.0.rate": 0.5}
     arguments = {"variant": "eager", "trials": 2, "seed": 3, **changes}
 
-    again = pickle.loads(pickle.dumps(study.run))  # noqa: S301 - ours
+    restored = pickle.loads(pickle.dumps(study.run))  # noqa: S301 - pickled by this test
 
-    assert study.run(**arguments) == again(**arguments)
+    assert study.run(**arguments) == restored(**arguments)
     assert 2 == len(study.run(**arguments))
 
 
 def test_parameter_changes_only_variants_that_have_it() -> None:
     """A sweep over a breaker does not affect variants without a breaker."""
     study = read_study(CHECKOUT)
-    short = {"duration": 20}
-
     results = run_study(
-        study, parameters=short, sweep={"clients.defence.breaker.open_for": [1.0, 4.0]}
+        study, parameters={"duration": 20}, sweep={"clients.defence.breaker.open_for": [1.0, 4.0]}
     )
 
     eager, careful, eager_again, careful_again = (row.metrics for row in results.rows)
@@ -241,28 +239,28 @@ def test_more_trials_do_not_change_earlier_ones() -> None:
 
 def test_different_seeds_share_no_trial() -> None:
     """The trials of consecutive seeds are all different runs."""
-    run = read_study(CHECKOUT).run
+    run_variant = read_study(CHECKOUT).run
     runs = [
         trial
         for seed in range(3)
-        for trial in run(variant="eager", trials=3, seed=seed, duration=5)
+        for trial in run_variant(variant="eager", trials=3, seed=seed, duration=5)
     ]
 
-    assert [] == [one for number, one in enumerate(runs) if one in runs[:number]]
+    assert [] == [run for index, run in enumerate(runs) if run in runs[:index]]
 
 
-NEVER = "is never called: clients.calls or another server's calls must name it"
-CLOSED = SMALL.replace("rate = 20", "arrivals = 'closed'\nrate = 20")
-COUNT = SMALL.replace("rate = 20", "count = 20")
+NEVER_CALLED = "is never called: clients.calls or another server's calls must name it"
+CLOSED_WITH_RATE = SMALL.replace("rate = 20", "arrivals = 'closed'\nrate = 20")
+POISSON_WITH_COUNT = SMALL.replace("rate = 20", "count = 20")
 MISTAKES = [
-    (SMALL + "[servers.ledger]\n", f"a.toml:7: server 'ledger' {NEVER}"),
+    (SMALL + "[servers.ledger]\n", f"a.toml:7: server 'ledger' {NEVER_CALLED}"),
     (
         SMALL + "[variants.x]\nservers.apis.concurrency = 1\n",
-        f"a.toml:8: server 'apis' {NEVER}; did you mean 'api'?",
+        f"a.toml:8: server 'apis' {NEVER_CALLED}; did you mean 'api'?",
     ),
-    (CLOSED, "a.toml:5: rate is for arrivals = 'poisson', but arrivals is 'closed'"),
+    (CLOSED_WITH_RATE, "a.toml:5: rate is for arrivals = 'poisson', but arrivals is 'closed'"),
     (
-        COUNT,
+        POISSON_WITH_COUNT,
         (
             "a.toml:4: count is for arrivals = 'at-once', 'closed' or 'backlog', "
             "but arrivals is 'poisson'"
@@ -287,7 +285,7 @@ MISTAKES = [
 def test_key_without_effect_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
 ) -> None:
-    """The error names the line, and when the key has an effect."""
+    """The error names the line, and explains when the key has an effect."""
     monkeypatch.chdir(tmp_path)
     Path("a.toml").write_text(text, encoding="utf-8")
 
@@ -304,7 +302,7 @@ def test_key_without_effect_is_rejected(
         "[variants.cached]\nclients.calls = 'cache'\nservers.cache.calls = 'api'\n",
         "[variants.a]\n[variants.b]\nclients = { arrivals = 'closed', count = 3, think = 2 }\n",
     ],
-    ids=["a server of one variant", "a server more", "other arrivals"],
+    ids=["server of one variant", "additional server", "other arrivals"],
 )
 def test_key_with_effect_in_one_variant_is_accepted(tmp_path: Path, more: str) -> None:
     """Variants may call different servers and have different arrivals."""
@@ -314,8 +312,8 @@ def test_key_with_effect_in_one_variant_is_accepted(tmp_path: Path, more: str) -
     assert read_study(path).variants
 
 
-def test_set_value_may_disable_a_part() -> None:
-    """A value that is set may shorten the run so that a failure has no effect."""
+def test_parameter_may_end_the_run_before_a_failure() -> None:
+    """A parameter may shorten the run, so that a failure of the file never starts."""
     (row, _) = run_study(read_study(CHECKOUT), parameters={"duration": 5}).rows
 
     assert isnan(row.metrics["recovered_after"])

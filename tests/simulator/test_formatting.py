@@ -55,19 +55,19 @@ def test_infinite_time_is_never(unit: str) -> None:
     assert "never" == format_value(inf, unit)
 
 
-def test_other_infinite_values() -> None:
-    """Other infinite values are shown as ∞."""
-    assert ("∞", "-∞", "∞x") == (format_value(inf), format_value(-inf), format_value(inf, "") + "x")
+def test_other_infinite_values_are_infinity_signs() -> None:
+    """Infinite values that are not times are shown as ∞, without a unit."""
+    assert ("∞", "-∞", "∞") == (format_value(inf), format_value(-inf), format_value(inf, "x"))
 
 
 @pytest.mark.parametrize("unit", ["", "s", "ms", "%", "x"])
-def test_no_value(unit: str) -> None:
+def test_missing_value_is_a_dash(unit: str) -> None:
     """A missing value is shown as "-"."""
     assert "-" == format_value(nan, unit)
 
 
 def test_scale_value() -> None:
-    """An axis has the number that is written in front of the unit."""
+    """A scaled value is the number in front of the unit: milliseconds, percent or a factor."""
     assert (250.0, 50.0, 3.0) == (
         scale_value(0.25, "ms"),
         scale_value(0.5, "%"),

@@ -15,7 +15,7 @@ from tarry.simulator.distributions import Fixed
 from tarry.simulator.metrics import METRICS, MetricsRecorder, Summary, quantile
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 
-HUNDRED = Server(latency=Fixed(0.01), concurrency=1)
+SERVER_100_PER_S = Server(latency=Fixed(0.01), concurrency=1)
 """A server with a capacity of a hundred requests per second."""
 
 
@@ -87,7 +87,7 @@ def test_each_event_is_counted_in_its_bucket() -> None:
     ],
 )
 def test_number_of_buckets(duration: float, bucket: float, expected: int) -> None:
-    """A run has as many buckets as start before its end, whatever the rounding."""
+    """A run has a bucket for each bucket start before its end; rounding adds none."""
     recorder = MetricsRecorder(duration, bucket)
     summary = summarize(recorder)
 
@@ -170,12 +170,12 @@ def test_reasons_are_counted_and_sorted() -> None:
 def test_series_sum_to_totals(events: list[tuple[str, float]], bucket: float) -> None:
     """The sum of each time series is the total."""
     recorder = MetricsRecorder(10.0, bucket)
-    more: dict[str, tuple[Any, ...]] = {
+    arguments: dict[str, tuple[Any, ...]] = {
         "record_success": (1.0,),
         "record_failed_call": (Reason.ATTEMPTS, 1),
     }
     for name, now in events:
-        getattr(recorder, name)(now, *more.get(name, ()))
+        getattr(recorder, name)(now, *arguments.get(name, ()))
     summary = summarize(recorder, make_scenario(bucket=bucket))
 
     totals = {name: float(getattr(summary, name)) for name in summary.series if name in METRICS}
@@ -224,7 +224,7 @@ def test_share_of_values_up_to_a_quantile(values: list[float], q: float) -> None
 
 
 def record_bad_buckets(bad: Iterable[int], failures: int = 50, calls: int = 100) -> MetricsRecorder:
-    """Return the metrics of ten seconds in which attempts failed in the bad buckets."""
+    """Return the metrics of ten seconds in which attempts fail in the bad buckets."""
     recorder = MetricsRecorder(10.0, 1.0)
     for index in range(10):
         for _ in range(calls):
@@ -243,12 +243,12 @@ def record_bad_buckets(bad: Iterable[int], failures: int = 50, calls: int = 100)
         pytest.param([], 3.0, 0.0, id="disruption without effect"),
         pytest.param([0, 1, 2], 3.0, 0.0, id="healthy when the disruption ends"),
         pytest.param([0, 1], 3.0, 0.0, id="healthy before the disruption ends"),
-        pytest.param([0, 1, 2, 3, 4], 3.0, 2.0, id="two seconds later"),
-        pytest.param([0, 6], 3.0, 4.0, id="well in between does not count"),
+        pytest.param([0, 1, 2, 3, 4], 3.0, 2.0, id="bad for two seconds after the disruption"),
+        pytest.param([0, 6], 3.0, 4.0, id="healthy buckets in between"),
         pytest.param([8], 3.0, 6.0, id="bad until shortly before the end"),
         pytest.param([9], 3.0, inf, id="bad at the end"),
         pytest.param([0, 1, 2, 9], 3.0, inf, id="bad again at the end"),
-        pytest.param(range(10), 3.0, inf, id="never"),
+        pytest.param(range(10), 3.0, inf, id="always bad"),
         pytest.param([], 9.0, 0.0, id="disruption until shortly before the end"),
         pytest.param([], 9.5, inf, id="disruption until the end"),
         pytest.param([0, 1], 20.0, inf, id="disruption that outlasts the run"),
@@ -278,21 +278,21 @@ def test_surge_is_a_disruption() -> None:
 @pytest.mark.parametrize(
     ("failures", "rate", "expected"),
     [
-        pytest.param(15, 0.0, 0.0, id="5 % of 115, and 4 standard deviations of that"),
-        pytest.param(16, 0.0, 5.0, id="more than chance"),
-        pytest.param(62, 0.2, 0.0, id="25 % of 162, and 4 standard deviations of that"),
-        pytest.param(63, 0.2, 5.0, id="more than the scenario and chance"),
+        pytest.param(15, 0.0, 0.0, id="within 5 % of 115 and 4 standard deviations"),
+        pytest.param(16, 0.0, 5.0, id="above 5 % of 115 and 4 standard deviations"),
+        pytest.param(62, 0.2, 0.0, id="within 25 % of 162 and 4 standard deviations"),
+        pytest.param(63, 0.2, 5.0, id="above 25 % of 162 and 4 standard deviations"),
     ],
 )
 def test_a_few_failures_are_tolerated(failures: int, rate: float, expected: float) -> None:
-    """Five percent, chance and the configured failure rate are tolerated."""
+    """A bucket may exceed the failure rate by 5 % of the attempts and 4 standard deviations."""
     scenario = make_scenario(disruption_end=1.0, failure_rate=rate)
 
     assert expected == summarize(record_bad_buckets([5], failures), scenario).recovered_after
 
 
-def test_refused_calls_are_unhealthy() -> None:
-    """A run with an open breaker has not recovered."""
+def test_rejected_calls_are_unhealthy() -> None:
+    """Calls that an open breaker rejects delay the recovery."""
     recorder = record_bad_buckets([])
     for _ in range(100):
         recorder.record_call(5.5)
@@ -341,13 +341,13 @@ def test_failure_rates_combine_as_independent(failures: int, expected: float) ->
     }
     scenario = Scenario(servers=servers, duration=10.0)
 
-    # Tolerated are 27.1 %, plus 5 %, plus 4 standard deviations.
+    # 27.1 % plus 5 % plus 4 standard deviations are tolerated.
     assert expected == summarize(record_bad_buckets([5], failures), scenario).recovered_after
 
 
 @pytest.mark.parametrize(("failures", "expected"), [(1, 0.0), (2, 5.0)])
 def test_small_bucket_tolerates_chance(failures: int, expected: float) -> None:
-    """One failure and two successes may be chance; two failures are not."""
+    """With two successes in a bucket, one failure is tolerated, and two are not."""
     scenario = make_scenario(disruption_end=1.0)
 
     assert (
@@ -355,11 +355,11 @@ def test_small_bucket_tolerates_chance(failures: int, expected: float) -> None:
     )
 
 
-@pytest.mark.parametrize(("more", "expected"), [(10, 0.0), (11, inf)])
-def test_waiting_calls_are_unhealthy(more: int, expected: float) -> None:
-    """A run in which many calls wait has not recovered; a few may wait."""
+@pytest.mark.parametrize(("waiting", "expected"), [(10, 0.0), (11, inf)])
+def test_waiting_calls_are_unhealthy(waiting: int, expected: float) -> None:
+    """A run in which more than 10 calls wait until its end has not recovered."""
     recorder = record_bad_buckets([])
-    for _ in range(more):
+    for _ in range(waiting):
         recorder.record_call(4.5)
     failures = (Failure(start=3.0, end=4.0),)
     scenario = Scenario(servers={"server": Server(failures=failures)}, duration=10.0)
@@ -369,7 +369,7 @@ def test_waiting_calls_are_unhealthy(more: int, expected: float) -> None:
 
 @pytest.mark.parametrize(("late", "expected"), [(20, 6.0), (21, 7.0)])
 def test_disruption_from_the_start_is_compared_with_the_end(late: int, expected: float) -> None:
-    """Without a time before the disruption, the end of the run shows the usual waiting calls."""
+    """If the disruption starts with the run, the end of the run gives the usual waiting calls."""
     recorder = record_bad_buckets([])
     for _ in range(10 + late):
         recorder.record_call(0.0)
@@ -383,7 +383,7 @@ def test_disruption_from_the_start_is_compared_with_the_end(late: int, expected:
 
 
 def test_waiting_calls_without_success_are_not_recovered() -> None:
-    """A system that hangs has no failures, but has not recovered."""
+    """A run whose only call waits until the end has not recovered, although no attempt failed."""
     recorder = MetricsRecorder(10.0, 1.0)
     recorder.record_call(0.5)
 
@@ -392,15 +392,15 @@ def test_waiting_calls_without_success_are_not_recovered() -> None:
     assert 0.0 == summarize(recorder, make_scenario(disruption_end=1.0)).recovered_after
 
 
-@pytest.mark.parametrize(("more", "expected"), [(90, 0.0), (91, 2.0)])
-def test_usual_number_of_waiting_calls_is_healthy(more: int, expected: float) -> None:
-    """Twice the number of calls that waited before, plus a few, is healthy."""
+@pytest.mark.parametrize(("waiting", "expected"), [(90, 0.0), (91, 2.0)])
+def test_usual_number_of_waiting_calls_is_healthy(waiting: int, expected: float) -> None:
+    """Up to twice the waiting calls from before the disruption, plus 10, is healthy."""
     recorder = record_bad_buckets([])
     for _ in range(40):
         recorder.record_call(0.0)
-    for _ in range(more - 40):
+    for _ in range(waiting - 40):
         recorder.record_call(4.5)
-    for _ in range(more - 40):
+    for _ in range(waiting - 40):
         recorder.record_success(6.5, 2.0)
     failures = (Failure(start=3.0, end=4.0),)
     scenario = Scenario(servers={"server": Server(failures=failures)}, duration=10.0)
@@ -408,7 +408,7 @@ def test_usual_number_of_waiting_calls_is_healthy(more: int, expected: float) ->
     assert expected == summarize(recorder, scenario).recovered_after
 
 
-# --- the peak ------------------------------------------------------------------------------------
+# --- peak load -----------------------------------------------------------------------------------
 
 
 def record_requests(*counts: int, bucket: float = 1.0) -> MetricsRecorder:
@@ -420,7 +420,9 @@ def record_requests(*counts: int, bucket: float = 1.0) -> MetricsRecorder:
     return recorder
 
 
-def peak_load(recorder: MetricsRecorder, *failures: Failure, server: Server = HUNDRED) -> float:
+def peak_load(
+    recorder: MetricsRecorder, *failures: Failure, server: Server = SERVER_100_PER_S
+) -> float:
     """Return the peak load of that run."""
     failing_server = Server(
         latency=server.latency,
@@ -436,7 +438,7 @@ def peak_load(recorder: MetricsRecorder, *failures: Failure, server: Server = HU
 
 
 def test_the_peak_is_the_busiest_bucket_over_the_capacity() -> None:
-    """A peak load of 1 is the capacity of the last server."""
+    """With 200 requests in the busiest second and a capacity of 100, the peak load is 2."""
     assert 2.0 == peak_load(record_requests(100, 200, 50))
 
 

@@ -14,7 +14,7 @@ from tarry.simulator.metrics import MetricsRecorder
 from tarry.simulator.node import DROPPED, INTERNAL_ERROR, REFUSED
 from tarry.simulator.scenario import Failure, Server
 from tests.simulator.harness import (
-    DISCARDED,
+    REPLACEMENT_OFFSET,
     ReceivedResponse,
     RecordingRequester,
     ScriptedDistribution,
@@ -26,11 +26,8 @@ from tests.simulator.harness import (
 quarters = st.integers(0, 12).map(lambda number: number / 4)
 
 
-# --- work ----------------------------------------------------------------------------------------
-
-
 def test_unlimited_server_runs_all_requests_at_once() -> None:
-    """Without a limit each request takes its latency."""
+    """Without a concurrency limit each request takes its latency."""
     _, node = make_leaf_node(Server(latency=Fixed(1.0)))
 
     assert [1.0, 1.0, 1.5] == response_times(node, [0.0, 0.0, 0.5])
@@ -58,25 +55,25 @@ def test_two_workers_run_two_requests_at_a_time() -> None:
     work=st.lists(st.tuples(quarters, quarters), min_size=1, max_size=30),
 )
 def test_first_come_first_served(workers: int, work: list[tuple[float, float]]) -> None:
-    """A worker runs one request at a time, none is idle while one waits, and the order is kept."""
-    latency = ScriptedDistribution(*(takes for _, takes in work))
+    """Requests start in order, as soon as a worker is free, and each worker runs one at a time."""
+    latency = ScriptedDistribution(*(duration for _, duration in work))
     _, node = make_leaf_node(Server(latency=latency, concurrency=workers))
     now, done = 0.0, []
-    for gap, takes in work:
+    for gap, duration in work:
         now += gap
-        answer = immediate_response(node, now)
-        assert answer is not None
-        done.append((now, answer.when - takes, answer.when))
+        response = immediate_response(node, now)
+        assert response is not None
+        done.append((now, response.when - duration, response.when))
 
-    starts, finishes = [begin for _, begin, _ in done], {end for _, _, end in done}
+    starts, ends = [start for _, start, _ in done], {end for _, _, end in done}
     assert sorted(starts) == starts
-    for arrival, begin, _ in done:
-        assert begin == arrival or (begin > arrival and begin in finishes)
-        assert sum(first <= begin < last for _, first, last in done) <= workers
+    for arrival, start, _ in done:
+        assert start == arrival or (start > arrival and start in ends)
+        assert sum(other <= start < end for _, other, end in done) <= workers
 
 
 def test_load_counts_the_queue_too() -> None:
-    """Requests count from their arrival to their response."""
+    """Queued requests count as load from their arrival to their response."""
     _, node = make_leaf_node(Server(latency=Fixed(1.0), concurrency=1))
     response_times(node, [0.0, 0.0, 0.0])
 
@@ -120,7 +117,7 @@ def test_rejection_has_the_retry_after_hint(
     assert expected == (None if hint is None else hint.delay)
 
 
-def test_load_slows_down() -> None:
+def test_requests_in_progress_slow_down_a_request() -> None:
     """Each other request in progress at the arrival adds the slowdown."""
     _, node = make_leaf_node(Server(latency=Fixed(1.0), slowdown=0.5))
 
@@ -128,17 +125,21 @@ def test_load_slows_down() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 1.0])
-def test_a_share_fails_after_its_work(rate: float) -> None:
-    """A share of `failure_rate` of the requests fails when it would have succeeded."""
+def test_share_of_requests_fails_after_its_latency(rate: float) -> None:
+    """A share of `failure_rate` of the requests fails, at the time of a success."""
     _, node = make_leaf_node(Server(latency=Fixed(1.0), failure_rate=rate))
-    answers = [immediate_response(node, float(now)) for now in range(10_000)]
+    responses = [immediate_response(node, float(now)) for now in range(10_000)]
 
     failed = [
-        answer for answer in answers if answer is not None and answer.outcome is INTERNAL_ERROR
+        response
+        for response in responses
+        if response is not None and response.outcome is INTERNAL_ERROR
     ]
     margin = 5 * sqrt(rate * (1 - rate) / 10_000)
     assert pytest.approx(rate, abs=margin) == len(failed) / 10_000
-    assert [now + 1.0 for now in range(10_000)] == [answer.when for answer in answers if answer]
+    assert [now + 1.0 for now in range(10_000)] == [
+        response.when for response in responses if response
+    ]
     assert (Kind.TRANSIENT, "500") == (INTERNAL_ERROR.kind, INTERNAL_ERROR.detail)
 
 
@@ -161,7 +162,7 @@ FRAGILE = Server(latency=Fixed(1.0), crash_above=2, restart_after=5.0)
 
 
 def test_one_request_too_many_crashes_the_server() -> None:
-    """The crash drops all requests in the order of arrival, and the new one."""
+    """A crash drops all requests in the order of arrival, and the one that caused it."""
     _, node = make_leaf_node(FRAGILE)
     requester = RecordingRequester()
     immediate_response(node, 0.0, requester, 1)
@@ -198,7 +199,7 @@ def test_crash_drops_only_requests_in_progress() -> None:
         immediate_response(node, now, requester, number)
 
     assert 1 == node.crash_count
-    assert [3, 4] == [answer.number for answer in requester.responses]
+    assert [3, 4] == [response.number for response in requester.responses]
 
 
 def test_after_a_crash_every_worker_is_free() -> None:
@@ -210,8 +211,8 @@ def test_after_a_crash_every_worker_is_free() -> None:
     assert [3.0, 5.0] == response_times(node, [1.0, 1.0])
 
 
-def test_answered_requests_are_forgotten() -> None:
-    """After thousands of requests only few are stored, and a crash drops those in progress."""
+def test_answered_requests_are_removed() -> None:
+    """A node stores at most about 1,000 answered requests, and a crash drops none of them."""
     _, node = make_leaf_node(FRAGILE)
     requester = RecordingRequester()
     for number in range(5_000):
@@ -221,7 +222,7 @@ def test_answered_requests_are_forgotten() -> None:
     immediate_response(node, 4_999.25, requester, 5_000)
     immediate_response(node, 4_999.5, requester, 5_001)
 
-    assert [4_999, 5_000] == [answer.number for answer in requester.responses]
+    assert [4_999, 5_000] == [response.number for response in requester.responses]
 
 
 def test_server_that_cannot_crash_stores_no_requests() -> None:
@@ -235,11 +236,11 @@ def test_server_that_cannot_crash_stores_no_requests() -> None:
 # --- cold starts ---------------------------------------------------------------------------------
 
 
-def test_a_new_process_is_cold_and_warms_up() -> None:
+def test_restarted_server_is_cold_and_warms_up() -> None:
     """After a restart requests take `cold_factor` times as long, decreasing over the warm-up."""
-    away = Failure(start=1.0, end=5.0)
+    outage = Failure(start=1.0, end=5.0)
     loop, node = make_leaf_node(
-        Server(latency=Fixed(1.0), warmup=10.0, cold_factor=3.0, failures=(away,))
+        Server(latency=Fixed(1.0), warmup=10.0, cold_factor=3.0, failures=(outage,))
     )
 
     assert [1.0] == response_times(node, [0.0])
@@ -248,7 +249,7 @@ def test_a_new_process_is_cold_and_warms_up() -> None:
 
 
 def test_server_is_cold_after_a_crash() -> None:
-    """The warm-up starts at the restart."""
+    """After a crash the warm-up starts at the restart."""
     server = Server(
         latency=Fixed(1.0), crash_above=1, restart_after=4.0, warmup=4.0, cold_factor=2.0
     )
@@ -259,17 +260,17 @@ def test_server_is_cold_after_a_crash() -> None:
 
 def test_cold_factor_is_that_of_the_start_of_work() -> None:
     """A queued request has the cold factor of the time when its work starts."""
-    away = Failure(end=5.0)
+    outage = Failure(end=5.0)
     loop, node = make_leaf_node(
-        Server(latency=Fixed(1.0), concurrency=1, warmup=10.0, cold_factor=3.0, failures=(away,))
+        Server(latency=Fixed(1.0), concurrency=1, warmup=10.0, cold_factor=3.0, failures=(outage,))
     )
     loop.run(5.0)
 
-    # They begin at 5, 8 and 10.4: 0 %, 30 % and 54 % of the way from 3 to 1.
+    # Work starts at 5, 8 and 10.4 s, after 0 %, 30 % and 54 % of the warm-up.
     assert pytest.approx([8.0, 10.4, 12.32]) == response_times(node, [5.0, 5.0, 5.0])
 
 
-def test_without_a_warmup_it_is_never_cold() -> None:
+def test_server_without_a_warmup_is_never_cold() -> None:
     """Without a warm-up, `cold_factor` has no effect."""
     loop, node = make_leaf_node(
         Server(latency=Fixed(1.0), cold_factor=9.0, failures=(Failure(end=5.0),))
@@ -280,8 +281,8 @@ def test_without_a_warmup_it_is_never_cold() -> None:
 
 
 @pytest.mark.parametrize("inner_first", [True, False])
-def test_of_two_outages_the_later_end_counts(inner_first: bool) -> None:
-    """An outage within an outage ends neither the outage nor the cold start early."""
+def test_outage_within_an_outage_has_no_effect(inner_first: bool) -> None:
+    """The server restarts, cold, at the end of the longer outage."""
     inner, outer = Failure(start=2.0, end=3.0), Failure(start=1.0, end=8.0)
     failures = (inner, outer) if inner_first else (outer, inner)
     server = Server(
@@ -303,7 +304,7 @@ def test_freeze_without_requests_ends_during_another_freeze() -> None:
     assert 0 == node.in_progress_at(20.0)
 
 
-# --- whatever happens ----------------------------------------------------------------------------
+# --- properties ----------------------------------------------------------------------------------
 
 
 @given(
@@ -318,18 +319,18 @@ def test_every_request_is_answered_or_dropped_exactly_once(
     work: list[tuple[float, float]],
     concurrency: int | None,
     queue: int | None,
-    share: float,
+    freeze_rate: float,
 ) -> None:
-    """Each request gets exactly one response, whatever happens to the server."""
+    """Each request gets exactly one response, also after crashes, outages and freezes."""
     server = Server(
-        latency=ScriptedDistribution(*(takes for _, takes in work)),
+        latency=ScriptedDistribution(*(duration for _, duration in work)),
         concurrency=concurrency,
         queue=None if concurrency is None else queue,
         crash_above=3,
         restart_after=1.0,
         failures=(
             Failure(start=4.0, end=6.0),
-            Failure(start=8.0, end=9.0, kind="freeze", rate=share),
+            Failure(start=8.0, end=9.0, kind="freeze", rate=freeze_rate),
         ),
     )
     loop, node = make_leaf_node(server, seed)
@@ -342,7 +343,7 @@ def test_every_request_is_answered_or_dropped_exactly_once(
         planned[number] = immediate_response(node, now, RecordingRequester(responses), number)
     loop.run(1_000.0)
 
-    dropped = {answer.number % DISCARDED: answer for answer in responses}
+    dropped = {response.number % REPLACEMENT_OFFSET: response for response in responses}
     assert len(responses) == len(dropped)
     for number, plan in planned.items():
         if plan is None:
@@ -355,7 +356,7 @@ def test_every_request_is_answered_or_dropped_exactly_once(
 
 
 def test_failures_of_servers_are_retryable() -> None:
-    """Each failure that a server returns may be retried."""
+    """Each failure that a server returns may be retried and counts as a failure."""
     for outcome in (REFUSED, DROPPED, INTERNAL_ERROR):
         assert isinstance(outcome, Outcome)
         assert (True, False) == (

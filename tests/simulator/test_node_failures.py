@@ -13,7 +13,7 @@ from tarry.simulator.event_loop import EventLoop
 from tarry.simulator.node import DROPPED, LeafNode
 from tarry.simulator.scenario import Failure, Server
 from tests.simulator.harness import (
-    DISCARDED,
+    REPLACEMENT_OFFSET,
     ReceivedResponse,
     RecordingRequester,
     immediate_response,
@@ -36,8 +36,8 @@ def failing_server(kind: str, **more: Any) -> Server:
         ("freeze", "never"),
     ],
 )
-def test_a_failure_holds_from_its_start_until_before_its_end(kind: str, expected: str) -> None:
-    """Requests from the start to before the end fail, and others do not."""
+def test_failure_lasts_from_its_start_until_before_its_end(kind: str, expected: str) -> None:
+    """Requests from the start until before the end fail, and all others succeed."""
     _, node = make_leaf_node(failing_server(kind))
 
     assert [2.75, expected, expected, 5.0] == response_times(node, [1.75, 2.0, 3.75, 4.0])
@@ -45,13 +45,13 @@ def test_a_failure_holds_from_its_start_until_before_its_end(kind: str, expected
 
 @pytest.mark.parametrize(("kind", "when"), [("error", 3.0), ("refuse", 3.0)])
 def test_error_and_refusal_are_immediate(kind: str, when: float) -> None:
-    """An error or a refusal takes no work."""
+    """An error or a refusal is returned at once and adds no load."""
     _, node = make_leaf_node(failing_server(kind))
 
-    answer = immediate_response(node, 3.0)
+    response = immediate_response(node, 3.0)
 
-    assert answer is not None
-    assert (when, 0) == (answer.when, node.load_at(3.0))
+    assert response is not None
+    assert (when, 0) == (response.when, node.load_at(3.0))
 
 
 @pytest.mark.parametrize(("retry_after", "expected"), [(None, None), (1.5, 1.5)])
@@ -60,15 +60,15 @@ def test_error_has_the_retry_after_hint(retry_after: float | None, expected: flo
     failure = Failure(end=4.0, kind="error", retry_after=retry_after)
     _, node = make_leaf_node(Server(retry_after=9.0, failures=(failure,)))
 
-    answer = immediate_response(node, 3.0)
+    response = immediate_response(node, 3.0)
 
-    assert answer is not None
-    hint = answer.outcome.hint
+    assert response is not None
+    hint = response.outcome.hint
     assert expected == (None if hint is None else hint.delay)
 
 
 def test_refusal_drops_requests_in_progress() -> None:
-    """When a server goes down, its connections are dropped."""
+    """A server that starts to refuse connections drops its requests in progress."""
     loop, node = make_leaf_node(failing_server("refuse"))
     requester = RecordingRequester()
     immediate_response(node, 0.0, requester, 1)
@@ -82,7 +82,7 @@ def test_refusal_drops_requests_in_progress() -> None:
 
 
 @pytest.mark.parametrize("kind", ["error", "hang"])
-def test_other_failures_let_the_work_in_progress_end(kind: str) -> None:
+def test_error_and_hang_do_not_affect_requests_in_progress(kind: str) -> None:
     """An error or a hang does not affect requests that arrived before it."""
     loop, node = make_leaf_node(failing_server(kind))
     requester = RecordingRequester()
@@ -93,8 +93,8 @@ def test_other_failures_let_the_work_in_progress_end(kind: str) -> None:
     assert [] == requester.responses
 
 
-def test_frozen_server_drops_all_at_the_end() -> None:
-    """All requests that arrived are dropped at the end, in the order of arrival."""
+def test_frozen_server_drops_all_requests_at_the_end() -> None:
+    """At the end of a freeze, its requests are dropped in the order of arrival."""
     loop, node = make_leaf_node(failing_server("freeze"))
     requester = RecordingRequester()
     loop.run(2.0)
@@ -110,7 +110,7 @@ def test_frozen_server_drops_all_at_the_end() -> None:
 
 
 def test_freeze_includes_requests_in_progress() -> None:
-    """Scheduled responses are not sent during a freeze; earlier ones are not taken back."""
+    """A freeze drops requests in progress, and does not affect requests that ended before it."""
     loop, node = make_leaf_node(failing_server("freeze"))
     requester = RecordingRequester()
     for number, now in enumerate([0.5, 1.0, 1.25, 1.5], 1):
@@ -122,13 +122,13 @@ def test_freeze_includes_requests_in_progress() -> None:
     loop.run(9.0)
 
     assert [
-        ReceivedResponse(4.0, DISCARDED + number, DROPPED) for number in (3, 4)
+        ReceivedResponse(4.0, REPLACEMENT_OFFSET + number, DROPPED) for number in (3, 4)
     ] == requester.responses
     assert 0 == node.in_progress_at(9.0)
 
 
 def test_after_a_freeze_every_worker_is_free_and_cold() -> None:
-    """At the end of a freeze the server restarts."""
+    """At the end of a freeze the server restarts: no worker is busy, and the warm-up begins."""
     frozen = Failure(start=2.0, end=4.0, kind="freeze")
     loop, node = make_leaf_node(
         Server(latency=Fixed(5.0), concurrency=1, warmup=10.0, cold_factor=2.0, failures=(frozen,))
@@ -140,7 +140,7 @@ def test_after_a_freeze_every_worker_is_free_and_cold() -> None:
 
 
 def test_outage_during_a_freeze_drops_frozen_requests() -> None:
-    """A server that goes down during a freeze drops all requests at once."""
+    """A server that goes down during a freeze drops all requests when it goes down."""
     failures = (Failure(start=3.0, end=5.0), Failure(start=2.0, end=9.0, kind="freeze"))
     loop, node = make_leaf_node(Server(latency=Fixed(2.0), failures=failures))
     requester = RecordingRequester()
@@ -150,7 +150,7 @@ def test_outage_during_a_freeze_drops_frozen_requests() -> None:
     loop.run(20.0)
 
     assert [
-        ReceivedResponse(3.0, DISCARDED + 1, DROPPED),
+        ReceivedResponse(3.0, REPLACEMENT_OFFSET + 1, DROPPED),
         ReceivedResponse(3.0, 2, DROPPED),
     ] == requester.responses
 
@@ -172,43 +172,44 @@ def test_overlapping_freeze_keeps_requests_frozen() -> None:
     loop.run(20.0)
 
     assert [
-        ReceivedResponse(9.0, DISCARDED + 1, DROPPED),
+        ReceivedResponse(9.0, REPLACEMENT_OFFSET + 1, DROPPED),
         ReceivedResponse(9.0, 2, DROPPED),
     ] == requester.responses
 
 
 def test_crash_drops_frozen_requests() -> None:
-    """A crash drops frozen requests too, each once."""
+    """A crash drops each frozen request once."""
     frozen = Failure(end=50.0, kind="freeze", rate=0.5)
     loop, node = make_leaf_node(Server(latency=Fixed(100.0), crash_above=5, failures=(frozen,)))
     requester = RecordingRequester()
-    last = 0
+    sent = 0
     while not node.crash_count:
-        last += 1
-        immediate_response(node, 1.0, requester, last)
+        sent += 1
+        immediate_response(node, 1.0, requester, sent)
     loop.run(60.0)
 
-    assert {(1.0, number) for number in range(1, last)} == {
-        (answer.when, answer.number) for answer in requester.responses
+    assert {(1.0, number) for number in range(1, sent)} == {
+        (response.when, response.number) for response in requester.responses
     }
-    assert (last - 1, 0) == (len(requester.responses), node.in_progress_at(60.0))
-    assert last > 6
+    assert (sent - 1, 0) == (len(requester.responses), node.in_progress_at(60.0))
+    assert sent > 6
 
 
 def test_servers_have_separate_random_sources() -> None:
     """Two servers draw different latencies and failures."""
     server = Server(latency=Exponential(1.0), failure_rate=0.5)
     loop = EventLoop(0)
-    one, other, again = (LeafNode(name, server, loop) for name in ("one", "other", "one"))
-    answers = [
-        [immediate_response(node, float(now)) for now in range(50)] for node in (one, other, again)
+    first, second, same_name = (LeafNode(name, server, loop) for name in ("one", "other", "one"))
+    responses = [
+        [immediate_response(node, float(now)) for now in range(50)]
+        for node in (first, second, same_name)
     ]
-    times = [[answer.when for answer in each if answer] for each in answers]
-    fates = [[answer.outcome for answer in each if answer] for each in answers]
+    times = [[response.when for response in each if response] for each in responses]
+    outcomes = [[response.outcome for response in each if response] for each in responses]
 
-    assert (times[0], fates[0]) == (times[2], fates[2])
+    assert (times[0], outcomes[0]) == (times[2], outcomes[2])
     assert set() == set(times[0]) & set(times[1])
-    assert fates[0] != fates[1]
+    assert outcomes[0] != outcomes[1]
 
 
 def test_a_server_may_freeze_twice() -> None:
@@ -228,7 +229,7 @@ def test_a_server_may_freeze_twice() -> None:
 
 
 def test_server_that_hangs_never_responds() -> None:
-    """There is no response even after the failure has ended."""
+    """A request to a hanging server gets no response, even after the failure has ended."""
     loop, node = make_leaf_node(failing_server("hang"))
     requester = RecordingRequester()
     assert immediate_response(node, 3.0, requester) is None
@@ -240,19 +241,19 @@ def test_server_that_hangs_never_responds() -> None:
 
 @pytest.mark.parametrize("kind", ["error", "refuse", "hang", "freeze"])
 def test_failure_may_affect_a_share_of_requests(kind: str) -> None:
-    """With a rate below 1 other requests succeed, and none in progress is dropped."""
+    """A failure with a rate below 1 affects this share, and drops no request in progress."""
     loop, node = make_leaf_node(failing_server(kind, rate=0.25))
     requester = RecordingRequester()
     immediate_response(node, 1.5, requester)
     loop.run(3.0)
     assert [] == requester.responses
 
-    served = response_times(node, [3.0] * 10_000).count(4.0)
+    success_count = response_times(node, [3.0] * 10_000).count(4.0)
 
-    assert pytest.approx(0.75, abs=5 * sqrt(0.25 * 0.75 / 10_000)) == served / 10_000
+    assert pytest.approx(0.75, abs=5 * sqrt(0.25 * 0.75 / 10_000)) == success_count / 10_000
 
 
-def test_first_listed_failure_decides() -> None:
+def test_first_listed_failure_applies() -> None:
     """Of two failures at the same time, the first in the list applies."""
     both = (Failure(end=4.0, kind="error"), Failure(start=2.0, end=6.0, kind="hang"))
     _, node = make_leaf_node(Server(failures=both))

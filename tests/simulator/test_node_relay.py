@@ -20,7 +20,7 @@ from tarry.simulator.node import (
 )
 from tarry.simulator.scenario import Failure, Server
 from tests.simulator.harness import (
-    DISCARDED,
+    REPLACEMENT_OFFSET,
     CallStartRecorder,
     ReceivedResponse,
     RecordingRequester,
@@ -37,7 +37,7 @@ def make_relay(server: Server) -> tuple[EventLoop, RelayNode, CallStartRecorder]
 
 
 def test_relay_calls_after_its_latency() -> None:
-    """The call starts after the relay's own latency, and its end is the response."""
+    """A relay starts its call after its own latency, and responds when the call ends."""
     loop, relay, starts = make_relay(Server(calls="next", latency=Fixed(0.5)))
     requester = RecordingRequester()
     assert relay.handle(1.0, requester, 7) is None
@@ -45,7 +45,7 @@ def test_relay_calls_after_its_latency() -> None:
 
     loop.run(2.0)
     (call,) = starts.calls
-    assert (1.5, 0, 1) == (call.now, call.client, relay.load_at(2.0))
+    assert (1.5, 0, 1) == (call.started, call.client, relay.load_at(2.0))
 
     call.on_end(1.5, 3.0, None, 1)
     assert [ReceivedResponse(3.0, 7, SUCCESS)] == requester.responses
@@ -65,10 +65,10 @@ def test_relay_calls_after_its_latency() -> None:
         (Defence(hedging=Hedging(after=1.0)), Reason.ATTEMPTS, 2, UNAVAILABLE_RETRIED),
     ],
 )
-def test_relay_marks_exhausted_retries(
+def test_relay_reports_exhausted_retries(
     defence: Defence | None, reason: Reason, attempts: int, expected: Outcome
 ) -> None:
-    """After retries the response is marked; after a single attempt the caller may retry."""
+    """The response has `retried_below`, unless a policy of one attempt used that attempt."""
     loop, relay, starts = make_relay(Server(calls="next", defence=defence))
     requester = RecordingRequester()
     relay.handle(0.0, requester, 1)
@@ -81,23 +81,23 @@ def test_relay_marks_exhausted_retries(
 
 
 def test_concurrency_limits_running_calls() -> None:
-    """A further request waits, and its latency counts from its start."""
+    """A request above the concurrency waits, and its latency counts from its start."""
     loop, relay, starts = make_relay(Server(calls="next", latency=Fixed(0.5), concurrency=2))
     requester = RecordingRequester()
     for number in (1, 2, 3, 4):
         assert relay.handle(0.0, requester, number) is None
     loop.run(1.0)
-    assert ([0.5, 0.5], 4) == ([call.now for call in starts.calls], relay.load_at(1.0))
+    assert ([0.5, 0.5], 4) == ([call.started for call in starts.calls], relay.load_at(1.0))
 
     starts.calls[1].on_end(0.5, 1.0, None, 1)
     loop.run(2.0)
 
     assert [ReceivedResponse(1.0, 2, SUCCESS)] == requester.responses
-    assert ([0.5, 0.5, 1.5], 3) == ([call.now for call in starts.calls], relay.load_at(2.0))
+    assert ([0.5, 0.5, 1.5], 3) == ([call.started for call in starts.calls], relay.load_at(2.0))
 
 
 def test_relay_with_a_full_queue_rejects() -> None:
-    """A request that finds the queue full is rejected at once, with the hint."""
+    """A request that finds the queue full is rejected at once, with a Retry-After hint."""
     loop, relay, starts = make_relay(Server(calls="next", concurrency=1, queue=1, retry_after=3.0))
     requester = RecordingRequester()
     assert [None, None] == [relay.handle(0.0, requester, number) for number in (1, 2)]
@@ -116,7 +116,7 @@ def test_relay_with_a_full_queue_rejects() -> None:
 
 
 def test_frozen_relay_drops_requests_at_the_end() -> None:
-    """Its calls continue, but all requests are dropped at the end of the freeze."""
+    """A frozen relay drops all its requests at the end, also those whose call has ended."""
     frozen = Failure(start=2.0, end=4.0, kind="freeze")
     loop, relay, starts = make_relay(Server(calls="next", concurrency=1, failures=(frozen,)))
     requester = RecordingRequester()
@@ -128,13 +128,13 @@ def test_frozen_relay_drops_requests_at_the_end() -> None:
     loop.run(9.0)
 
     assert [
-        ReceivedResponse(4.0, DISCARDED + number, DROPPED) for number in (1, 2)
+        ReceivedResponse(4.0, REPLACEMENT_OFFSET + number, DROPPED) for number in (1, 2)
     ] == requester.responses
     assert (1, 0) == (len(starts.calls), relay.in_progress_at(9.0))
 
 
-def test_a_share_of_its_requests_fails_before_the_call() -> None:
-    """A request that fails in the relay itself makes no call."""
+def test_request_that_fails_in_the_relay_makes_no_call() -> None:
+    """A share of `failure_rate` of the requests fails in the relay, without a call."""
     loop, relay, starts = make_relay(Server(calls="next", latency=Fixed(0.5), failure_rate=0.25))
     requester = RecordingRequester()
     for number in range(2_000):
@@ -142,14 +142,14 @@ def test_a_share_of_its_requests_fails_before_the_call() -> None:
     loop.run(1.0)
 
     assert {(0.5, INTERNAL_ERROR)} == {
-        (answer.when, answer.outcome) for answer in requester.responses
+        (response.when, response.outcome) for response in requester.responses
     }
     assert 2_000 == len(requester.responses) + len(starts.calls)
     assert pytest.approx(500, abs=100) == len(requester.responses)
     assert len(starts.calls) == relay.load_at(1.0)
 
 
-def test_failed_request_starts_the_next_one() -> None:
+def test_request_that_fails_in_the_relay_frees_its_worker() -> None:
     """After a failure in the relay itself, the queue continues in the order of arrival."""
     loop, relay, starts = make_relay(
         Server(calls="next", latency=Fixed(0.5), concurrency=1, failure_rate=1.0)
@@ -197,13 +197,13 @@ def test_crash_of_a_relay_drops_its_queue() -> None:
 
     assert relay.handle(3.0, requester, 4) is None
     loop.run(4.0)
-    assert [0.0, 3.0] == [call.now for call in starts.calls]
+    assert [0.0, 3.0] == [call.started for call in starts.calls]
 
 
 def test_outage_of_a_relay_drops_its_requests() -> None:
-    """Requests with and without a call are dropped in the order of arrival."""
-    away = Failure(start=2.0, end=4.0)
-    loop, relay, starts = make_relay(Server(calls="next", latency=Fixed(1.0), failures=(away,)))
+    """An outage drops requests with and without a call in the order of arrival."""
+    outage = Failure(start=2.0, end=4.0)
+    loop, relay, starts = make_relay(Server(calls="next", latency=Fixed(1.0), failures=(outage,)))
     requester = RecordingRequester()
     relay.handle(0.0, requester, 1)
     loop.run(1.5)
@@ -238,8 +238,8 @@ def test_a_relay_may_crash_under_load() -> None:
     assert relay.handle(3.0, requester, 4) is None
 
 
-def test_refused_call_gives_an_immediate_response() -> None:
-    """An open breaker of the relay gives a response without a request to the next server."""
+def test_rejected_call_gives_an_immediate_response() -> None:
+    """If the breaker of the relay rejects the call, the relay responds at once."""
     loop = EventLoop(0)
     requester = RecordingRequester()
     relay = RelayNode(

@@ -46,23 +46,23 @@ def test_equal_results_give_equal_pages(tmp_path: Path) -> None:
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_order_of_the_sections() -> None:
-    """The page has the question, table, charts, lesson and origin in this order."""
+def test_sections_have_a_fixed_order() -> None:
+    """The page has the question, table, charts, lesson and version in this order."""
     text = unescape(without_library(render_page(sample_results())))
     study = sample_results().study
     parts = [study.question, "Results", study.plots[0].title, "Lesson", study.lesson[:40]]
     parts += ["How this report was made", "version of tarry"]
-    places = [text.index(part) for part in parts]
-    assert sorted(places) == places
+    positions = [text.index(part) for part in parts]
+    assert sorted(positions) == positions
 
 
-def test_table_equals_that_of_the_terminal() -> None:
-    """The table has the values and titles that the terminal shows."""
+def test_table_has_the_formatted_values() -> None:
+    """The table has the column titles, and values with their units."""
     text = unescape(render_page(sample_results()))
     cells = re.findall(r"<td>(.*?)</td>", text)
-    heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', text)
+    titles = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', text)
     assert ["40 %", "4x", "never", "12,500 ms"] == cells[:4]
-    assert ["jitter", *(column.title for column in COLUMNS)] == heads
+    assert ["jitter", *(column.title for column in COLUMNS)] == titles
 
 
 def test_table_has_the_swept_parameters() -> None:
@@ -84,7 +84,7 @@ def test_parameters_have_their_full_names() -> None:
 
 
 def test_points_of_a_sweep_are_separated() -> None:
-    """Each point but the first starts with a separator if it has several rows."""
+    """In a sweep of several variants, each point but the first starts with a separator."""
     assert 2 == render_page(swept_results({"rate": (1, 2, 3)})).count(
         '<tr data-variant="0" class="first-of-combination">'
     )
@@ -100,7 +100,7 @@ def test_command_is_shown() -> None:
     )
 
 
-def test_without_a_command() -> None:
+def test_page_without_a_command_shows_none() -> None:
     """A report that was created from Python shows no command."""
     assert "<pre" not in without_library(render_page(sample_results()))
 
@@ -113,8 +113,8 @@ def test_note_mentions_the_median_of_infinite_values() -> None:
 
 
 @pytest.mark.parametrize("field", ["name", "question", "lesson", "variant_parameter"])
-def test_texts_are_escaped(field: str) -> None:
-    """The texts of a study are escaped."""
+def test_texts_of_a_study_are_escaped(field: str) -> None:
+    """The name, question, lesson and variant parameter are escaped in HTML."""
     text = without_library(render_page(sample_results(**{field: HOSTILE})))
     assert "alert(1)</script>" not in text
     assert HOSTILE in unescape(text)
@@ -133,7 +133,7 @@ def test_names_are_escaped() -> None:
     assert HOSTILE == json.loads(embedded_data(text))["charts"][0]["records"][0][0]["v"]
 
 
-def test_page_loads_nothing() -> None:
+def test_page_loads_no_other_resource() -> None:
     """The page refers to no URL, and its content security policy forbids loading any."""
     text = render_page(sample_results())
     assert [] == re.findall(r'(?:src|href)="(?!data:,)[^"]*"', without_library(text))
@@ -142,19 +142,19 @@ def test_page_loads_nothing() -> None:
     assert "unsafe" not in without_library(text)
 
 
-def test_study_without_question_and_lesson() -> None:
-    """A study may have no question and no lesson."""
+def test_question_and_lesson_are_optional() -> None:
+    """A page without a question has the study name as its title, and no lesson section."""
     text = without_library(render_page(sample_results(question="", lesson="")))
     assert "<h1>storm</h1>" in text
     assert "Lesson" not in text
 
 
-def test_no_rows() -> None:
-    """Results without rows give a page."""
+def test_results_without_rows_give_a_page() -> None:
+    """A page of results without rows states that nothing was run."""
     assert "Nothing was run." in render_page(StudyResults(sample_study(), 0, 1, []))
 
 
-def test_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_extra_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the extra, the error has the command that installs it."""
     monkeypatch.setattr(
         "tarry.simulator.report.javascript_bundle", report.javascript_bundle.__wrapped__
@@ -165,31 +165,31 @@ def test_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert [] == list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("place", ["missing/report.html", "."])
-def test_bad_path(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("name", ["missing/report.html", "."])
+def test_path_that_is_no_file_is_rejected(tmp_path: Path, name: str) -> None:
     """The error names a path that cannot be a file."""
-    with pytest.raises(ConfigurationError, match=re.escape(str(tmp_path / place))):
-        write_html(sample_results(), tmp_path / place)
+    with pytest.raises(ConfigurationError, match=re.escape(str(tmp_path / name))):
+        write_html(sample_results(), tmp_path / name)
 
 
-def test_unwritable_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names a file that cannot be written, and the old file is kept."""
     path = tmp_path / "report.html"
     path.write_text("old")
 
-    def full(_self: Path, _data: bytes) -> int:
+    def raise_disk_full(_self: Path, _data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_bytes", raise_disk_full)
     with pytest.raises(
         ConfigurationError, match=r"report\.html cannot be written: No space left on device"
     ):
         write_html(sample_results(), path)
-    assert ["old"] == [one.read_text() for one in tmp_path.iterdir()]
+    assert ["old"] == [file.read_text() for file in tmp_path.iterdir()]
 
 
-def test_png(tmp_path: Path) -> None:
-    """The image is a PNG with a high resolution, and the same each time."""
+def test_png_is_reproducible(tmp_path: Path) -> None:
+    """The image is a PNG about 2,000 pixels wide, and equal results give equal bytes."""
     one, two = tmp_path / "one.png", tmp_path / "two.png"
     write_png(sample_results(), one)
     write_png(sample_results(), two)
@@ -199,17 +199,17 @@ def test_png(tmp_path: Path) -> None:
     assert content == two.read_bytes()
 
 
-def test_svg(tmp_path: Path) -> None:
+def test_svg_has_text(tmp_path: Path) -> None:
     """The SVG has the question, the titles and the names as text."""
     path = tmp_path / "one.svg"
     write_svg(sample_results(), path)
     text = path.read_text()
-    wanted = ["A dependency is down for twenty seconds.", "Requests at the server", *VARIANTS]
-    assert [] == [one for one in wanted if one not in text]
+    expected = ["A dependency is down for twenty seconds.", "Requests at the server", *VARIANTS]
+    assert [] == [part for part in expected if part not in text]
 
 
-def test_legend(tmp_path: Path) -> None:
-    """An image of a line chart has a legend."""
+def test_line_chart_has_a_legend(tmp_path: Path) -> None:
+    """The image of a line chart has the names of the variants."""
     path = tmp_path / "one.svg"
     write_svg(swept_results({"clients": (1, 2)}, plots=(LINES,)), path)
     assert VARIANTS[3] in path.read_text()

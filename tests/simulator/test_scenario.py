@@ -65,23 +65,23 @@ FIELDS: list[tuple[type, dict[str, Any], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(
-    ("make", "rest", "field", "value", "words"),
+    ("make", "required", "field", "value", "message"),
     [
-        pytest.param(make, rest, *case.values, id=f"{make.__name__}-{case.id}")
-        for make, rest, rules in FIELDS
+        pytest.param(make, required, *case.values, id=f"{make.__name__}-{case.id}")
+        for make, required, rules in FIELDS
         for case in invalid_values(**rules)
     ],
 )
 def test_invalid_value_is_rejected_with_its_field(
-    make: Callable[..., object], rest: dict[str, Any], field: str, value: object, words: str
+    make: Callable[..., object], required: dict[str, Any], field: str, value: object, message: str
 ) -> None:
     """Each invalid value is rejected with the name of its field."""
-    with pytest.raises(ConfigurationError, match=words):
-        make(**rest | keyword(field, value))
+    with pytest.raises(ConfigurationError, match=message):
+        make(**required | keyword(field, value))
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (
             lambda: Surge(start=2.0, end=1.0, rate=1.0),
@@ -179,22 +179,22 @@ def test_invalid_value_is_rejected_with_its_field(
         ),
     ],
 )
-def test_invalid_combination_is_rejected(make: Callable[[], object], words: str) -> None:
-    """A scenario that cannot run is rejected, and the message says what to change."""
-    with pytest.raises(ConfigurationError, match=words):
+def test_invalid_combination_is_rejected(make: Callable[[], object], message: str) -> None:
+    """Values that are invalid, alone or together, are rejected with a message about the rule."""
+    with pytest.raises(ConfigurationError, match=message):
         make()
 
 
 @pytest.mark.parametrize("value", [1.5, "3", True])
-def test_a_queue_is_a_whole_number(value: object) -> None:
-    """A queue of a fraction is rejected."""
+def test_queue_must_be_a_whole_number(value: object) -> None:
+    """A queue that is not an integer is rejected."""
     with pytest.raises(ConfigurationTypeError, match=r"^queue must be a whole number"):
         Server(concurrency=1, **keyword("queue", value))
 
 
 @pytest.mark.parametrize("value", [True, "0.5", float("nan")])
-def test_a_failure_rate_is_a_number(value: object) -> None:
-    """A failure rate must be a finite number."""
+def test_failure_rate_must_be_a_number(value: object) -> None:
+    """A failure rate that is not a finite number is rejected."""
     with pytest.raises(ConfigurationError, match=r"^failure_rate must be"):
         Server(**keyword("failure_rate", value))
 
@@ -223,15 +223,15 @@ def test_server_with_an_unknown_target_is_named() -> None:
         Scenario(servers=servers, clients=Clients(calls="a"))
 
 
-def test_only_a_known_server_can_be_called() -> None:
-    """A server that clients do not reach must call an existing server too."""
+def test_unreached_server_must_call_a_known_server() -> None:
+    """The `calls` of a server that no client reaches must name an existing server, too."""
     servers = {"server": Server(), "other": Server(calls="unknown")}
 
     with pytest.raises(ConfigurationError, match=r"^servers\.other\.calls must be one of"):
         Scenario(servers=servers)
 
 
-# --- what is allowed -----------------------------------------------------------------------------
+# --- valid values --------------------------------------------------------------------------------
 
 
 def test_smallest_values_are_accepted() -> None:
@@ -266,7 +266,7 @@ def test_a_relay_may_have_a_defence() -> None:
     assert defence == Server(calls="next", defence=defence).defence
 
 
-# --- what follows --------------------------------------------------------------------------------
+# --- derived values ------------------------------------------------------------------------------
 
 
 @given(st.permutations(["a", "b", "c", "d", "e"]), st.integers(0, 4))
@@ -290,7 +290,7 @@ def test_no_disruption_without_failures_and_surges() -> None:
 
 
 def test_disruption_lasts_from_the_first_to_the_last_failure_or_surge() -> None:
-    """Surges and failures of servers on the path count, and no others."""
+    """The disruption spans the surges and the failures of servers on the path."""
     servers = {
         "server": Server(calls="leaf", failures=(Failure(start=2.0, end=3.0),)),
         "leaf": Server(failures=(Failure(start=4.0, end=7.0), Failure(start=3.0, end=5.0))),
@@ -326,11 +326,11 @@ def test_disruption_after_the_run_is_ignored() -> None:
     ],
 )
 def test_capacity_of_a_server(server: Server, expected: float | None) -> None:
-    """It follows from workers and latency, or from the slowdown, or is unlimited."""
+    """The capacity follows from workers and latency, or from the slowdown, or is unlimited."""
     assert (None if expected is None else pytest.approx(expected)) == server.capacity
 
 
-def test_scenarios_are_values() -> None:
+def test_scenarios_compare_by_value() -> None:
     """Two scenarios with the same values are equal."""
     assert single_server(latency=Fixed(1.0)) == single_server(latency=Fixed(1.0))
     assert single_server(latency=Fixed(1.0)) != single_server(latency=Fixed(2.0))

@@ -1,4 +1,4 @@
-"""The built-in studies: the results of each one support its lesson, for several seeds."""
+"""The built-in studies: their results support their lessons, for several seeds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tarry.simulator.study import Study, run_study
 SEEDS = (0, 1, 2)
 
 
-def _all(study: Study, seed: int, **fixed: Any) -> dict[str, Summary]:
+def _run_variants(study: Study, seed: int, **fixed: Any) -> dict[str, Summary]:
     runs: dict[str, Summary] = {}
     for variant in study.variants:
         arguments = {study.variant_parameter: variant, "trials": 1, "seed": seed, **fixed}
@@ -32,9 +32,9 @@ def _all(study: Study, seed: int, **fixed: Any) -> dict[str, Summary]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_defence_helps_the_storm_to_recover(seed: int) -> None:
+def test_each_defence_shortens_the_recovery_from_a_storm(seed: int) -> None:
     """With each further defence the service recovers sooner or crashes less often."""
-    runs = _all(STUDIES["storm"], seed)
+    runs = _run_variants(STUDIES["storm"], seed)
     fixed, exponential, full, budget, breaker = runs.values()
 
     assert not fixed.recovered
@@ -48,8 +48,8 @@ def test_each_defence_helps_the_storm_to_recover(seed: int) -> None:
     assert breaker.peak_load < 1
 
 
-def test_budget_and_breaker_fail_calls() -> None:
-    """The calls that a budget or breaker fails early are counted as failed."""
+def test_budget_and_breaker_lower_the_success_rate() -> None:
+    """A budget and a breaker each lower the success rate, because they fail calls early."""
     full, budget, breaker = (
         storm(defence=name)[0] for name in ("full", "full+budget", "full+budget+breaker")
     )
@@ -59,12 +59,12 @@ def test_budget_and_breaker_fail_calls() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_layers_multiply_attempts(seed: int) -> None:
-    """Three layers of four attempts make 64 requests, with a budget 1.1 each, with one layer 4."""
-    every, budget, one = _all(STUDIES["amplification"], seed).values()
+    """Three layers of four attempts make 64 requests, and 4 if only one layer retries."""
+    every_layer, budget, one_layer = _run_variants(STUDIES["amplification"], seed).values()
 
-    assert 64 == every.amplification
+    assert 64 == every_layer.amplification
     assert 1.1**3 == pytest.approx(budget.amplification, rel=0.02)
-    assert 4 == one.amplification
+    assert 4 == one_layer.amplification
 
 
 def test_attempts_are_a_parameter_of_amplification() -> None:
@@ -73,23 +73,23 @@ def test_attempts_are_a_parameter_of_amplification() -> None:
 
 
 def test_later_hedge_has_longer_tail_and_less_load() -> None:
-    """With a later copy the tail is longer and the extra load is smaller."""
-    runs = list(_all(STUDIES["hedging"], seed=0).values())
-    none, p50, p95 = runs[0], runs[1], runs[4]
+    """The later the second copy is sent, the longer the tail and the smaller the extra load."""
+    runs = list(_run_variants(STUDIES["hedging"], seed=0).values())
+    unhedged, p50, p95 = runs[0], runs[1], runs[4]
 
-    assert 1 == pytest.approx(none.amplification, abs=0.001)
+    assert 1 == pytest.approx(unhedged.amplification, abs=0.001)
     assert 1.5 == pytest.approx(p50.amplification, rel=0.03)
     assert 1.05 == pytest.approx(p95.amplification, rel=0.02)
     loads = [run.amplification for run in runs[1:]]
     assert sorted(loads, reverse=True) == loads
-    assert p95.p999 < none.p999 / 4
+    assert p95.p999 < unhedged.p999 / 4
     assert p50.p999 < runs[-1].p999
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_hint_without_jitter_synchronises_clients(seed: int) -> None:
     """Clients that obey the same hint overload the service again, unless each adds jitter."""
-    none, full = _all(STUDIES["retry-after"], seed).values()
+    none, full = _run_variants(STUDIES["retry-after"], seed).values()
 
     assert none.peak_load > 5
     assert full.peak_load < 1.5
@@ -108,8 +108,8 @@ def test_no_request_arrives_before_the_hint() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_ramp_fails_fewer_attempts_and_finishes_sooner(seed: int) -> None:
-    """Against cold caches the full limit fails and waits, while a ramp succeeds."""
-    wall, ramp, aimd = _all(STUDIES["recovery"], seed).values()
+    """With cold caches, "ramp" fails fewer attempts than "wall", and "aimd" fewer than "ramp"."""
+    wall, ramp, aimd = _run_variants(STUDIES["recovery"], seed).values()
 
     assert 5000 == wall.succeeded == ramp.succeeded == aimd.succeeded
     assert ramp.failures < wall.failures / 2
@@ -135,14 +135,14 @@ def test_user_defences_replace_the_built_in_ones(name: str) -> None:
     make = STUDIES[name].with_defences
     assert make is not None
     once = Policy(max_attempts=1, attempt_timeout=3.0)
-    defences = {"mine": Defence(once.replace(max_attempts=2)), "none": Defence(once)}
+    defences = {"twice": Defence(once.replace(max_attempts=2)), "once": Defence(once)}
     study = make(STUDIES[name], defences)
 
     results = run_study(study, trials=1, jobs=2)
 
-    assert ["mine", "none"] == [row.variant for row in results.rows]
-    mine, none = (row.metrics["amplification"] for row in results.rows)
-    assert mine > none
+    assert ["twice", "once"] == [row.variant for row in results.rows]
+    twice_load, once_load = (row.metrics["amplification"] for row in results.rows)
+    assert twice_load > once_load
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_user_defences_replace_the_built_in_ones(name: str) -> None:
         (recovery, {"trials": 0}, "trials"),
     ],
 )
-def test_impossible_parameters_are_named(run: Any, arguments: dict[str, Any], field: str) -> None:
+def test_invalid_parameters_are_named(run: Any, arguments: dict[str, Any], field: str) -> None:
     """The error names an invalid parameter."""
     with pytest.raises(ConfigurationError, match=field):
         run(**arguments)

@@ -135,15 +135,15 @@ SCENARIO_MISTAKES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "expected"), SCENARIO_MISTAKES, ids=[case[2] for case in SCENARIO_MISTAKES]
+    ("name", "addition", "expected"), SCENARIO_MISTAKES, ids=[case[2] for case in SCENARIO_MISTAKES]
 )
 def test_error_in_scenario_names_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, more: str, expected: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, addition: str, expected: str
 ) -> None:
-    """The message starts with the file and the line, and says what is wrong."""
+    """The message starts with the file, the line and the violated rule."""
     monkeypatch.chdir(tmp_path)
     path = Path(name)
-    path.write_text({"a.toml": SMALL, "b.yaml": YAML}[name] + more + "\n", encoding="utf-8")
+    path.write_text({"a.toml": SMALL, "b.yaml": YAML}[name] + addition + "\n", encoding="utf-8")
 
     with pytest.raises(ConfigurationError) as caught:
         read_study(path)
@@ -196,7 +196,7 @@ POLICY_MISTAKES = [
 def test_error_in_policy_names_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, expected: str
 ) -> None:
-    """The same holds for a policy file."""
+    """The message for a policy file starts with the file, the line and the violated rule."""
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text, encoding="utf-8")
 
@@ -249,10 +249,10 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert expected == str(caught.value)
 
 
-def test_yaml_without_its_package_says_what_to_install(
+def test_error_without_pyyaml_has_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """YAML needs an extra; TOML and JSON do not."""
+    """The error for a YAML file without PyYAML has the command that installs it."""
     monkeypatch.setitem(sys.modules, "yaml", None)
     path = write_file(tmp_path, "p.yaml", "max_attempts: 3")
 
@@ -263,7 +263,7 @@ def test_yaml_without_its_package_says_what_to_install(
 
 
 def test_windows_line_ends_and_byte_order_mark_are_read(tmp_path: Path) -> None:
-    """Windows line ends and a byte order mark are accepted."""
+    """Windows line ends and a byte order mark are accepted and do not change line numbers."""
     path = tmp_path / "p.toml"
     path.write_bytes(b"\xef\xbb\xbfjitter = 'none'\r\nmax_attempts = 0\r\n")
 
@@ -271,7 +271,7 @@ def test_windows_line_ends_and_byte_order_mark_are_read(tmp_path: Path) -> None:
         read_defence(path)
 
 
-MISTAKES = [
+DURATION_FILE_MISTAKES = [
     ("0.1\nx\n", "", "t.csv:2: must be a number of at least 0, got 'x'"),
     ("0.1\n-1\n", "", "t.csv:2: must be a number of at least 0, got '-1'"),
     ("0.1\nnan\n", "", "t.csv:2: must be a number of at least 0, got 'nan'"),
@@ -283,14 +283,18 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "more", "expected"), MISTAKES, ids=[case[2] for case in MISTAKES])
+@pytest.mark.parametrize(
+    ("text", "addition", "expected"),
+    DURATION_FILE_MISTAKES,
+    ids=[case[2] for case in DURATION_FILE_MISTAKES],
+)
 def test_error_in_durations_names_both_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, more: str, expected: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, addition: str, expected: str
 ) -> None:
     """The error has the line that names the file of durations, and the line in that file."""
     monkeypatch.chdir(tmp_path)
     Path("t.csv").write_text(text, encoding="utf-8")
-    latency = f"[servers.x.latency]\nkind = 'empirical'\nfile = 't.csv'\n{more}\n"
+    latency = f"[servers.x.latency]\nkind = 'empirical'\nfile = 't.csv'\n{addition}\n"
     Path("s.toml").write_text(SMALL + latency, encoding="utf-8")
 
     with pytest.raises(ConfigurationError) as caught:

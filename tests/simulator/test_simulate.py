@@ -1,4 +1,4 @@
-"""Whole runs: seeds, chains of servers, and the package."""
+"""Complete runs: seeds, chains of servers, recovery, and the public names of the package."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ ONCE = Defence(Policy(max_attempts=1))
 
 
 @given(st.integers(0, 2**32), st.sampled_from([Fixed(0.1), Exponential(0.1), Lognormal(0.1)]))
-def test_without_failures_every_call_succeeds_at_once(seed: int, latency: Distribution) -> None:
-    """Without failures and limits each call is one request."""
+def test_without_failures_every_call_succeeds_with_one_request(
+    seed: int, latency: Distribution
+) -> None:
+    """Without failures and limits, each call makes one request and succeeds."""
     scenario = Scenario(
         duration=20.0,
         servers={"server": Server(latency=latency)},
@@ -77,15 +79,15 @@ def test_different_seeds_give_different_runs() -> None:
     assert 20 == len(latencies)
 
 
-def test_other_policy_gets_the_same_arrivals() -> None:
-    """Random sources are separate, so that variants get the same arrivals and latencies."""
+def test_arrivals_do_not_depend_on_the_policy() -> None:
+    """Random sources are separate, so that two policies get the same arrivals."""
     other = replace(BUSY, clients=Clients(rate=50.0, defence=ONCE))
 
     assert simulate(BUSY).series["calls"] == simulate(other).series["calls"]
 
 
 def test_servers_of_a_chain_draw_separate_latencies() -> None:
-    """The sum of two exponential latencies has a gamma distribution."""
+    """The median of two exponential latencies in sequence is that of a gamma distribution."""
     servers = {
         "server": Server(latency=Exponential(1.0), calls="leaf"),
         "leaf": Server(latency=Exponential(1.0)),
@@ -97,7 +99,7 @@ def test_servers_of_a_chain_draw_separate_latencies() -> None:
 
 
 def test_servers_of_a_chain_draw_separate_jitter() -> None:
-    """The jitter of a client is independent of that of the server."""
+    """The jitter of the client is independent of the jitter of the server."""
     policy = Policy(max_attempts=2, initial_delay=1.0, ignore_retried_below=True)
     defence = Defence(policy)
     servers = {"server": Server(calls="leaf", defence=defence), "leaf": Server(failure_rate=1.0)}
@@ -183,14 +185,14 @@ def test_chain_multiplies_attempts_if_every_layer_retries() -> None:
 @pytest.mark.parametrize(
     ("above", "below", "requests", "reason"),
     [
-        pytest.param(3, 3, 3, "retried-below", id="the layer below"),
-        pytest.param(3, 1, 3, "attempts", id="the layer above"),
-        pytest.param(1, 3, 3, "attempts", id="only the layer below"),
-        pytest.param(1, 1, 1, "attempts", id="no layer"),
+        pytest.param(3, 3, 3, "retried-below", id="both policies retry"),
+        pytest.param(3, 1, 3, "attempts", id="only the policy above retries"),
+        pytest.param(1, 3, 3, "attempts", id="only the policy below retries"),
+        pytest.param(1, 1, 1, "attempts", id="no policy retries"),
     ],
 )
 def test_only_one_layer_retries(above: int, below: int, requests: int, reason: str) -> None:
-    """A layer does not retry what a layer below has retried."""
+    """A layer does not retry a failure that the layer below has retried."""
     servers = {
         "server": Server(calls="leaf", defence=Defence(Policy(max_attempts=below))),
         "leaf": Server(failure_rate=1.0),
@@ -204,8 +206,8 @@ def test_only_one_layer_retries(above: int, below: int, requests: int, reason: s
         assert [reason] == list(summary.reasons)
 
 
-def test_a_mark_passes_through_a_layer_that_makes_one_attempt() -> None:
-    """The mark of a retried failure is passed on by a layer that makes one attempt."""
+def test_retried_below_passes_through_a_layer_with_one_attempt() -> None:
+    """A layer that makes one attempt passes on `retried_below` to its caller."""
     servers = {
         "server": Server(calls="b", defence=ONCE),
         "b": Server(calls="leaf", defence=Defence(Policy(max_attempts=3))),
@@ -217,8 +219,8 @@ def test_a_mark_passes_through_a_layer_that_makes_one_attempt() -> None:
     assert (3, {"retried-below": 1}) == (summary.requests, summary.reasons)
 
 
-def test_hedged_clients_of_a_relay_end_each_call_once() -> None:
-    """A marked failure ends a hedged call, and no further copy is sent."""
+def test_hedged_calls_to_a_failing_relay_all_end() -> None:
+    """Every hedged call to a failing relay ends, and the totals add up."""
     servers = {"server": Server(calls="leaf"), "leaf": Server(failures=(Failure(end=30.0),))}
     clients = Clients(rate=5.0, defence=Defence(hedging=Hedging(after=5.0)))
     summary = simulate(Scenario(servers=servers, clients=clients))
@@ -230,8 +232,8 @@ def test_hedged_clients_of_a_relay_end_each_call_once() -> None:
 @pytest.mark.parametrize(
     "defence", [ONCE, Defence(hedging=Hedging(after=1e6))], ids=["retried", "hedged"]
 )
-def test_requests_dropped_in_a_crash_fail(defence: Defence) -> None:
-    """Only requests that arrived half a second before the crash succeed: 1 - exp(-0.5)."""
+def test_requests_dropped_in_an_outage_fail(defence: Defence) -> None:
+    """Only requests that arrive at least 0.5 s before the outage succeed: 1 - exp(-0.5)."""
     scenario = Scenario(
         servers={"server": Server(latency=Fixed(0.5), failures=(Failure(start=1.0, end=60.0),))},
         clients=Clients(arrivals="at-once", count=20_000, defence=defence),
@@ -270,7 +272,7 @@ def test_configured_failures_do_not_prevent_recovery(seed: int) -> None:
 
 @pytest.mark.parametrize("rule", STUDIES["amplification"].variants)
 def test_server_that_stays_down_never_recovers(rule: str) -> None:
-    """A run without calls at the end has not recovered if the failure lasts until then."""
+    """A run whose failure lasts until the end has not recovered."""
     (summary,) = amplification(rule=rule, attempts=2)
 
     assert (inf, 0.0) == (summary.recovered_after, summary.recovered)
@@ -316,8 +318,8 @@ def test_frozen_requests_are_in_progress() -> None:
     assert [0, 2, 2, 0, 0] == simulate(scenario).series["in_progress"]
 
 
-def test_crashes_of_all_servers_count() -> None:
-    """Crashes of relays and of the last server are counted."""
+def test_crash_of_a_relay_is_counted() -> None:
+    """A crash of a relay counts as a crash of the run."""
     servers = {
         "server": Server(calls="leaf", latency=Fixed(1.0), crash_above=1),
         "leaf": Server(latency=Fixed(1.0), crash_above=1),
@@ -345,7 +347,7 @@ def test_abandoned_requests_keep_the_server_busy() -> None:
     assert [0, 1, 2, 2, 2, 1, 1, 1, 1, 0] == summary.series["in_progress"][:10]
 
 
-# --- the package ---------------------------------------------------------------------------------
+# --- public names --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", tarry.simulator.__all__)
@@ -369,12 +371,12 @@ from tarry.simulator import Scenario, Server, simulate
 for name in tarry.simulator.__all__:
     getattr(tarry.simulator, name)
 assert simulate(Scenario(servers={"server": Server()})).succeeded
-tops = {module.partition(".")[0] for module in set(sys.modules) - before}
-ours = {"tarry", "__mp_main__"}  # the latter is how multiprocessing calls __main__
-print(sorted(tops - ours - sys.stdlib_module_names))
+top_level = {module.partition(".")[0] for module in set(sys.modules) - before}
+allowed = {"tarry", "__mp_main__"}  # multiprocessing adds __mp_main__, an alias of __main__
+print(sorted(top_level - allowed - sys.stdlib_module_names))
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-I", "-c", program], check=True, capture_output=True, text=True
     )
 
-    assert "[]" == done.stdout.strip()
+    assert "[]" == process.stdout.strip()

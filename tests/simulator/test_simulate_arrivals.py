@@ -1,4 +1,4 @@
-"""Arrivals: all at once, Poisson, closed, and as a backlog."""
+"""The kinds of arrivals: at-once, poisson, closed and backlog."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 from tarry.simulator.simulate import ArrivalSource, simulate
 from tests.simulator.harness import CallStartRecorder
 
-SPAN = 200.0
+RUN_S = 200.0
 
 
 class TimedCalls:
@@ -57,14 +57,14 @@ class TimedCalls:
         on_end(started, now, None, 1)
 
 
-def start_times(clients: Clients, seed: int = 0, span: float = SPAN) -> list[tuple[float, int]]:
-    """Return when calls start, and of which client, if no call ever ends."""
+def start_times(clients: Clients, seed: int = 0, span: float = RUN_S) -> list[tuple[float, int]]:
+    """Return the start and the client of each call, if no call ever ends."""
     loop, starts = EventLoop(seed), CallStartRecorder()
     recorder = MetricsRecorder(span, 1.0)
     ArrivalSource(clients, loop, recorder, starts).start()
     loop.run(span)
     assert len(starts.calls) == sum(recorder._calls)
-    return [(started.now, started.client) for started in starts.calls]
+    return [(call.started, call.client) for call in starts.calls]
 
 
 def count_between(times: list[float], start: float, end: float) -> int:
@@ -80,7 +80,7 @@ def approx_count(expected: float) -> object:
 # --- at once -------------------------------------------------------------------------------------
 
 
-def test_at_once_is_one_call_of_each_at_the_start() -> None:
+def test_at_once_starts_one_call_per_client() -> None:
     """Each client makes exactly one call, at the start."""
     assert [(0.0, client) for client in range(5)] == start_times(
         Clients(arrivals="at-once", count=5)
@@ -115,28 +115,28 @@ def test_end_of_a_call_is_recorded(stop: Stop | None) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_poisson_arrivals_have_the_rate(seed: int) -> None:
-    """Calls arrive at the rate, by clients with consecutive numbers."""
+    """Calls arrive at the rate, and their clients have consecutive numbers."""
     calls = start_times(Clients(rate=50.0), seed)
 
-    assert approx_count(50 * SPAN) == len(calls)
+    assert approx_count(50 * RUN_S) == len(calls)
     assert list(range(len(calls))) == [client for _, client in calls]
 
 
-def test_poisson_pauses_are_exponential() -> None:
-    """Pauses have their mean as standard deviation, and counts have their mean as variance."""
+def test_poisson_gaps_are_exponential() -> None:
+    """The gaps have their mean as standard deviation, the counts per second as variance."""
     times = [now for now, _ in start_times(Clients(rate=50.0))]
-    pauses = [after - before for before, after in pairwise(times)]
+    gaps = [after - before for before, after in pairwise(times)]
     counts = Counter(int(now) for now in times)
-    seconds = [counts[second] for second in range(int(SPAN))]
+    counts_per_second = [counts[second] for second in range(int(RUN_S))]
 
-    assert pytest.approx(0.02, rel=0.1) == fmean(pauses)
-    assert pytest.approx(0.02, rel=0.1) == sqrt(fmean((pause - 0.02) ** 2 for pause in pauses))
-    assert pytest.approx(50, rel=0.5) == fmean((count - 50) ** 2 for count in seconds)
+    assert pytest.approx(0.02, rel=0.1) == fmean(gaps)
+    assert pytest.approx(0.02, rel=0.1) == sqrt(fmean((gap - 0.02) ** 2 for gap in gaps))
+    assert pytest.approx(50, rel=0.5) == fmean((count - 50) ** 2 for count in counts_per_second)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_surge_changes_the_rate_for_its_period(seed: int) -> None:
-    """The rate is normal before and after a surge."""
+    """During a surge calls arrive at its rate, and before and after it at the normal rate."""
     surges = (Surge(start=20.0, end=40.0, rate=200.0), Surge(start=100.0, end=150.0, rate=5.0))
     times = [now for now, _ in start_times(Clients(rate=50.0, surges=surges), seed)]
 
@@ -170,14 +170,14 @@ def test_surge_at_the_start() -> None:
 
 
 def test_poisson_does_not_wait_for_responses() -> None:
-    """Calls arrive independently of how earlier calls end."""
+    """Poisson calls arrive at their rate although no earlier call has ended."""
     loop = EventLoop(0)
     calls = TimedCalls(loop, 1_000.0)
-    ArrivalSource(Clients(rate=10.0), loop, MetricsRecorder(SPAN, 1.0), calls).start()
-    loop.run(SPAN)
+    ArrivalSource(Clients(rate=10.0), loop, MetricsRecorder(RUN_S, 1.0), calls).start()
+    loop.run(RUN_S)
 
     assert calls.running == calls.max_running
-    assert approx_count(10 * SPAN) == calls.running
+    assert approx_count(10 * RUN_S) == calls.running
 
 
 # --- closed --------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_poisson_does_not_wait_for_responses() -> None:
 def test_closed_never_has_more_calls_than_clients(
     count: int, think: float, seconds: float, max_calls: int | None, seed: int
 ) -> None:
-    """Each client makes one call at a time and thinks before the next, even if it is refused."""
+    """A client makes one call at a time and thinks before the next, even after a rejection."""
     loop, recorder = EventLoop(seed), MetricsRecorder(20.0, 1.0)
     calls = TimedCalls(loop, seconds, max_calls=max_calls)
     clients = Clients(arrivals="closed", count=count, think=Fixed(think))
@@ -205,32 +205,32 @@ def test_closed_never_has_more_calls_than_clients(
     assert sum(recorder._succeeded) == len(calls.started) - calls.running
     assert calls.rejections == sum(recorder._failed)
     for client in range(count):
-        mine = [now for now, who in calls.started if who == client]
-        assert all(later >= now + seconds + think for now, later in pairwise(mine))
+        starts = [now for now, caller in calls.started if caller == client]
+        assert all(later >= now + seconds + think for now, later in pairwise(starts))
 
 
-def test_closed_rate_follows_from_think_time() -> None:
-    """Each client makes one call per call duration plus think time."""
-    loop, recorder = EventLoop(0), MetricsRecorder(SPAN, 1.0)
+def test_closed_rate_follows_from_duration_and_think_time() -> None:
+    """With calls of 0.5 s and a think time of 1.5 s, each client makes a call every 2 s."""
+    loop, recorder = EventLoop(0), MetricsRecorder(RUN_S, 1.0)
     calls = TimedCalls(loop, 0.5)
     ArrivalSource(
         Clients(arrivals="closed", count=10, think=Fixed(1.5)), loop, recorder, calls
     ).start()
-    loop.run(SPAN)
+    loop.run(RUN_S)
 
-    assert 10 * SPAN / 2 == len(calls.started)
-    assert dict.fromkeys(range(10), 100) == Counter(who for _, who in calls.started)
+    assert 10 * RUN_S / 2 == len(calls.started)
+    assert dict.fromkeys(range(10), 100) == Counter(caller for _, caller in calls.started)
 
 
 @pytest.mark.parametrize("think", [Uniform(0.0, 2.0), Exponential(1.0)])
 def test_think_time_may_vary(think: Uniform | Exponential) -> None:
     """The rate depends on the mean of the think time."""
-    loop, recorder = EventLoop(0), MetricsRecorder(SPAN, 1.0)
+    loop, recorder = EventLoop(0), MetricsRecorder(RUN_S, 1.0)
     calls = TimedCalls(loop, 1.0)
     ArrivalSource(Clients(arrivals="closed", count=20, think=think), loop, recorder, calls).start()
-    loop.run(SPAN)
+    loop.run(RUN_S)
 
-    assert pytest.approx(20 * SPAN / 2, rel=0.1) == len(calls.started)
+    assert pytest.approx(20 * RUN_S / 2, rel=0.1) == len(calls.started)
 
 
 def test_closed_clients_start_at_different_times() -> None:
@@ -259,8 +259,8 @@ def test_client_without_think_time_continues_at_once() -> None:
     assert [number / 2 for number in range(20)] == [now for now, _ in calls.started]
 
 
-def test_refused_client_without_think_time_polls() -> None:
-    """A client without think time that is refused at once tries ten times per second."""
+def test_rejected_client_without_think_time_polls() -> None:
+    """A client without think time whose calls are rejected starts ten calls per second."""
     loop, recorder = EventLoop(0), MetricsRecorder(10.0, 1.0)
     starts = CallStartRecorder(lambda _: Stop(Reason.BREAKER_OPEN, 5.0))
     ArrivalSource(Clients(arrivals="closed", think=Fixed(0.0)), loop, recorder, starts).start()
@@ -310,12 +310,12 @@ def test_duration_of_a_backlog_call_includes_its_wait() -> None:
 def test_backlog_polls_after_the_retry_after_time(
     retry_after: float | None, expected: float
 ) -> None:
-    """A backlog polls after the time in the rejection, or else ten times per second."""
-    loop, asked = EventLoop(0), []
+    """A rejected backlog polls after `retry_after`, and at most ten times per second."""
+    loop, times = EventLoop(0), []
 
     def reject(now: float) -> Stop | None:
-        asked.append(now)
-        return Stop(Reason.BREAKER_OPEN, retry_after) if len(asked) == 1 else None
+        times.append(now)
+        return Stop(Reason.BREAKER_OPEN, retry_after) if len(times) == 1 else None
 
     starts = CallStartRecorder(reject)
     ArrivalSource(
@@ -323,26 +323,26 @@ def test_backlog_polls_after_the_retry_after_time(
     ).start()
     loop.run(9.0)
 
-    assert [0.0, expected, expected] == asked
+    assert [0.0, expected, expected] == times
 
 
 def test_backlog_tries_every_instance() -> None:
-    """A rejection by one process does not stop the others, and the earliest retry time counts."""
-    loop, asked = EventLoop(0), []
+    """A rejected backlog tries each instance, and polls after the shortest `retry_after`."""
+    loop, start_attempts = EventLoop(0), []
     waits = {0: 5.0, 1: 2.0, 2: 3.0}
 
-    def begin(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
-        asked.append((now, client % 3))
+    def start_call(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
+        start_attempts.append((now, client % 3))
         stop = Stop(Reason.BREAKER_OPEN, waits[client % 3])
         on_end(now, now, stop, 0)
         return stop
 
     clients = Clients(arrivals="backlog", count=9, instances=3)
-    ArrivalSource(clients, loop, MetricsRecorder(9.0, 1.0), begin).start()
+    ArrivalSource(clients, loop, MetricsRecorder(9.0, 1.0), start_call).start()
     loop.run(3.0)
 
-    assert [0, 1, 2] == sorted(instance for now, instance in asked if now == 0.0)
-    assert [0.0] * 3 + [2.0] * 3 == [now for now, _ in asked]
+    assert [0, 1, 2] == sorted(instance for now, instance in start_attempts if now == 0.0)
+    assert [0.0] * 3 + [2.0] * 3 == [now for now, _ in start_attempts]
 
 
 @pytest.mark.parametrize("reason", [Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY])
@@ -351,11 +351,11 @@ def test_deferred_call_returns_to_the_backlog(reason: Reason) -> None:
     loop, recorder, starts = EventLoop(0), MetricsRecorder(100.0, 1.0), CallStartRecorder()
     ArrivalSource(Clients(arrivals="backlog", count=2), loop, recorder, starts).start()
     loop.run(1.0)
-    for started in tuple(starts.calls):
-        started.on_end(0.0, 2.0, Stop(reason, 3.0), 1)
+    for call in tuple(starts.calls):
+        call.on_end(0.0, 2.0, Stop(reason, 3.0), 1)
     loop.run(50.0)
 
-    assert [0.0, 0.0, 5.0, 5.0] == [started.now for started in starts.calls]
+    assert [0.0, 0.0, 5.0, 5.0] == [call.started for call in starts.calls]
     assert (0, 0) == (sum(recorder._failed), sum(recorder._succeeded))
 
 
@@ -365,8 +365,8 @@ def test_failed_call_leaves_the_backlog(reason: Reason) -> None:
     loop, recorder, starts = EventLoop(0), MetricsRecorder(100.0, 1.0), CallStartRecorder()
     ArrivalSource(Clients(arrivals="backlog", count=2), loop, recorder, starts).start()
     loop.run(1.0)
-    for started in tuple(starts.calls):
-        started.on_end(0.0, 2.0, Stop(reason), 1)
+    for call in tuple(starts.calls):
+        call.on_end(0.0, 2.0, Stop(reason), 1)
     loop.run(50.0)
 
     assert 2 == len(starts.calls)
@@ -376,15 +376,17 @@ def test_failed_call_leaves_the_backlog(reason: Reason) -> None:
 @given(
     max_calls=st.integers(1, 5),
     count=st.integers(1, 20),
-    fates=st.lists(st.sampled_from(["ok", "failed", "held"]), max_size=40),
+    call_ends=st.lists(st.sampled_from(["ok", "failed", "deferred"]), max_size=40),
 )
-def test_each_backlog_call_is_counted_once(max_calls: int, count: int, fates: list[str]) -> None:
-    """However its calls end, each call of a backlog is counted exactly once."""
+def test_each_backlog_call_is_counted_once(
+    max_calls: int, count: int, call_ends: list[str]
+) -> None:
+    """Each call of a backlog is counted exactly once, even if it is deferred several times."""
     loop, recorder = EventLoop(0), MetricsRecorder(1_000.0, 1.0)
-    running, ends = 0, iter(fates)
+    running, remaining_ends = 0, iter(call_ends)
     tally: Counter[str] = Counter()
 
-    def begin(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
+    def start_call(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
         nonlocal running
         if running >= max_calls:
             stop = Stop(Reason.LIMIT)
@@ -397,12 +399,12 @@ def test_each_backlog_call_is_counted_once(max_calls: int, count: int, fates: li
     def end(now: float, on_end: OnCallEnd) -> None:
         nonlocal running
         running -= 1
-        fate = next(ends, "ok")
-        tally[fate] += 1
-        stops = {"failed": Stop(Reason.ATTEMPTS), "held": Stop(Reason.BREAKER_OPEN, 2.0)}
-        on_end(now - 1.0, now, stops.get(fate), 1)
+        call_end = next(remaining_ends, "ok")
+        tally[call_end] += 1
+        stops = {"failed": Stop(Reason.ATTEMPTS), "deferred": Stop(Reason.BREAKER_OPEN, 2.0)}
+        on_end(now - 1.0, now, stops.get(call_end), 1)
 
-    ArrivalSource(Clients(arrivals="backlog", count=count), loop, recorder, begin).start()
+    ArrivalSource(Clients(arrivals="backlog", count=count), loop, recorder, start_call).start()
     loop.run(1_000.0)
 
     assert (count, 0) == (tally["ok"] + tally["failed"], running)
@@ -413,7 +415,7 @@ def test_each_backlog_call_is_counted_once(max_calls: int, count: int, fates: li
 def test_instances_share_a_backlog() -> None:
     """Ten processes with a limit of one drain a backlog like one process with a limit of ten."""
 
-    def drained(instances: int, limit: int) -> Summary:
+    def run_backlog(instances: int, limit: int) -> Summary:
         defence = Defence(Policy(), limiter={"kind": "in-flight", "limit": limit})
         clients = Clients(arrivals="backlog", count=200, instances=instances, defence=defence)
         return simulate(
@@ -422,7 +424,7 @@ def test_instances_share_a_backlog() -> None:
             )
         )
 
-    many, one = drained(10, 1), drained(1, 10)
+    many, one = run_backlog(10, 1), run_backlog(1, 10)
 
     assert one == many
     assert 200 == many.succeeded
@@ -432,7 +434,7 @@ def test_full_instance_does_not_block_the_backlog() -> None:
     """Calls start in each instance with free capacity while another one is full."""
     loop, started = EventLoop(0), []
 
-    def begin(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
+    def start_call(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
         if client % 3 == 0:
             stop = Stop(Reason.LIMIT)
             on_end(now, now, stop, 0)
@@ -441,7 +443,7 @@ def test_full_instance_does_not_block_the_backlog() -> None:
         return None
 
     clients = Clients(arrivals="backlog", count=6, instances=3)
-    ArrivalSource(clients, loop, MetricsRecorder(9.0, 1.0), begin).start()
+    ArrivalSource(clients, loop, MetricsRecorder(9.0, 1.0), start_call).start()
     loop.run(9.0)
 
     assert [(0.0, 1), (0.0, 2)] * 3 == started
@@ -468,7 +470,7 @@ DEFENCES = {
 @pytest.mark.parametrize("instances", [1, 3])
 @pytest.mark.parametrize("defence", DEFENCES.values(), ids=DEFENCES.keys())
 def test_backlog_drains_after_an_outage(defence: Defence, instances: int) -> None:
-    """After an outage every call of the backlog is made, whatever deferred it."""
+    """After an outage every call of the backlog ends, and none fails because it was deferred."""
     scenario = Scenario(
         duration=600.0,
         clients=Clients(arrivals="backlog", count=100, instances=instances, defence=defence),

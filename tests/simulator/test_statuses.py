@@ -8,7 +8,7 @@ from tarry import ConfigurationError, Policy
 from tarry.simulator import Clients, Defence, Failure, Fixed, Scenario, Server, Summary, simulate
 
 
-def _run(policy: Policy, status: int, **limiter: object) -> Summary:
+def _run_with_failing_server(policy: Policy, status: int, **limiter: object) -> Summary:
     failing = Failure(end=60.0, kind="error", status=status)
     defence = Defence(policy, limiter=limiter or None)
     return simulate(
@@ -28,26 +28,33 @@ def test_policy_decides_which_statuses_are_retried(
     status: int, statuses: set[int], expected: int
 ) -> None:
     """A status that the policy does not list ends the call."""
-    assert expected == _run(Policy(retryable_statuses=statuses), status).attempts_per_call
+    assert (
+        expected
+        == _run_with_failing_server(Policy(retryable_statuses=statuses), status).attempts_per_call
+    )
 
 
-def test_throttling_waits_longer() -> None:
-    """After a 429 the first retry waits up to a second instead of a tenth."""
-    last = {
+def test_throttled_call_waits_longer() -> None:
+    """After a 429 the first retry waits up to a second, after a 503 up to a tenth of a second."""
+    last_request_s = {
         status: max(
-            index for index, seen in enumerate(_run(Policy(), status).series["requests"]) if seen
+            second
+            for second, count in enumerate(
+                _run_with_failing_server(Policy(), status).series["requests"]
+            )
+            if count
         )
         for status in (429, 503)
     }
 
-    assert last[503] == 0
-    assert last[429] > 1
+    assert last_request_s[503] == 0
+    assert last_request_s[429] > 1
 
 
-def test_an_adaptive_limiter_slows_down_when_it_is_throttled() -> None:
-    """The limiter is off until the first 429, and then limits the rate."""
+def test_adaptive_limiter_slows_down_after_429() -> None:
+    """An adaptive limiter sends less than half the requests to a throttling server."""
     throttling = Server(latency=Fixed(0.1), concurrency=1, queue=0, reject_status=429)
-    bare, adaptive = (
+    unlimited, adaptive = (
         simulate(
             Scenario(
                 servers={"server": throttling},
@@ -60,8 +67,8 @@ def test_an_adaptive_limiter_slows_down_when_it_is_throttled() -> None:
         for limiter in (None, {"kind": "adaptive"})
     )
 
-    assert adaptive.requests < bare.requests / 2
-    assert adaptive.failures < bare.failures / 2
+    assert adaptive.requests < unlimited.requests / 2
+    assert adaptive.failures < unlimited.failures / 2
 
 
 @pytest.mark.parametrize("status", [200, 399, 600, 0])

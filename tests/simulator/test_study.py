@@ -21,16 +21,16 @@ from tests.simulator.sample_results import sample_results
 class FixedTrial:
     """A trial with these metrics."""
 
-    def __init__(self, **numbers: float) -> None:
-        self._numbers = numbers
+    def __init__(self, **metrics: float) -> None:
+        self._metrics = metrics
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics."""
-        return self._numbers
+        return self._metrics
 
 
 def run(*, size: str, trials: int, seed: int, width: int = 1, depth: int = 1) -> list[FixedTrial]:
-    """Stand in for a simulation."""
+    """Return trials whose metrics are the arguments."""
     return [
         FixedTrial(size=len(size), seed=seed, trial=trial, area=width * depth)
         for trial in range(trials)
@@ -62,7 +62,7 @@ def row_keys(**arguments: Any) -> list[tuple[str, dict[str, Any]]]:
     return [(row.variant, row.parameters) for row in run_study(STUDY, **arguments).rows]
 
 
-def test_defaults_of_the_study() -> None:
+def test_study_runs_with_its_defaults() -> None:
     """Without arguments, each variant runs at each point of the study's own sweep."""
     results = run_study(STUDY)
 
@@ -77,11 +77,11 @@ def test_defaults_of_the_study() -> None:
 
 
 def test_two_parameters_are_swept_over_all_pairs() -> None:
-    """The last parameter changes fastest."""
+    """A sweep of two parameters runs all pairs; the last parameter changes fastest."""
     sweep = {"width": [1, 2], "depth": [3, 4]}
 
     assert [(1, 3), (1, 4), (2, 3), (2, 4)] == [
-        (at["width"], at["depth"]) for _, at in row_keys(sweep=sweep, variants=["s"])
+        (point["width"], point["depth"]) for _, point in row_keys(sweep=sweep, variants=["s"])
     ]
 
 
@@ -92,13 +92,15 @@ def test_parameter_that_is_set_is_not_swept() -> None:
 
 def test_result_does_not_depend_on_processes() -> None:
     """Rows have the same order and values with several processes."""
-    told: list[tuple[int, int]] = []
+    progress_calls: list[tuple[int, int]] = []
 
-    alone = run_study(STUDY, seed=7)
-    together = run_study(STUDY, seed=7, jobs=2, progress=lambda done, of: told.append((done, of)))
+    one_process = run_study(STUDY, seed=7)
+    two_processes = run_study(
+        STUDY, seed=7, jobs=2, progress=lambda done, total: progress_calls.append((done, total))
+    )
 
-    assert [row.metrics for row in alone.rows] == [row.metrics for row in together.rows]
-    assert [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)] == told
+    assert [row.metrics for row in one_process.rows] == [row.metrics for row in two_processes.rows]
+    assert [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)] == progress_calls
 
 
 def test_results_have_the_parameters() -> None:
@@ -113,16 +115,16 @@ def test_results_have_the_parameters() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        pytest.param([1.0, 2.0, 6.0], 3.0, id="the mean"),
-        pytest.param([1.0, nan, 3.0], 2.0, id="of those that are known"),
-        pytest.param([nan, nan], nan, id="none is known"),
-        pytest.param([1.0, 7.0, inf], 7.0, id="the median where one is infinite"),
-        pytest.param([1.0, inf], inf, id="the higher of two"),
-        pytest.param([nan, 1.0, 7.0, inf], 7.0, id="the median of those that are known"),
+        pytest.param([1.0, 2.0, 6.0], 3.0, id="mean"),
+        pytest.param([1.0, nan, 3.0], 2.0, id="mean of the known values"),
+        pytest.param([nan, nan], nan, id="all values missing"),
+        pytest.param([1.0, 7.0, inf], 7.0, id="median if a value is infinite"),
+        pytest.param([1.0, inf], inf, id="higher of two if one is infinite"),
+        pytest.param([nan, 1.0, 7.0, inf], 7.0, id="median of the known values"),
     ],
 )
 def test_row_averages_its_trials(values: list[float], expected: float) -> None:
-    """A missing value is ignored unless all trials miss it."""
+    """A row has the mean of the known values, or the median if one of them is infinite."""
     row = StudyRow("s", {}, [FixedTrial(number=value) for value in values])
 
     assert pytest.approx({"number": expected}, nan_ok=True) == row.metrics
@@ -138,7 +140,7 @@ def test_error_ends_the_processes() -> None:
     """The error is raised unchanged, and no process is left."""
     before = active_children()
 
-    def on_progress(done: int, _of: int) -> None:
+    def on_progress(done: int, _total: int) -> None:
         if done:
             raise LookupError
 
@@ -148,8 +150,8 @@ def test_error_ends_the_processes() -> None:
     assert before == active_children()
 
 
-def test_interrupt_ends_a_process_at_once() -> None:
-    """A worker process ends on Ctrl-C without a traceback."""
+def test_worker_process_restores_the_default_sigint_handler() -> None:
+    """A worker process gets the default SIGINT handler, so that Ctrl-C prints no traceback."""
     before = signal.getsignal(signal.SIGINT)
     try:
         _restore_sigint()
@@ -158,8 +160,8 @@ def test_interrupt_ends_a_process_at_once() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_results_as_plain_data() -> None:
-    """The data is complete, and null where a number would not be valid JSON."""
+def test_results_are_converted_to_json_data() -> None:
+    """The data has rows, metrics and series, and null for numbers that JSON cannot represent."""
     data = sample_results().to_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     first = data["rows"][0]
@@ -181,7 +183,7 @@ def test_parameters_that_json_cannot_represent_become_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ({"variants": ["m"]}, "^size must be one of s, xxl, got 'm'"),
         ({"parameters": {"hight": 1}}, "^parameter must be one of depth, width, got 'hight'"),
@@ -195,7 +197,7 @@ def test_parameters_that_json_cannot_represent_become_text() -> None:
         ({"jobs": 0}, "^jobs must be at least 1, got 0"),
     ],
 )
-def test_invalid_arguments_are_rejected(arguments: dict[str, Any], words: str) -> None:
-    """The error names the argument."""
-    with pytest.raises(ConfigurationError, match=words):
+def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
+    """An invalid argument is rejected with its name and the rule."""
+    with pytest.raises(ConfigurationError, match=message):
         run_study(STUDY, **arguments)

@@ -22,14 +22,14 @@ from tarry.simulator import (
 from tarry.simulator.scenarios import metastable
 
 
-def _at_once(_k: int) -> float:
+def _no_delay(_k: int) -> float:
     return 0.0
 
 
 @pytest.mark.parametrize(("clients", "slots"), [(50, 100), (200, 100), (200, 400)])
-def test_full_jitter_collides_by_chance(clients: int, slots: int) -> None:
+def test_collisions_of_full_jitter(clients: int, slots: int) -> None:
     """Of N clients that draw from W slots, C(N, 2) / W pairs collide."""
-    # First attempts arrive together at 0.5 s and fail; retries come from 1.5 s on, within 1 s.
+    # First attempts arrive together at 0.5 s and fail; retries arrive between 1.5 s and 2.5 s.
     scenario = Scenario(
         servers={"server": Server(failures=(Failure(end=1.0, kind="error"),))},
         clients=Clients(
@@ -67,7 +67,7 @@ def test_mean_time_of_retries() -> None:
     series = simulate(scenario).series["requests"]
     mean = sum((index + 0.5) * bucket * n for index, n in enumerate(series)) / sum(series)
 
-    # Ceilings 1, 2, 4, 8, 8: attempts come after 0, 0.5, 1.5, 3.5, 7.5 and 11.5 s.
+    # Ceilings 1, 2, 4, 8, 8: attempts start on average after 0, 0.5, 1.5, 3.5, 7.5 and 11.5 s.
     assert fmean([0, 0.5, 1.5, 3.5, 7.5, 11.5]) == pytest.approx(mean, rel=0.02)
 
 
@@ -110,13 +110,13 @@ def test_tail_of_a_hedged_call(delay: float) -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_load_of_independent_failures(p: float) -> None:
-    """Four attempts succeed with 1 - p**4 and make (1 - p**4) / (1 - p) requests."""
+    """A call of four attempts succeeds with 1 - p**4 and makes (1 - p**4) / (1 - p) requests."""
     scenario = Scenario(
         servers={"server": Server(failure_rate=p)},
         clients=Clients(
             arrivals="at-once",
             count=20_000,
-            defence=Defence(Policy(max_attempts=4, backoff=_at_once, jitter="none")),
+            defence=Defence(Policy(max_attempts=4, backoff=_no_delay, jitter="none")),
         ),
         network=Exponential(0.01),
         duration=60.0,
@@ -130,7 +130,7 @@ def test_load_of_independent_failures(p: float) -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
 def test_load_without_retries(p: float) -> None:
-    """One attempt succeeds with 1 - p and makes 1 request."""
+    """A call of one attempt succeeds with 1 - p and makes 1 request."""
     scenario = Scenario(
         servers={"server": Server(failure_rate=p)},
         clients=Clients(arrivals="at-once", count=20_000, defence=Defence(Policy(max_attempts=1))),
@@ -144,8 +144,8 @@ def test_load_without_retries(p: float) -> None:
     assert 1 - p == pytest.approx(summary.success_rate, abs=0.01)
 
 
-def test_budget_ends_a_metastable_failure() -> None:
-    """Over many seeds, retries without a budget mostly never recover, and with a budget all do."""
+def test_retry_budget_ends_a_metastable_failure() -> None:
+    """Of 20 trials, at least half never recover without a budget, and all recover with one."""
     collapsed = [not run.recovered for run in metastable(defence="retries", trials=20, seed=11)]
     defended = [run.recovered for run in metastable(defence="budget", trials=20, seed=11)]
 

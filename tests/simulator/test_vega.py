@@ -6,7 +6,7 @@ from tarry.simulator.vega import DARK, LIGHT, Theme, axis_range, log_ticks, x_ch
 
 
 def test_log_axis_has_few_ticks() -> None:
-    """A log axis has ticks at powers of ten, and between them if there are few."""
+    """A log axis has ticks at powers of ten, and at 2 and 5 times them if there are few."""
     wide = log_ticks(axis_range([1.0, 1e5], is_log=True))
     narrow = log_ticks(axis_range([1.0, 30.0], is_log=True))
     assert ([1.0, 10.0, 100.0, 1e3, 1e4, 1e5], [1.0, 2.0, 5.0, 10.0, 20.0]) == (wide, narrow)
@@ -14,22 +14,22 @@ def test_log_axis_has_few_ticks() -> None:
 
 def test_swept_decades_get_a_log_axis() -> None:
     """An axis of values over several decades is logarithmic."""
-    kinds = [
+    scale_types = [
         x_channel(values, "x", "", is_swept=True)["scale"]["type"]
         for values in ([1, 10, 100], [1, 2, 3])
     ]
-    assert ["log", "linear"] == kinds
+    assert ["log", "linear"] == scale_types
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_contrast(theme: Theme) -> None:
-    """Text has a contrast of 4.5, and marks one of 3, against each background."""
-    for ground in (theme.page, theme.surface, theme.wash, theme.span, *theme.ramp):
-        assert 4.5 <= contrast(theme.ink, ground)
-    for ground in (theme.page, theme.surface, theme.wash):
-        assert 4.5 <= min(contrast(theme.muted, ground), contrast(theme.accent, ground))
-    for ground in (theme.page, theme.surface, theme.wash, theme.span):
-        assert 3 <= min(contrast(colour, ground) for colour in theme.marks)
+def test_colours_have_enough_contrast(theme: Theme) -> None:
+    """Text has a contrast of at least 4.5, and chart marks of at least 3, on each background."""
+    for background in (theme.page, theme.surface, theme.wash, theme.span, *theme.ramp):
+        assert 4.5 <= contrast(theme.ink, background)
+    for background in (theme.page, theme.surface, theme.wash):
+        assert 4.5 <= min(contrast(theme.muted, background), contrast(theme.accent, background))
+    for background in (theme.page, theme.surface, theme.wash, theme.span):
+        assert 3 <= min(contrast(colour, background) for colour in theme.marks)
 
 
 def contrast(one: str, other: str) -> float:
@@ -40,7 +40,7 @@ def contrast(one: str, other: str) -> float:
 
 def luminance(colour: str) -> float:
     """Return the relative luminance of #rrggbb."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     linear = [
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
     ]

@@ -1,4 +1,4 @@
-"""Properties of every run, for random scenarios."""
+"""Properties that hold for all scenarios."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tarry.simulator.metrics import Summary
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 from tests.simulator.harness import check_totals
 
-moments = st.floats(0, 8)
-times: st.SearchStrategy[Distribution] = st.one_of(
+start_times = st.floats(0, 8)
+durations: st.SearchStrategy[Distribution] = st.one_of(
     st.builds(Fixed, st.just(0.0) | st.floats(0.02, 1)),
     st.builds(Exponential, st.floats(0.02, 0.5)),
     st.builds(Lognormal, st.floats(0.02, 0.3)),
@@ -74,7 +74,7 @@ def defences(draw: st.DrawFn) -> Defence:
 @st.composite
 def failures(draw: st.DrawFn) -> Failure:
     """Draw a failure of any kind."""
-    start = draw(moments)
+    start = draw(start_times)
     return Failure(
         start=start,
         end=start + draw(st.floats(0.1, 4)),
@@ -89,15 +89,15 @@ def servers(draw: st.DrawFn, calls: str | None) -> Server:
     """Draw a server that calls the next one or does the work itself."""
     concurrency = draw(st.none() | st.integers(1, 6))
     queue = None if concurrency is None else draw(st.none() | st.integers(0, 10))
-    room = 20 if concurrency is None or queue is None else concurrency + queue - 1
+    max_crash_above = 20 if concurrency is None or queue is None else concurrency + queue - 1
     return Server(
-        latency=draw(times),
+        latency=draw(durations),
         concurrency=concurrency,
         queue=queue,
         slowdown=draw(st.sampled_from([0.0, 0.01])) if calls is None else 0.0,
         failure_rate=draw(st.sampled_from([0.0, 0.2])),
         retry_after=draw(st.none() | st.floats(0, 2)),
-        crash_above=draw(st.none() | st.integers(1, room)) if room else None,
+        crash_above=draw(st.none() | st.integers(1, max_crash_above)) if max_crash_above else None,
         restart_after=draw(st.floats(0.1, 2)),
         warmup=draw(st.sampled_from([0.0, 1.0])) if calls is None else 0.0,
         cold_factor=3.0,
@@ -125,11 +125,11 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             count=draw(st.integers(1, 12)),
             rate=draw(st.floats(0.5, 8)),
             surges=surges,
-            think=draw(times),
+            think=draw(durations),
             instances=draw(st.integers(1, 3)),
             defence=draw(defences()),
         ),
-        network=draw(times),
+        network=draw(durations),
         duration=draw(st.floats(0.5, 10)),
         bucket=draw(st.sampled_from([0.3, 1.0, 2.0])),
     )
@@ -142,8 +142,8 @@ def max_attempts_of(defence: Defence | None) -> int:
 
 
 @given(scenarios(), st.integers(0, 2**32))
-def test_properties_of_every_run(scenario: Scenario, seed: int) -> None:
-    """No call is lost or counted twice, and no limit is exceeded."""
+def test_calls_add_up_and_limits_hold(scenario: Scenario, seed: int) -> None:
+    """Totals add up, no limit is exceeded, and the same seed gives the same summary."""
     summary = simulate(scenario, seed=seed)
 
     check_totals(summary)
@@ -152,14 +152,14 @@ def test_properties_of_every_run(scenario: Scenario, seed: int) -> None:
 
 
 def check_limits(scenario: Scenario, summary: Summary) -> None:
-    """Check the limits of policies, clients and servers."""
+    """Check that attempts, calls and requests are within the limits of the scenario."""
     clients, path = scenario.clients, [scenario.servers[name] for name in scenario.path()]
-    below = prod(max_attempts_of(server.defence) for server in path[:-1])
-    assert summary.requests <= summary.attempts * below
+    requests_per_attempt = prod(max_attempts_of(server.defence) for server in path[:-1])
+    assert summary.requests <= summary.attempts * requests_per_attempt
     if clients.arrivals != "backlog":  # a deferred call of a backlog is started again
-        most = max_attempts_of(clients.defence)
-        assert summary.attempts <= summary.calls * most
-        assert not summary.amplification > most * below
+        max_attempts = max_attempts_of(clients.defence)
+        assert summary.attempts <= summary.calls * max_attempts
+        assert not summary.amplification > max_attempts * requests_per_attempt
     if clients.arrivals in {"at-once", "backlog"}:
         assert clients.count == summary.calls
     if clients.arrivals == "closed":
