@@ -28,20 +28,20 @@ HEADER = "taskId,attemptNumber,startedAt,durationMs,outcome"
 
 @dataclass(frozen=True, kw_only=True)
 class LogModel:
-    """A dependency and its clients. Outages are pairs of seconds from the start of the log."""
+    """The dependency and clients of a generated log. Outages are in seconds from its start."""
 
     calls: int = 3_000
     rate: float = 50.0
     median: float = 0.05
     sigma: float = 0.5
     success_rates: Sequence[float] = (0.98, 0.9, 0.5, 0.2)
-    """Of attempt 1, 2, ... outside outages; a call has at most as many attempts."""
+    """Success rates of attempts 1, 2, ... outside outages; their number limits the attempts."""
     outages: Sequence[tuple[float, float]] = ()
     timeout: float | None = None
     pause: float = 0.2
 
     def quantile(self, normal: float) -> float:
-        """Return a quantile of the latency, given that of the normal distribution."""
+        """Return the quantile of the latency for this quantile of the normal distribution."""
         return self.median * exp(self.sigma * normal)
 
     def attempts(self, seed: int = 7) -> Iterator[LoggedAttempt]:
@@ -55,12 +55,12 @@ class LogModel:
                 duration = self.median * exp(self.sigma * random_source.gauss())
                 down = any(begin <= start < end for begin, end in self.outages)
                 late = self.timeout is not None and duration > self.timeout
-                well = random_source.random() < success_rate and not down and not late
+                succeeds = random_source.random() < success_rate and not down and not late
                 if late and not down:
                     duration = self.timeout or 0.0
-                kind = Kind.SUCCESS if well else Kind.TRANSIENT
+                kind = Kind.SUCCESS if succeeds else Kind.TRANSIENT
                 yield LoggedAttempt(f"task {task}", number, EPOCH + start, duration, kind)
-                if well:
+                if succeeds:
                     break
                 start += duration + self.pause * random_source.random()
 
@@ -72,8 +72,8 @@ class LogModel:
 def write_csv(path: Path, attempts: Iterator[LoggedAttempt]) -> Path:
     """Write attempts as CSV, as the service exports them."""
     lines = [
-        f"{one.task},{one.number},{one.start * 1000:.3f},{one.duration * 1000:.6f},{one.kind}"
-        for one in attempts
+        f"{a.task},{a.number},{a.start * 1000:.3f},{a.duration * 1000:.6f},{a.kind}"
+        for a in attempts
     ]
     path.write_text("\n".join([HEADER, *lines, ""]), encoding="utf-8")
     return path
@@ -84,13 +84,13 @@ def write_jsonl(path: Path, attempts: Iterator[LoggedAttempt]) -> Path:
     status = {Kind.SUCCESS: 200, Kind.TRANSIENT: 503}
     rows = [
         {
-            "taskId": one.task,
-            "attemptNumber": one.number,
-            "startedAt": round(one.start * 1000, 3),
-            "durationMs": round(one.duration * 1000, 6),
-            "responseStatus": status[one.kind],
+            "taskId": attempt.task,
+            "attemptNumber": attempt.number,
+            "startedAt": round(attempt.start * 1000, 3),
+            "durationMs": round(attempt.duration * 1000, 6),
+            "responseStatus": status[attempt.kind],
         }
-        for one in attempts
+        for attempt in attempts
     ]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return path

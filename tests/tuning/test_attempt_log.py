@@ -23,10 +23,11 @@ from tests.tuning.builders import EPOCH, HEADER, LogModel, write_csv, write_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-NOW = f"{EPOCH * 1000:.0f}"
-ROW = f"a,1,{NOW},12.5,success"
+START_MS = f"{EPOCH * 1000:.0f}"
+ROW = f"a,1,{START_MS},12.5,success"
 OBJECT = (
-    f'{{"taskId":"a","attemptNumber":1,"startedAt":{NOW},"durationMs":12.5,"outcome":"success"}}'
+    f'{{"taskId":"a","attemptNumber":1,"startedAt":{START_MS},'
+    '"durationMs":12.5,"outcome":"success"}'
 )
 
 
@@ -37,8 +38,8 @@ def read_text(tmp_path: Path, text: str | bytes, name: str = "log.csv") -> Attem
     return read_attempt_log(path)
 
 
-def kind_names(log: AttemptLog) -> list[Kind]:
-    """Return the names of the outcomes."""
+def outcome_kinds(log: AttemptLog) -> list[Kind]:
+    """Return the kind of each outcome."""
     return [OUTCOME_KINDS[kind] for kind in log.kinds]
 
 
@@ -61,18 +62,18 @@ def test_csv_and_jsonl_give_the_same_log(tmp_path: Path) -> None:
         ("log.ndjson", f"{OBJECT}\n\n{OBJECT}\n"),
         ("bom.csv", f"\ufeff{HEADER}\r\n{ROW}\r\n"),
         ("bom.log", f"\ufeff{OBJECT}\n"),
-        ("no-end.jsonl", OBJECT),
+        ("no-final-newline.jsonl", OBJECT),
         ("snake.csv", f"task_id,attempt_number,started_at,duration_ms,outcome\n{ROW}\n"),
         ("spaces.csv", f"{HEADER.replace(',', ' , ')}\n{ROW.replace(',', ' , ')}\n"),
-        ("more.csv", f'{HEADER},errorMessage\n{ROW},"two\nlines, quoted"\n'),
-        ("floats.csv", f"{HEADER}\na,1.0,{NOW}.25,1.25e1,SUCCESS\n"),
+        ("additional-column.csv", f'{HEADER},errorMessage\n{ROW},"two\nlines, quoted"\n'),
+        ("floats.csv", f"{HEADER}\na,1.0,{START_MS}.25,1.25e1,SUCCESS\n"),
     ],
 )
-def test_accepted_variations(tmp_path: Path, name: str, text: str) -> None:
-    """A byte order mark, other line ends, other spellings and other columns are accepted."""
+def test_format_variations_are_accepted(tmp_path: Path, name: str, text: str) -> None:
+    """A byte order mark, CRLF, snake case, spaces, and additional columns are accepted."""
     log = read_text(tmp_path, text, name)
 
-    assert (1, 0.0125, Kind.SUCCESS) == (log.numbers[0], log.durations[0], kind_names(log)[0])
+    assert (1, 0.0125, Kind.SUCCESS) == (log.numbers[0], log.durations[0], outcome_kinds(log)[0])
     assert EPOCH == int(log.starts[0])
 
 
@@ -88,20 +89,20 @@ def test_accepted_variations(tmp_path: Path, name: str, text: str) -> None:
     ],
 )
 def test_outcome_follows_from_the_status(tmp_path: Path, status: str, kind: Kind) -> None:
-    """Without an outcome the status is classified; no status is transient."""
+    """Without an outcome the status is classified; a missing status is a transient failure."""
     header = HEADER.replace("outcome", "responseStatus")
 
-    assert [kind] == kind_names(read_text(tmp_path, f"{header}\na,1,{NOW},1,{status}\n"))
-    assert [kind] == kind_names(
-        read_text(tmp_path, f"{HEADER},responseStatus\na,1,{NOW},1,,{status}")
+    assert [kind] == outcome_kinds(read_text(tmp_path, f"{header}\na,1,{START_MS},1,{status}\n"))
+    assert [kind] == outcome_kinds(
+        read_text(tmp_path, f"{HEADER},responseStatus\na,1,{START_MS},1,,{status}")
     )
 
 
 def test_outcome_has_precedence_over_status(tmp_path: Path) -> None:
-    """An outcome can show what a status does not, such as "do not retry"."""
-    text = f"{HEADER},responseStatus\na,1,{NOW},1,overloaded,503\n"
+    """The outcome "overloaded" counts although the status is 503."""
+    text = f"{HEADER},responseStatus\na,1,{START_MS},1,overloaded,503\n"
 
-    assert [Kind.OVERLOADED] == kind_names(read_text(tmp_path, text))
+    assert [Kind.OVERLOADED] == outcome_kinds(read_text(tmp_path, text))
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3)), max_size=20))
@@ -116,7 +117,7 @@ def test_attempts_are_sorted(pairs: list[tuple[int, int]]) -> None:
     assert [10.0 * start + number for start, number in sorted(pairs)] == list(log.durations)
 
 
-BAD = [
+INVALID_LOGS = [
     ("empty.csv", "", ": the log has no attempts: the file is empty"),
     ("empty.jsonl", "", ": the log has no attempts: the file is empty"),
     ("blank", "\n \n", ": the log has no attempts: only a header or blank lines"),
@@ -130,38 +131,38 @@ BAD = [
     ("o.csv", HEADER.replace("outcome", "x"), ":1: column outcome or responseStatus is missing"),
     ("t.csv", f"{HEADER},task_id\n{ROW},b", ":1: column taskId appears twice"),
     ("few.csv", f"{HEADER}\n{ROW}\na,1\n", ":3: must have 5 columns as the first line has, got 2"),
-    ("q.csv", f'{HEADER}\n"a"b,1,{NOW},1,success', ":2: must be CSV: "),
-    ("open.csv", f'{HEADER}\n"a,1,{NOW},1,success', ":2: must be CSV: unexpected end of data"),
+    ("q.csv", f'{HEADER}\n"a"b,1,{START_MS},1,success', ":2: must be CSV: "),
+    ("open.csv", f'{HEADER}\n"a,1,{START_MS},1,success', ":2: must be CSV: unexpected end of data"),
     (
         "b.csv",
-        f"{HEADER}\n,1,{NOW},1,success",
+        f"{HEADER}\n,1,{START_MS},1,success",
         ":2: column taskId must be a string or an integer",
     ),
-    ("d.csv", f"{HEADER}\na,1,{NOW},-1,success", ":2: column durationMs must be from 0 to"),
+    ("d.csv", f"{HEADER}\na,1,{START_MS},-1,success", ":2: column durationMs must be from 0 to"),
     (
         "n.csv",
-        f"{HEADER}\na,1,{NOW},NaN,success",
+        f"{HEADER}\na,1,{START_MS},NaN,success",
         ":2: column durationMs must be a number, got 'NaN'",
     ),
-    ("i.csv", f"{HEADER}\na,1,{NOW},1e999,success", ":2: column durationMs must be finite"),
+    ("i.csv", f"{HEADER}\na,1,{START_MS},1e999,success", ":2: column durationMs must be finite"),
     (
         "_.csv",
-        f"{HEADER}\na,1,{NOW},1_0,success",
+        f"{HEADER}\na,1,{START_MS},1_0,success",
         ":2: column durationMs must be a number, got '1_0'",
     ),
     (
         "e.csv",
-        f"{HEADER}\n{ROW}\na,1,{NOW},,success",
+        f"{HEADER}\n{ROW}\na,1,{START_MS},,success",
         ":3: column durationMs must be a number, got no",
     ),
     (
         "0.csv",
-        f"{HEADER}\na,0,{NOW},1,success",
+        f"{HEADER}\na,0,{START_MS},1,success",
         ":2: column attemptNumber must be from 1 to 1,000,000",
     ),
     (
         "1.csv",
-        f"{HEADER}\na,1.5,{NOW},1,success",
+        f"{HEADER}\na,1.5,{START_MS},1,success",
         ":2: column attemptNumber must be a whole number",
     ),
     (
@@ -176,7 +177,7 @@ BAD = [
     ),
     (
         "k.csv",
-        f"{HEADER}\na,1,{NOW},1,lost",
+        f"{HEADER}\na,1,{START_MS},1,lost",
         ":2: column outcome must be one of success, transient",
     ),
     ("utf.csv", HEADER.encode() + b"\n\xff\n", ":2: must be UTF-8, got the byte 0xff"),
@@ -212,16 +213,20 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "words"), BAD, ids=[case[0] for case in BAD])
-def test_invalid_log_is_rejected(tmp_path: Path, name: str, text: str | bytes, words: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "message"), INVALID_LOGS, ids=[case[0] + case[2] for case in INVALID_LOGS]
+)
+def test_invalid_log_is_rejected(
+    tmp_path: Path, name: str, text: str | bytes, message: str
+) -> None:
     """The error starts with the file and the line, and names the rule and the value."""
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         read_text(tmp_path, text, name)
 
-    assert str(refused.value).startswith(f"{tmp_path / name}{words}")
+    assert str(caught.value).startswith(f"{tmp_path / name}{message}")
 
 
-def test_incomplete_last_line_is_pointed_out(tmp_path: Path) -> None:
+def test_error_mentions_an_incomplete_last_line(tmp_path: Path) -> None:
     """The error for an incomplete last line asks whether the file is cut off."""
     with pytest.raises(ConfigurationError, match=r"is the end of the file cut off\?$"):
         read_text(tmp_path, f"{OBJECT}\n{OBJECT[:40]}", "log.jsonl")

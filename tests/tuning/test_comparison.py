@@ -53,7 +53,7 @@ def test_scenario_models_the_log() -> None:
     )
     assert 10 == pytest.approx(scenario.clients.rate, rel=0.05)
     assert 0.05 == pytest.approx(server.failure_rate, rel=0.2)
-    times = [time for one in server.failures for time in (one.start, one.end)]
+    times = [time for outage in server.failures for time in (outage.start, outage.end)]
     assert [60, 80, 200, 240] == pytest.approx(times, abs=2)
     assert EVIDENCE.span == scenario.duration
 
@@ -106,7 +106,7 @@ def test_a_log_without_calls_is_not_simulated() -> None:
 
 
 def test_a_busy_log_is_thinned() -> None:
-    """Of a log with 2,000 calls per second, the maximum number of calls is simulated."""
+    """Of a log with 2,000 calls per second, only the maximum number of calls is simulated."""
     scenario = build_scenario(replace(EVIDENCE, calls=2_000 * 300), OLD)
 
     assert MAX_SIMULATED_CALLS == pytest.approx(scenario.clients.rate * scenario.duration)
@@ -114,7 +114,7 @@ def test_a_busy_log_is_thinned() -> None:
 
 
 def test_a_long_log_is_cut_to_the_time_around_its_longest_outage() -> None:
-    """Of a day, the time around the longest outage is simulated."""
+    """Of a log of a day, 600 s around the longest outage are simulated."""
     (first, longest) = EVIDENCE.outages
     day = replace(EVIDENCE, span=86_400.0, calls=20 * 86_400)
     late = longest._replace(start=longest.start + 40_000, end=longest.end + 40_000)
@@ -136,8 +136,10 @@ def test_an_outage_leaves_time_to_recover() -> None:
 
 def test_number_of_outages_is_limited() -> None:
     """A log with many outages gives a scenario with a limited number."""
-    (one, _) = EVIDENCE.outages
-    many = tuple(one._replace(start=one.start + k, end=one.start + k + 0.5) for k in range(100))
+    (first, _) = EVIDENCE.outages
+    many = tuple(
+        first._replace(start=first.start + k, end=first.start + k + 0.5) for k in range(100)
+    )
 
     assert 20 == len(
         build_scenario(replace(EVIDENCE, outages=many), OLD).servers["server"].failures
@@ -145,7 +147,7 @@ def test_number_of_outages_is_limited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "failing", "kind"),
+    ("old", "failure_duration", "kind"),
     [
         (NEW, 30.0, "hang"),
         (NEW, 0.05, "error"),
@@ -153,38 +155,40 @@ def test_number_of_outages_is_limited() -> None:
         (Defence(hedging=Hedging(after="p95")), 30.0, "error"),
     ],
 )
-def test_slow_failures_hang_only_without_hedging(old: Defence, failing: float, kind: str) -> None:
-    """Slow failures hang, unless a hedged call would wait forever."""
+def test_slow_failures_hang_only_without_hedging(
+    old: Defence, failure_duration: float, kind: str
+) -> None:
+    """Slow failures are simulated as a hang, or as errors if a hedged call would wait forever."""
     scenario = build_scenario(
-        evidence_with_slow_failures(failing), old, may_hang=old.hedging is None
+        evidence_with_slow_failures(failure_duration), old, may_hang=old.hedging is None
     )
 
-    assert [kind] == [one.kind for one in scenario.servers["server"].failures]
-    comparison = compare_policies(evidence_with_slow_failures(failing), old, NEW)
+    assert [kind] == [failure.kind for failure in scenario.servers["server"].failures]
+    comparison = compare_policies(evidence_with_slow_failures(failure_duration), old, NEW)
     assert comparison is not None
     assert comparison.current.unfinished < 100
 
 
 @pytest.mark.parametrize(
-    ("timeout", "failing", "takes"), [(None, 5.0, 5.0), (1.0, 5.0, 1.0), (30.0, 5.0, 5.0)]
+    ("timeout", "failure_duration", "expected"),
+    [(None, 5.0, 5.0), (1.0, 5.0, 1.0), (30.0, 5.0, 5.0)],
 )
 def test_slow_failures_take_as_long_as_logged(
-    timeout: float | None, failing: float, takes: float
+    timeout: float | None, failure_duration: float, expected: float
 ) -> None:
-    """A call with a longer timeout fails after the logged duration of failures."""
+    """An attempt in an outage fails after its timeout or the logged duration, whichever is less."""
     policy = Policy(max_attempts=1, attempt_timeout=timeout)
     defence = Defence(policy, breaker={"consecutive": 9}, budget={"kind": "ratio", "ratio": 0.5})
-    simulated = build_scenario(evidence_with_slow_failures(failing), defence).clients.defence
+    simulated = build_scenario(
+        evidence_with_slow_failures(failure_duration), defence
+    ).clients.defence
 
-    assert takes == simulated.policy.attempt_timeout
+    assert expected == simulated.policy.attempt_timeout
     assert (defence.breaker, defence.budget) == (simulated.breaker, simulated.budget)
 
 
 def test_retries_that_keep_a_server_down_are_visible() -> None:
-    """Clients with short timeouts and fast retries overload the server after an outage.
-
-    With a server of unlimited capacity, both policies would look good.
-    """
+    """In the comparison, 100 fast attempts per call keep the server overloaded after an outage."""
     eager = Policy(max_attempts=100, attempt_timeout=0.2, max_delay=1.0)
     evidence = analyze_log(LogModel(calls=1_800, rate=30.0, outages=((10, 25),)).log())
     comparison = compare_policies(evidence, Defence(eager), Defence(eager.replace(max_attempts=4)))
@@ -196,23 +200,23 @@ def test_retries_that_keep_a_server_down_are_visible() -> None:
 
 
 def test_healthy_calls_do_not_queue() -> None:
-    """The assumed capacity leaves healthy calls as fast as in the log."""
-    free = build_scenario(EVIDENCE, OLD)
-    server = replace(free.servers["server"], concurrency=None, queue=None)
-    unbounded = replace(free, servers={"server": server})
+    """With the assumed capacity, healthy calls have the same p99.9 as with unlimited capacity."""
+    limited = build_scenario(EVIDENCE, OLD)
+    server = replace(limited.servers["server"], concurrency=None, queue=None)
+    unlimited = replace(limited, servers={"server": server})
 
-    assert simulate(unbounded, seed=3).p999 == simulate(free, seed=3).p999
-    assert 2 * EVIDENCE.max_concurrency == free.servers["server"].concurrency
+    assert simulate(unlimited, seed=3).p999 == simulate(limited, seed=3).p999
+    assert 2 * EVIDENCE.max_concurrency == limited.servers["server"].concurrency
 
 
-@pytest.mark.parametrize(("times", "least"), [(1, 14), (100, 6), (10_000, 6)])
-def test_capacity_is_scaled_with_a_thinned_log(times: int, least: int) -> None:
-    """For a share of the calls the server is smaller in proportion, with some room for chance."""
-    busy = replace(EVIDENCE, calls=EVIDENCE.calls * times, max_concurrency=7 * times)
+@pytest.mark.parametrize(("factor", "minimum"), [(1, 14), (100, 6), (10_000, 6)])
+def test_capacity_is_scaled_with_a_thinned_log(factor: int, minimum: int) -> None:
+    """If only a share of the calls is simulated, the server has a proportional capacity."""
+    busy = replace(EVIDENCE, calls=EVIDENCE.calls * factor, max_concurrency=7 * factor)
     concurrency = build_scenario(busy, OLD).servers["server"].concurrency
 
     assert concurrency is not None
-    assert least <= concurrency <= 70
+    assert minimum <= concurrency <= 70
 
 
 def test_log_without_a_span_is_simulated() -> None:
@@ -233,7 +237,7 @@ OLD_SUMMARY = replace(
 )
 
 
-def changes_of(**changes: Any) -> str:
+def describe_with(**changes: Any) -> str:
     """Return the description of a run that differs in these metrics."""
     return describe_changes(OLD_SUMMARY, replace(OLD_SUMMARY, **changes))
 
@@ -244,20 +248,20 @@ def changes_of(**changes: Any) -> str:
 )
 def test_small_changes_are_left_out(changes: dict[str, float]) -> None:
     """Small changes and missing values are not described."""
-    assert "No metric changes by much." == changes_of(**changes)
+    assert "No metric changes by much." == describe_with(**changes)
 
 
 def test_loss_of_calls_comes_first() -> None:
-    """A loss of calls is stated first, followed by what got worse and better."""
+    """A loss of calls is stated first, followed by the worse and the better metrics."""
     assert (
         "With the proposal, more calls fail in this simulation. "
         "Worse: fewer calls succeed: 97 % → 95.7 %, "
         "because more calls end when no attempts are left: 300 → 430. "
         "Better: calls that succeed end sooner: p99 2,100 ms → 500 ms."
-    ) == changes_of(success_rate=0.957, p99=0.5, reasons={"attempts": 430})
+    ) == describe_with(success_rate=0.957, p99=0.5, reasons={"attempts": 430})
 
 
-def test_small_loss_is_listed_without_an_alarm() -> None:
+def test_small_loss_is_only_listed_as_worse() -> None:
     """A loss of up to 1 % is listed as worse, with the reason that ends more calls."""
     reasons = {"attempts": 10, "budget-empty": 350}
 
@@ -265,21 +269,21 @@ def test_small_loss_is_listed_without_an_alarm() -> None:
         "Worse: fewer calls succeed: 97 % → 96.5 %, "
         "because more calls end when the retry budget is empty: 0 → 350. "
         "Better: fewer requests per call: 1.3x → 1.03x."
-    ) == changes_of(success_rate=0.965, amplification=1.03, reasons=reasons)
+    ) == describe_with(success_rate=0.965, amplification=1.03, reasons=reasons)
 
 
-def test_loss_without_a_reason() -> None:
-    """Calls that are unfinished at the end have no reason."""
+def test_loss_may_have_no_reason() -> None:
+    """A loss is listed without a reason if no reason ends more calls."""
     for reasons in ({}, {"attempts": 300}):
-        assert "Worse: fewer calls succeed: 97 % → 96.5 %." == changes_of(
+        assert "Worse: fewer calls succeed: 97 % → 96.5 %." == describe_with(
             success_rate=0.965, reasons=reasons
         )
 
 
 def test_all_metrics_can_be_better_or_worse() -> None:
-    """More successful calls, and a recovery that never happens."""
-    assert "Better: more calls succeed: 97 % → 99 %." == changes_of(success_rate=0.99)
+    """Each metric is listed as better or worse, and a run may never recover."""
+    assert "Better: more calls succeed: 97 % → 99 %." == describe_with(success_rate=0.99)
     assert (
         "Worse: calls that succeed end later: p99 2,100 ms → 4,000 ms; "
         "more requests per call: 1.3x → 2x; recovered later: 3 s → never."
-    ) == changes_of(p99=4.0, amplification=2.0, recovered_after=inf)
+    ) == describe_with(p99=4.0, amplification=2.0, recovered_after=inf)

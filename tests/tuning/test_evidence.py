@@ -1,4 +1,4 @@
-"""Evidence and outages of logs with known properties."""
+"""Evidence, outages, quantiles and intervals of logs with known properties."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.tuning.builders import EPOCH, LogModel
 
 OK, BAD = Kind.SUCCESS, Kind.TRANSIENT
 P995, P999 = 2.5758, 3.0902
-"""The quantiles of the normal distribution."""
+"""The 99.5 % and 99.9 % quantiles of the normal distribution."""
 
 
 def test_empty_log_is_rejected() -> None:
@@ -42,7 +42,7 @@ def test_evidence_matches_the_model() -> None:
     """Quantiles, success rates, retry ratio and failure rate are close to those of the model."""
     model = LogModel(calls=40_000, success_rates=(0.95, 0.8, 0.4), outages=((100, 130), (400, 460)))
     evidence = analyze_log(model.log())
-    well = analyze_log(LogModel(calls=20_000, success_rates=(0.95, 0.8, 0.4)).log())
+    healthy = analyze_log(LogModel(calls=20_000, success_rates=(0.95, 0.8, 0.4)).log())
 
     assert model.quantile(P995) == pytest.approx(
         quantile(evidence.success_durations, 0.995), rel=0.05
@@ -51,10 +51,10 @@ def test_evidence_matches_the_model() -> None:
     assert 0.05 + 0.05 * 0.2 == pytest.approx(evidence.healthy_retry_ratio, rel=0.1)
     assert 40_000 == evidence.calls
     assert 50 == pytest.approx(evidence.rate, rel=0.03)
-    for rate, one in zip(model.success_rates, well.attempt_success_rates, strict=True):
-        assert one.low < rate < one.high
+    for rate, estimate in zip(model.success_rates, healthy.attempt_success_rates, strict=True):
+        assert estimate.low < rate < estimate.high
     assert [0.95, 0.8, 0.4] == pytest.approx(
-        [one.share for one in well.attempt_success_rates], abs=0.04
+        [estimate.share for estimate in healthy.attempt_success_rates], abs=0.04
     )
 
 
@@ -73,7 +73,7 @@ def make_attempt(task: str, number: int, start: float, kind: Kind) -> LoggedAtte
 
 
 def test_calls_are_the_attempts_of_a_task() -> None:
-    """Calls overlap, are retried, are replayed with their id, and may lack a first attempt."""
+    """Attempts with the same task id are one call; attempt 1 starts a new call."""
     evidence = analyze_log(
         AttemptLog(
             [
@@ -92,11 +92,13 @@ def test_calls_are_the_attempts_of_a_task() -> None:
     assert [1.0, 1.0, 7.0] == list(evidence.call_durations)
     assert 31.0 == evidence.span
     assert (3 / 4, 6 / 4) == (evidence.success_rate, evidence.attempts_per_call)
-    assert [(1, 4, 2), (2, 1, 0), (3, 2, 2)] == [one[:3] for one in evidence.attempt_success_rates]
+    assert [(1, 4, 2), (2, 1, 0), (3, 2, 2)] == [
+        rate[:3] for rate in evidence.attempt_success_rates
+    ]
 
 
 @pytest.mark.parametrize(
-    ("spans", "most"),
+    ("spans", "expected"),
     [
         ([], 0),
         ([(0, 1)], 1),
@@ -105,13 +107,13 @@ def test_calls_are_the_attempts_of_a_task() -> None:
     ],
 )
 def test_max_concurrency_counts_overlapping_attempts(
-    spans: list[tuple[float, float]], most: int
+    spans: list[tuple[float, float]], expected: int
 ) -> None:
     """Only successes count, and an attempt that starts when another ends does not overlap."""
-    attempts = [LoggedAttempt(f"{start}", 1, start, took, OK) for start, took in spans]
+    attempts = [LoggedAttempt(f"{start}", 1, start, duration, OK) for start, duration in spans]
     failed = [LoggedAttempt(f"bad {number}", 1, 4.0, 1.0, BAD) for number in range(5)]
 
-    assert most == analyze_log(AttemptLog([*attempts, *failed])).max_concurrency
+    assert expected == analyze_log(AttemptLog([*attempts, *failed])).max_concurrency
 
 
 def test_permanent_failures_are_not_samples() -> None:
@@ -128,10 +130,10 @@ def test_permanent_failures_are_not_samples() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.booleans()), max_size=40))
 def test_every_call_and_every_retry_is_counted_once(rows: list[tuple[int, int, bool]]) -> None:
-    """For all logs, calls and retries are at most the attempts, and success rates are at most 1."""
+    """For all logs, calls and retries are at most the attempts, and rates lie within 0 and 1."""
     log = AttemptLog(
-        make_attempt(str(task), number, float(start), OK if well else BAD)
-        for start, (task, number, well) in enumerate(rows)
+        make_attempt(str(task), number, float(start), OK if succeeds else BAD)
+        for start, (task, number, succeeds) in enumerate(rows)
     )
     if not rows:
         return
@@ -139,29 +141,29 @@ def test_every_call_and_every_retry_is_counted_once(rows: list[tuple[int, int, b
 
     assert evidence.calls == sum(number == 1 for _, number, _ in rows)
     assert evidence.calls + evidence.retries <= evidence.attempts == len(rows)
-    assert len(rows) == sum(one.attempts for one in evidence.attempt_success_rates)
-    assert all(0 <= one.low <= one.share <= one.high <= 1 for one in evidence.attempt_success_rates)
+    assert len(rows) == sum(rate.attempts for rate in evidence.attempt_success_rates)
+    assert all(0 <= r.low <= r.share <= r.high <= 1 for r in evidence.attempt_success_rates)
 
 
 def test_earlier_hedge_saves_more() -> None:
     """An earlier copy adds more load and saves more of the tail."""
     hedges = analyze_log(LogModel(calls=10_000, sigma=1.0).log()).hedges
 
-    assert list(HEDGE_PERCENTILES) == [one.percentile for one in hedges]
-    assert [0.5, 0.25, 0.1, 0.05, 0.01] == pytest.approx([one.load for one in hedges], abs=1e-3)
-    savings = [one.saving for one in hedges]
+    assert list(HEDGE_PERCENTILES) == [hedge.percentile for hedge in hedges]
+    assert [0.5, 0.25, 0.1, 0.05, 0.01] == pytest.approx([hedge.load for hedge in hedges], abs=1e-3)
+    savings = [hedge.saving for hedge in hedges]
     assert sorted(savings, reverse=True) == savings
     assert savings[0] > 0.5
 
 
 def test_hedge_of_a_fixed_latency_saves_nothing() -> None:
-    """A latency without a tail has nothing to save, and a latency of 0 is no error."""
+    """A hedge saves nothing if all latencies are equal, also if they are 0."""
     assert (1.0, 1.0, 0.0, 0.0) == estimate_hedge([1.0] * 10, "p95")[1:]
     assert (0.0, 0.0, 0.0, 0.0) == estimate_hedge([0.0] * 10, "p95")[1:]
 
 
 def log_from_pattern(letters: str, *, duration: float = 0.1) -> AttemptLog:
-    """Return a log of one attempt per second: "." succeeds, "x" fails, "p" fails permanently."""
+    """Return a log of one attempt per second: "." succeeds, the other letters are failures."""
     kinds = {".": Kind.SUCCESS, "x": Kind.TRANSIENT, "t": Kind.THROTTLED, "p": Kind.PERMANENT}
     return AttemptLog(
         LoggedAttempt(str(second), 1, float(second), duration, kinds[letter])
@@ -182,8 +184,10 @@ def test_outages_are_found_with_their_lengths(rate: float) -> None:
 
     assert 3 == len(found)
     for (start, end), outage in zip(model.outages, found, strict=True):
-        near = 2 * BLOCK_ATTEMPTS / rate
-        assert (start, end) == pytest.approx((outage.start - EPOCH, outage.end - EPOCH), abs=near)
+        tolerance = 2 * BLOCK_ATTEMPTS / rate
+        assert (start, end) == pytest.approx(
+            (outage.start - EPOCH, outage.end - EPOCH), abs=tolerance
+        )
         assert outage.share > 0.8
 
 
@@ -195,10 +199,10 @@ def test_random_failures_are_no_outage(success_rate: float) -> None:
 
 def test_one_bad_block_is_no_outage_and_two_are() -> None:
     """Twenty failures in a row are no outage, and forty are one."""
-    well, ill = "." * BLOCK_ATTEMPTS, "x" * BLOCK_ATTEMPTS
+    healthy, failing = "." * BLOCK_ATTEMPTS, "x" * BLOCK_ATTEMPTS
 
-    assert () == find_outages(log_from_pattern(well + ill + well))
-    (found,) = find_outages(log_from_pattern(well + ill + ill + well))
+    assert () == find_outages(log_from_pattern(healthy + failing + healthy))
+    (found,) = find_outages(log_from_pattern(healthy + failing + failing + healthy))
     assert (BLOCK_ATTEMPTS, 3 * BLOCK_ATTEMPTS - 1) == (found.start, found.end)
     assert (BLOCK_ATTEMPTS, 3 * BLOCK_ATTEMPTS) == (found.first, found.stop)
 
@@ -225,8 +229,8 @@ def test_throttled_attempts_count_as_failures() -> None:
     assert 1 == len(find_outages(log_from_pattern("." * 20 + "t" * 40)))
 
 
-def test_an_outage_at_the_end_of_the_log() -> None:
-    """An outage may last until the end of the log."""
+def test_outage_may_last_until_the_end_of_the_log() -> None:
+    """An outage without a recovery ends with the last attempt of the log."""
     (found,) = find_outages(log_from_pattern("." * 20 + "x" * 55, duration=30.0))
 
     assert (20, 74, 30.0) == (found.start, found.end, found.median_failure_duration)
@@ -248,19 +252,19 @@ def test_five_samples_lie_at_a_quantile_or_beyond(q: float, size: int) -> None:
     sample = [float(number) for number in range(size)]
 
     assert size == required_samples(q)
-    assert 5 == sum(one >= quantile(sample, q) for one in sample)
+    assert 5 == sum(value >= quantile(sample, q) for value in sample)
 
 
 @pytest.mark.parametrize("q", [0.5, 0.95, 0.995])
-def test_interval_contains_the_true_quantile_in_95_percent(q: float) -> None:
+def test_95_percent_interval_contains_the_true_quantile(q: float) -> None:
     """Of 300 intervals about 285 contain the true quantile."""
     random_source = Random(7)
-    held = 0
+    hits = 0
     for _ in range(300):
         low, high = quantile_interval(sorted(random_source.random() for _ in range(1000)), q)
-        held += low <= q <= high
+        hits += low <= q <= high
 
-    assert 279 <= held <= 300
+    assert 279 <= hits <= 300
 
 
 @pytest.mark.parametrize(
@@ -272,8 +276,10 @@ def test_interval_contains_the_true_quantile_in_95_percent(q: float) -> None:
         (2, 1000, 0.0005, 0.0073),
     ],
 )
-def test_wilson_interval(successes: int, trials: int, low: float, high: float) -> None:
-    """The published values, including shares of 0 and 1."""
+def test_wilson_interval_has_published_values(
+    successes: int, trials: int, low: float, high: float
+) -> None:
+    """The interval has the published values, also for shares of 0 and 1."""
     assert (low, high) == pytest.approx(wilson_interval(successes, trials), abs=1e-4)
 
 
@@ -282,8 +288,8 @@ def test_wilson_interval_without_trials() -> None:
     assert (0.0, 1.0) == wilson_interval(0, 0)
 
 
-def all_pairs(sample: list[float], delay: float) -> list[float]:
-    """Return the duration of a hedged call for each pair of durations of its copies."""
+def hedged_durations(sample: list[float], delay: float) -> list[float]:
+    """Return the sorted durations of hedged calls, one for each pair of durations of two copies."""
     return sorted(min(first, delay + second) for first in sample for second in sample)
 
 
@@ -295,7 +301,7 @@ def test_hedged_quantile_equals_that_of_all_pairs(
     """The closed form gives the quantile over all pairs of copies."""
     assume(delay == 0 or delay > 1e-6)  # a smaller delay is lost in the rounding of t + delay
 
-    assert quantile(all_pairs(sample, delay), q) == pytest.approx(
+    assert quantile(hedged_durations(sample, delay), q) == pytest.approx(
         hedged_quantile(sample, q, delay), abs=1e-9
     )
 
@@ -305,27 +311,27 @@ def test_hedged_quantile_equals_that_of_random_pairs() -> None:
     random_source = Random(7)
     sample = sorted(random_source.lognormvariate(-3, 1) for _ in range(5_000))
     delay = quantile(sample, 0.95)
-    drawn: list[float] = []
-    copies = 0
+    durations: list[float] = []
+    second_copies = 0
     for _ in range(200_000):
         first, second = random_source.choice(sample), random_source.choice(sample)
-        copies += first > delay
-        drawn.append(min(first, delay + second))
+        second_copies += first > delay
+        durations.append(min(first, delay + second))
 
-    assert quantile(sorted(drawn), 0.99) == pytest.approx(
+    assert quantile(sorted(durations), 0.99) == pytest.approx(
         hedged_quantile(sample, 0.99, delay), rel=0.02
     )
-    assert copies / 200_000 == pytest.approx(share_above(sample, delay), rel=0.05)
+    assert second_copies / 200_000 == pytest.approx(share_above(sample, delay), rel=0.05)
 
 
 @given(samples, shares, st.floats(0, 100))
 def test_hedged_quantile_is_never_longer(sample: list[float], q: float, delay: float) -> None:
-    """A hedged quantile is at most that of a single copy."""
+    """A quantile of a hedged call is at most that of a single copy."""
     assert hedged_quantile(sample, q, delay) <= quantile(sample, q)
 
 
 @pytest.mark.parametrize(
-    ("value", "near", "above"),
+    ("value", "nearest", "up"),
     [
         (0.0, 0.0, 0.0),
         (0.1234, 0.12, 0.13),
@@ -336,12 +342,12 @@ def test_hedged_quantile_is_never_longer(sample: list[float], q: float, delay: f
         (0.00035, 0.00035, 0.00035),
     ],
 )
-def test_round_two_digits(value: float, near: float, above: float) -> None:
-    """A value is rounded to two significant digits."""
-    assert (near, above) == (round_two_digits(value), round_two_digits(value, up=True))
+def test_round_two_digits(value: float, nearest: float, up: float) -> None:
+    """A value is rounded to two significant digits, to the nearest or up."""
+    assert (nearest, up) == (round_two_digits(value), round_two_digits(value, up=True))
 
 
 @given(st.floats(1e-6, 1e6))
-def test_rounding_up(value: float) -> None:
+def test_value_is_rounded_up_by_at_most_a_tenth(value: float) -> None:
     """A value rounded up is at least the value, and at most a tenth more."""
     assert value * (1 - 1e-9) <= round_two_digits(value, up=True) <= value * 1.1 + 1e-12

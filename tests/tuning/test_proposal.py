@@ -18,8 +18,8 @@ from tarry.tuning.proposal import propose
 from tests.tuning.builders import LOG_MODEL, LogModel, analyze_model, suggestion_for
 
 
-def test_the_first_wait_is_one_round_trip_on_average() -> None:
-    """The initial delay is twice the median, and full jitter halves it on average."""
+def test_initial_delay_is_twice_the_median_latency() -> None:
+    """A median latency of 50 ms gives an initial delay of 100 ms, which full jitter halves."""
     assert 0.1 == pytest.approx(suggestion_for(LOG_MODEL, "initial_delay").proposed, rel=0.05)
 
 
@@ -40,7 +40,7 @@ def test_max_delay_is_a_quarter_of_the_median_outage() -> None:
 
 
 def test_the_budget_is_twice_the_retries_outside_outages() -> None:
-    """Retries within outages do not count."""
+    """The ratio is twice the retry ratio outside outages; retries in outages do not count."""
     suggestion = suggestion_for(LOG_MODEL, "budget")
 
     assert None is suggestion.current
@@ -51,17 +51,17 @@ def test_the_budget_is_twice_the_retries_outside_outages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("success_rates", "ratio", "words"),
+    ("success_rates", "ratio", "message"),
     [((1.0,), 0.02, "no less than 2 %"), ((0.8, 1.0), 0.2, "no more than 20 %")],
 )
 def test_budget_ratio_is_limited(
-    success_rates: tuple[float, ...], ratio: float, words: str
+    success_rates: tuple[float, ...], ratio: float, message: str
 ) -> None:
     """The ratio is at least 2 % and at most 20 %."""
     suggestion = suggestion_for(LogModel(success_rates=success_rates), "budget")
 
     assert ratio == suggestion.proposed["ratio"]
-    assert words in suggestion.reason
+    assert message in suggestion.reason
 
 
 def test_a_ratio_budget_keeps_its_other_settings() -> None:
@@ -99,7 +99,7 @@ def test_hedging_is_tuned_without_retries() -> None:
     assert not proposal.suggestions[0].is_advice
 
 
-def test_a_hedge_that_gains_nothing_is_not_proposed() -> None:
+def test_hedging_without_a_gain_is_not_proposed() -> None:
     """Without a tail no hedging is proposed."""
     suggestion = suggestion_for(LogModel(calls=8_000, sigma=0.01), "hedging.after")
 
@@ -110,46 +110,46 @@ def test_a_hedge_that_gains_nothing_is_not_proposed() -> None:
 STEADY = LogModel(calls=1_000, median=0.061, sigma=0.0, success_rates=(1.0,))
 
 
-def warnings_of(model: LogModel, budget: float | None = None) -> tuple[str, ...]:
+def warnings_for(model: LogModel, latency_target: float | None = None) -> tuple[str, ...]:
     """Return the warnings for a log and a latency target."""
-    return propose(analyze_model(model), None, budget).warnings
+    return propose(analyze_model(model), None, latency_target).warnings
 
 
 def test_usual_log_has_no_warnings() -> None:
     """A log with three outages and a target of two seconds has no warnings."""
-    assert () == warnings_of(LOG_MODEL, 2.0)
+    assert () == warnings_for(LOG_MODEL, 2.0)
 
 
 def test_latency_target_below_the_median_is_rejected() -> None:
-    """No policy can meet a target that half of the successful attempts miss."""
-    with pytest.raises(ConfigurationError) as refused:
-        warnings_of(STEADY, 0.05)
+    """A target that half of the successful attempts miss is rejected."""
+    with pytest.raises(ConfigurationError) as caught:
+        warnings_for(STEADY, 0.05)
 
     assert (
         "half of the successful attempts outside outages took longer than the latency target "
         "of 50 ms (median 61 ms): retries cannot meet it"
-    ) == str(refused.value)
+    ) == str(caught.value)
 
 
-@pytest.mark.parametrize(("budget", "late"), [(0.055, "42 %"), (0.1, "8.3 %"), (0.17, "0.78 %")])
-def test_latency_target_below_the_p995_gives_a_warning(budget: float, late: str) -> None:
+@pytest.mark.parametrize(("target", "share"), [(0.055, "42 %"), (0.1, "8.3 %"), (0.17, "0.78 %")])
+def test_latency_target_below_the_p995_gives_a_warning(target: float, share: str) -> None:
     """The warning has the share of healthy attempts that miss the target."""
-    (warning,) = warnings_of(LogModel(calls=20_000, success_rates=(1.0,)), budget)
+    (warning,) = warnings_for(LogModel(calls=20_000, success_rates=(1.0,)), target)
 
-    assert warning.startswith(f"{late} of the successful attempts outside outages took longer")
+    assert warning.startswith(f"{share} of the successful attempts outside outages took longer")
     assert " ms (median 49.7 ms, p99.5 182" in warning
 
 
 def test_warning_of_a_small_log_has_no_p995() -> None:
-    """A small log has a share but no p99.5, and a tiny one has no warning."""
-    (warning,) = warnings_of(LogModel(calls=37, success_rates=(1.0,)), 0.08)
+    """The warning of a small log has a share but no p99.5; a log of 9 calls gives no warning."""
+    (warning,) = warnings_for(LogModel(calls=37, success_rates=(1.0,)), 0.08)
 
     assert "p99.5" not in warning
-    assert () == warnings_of(LogModel(calls=9, success_rates=(1.0,)), 0.001)
+    assert () == warnings_for(LogModel(calls=9, success_rates=(1.0,)), 0.001)
 
 
-def test_a_hedged_call_has_no_latency_target() -> None:
-    """A latency target without effect gives a warning."""
+def test_latency_target_for_hedging_gives_a_warning() -> None:
+    """A latency target has no effect on a hedged call, which gives a warning."""
     current = Defence(hedging=Hedging(after="p95"))
 
     assert ("a hedged call has no total_budget: the latency target has no effect",) == propose(
@@ -159,15 +159,15 @@ def test_a_hedged_call_has_no_latency_target() -> None:
 
 def test_durations_in_seconds_give_a_warning() -> None:
     """A median below a millisecond gives a warning."""
-    assert ("durationMs has a median of 0.061 ms: are these seconds?",) == warnings_of(
+    assert ("durationMs has a median of 0.061 ms: are these seconds?",) == warnings_for(
         replace(STEADY, median=0.000061)
     )
-    assert () == warnings_of(replace(STEADY, median=0.001))
+    assert () == warnings_for(replace(STEADY, median=0.001))
 
 
 def test_log_without_first_attempts_gives_a_warning() -> None:
-    """Without first attempts, calls cannot be counted."""
-    attempts = (one._replace(number=2) for one in STEADY.attempts())
+    """A log without first attempts gives a warning, because calls cannot be counted."""
+    attempts = (attempt._replace(number=2) for attempt in STEADY.attempts())
 
     (warning,) = propose(analyze_log(AttemptLog(attempts))).warnings
 
@@ -178,19 +178,19 @@ def test_log_without_first_attempts_gives_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outages", "words"),
+    ("outages", "message"),
     [
         (((0, 1_000),), "100 % of the attempts lie in one single outage: "),
         (((0, 5), (7, 19)), "% of the attempts lie in 2 outages: "),
     ],
 )
 def test_log_that_is_mostly_outages_gives_a_warning(
-    outages: tuple[tuple[float, float], ...], words: str
+    outages: tuple[tuple[float, float], ...], message: str
 ) -> None:
-    """Such a log shows little about the time outside outages."""
-    (warning,) = warnings_of(replace(STEADY, success_rates=(1.0, 1.0), outages=outages))
+    """The warning has the share of attempts in outages."""
+    (warning,) = warnings_for(replace(STEADY, success_rates=(1.0, 1.0), outages=outages))
 
-    assert words in warning
+    assert message in warning
     assert warning.endswith("little about the time outside outages; use a log of a longer period")
 
 
@@ -214,7 +214,7 @@ def test_latency_target_does_not_drop_attempts() -> None:
     assert () == proposal.warnings
 
 
-def test_wide_latency_target_is_only_enforced() -> None:
+def test_wide_latency_target_sets_only_the_total_budget() -> None:
     """With a wide target only the success rates decide, and total_budget is set."""
     policy = propose(analyze_model(LOG_MODEL), None, 60.0).proposed.policy
 
@@ -233,8 +233,8 @@ def test_a_latency_target_below_the_p995_is_the_timeout() -> None:
     assert 3 == suggestion_for(LOG_MODEL, "max_attempts", None, 0.1).proposed
 
 
-def test_a_timeout_is_only_rounded_up_to_the_latency_target() -> None:
-    """A target above all successful attempts cuts none off."""
+def test_timeout_is_rounded_up_to_at_most_the_latency_target() -> None:
+    """A timeout that is rounded up above the latency target becomes the target."""
     steady = LogModel(calls=2_000, median=0.1011, sigma=0.0, success_rates=(1.0,))
     suggestion = suggestion_for(steady, "attempt_timeout", None, 0.102)
 
@@ -268,11 +268,11 @@ def test_policy_of_one_attempt_has_no_retry_suggestions() -> None:
     assert current.budget == proposal.proposed.budget
 
 
-@pytest.mark.parametrize("budget", [0, -1, float("nan"), float("inf")])
-def test_latency_target_must_be_positive(budget: float) -> None:
+@pytest.mark.parametrize("target", [0, -1, float("nan"), float("inf")])
+def test_latency_target_must_be_positive(target: float) -> None:
     """A latency target must be a positive number."""
     with pytest.raises(ConfigurationError, match=r"^latency_target must be"):
-        propose(analyze_model(SMALL), None, budget)
+        propose(analyze_model(SMALL), None, target)
 
 
 @pytest.mark.parametrize(
@@ -350,8 +350,8 @@ def test_custom_backoff_is_kept() -> None:
     assert "custom backoff" in suggestion_for(LOG_MODEL, "max_delay", current).reason
 
 
-def test_initial_delay_above_max_delay_gives_a_valid_policy() -> None:
-    """Slow calls and short outages give a valid policy."""
+def test_max_delay_is_at_least_the_initial_delay() -> None:
+    """Slow calls and short outages give a maximum delay equal to the initial delay."""
     slow = LogModel(
         calls=2_000,
         rate=20.0,

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tarry.tuning.rules import Suggestion
 
 
-def test_attempt_that_never_succeeds_is_dropped() -> None:
-    """The fourth attempt hardly ever succeeds, and the evidence has its interval."""
+def test_attempt_that_hardly_ever_succeeds_is_dropped() -> None:
+    """The fourth attempt is dropped, and the basis has the number of its successes."""
     suggestion = suggestion_for(LOG_MODEL, "max_attempts")
 
     assert (4, 3) == (suggestion.current, suggestion.proposed)
@@ -33,10 +33,7 @@ def test_attempt_that_never_succeeds_is_dropped() -> None:
 
 
 def test_attempt_that_helps_outside_outages_is_kept() -> None:
-    """Outside outages the third attempt succeeds half of the time, and overall in 0.5 %.
-
-    The retry budget limits its cost in an outage.
-    """
+    """The third attempt is kept because of its success rate outside outages, not overall."""
     evidence = analyze_model(LOG_MODEL)
     overall, healthy = evidence.attempt_success_rates[2], evidence.healthy_attempt_success_rates[2]
 
@@ -68,7 +65,7 @@ def test_attempts_that_succeed_are_kept() -> None:
 
 
 def test_more_attempts_than_the_current_policy_are_proposed() -> None:
-    """The log may come from a client with more attempts than the current policy."""
+    """If the third attempt of the log helps, three attempts are proposed instead of two."""
     suggestion = suggestion_for(
         LogModel(calls=10_000, success_rates=(0.7, 0.6, 0.5)),
         "max_attempts",
@@ -128,7 +125,7 @@ def test_healthy_attempts_are_enough_to_drop_an_attempt() -> None:
 
 
 def test_attempt_that_cannot_be_ruled_out_is_kept() -> None:
-    """None of 300 tries succeeded, which leaves up to 1.3 %: the attempt is kept."""
+    """An attempt is kept if none of 300 succeeded, because the interval reaches 1.3 %."""
     suggestion = suggestion_for_outages(300)
 
     assert 4 == suggestion.proposed
@@ -150,10 +147,10 @@ def test_the_timeout_is_the_p995() -> None:
     assert suggestion.has_enough_data
 
 
-@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("success_rates", [(1.0,) * 4, (0.9,) * 4])
 def test_repeated_tuning_keeps_the_timeout(
-    *, given: bool, success_rates: tuple[float, ...]
+    *, is_known: bool, success_rates: tuple[float, ...]
 ) -> None:
     """A log with the proposed timeout gives the same timeout, known or inferred."""
     rounds: list[float] = []
@@ -163,14 +160,14 @@ def test_repeated_tuning_keeps_the_timeout(
         model = LogModel(calls=20_000, median=0.1, success_rates=success_rates, timeout=timeout)
         proposal = propose(analyze_log(model.log(seed=number)), current)
         rounds.append(proposal.suggestions[0].proposed)
-        current = proposal.proposed if given else None
+        current = proposal.proposed if is_known else None
 
     assert [rounds[0]] * 5 == rounds
     assert LogModel(median=0.1).quantile(P995) == pytest.approx(rounds[0], rel=0.06)
 
 
 @pytest.mark.parametrize("current", [Defence(Policy(attempt_timeout=0.25)), None])
-def test_timeout_that_rarely_cuts_off_counts(current: Defence | None) -> None:
+def test_attempts_cut_off_by_a_timeout_count_as_longer(current: Defence | None) -> None:
     """Attempts that were cut off count as longer; without them the timeout would be 180 ms."""
     model = LogModel(calls=40_000, success_rates=(1.0, 1.0), timeout=0.25)
     suggestion = suggestion_for(model, "attempt_timeout", current)
@@ -180,7 +177,7 @@ def test_timeout_that_rarely_cuts_off_counts(current: Defence | None) -> None:
 
 
 def test_timeout_that_cuts_off_is_not_shortened() -> None:
-    """The p99.5 of the attempts that were not cut off would be too short."""
+    """A timeout that cuts off many attempts is kept, and the reason asks to raise it."""
     model = LogModel(calls=10_000, success_rates=(1.0, 1.0), timeout=0.1)
     suggestion = suggestion_for(model, "attempt_timeout", Defence(Policy(attempt_timeout=0.1)))
 
@@ -193,7 +190,7 @@ def test_timeout_that_cuts_off_is_not_shortened() -> None:
 
 
 def test_unknown_timeout_is_inferred() -> None:
-    """Without the policy, failures after the same time reveal the timeout."""
+    """Without a policy, the timeout is inferred from failures after nearly the same time."""
     model = LogModel(calls=10_000, success_rates=(0.95, 0.95), timeout=0.1)
     suggestion = suggestion_for(model, "attempt_timeout")
 
@@ -206,7 +203,7 @@ def test_unknown_timeout_is_inferred() -> None:
     assert suggestion.basis.endswith(" cut off at 100 ms: they failed after nearly the same time")
 
 
-def test_a_longer_timeout_than_the_one_that_cut_is_kept() -> None:
+def test_timeout_longer_than_that_of_the_log_is_kept() -> None:
     """A current timeout is kept if the log comes from a client with a shorter one."""
     model = LogModel(calls=10_000, success_rates=(1.0, 1.0), timeout=0.1)
     suggestion = suggestion_for(model, "attempt_timeout", Defence(Policy(attempt_timeout=2.0)))
@@ -216,15 +213,17 @@ def test_a_longer_timeout_than_the_one_that_cut_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "proposed"), [(0.1, 0.19), (0.18, 0.18), (0.19, 0.19), (1.0, 0.19)]
+    ("current_timeout", "proposed"), [(0.1, 0.19), (0.18, 0.18), (0.19, 0.19), (1.0, 0.19)]
 )
-def test_timeout_changes_if_the_log_contradicts_it(now: float, proposed: float) -> None:
-    """The p99.5 of a log without a timeout lies between 177 and 188 ms."""
+def test_timeout_changes_if_the_log_contradicts_it(current_timeout: float, proposed: float) -> None:
+    """A timeout outside the interval of the p99.5, 177 to 188 ms, is replaced by 190 ms."""
     model = LogModel(calls=20_000, success_rates=(1.0,))
 
     assert (
         proposed
-        == suggestion_for(model, "attempt_timeout", Defence(Policy(attempt_timeout=now))).proposed
+        == suggestion_for(
+            model, "attempt_timeout", Defence(Policy(attempt_timeout=current_timeout))
+        ).proposed
     )
 
 
@@ -237,31 +236,31 @@ def test_a_timeout_is_within_the_latency_target() -> None:
     assert 0.1 == suggestion_for(model, "attempt_timeout", current, 2.0).proposed
 
 
-def timer_errors(limit: float, count: int) -> list[float]:
-    """Return a timeout with the deviations of real timers."""
-    dice = Random(7)
-    return sorted(limit * (1 + dice.expovariate(200)) for _ in range(count))
+def timeout_durations(timeout: float, count: int) -> list[float]:
+    """Return durations slightly above a timeout, as of real timers."""
+    random_source = Random(7)
+    return sorted(timeout * (1 + random_source.expovariate(200)) for _ in range(count))
 
 
 @pytest.mark.parametrize(
-    "faults",
+    "failures",
     [
-        timer_errors(1.0, 50),
-        [0.002] * 500 + timer_errors(1.0, 50),
-        sorted([*LATENCY[::5], *timer_errors(1.0, 50)]),
+        timeout_durations(1.0, 50),
+        [0.002] * 500 + timeout_durations(1.0, 50),
+        sorted([*LATENCY[::5], *timeout_durations(1.0, 50)]),
     ],
 )
-def test_inexact_timeout_is_inferred(faults: list[float]) -> None:
+def test_inexact_timeout_is_inferred(failures: list[float]) -> None:
     """A timeout of a second is found among fast failures and random failures."""
-    cut = find_timeout(LATENCY, faults, None)
+    found = find_timeout(LATENCY, failures, None)
 
-    assert cut is not None
-    assert (1.0, True) == (round_two_digits(cut.timeout), cut.is_inferred)
-    assert 50 <= cut.cut_off_count <= 60
+    assert found is not None
+    assert (1.0, True) == (round_two_digits(found.timeout), found.is_inferred)
+    assert 50 <= found.cut_off_count <= 60
 
 
 @pytest.mark.parametrize(
-    "faults",
+    "failures",
     [
         [],
         [0.002] * 500,
@@ -270,24 +269,33 @@ def test_inexact_timeout_is_inferred(faults: list[float]) -> None:
         LATENCY[::4],
         [1 + number / 10 for number in range(10)],
     ],
-    ids=["none", "at once", "within", "too few", "as long as successes", "apart"],
+    ids=[
+        "no failures",
+        "fast",
+        "within the successes",
+        "too few",
+        "spread like successes",
+        "spread after successes",
+    ],
 )
-def test_other_failures_are_no_timeout(faults: list[float]) -> None:
-    """Failures that are fast or random are neither timeouts nor samples."""
-    assert None is find_timeout(LATENCY, faults, None)
+def test_other_failures_are_no_timeout(failures: list[float]) -> None:
+    """No timeout is inferred from failures that are few, fast or spread."""
+    assert None is find_timeout(LATENCY, failures, None)
 
 
-@pytest.mark.parametrize("now", [None, 0.1, 0.103])
-def test_errors_of_a_steady_dependency_are_no_timeouts(now: float | None) -> None:
+@pytest.mark.parametrize("current_timeout", [None, 0.1, 0.103])
+def test_errors_of_a_steady_dependency_are_no_timeouts(current_timeout: float | None) -> None:
     """If all attempts take nearly the same time, failures are not taken for timeouts."""
     steady = LogModel(calls=10_000, median=0.1, sigma=0.01, success_rates=(0.9,))
-    suggestion = suggestion_for(steady, "attempt_timeout", Defence(Policy(attempt_timeout=now)))
+    suggestion = suggestion_for(
+        steady, "attempt_timeout", Defence(Policy(attempt_timeout=current_timeout))
+    )
 
     assert (0.11, True) == (suggestion.proposed, suggestion.has_enough_data)
 
 
 def test_timeout_of_few_attempts_is_ignored() -> None:
-    """If more attempts succeed later than fail at the timeout, most had no such timeout."""
+    """A timeout is ignored if more attempts succeed after it than fail at it."""
     assert None is find_timeout(LATENCY, [0.9] * 50, 0.9)
     assert (0.9, 150, False) == find_timeout(LATENCY, [0.9] * 150, 0.9)
 
