@@ -1,4 +1,4 @@
-"""Measure, print the tables, and compare tarry's figures with their upper limits (marks).
+"""Measure, print the tables, and compare tarry's figures with their upper limits.
 
 A ratio is the median over the rounds. A wall-clock time is that of the best round, because other
 load on the machine can only make a time longer.
@@ -14,22 +14,22 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.measure import SCENES, Row, measure_imports, measure_scene
+from benchmarks.measure import CASES, Row, measure_case, measure_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TABLES = (*SCENES, "imports")
+TABLES = (*CASES, "imports")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A figure of tarry and its upper limit; a mark without a figure is missed."""
+class LimitCheck:
+    """A figure of tarry and its upper limit; a limit without a figure is missed."""
 
     table: str
     row: str
-    what: str
-    """The unit of the figure, or what it counts."""
+    unit: str
+    """The unit of the figure, or the quantity that it counts."""
     figure: float | None
     limit: float
 
@@ -41,33 +41,33 @@ class Mark:
     def __str__(self) -> str:
         """Return the text for the last column of a table."""
         figure = "?" if self.figure is None else f"{self.figure:.2f}"
-        return f"{'pass' if self.met else 'MISS'}: {self.what} {figure} <= {self.limit:g}"
+        return f"{'pass' if self.met else 'MISS'}: {self.unit} {figure} <= {self.limit:g}"
 
 
-def marks_of(table: str, rows: dict[str, Row]) -> Iterator[Mark]:
-    """Yield the marks of one table."""
+def check_limits(table: str, rows: dict[str, Row]) -> Iterator[LimitCheck]:
+    """Yield the limit checks of one table."""
 
-    def ratio(other: str) -> float | None:
-        ours, theirs = rows["tarry"], rows[other]
-        return ours.ratio(theirs) if ours.rounds and theirs.rounds else None
+    def ratio(name: str) -> float | None:
+        tarry, other = rows["tarry"], rows[name]
+        return tarry.ratio(other) if tarry.rounds and other.rounds else None
 
     def best(row: str, unit: float = 1.0) -> float | None:
         return min(rows[row].rounds) / unit if rows[row].rounds else None
 
     if table == "imports":
         for row in ("import tarry", "import tarry; tarry.retry"):
-            yield Mark(table, row, "ms", best(row), 35.0)
-        row_of_import = rows["import tarry"]
-        loads_asyncio = row_of_import.loads_asyncio if row_of_import.rounds else None
-        yield Mark(table, "import tarry", "asyncio", loads_asyncio, 0)
+            yield LimitCheck(table, row, "ms", best(row), 35.0)
+        import_row = rows["import tarry"]
+        loads_asyncio = import_row.loads_asyncio if import_row.rounds else None
+        yield LimitCheck(table, "import tarry", "asyncio", loads_asyncio, 0)
     elif table.endswith("failure"):
-        yield Mark(table, "tarry", "x loop", ratio("loop"), 3.0)
+        yield LimitCheck(table, "tarry", "x loop", ratio("loop"), 3.0)
     else:
-        yield Mark(table, "tarry", "x loop", ratio("loop"), 1.6)
-        yield Mark(table, "tarry", "x nopanic", ratio("nopanic"), 1.0)
+        yield LimitCheck(table, "tarry", "x loop", ratio("loop"), 1.6)
+        yield LimitCheck(table, "tarry", "x nopanic", ratio("nopanic"), 1.0)
     if table == "sync-success":
         row = "tarry budget+breaker"
-        yield Mark(table, row, "us", best(row, 1e3), 1.0)
+        yield LimitCheck(table, row, "us", best(row, 1e3), 1.0)
 
 
 def table_values(table: str, rows: dict[str, Row]) -> dict[str, dict[str, object]]:
@@ -96,15 +96,15 @@ def format_cell(cell: object) -> str:
 
 
 def table_lines(
-    table: str, values: dict[str, dict[str, object]], marks: list[Mark]
+    table: str, values: dict[str, dict[str, object]], checks: list[LimitCheck]
 ) -> Iterator[str]:
     """Yield the lines of one table."""
-    heads = max(values.values(), key=len)  # a row with an error has only one cell
-    yield f"\n{table:27}" + "".join(f"{head:>14}" for head in heads) + "  marks"
+    titles = max(values.values(), key=len)  # a row with an error has only one cell
+    yield f"\n{table:27}" + "".join(f"{title:>14}" for title in titles) + "  limits"
     for name, row in values.items():
         cells = "".join(f"{format_cell(cell):>14}" for cell in row.values())
-        row_marks = [str(mark) for mark in marks if (mark.table, mark.row) == (table, name)]
-        yield f"{name:27}{cells}  {'; '.join(row_marks)}".rstrip()
+        row_checks = [str(check) for check in checks if (check.table, check.row) == (table, name)]
+        yield f"{name:27}{cells}  {'; '.join(row_checks)}".rstrip()
 
 
 def print_progress(text: str) -> None:
@@ -121,37 +121,41 @@ def main() -> int:
         prog="python -m benchmarks", description="Measure the cost of a call."
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds: under 15 s")
-    parser.add_argument("--only", action="append", choices=TABLES, help="this table (repeatable)")
+    parser.add_argument(
+        "--only", action="append", choices=TABLES, help="measure only this table (repeatable)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 when a mark is missed")
-    parser.add_argument("--seed", type=int, default=7, help="seed of the candidates' order")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a limit is missed")
+    parser.add_argument(
+        "--seed", type=int, default=7, help="seed of the random order of the candidates"
+    )
     args = parser.parse_args()
 
     rounds, target_ns, runs = (80, 800_000, 5) if args.quick else (400, 1_500_000, 20)
     tables: dict[str, dict[str, dict[str, object]]] = {}
-    marks: list[Mark] = []
+    checks: list[LimitCheck] = []
     for table in args.only or TABLES:
         if table == "imports":
             rows = measure_imports(runs=runs, seed=args.seed, progress=print_progress)
         else:
-            rows = measure_scene(
+            rows = measure_case(
                 table, rounds=rounds, target_ns=target_ns, seed=args.seed, progress=print_progress
             )
         tables[table] = table_values(table, rows)
-        marks += marks_of(table, rows)
+        checks += check_limits(table, rows)
     if sys.stderr.isatty():
         print_progress("")
 
-    missed = sum(not mark.met for mark in marks)
+    missed = sum(not check.met for check in checks)
     if args.json:
-        mark_values = [asdict(mark) | {"met": mark.met} for mark in marks]
+        limits = [asdict(check) | {"met": check.met} for check in checks]
         about = {"python": platform.python_version(), "rounds": rounds, "import rounds": runs}
-        print(json.dumps(about | {"tables": tables, "marks": mark_values}, indent=2))
+        print(json.dumps(about | {"tables": tables, "limits": limits}, indent=2))
     else:
         print(f"Python {platform.python_version()}, {rounds} rounds, {runs} of each import")
         for table, values in tables.items():
-            print("\n".join(table_lines(table, values, marks)))
-        print(f"\n{len(marks) - missed} of {len(marks)} marks met")
+            print("\n".join(table_lines(table, values, checks)))
+        print(f"\n{len(checks) - missed} of {len(checks)} limits met")
     return 1 if args.strict and missed else 0
 
 

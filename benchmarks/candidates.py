@@ -20,7 +20,7 @@ Work = Callable[[], Any]
 """A sync or async function without arguments."""
 
 
-def hand_written(fn: Work) -> Work:
+def wrap_in_loop(fn: Work) -> Work:
     """Return a function that calls ``fn`` in a retry loop as a careful engineer would write it."""
 
     def loop() -> Any:
@@ -51,7 +51,7 @@ def import_lazily(module: str, decorator: Callable[[Any], Any]) -> Callable[[], 
     return lambda: decorator(import_module(module))
 
 
-def tarry(*guards: str) -> Callable[[], Any]:
+def build_tarry(*guards: str) -> Callable[[], Any]:
     """Return a factory of tarry's decorator, with a downstream that has the named guards, if any.
 
     The guards are ``budget`` and ``breaker``.
@@ -61,7 +61,7 @@ def tarry(*guards: str) -> Callable[[], Any]:
         t = import_module("tarry")
         if not guards:
             return t.retry(on=OSError, attempts=4)
-        # In two scenes every second attempt fails, which would open a breaker with defaults.
+        # In two cases every second attempt fails, which would open a breaker with defaults.
         factories = {"budget": t.TokenBudget, "breaker": lambda: t.Breaker(failure_rate=1.0)}
         downstream = t.Downstream("bench", **{guard: factories[guard]() for guard in guards})
         return t.retry(on=OSError, attempts=4, downstream=downstream)
@@ -71,7 +71,7 @@ def tarry(*guards: str) -> Callable[[], Any]:
 
 ASYNC_ONLY = frozenset({"hyx"})
 CANDIDATES: dict[str, Callable[[], Any]] = {
-    "loop": lambda: hand_written,
+    "loop": lambda: wrap_in_loop,
     "tenacity": import_lazily(
         "tenacity",
         lambda t: t.retry(
@@ -117,9 +117,9 @@ CANDIDATES: dict[str, Callable[[], Any]] = {
             n.retry(attempts=4, on=OSError, budget=n.RetryBudget(ratio=1.0)),
         ),
     ),
-    "tarry": tarry(),
-    "tarry budget": tarry("budget"),
-    "tarry breaker": tarry("breaker"),
-    "tarry budget+breaker": tarry("budget", "breaker"),
+    "tarry": build_tarry(),
+    "tarry budget": build_tarry("budget"),
+    "tarry breaker": build_tarry("breaker"),
+    "tarry budget+breaker": build_tarry("budget", "breaker"),
 }
 """The factory of each candidate's decorator, by the name of the table row."""

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 from httpx_retries import Retry
-from httpx_retries import RetryTransport as Peer
+from httpx_retries import RetryTransport as HttpxRetriesTransport
 
 from tarry.adapters.httpx import RetryTransport
 
@@ -49,7 +49,7 @@ MAX_TIME_RATIO = 1.05
 ROUNDS, REQUESTS = 400, 20
 STUB_ROUNDS, STUB_REQUESTS = 200, 1000
 BOOTSTRAP_SAMPLES, LOWER_QUANTILE, UPPER_QUANTILE = 2000, 0.025, 0.975
-PLAIN, OURS, THEIRS = "httpx", "httpx with tarry", "httpx with httpx-retries"
+PLAIN, TARRY, HTTPX_RETRIES = "httpx", "httpx with tarry", "httpx with httpx-retries"
 
 Times = dict[str, list[float]]
 """Seconds per request for each client; all lists have the rounds in the same order."""
@@ -63,7 +63,7 @@ async def app(_scope, receive, send):
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-class Stub(httpx.BaseTransport):
+class StubTransport(httpx.BaseTransport):
     """A transport that returns a response at once."""
 
     def __init__(self) -> None:
@@ -112,8 +112,8 @@ def build_transports(
     """Return the three compared transports, each over its own inner transport."""
     return {
         PLAIN: build_inner(),
-        OURS: RetryTransport(build_inner()),
-        THEIRS: Peer(build_inner(), retry=Retry(total=3)),
+        TARRY: RetryTransport(build_inner()),
+        HTTPX_RETRIES: HttpxRetriesTransport(build_inner(), retry=Retry(total=3)),
     }
 
 
@@ -138,15 +138,17 @@ def measure_in_process() -> Times:
     """Measure the transports over a stub."""
     request = httpx.Request("GET", "http://127.0.0.1:8000/")
 
-    def call_of(transport: httpx.BaseTransport) -> Callable[[], object]:
+    def build_call(transport: httpx.BaseTransport) -> Callable[[], object]:
         return lambda: transport.handle_request(request)
 
-    calls = {name: call_of(transport) for name, transport in build_transports(Stub).items()}
+    calls = {
+        name: build_call(transport) for name, transport in build_transports(StubTransport).items()
+    }
     return measure(calls, STUB_ROUNDS, STUB_REQUESTS, process_time)
 
 
 @contextmanager
-def server() -> Iterator[str]:
+def run_server() -> Iterator[str]:
     """Run the application in a separate process, and yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -171,11 +173,11 @@ def measure_over_socket(
 ) -> Times:
     """Measure requests to a server by clients with these transports."""
 
-    def call_of(client: httpx.Client) -> Callable[[], object]:
+    def build_call(client: httpx.Client) -> Callable[[], object]:
         return lambda: client.get(url)
 
     clients = {name: httpx.Client(transport=transport) for name, transport in transports.items()}
-    calls = {name: call_of(client) for name, client in clients.items()}
+    calls = {name: build_call(client) for name, client in clients.items()}
     return measure(calls, rounds, REQUESTS, perf_counter)
 
 
@@ -189,8 +191,8 @@ def measure_inside_requests(url: str) -> Times:
 
     transports = build_transports(build_inner)
     outer = {
-        name: OuterTransport(transports[name], its_inner)
-        for name, its_inner in zip(transports, inner, strict=True)
+        name: OuterTransport(transports[name], inner_transport)
+        for name, inner_transport in zip(transports, inner, strict=True)
     }
     measure_over_socket(url, dict(outer), ROUNDS // 4)
     return {name: transport.times for name, transport in outer.items()}
@@ -209,25 +211,25 @@ def confidence_interval(differences: list[float]) -> tuple[float, float]:
 def main() -> int:
     """Measure, print, and compare with the limits."""
     in_process = {name: min(times) for name, times in measure_in_process().items()}
-    with server() as url:
+    with run_server() as url:
         inside = {name: median(times) for name, times in measure_inside_requests(url).items()}
         socket_times = measure_over_socket(url, build_transports(httpx.HTTPTransport))
     for where, seconds in (("in process", in_process), ("inside a request", inside)):
-        for name in (OURS, THEIRS):
+        for name in (TARRY, HTTPX_RETRIES):
             print(f"{where}, {name} adds {(seconds[name] - seconds[PLAIN]) * 1e6:.1f} us")
     medians = {name: median(times) for name, times in socket_times.items()}
-    for name, middle in medians.items():
-        ratio = middle / medians[PLAIN]
-        print(f"over a socket, {name:25}{middle * 1e6:8.0f} us{ratio:8.3f} x httpx")
-    pairs = zip(socket_times[OURS], socket_times[THEIRS], strict=True)
-    low, high = confidence_interval([ours - theirs for ours, theirs in pairs])
-    print(f"tarry less httpx-retries: {low * 1e6:+.1f} to {high * 1e6:+.1f} us")
-    ratio = medians[OURS] / medians[PLAIN]
-    met = ratio <= MAX_TIME_RATIO and low <= 0
-    comparison = "slower" if low > 0 else "faster" if high < 0 else "no difference to be seen"
-    status = "pass" if met else "MISS"
-    print(f"{status}: {ratio:.3f} <= {MAX_TIME_RATIO}; beside httpx-retries: {comparison}")
-    return not met
+    for name, seconds_per_request in medians.items():
+        ratio = seconds_per_request / medians[PLAIN]
+        print(f"over a socket, {name:25}{seconds_per_request * 1e6:8.0f} us{ratio:8.3f} x httpx")
+    pairs = zip(socket_times[TARRY], socket_times[HTTPX_RETRIES], strict=True)
+    low, high = confidence_interval([tarry - peer for tarry, peer in pairs])
+    print(f"tarry minus httpx-retries: {low * 1e6:+.1f} to {high * 1e6:+.1f} us")
+    ratio = medians[TARRY] / medians[PLAIN]
+    is_met = ratio <= MAX_TIME_RATIO and low <= 0
+    comparison = "slower" if low > 0 else "faster" if high < 0 else "no significant difference"
+    status = "pass" if is_met else "MISS"
+    print(f"{status}: {ratio:.3f} <= {MAX_TIME_RATIO}; compared with httpx-retries: {comparison}")
+    return not is_met
 
 
 if __name__ == "__main__":

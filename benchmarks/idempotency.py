@@ -37,7 +37,7 @@ from starlette.routing import Route
 from tarry.idempotency import IdempotencyMiddleware
 
 MAX_TIME_RATIO = 1.10
-REQUESTS, WARM_UP = 3000, 500
+REQUESTS, WARM_UP_REQUESTS = 3000, 500
 """Requests by each client to each server; together they fit into the memory store."""
 NAMES = ("plain", "guarded")
 LOOP_BY_HTTP_PARSER = {"h11": "asyncio", "httptools": "uvloop"}
@@ -49,9 +49,9 @@ HEADERS = {
     "authorization": "Bearer 0123456789abcdef0123456789abcdef",
     "content-type": "application/json",
 }
-FIELDS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-FIELDS += [(b"host", b"127.0.0.1"), (b"content-length", b"%d" % len(BODY))]
-KEY_NUMBERS = count()
+ASGI_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+ASGI_HEADERS += [(b"host", b"127.0.0.1"), (b"content-length", b"%d" % len(BODY))]
+KEY_COUNTER = count()
 
 
 async def pay(request):
@@ -75,7 +75,7 @@ def guarded():
 
 
 def next_key() -> str:
-    return f'"8e03978e-40d5-43dd-bc93-{next(KEY_NUMBERS):012d}"'
+    return f'"8e03978e-40d5-43dd-bc93-{next(KEY_COUNTER):012d}"'
 
 
 class Server:
@@ -141,26 +141,26 @@ def measure_servers(http: str) -> float:
         before = {name: servers[name].processor_time() for name in NAMES}
         http_client_times = measure_requests(servers, Server.post_with_http_client)
         cpu_times = {
-            name: (servers[name].processor_time() - before[name]) / (WARM_UP + REQUESTS)
+            name: (servers[name].processor_time() - before[name]) / (WARM_UP_REQUESTS + REQUESTS)
             for name in NAMES
         }
     ratio = print_ratio(f"httpx, {http}", httpx_times)
     print_ratio(f"http.client, {http}", http_client_times)
     if cpu_times["plain"]:
-        print_ratio(f"server's work, {http}", cpu_times)
+        print_ratio(f"server CPU time, {http}", cpu_times)
     return ratio
 
 
 def measure_requests(servers: dict[str, Server], post) -> dict[str, float]:
     """Return the median seconds of a request to each server."""
     times: dict[str, list[float]] = {name: [] for name in NAMES}
-    for _ in range(WARM_UP + REQUESTS):
+    for _ in range(WARM_UP_REQUESTS + REQUESTS):
         for name in random.sample(NAMES, len(NAMES)):
             started = perf_counter()
             status = post(servers[name])
             times[name].append(perf_counter() - started)
             assert status == 201
-    return {name: median(times[name][WARM_UP:]) for name in NAMES}
+    return {name: median(times[name][WARM_UP_REQUESTS:]) for name in NAMES}
 
 
 async def call_directly(app, requests: int) -> float:
@@ -182,7 +182,7 @@ async def call_directly(app, requests: int) -> float:
             "method": "POST",
             "path": "/payments",
             "query_string": b"",
-            "headers": [*FIELDS, (b"idempotency-key", next_key().encode())],
+            "headers": [*ASGI_HEADERS, (b"idempotency-key", next_key().encode())],
         }
         await app(scope, receive, send)
     seconds = process_time() - started
@@ -200,11 +200,11 @@ def measure_in_process() -> None:
     print_ratio("best call in process", best)
 
 
-def print_ratio(what: str, seconds: dict[str, float]) -> float:
+def print_ratio(title: str, seconds: dict[str, float]) -> float:
     """Print the seconds of both applications; return the ratio of guarded to plain."""
     plain, guarded = (seconds[name] * 1e6 for name in NAMES)
     figures = f"plain{plain:7.1f} us, guarded{guarded:7.1f} us, {guarded - plain:+6.1f} us"
-    print(f"{what:25}{figures},{guarded / plain:6.3f} x plain")
+    print(f"{title:25}{figures},{guarded / plain:6.3f} x plain")
     return guarded / plain
 
 

@@ -1,4 +1,4 @@
-"""Measures all candidates in a scene (such as async calls that succeed), and the cost of imports.
+"""Measures all candidates in each case (such as async calls that succeed), and imports.
 
 All candidates wrap the same function, under the same conditions:
 
@@ -32,9 +32,9 @@ from unittest import mock
 
 from benchmarks.candidates import ASYNC_ONLY, CANDIDATES, Work
 
-SCENES = ("sync-success", "sync-failure", "async-success", "async-failure")
+CASES = ("sync-success", "sync-failure", "async-success", "async-failure")
 """Sync and async calls that succeed, and calls whose first attempt fails."""
-STATEMENTS = (
+IMPORT_STATEMENTS = (
     *("import tarry", "import tarry; tarry.retry", "import tenacity", "import stamina"),
     *("import backoff", "import opnieuw", "import hyx.retry", "import nopanic", "import asyncio"),
 )
@@ -47,7 +47,7 @@ print((time.perf_counter() - start) * 1e3, "asyncio" in sys.modules)
 HAS_FINE_THREAD_TIME = time.get_clock_info("thread_time").resolution <= 1e-6
 CLOCK = time.thread_time_ns if HAS_FINE_THREAD_TIME else time.perf_counter_ns
 MAX_CHECK_S = 0.1
-"""A slower call has waited: three waits take 0.35 s on average, a call without waits some us."""
+"""The limit for a call without waits, which takes microseconds; three waits take 0.35 s."""
 Progress = Callable[[str], None]
 
 
@@ -64,8 +64,8 @@ class Row:
         return median(a / b for a, b in zip(self.rounds, other.rounds, strict=True))
 
 
-def build_work(scene: str) -> Work:
-    """Return the function that all candidates of a scene call."""
+def build_work(case: str) -> Work:
+    """Return the function that all candidates of a case call."""
     failed = False
 
     def succeed() -> int:
@@ -89,13 +89,13 @@ def build_work(scene: str) -> Work:
         return 1
 
     functions: tuple[Work, ...] = (succeed, fail_first, succeed_async, fail_first_async)
-    return functions[SCENES.index(scene)]
+    return functions[CASES.index(case)]
 
 
-def time_batch(f: Work, fives: int) -> int:
-    """Return the nanoseconds of five times ``fives`` calls."""
+def time_batch(f: Work, repetitions: int) -> int:
+    """Return the nanoseconds of ``5 * repetitions`` calls."""
     start = CLOCK()
-    for _ in repeat(None, fives):
+    for _ in repeat(None, repetitions):
         f()
         f()
         f()
@@ -104,10 +104,10 @@ def time_batch(f: Work, fives: int) -> int:
     return CLOCK() - start
 
 
-async def time_batch_async(f: Work, fives: int) -> int:
-    """Return the nanoseconds of five times ``fives`` awaited calls."""
+async def time_batch_async(f: Work, repetitions: int) -> int:
+    """Return the nanoseconds of ``5 * repetitions`` awaited calls."""
     start = CLOCK()
-    for _ in repeat(None, fives):
+    for _ in repeat(None, repetitions):
         await f()
         await f()
         await f()
@@ -135,11 +135,11 @@ def no_waits() -> Iterator[None]:
 
 
 def check_attempts(
-    decorate: Callable[[Work], Work], finish: Callable[[Any], Any], scene: str
+    decorate: Callable[[Work], Work], get_result: Callable[[Any], Any], case: str
 ) -> None:
     """Raise an error unless the candidate makes four attempts without waiting.
 
-    ``finish`` returns the result of a call; in an async scene it runs the coroutine.
+    ``get_result`` returns the result of a call; in an async case it runs the coroutine.
     """
     calls: list[None] = []
 
@@ -150,47 +150,51 @@ def check_attempts(
     async def fail_async() -> None:
         fail()
 
-    call = decorate(fail_async if scene.startswith("async") else fail)
+    call = decorate(fail_async if case.startswith("async") else fail)
     start = time.perf_counter()
-    with suppress(Exception):  # the number of calls is what counts here
-        finish(call())
+    with suppress(Exception):  # only the number of calls is checked
+        get_result(call())
     seconds = time.perf_counter() - start
     if len(calls) != 4 or seconds > MAX_CHECK_S:
         msg = f"{len(calls)} attempts in {seconds:.3f} s, not 4 at once"
         raise RuntimeError(msg)
 
 
-def prepare(name: str, scene: str, target_ns: int, runner: asyncio.Runner) -> Callable[[], float]:
+def prepare_batch(
+    name: str, case: str, target_ns: int, runner: asyncio.Runner
+) -> Callable[[], float]:
     """Return a function that measures a batch and returns its nanoseconds per call.
 
     The batch is calibrated to take about ``target_ns``.
     """
-    is_async = scene.startswith("async")
+    is_async = case.startswith("async")
     code = (time_batch_async if is_async else time_batch).__code__
     time_calls = FunctionType(code.replace(co_name=code.co_name), globals())
 
-    def finish(value: Any) -> Any:
+    def get_result(value: Any) -> Any:
         return runner.run(value) if is_async else value
 
-    check_attempts(CANDIDATES[name](), finish, scene)
-    call = CANDIDATES[name]()(build_work(scene))
-    fives = 40
+    check_attempts(CANDIDATES[name](), get_result, case)
+    call = CANDIDATES[name]()(build_work(case))
+    repetitions = 40
     for _ in range(3):
-        fives = max(1, round(fives * target_ns / max(1, finish(time_calls(call, fives)))))
-    return lambda: float(finish(time_calls(call, fives)) / (5 * fives))
+        repetitions = max(
+            1, round(repetitions * target_ns / max(1, get_result(time_calls(call, repetitions))))
+        )
+    return lambda: float(get_result(time_calls(call, repetitions)) / (5 * repetitions))
 
 
-def measure_scene(
-    scene: str, *, rounds: int, target_ns: int, seed: int, progress: Progress
+def measure_case(
+    case: str, *, rounds: int, target_ns: int, seed: int, progress: Progress
 ) -> dict[str, Row]:
-    """Measure all candidates in one scene; a candidate that raises is dropped with its error."""
-    names = [name for name in CANDIDATES if scene.startswith("async") or name not in ASYNC_ONLY]
+    """Measure all candidates in one case; a candidate that raises is dropped with its error."""
+    names = [name for name in CANDIDATES if case.startswith("async") or name not in ASYNC_ONLY]
     rows = {name: Row() for name in names}
     batches: dict[str, Callable[[], float]] = {}
     rng = random.Random(seed)
     with no_waits(), asyncio.Runner() as runner:
         for number in range(rounds + 1):
-            progress(f"{scene}: round {number} of {rounds}")
+            progress(f"{case}: round {number} of {rounds}")
             for name in rng.sample(names, len(names)):
                 if rows[name].error:
                     continue
@@ -200,7 +204,7 @@ def measure_scene(
                     if number:  # round 0 prepares
                         rows[name].rounds.append(batches[name]())
                     else:
-                        batches[name] = prepare(name, scene, target_ns, runner)
+                        batches[name] = prepare_batch(name, case, target_ns, runner)
                 except Exception as exc:
                     rows[name] = Row(error=f"{type(exc).__name__}: {exc}")
                 finally:
@@ -211,12 +215,12 @@ def measure_scene(
 
 
 def measure_imports(*, runs: int, seed: int, progress: Progress) -> dict[str, Row]:
-    """Measure each import in new interpreters, in turns; the first round only writes bytecode."""
-    rows = {statement: Row() for statement in STATEMENTS}
+    """Measure each import in new interpreters; the first round only writes bytecode."""
+    rows = {statement: Row() for statement in IMPORT_STATEMENTS}
     rng = random.Random(seed)
     for number in range(runs + 1):
         progress(f"imports: round {number} of {runs}")
-        for statement in rng.sample(STATEMENTS, len(STATEMENTS)):
+        for statement in rng.sample(IMPORT_STATEMENTS, len(IMPORT_STATEMENTS)):
             if rows[statement].error:
                 continue
             command = [sys.executable, "-c", PROGRAM.format(statement)]

@@ -63,7 +63,7 @@ def measure_storm() -> tuple[float, float]:
 
 
 def main() -> int:
-    """Run the benchmark; return 1 if a target is missed."""
+    """Run the benchmark; return 1 if a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=__doc__)
     parser.add_argument(
         "--quick", action="store_true", help="measure the rates only, in fewer rounds"

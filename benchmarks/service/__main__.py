@@ -1,4 +1,4 @@
-"""Measure the service, print the tables, and compare its figures with the limits (marks)."""
+"""Measure the service, print the tables, and compare its figures with their limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import cache
 
 from benchmarks.service import backlog, ingest, job
 from benchmarks.service.candidates import CANDIDATES
-from benchmarks.service.processes import Failed
+from benchmarks.service.processes import BenchmarkError
 from benchmarks.service.report import Report
 
 PARTS = ("job", "lag", "memory", "ingest")
@@ -38,9 +38,11 @@ def parse_arguments() -> argparse.Namespace:
         prog="python -m benchmarks.service", description="Compare the service with its peers."
     )
     parser.add_argument("part", nargs="?", choices=(*PARTS, "all"), default="all")
-    parser.add_argument("--quick", action="store_true", help="less of everything: to try it out")
-    parser.add_argument("--n", type=parse_positive, help="tasks of the job (5,000)")
-    parser.add_argument("--rounds", type=parse_positive, help="rounds of the job (5)")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer tasks, rounds and seconds, for a trial run"
+    )
+    parser.add_argument("--n", type=parse_positive, help="number of tasks of the job (5,000)")
+    parser.add_argument("--rounds", type=parse_positive, help="number of rounds of the job (5)")
     parser.add_argument(
         "--only", nargs="+", choices=CANDIDATES, metavar="NAME", help=", ".join(CANDIDATES)
     )
@@ -53,41 +55,44 @@ def main() -> None:
     parts = PARTS if args.part == "all" else (args.part,)
     quick = args.quick
     seconds = 5.0 if quick else 30.0
-    few, many = (1_000, 20_000) if quick else (backlog.FEW, backlog.MANY)
+    small, large = (1_000, 20_000) if quick else (backlog.SMALL_BACKLOG, backlog.LARGE_BACKLOG)
     run_backlog = cache(lambda pending: backlog.run(pending, seconds, print_progress))
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores")
-    marks = []
+    checks = []
 
     if "job" in parts:
-        rows = job.race(
+        rows = job.measure_candidates(
             args.only or list(CANDIDATES),
             count=args.n or (500 if quick else 5_000),
             rounds=args.rounds or (1 if quick else 5),
             progress=print_progress,
         )
         report = Report(rows)
-        print("\n".join(report.lines()))
-        marks += [mark for name in rows for mark in report.marks(name)]
+        print("\n".join(report.table_lines()))
+        checks += [check for name in rows for check in report.check_limits(name)]
     if "lag" in parts:
-        new_marks = backlog.lag_marks(run_backlog(many))
-        print("\n".join([*backlog.lag_lines(run_backlog(many)), *map(str, new_marks)]))
-        marks += new_marks
+        new_checks = backlog.check_lag(run_backlog(large))
+        print("\n".join([*backlog.lag_lines(run_backlog(large)), *map(str, new_checks)]))
+        checks += new_checks
     if "memory" in parts:
-        new_marks = backlog.memory_marks(run_backlog(few), run_backlog(many))
+        new_checks = backlog.check_memory(run_backlog(small), run_backlog(large))
         print(
             "\n".join(
-                [*backlog.memory_lines(run_backlog(few), run_backlog(many)), *map(str, new_marks)]
+                [
+                    *backlog.memory_lines(run_backlog(small), run_backlog(large)),
+                    *map(str, new_checks),
+                ]
             )
         )
-        marks += new_marks
+        checks += new_checks
     if "ingest" in parts:
         result = ingest.run(seconds, print_progress)
-        new_marks = ingest.marks(result)
-        print("\n".join([*ingest.lines(result), *map(str, new_marks)]))
-        marks += new_marks
+        new_checks = ingest.check_limits(result)
+        print("\n".join([*ingest.table_lines(result), *map(str, new_checks)]))
+        checks += new_checks
 
-    missed = sum(not mark.met for mark in marks)
-    print(f"\n{len(marks) - missed} of {len(marks)} marks met")
+    missed = sum(not check.met for check in checks)
+    print(f"\n{len(checks) - missed} of {len(checks)} limits met")
 
 
 if __name__ == "__main__":
@@ -96,5 +101,5 @@ if __name__ == "__main__":
     )  # exit through `finally` blocks, which end the started processes
     try:
         main()
-    except Failed as failed:
-        sys.exit(f"\n{failed}")
+    except BenchmarkError as error:
+        sys.exit(f"\n{error}")

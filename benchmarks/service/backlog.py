@@ -24,10 +24,10 @@ from statistics import median
 import psutil
 from uuid_utils import uuid7
 
-from benchmarks.service import served
-from benchmarks.service.marks import Mark, quantile
+from benchmarks.service import tarry_server
+from benchmarks.service.limits import LimitCheck, quantile
 from benchmarks.service.peers.common import BODY, HEADERS
-from benchmarks.service.processes import Failed, Group, free_port
+from benchmarks.service.processes import BenchmarkError, ProcessGroup, free_port
 from benchmarks.service.target import Target, running_target
 from tarry.service.delivery.targets import parse_target
 from tarry.service.encryption import Codec
@@ -35,88 +35,92 @@ from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
 
-RATE = 500
-"""Attempts per second of the stream."""
-FEW, MANY = 10_000, 1_000_000
+ATTEMPTS_PER_SECOND = 500
+"""The rate of the stream."""
+SMALL_BACKLOG, LARGE_BACKLOG = 10_000, 1_000_000
 """Tasks in the backlog, for the comparison of memory."""
-WINDOW = 5 * RATE
+WINDOW_ATTEMPTS = 5 * ATTEMPTS_PER_SECOND
 """Number of attempts in a window of five seconds."""
-AHEAD_S = 12.0
+START_LEAD_S = 12.0
 """Seconds until the first task of the stream is due, in which the service starts."""
-TOMORROW_MS = 86_400_000
+DAY_MS = 86_400_000
 TENANT = "default"
-_BATCH = 1_000
+_BATCH_SIZE = 1_000
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class BacklogResult:
     """Results of a run with a backlog of `pending` tasks."""
 
     pending: int
-    lags: list[float]
-    """Lag of each attempt in milliseconds, from the attempt log."""
-    arrivals: list[float]
-    """Lag of each arrival at the target in milliseconds, which includes sending the request."""
-    resident: float
-    """Maximum resident memory of the service while the stream ran, in MiB."""
-    stolen: float
-    """Share of processor time that the host gave to other machines meanwhile (steal time)."""
+    lags_ms: list[float]
+    """Start of each attempt minus its `nextAttemptAt`, from the attempt log."""
+    arrival_lags_ms: list[float]
+    """Arrival of each request at the target minus its `nextAttemptAt`."""
+    resident_mib: float
+    """Maximum resident memory of the service while the stream ran."""
+    steal_share: float
+    """Share of processor time that the host gave to other machines meanwhile."""
 
 
-def run(pending: int, seconds: float, progress: Progress) -> Backlog:
+def run(pending: int, seconds: float, progress: Progress) -> BacklogResult:
     """Fill a store, run the service on it until the stream is done, and read the log."""
-    with _folder() as folder, running_target(folder) as target:
+    with _temporary_folder() as folder, running_target(folder) as target:
         path = folder / "tarry.db"
         asyncio.run(_fill(path, _backlog_tasks(target, pending), pending, progress))
-        count = int(RATE * seconds)
-        start = int((time.time() + AHEAD_S) * 1000)
-        due = [start + 1000 * i // RATE for i in range(count)]
-        stream = [_task(f"{target.url}/ok/{i}", at) for i, at in enumerate(due)]
+        count = int(ATTEMPTS_PER_SECOND * seconds)
+        start = int((time.time() + START_LEAD_S) * 1000)
+        due = [start + 1000 * i // ATTEMPTS_PER_SECOND for i in range(count)]
+        stream = [_build_task(f"{target.url}/ok/{i}", at) for i, at in enumerate(due)]
         asyncio.run(_fill(path, iter(stream), count, progress))
-        progress(f"backlog of {pending:,}: {count:,} attempts at {RATE}/s")
-        resident, stolen = _serve(folder, target, start, count)
-        seen = target.log()
-        arrivals = [seen[i].arrived - at for i, at in enumerate(due)]
-        lags = asyncio.run(_lags(path, [task.id for task in stream]))
-        return Backlog(pending, lags, arrivals, resident, stolen)
+        progress(f"backlog of {pending:,}: {count:,} attempts at {ATTEMPTS_PER_SECOND}/s")
+        resident_mib, steal_share = _serve(folder, target, start, count)
+        requests = target.log()
+        arrival_lags = [requests[i].arrived_at - at for i, at in enumerate(due)]
+        lags = asyncio.run(_read_lags(path, [task.id for task in stream]))
+        return BacklogResult(pending, lags, arrival_lags, resident_mib, steal_share)
 
 
 def _serve(folder: Path, target: Target, start: int, count: int) -> tuple[float, float]:
     """Run the service until the stream is done; return its maximum memory and the steal time."""
-    port, max_resident = free_port(), 0
-    with Group(served.environ(folder, port), folder) as group:
-        process = psutil.Process(served.start(group, port))
+    port, max_resident_bytes = free_port(), 0
+    with ProcessGroup(tarry_server.environ(folder, port), folder) as group:
+        process = psutil.Process(tarry_server.start(group, port))
         if time.time() * 1000 > start:
-            raise Failed(f"the service took longer than {AHEAD_S:g} s to start; try again")
-        deadline = start / 1000 + count / RATE + 60
+            raise BenchmarkError(
+                f"the service took longer than {START_LEAD_S:g} s to start; try again"
+            )
+        deadline = start / 1000 + count / ATTEMPTS_PER_SECOND + 60
         psutil.cpu_times_percent()  # starts the interval that the call below measures
         while target.stats()["done"] < count:
             group.check()
             if time.time() > deadline:
-                raise Failed(f"{target.stats()['done']} of {count} done: {group.log_tail()}")
-            max_resident = max(max_resident, _resident(process))
+                raise BenchmarkError(
+                    f"{target.stats()['done']} of {count} done: {group.log_tail()}"
+                )
+            max_resident_bytes = max(max_resident_bytes, _resident_bytes(process))
             time.sleep(0.5)
-        stolen = psutil.cpu_times_percent().steal / 100
+        steal_share = psutil.cpu_times_percent().steal / 100
         process.terminate()  # at shutdown, the service stores the results of finished attempts
         process.wait()
-    return max_resident / 2**20, stolen
+    return max_resident_bytes / 2**20, steal_share
 
 
 def _backlog_tasks(target: Target, count: int) -> Iterator[Task]:
-    tomorrow = int(time.time() * 1000) + TOMORROW_MS
-    return (_task(f"{target.url}/ok/0", tomorrow + i * TOMORROW_MS // count) for i in range(count))
+    tomorrow = int(time.time() * 1000) + DAY_MS
+    return (_build_task(f"{target.url}/ok/0", tomorrow + i * DAY_MS // count) for i in range(count))
 
 
-def _task(url: str, due_ms: int) -> Task:
+def _build_task(url: str, due_ms: int) -> Task:
     task_id = str(uuid7())
     body = BODY.encode()
     content = TaskContent(url=url, headers=HEADERS, body=body, body_size=len(body))
     return Task(
         id=task_id,
         tenant=TENANT,
-        lane=_lane(url),
+        lane=_lane_name(url),
         key=task_id,
         fingerprint=b"",
         packed_content=Codec().pack(content),
@@ -125,21 +129,21 @@ def _task(url: str, due_ms: int) -> Task:
 
 
 @cache
-def _lane(url: str) -> str:
+def _lane_name(url: str) -> str:
     return f"{TENANT}/{parse_target(url).endpoint}"
 
 
 async def _fill(path: Path, tasks: Iterator[Task], count: int, progress: Progress) -> None:
     store = SqliteStore(path)
     await store.open()
-    for done in range(0, count, _BATCH):
+    for done in range(0, count, _BATCH_SIZE):
         if done % 50_000 == 0:
             progress(f"backlog: {done:,} of {count:,} tasks written")
-        await store.add([NewTask(task) for task in islice(tasks, _BATCH)])
+        await store.add([NewTask(task) for task in islice(tasks, _BATCH_SIZE)])
     await store.close()
 
 
-async def _lags(path: Path, ids: list[str]) -> list[float]:
+async def _read_lags(path: Path, ids: list[str]) -> list[float]:
     store = SqliteStore(path)
     await store.open()
     logs = [await store.list_attempts(TENANT, task_id) for task_id in ids]
@@ -148,48 +152,51 @@ async def _lags(path: Path, ids: list[str]) -> list[float]:
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def _temporary_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tarry-bench-") as folder:
         yield Path(folder)
 
 
-def lag_lines(result: Backlog) -> Iterator[str]:
+def lag_lines(result: BacklogResult) -> Iterator[str]:
     """Yield the lines of the lag table."""
-    attempts, pending = len(result.lags), result.pending
-    yield f"\nlag, {attempts:,} attempts at {RATE}/s with {pending:,} tasks pending (ms)"
-    for name, figures in (("started", result.lags), ("arrived", result.arrivals)):
-        shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}
+    attempts, pending = len(result.lags_ms), result.pending
+    rate = f"{ATTEMPTS_PER_SECOND}/s"
+    yield f"\nlag, {attempts:,} attempts at {rate} with {pending:,} tasks pending (ms)"
+    for name, figures in (("started", result.lags_ms), ("arrived", result.arrival_lags_ms)):
+        shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
         cells = "".join(f"{head:>7} {quantile(figures, q):.2f}" for head, q in shares.items())
         yield f"{name:16}{cells}"
-    p99_by_window = ", ".join(f"{p99:g}" for p99 in _by_window(result, 0.99))
+    p99_by_window = ", ".join(f"{p99:g}" for p99 in _quantiles_by_window(result, 0.99))
     yield f"started, p99 of each five seconds: {p99_by_window}"
-    yield f"the host gave {result.stolen:.1%} of the processors' time to others"
+    yield f"the host gave {result.steal_share:.1%} of processor time to other machines"
 
 
-def lag_marks(result: Backlog) -> list[Mark]:
+def check_lag(result: BacklogResult) -> list[LimitCheck]:
     return [
-        Mark("lag p50 ms", median(_by_window(result, 0.5)), most=2.0),
-        Mark("lag p99 ms", median(_by_window(result, 0.99)), most=5.0),
+        LimitCheck("lag p50 ms", median(_quantiles_by_window(result, 0.5)), maximum=2.0),
+        LimitCheck("lag p99 ms", median(_quantiles_by_window(result, 0.99)), maximum=5.0),
     ]
 
 
-def _by_window(result: Backlog, share: float) -> list[float]:
-    begins = range(0, len(result.lags), WINDOW)
-    return [quantile(result.lags[begin : begin + WINDOW], share) for begin in begins]
+def _quantiles_by_window(result: BacklogResult, share: float) -> list[float]:
+    starts = range(0, len(result.lags_ms), WINDOW_ATTEMPTS)
+    return [quantile(result.lags_ms[i : i + WINDOW_ATTEMPTS], share) for i in starts]
 
 
-def _resident(process: psutil.Process) -> int:
+def _resident_bytes(process: psutil.Process) -> int:
     """Return the resident bytes of a process and its descendants."""
     processes = (process, *process.children(recursive=True))
     return sum(each.memory_info().rss for each in processes)
 
 
-def memory_lines(few: Backlog, many: Backlog) -> Iterator[str]:
+def memory_lines(small: BacklogResult, large: BacklogResult) -> Iterator[str]:
     """Yield the lines of the memory table."""
     yield "\nmemory, resident while the stream ran (MiB)"
-    for result in (few, many):
-        yield f"{result.pending:>13,} pending  {result.resident:7.1f}"
+    for result in (small, large):
+        yield f"{result.pending:>13,} pending  {result.resident_mib:7.1f}"
 
 
-def memory_marks(few: Backlog, many: Backlog) -> list[Mark]:
-    return [Mark("x memory", many.resident / few.resident, least=0.8, most=1.2)]
+def check_memory(small: BacklogResult, large: BacklogResult) -> list[LimitCheck]:
+    return [
+        LimitCheck("x memory", large.resident_mib / small.resident_mib, minimum=0.8, maximum=1.2)
+    ]

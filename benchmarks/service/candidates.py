@@ -11,15 +11,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.service.processes import ROOT, Failed
-from benchmarks.service.served import SERVE
+from benchmarks.service.processes import ROOT, BenchmarkError
+from benchmarks.service.tarry_server import SERVE_COMMAND
 
 Command = tuple[str, ...]
 
-LIMIT, SINGLES, BATCHES = "bare-loop", "tarry", "tarry-batch"
-"""The upper limit (a client without a queue), and tarry's two candidates; others are peers."""
-NODE = Path(__file__).with_name("node")
-NODE_HOME = ROOT / ".venv" / "bench-node"
+BARE_LOOP, TARRY_SINGLE, TARRY_BATCH = "bare-loop", "tarry", "tarry-batch"
+"""The candidates that are not peers; `bare-loop`, a client without a queue, is the upper limit."""
+NODE_SOURCES = Path(__file__).with_name("node")
+NODE_INSTALL = ROOT / ".venv" / "bench-node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,26 +29,26 @@ class Candidate:
     enqueuer: Command
     workers: tuple[Command, ...] = ()
     set_up: Command = ()
-    needs: str = ""
+    server: str = ""
     """The server that it needs: `redis`, `postgres` or none."""
     packages: Path | None = None
     """A folder with packages for this candidate only."""
 
 
-def _peer(name: str, *role: str) -> Command:
+def _peer_module(name: str, *role: str) -> Command:
     return (sys.executable, "-m", f"benchmarks.service.peers.{name}", *role)
 
 
-def _command(*words: str) -> Command:
-    return (sys.executable, "-m", *words)
+def _python_module(*arguments: str) -> Command:
+    return (sys.executable, "-m", *arguments)
 
 
-def _node(name: str, role: str) -> Command:
-    return ("node", str(NODE / f"{name}.js"), role)
+def _node_script(name: str, role: str) -> Command:
+    return ("node", str(NODE_SOURCES / f"{name}.js"), role)
 
 
 _PEERS = "benchmarks.service.peers"
-_CELERY = _command(
+_CELERY = _python_module(
     *("celery", "-A", f"{_PEERS}.celery", "worker", "-P", "gevent", "-c", "50", "-l", "ERROR"),
     *("--without-gossip", "--without-mingle", "--without-heartbeat"),
 )
@@ -58,79 +58,84 @@ _TASKIQ = ("taskiq", "worker", f"{_PEERS}.taskiq:broker", "-w", "2", "--max-asyn
 _TASKIQ_SCHEDULER = ("taskiq", "scheduler", f"{_PEERS}.taskiq:scheduler", "--update-interval", "1")
 
 CANDIDATES = {
-    LIMIT: Candidate(enqueuer=_peer("bare")),
-    SINGLES: Candidate(enqueuer=_peer("tarry"), workers=(SERVE,)),
-    BATCHES: Candidate(enqueuer=_peer("tarry", "batch"), workers=(SERVE,)),
+    BARE_LOOP: Candidate(enqueuer=_peer_module("bare")),
+    TARRY_SINGLE: Candidate(enqueuer=_peer_module("tarry"), workers=(SERVE_COMMAND,)),
+    TARRY_BATCH: Candidate(enqueuer=_peer_module("tarry", "batch"), workers=(SERVE_COMMAND,)),
     "celery": Candidate(
-        enqueuer=_peer("celery"),
+        enqueuer=_peer_module("celery"),
         workers=((*_CELERY, "-n", "one@here"), (*_CELERY, "-n", "two@here")),
-        needs="redis",
+        server="redis",
     ),
     "dramatiq": Candidate(
-        enqueuer=_peer("dramatiq"), workers=(_command(*_DRAMATIQ),), needs="redis"
+        enqueuer=_peer_module("dramatiq"), workers=(_python_module(*_DRAMATIQ),), server="redis"
     ),
     "arq": Candidate(
-        enqueuer=_peer("arq"),
-        workers=(_peer("arq", "work"),) * 2,
-        needs="redis",
+        enqueuer=_peer_module("arq"),
+        workers=(_peer_module("arq", "work"),) * 2,
+        server="redis",
         packages=Path(sys.prefix) / "arq",
     ),
     "taskiq": Candidate(
-        enqueuer=_peer("taskiq"),
+        enqueuer=_peer_module("taskiq"),
         workers=(
-            _command(*_TASKIQ, "--log-level", "CRITICAL"),
-            _command(*_TASKIQ_SCHEDULER, "--log-level", "CRITICAL"),
+            _python_module(*_TASKIQ, "--log-level", "CRITICAL"),
+            _python_module(*_TASKIQ_SCHEDULER, "--log-level", "CRITICAL"),
         ),
-        needs="redis",
+        server="redis",
     ),
-    "saq": Candidate(enqueuer=_peer("saq"), workers=(_peer("saq", "work"),) * 2, needs="redis"),
+    "saq": Candidate(
+        enqueuer=_peer_module("saq"), workers=(_peer_module("saq", "work"),) * 2, server="redis"
+    ),
     "pgqueuer": Candidate(
-        set_up=_peer("pgqueuer", "set-up"),
-        enqueuer=_peer("pgqueuer"),
-        workers=(_peer("pgqueuer", "work"),) * 2,
-        needs="postgres",
+        set_up=_peer_module("pgqueuer", "set-up"),
+        enqueuer=_peer_module("pgqueuer"),
+        workers=(_peer_module("pgqueuer", "work"),) * 2,
+        server="postgres",
     ),
     "procrastinate": Candidate(
-        set_up=_peer("procrastinate", "set-up"),
-        enqueuer=_peer("procrastinate"),
-        workers=(_peer("procrastinate", "work"),),
-        needs="postgres",
+        set_up=_peer_module("procrastinate", "set-up"),
+        enqueuer=_peer_module("procrastinate"),
+        workers=(_peer_module("procrastinate", "work"),),
+        server="postgres",
     ),
     "huey": Candidate(
-        enqueuer=_peer("huey"), workers=(_command(*_HUEY, "-d", "0.01", "-m", "0.1", "-q"),)
+        enqueuer=_peer_module("huey"),
+        workers=(_python_module(*_HUEY, "-d", "0.01", "-m", "0.1", "-q"),),
     ),
     "bullmq": Candidate(
-        enqueuer=_node("bullmq", "enqueue"), workers=(_node("bullmq", "work"),), needs="redis"
+        enqueuer=_node_script("bullmq", "enqueue"),
+        workers=(_node_script("bullmq", "work"),),
+        server="redis",
     ),
     "graphile-worker": Candidate(
-        set_up=_node("graphile", "set-up"),
-        enqueuer=_node("graphile", "enqueue"),
-        workers=(_node("graphile", "work"),),
-        needs="postgres",
+        set_up=_node_script("graphile", "set-up"),
+        enqueuer=_node_script("graphile", "enqueue"),
+        workers=(_node_script("graphile", "work"),),
+        server="postgres",
     ),
 }
 
 
 def is_peer(name: str) -> bool:
-    return name not in {LIMIT, SINGLES, BATCHES}
+    return name not in {BARE_LOOP, TARRY_SINGLE, TARRY_BATCH}
 
 
-def on_node(name: str) -> bool:
+def runs_on_node(name: str) -> bool:
     return CANDIDATES[name].enqueuer[0] == "node"
 
 
 def install_node_peers() -> dict[str, str]:
     """Install the peers on Node; return the environment variables with which Node finds them."""
     if shutil.which("node") is None or shutil.which("npm") is None:
-        raise Failed("node and npm are not installed")
-    manifest, wanted = NODE_HOME / "package.json", (NODE / "package.json").read_text()
-    if not manifest.exists() or manifest.read_text() != wanted:
-        shutil.rmtree(NODE_HOME, ignore_errors=True)
-        NODE_HOME.mkdir(parents=True)
-        manifest.write_text(wanted)
+        raise BenchmarkError("node and npm are not installed")
+    manifest, expected = NODE_INSTALL / "package.json", (NODE_SOURCES / "package.json").read_text()
+    if not manifest.exists() or manifest.read_text() != expected:
+        shutil.rmtree(NODE_INSTALL, ignore_errors=True)
+        NODE_INSTALL.mkdir(parents=True)
+        manifest.write_text(expected)
         npm = ["npm", "install", "--no-audit", "--no-fund", "--legacy-peer-deps"]
-        process = subprocess.run(npm, cwd=NODE_HOME, capture_output=True, text=True, check=False)
+        process = subprocess.run(npm, cwd=NODE_INSTALL, capture_output=True, text=True, check=False)
         if process.returncode:
             manifest.unlink()  # so that the next run tries again
-            raise Failed(f"npm install failed:\n{process.stderr[-2000:]}")
-    return {"NODE_PATH": str(NODE_HOME / "node_modules")}
+            raise BenchmarkError(f"npm install failed:\n{process.stderr[-2000:]}")
+    return {"NODE_PATH": str(NODE_INSTALL / "node_modules")}

@@ -1,4 +1,4 @@
-"""A fast HTTP/1.1 client: keep-alive connections with one request at a time on each."""
+"""A fast HTTP/1.1 client with keep-alive connections, one request at a time on each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import httptools
 class Connection(asyncio.Protocol):
     """One connection; a request is written with a single call."""
 
-    def __init__(self, head: str) -> None:
-        self._head = head
+    def __init__(self, headers: str) -> None:
+        self._headers = headers
         self._transport: asyncio.WriteTransport | None = None
         self._parser = None
         self._status: asyncio.Future[int] | None = None
@@ -32,13 +32,15 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc) -> None:
         self.is_closed = True
         if self._status is not None and not self._status.done():
-            self._status.set_exception(exc or ConnectionResetError("the server closed"))
+            self._status.set_exception(
+                exc or ConnectionResetError("the server closed the connection")
+            )
 
     async def post(self, path: str, body: bytes) -> int:
         """Send a request; return the status of the response."""
         self._status = asyncio.get_running_loop().create_future()
-        start = f"POST {path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
-        self._transport.write(start.encode() + body)
+        head = f"POST {path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
+        self._transport.write(head.encode() + body)
         return await self._status
 
     def close(self) -> None:
@@ -52,7 +54,7 @@ class Connections:
         address = urlsplit(url)
         self._host, self._port = address.hostname, address.port
         lines = {"Host": address.netloc, **headers}
-        self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._idle: asyncio.LifoQueue[Connection] = asyncio.LifoQueue()
         self.all: list[Connection] = []
 
@@ -66,7 +68,7 @@ class Connections:
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
-            lambda: Connection(self._head), self._host, self._port
+            lambda: Connection(self._headers), self._host, self._port
         )
         self.all.append(connection)
         return connection

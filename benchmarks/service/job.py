@@ -17,10 +17,16 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.service import served
-from benchmarks.service.candidates import CANDIDATES, Candidate, install_node_peers, on_node
-from benchmarks.service.marks import quantile
-from benchmarks.service.processes import Enqueuer, Failed, Group, cpu_seconds, free_port
+from benchmarks.service import tarry_server
+from benchmarks.service.candidates import CANDIDATES, Candidate, install_node_peers, runs_on_node
+from benchmarks.service.limits import quantile
+from benchmarks.service.processes import (
+    BenchmarkError,
+    Enqueuer,
+    ProcessGroup,
+    cpu_seconds,
+    free_port,
+)
 from benchmarks.service.servers import Server, postgres_server, redis_server
 from benchmarks.service.target import Target, running_target
 
@@ -29,8 +35,8 @@ if TYPE_CHECKING:
 
 WARM_UP_TASKS = 200
 IDLE_S = 1.0
-SETTLE_S = 0.2
-SEED = 7
+FINAL_WRITES_S = 0.2
+ORDER_SEED = 7
 STEP_TIMEOUT_S = 120.0
 """Timeout of a step, long enough for the slowest candidate."""
 
@@ -55,35 +61,37 @@ class Row:
     runs: list[Run] = field(default_factory=list)
     error: str = ""
 
-    def median(self, what: str) -> float:
-        return median(getattr(run, what) for run in self.runs)
+    def median(self, figure: str) -> float:
+        return median(getattr(run, figure) for run in self.runs)
 
-    def ratio(self, other: Row, what: str) -> float:
-        """Return the median over the rounds of this row's figure divided by the other's."""
+    def ratio(self, other: Row, figure: str) -> float:
+        """Return the median over the rounds of this row's figure divided by the other row's."""
         pairs = zip(self.runs, other.runs, strict=True)
-        return median(getattr(run, what) / getattr(other_run, what) for run, other_run in pairs)
+        return median(getattr(run, figure) / getattr(other_run, figure) for run, other_run in pairs)
 
 
 class Job:
     """Starts the servers and the target, and runs candidates one after another."""
 
-    def __init__(self, stack: ExitStack, needed: set[str], node: dict[str, str]) -> None:
+    def __init__(
+        self, stack: ExitStack, needed_servers: set[str], node_environ: dict[str, str]
+    ) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tarry-bench-")))
         self._target: Target = stack.enter_context(running_target(folder))
         self._servers: dict[str, Server] = {}
-        self._node = node
-        for need, run in (("redis", redis_server), ("postgres", postgres_server)):
-            if need in needed:
-                self._servers[need] = stack.enter_context(run())
+        self._node_environ = node_environ
+        for name, run_server in (("redis", redis_server), ("postgres", postgres_server)):
+            if name in needed_servers:
+                self._servers[name] = stack.enter_context(run_server())
 
     def run(self, candidate: Candidate, count: int) -> Run:
         """Run the job once with a candidate."""
-        server = self._servers.get(candidate.needs)
+        server = self._servers.get(candidate.server)
         if server is not None:
             server.reset()
         with tempfile.TemporaryDirectory(prefix="tarry-bench-") as home:
             folder = Path(home)
-            with Group(self._environ(candidate, folder), folder) as group:
+            with ProcessGroup(self._environ(candidate, folder), folder) as group:
                 return self._measure(candidate, count, group, server)
 
     def _environ(self, candidate: Candidate, folder: Path) -> dict[str, str]:
@@ -92,53 +100,55 @@ class Job:
         return {
             **servers,
             **packages,
-            **self._node,
-            **served.environ(folder, free_port()),
+            **self._node_environ,
+            **tarry_server.environ(folder, free_port()),
             "BENCH_TARGET": self._target.url,
             "BENCH_FOLDER": str(folder),
         }
 
     def _measure(
-        self, candidate: Candidate, count: int, group: Group, server: Server | None
+        self, candidate: Candidate, count: int, group: ProcessGroup, server: Server | None
     ) -> Run:
         if candidate.set_up:
-            group.finish(candidate.set_up)
+            group.run(candidate.set_up)
         pids = [group.start(command).pid for command in candidate.workers]
         pids += [] if server is None else [server.pid]
         enqueuer = Enqueuer(group, candidate.enqueuer, STEP_TIMEOUT_S)
         self._target.reset()
         enqueuer.enqueue(WARM_UP_TASKS)
-        self._await(WARM_UP_TASKS, group)
+        self._wait_until_done(WARM_UP_TASKS, group)
         time.sleep(IDLE_S)
         self._target.reset()
 
-        before = sum(map(cpu_seconds, pids))
-        began, enqueuing = enqueuer.enqueue(count)
-        self._await(count, group)
-        time.sleep(SETTLE_S)  # writes shortly after the last success belong to the job
-        spent = sum(map(cpu_seconds, pids)) - before + enqueuing
+        cpu_before = sum(map(cpu_seconds, pids))
+        started, enqueuer_cpu = enqueuer.enqueue(count)
+        self._wait_until_done(count, group)
+        time.sleep(FINAL_WRITES_S)  # writes shortly after the last success belong to the job
+        cpu = sum(map(cpu_seconds, pids)) - cpu_before + enqueuer_cpu
         stats = self._target.stats()
-        gaps = [seen.gap for seen in self._target.log().values() if seen.gap is not None]
+        gaps = [task.gap_ms for task in self._target.log().values() if task.gap_ms is not None]
         if stats["bad"]:
-            raise Failed(f"{stats['bad']} requests were invalid for the target")
+            raise BenchmarkError(f"{stats['bad']} requests to the target were invalid")
         return Run(
-            rate=count / (stats["last_done"] - began),
-            cpu=1e3 * spent / count,
+            rate=count / (stats["last_done"] - started),
+            cpu=1e3 * cpu / count,
             gap_p50=quantile(gaps, 0.5),
             gap_p99=quantile(gaps, 0.99),
             duplicates=int(stats["duplicates"]),
         )
 
-    def _await(self, count: int, group: Group) -> None:
+    def _wait_until_done(self, count: int, group: ProcessGroup) -> None:
         deadline = time.monotonic() + STEP_TIMEOUT_S
         while (done := self._target.stats()["done"]) < count:
             group.check()
             if time.monotonic() > deadline:
-                raise Failed(f"{done} of {count} tasks done; end of the log:\n{group.log_tail()}")
+                raise BenchmarkError(
+                    f"{done} of {count} tasks done; end of the log:\n{group.log_tail()}"
+                )
             time.sleep(0.02)
 
 
-def race(
+def measure_candidates(
     names: list[str], *, count: int, rounds: int, progress: Callable[[str], None]
 ) -> dict[str, Row]:
     """Run all candidates in turns, in a new random order each round.
@@ -146,18 +156,18 @@ def race(
     A candidate that fails is dropped, and its row has the error.
     """
     rows = {name: Row() for name in names}
-    rng = random.Random(SEED)
-    node: dict[str, str] = {}
-    if any(map(on_node, names)):
-        progress("job: peers on Node")
+    rng = random.Random(ORDER_SEED)
+    node_environ: dict[str, str] = {}
+    if any(map(runs_on_node, names)):
+        progress("job: installing peers on Node")
         try:
-            node = install_node_peers()
-        except Failed as failed:
-            rows |= {name: Row(error=str(failed)) for name in names if on_node(name)}
+            node_environ = install_node_peers()
+        except BenchmarkError as error:
+            rows |= {name: Row(error=str(error)) for name in names if runs_on_node(name)}
     with ExitStack() as stack:
-        progress("job: servers")
-        needed = {CANDIDATES[name].needs for name in names if not rows[name].error}
-        job = Job(stack, needed, node)
+        progress("job: starting servers")
+        needed_servers = {CANDIDATES[name].server for name in names if not rows[name].error}
+        job = Job(stack, needed_servers, node_environ)
         for number in range(1, rounds + 1):
             for name in rng.sample(names, len(names)):
                 if rows[name].error:

@@ -18,7 +18,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Failed(Exception):
+class BenchmarkError(Exception):
     """A candidate failed; the message has the end of its log."""
 
 
@@ -36,23 +36,23 @@ def cpu_seconds(pid: int) -> float:
         process = psutil.Process(pid)
         for each in (process, *process.children(recursive=True)):
             with suppress(psutil.Error):
-                total += sum(each.cpu_times()[:4])  # its own, and that of its ended children
+                total += sum(each.cpu_times()[:4])  # includes its ended children
     return total
 
 
-class Group:
+class ProcessGroup:
     """Processes with a common environment and log file, which are killed together."""
 
     def __init__(self, environ: dict[str, str], folder: Path) -> None:
         self._environ = {**os.environ, **environ, "PYTHONUNBUFFERED": "1"}
         self._log = folder / "log"
-        self._all: list[subprocess.Popen] = []
+        self._processes: list[subprocess.Popen] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc) -> None:
-        for process in self._all:
+        for process in self._processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -64,42 +64,44 @@ class Group:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=self._environ, start_new_session=True, text=True, **pipes
             )
-        self._all.append(process)
+        self._processes.append(process)
         return process
 
-    def finish(self, command: tuple[str, ...]) -> None:
-        """Run a process and wait for its end; raise `Failed` if it fails."""
+    def run(self, command: tuple[str, ...]) -> None:
+        """Run a process to its end; raise `BenchmarkError` if it fails."""
         if self.start(command).wait():
-            raise Failed(f"{' '.join(command)} failed:\n{self.log_tail()}")
+            raise BenchmarkError(f"{' '.join(command)} failed:\n{self.log_tail()}")
 
     def check(self) -> None:
-        """Raise `Failed` if a process has ended with an error."""
-        for process in self._all:
+        """Raise `BenchmarkError` if a process has ended with an error."""
+        for process in self._processes:
             if process.poll():
-                raise Failed(f"a process ended with {process.returncode}:\n{self.log_tail()}")
+                raise BenchmarkError(
+                    f"a process ended with {process.returncode}:\n{self.log_tail()}"
+                )
 
     def log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
 
 
 class Enqueuer:
-    """A process that enqueues tasks on command; see `peers.common.serve`."""
+    """A process that enqueues tasks on command; see `peers.common.run_enqueuer`."""
 
-    def __init__(self, group: Group, command: tuple[str, ...], timeout_s: float) -> None:
+    def __init__(self, group: ProcessGroup, command: tuple[str, ...], timeout_s: float) -> None:
         self._group = group
         self._timeout_s = timeout_s
         self._process = group.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._output_lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read_output, daemon=True).start()
         if self._next_line() != "ready":
-            raise Failed(f"the enqueuer is not ready:\n{group.log_tail()}")
+            raise BenchmarkError(f"the enqueuer is not ready:\n{group.log_tail()}")
 
     def enqueue(self, count: int) -> tuple[float, float]:
         """Enqueue tasks; return the start in monotonic seconds, and the processor seconds used."""
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
         result = json.loads(self._next_line())
-        return result["began"], result["cpu"]
+        return result["started"], result["cpu"]
 
     def _read_output(self) -> None:
         for line in self._process.stdout:
@@ -110,9 +112,9 @@ class Enqueuer:
         try:
             line = self._output_lines.get(timeout=self._timeout_s)
         except queue.Empty:
-            raise Failed(
+            raise BenchmarkError(
                 f"the enqueuer did not respond in time:\n{self._group.log_tail()}"
             ) from None
         if not line:
-            raise Failed(f"the enqueuer has ended:\n{self._group.log_tail()}")
+            raise BenchmarkError(f"the enqueuer has ended:\n{self._group.log_tail()}")
         return line

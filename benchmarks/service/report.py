@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.service.candidates import BATCHES, SINGLES, is_peer
-from benchmarks.service.marks import Mark
+from benchmarks.service.candidates import TARRY_BATCH, TARRY_SINGLE, is_peer
+from benchmarks.service.limits import LimitCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchmarks.service.job import Row
 
-HEADS = ("tasks/s", "x best", "CPU ms", "x best", "gap p50", "gap p99", "twice")
+TITLES = ("tasks/s", "x best", "CPU ms", "x best", "gap p50", "gap p99", "duplicates")
 
 
 class Report:
-    """The rows of a race; ratios are to the fastest peer and to the peer with the least CPU."""
+    """The table of the job; ratios are to the fastest peer and to the peer with the least CPU."""
 
     def __init__(self, rows: dict[str, Row]) -> None:
         self._rows = rows
@@ -24,34 +24,34 @@ class Report:
         self._fastest = max(peers, key=lambda name: rows[name].median("rate"), default=None)
         self._least_cpu = min(peers, key=lambda name: rows[name].median("cpu"), default=None)
 
-    def marks(self, name: str) -> list[Mark]:
-        """Return the marks of a row; peers have none."""
-        least = {SINGLES: 2.0, BATCHES: 3.0}.get(name)
-        if least is None:
+    def check_limits(self, name: str) -> list[LimitCheck]:
+        """Return the limit checks of a row; peers have none."""
+        min_ratio = {TARRY_SINGLE: 2.0, TARRY_BATCH: 3.0}.get(name)
+        if min_ratio is None:
             return []
         row = self._rows[name]
         gap = row.median("gap_p99") if row.runs else None
         return [
-            Mark("x tasks/s", self._ratio(name, self._fastest, "rate"), least=least),
-            Mark("x CPU", self._ratio(name, self._least_cpu, "cpu"), most=0.5),
-            Mark("gap p99 ms", gap, most=150.0),
+            LimitCheck("x tasks/s", self._ratio(name, self._fastest, "rate"), minimum=min_ratio),
+            LimitCheck("x CPU", self._ratio(name, self._least_cpu, "cpu"), maximum=0.5),
+            LimitCheck("gap p99 ms", gap, maximum=150.0),
         ]
 
-    def lines(self) -> Iterator[str]:
+    def table_lines(self) -> Iterator[str]:
         """Yield the lines of the table, the fastest candidate first."""
-        yield f"\n{'job':16}" + "".join(f"{head:>9}" for head in HEADS)
-        done = {name: row for name, row in self._rows.items() if row.runs}
-        for name in sorted(done, key=lambda name: -done[name].median("rate")):
-            yield f"{name:16}{''.join(f'{cell:>9}' for cell in self._cells(name))}"
+        yield f"\n{'job':16}" + "".join(f"{title:>11}" for title in TITLES)
+        finished = {name: row for name, row in self._rows.items() if row.runs}
+        for name in sorted(finished, key=lambda name: -finished[name].median("rate")):
+            yield f"{name:16}{''.join(f'{cell:>11}' for cell in self._cells(name))}"
         for name, row in self._rows.items():
             if row.error:
                 first, *rest = row.error.splitlines()
-                yield f"{name:16}  out: {first}"
+                yield f"{name:16}  failed: {first}"
                 yield from (f"{'':18}{line}" for line in rest)
         if self._fastest is not None:
             yield f"best peer: {self._fastest} in tasks/s, {self._least_cpu} in CPU"
         for name in self._rows:
-            yield from (f"{name:16}  {mark}" for mark in self.marks(name))
+            yield from (f"{name:16}  {check}" for check in self.check_limits(name))
 
     def _cells(self, name: str) -> list[str]:
         row = self._rows[name]
@@ -65,10 +65,10 @@ class Report:
             f"{sum(run.duplicates for run in row.runs)}",
         ]
 
-    def _ratio(self, name: str, other: str | None, what: str) -> float | None:
+    def _ratio(self, name: str, other: str | None, figure: str) -> float | None:
         if other is None or not self._rows[name].runs:
             return None
-        return self._rows[name].ratio(self._rows[other], what)
+        return self._rows[name].ratio(self._rows[other], figure)
 
 
 def _format_ratio(ratio: float | None) -> str:

@@ -1,7 +1,7 @@
-"""Redis and PostgreSQL for the peers: real servers, installed from wheels, on free local ports.
+"""Runs Redis and PostgreSQL for the peers, installed from wheels, on free local ports.
 
-Redis syncs its log to disk once a second, PostgreSQL at every commit: the usual settings of each
-for durable data. tarry's store syncs at every commit, too.
+Redis syncs its log to disk once a second, PostgreSQL at every commit: these are their usual
+settings for durable data. tarry's store syncs at every commit, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.service.processes import Failed, free_port
+from benchmarks.service.processes import BenchmarkError, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +68,7 @@ def postgres_server() -> Iterator[Server]:
             **_user_options(user, home), capture_output=True, text=True, check=False,
         )  # fmt: skip
         if process.returncode:
-            raise Failed(f"initdb failed:\n{process.stdout}{process.stderr}")
+            raise BenchmarkError(f"initdb failed:\n{process.stdout}{process.stderr}")
         command = [str(programs / "postgres"), "-D", str(home / "data"), "-p", str(port), "-k", ""]
         url = f"postgresql://postgres@127.0.0.1:{port}"
 
@@ -95,7 +95,7 @@ def _running(
         while not _succeeds(ping):
             if process.poll() is not None or time.monotonic() > deadline:
                 log_tail = log.read_text(errors="replace")[-2000:]
-                raise Failed(f"{command[0]} does not start; end of its log:\n{log_tail}")
+                raise BenchmarkError(f"{command[0]} does not start; end of its log:\n{log_tail}")
             time.sleep(0.05)
         yield process.pid
     finally:
@@ -128,7 +128,7 @@ def _user_options(user: str | None, home: Path) -> dict[str, object]:
 def _package(module: str) -> Path:
     spec = find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        raise Failed(f"{module} is not installed: see requirements-bench-service.txt")
+        raise BenchmarkError(f"{module} is not installed: see requirements-bench-service.txt")
     return Path(spec.submodule_search_locations[0])
 
 

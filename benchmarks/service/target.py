@@ -1,4 +1,4 @@
-"""The target that all candidates call: compiled from target.c, run in a separate process."""
+"""The HTTP server to which all candidates send requests, compiled from target.c."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).with_name("target.c")
 
 
-class Seen(NamedTuple):
-    """The requests of one task: first arrival, and ms from its 503 to the next attempt, if any."""
+class TaskRequests(NamedTuple):
+    """The requests of one task: first arrival, and time from its 503 to the next attempt."""
 
-    arrived: float
-    gap: float | None
+    arrived_at: float
+    """Epoch milliseconds."""
+    gap_ms: float | None
+    """None if the task got no 503."""
 
 
 class Target:
@@ -36,11 +38,11 @@ class Target:
     def stats(self) -> dict[str, float]:
         return json.loads(self._request("GET", "/stats"))
 
-    def log(self) -> dict[int, Seen]:
+    def log(self) -> dict[int, TaskRequests]:
         """Return the requests of each task, by the number of the task."""
         rows = (line.split() for line in self._request("GET", "/log").splitlines())
         return {
-            int(task): Seen(float(arrived), float(gap) if float(gap) >= 0 else None)
+            int(task): TaskRequests(float(arrived), float(gap) if float(gap) >= 0 else None)
             for task, arrived, gap in rows
         }
 
@@ -55,7 +57,7 @@ class Target:
 
 @contextmanager
 def running_target(folder: Path) -> Iterator[Target]:
-    """Compile the target and run it."""
+    """Compile the target and run it in a separate process."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise SystemExit("the target needs a C compiler: install cc, gcc or clang")

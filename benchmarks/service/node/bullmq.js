@@ -1,6 +1,6 @@
-// BullMQ (Redis): bulk adds, its own exponential backoff with full jitter.
+// BullMQ (Redis): jobs added in bulk, and its own exponential backoff with full jitter.
 const { Queue, Worker } = require('bullmq');
-const { BODY, CONCURRENCY, REDIS, post, serve } = require('./common.js');
+const { BODY, CONCURRENCY, REDIS, post, runEnqueuer } = require('./common.js');
 
 const { hostname: host, port } = new URL(REDIS);
 const connection = { host, port: Number(port), maxRetriesPerRequest: null };
@@ -22,7 +22,7 @@ function work() {
 async function enqueue() {
   const queue = new Queue('deliver', { connection });
   await queue.waitUntilReady();
-  await serve(async (batches) => {
+  await runEnqueuer(async (batches) => {
     for (const ids of batches) {
       await queue.addBulk(ids.map((task) => ({ name: 'd', data: { task, body: BODY }, opts })));
     }

@@ -1,14 +1,14 @@
-// graphile-worker (PostgreSQL): bulk adds, a local queue, jobs completed in batches.
-// Its own retry waits e seconds or more; a new job with `runAt` is the quicker way.
+// graphile-worker (PostgreSQL): jobs added in bulk and completed in batches, a local queue.
+// Its own retry waits at least e (2.7) seconds; a new job with `runAt` is faster.
 const { Logger, makeWorkerUtils, run } = require('graphile-worker');
-const { BODY, CONCURRENCY, POSTGRES, delay, post, serve } = require('./common.js');
+const { BODY, CONCURRENCY, POSTGRES, retryDelayMs, post, runEnqueuer } = require('./common.js');
 
 const connectionString = POSTGRES;
 const logger = new Logger(() => () => {});
 
 async function deliver({ task, body, retry = 1 }, { addJob }) {
   if (await post(task, body)) return;
-  const runAt = new Date(Date.now() + delay(retry));
+  const runAt = new Date(Date.now() + retryDelayMs(retry));
   await addJob('deliver', { task, body, retry: retry + 1 }, { runAt });
 }
 
@@ -32,7 +32,7 @@ const work = () =>
 
 async function enqueue() {
   const utils = await makeWorkerUtils({ connectionString, logger });
-  await serve(async (batches) => {
+  await runEnqueuer(async (batches) => {
     for (const ids of batches) {
       const jobs = ids.map((task) => ({ identifier: 'deliver', payload: { task, body: BODY } }));
       await utils.addJobs(jobs);

@@ -1,4 +1,4 @@
-"""arq (Redis): `Retry(defer=...)`, no results kept."""
+"""arq (Redis): asyncio workers, `Retry(defer=...)`, no stored results."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from arq.connections import RedisSettings, create_pool
 
 from benchmarks.service.peers import common
 
-SERVER = RedisSettings.from_dsn(common.REDIS)
+REDIS_SETTINGS = RedisSettings.from_dsn(common.REDIS_URL)
 CONCURRENCY = 100
 
 
 async def startup(ctx):
-    ctx["pool"] = common.client_session()
+    ctx["pool"] = common.aiohttp_session()
 
 
 async def deliver(ctx, task, body):
     if not await common.post(ctx["pool"], task, body):
-        raise Retry(defer=common.delay(ctx["job_try"]))
+        raise Retry(defer=common.retry_delay(ctx["job_try"]))
 
 
 def work():
@@ -29,7 +29,7 @@ def work():
     asyncio.set_event_loop(uvloop.new_event_loop())
     Worker(
         [deliver],
-        redis_settings=SERVER,
+        redis_settings=REDIS_SETTINGS,
         on_startup=startup,
         max_jobs=CONCURRENCY,
         queue_read_limit=5 * CONCURRENCY,
@@ -41,13 +41,15 @@ def work():
 
 
 async def connect():
-    pool = await create_pool(SERVER)
+    pool = await create_pool(REDIS_SETTINGS)
 
     async def enqueue(ids):
-        await common.one_by_one(ids, lambda task: pool.enqueue_job("deliver", task, common.BODY))
+        await common.enqueue_concurrently(
+            ids, lambda task: pool.enqueue_job("deliver", task, common.BODY)
+        )
 
     return enqueue
 
 
 if __name__ == "__main__":
-    work() if common.role() == "work" else common.serve_async(connect)
+    work() if common.role() == "work" else common.run_async_enqueuer(connect)

@@ -9,11 +9,11 @@ from celery import Celery
 
 from benchmarks.service.peers import common
 
-app = Celery("benchmark", broker=common.REDIS)
+app = Celery("benchmark", broker=common.REDIS_URL)
 app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_pool_limit=4,
-    broker_transport_options={"max_connections": 256},  # else an acknowledgement may find none
+    broker_transport_options={"max_connections": 256},  # enough for all acknowledgements
     task_acks_late=True,
     task_ignore_result=True,
     task_send_sent_event=False,
@@ -24,14 +24,14 @@ app.conf.update(
     worker_redirect_stdouts=False,
     worker_send_task_events=False,
 )
-pool = common.session()
+pool = common.requests_session()
 
 
 @app.task(bind=True, max_retries=10, name="deliver")
 def deliver(self, task, body):
-    response = pool.post(common.url(task), data=body, headers=common.HEADERS, timeout=30)
+    response = pool.post(common.task_url(task), data=body, headers=common.HEADERS, timeout=30)
     if response.status_code != 200:
-        raise self.retry(countdown=common.delay(self.request.retries + 1))
+        raise self.retry(countdown=common.retry_delay(self.request.retries + 1))
 
 
 def enqueue(ids):
@@ -41,4 +41,4 @@ def enqueue(ids):
 
 
 if __name__ == "__main__":
-    common.serve(enqueue)
+    common.run_enqueuer(enqueue)

@@ -1,6 +1,6 @@
-"""Shared by all peers: the job, the addresses of the servers, and the protocol of the enqueuer.
+"""Functions that all peers share: the request, retry delays, and the enqueuing process.
 
-The delay has full jitter and a base of 100 ms, if a peer lets its user choose the delay.
+The retry delay has full jitter and a base of 100 ms, if it can be configured in a peer.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ HEADERS = {
     "Content-Type": "application/json",
     "X-Signature": "t=1731600000,v1=" + 32 * "5a",
 }
-TARGET = os.environ.get("BENCH_TARGET", "")
-REDIS = os.environ.get("BENCH_REDIS", "redis://127.0.0.1")
-POSTGRES = os.environ.get("BENCH_POSTGRES", "")
+TARGET_URL = os.environ.get("BENCH_TARGET", "")
+REDIS_URL = os.environ.get("BENCH_REDIS", "redis://127.0.0.1")
+POSTGRES_URL = os.environ.get("BENCH_POSTGRES", "")
 FOLDER = os.environ.get("BENCH_FOLDER", "")
 ENQUEUE_CONCURRENCY = 32
 """Number of enqueuing coroutines, for a peer that cannot enqueue many jobs with one call."""
-BATCH = 500
+BATCH_SIZE = 500
 
-Ids = range
+TaskIds = range
 
 
-def url(task: int) -> str:
+def task_url(task: int) -> str:
     """Return the target URL of a task."""
-    return f"{TARGET}/t/{task}"
+    return f"{TARGET_URL}/t/{task}"
 
 
-def delay(retry: int) -> float:
+def retry_delay(retry: int) -> float:
     """Return the seconds to wait before a retry; retries are counted from 1."""
     return random.random() * min(10.0, 0.1 * 2 ** (retry - 1))
 
 
-def batches(ids: Ids) -> list[Ids]:
+def split_batches(ids: TaskIds) -> list[TaskIds]:
     """Split the ids into batches."""
-    return [ids[begin : begin + BATCH] for begin in range(0, len(ids), BATCH)]
+    return [ids[start : start + BATCH_SIZE] for start in range(0, len(ids), BATCH_SIZE)]
 
 
-async def one_by_one(ids: Ids, enqueue: Callable[[int], Awaitable[object]]) -> None:
+async def enqueue_concurrently(ids: TaskIds, enqueue: Callable[[int], Awaitable[object]]) -> None:
     """Enqueue single jobs, several at a time."""
-    rest = iter(ids)
+    remaining = iter(ids)
 
     async def enqueue_next() -> None:
-        for task in rest:
+        for task in remaining:
             await enqueue(task)
 
     await asyncio.gather(*(enqueue_next() for _ in range(ENQUEUE_CONCURRENCY)))
 
 
-def session():
+def requests_session():
     """Return a pool of connections for blocking peers."""
     import requests
     from requests.adapters import HTTPAdapter
@@ -71,7 +71,7 @@ def session():
     return pool
 
 
-def client_session():
+def aiohttp_session():
     """Return a pool of connections for peers on asyncio."""
     import aiohttp
 
@@ -80,13 +80,13 @@ def client_session():
 
 
 async def post(pool, task: int | str, body: str | bytes) -> bool:
-    """Send the call of a task; return whether it succeeded."""
-    async with pool.post(f"{TARGET}/t/{task}", data=body, headers=HEADERS) as response:
+    """Send the request of a task; return whether it succeeded."""
+    async with pool.post(f"{TARGET_URL}/t/{task}", data=body, headers=HEADERS) as response:
         await response.read()
         return response.status == 200
 
 
-def run(main: Awaitable[None]) -> None:
+def run_worker(main: Awaitable[None]) -> None:
     """Run a worker on uvloop, without logging."""
     import uvloop
 
@@ -94,23 +94,25 @@ def run(main: Awaitable[None]) -> None:
     uvloop.run(main)
 
 
-def serve(enqueue: Callable[[Ids], None]) -> None:
-    """For each number read from standard input, enqueue so many tasks and print the time used."""
+def run_enqueuer(enqueue: Callable[[TaskIds], None]) -> None:
+    """For each number read from standard input, enqueue this many tasks and print the time used."""
     print("ready", flush=True)
     for line in sys.stdin:
-        cpu, began = time.process_time(), time.monotonic()
+        cpu_before, started = time.process_time(), time.monotonic()
         enqueue(range(int(line)))
-        spent = time.process_time() - cpu
-        print(json.dumps({"began": began, "cpu": spent}), flush=True)
+        cpu = time.process_time() - cpu_before
+        print(json.dumps({"started": started, "cpu": cpu}), flush=True)
 
 
-def serve_async(connect: Callable[[], Awaitable[Callable[[Ids], Awaitable[None]]]]) -> None:
-    """Do the same as `serve` with coroutines; the time of `connect` is not measured."""
+def run_async_enqueuer(
+    connect: Callable[[], Awaitable[Callable[[TaskIds], Awaitable[None]]]],
+) -> None:
+    """Do the same as `run_enqueuer` with coroutines; the time of `connect` is not measured."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         enqueue = runner.run(connect())
-        serve(lambda ids: runner.run(enqueue(ids)))
+        run_enqueuer(lambda ids: runner.run(enqueue(ids)))
 
 
 def role() -> str:

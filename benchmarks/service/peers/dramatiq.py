@@ -1,4 +1,4 @@
-"""dramatiq (Redis): processes with threads, its own retries with `min_backoff` of 100 ms."""
+"""dramatiq (Redis): processes with threads, and its own retries with a `min_backoff` of 100 ms."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dramatiq.middleware import Retries, ShutdownNotifications
 from benchmarks.service.peers import common
 
 retries = Retries(min_backoff=100, max_backoff=10_000, max_retries=10)
-broker = RedisBroker(url=common.REDIS, middleware=[retries, ShutdownNotifications()])
+broker = RedisBroker(url=common.REDIS_URL, middleware=[retries, ShutdownNotifications()])
 dramatiq.set_broker(broker)
-pool = common.session()
+pool = common.requests_session()
 
 
 @dramatiq.actor
 def deliver(task, body):
-    response = pool.post(common.url(task), data=body, headers=common.HEADERS, timeout=30)
+    response = pool.post(common.task_url(task), data=body, headers=common.HEADERS, timeout=30)
     if response.status_code != 200:
         raise RuntimeError(response.status_code)
 
@@ -27,4 +27,4 @@ def enqueue(ids):
 
 
 if __name__ == "__main__":
-    common.serve(enqueue)
+    common.run_enqueuer(enqueue)

@@ -1,4 +1,4 @@
-"""huey (SQLite, fsync): threads; its scheduler looks for retries every second."""
+"""huey (SQLite, fsync): threads, and a scheduler that polls for retries every second."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from huey import SqliteHuey
 from benchmarks.service.peers import common
 
 queue = SqliteHuey(filename=str(Path(common.FOLDER) / "huey.db"), fsync=True, results=False)
-pool = common.session()
+pool = common.requests_session()
 
 
 @queue.task(retries=10, retry_delay=0.1, retry_backoff=2)
 def deliver(task, body):
-    response = pool.post(common.url(task), data=body, headers=common.HEADERS, timeout=30)
+    response = pool.post(common.task_url(task), data=body, headers=common.HEADERS, timeout=30)
     if response.status_code != 200:
         raise RuntimeError(response.status_code)
 
@@ -26,5 +26,5 @@ def enqueue(ids):
 
 
 if __name__ == "__main__":
-    # The consumer knows the task by its module, and here that is called otherwise.
-    common.serve(import_module("benchmarks.service.peers.huey").enqueue)
+    # The consumer finds a task by its module name, which would be `__main__` here.
+    common.run_enqueuer(import_module("benchmarks.service.peers.huey").enqueue)

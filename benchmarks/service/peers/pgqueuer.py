@@ -1,4 +1,4 @@
-"""pgqueuer (PostgreSQL, asyncpg): batches in and out, `RetryRequested(delay=...)`."""
+"""pgqueuer (PostgreSQL, asyncpg): batches of jobs, `RetryRequested(delay=...)`."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from pgqueuer.queries import Queries
 
 from benchmarks.service.peers import common
 
-DEQUEUED = 25
+DEQUEUE_BATCH_SIZE = 25
 
 
 async def work():
     queue = PgQueuer(
-        AsyncpgPoolDriver(await asyncpg.create_pool(common.POSTGRES, min_size=4, max_size=8))
+        AsyncpgPoolDriver(await asyncpg.create_pool(common.POSTGRES_URL, min_size=4, max_size=8))
     )
-    pool = common.client_session()
+    pool = common.aiohttp_session()
 
     @queue.entrypoint("deliver")
     async def deliver(job):
         task, _, body = job.payload.partition(b"|")
         if not await common.post(pool, task.decode(), body):
-            raise RetryRequested(delay=timedelta(seconds=common.delay(1)))
+            raise RetryRequested(delay=timedelta(seconds=common.retry_delay(1)))
 
-    await queue.run(batch_size=DEQUEUED, dequeue_timeout=timedelta(seconds=0.1))
+    await queue.run(batch_size=DEQUEUE_BATCH_SIZE, dequeue_timeout=timedelta(seconds=0.1))
 
 
 async def set_up():
-    connection = await asyncpg.connect(common.POSTGRES)
+    connection = await asyncpg.connect(common.POSTGRES_URL)
     await Queries(AsyncpgDriver(connection)).install()
     await connection.close()
 
 
 async def connect():
-    queries = Queries(AsyncpgDriver(await asyncpg.connect(common.POSTGRES)))
+    queries = Queries(AsyncpgDriver(await asyncpg.connect(common.POSTGRES_URL)))
 
     async def enqueue(ids):
-        for some in common.batches(ids):
-            bodies = [f"{task}|{common.BODY}".encode() for task in some]
-            await queries.enqueue(["deliver"] * len(some), bodies, [0] * len(some))
+        for batch in common.split_batches(ids):
+            bodies = [f"{task}|{common.BODY}".encode() for task in batch]
+            await queries.enqueue(["deliver"] * len(batch), bodies, [0] * len(batch))
 
     return enqueue
 
 
 if __name__ == "__main__":
     if common.role() == "work":
-        common.run(work())
+        common.run_worker(work())
     elif common.role() == "set-up":
         asyncio.run(set_up())
     else:
-        common.serve_async(connect)
+        common.run_async_enqueuer(connect)

@@ -1,4 +1,4 @@
-"""procrastinate (PostgreSQL, psycopg): one asyncio worker, a retry strategy of our own."""
+"""procrastinate (PostgreSQL, psycopg): one asyncio worker, and a custom retry strategy."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from procrastinate import App, BaseRetryStrategy, PsycopgConnector, RetryDecisio
 from benchmarks.service.peers import common
 
 CONCURRENCY = 64
-POLL_S = 0.1
-app = App(connector=PsycopgConnector(conninfo=common.POSTGRES, min_size=4, max_size=10))
+POLL_INTERVAL_S = 0.1
+app = App(connector=PsycopgConnector(conninfo=common.POSTGRES_URL, min_size=4, max_size=10))
 pools = []
 
 
 class Backoff(BaseRetryStrategy):
-    def get_retry_decision(self, *, exception, job):  # noqa: ARG002 - called by name
-        wait = int(1000 * common.delay(job.attempts + 1))
-        return RetryDecision(retry_in={"milliseconds": wait}) if job.attempts < 10 else None
+    def get_retry_decision(self, *, exception, job):  # noqa: ARG002 - called with keyword arguments
+        wait_ms = int(1000 * common.retry_delay(job.attempts + 1))
+        return RetryDecision(retry_in={"milliseconds": wait_ms}) if job.attempts < 10 else None
 
 
 @app.task(name="deliver", retry=Backoff())
 async def deliver(task, body):
     if not pools:
-        pools.append(common.client_session())
+        pools.append(common.aiohttp_session())
     if not await common.post(pools[0], task, body):
         raise RuntimeError
 
@@ -32,7 +32,7 @@ async def work():
     async with app.open_async():
         await app.run_worker_async(
             concurrency=CONCURRENCY,
-            fetch_job_polling_interval=POLL_S,
+            fetch_job_polling_interval=POLL_INTERVAL_S,
             delete_jobs="always",
             install_signal_handlers=False,
         )
@@ -47,8 +47,8 @@ async def connect():
     await app.open_async()
 
     async def enqueue(ids):
-        for some in common.batches(ids):
-            jobs = [{"task": task, "body": common.BODY} for task in some]
+        for batch in common.split_batches(ids):
+            jobs = [{"task": task, "body": common.BODY} for task in batch]
             await app.configure_task("deliver").batch_defer_async(*jobs)
 
     return enqueue
@@ -56,8 +56,8 @@ async def connect():
 
 if __name__ == "__main__":
     if common.role() == "work":
-        common.run(work())
+        common.run_worker(work())
     elif common.role() == "set-up":
         asyncio.run(set_up())
     else:
-        common.serve_async(connect)
+        common.run_async_enqueuer(connect)

@@ -1,4 +1,4 @@
-"""SAQ (Redis): asyncio workers; retries are polled every second, its shortest interval."""
+"""SAQ (Redis): asyncio workers, which poll for retries every second, the shortest interval."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONCURRENCY = 25
 
 
 async def startup(ctx):
-    ctx["pool"] = common.client_session()
+    ctx["pool"] = common.aiohttp_session()
 
 
 async def deliver(ctx, *, task, body):
@@ -19,24 +19,24 @@ async def deliver(ctx, *, task, body):
 
 
 async def work():
-    queue = Queue.from_url(common.REDIS)
+    queue = Queue.from_url(common.REDIS_URL)
     await queue.connect()
     timers = {"schedule": 1, "sweep": 60}
     await Worker(queue, [deliver], startup=startup, concurrency=CONCURRENCY, timers=timers).start()
 
 
 async def connect():
-    queue = Queue.from_url(common.REDIS)
+    queue = Queue.from_url(common.REDIS_URL)
     await queue.connect()
-    how = {"retries": 10, "retry_delay": 0.1, "retry_backoff": True, "ttl": -1}
+    options = {"retries": 10, "retry_delay": 0.1, "retry_backoff": True, "ttl": -1}
 
     async def enqueue(ids):
-        await common.one_by_one(
-            ids, lambda task: queue.enqueue("deliver", task=task, body=common.BODY, **how)
+        await common.enqueue_concurrently(
+            ids, lambda task: queue.enqueue("deliver", task=task, body=common.BODY, **options)
         )
 
     return enqueue
 
 
 if __name__ == "__main__":
-    common.run(work()) if common.role() == "work" else common.serve_async(connect)
+    common.run_worker(work()) if common.role() == "work" else common.run_async_enqueuer(connect)

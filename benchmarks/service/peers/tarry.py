@@ -8,32 +8,35 @@ import msgspec
 
 from benchmarks.service.client import Connections
 from benchmarks.service.peers import common
-from benchmarks.service.served import address, await_ready
+from benchmarks.service.tarry_server import address, wait_until_ready
 
 SINGLE_CONNECTIONS, BATCH_CONNECTIONS = 128, 4
-JSON = {"Content-Type": "application/json"}
-MINIMAL_RESPONSE = {"Prefer": "return=minimal"}
+JSON_HEADERS = {"Content-Type": "application/json"}
+MINIMAL_RESPONSE_HEADERS = {"Prefer": "return=minimal"}
 
 encode = msgspec.json.Encoder().encode
 
 
-def task_of(task):
-    return {"targetUrl": common.url(task), "headers": common.HEADERS, "body": common.BODY}
+def build_task(task):
+    return {"targetUrl": common.task_url(task), "headers": common.HEADERS, "body": common.BODY}
 
 
 async def connect():
     is_batch = common.role() == "batch"
-    await_ready()
+    wait_until_ready()
     count = BATCH_CONNECTIONS if is_batch else SINGLE_CONNECTIONS
-    headers = JSON | MINIMAL_RESPONSE if is_batch else JSON
+    headers = JSON_HEADERS | MINIMAL_RESPONSE_HEADERS if is_batch else JSON_HEADERS
     connections = await Connections.open(address(), count, headers)
     path = "/retry-tasks/batch" if is_batch else "/retry-tasks"
 
     async def enqueue(ids):
         if is_batch:
-            bodies = ({"tasks": [task_of(task) for task in batch]} for batch in common.batches(ids))
+            bodies = (
+                {"tasks": [build_task(task) for task in batch]}
+                for batch in common.split_batches(ids)
+            )
         else:
-            bodies = (task_of(task) for task in ids)
+            bodies = (build_task(task) for task in ids)
 
         async def work(connection):
             for body in bodies:
@@ -47,4 +50,4 @@ async def connect():
 
 
 if __name__ == "__main__":
-    common.serve_async(connect)
+    common.run_async_enqueuer(connect)

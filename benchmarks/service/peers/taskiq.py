@@ -1,4 +1,4 @@
-"""taskiq (Redis streams): workers, and a scheduler for the retries, which looks every second."""
+"""taskiq (Redis streams): workers, and a scheduler that polls for retries every second."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from taskiq_redis import ListRedisScheduleSource, RedisStreamBroker
 
 from benchmarks.service.peers import common
 
-source = ListRedisScheduleSource(common.REDIS)
+source = ListRedisScheduleSource(common.REDIS_URL)
 retries = SmartRetryMiddleware(
     default_retry_count=10,
     default_retry_label=True,
@@ -16,13 +16,13 @@ retries = SmartRetryMiddleware(
     use_delay_exponent=True,
     schedule_source=source,
 )
-broker = RedisStreamBroker(common.REDIS, maxlen=None).with_middlewares(retries)
+broker = RedisStreamBroker(common.REDIS_URL, maxlen=None).with_middlewares(retries)
 scheduler = TaskiqScheduler(broker, [source])
 
 
 @broker.on_event(TaskiqEvents.WORKER_STARTUP)
 async def startup(state):
-    state.pool = common.client_session()
+    state.pool = common.aiohttp_session()
 
 
 @broker.task(task_name="deliver")
@@ -35,10 +35,10 @@ async def connect():
     await broker.startup()
 
     async def enqueue(ids):
-        await common.one_by_one(ids, lambda task: deliver.kiq(task, common.BODY))
+        await common.enqueue_concurrently(ids, lambda task: deliver.kiq(task, common.BODY))
 
     return enqueue
 
 
 if __name__ == "__main__":
-    common.serve_async(connect)
+    common.run_async_enqueuer(connect)

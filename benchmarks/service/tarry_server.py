@@ -1,4 +1,4 @@
-"""Runs `tarry serve` in a separate process as a user does, with SQLite (synchronous=FULL)."""
+"""Runs `tarry serve` in a separate process, with SQLite (synchronous=FULL)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from benchmarks.service.processes import Group
+    from benchmarks.service.processes import ProcessGroup
 
-SERVE = (sys.executable, "-m", "tarry", "serve", "--dev")
+SERVE_COMMAND = (sys.executable, "-m", "tarry", "serve", "--dev")
 START_TIMEOUT_S = 30.0
 
 
@@ -41,7 +41,7 @@ def is_ready(port: int | str = "") -> bool:
         connection.close()
 
 
-def await_ready(port: int | str = "", check: Callable[[], None] = lambda: None) -> None:
+def wait_until_ready(port: int | str = "", check: Callable[[], None] = lambda: None) -> None:
     """Wait until the service accepts tasks; `check` raises an error if its process has ended."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while not is_ready(port):
@@ -51,8 +51,8 @@ def await_ready(port: int | str = "", check: Callable[[], None] = lambda: None) 
         time.sleep(0.05)
 
 
-def start(group: Group, port: int) -> int:
+def start(group: ProcessGroup, port: int) -> int:
     """Start the service and wait until it is ready; return its process id."""
-    process = group.start(SERVE)
-    await_ready(port, group.check)
+    process = group.start(SERVE_COMMAND)
+    wait_until_ready(port, group.check)
     return process.pid
