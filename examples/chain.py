@@ -1,7 +1,7 @@
-"""Three services in a row, each trying four times, over a fourth that is dead.
+"""Three services in a chain, each with four attempts per call, and a fourth that always fails.
 
-Run it: `python examples/chain.py`. It starts real processes and counts what reaches the dead one.
-It needs `pip install 'tarry[httpx]' starlette uvicorn`.
+Run it: `python examples/chain.py`. It starts real processes and counts the requests that reach the
+failing service. It needs `pip install 'tarry[httpx]' starlette uvicorn`.
 """
 
 import logging
@@ -38,12 +38,12 @@ def serve(port: int, below: str, rule: str) -> None:
     )
 
     async def handle(_: Request) -> PlainTextResponse:
-        answer = await client.get(below)
-        return PlainTextResponse(answer.text, answer.status_code)
+        response = await client.get(below)
+        return PlainTextResponse(response.text, response.status_code)
 
     app = Starlette(routes=[Route("/", handle)])
-    guarded = OneRetryLayerMiddleware(app) if rule == "one layer" else app
-    uvicorn.run(guarded, port=port, log_level="critical")
+    wrapped = OneRetryLayerMiddleware(app) if rule == "one layer" else app
+    uvicorn.run(wrapped, port=port, log_level="critical")
 
 
 def free_ports(count: int) -> list[int]:
@@ -55,8 +55,8 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def dead_service(requests: list[str]) -> ThreadingHTTPServer:
-    """Run a service that fails every request and records its path."""
+def start_failing_service(requests: list[str]) -> ThreadingHTTPServer:
+    """Start a service that fails every request and records its path."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -80,10 +80,10 @@ def wait_for_server(port: int) -> None:
         sleep(0.05)
 
 
-def chain(rule: str, calls: int) -> float:
-    """Start three services, call the first, and return the requests at the dead one per call."""
+def requests_per_call(rule: str, calls: int) -> float:
+    """Start the chain, call its first service, and return the requests at the last one per call."""
     requests: list[str] = []
-    server = dead_service(requests)
+    server = start_failing_service(requests)
     below = f"http://127.0.0.1:{server.server_port}/"
     with ExitStack() as stack:
         ports = free_ports(3)
@@ -104,7 +104,9 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         serve(int(sys.argv[1]), sys.argv[2], sys.argv[3])
     else:
-        print(f"every layer retries: {chain('every layer', 1):.0f} requests for one call")
-        print(f"one layer retries:   {chain('one layer', 1):.0f} requests for one call")
-        per_call = chain("budget", CALLS)
+        print(
+            f"every layer retries: {requests_per_call('every layer', 1):.0f} requests for one call"
+        )
+        print(f"one layer retries:   {requests_per_call('one layer', 1):.0f} requests for one call")
+        per_call = requests_per_call("budget", CALLS)
         print(f"a budget of 10 %:    {per_call:.1f} requests for each of {CALLS} calls")

@@ -15,15 +15,15 @@ import httpx
 import tarry
 from tarry.adapters.httpx import RetryTransport
 
-logging.getLogger("tarry").setLevel(logging.ERROR)  # or see a line for each wait
+logging.getLogger("tarry").setLevel(logging.ERROR)  # otherwise each retry is logged
 
 
 class Shop(BaseHTTPRequestHandler):
-    """Answers with the next status of its script, and with 200 when that is used up."""
+    """Responds with the next status of the script, and with 200 when the script is empty."""
 
     protocol_version = "HTTP/1.1"
-    script: list[int] = []  # noqa: RUF012 - one for all requests
-    keys: list[str | None] = []  # noqa: RUF012 - likewise
+    script: list[int] = []  # noqa: RUF012 - shared by all requests
+    keys: list[str | None] = []  # noqa: RUF012 - shared by all requests
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -39,7 +39,7 @@ class Shop(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def shop() -> Iterator[str]:
+def run_shop() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Shop)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -48,19 +48,19 @@ def shop() -> Iterator[str]:
     server.server_close()
 
 
-def downstream(origin: str) -> tarry.Downstream:
-    """Each server that the client talks to gets a breaker and a budget of its own."""
+def build_downstream(origin: str) -> tarry.Downstream:
+    """Return a downstream with its own breaker and budget; called once for each origin."""
     breaker = tarry.Breaker(consecutive=5, open_for=0.2)
     return tarry.Downstream(origin, breaker=breaker, budget=tarry.TokenBudget())
 
 
 transport = RetryTransport(
     policy=tarry.Policy(initial_delay=0.01),
-    downstream=downstream,
+    downstream=build_downstream,
     idempotency_key="auto",
 )
 
-with shop() as url, httpx.Client(base_url=url, transport=transport, trust_env=False) as client:
+with run_shop() as url, httpx.Client(base_url=url, transport=transport, trust_env=False) as client:
     Shop.script = [503, 502]
     print("GET:", client.get("/prices").status_code, "with", len(Shop.keys), "requests")
 

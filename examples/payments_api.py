@@ -1,10 +1,10 @@
-"""A payment service that is safe to retry, and a client that does.
+"""A payment service whose requests are safe to retry, and a client that repeats requests.
 
-As a server:  uvicorn --factory examples.payments_api:make_app
-As a story:   python examples/payments_api.py
+Server:              uvicorn --factory examples.payments_api:make_app
+Server and client:   python examples/payments_api.py
 
-It needs `pip install tarry fastapi httpx`, and uvicorn as a server, which keeps its keys in
-payments-keys.db where it is started.
+It needs `pip install tarry fastapi httpx uvicorn`. The server stores its keys in payments-keys.db
+in the current directory.
 """
 
 import asyncio
@@ -61,9 +61,9 @@ async def run_client(app: FastAPI) -> None:
         async def post(title: str, amount: int, headers: dict[str, str]) -> None:
             body = {"amount": amount, "currency": "EUR"}
             response = await client.post("/payments", json=body, headers=headers)
-            answer = response.json()
+            document = response.json()
             replayed = "  (replayed)" if "idempotent-replayed" in response.headers else ""
-            print(f"{title:22} {response.status_code}  {answer.get('title', answer)}{replayed}")
+            print(f"{title:22} {response.status_code}  {document.get('title', document)}{replayed}")
 
         key = {"Idempotency-Key": f'"{uuid4()}"'}
         await post("pay 10", 10, key)

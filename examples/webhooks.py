@@ -1,7 +1,7 @@
-"""Webhooks that arrive: a shop hands them to the retry service, and the receiver fails at first.
+"""A shop enqueues webhooks in the retry service, and their receiver fails at first.
 
 Run it: `python examples/webhooks.py`. It needs `pip install 'tarry[service]'`. It starts a service
-of its own in a temporary folder; yours would be running already.
+in a temporary folder; in production the service already runs.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ keys: list[str] = []
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Answers 503 twice and then 200; `/gone` always answers 410."""
+    """Responds with 503 twice and then with 200, and on `/gone` always with 410."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -36,7 +36,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def receiver() -> Generator[str]:
+def run_receiver() -> Generator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -46,7 +46,7 @@ def receiver() -> Generator[str]:
 
 
 @contextmanager
-def service() -> Generator[str]:
+def run_service() -> Generator[str]:
     command = [sys.executable, "-m", "tarry", "serve", "--dev", "--port", "0"]
     command += ["--set", "log_level=warning"]
     with (
@@ -55,7 +55,7 @@ def service() -> Generator[str]:
     ):
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().split()[2]  # tarry serves URL ...
+            yield process.stdout.readline().split()[2]  # the line is "tarry serves URL ..."
         finally:
             process.terminate()
 
@@ -69,7 +69,7 @@ def send_webhook(client: tarry.Client, target: str, event: dict[str, object]) ->
         print(f"  {step.text}")
 
 
-with receiver() as target, service() as address, tarry.Client(address) as client:
+with run_receiver() as target, run_service() as address, tarry.Client(address) as client:
     client.put_policy("shop", tarry.Policy(max_attempts=4, initial_delay=0.1, jitter="none"))
     send_webhook(client, f"{target}/hooks", {"type": "paid", "order": 7})
     send_webhook(client, f"{target}/gone", {"type": "sent", "order": 7})
