@@ -37,7 +37,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Sequence
+    from collections.abc import Callable, Collection, Sequence
+    from types import CoroutineType
 
     from tarry.service import model, store
     from tarry.service.stores.sqlite.database import Clock
@@ -51,24 +52,24 @@ _MAX_LEASES_PER_TRANSACTION = 1000
 
 def _query_method(
     query: Callable[Concatenate[ReadTransaction, P], T],
-) -> Callable[Concatenate[SqliteStore, P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[SqliteStore, P], CoroutineType[Any, Any, T]]:
     """Return a method of the store that runs a query; it takes the arguments of the query."""
 
     async def method(self: SqliteStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.read(lambda tx: query(tx, *args, **kwargs))
 
-    return method
+    return method  # type: ignore[return-value]  # mypy infers Coroutine, not CoroutineType
 
 
 def _write_method(
     operation: Callable[Concatenate[Transaction, P], T],
-) -> Callable[Concatenate[SqliteStore, P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[SqliteStore, P], CoroutineType[Any, Any, T]]:
     """Return a method of the store that runs an operation; it takes the operation's arguments."""
 
     async def method(self: SqliteStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.write(OperationCall(operation, *args, **kwargs))
 
-    return method
+    return method  # type: ignore[return-value]  # mypy infers Coroutine, not CoroutineType
 
 
 class SqliteStore:
