@@ -16,19 +16,17 @@ from tarry.adapters.http import messages
 from tarry.adapters.http.hand_off import HandOff
 from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
 from tarry.adapters.http.send import OriginRegistry
+from tarry.core.checks import require_extra
 from tarry.core.outcome import PERMANENT, Kind, Outcome
-from tarry.errors import MissingExtra, ResultNotAccepted
+from tarry.errors import ResultNotAccepted
 from tarry.runtime import clocks, drivers
 from tarry.runtime.call import RunningCall
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.wire import http
 
-try:
+with require_extra("tarry.adapters.aiohttp needs aiohttp 3.12 or later", "aiohttp"):
     import aiohttp
     from aiohttp import BytesPayload, ConnectionTimeoutError
-except ImportError as _missing:
-    _message = "tarry.adapters.aiohttp needs aiohttp 3.12 or later: pip install 'tarry[aiohttp]'"
-    raise MissingExtra(_message) from _missing
 
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse

@@ -17,20 +17,17 @@ from urllib.parse import urlsplit
 from tarry.adapters.http import messages
 from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
 from tarry.adapters.http.send import RequestSender
+from tarry.core.checks import require_extra
 from tarry.core.outcome import PERMANENT, Kind, Outcome
-from tarry.errors import BlockingWait, ConfigurationError, MissingExtra, ResultNotAccepted
+from tarry.errors import BlockingWait, ConfigurationError, ResultNotAccepted
 
-try:
+with require_extra("tarry.adapters.requests needs requests", "requests"):
     from requests.adapters import DEFAULT_POOLSIZE, HTTPAdapter
     from requests.exceptions import ConnectionError as RequestsConnectionError
     from requests.exceptions import RequestException, SSLError, Timeout
     from urllib3 import Timeout as Urllib3Timeout
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
     from urllib3.exceptions import SSLError as Urllib3SSLError
-except ImportError as _missing:
-    raise MissingExtra(
-        "tarry.adapters.requests needs requests: pip install 'tarry[requests]'"
-    ) from _missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from tarry.client.errors import ServiceError, ServiceUnreachable
-from tarry.core.checks import check_positive
+from tarry.core.checks import check_positive, require_extra
 from tarry.core.policy import Policy
-from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
+from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime.config import check_instance
 from tarry.runtime.downstream import Downstream
 
@@ -100,13 +100,9 @@ class ClientConfig:
 
 def require_packages() -> None:
     """Raise `MissingExtra` unless httpx and msgspec are installed."""
-    try:
+    with require_extra("tarry.client needs httpx and msgspec", "client"):
         import_module("httpx")
         import_module("msgspec")
-    except ImportError:
-        raise MissingExtra(
-            "tarry.client needs httpx and msgspec: pip install 'tarry[client]'"
-        ) from None
 
 
 def _check_url(url: Any) -> str:

@@ -1,18 +1,19 @@
-"""Checks for arguments, and the base class of immutable values.
+"""Checks for arguments and optional packages, and the base class of immutable values.
 
 A check that fails raises ConfigurationError with the field, the rule and the value.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
 
 
 def check_number(field: str, value: object) -> float:
@@ -71,6 +72,19 @@ def check_one_of(field: str, value: object, choices: Iterable[str]) -> None:
 def valid_duration(value: object) -> float | None:
     """Return `value` if it is a finite number that is not negative, else None."""
     return value if isinstance(value, (int, float)) and 0 <= value < inf else None
+
+
+@contextmanager
+def require_extra(need: str, extra: str) -> Generator[None]:
+    """Raise MissingExtra if an import in the `with` block fails.
+
+    The message consists of `need`, such as "RedisStore needs redis", and the pip command for the
+    `extra` of tarry.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(f"{need}: pip install 'tarry[{extra}]'") from error
 
 
 class ImmutableValue:

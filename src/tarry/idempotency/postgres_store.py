@@ -11,7 +11,8 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tarry.errors import ConfigurationError, MissingExtra
+from tarry.core.checks import require_extra
+from tarry.errors import ConfigurationError
 from tarry.idempotency.store import ExistingRecord, Record, decode_response, encode_headers
 
 if TYPE_CHECKING:
@@ -130,11 +131,8 @@ class PostgresStore:
             raise ConfigurationError("table", rule, table)
         self._table = ".".join(f'"{name}"' for name in names)
         self._index = f'"{names[-1]}_free_at"'
-        try:
+        with require_extra("PostgresStore needs asyncpg", "postgres"):
             self._asyncpg = import_module("asyncpg")
-        except ImportError as error:
-            message = "PostgresStore needs asyncpg: pip install 'tarry[postgres]'"
-            raise MissingExtra(message) from error
         self._dsn_or_pool = dsn_or_pool
         self._pool: AsyncpgPool | None = None
         self._open_lock = asyncio.Lock()

@@ -14,7 +14,8 @@ from hashlib import sha1
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tarry.errors import ConfigurationError, MissingExtra
+from tarry.core.checks import require_extra
+from tarry.errors import ConfigurationError
 from tarry.idempotency.store import ExistingRecord, Record, decode_response, encode_headers
 
 if TYPE_CHECKING:
@@ -105,11 +106,9 @@ class RedisStore:
     """
 
     def __init__(self, url_or_client: str | RedisClient, *, prefix: str = "tarry:idem:") -> None:
-        try:
+        with require_extra("RedisStore needs redis", "redis"):
             import_module("redis.asyncio")
             self._redis = import_module("redis")
-        except ImportError as exc:
-            raise MissingExtra("RedisStore needs redis: pip install 'tarry[redis]'") from exc
         self._owns_client = isinstance(url_or_client, str)
         self._client: Any = url_or_client
         if isinstance(url_or_client, str):

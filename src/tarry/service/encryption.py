@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.errors import ConfigurationError, MissingExtra, TarryError
+from tarry.core.checks import require_extra
+from tarry.errors import ConfigurationError, TarryError
 from tarry.service.model import TaskContent
 
 if TYPE_CHECKING:
@@ -36,11 +37,8 @@ class Codec:
     def __init__(self, keys: Sequence[str] = ()) -> None:
         if not keys:
             return
-        try:
+        with require_extra("encryption needs the package cryptography", "service"):
             from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-        except ImportError as error:
-            msg = "encryption needs the package cryptography: pip install 'tarry[service]'"
-            raise MissingExtra(msg) from error
         try:
             self._fernet = MultiFernet([Fernet(key) for key in keys])
         except ValueError as error:

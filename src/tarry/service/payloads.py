@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from tarry.errors import ConfigurationError, MissingExtra, StoreUnavailable, TarryError, short_repr
+from tarry.core.checks import require_extra
+from tarry.errors import ConfigurationError, StoreUnavailable, TarryError, short_repr
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -67,11 +68,9 @@ class BodyStore:
         encrypt: Callable[[bytes], bytes] = bytes,
         decrypt: Callable[[bytes], bytes] = bytes,
     ) -> None:
-        try:
+        with require_extra("large bodies need obstore", "service"):
             import obstore
             from obstore.store import LocalStore, from_url
-        except ImportError as error:
-            raise MissingExtra("large bodies need obstore: pip install 'tarry[service]'") from error
         self._obstore: Any = obstore
         self._max_object_bytes = max_object_bytes
         self._storage_id: str | None = None

@@ -19,6 +19,7 @@ from secrets import token_hex
 from shutil import copymode
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
+from tarry.core.checks import require_extra
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, MissingExtra, short_repr
 
@@ -172,10 +173,8 @@ def parse_file(path: Path) -> list[ParsedDocument]:
 
 def import_yaml() -> Any:
     """Return the module `yaml`, or raise `MissingExtra`."""
-    try:
+    with require_extra("YAML needs PyYAML", "sim"):
         import yaml
-    except ImportError:
-        raise MissingExtra("YAML needs PyYAML: pip install 'tarry[sim]'") from None
     return yaml
 
 

@@ -20,7 +20,7 @@ from string import Template
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from tarry.errors import MissingExtra
+from tarry.core.checks import require_extra
 from tarry.simulator.charts import build_charts
 from tarry.simulator.documents import check_output_path, write_atomically
 from tarry.simulator.formatting import (
@@ -274,10 +274,8 @@ def _panel_spec(panel: Panel) -> dict[str, Any]:
 
 def import_vl_convert() -> ModuleType:
     """Return the module `vl_convert` (it contains Vega, Vega-Lite and Vega-Embed), or raise."""
-    try:
+    with require_extra("reports need vl-convert-python", "sim"):
         import vl_convert
-    except ImportError as exc:
-        raise MissingExtra("reports need vl-convert-python: pip install 'tarry[sim]'") from exc
     return vl_convert
 
 

@@ -14,18 +14,14 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tarry.core import events
-from tarry.core.checks import check_one_of
+from tarry.core.checks import check_one_of, require_extra
 from tarry.core.outcome import Kind
-from tarry.errors import ConfigurationTypeError, MissingExtra, ResultNotAccepted
+from tarry.errors import ConfigurationTypeError, ResultNotAccepted
 from tarry.telemetry import metrics as common_metrics
 from tarry.telemetry.logs import EVENT_NAMES
 
-try:
+with require_extra("this listener needs opentelemetry-api", "otel"):
     from opentelemetry import metrics, trace
-except ImportError as _missing:
-    raise MissingExtra(
-        "this listener needs opentelemetry-api: pip install 'tarry[otel]'"
-    ) from _missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,18 +12,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tarry.core import events
+from tarry.core.checks import require_extra
 from tarry.core.outcome import Kind
-from tarry.errors import ConfigurationTypeError, MissingExtra
+from tarry.errors import ConfigurationTypeError
 from tarry.telemetry import metrics
 
-try:
+with require_extra("this listener needs prometheus-client", "prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import Collector
-except ImportError as _missing:
-    raise MissingExtra(
-        "this listener needs prometheus-client: pip install 'tarry[prometheus]'"
-    ) from _missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

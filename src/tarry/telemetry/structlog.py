@@ -11,15 +11,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tarry.errors import MissingExtra
+from tarry.core.checks import require_extra
 from tarry.telemetry.logs import EVENT_NAMES, event_fields, log_level
 
-try:
+with require_extra("this listener needs structlog", "structlog"):
     import structlog
-except ImportError as _missing:
-    raise MissingExtra(
-        "this listener needs structlog: pip install 'tarry[structlog]'"
-    ) from _missing
 
 if TYPE_CHECKING:
     from tarry.core.events import Event

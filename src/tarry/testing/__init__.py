@@ -9,8 +9,8 @@ import selectors
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tarry.core.checks import check_count, check_number
-from tarry.errors import ConfigurationError, MissingExtra
+from tarry.core.checks import check_count, check_number, require_extra
+from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.events import bus
 
@@ -148,11 +148,9 @@ class VirtualClock:
 
     def run_trio(self, main: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine function on trio in virtual time."""
-        try:
+        with require_extra("run_trio needs trio", "trio"):
             import trio
             import trio.testing
-        except ImportError as error:
-            raise MissingExtra("run_trio needs trio: pip install 'tarry[trio]'") from error
         self._trio = clock = trio.testing.MockClock(autojump_threshold=0)
         try:
             return trio.run(main, clock=clock)

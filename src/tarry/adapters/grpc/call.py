@@ -17,9 +17,10 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.adapters.http.send import OriginRegistry
+from tarry.core.checks import require_extra
 from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_code
 from tarry.core.verdict import Attempt
-from tarry.errors import Cancelled, ConfigurationTypeError, MissingExtra
+from tarry.errors import Cancelled, ConfigurationTypeError
 from tarry.runtime import drivers
 from tarry.runtime.call import RunningBlockCall, blocking_wait
 from tarry.runtime.clocks import CancelToken, PerProcess, environment  # environment: the clock
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.runtime.config import RetryConfig
 
-try:
+with require_extra("tarry.adapters.grpc needs grpcio", "grpc"):
     grpc: Any = import_module("grpc")  # Any, because grpcio has no type annotations
-except ImportError:
-    raise MissingExtra("tarry.adapters.grpc needs grpcio: pip install 'tarry[grpc]'") from None
 
 Repeatable: TypeAlias = "bool | Callable[[str], bool]"
 """Whether calls may be sent again after the server has read them: a bool for all methods, or a

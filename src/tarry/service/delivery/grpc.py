@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tarry.errors import ConfigurationError, MissingExtra
+from tarry.core.checks import require_extra
+from tarry.errors import ConfigurationError
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
 from tarry.service.delivery.http1.connector import DnsCache, select_allowed
 from tarry.service.delivery.targets import parse_target
@@ -81,11 +82,9 @@ class GrpcDeliveryClient:
     def __init__(
         self, guard: Guard, *, proxy: str | None = None, ca_file: str | None = None
     ) -> None:
-        try:
+        with require_extra("gRPC targets need grpcio", "grpc"):
             self._grpc: Any = import_module("grpc")
             import_module("grpc.aio")
-        except ImportError:
-            raise MissingExtra("gRPC targets need grpcio: pip install 'tarry[grpc]'") from None
         if proxy is not None and not proxy.startswith("http://"):
             raise ConfigurationError("proxy", "must be http://host:port for gRPC targets")
         self._guard = guard

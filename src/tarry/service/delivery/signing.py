@@ -12,7 +12,8 @@ import hmac
 from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING
 
-from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
+from tarry.core.checks import require_extra
+from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,11 +74,8 @@ def _create_sign_function(field: str, secret: str) -> Callable[[bytes], str]:
 
 
 def _create_ed25519_sign_function(field: str, key: bytes) -> Callable[[bytes], str]:
-    try:
+    with require_extra("ed25519 signatures need cryptography", "service"):
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ImportError:
-        msg = "ed25519 signatures need cryptography: pip install 'tarry[service]'"
-        raise MissingExtra(msg) from None
 
     if len(key) not in {_ED25519_KEY_BYTES, 2 * _ED25519_KEY_BYTES}:
         rule = f"must encode an ed25519 private key of {_ED25519_KEY_BYTES} bytes in base64"

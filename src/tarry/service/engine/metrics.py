@@ -13,15 +13,12 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tarry.errors import MissingExtra
+from tarry.core.checks import require_extra
 
-try:
+with require_extra("metrics need prometheus-client", "service"):
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-except ImportError as _missing:
-    _msg = "metrics need prometheus-client: pip install 'tarry[service]'"
-    raise MissingExtra(_msg) from _missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
