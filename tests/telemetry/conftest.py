@@ -1,4 +1,4 @@
-"""Fixtures of the listener tests."""
+"""Fixtures of the telemetry tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tarry.testing import VirtualClock, scripted_random
 
 @pytest.fixture
 def clock() -> Iterator[VirtualClock]:
-    """Virtual time and random numbers that are 0.5: default delays are 0.05, 0.1 and 0.2 s."""
+    """Virtual time and random numbers of 0.5: the default delays are 0.05, 0.1 and 0.2 s."""
     with VirtualClock() as clock, scripted_random([0.5]):
         yield clock

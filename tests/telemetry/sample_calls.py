@@ -1,4 +1,4 @@
-"""Sample calls of every kind, with the metrics that every backend must count for them."""
+"""Sample calls, with the metrics that every telemetry listener must count for them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ import tarry
 from tarry.testing import VirtualClock, no_wait
 from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, Step
 
-MANY = 20
+CALL_COUNT = 20
 
 
 @dataclass(frozen=True)
 class SampleCall:
-    """A call: the behaviour of its dependency, and the expected metrics."""
+    """A call, and the metrics that it must produce."""
 
     name: str
     steps: tuple[Step, ...]
     attempts: dict[str, int]
-    """By outcome."""
-    call: tuple[str, str]
-    """The result and the reason."""
+    """The expected number of attempts by outcome."""
+    result_and_reason: tuple[str, str]
+    """The expected result, and the reason of a failure."""
     delays: int = 0
+    """The expected number of delays."""
     options: Callable[[], dict[str, Any]] = field(default=dict)
 
     def run(self, driver: Driver, clock: VirtualClock) -> None:
@@ -38,13 +39,13 @@ class SampleCall:
             driver.run(clock, Dependency(clock, *self.steps), **self.options())
 
 
-def _broken() -> dict[str, Any]:
+def _with_open_breaker() -> dict[str, Any]:
     payments = tarry.Downstream("payments", breaker=tarry.Breaker())
     payments.force("open")
     return {"downstream": payments}
 
 
-def _poor() -> dict[str, Any]:
+def _with_empty_budget() -> dict[str, Any]:
     budget = tarry.TokenBudget(capacity=1)
     return {"downstream": tarry.Downstream("payments", budget=budget)}
 
@@ -62,9 +63,13 @@ SAMPLE_CALLS = [
     SampleCall(
         "permanent", (Step(raises=ValueError()),), {"permanent": 1}, ("failed", "permanent")
     ),
-    SampleCall("breaker-open", (OK,), {}, ("failed", "breaker-open"), options=_broken),
+    SampleCall("breaker-open", (OK,), {}, ("failed", "breaker-open"), options=_with_open_breaker),
     SampleCall(
-        "budget-empty", (FAIL,), {"transient": 1}, ("failed", "budget-empty"), options=_poor
+        "budget-empty",
+        (FAIL,),
+        {"transient": 1},
+        ("failed", "budget-empty"),
+        options=_with_empty_budget,
     ),
 ]
 
@@ -82,8 +87,8 @@ def listening(listener: Callable[[tarry.Event], None]) -> Iterator[None]:
         remove()
 
 
-def broken_breaker(clock: VirtualClock, name: str) -> tarry.Downstream:
-    """Return a downstream whose breaker has opened, probed and opened again."""
+def reopen_breaker(clock: VirtualClock, name: str) -> tarry.Downstream:
+    """Return a downstream whose breaker has opened, admitted a probe and opened again."""
     options: dict[str, Any] = {"consecutive": 1, "spread": 0, "probes": 1}
     downstream = tarry.Downstream(name, breaker=tarry.Breaker(**options))
     for _ in range(2):
@@ -108,61 +113,61 @@ def hedge_async() -> None:
 def hedge_sync() -> None:
     """Make a hedged call whose second copy wins, in threads."""
     sent: list[int] = []
-    over = threading.Event()
+    release = threading.Event()
 
     def read() -> None:
         sent.append(1)
         if len(sent) == 1:
-            over.wait()
+            release.wait()
 
     tarry.hedge_sync(read, after=0.001, name="read")
-    over.set()
+    release.set()
 
 
-both_hedges = pytest.mark.parametrize("hedged", [hedge_async, hedge_sync])
+both_hedges = pytest.mark.parametrize("make_hedged_call", [hedge_async, hedge_sync])
 
 
-def many_tasks(context_of: Callable[[int], Any]) -> None:
-    """Make MANY concurrent calls on asyncio; call `n` has `n % 3` failures.
+def call_in_tasks(context_of: Callable[[int], Any]) -> None:
+    """Make CALL_COUNT concurrent calls on asyncio; call `n` has `n % 3` failures.
 
-    `context_of(n)` is a context manager that call `n` runs in.
+    Call `n` runs inside the context manager `context_of(n)`.
     """
 
-    async def one(number: int) -> None:
-        left = iter(range(number % 3))
+    async def make_call(number: int) -> None:
+        failures = iter(range(number % 3))
 
         async def work() -> None:
             await asyncio.sleep(0.01)
-            if next(left, None) is not None:
+            if next(failures, None) is not None:
                 raise ConnectionError
 
         with context_of(number):
             await tarry.acall(work, on=ConnectionError, name=f"op{number}")
 
-    async def everyone() -> None:
-        await asyncio.gather(*(one(number) for number in range(MANY)))
+    async def make_all_calls() -> None:
+        await asyncio.gather(*(make_call(number) for number in range(CALL_COUNT)))
 
     with VirtualClock() as clock:
-        clock.run(everyone)
+        clock.run(make_all_calls)
 
 
-def many_threads(context_of: Callable[[int], Any]) -> None:
-    """Make the calls of `many_tasks` in concurrent threads."""
-    together = threading.Barrier(MANY)
+def call_in_threads(context_of: Callable[[int], Any]) -> None:
+    """Make the calls of `call_in_tasks` in concurrent threads."""
+    barrier = threading.Barrier(CALL_COUNT)
 
-    def one(number: int) -> None:
-        left = iter(range(number % 3))
+    def make_call(number: int) -> None:
+        failures = iter(range(number % 3))
 
         def work() -> None:
-            if next(left, None) is not None:
+            if next(failures, None) is not None:
                 raise ConnectionError
 
         with context_of(number):
-            together.wait()
+            barrier.wait()
             tarry.call(work, on=ConnectionError, name=f"op{number}")
 
-    with no_wait(), ThreadPoolExecutor(MANY) as pool:
-        list(pool.map(one, range(MANY)))
+    with no_wait(), ThreadPoolExecutor(CALL_COUNT) as pool:
+        list(pool.map(make_call, range(CALL_COUNT)))
 
 
-side_by_side = pytest.mark.parametrize("many", [many_tasks, many_threads])
+in_tasks_and_threads = pytest.mark.parametrize("make_calls", [call_in_tasks, call_in_threads])

@@ -14,7 +14,7 @@ PACKAGES = {
 }
 EXTRAS = {"prometheus": "prometheus", "opentelemetry": "otel", "structlog": "structlog"}
 
-MISSING = """
+IMPORT_WITHOUT_PACKAGE = """
 import sys
 sys.modules["{package}"] = None
 
@@ -25,7 +25,7 @@ except tarry.MissingExtra as error:
     print(error)
 """
 
-LOADED = """
+PRINT_LOADED_PACKAGES = """
 import sys
 import tarry.telemetry.{module}
 print(*sorted({packages!r} & sys.modules.keys()))
@@ -43,16 +43,16 @@ def output_of(program: str) -> str:
 
 
 @every_module
-def test_package_is_missing(module: str) -> None:
-    """The error has the pip command for the missing package."""
-    said = output_of(MISSING.format(module=module, package=PACKAGES[module]))
+def test_error_for_a_missing_package_has_the_pip_command(module: str) -> None:
+    """The error for a missing package has the pip command that installs it."""
+    output = output_of(IMPORT_WITHOUT_PACKAGE.format(module=module, package=PACKAGES[module]))
 
-    assert said.endswith(f"pip install 'tarry[{EXTRAS[module]}]'")
+    assert output.endswith(f"pip install 'tarry[{EXTRAS[module]}]'")
 
 
 @every_module
 def test_listeners_do_not_need_each_other(module: str) -> None:
     """A listener imports its own package and not those of other listeners."""
-    loaded = output_of(LOADED.format(module=module, packages=set(PACKAGES.values())))
+    loaded = output_of(PRINT_LOADED_PACKAGES.format(module=module, packages=set(PACKAGES.values())))
 
     assert PACKAGES[module] == loaded

@@ -19,14 +19,14 @@ from tarry.testing import VirtualClock, scripted_random
 
 @pytest.fixture(autouse=True)
 def clock() -> Iterator[VirtualClock]:
-    """Virtual time and random numbers that are 0.5."""
+    """Virtual time and random numbers of 0.5."""
     with VirtualClock() as clock, scripted_random([0.5]):
         yield clock
 
 
 @pytest.fixture(autouse=True)
-def everything(caplog: pytest.LogCaptureFixture) -> None:
-    """Enable every level."""
+def _log_every_level(caplog: pytest.LogCaptureFixture) -> None:
+    """Enable every log level."""
     caplog.set_level(logging.DEBUG, logger="tarry")
 
 
@@ -41,31 +41,32 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def fail_then(*ends: object, **options: Any) -> None:
+def make_call(*results: object, **options: Any) -> None:
     """Make a call whose attempts raise these errors or return these results."""
-    left = iter(ends)
+    remaining = iter(results)
 
     def work() -> object:
-        end = next(left)
-        if isinstance(end, Exception):
-            raise end
-        return end
+        result = next(remaining)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     arguments: dict[str, Any] = {"on": ConnectionError, "name": "load"} | options
     tarry.call(work, **arguments)
 
 
-def test_wait(caplog: pytest.LogCaptureFixture) -> None:
-    """A wait is a warning with the operation, the retry, both delays and the error."""
-    fail_then(ConnectionError("away"), ConnectionError("away"), "done", attempts=6)
+def test_wait_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A wait is logged as a warning with the operation, retry number, ceiling, delay and error."""
+    make_call(ConnectionError("unreachable"), ConnectionError("unreachable"), "done", attempts=6)
 
     first, second = warnings(caplog)
     assert ("tarry", logging.WARNING) == (second.name, second.levelno)
     assert (
-        "load: ConnectionError: away; retry 1 of 5 in 50 ms (ceiling 100 ms)" == first.getMessage()
+        "load: ConnectionError: unreachable; retry 1 of 5 in 50 ms (ceiling 100 ms)"
+        == first.getMessage()
     )
     assert (
-        "load: ConnectionError: away; retry 2 of 5 in 100 ms (ceiling 200 ms)"
+        "load: ConnectionError: unreachable; retry 2 of 5 in 100 ms (ceiling 200 ms)"
         == second.getMessage()
     )
     assert {
@@ -82,8 +83,8 @@ def test_wait(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_time_slept(caplog: pytest.LogCaptureFixture) -> None:
-    """After the wait, the time that it took is logged with all its fields."""
-    fail_then(ConnectionError("away"), "done")
+    """After a wait, its actual duration is logged at DEBUG with all its fields."""
+    make_call(ConnectionError("unreachable"), "done")
 
     [slept] = [record for record in caplog.records if "slept" in fields(record)]
     assert logging.DEBUG == slept.levelno
@@ -103,11 +104,11 @@ def test_time_slept(caplog: pytest.LogCaptureFixture) -> None:
         ),
     ],
 )
-def test_hint(caplog: pytest.LogCaptureFixture, hint: Hint, expected: str) -> None:
+def test_hint_is_logged(caplog: pytest.LogCaptureFixture, hint: Hint, expected: str) -> None:
     """The server's hint and the actual wait are logged separately."""
     outcome = Outcome(Kind.THROTTLED, hint)
 
-    fail_then(ConnectionError("busy"), "done", on=lambda _: outcome)
+    make_call(ConnectionError("busy"), "done", on=lambda _: outcome)
 
     assert (f"load: ConnectionError: busy; retry 1 of 3 in {expected} (retry-after))") == warnings(
         caplog
@@ -115,29 +116,31 @@ def test_hint(caplog: pytest.LogCaptureFixture, hint: Hint, expected: str) -> No
     assert hint._asdict() == fields(warnings(caplog)[0])["hint"]
 
 
-def test_status(caplog: pytest.LogCaptureFixture) -> None:
-    """The status that a classifier names is in the message and in a field of every event."""
+def test_detail_of_an_outcome(caplog: pytest.LogCaptureFixture) -> None:
+    """The detail of an outcome is in the message and in a field of every event with an error."""
     outcome = Outcome(Kind.TRANSIENT, detail="503")
     with pytest.raises(ConnectionError):
-        fail_then(*[ConnectionError("busy")] * 2, on=lambda _: outcome, attempts=2)
+        make_call(*[ConnectionError("busy")] * 2, on=lambda _: outcome, attempts=2)
 
-    wait, end = warnings(caplog)
+    wait, gave_up = warnings(caplog)
     assert wait.getMessage().startswith("load: 503: busy; retry 1 of 1 in ")
-    assert end.getMessage().endswith(": no attempts left (503: busy)")
+    assert gave_up.getMessage().endswith(": no attempts left (503: busy)")
     logged = [fields(record) for record in caplog.records if "error" in fields(record)]
-    assert [("ConnectionError", "503")] * 5 == [(each["error"], each["detail"]) for each in logged]
+    assert [("ConnectionError", "503")] * 5 == [
+        (log_fields["error"], log_fields["detail"]) for log_fields in logged
+    ]
 
 
 def test_every_field_of_an_attempt(caplog: pytest.LogCaptureFixture) -> None:
-    """Every line has the operation; lines of attempts have the maximum."""
-    fail_then(ConnectionError("away"), "done", downstream=Downstream("payments"))
+    """Every record has operation and downstream; records of attempts have max_attempts too."""
+    make_call(ConnectionError("unreachable"), "done", downstream=Downstream("payments"))
 
     first, failed, *_, last = (fields(record) for record in caplog.records)
-    who = {"operation": "load", "downstream": "payments"}
-    assert who | {"attempt": 1, "max_attempts": 4} == first
+    common_fields = {"operation": "load", "downstream": "payments"}
+    assert common_fields | {"attempt": 1, "max_attempts": 4} == first
     failure = {"kind": "transient", "error": "ConnectionError", "detail": "ConnectionError"}
     assert first | failure == failed
-    assert who | {"attempts": 2} == last
+    assert common_fields | {"attempts": 2} == last
 
 
 def test_rejection_between_attempts(caplog: pytest.LogCaptureFixture) -> None:
@@ -145,19 +148,19 @@ def test_rejection_between_attempts(caplog: pytest.LogCaptureFixture) -> None:
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=2, spread=0))
     outcome = Outcome(Kind.TRANSIENT, detail="503")
     with pytest.raises(ConnectionError):
-        fail_then(*[ConnectionError("away")] * 2, on=lambda _: outcome, downstream=payments)
+        make_call(*[ConnectionError("unreachable")] * 2, on=lambda _: outcome, downstream=payments)
 
-    end = fields(warnings(caplog)[-1])
-    assert ("breaker-open", "503") == (end["reason"], end["detail"])
+    gave_up = fields(warnings(caplog)[-1])
+    assert ("breaker-open", "503") == (gave_up["reason"], gave_up["detail"])
     caplog.clear()
     with pytest.raises(tarry.BreakerOpen):
-        fail_then("never", downstream=payments)
+        make_call("never", downstream=payments)
     assert "BreakerOpen" == fields(caplog.records[-1])["detail"]
 
 
 def test_success_after_retries(caplog: pytest.LogCaptureFixture) -> None:
     """A success after retries is logged at INFO."""
-    fail_then(ConnectionError("away"), "done")
+    make_call(ConnectionError("unreachable"), "done")
 
     last = caplog.records[-1]
     assert logging.INFO == last.levelno
@@ -167,15 +170,15 @@ def test_success_after_retries(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_success_at_once_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     """A call that succeeds at once is not logged."""
-    fail_then("done")
+    make_call("done")
 
     assert [] == caplog.records
 
 
 def test_giving_up(caplog: pytest.LogCaptureFixture) -> None:
-    """A call that gives up is a warning with its reason."""
+    """A call that gives up is logged as a warning with its reason."""
     with pytest.raises(ConnectionError):
-        fail_then(ConnectionError("away"), ConnectionError("gone"), attempts=2)
+        make_call(ConnectionError("unreachable"), ConnectionError("gone"), attempts=2)
 
     last = caplog.records[-1]
     assert logging.WARNING == last.levelno
@@ -199,60 +202,61 @@ def test_giving_up_at_a_hint(caplog: pytest.LogCaptureFixture) -> None:
     """A hint that ends the call is logged as the seconds to wait."""
     hint = Hint(600.0, source="retry-after")
     with pytest.raises(ConnectionError):
-        fail_then(ConnectionError("busy"), on=lambda _: Outcome(Kind.TRANSIENT, hint))
+        make_call(ConnectionError("busy"), on=lambda _: Outcome(Kind.TRANSIENT, hint))
 
     last = fields(caplog.records[-1])
     assert ("hint-too-long", 600.0) == (last["reason"], last["retry_after"])
 
 
-def test_one_attempt_is_no_plural(caplog: pytest.LogCaptureFixture) -> None:
-    """One attempt is not "1 attempts"."""
+def test_one_attempt_is_singular(caplog: pytest.LogCaptureFixture) -> None:
+    """The message says "1 attempt" and not "1 attempts"."""
     with pytest.raises(ValueError, match="bad"):
-        fail_then(ValueError("bad"))
+        make_call(ValueError("bad"))
 
     assert (
         "load: gave up after 1 attempt: the error is not retryable (ValueError: bad)"
     ) == caplog.records[-1].getMessage()
 
 
-def test_breaker(caplog: pytest.LogCaptureFixture) -> None:
-    """A state change of a breaker is a warning with both states."""
+def test_state_change_of_a_breaker(caplog: pytest.LogCaptureFixture) -> None:
+    """A state change of a breaker is logged as a warning with both states."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
     with pytest.raises(ConnectionError):
-        fail_then(ConnectionError("away"), downstream=payments)
+        make_call(ConnectionError("unreachable"), downstream=payments)
 
-    [moved] = [record for record in warnings(caplog) if "before" in fields(record)]
-    assert "payments: breaker closed -> open" == moved.getMessage()
+    [state_change] = [record for record in warnings(caplog) if "before" in fields(record)]
+    assert "payments: breaker closed -> open" == state_change.getMessage()
     assert {
-        "operation": "",  # it moves for all of them
+        "operation": "",  # a breaker belongs to all operations
         "downstream": "payments",
         "before": "closed",
         "after": "open",
-    } == fields(moved)
+    } == fields(state_change)
 
 
-def test_budget(caplog: pytest.LogCaptureFixture) -> None:
+def test_empty_budget(caplog: pytest.LogCaptureFixture) -> None:
     """An empty retry budget is the reason in the warning, and has its own DEBUG line."""
     payments = Downstream("payments", budget=tarry.TokenBudget(capacity=1))
     with pytest.raises(ConnectionError):
-        fail_then(ConnectionError("away"), downstream=payments)
+        make_call(ConnectionError("unreachable"), downstream=payments)
 
     [empty] = [r for r in caplog.records if "payments: the retry budget is empty" in r.getMessage()]
     assert logging.DEBUG == empty.levelno
     assert {"operation": "load", "downstream": "payments"} == fields(empty)
     [gave_up] = warnings(caplog)
-    assert "load: gave up after 1 attempt: the retry budget is empty (ConnectionError: away)" == (
-        gave_up.getMessage()
+    assert (
+        "load: gave up after 1 attempt: the retry budget is empty (ConnectionError: unreachable)"
+        == (gave_up.getMessage())
     )
 
 
-def test_rejection(caplog: pytest.LogCaptureFixture) -> None:
-    """A call that an open breaker rejects is not a warning."""
+def test_rejected_call_is_not_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A call that an open breaker rejects is logged, but not as a warning."""
     payments = Downstream("payments", breaker=tarry.Breaker())
     payments.force("open")
     caplog.clear()
     with pytest.raises(tarry.BreakerOpen):
-        fail_then("never", downstream=payments)
+        make_call("never", downstream=payments)
 
     assert [] == warnings(caplog)
     assert any("the circuit breaker is open" in r.getMessage() for r in caplog.records)
@@ -260,7 +264,7 @@ def test_rejection(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_result_that_is_not_accepted(caplog: pytest.LogCaptureFixture) -> None:
     """A result that `until` rejects is logged as not accepted."""
-    fail_then(1, 2, until=lambda result: result == 2)
+    make_call(1, 2, until=lambda result: result == 2)
 
     first = warnings(caplog)[0]
     assert "ResultNotAccepted" == fields(first)["error"]
@@ -270,7 +274,7 @@ def test_result_that_is_not_accepted(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_operation_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     """The operation is not repeated for errors whose text begins with it."""
     with pytest.raises(tarry.DeadlineExceeded), tarry.deadline(0):
-        fail_then("never")
+        make_call("never")
 
     assert (
         "load: gave up after 0 attempts: the deadline leaves no time for another attempt "
@@ -279,7 +283,7 @@ def test_the_operation_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class RpcError(ConnectionError):
-    """An error like those of gRPC: a long text, with the message in `details()`."""
+    """An error like those of gRPC: `details()` has the message, and `str` is a long text."""
 
     def code(self) -> str:
         """Return the status."""
@@ -287,23 +291,25 @@ class RpcError(ConnectionError):
 
     def details(self) -> str:
         """Return the message of the server."""
-        return "away"
+        return "unreachable"
 
     def __str__(self) -> str:
-        return "<page of many lines>"
+        return "<many lines>"
 
 
 def test_error_of_grpc(caplog: pytest.LogCaptureFixture) -> None:
     """A gRPC error is logged with its code and its details."""
     outcome = tarry.outcome_of_code("UNAVAILABLE")
-    fail_then(RpcError(), "done", on=lambda _: outcome)
+    make_call(RpcError(), "done", on=lambda _: outcome)
 
-    assert warnings(caplog)[0].getMessage().startswith("load: UNAVAILABLE: away; retry 1 of 3 ")
+    assert (
+        warnings(caplog)[0].getMessage().startswith("load: UNAVAILABLE: unreachable; retry 1 of 3 ")
+    )
 
 
 def test_message_of_an_error_is_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
     """Line breaks in the text of an error are replaced, and a long text is cut."""
-    fail_then(ConnectionError("first\r\nsecond\n" + "x" * 10_000), "done")
+    make_call(ConnectionError("first\r\nsecond\n" + "x" * 10_000), "done")
 
     message = warnings(caplog)[0].getMessage()
     assert "first second" in message
@@ -313,14 +319,14 @@ def test_message_of_an_error_is_one_short_line(caplog: pytest.LogCaptureFixture)
 
 def test_message_with_percent_signs(caplog: pytest.LogCaptureFixture) -> None:
     """An error with percent signs is logged unchanged."""
-    fail_then(ConnectionError("100 %s %d"), "done")
+    make_call(ConnectionError("100 %s %d"), "done")
 
     assert "100 %s %d" in warnings(caplog)[0].getMessage()
 
 
 def test_terminal_control_characters(caplog: pytest.LogCaptureFixture) -> None:
     """Control characters in the text of an error are replaced."""
-    fail_then(ConnectionError("\x1b[2J\x07cleared"), "done")
+    make_call(ConnectionError("\x1b[2J\x07cleared"), "done")
 
     message = warnings(caplog)[0].getMessage()
     assert "cleared" in message
@@ -329,29 +335,29 @@ def test_terminal_control_characters(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_error_without_a_message(caplog: pytest.LogCaptureFixture) -> None:
     """An error without text is logged by its type."""
-    fail_then(ConnectionError(), "done")
+    make_call(ConnectionError(), "done")
 
     assert warnings(caplog)[0].getMessage().startswith("load: ConnectionError; retry 1 of 3")
 
 
-def test_error_whose_text_fails(caplog: pytest.LogCaptureFixture) -> None:
-    """An error that cannot be turned into text does not break the call."""
+def test_error_whose_str_raises(caplog: pytest.LogCaptureFixture) -> None:
+    """An error whose `__str__` raises is logged by its type and does not fail the call."""
 
     class Broken(ConnectionError):
         def __str__(self) -> str:
             raise RuntimeError
 
-    fail_then(Broken(), "done")
+    make_call(Broken(), "done")
 
     assert warnings(caplog)[0].getMessage().startswith("load: Broken")
 
 
-@pytest.mark.parametrize("guarded", [False, True], ids=["plain", "downstream"])
-def test_starts_and_failures(caplog: pytest.LogCaptureFixture, guarded: bool) -> None:
+@pytest.mark.parametrize("has_downstream", [False, True], ids=["no downstream", "downstream"])
+def test_starts_and_failures(caplog: pytest.LogCaptureFixture, has_downstream: bool) -> None:
     """At DEBUG, the start and the failure of each attempt are logged."""
-    downstream = Downstream("payments") if guarded else None
+    downstream = Downstream("payments") if has_downstream else None
 
-    fail_then(ConnectionError("away"), "done", downstream=downstream)
+    make_call(ConnectionError("unreachable"), "done", downstream=downstream)
 
     messages = [record.getMessage() for record in caplog.records]
     assert "load: attempt 1 failed (transient)" in messages
@@ -360,7 +366,7 @@ def test_starts_and_failures(caplog: pytest.LogCaptureFixture, guarded: bool) ->
     ]
 
 
-def test_hedges(caplog: pytest.LogCaptureFixture, clock: VirtualClock) -> None:
+def test_hedges_are_logged(caplog: pytest.LogCaptureFixture, clock: VirtualClock) -> None:
     """At DEBUG, sent and winning copies are logged."""
     sent = []
 
@@ -376,16 +382,18 @@ def test_hedges(caplog: pytest.LogCaptureFixture, clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("level", [logging.ERROR, logging.CRITICAL])
-def test_switched_off(caplog: pytest.LogCaptureFixture, level: int) -> None:
+def test_nothing_is_logged_above_the_level_warning(
+    caplog: pytest.LogCaptureFixture, level: int
+) -> None:
     """With the level above WARNING, nothing is logged."""
     caplog.set_level(level, logger="tarry")
 
-    fail_then(ConnectionError("away"), "done")
+    make_call(ConnectionError("unreachable"), "done")
 
     assert [] == caplog.records
 
 
-# --- out of the box -------------------------------------------------------------------------------
+# --- programs without logging configuration -------------------------------------------------------
 
 PROGRAM = """
 import tarry
@@ -404,7 +412,7 @@ load()
 
 
 def stderr_of(before: str = "") -> list[str]:
-    """Return the standard error of a program without logging configuration."""
+    """Run a program with two failures after the code `before`; return its standard error."""
     done = subprocess.run(
         [sys.executable, "-I", "-c", PROGRAM.format(before=before)],
         check=True,
@@ -414,19 +422,19 @@ def stderr_of(before: str = "") -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_warnings_show_without_any_setup() -> None:
-    """Without logging configuration, warnings go to standard error."""
+def test_warnings_are_printed_without_configuration() -> None:
+    """Without logging configuration, warnings are printed to standard error."""
     first, second = stderr_of()
 
     assert first.startswith("load: ConnectionError: refused; retry 1 of 3 in ")
     assert second.startswith("load: ConnectionError: refused; retry 2 of 3 in ")
 
 
-def test_configuration_of_the_program() -> None:
+def test_logging_configuration_of_the_program_applies() -> None:
     """A program that configures logging gets the lines in its format and level."""
-    setup = "import logging; logging.basicConfig(level='INFO', format='%(name)s %(levelname)s')"
+    configure = "import logging; logging.basicConfig(level='INFO', format='%(name)s %(levelname)s')"
 
-    assert ["tarry WARNING", "tarry WARNING", "tarry INFO"] == stderr_of(setup)
+    assert ["tarry WARNING", "tarry WARNING", "tarry INFO"] == stderr_of(configure)
 
 
 def test_log_can_be_turned_off() -> None:

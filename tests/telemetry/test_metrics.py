@@ -29,12 +29,12 @@ def test_label_limit_keeps_the_first_values() -> None:
     ],
 )
 def test_call_result(event: Succeeded | GaveUp, result: str) -> None:
-    """The label tells successes of the first attempt, later successes and failures apart."""
+    """The label distinguishes a success of the first attempt, a later success and a failure."""
     assert result == call_result(event)
 
 
 def test_breakers_of_one_name_are_counted_by_state() -> None:
-    """Two downstreams of one name add up; states without a breaker are 0."""
+    """Downstreams with the same name are added up; states without a breaker are 0."""
     downstreams = [Downstream("metrics-states", breaker=Breaker()) for _ in range(2)]
     downstreams[0].force("open")
 
@@ -48,11 +48,11 @@ def test_breakers_of_one_name_are_counted_by_state() -> None:
 
 
 def test_balances_of_one_name_are_summed() -> None:
-    """Two budgets of downstreams of one name add up; downstreams without a budget are left out."""
+    """Budgets of downstreams with the same name are summed; one without a budget is left out."""
     budgets = [Downstream("metrics-sums", budget=TokenBudget()) for _ in range(2)]
-    without = Downstream("metrics-none")
+    without_budget = Downstream("metrics-none")
 
     sums = sum_budget_balances(LabelLimit())
 
     assert sums["metrics-sums"] == sum(budget.balance or 0.0 for budget in budgets) > 0
-    assert without.name not in sums
+    assert without_budget.name not in sums

@@ -24,7 +24,7 @@ def listener() -> OpenTelemetryListener:
     return OpenTelemetryListener()
 
 
-def use(span: Any) -> Any:
+def make_current(span: Any) -> Any:
     """Make a span the current one without recording errors."""
     return use_span(span, record_exception=False, set_status_on_exception=False)
 
@@ -40,7 +40,7 @@ def test_failed_attempts_are_events(
 ) -> None:
     """Each failed attempt is an event, and the status of the span stays unset."""
     span: Any = tracer.start_span("operation")
-    with use(span), listening(listener):
+    with make_current(span), listening(listener):
         driver.run(clock, Dependency(clock, FAIL, FAIL, OK))
 
     first = {
@@ -59,7 +59,7 @@ def test_giving_up_is_an_event(clock: VirtualClock, listener: OpenTelemetryListe
     """Giving up is an event with its reason; the error is not recorded on the span."""
     span: Any = tracer.start_span("operation")
     payments = tarry.Downstream("payments", budget=tarry.TokenBudget(capacity=1))
-    with use(span), listening(listener), pytest.raises(ConnectionError):
+    with make_current(span), listening(listener), pytest.raises(ConnectionError):
         tarry.call(Dependency(clock, FAIL).call, on=ConnectionError, downstream=payments, name="op")
 
     assert (
@@ -74,13 +74,13 @@ def test_giving_up_is_an_event(clock: VirtualClock, listener: OpenTelemetryListe
     assert StatusCode.UNSET == span.status.status_code
 
 
-def test_no_provider_is_configured(clock: VirtualClock) -> None:
-    """Without a configured provider the listener records nothing."""
+def test_listener_without_a_provider(clock: VirtualClock) -> None:
+    """Without a configured provider the listener does not fail the call."""
     with listening(OpenTelemetryListener()):
         assert "done" == tarry.call(Dependency(clock, FAIL, OK).call, on=ConnectionError)
 
 
-def test_misspelt_mode() -> None:
+def test_unknown_mode_is_rejected() -> None:
     """An unknown mode is rejected."""
     with pytest.raises(tarry.ConfigurationError, match="spans must be one of events, spans"):
         OpenTelemetryListener(spans="span")  # type: ignore[arg-type]

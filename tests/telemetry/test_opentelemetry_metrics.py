@@ -1,4 +1,4 @@
-"""The metrics of OpenTelemetry: the Prometheus metrics under other names."""
+"""OpenTelemetry metrics, which are the Prometheus metrics with other names."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tarry.telemetry.opentelemetry import OpenTelemetryListener
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver, Step
 from tests.telemetry.sample_calls import (
-    MANY,
+    CALL_COUNT,
     SampleCall,
     both_hedges,
-    broken_breaker,
     every_driver,
     every_sample_call,
+    in_tasks_and_threads,
     listening,
-    side_by_side,
+    reopen_breaker,
 )
 
 
@@ -62,13 +62,15 @@ def meter() -> Meter:
 def test_sample_calls(
     driver: Driver, sample: SampleCall, clock: VirtualClock, meter: Meter
 ) -> None:
-    """Every sample call is counted as by Prometheus, with every driver."""
+    """Every sample call is counted with its attempts and delays, with every driver."""
     with listening(meter.listener):
         sample.run(driver, clock)
 
     attempts = meter.values("tarry.attempts", "tarry.outcome")
     assert {(outcome,): number for outcome, number in sample.attempts.items()} == attempts
-    assert {sample.call: 1} == meter.values("tarry.calls", "tarry.result", "tarry.reason")
+    assert {sample.result_and_reason: 1} == meter.values(
+        "tarry.calls", "tarry.result", "tarry.reason"
+    )
     assert sample.delays == sum(point.count for point in meter.points("tarry.retry.delay"))
 
 
@@ -80,10 +82,10 @@ def test_attributes(clock: VirtualClock, meter: Meter) -> None:
             Dependency(clock, FAIL, OK).call, on=ConnectionError, name="load", downstream=disk
         )
 
-    who = {"tarry.operation": "load", "tarry.downstream": "disk"}
+    common_attributes = {"tarry.operation": "load", "tarry.downstream": "disk"}
     assert [
-        who | {"tarry.outcome": "transient", "error.type": "ConnectionError"},
-        who | {"tarry.outcome": "success"},
+        common_attributes | {"tarry.outcome": "transient", "error.type": "ConnectionError"},
+        common_attributes | {"tarry.outcome": "success"},
     ] == [dict(point.attributes) for point in meter.points("tarry.attempts")]
     [delays] = meter.points("tarry.retry.delay")
     assert pytest.approx(0.05) == delays.sum
@@ -91,10 +93,10 @@ def test_attributes(clock: VirtualClock, meter: Meter) -> None:
 
 
 @both_hedges
-def test_hedges(hedged: Callable[[], None], meter: Meter) -> None:
+def test_hedges(make_hedged_call: Callable[[], None], meter: Meter) -> None:
     """A copy that was sent and won is counted as fired and as won."""
     with listening(meter.listener):
-        hedged()
+        make_hedged_call()
 
     assert {("read", "fired"): 1, ("read", "won"): 1} == meter.values(
         "tarry.hedges", "tarry.operation", "tarry.result"
@@ -105,24 +107,24 @@ def test_hedges(hedged: Callable[[], None], meter: Meter) -> None:
 def test_breaker(clock: VirtualClock, meter: Meter) -> None:
     """State changes of a breaker are counted; the gauge is 1 for its state, else 0."""
     with listening(meter.listener):
-        downstream = broken_breaker(clock, "shifted")
+        downstream = reopen_breaker(clock, "otel-breaker")
 
     assert {("closed", "open"): 1, ("open", "half-open"): 1, ("half-open", "open"): 1} == (
         meter.values("tarry.breaker.transitions", "tarry.breaker.before", "tarry.breaker.after")
     )
     states = meter.values("tarry.breaker.state", "tarry.downstream", "tarry.breaker.state")
     assert {state.value: state is downstream.state for state in tarry.BreakerState} == {
-        state: bool(value) for (name, state), value in states.items() if name == "shifted"
+        state: bool(value) for (name, state), value in states.items() if name == "otel-breaker"
     }
 
 
 def test_budget(meter: Meter) -> None:
-    """The balance is read at export."""
-    downstream = tarry.Downstream("wealthy", budget=tarry.TokenBudget(capacity=40))
+    """The balance gauge is read when metrics are exported."""
+    downstream = tarry.Downstream("otel-budget", budget=tarry.TokenBudget(capacity=40))
     assert downstream.budget is not None
     downstream.budget.withdraw(5, 0)
 
-    assert 35 == meter.values("tarry.budget.balance", "tarry.downstream")["wealthy",]
+    assert 35 == meter.values("tarry.budget.balance", "tarry.downstream")["otel-budget",]
 
 
 def test_number_of_names_is_limited() -> None:
@@ -140,7 +142,7 @@ def test_number_of_names_is_limited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("response", "expected"),
     [
         (SimpleNamespace(status_code=503), "503"),
         (SimpleNamespace(status=429), "429"),
@@ -149,12 +151,12 @@ def test_number_of_names_is_limited() -> None:
         (None, "ResultNotAccepted"),
     ],
 )
-def test_type_of_an_answer_that_was_not_accepted(
-    answer: object, expected: str, clock: VirtualClock, meter: Meter
+def test_error_type_of_a_response_that_was_not_accepted(
+    response: object, expected: str, clock: VirtualClock, meter: Meter
 ) -> None:
-    """The error type of a response is its status."""
+    """The error type of a response that was not accepted is its HTTP status, if it has one."""
     with listening(meter.listener):
-        dependency = Dependency(clock, Step(answer), OK)
+        dependency = Dependency(clock, Step(response), OK)
         tarry.call(dependency.call, on=OSError, until=lambda result: result == "done")
 
     assert {("success", ""): 1, ("transient", expected): 1} == (
@@ -162,8 +164,8 @@ def test_type_of_an_answer_that_was_not_accepted(
     )
 
 
-def test_type_of_a_failure_with_a_code(clock: VirtualClock, meter: Meter) -> None:
-    """The error type is the code that a classifier names, not the class of the error."""
+def test_error_type_of_a_failure_with_a_code(clock: VirtualClock, meter: Meter) -> None:
+    """The error type is the code in the outcome, not the class of the error."""
     unavailable = tarry.outcome_of_code("UNAVAILABLE")
     with listening(meter.listener):
         tarry.call(Dependency(clock, FAIL, OK).call, on=lambda _: unavailable)
@@ -173,7 +175,7 @@ def test_type_of_a_failure_with_a_code(clock: VirtualClock, meter: Meter) -> Non
     )
 
 
-def test_type_of_a_nested_class(clock: VirtualClock, meter: Meter) -> None:
+def test_error_type_of_a_nested_class(clock: VirtualClock, meter: Meter) -> None:
     """The error type of a nested class is its qualified name."""
 
     class Lost(ConnectionError):
@@ -188,12 +190,13 @@ def test_type_of_a_nested_class(clock: VirtualClock, meter: Meter) -> None:
     )
 
 
-@side_by_side
-def test_concurrent_calls(many: Callable[[Any], None], meter: Meter) -> None:
+@in_tasks_and_threads
+def test_concurrent_calls(make_calls: Callable[[Any], None], meter: Meter) -> None:
     """Concurrent calls are counted separately."""
     with listening(meter.listener):
-        many(lambda _: nullcontext())
+        make_calls(lambda _: nullcontext())
 
     assert {
-        (f"op{number}", "after-retries" if number % 3 else "first-try"): 1 for number in range(MANY)
+        (f"op{number}", "after-retries" if number % 3 else "first-try"): 1
+        for number in range(CALL_COUNT)
     } == meter.values("tarry.calls", "tarry.operation", "tarry.result")

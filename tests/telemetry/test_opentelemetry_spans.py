@@ -24,13 +24,13 @@ from tests.adapters.grpc.fake_service import WATCH, open_channel, run_fake_servi
 from tests.integration.flaky import flaky_server
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
 from tests.telemetry.sample_calls import (
-    MANY,
+    CALL_COUNT,
     SampleCall,
     every_driver,
     every_sample_call,
     hedge_async,
+    in_tasks_and_threads,
     listening,
-    side_by_side,
 )
 
 
@@ -62,13 +62,13 @@ def outcomes(spans: list[Any]) -> list[str]:
 
 @every_driver
 def test_attempts_are_spans(driver: Driver, clock: VirtualClock, traces: Traces) -> None:
-    """Each attempt is a child span of the operation, without network attributes."""
+    """Each attempt is a child of the current span, without network attributes."""
     with traces.tracer.start_as_current_span("parent"), listening(traces.listener):
         driver.run(clock, Dependency(clock, FAIL, OK))
 
     [parent] = traces.spans("parent")
     failed, succeeded = traces.spans()
-    assert [parent.context.span_id] * 2 == [s.parent.span_id for s in (failed, succeeded)]
+    assert [parent.context.span_id] * 2 == [span.parent.span_id for span in (failed, succeeded)]
     assert {SpanKind.INTERNAL} == {failed.kind, succeeded.kind}
     assert {
         "tarry.operation": "op",
@@ -91,7 +91,7 @@ def test_attempts_are_spans(driver: Driver, clock: VirtualClock, traces: Traces)
 def test_sample_calls(
     driver: Driver, sample: SampleCall, clock: VirtualClock, traces: Traces
 ) -> None:
-    """Every attempt of every sample call has one span, which ends."""
+    """Every attempt of every sample call has one finished span."""
     with listening(traces.listener):
         sample.run(driver, clock)
 
@@ -112,29 +112,29 @@ def test_wait_is_in_no_span(driver: Driver, clock: VirtualClock, traces: Traces)
         def on_end(self, span: Any) -> None:
             order.append("span ends")
 
-    def waits(event: tarry.Event) -> None:
+    def record_wait(event: tarry.Event) -> None:
         if isinstance(event, tarry.WillWait | tarry.Waited):
             order.append(type(event).__name__)
 
     traces.provider.add_span_processor(Recorder())
-    with listening(waits), listening(traces.listener):
+    with listening(record_wait), listening(traces.listener):
         driver.run(clock, Dependency(clock, FAIL, OK))
 
     attempt = ["span begins", "span ends"]
     assert [*attempt, "WillWait", "Waited", *attempt] == order
 
 
-@side_by_side
-def test_concurrent_calls(many: Callable[[Any], None], traces: Traces) -> None:
-    """Attempts of concurrent calls are children of their own operations."""
+@in_tasks_and_threads
+def test_concurrent_calls(make_calls: Callable[[Any], None], traces: Traces) -> None:
+    """Attempts of concurrent calls are children of the spans of their callers."""
 
     def context_of(number: int) -> Any:
         return traces.tracer.start_as_current_span(f"parent{number}")
 
     with listening(traces.listener):
-        many(context_of)
+        make_calls(context_of)
 
-    for number in range(MANY):
+    for number in range(CALL_COUNT):
         [parent] = traces.spans(f"parent{number}")
         spans = traces.spans(f"op{number}")
         assert [*["transient"] * (number % 3), "success"] == outcomes(spans)
@@ -160,8 +160,8 @@ def test_requests_are_client_spans(traces: Traces) -> None:
     assert "503" == failed.attributes["error.type"]
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_streams_of_grpc_are_client_spans(traces: Traces, elsewhere: bool) -> None:
+@pytest.mark.parametrize("in_other_thread", [False, True])
+def test_streams_of_grpc_are_client_spans(traces: Traces, in_other_thread: bool) -> None:
     """Spans of gRPC streams end, also when another thread reads the stream."""
     with (
         run_fake_service() as service,
@@ -172,7 +172,7 @@ def test_streams_of_grpc_are_client_spans(traces: Traces, elsewhere: bool) -> No
     ):
         service.steps = ["UNAVAILABLE"]
         stream = opened.unary_stream(WATCH)(b"")
-        messages = pool.submit(list, stream).result() if elsewhere else list(stream)
+        messages = pool.submit(list, stream).result() if in_other_thread else list(stream)
     failed, succeeded = traces.spans(f"shop.Payments/Watch {service.target}")
 
     assert [b"one", b"two"] == messages
@@ -180,7 +180,7 @@ def test_streams_of_grpc_are_client_spans(traces: Traces, elsewhere: bool) -> No
     assert ["UNAVAILABLE", None] == [
         span.attributes.get("error.type") for span in (failed, succeeded)
     ]
-    assert not any("http.request.resend_count" in one.attributes for one in (failed, succeeded))
+    assert not any("http.request.resend_count" in span.attributes for span in (failed, succeeded))
 
 
 def test_nested_calls(clock: VirtualClock, traces: Traces) -> None:
@@ -198,7 +198,7 @@ def test_nested_calls(clock: VirtualClock, traces: Traces) -> None:
 
 
 def test_cancelled_attempt(clock: VirtualClock, traces: Traces) -> None:
-    """A cancelled inner call has no span; the outer call has its own."""
+    """A cancelled attempt has no finished span, and the outer call has its span."""
 
     async def outer() -> None:
         with suppress(TimeoutError):
@@ -213,7 +213,7 @@ def test_cancelled_attempt(clock: VirtualClock, traces: Traces) -> None:
 
 
 def test_task_that_is_cancelled_many_times(clock: VirtualClock, traces: Traces) -> None:
-    """The number of kept spans of cancelled attempts is limited; later calls get spans."""
+    """The number of open spans of cancelled attempts is limited; later calls have spans."""
 
     async def worker() -> int:
         for _ in range(100):

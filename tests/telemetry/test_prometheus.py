@@ -16,14 +16,14 @@ from tarry.telemetry.prometheus import PrometheusListener
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
 from tests.telemetry.sample_calls import (
-    MANY,
+    CALL_COUNT,
     SampleCall,
     both_hedges,
-    broken_breaker,
     every_driver,
     every_sample_call,
+    in_tasks_and_threads,
     listening,
-    side_by_side,
+    reopen_breaker,
 )
 
 
@@ -55,7 +55,9 @@ def test_sample_calls(
 
     attempts = samples(registry, "tarry_attempts_total", "outcome")
     assert {(outcome,): number for outcome, number in sample.attempts.items()} == attempts
-    assert {sample.call: 1} == samples(registry, "tarry_calls_total", "result", "reason")
+    assert {sample.result_and_reason: 1} == samples(
+        registry, "tarry_calls_total", "result", "reason"
+    )
     delays = samples(registry, "tarry_retry_delay_seconds_count")
     assert ({(): sample.delays} if sample.delays else {}) == delays
 
@@ -78,15 +80,15 @@ def test_delays(clock: VirtualClock, registry: CollectorRegistry) -> None:
 
     [total] = samples(registry, "tarry_retry_delay_seconds_sum").values()
     assert pytest.approx(0.05 + 0.1) == total
-    below = samples(registry, "tarry_retry_delay_seconds_bucket", "le")
-    assert [0, 1, 2, 2] == [below[le,] for le in ("0.025", "0.05", "0.1", "+Inf")]
+    buckets = samples(registry, "tarry_retry_delay_seconds_bucket", "le")
+    assert [0, 1, 2, 2] == [buckets[le,] for le in ("0.025", "0.05", "0.1", "+Inf")]
 
 
 @both_hedges
-def test_hedges(hedged: Callable[[], None], registry: CollectorRegistry) -> None:
+def test_hedges(make_hedged_call: Callable[[], None], registry: CollectorRegistry) -> None:
     """A copy that was sent and won counts as fired and won; the call has one success."""
     with listening(PrometheusListener(registry)):
-        hedged()
+        make_hedged_call()
 
     assert {("read", "fired"): 1, ("read", "won"): 1} == samples(
         registry, "tarry_hedges_total", "operation", "result"
@@ -98,35 +100,37 @@ def test_hedges(hedged: Callable[[], None], registry: CollectorRegistry) -> None
 def test_breaker(clock: VirtualClock, registry: CollectorRegistry) -> None:
     """State changes of a breaker are counted; the gauge is 1 for its state, else 0."""
     with listening(PrometheusListener(registry)):
-        downstream = broken_breaker(clock, "moved")
+        downstream = reopen_breaker(clock, "prometheus-breaker")
 
     assert {
-        ("moved", "closed", "open"): 1,
-        ("moved", "open", "half-open"): 1,
-        ("moved", "half-open", "open"): 1,
+        ("prometheus-breaker", "closed", "open"): 1,
+        ("prometheus-breaker", "open", "half-open"): 1,
+        ("prometheus-breaker", "half-open", "open"): 1,
     } == samples(registry, "tarry_breaker_transitions_total", "downstream", "before", "after")
     states = samples(registry, "tarry_breaker_state", "downstream", "state")
     assert {state.value: state is downstream.state for state in tarry.BreakerState} == {
-        state: bool(value) for (name, state), value in states.items() if name == "moved"
+        state: bool(value)
+        for (name, state), value in states.items()
+        if name == "prometheus-breaker"
     }
 
 
-def test_budget_is_read_when_it_is_scraped(registry: CollectorRegistry) -> None:
+def test_budget_is_read_at_each_scrape(registry: CollectorRegistry) -> None:
     """The balance is read at each scrape, and disappears with its downstream."""
     PrometheusListener(registry)
-    downstream = tarry.Downstream("rich", budget=tarry.TokenBudget(capacity=40))
-    assert 40 == samples(registry, "tarry_budget_balance", "downstream")["rich",]
+    downstream = tarry.Downstream("prometheus-budget", budget=tarry.TokenBudget(capacity=40))
+    assert 40 == samples(registry, "tarry_budget_balance", "downstream")["prometheus-budget",]
 
     assert downstream.budget is not None
     downstream.budget.withdraw(5, 0)
-    assert 35 == samples(registry, "tarry_budget_balance", "downstream")["rich",]
+    assert 35 == samples(registry, "tarry_budget_balance", "downstream")["prometheus-budget",]
 
     del downstream
-    assert ("rich",) not in samples(registry, "tarry_budget_balance", "downstream")
+    assert ("prometheus-budget",) not in samples(registry, "tarry_budget_balance", "downstream")
 
 
-def test_downstreams_of_one_name_are_summed_up(registry: CollectorRegistry) -> None:
-    """Two downstreams of one name share a time series."""
+def test_downstreams_with_the_same_name_are_summed(registry: CollectorRegistry) -> None:
+    """Downstreams with the same name share a time series."""
     PrometheusListener(registry)
     twins = [
         tarry.Downstream("twin", breaker=tarry.Breaker(), budget=tarry.TokenBudget(capacity=4))
@@ -142,20 +146,20 @@ def test_downstreams_of_one_name_are_summed_up(registry: CollectorRegistry) -> N
 
 
 def test_budget_that_raises_does_not_break_the_scrape(registry: CollectorRegistry) -> None:
-    """A budget that raises is left out of the scrape; the other metrics are there."""
+    """A budget that raises is left out of the scrape, and other budgets are included."""
 
     class Broken(tarry.TokenBudget):
         def balance(self, now: float) -> float:
             raise RuntimeError
 
     PrometheusListener(registry)
-    held = [
+    downstreams = [
         tarry.Downstream("broken", budget=Broken()),
-        tarry.Downstream("sound", budget=tarry.TokenBudget()),
+        tarry.Downstream("healthy", budget=tarry.TokenBudget()),
     ]
 
     balances = samples(registry, "tarry_budget_balance", "downstream")
-    assert [False, True] == [(downstream.name,) in balances for downstream in held]
+    assert [False, True] == [(downstream.name,) in balances for downstream in downstreams]
 
 
 def test_number_of_names_is_limited(registry: CollectorRegistry) -> None:
@@ -184,20 +188,21 @@ def test_max_names_is_checked(registry: CollectorRegistry) -> None:
         PrometheusListener(registry, max_names=0)
 
 
-@side_by_side
-def test_concurrent_calls(many: Callable[[Any], None], registry: CollectorRegistry) -> None:
+@in_tasks_and_threads
+def test_concurrent_calls(make_calls: Callable[[Any], None], registry: CollectorRegistry) -> None:
     """Concurrent calls are counted separately."""
     with listening(PrometheusListener(registry)):
-        many(lambda _: nullcontext())
+        make_calls(lambda _: nullcontext())
 
     results = samples(registry, "tarry_calls_total", "operation", "result")
     assert {
-        (f"op{number}", "after-retries" if number % 3 else "first-try"): 1 for number in range(MANY)
+        (f"op{number}", "after-retries" if number % 3 else "first-try"): 1
+        for number in range(CALL_COUNT)
     } == results
     attempts = samples(registry, "tarry_attempts_total", "operation", "outcome")
-    assert {(f"op{number}", "transient"): number % 3 for number in range(MANY) if number % 3} == {
-        key: value for key, value in attempts.items() if key[1] != "success"
-    }
+    assert {
+        (f"op{number}", "transient"): number % 3 for number in range(CALL_COUNT) if number % 3
+    } == {key: value for key, value in attempts.items() if key[1] != "success"}
 
 
 @every_driver
@@ -224,9 +229,9 @@ def test_global_registry() -> None:
 
     before = list(REGISTRY._collector_to_names)
     PrometheusListener()
-    added = [each for each in REGISTRY._collector_to_names if each not in before]
-    names = {name for each in added for name in REGISTRY._collector_to_names[each]}
-    for each in added:
-        REGISTRY.unregister(each)
+    added = [collector for collector in REGISTRY._collector_to_names if collector not in before]
+    names = {name for collector in added for name in REGISTRY._collector_to_names[collector]}
+    for collector in added:
+        REGISTRY.unregister(collector)
 
     assert {"tarry_calls_total", "tarry_attempts_total", "tarry_budget_balance"} <= names

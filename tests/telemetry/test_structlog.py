@@ -18,14 +18,14 @@ from tarry.telemetry.structlog import StructlogListener
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
 from tests.telemetry.sample_calls import (
-    MANY,
+    CALL_COUNT,
     SampleCall,
     both_hedges,
-    broken_breaker,
     every_driver,
     every_sample_call,
+    in_tasks_and_threads,
     listening,
-    side_by_side,
+    reopen_breaker,
 )
 
 
@@ -65,8 +65,8 @@ def test_names_and_levels(driver: Driver, clock: VirtualClock, lines: list[Any])
     ] == levels(lines)
 
 
-def test_success_at_once_is_not_logged(lines: list[Any]) -> None:
-    """A call that succeeds at once logs its start only."""
+def test_success_at_once_logs_only_its_start(lines: list[Any]) -> None:
+    """A call that succeeds at once logs only its start."""
     tarry.call(int, on=OSError)
 
     assert [("tarry.attempt_started", "debug")] == levels(lines)
@@ -91,8 +91,8 @@ def test_fields_are_those_of_the_standard_log(
     assert standard == written
 
 
-def test_end_of_a_call(clock: VirtualClock, lines: list[Any]) -> None:
-    """Giving up is a WARNING with its reason; a rejected call is not."""
+def test_giving_up(clock: VirtualClock, lines: list[Any]) -> None:
+    """Giving up is a WARNING with its reason and error."""
     payments = tarry.Downstream("payments", budget=tarry.TokenBudget(capacity=1))
     with pytest.raises(ConnectionError):
         tarry.call(Dependency(clock, FAIL).call, on=ConnectionError, downstream=payments)
@@ -103,9 +103,9 @@ def test_end_of_a_call(clock: VirtualClock, lines: list[Any]) -> None:
 
 def test_breaker(clock: VirtualClock, lines: list[Any]) -> None:
     """A state change of a breaker is a WARNING with both states."""
-    broken_breaker(clock, "payments")
+    reopen_breaker(clock, "payments")
 
-    moves = [line for line in lines if line["event"] == "tarry.breaker_moved"]
+    changes = [line for line in lines if line["event"] == "tarry.breaker_moved"]
     assert {
         "event": "tarry.breaker_moved",
         "log_level": "warning",
@@ -113,14 +113,14 @@ def test_breaker(clock: VirtualClock, lines: list[Any]) -> None:
         "downstream": "payments",
         "before": "closed",
         "after": "open",
-    } == moves[0]
-    assert ["open", "half-open", "open"] == [move["after"] for move in moves]
+    } == changes[0]
+    assert ["open", "half-open", "open"] == [change["after"] for change in changes]
 
 
 @both_hedges
-def test_hedges(hedged: Callable[[], None], lines: list[Any]) -> None:
+def test_hedges(make_hedged_call: Callable[[], None], lines: list[Any]) -> None:
     """Sent and winning copies are logged."""
-    hedged()
+    make_hedged_call()
 
     assert [
         ("tarry.hedge_fired", "debug"),
@@ -129,20 +129,20 @@ def test_hedges(hedged: Callable[[], None], lines: list[Any]) -> None:
     ] == levels(lines)
 
 
-@side_by_side
-def test_concurrent_calls(many: Callable[[Any], None], lines: list[Any]) -> None:
-    """The lines of each call are complete and in order."""
-    many(lambda _: nullcontext())
+@in_tasks_and_threads
+def test_concurrent_calls(make_calls: Callable[[Any], None], lines: list[Any]) -> None:
+    """The lines of each concurrent call are complete and in order."""
+    make_calls(lambda _: nullcontext())
 
-    for number in range(MANY):
+    for number in range(CALL_COUNT):
         names = [line["event"] for line in lines if line["operation"] == f"op{number}"]
         failed = ["tarry.attempt_failed", "tarry.will_wait", "tarry.waited"]
-        end = ["tarry.succeeded"] if number % 3 else []
+        success = ["tarry.succeeded"] if number % 3 else []
         retries = [*failed, "tarry.attempt_started"] * (number % 3)
-        assert ["tarry.attempt_started", *retries, *end] == names
+        assert ["tarry.attempt_started", *retries, *success] == names
 
 
-def test_given_logger(clock: VirtualClock) -> None:
+def test_bound_values_of_the_logger(clock: VirtualClock) -> None:
     """Values bound to the given logger are on each line."""
     logger = structlog.get_logger().bind(service="shop")
 
@@ -152,7 +152,7 @@ def test_given_logger(clock: VirtualClock) -> None:
     assert {"shop"} == {line["service"] for line in lines}
 
 
-def test_configured_later(clock: VirtualClock) -> None:
+def test_structlog_may_be_configured_later(clock: VirtualClock) -> None:
     """The program may configure structlog after the listener was created."""
     received: list[Any] = []
 
