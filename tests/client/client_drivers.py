@@ -13,7 +13,7 @@ from tarry.client import AsyncClient, Client
 
 
 class ClientDriver:
-    """A client whose methods are called to completion: awaited, or iterated into a list."""
+    """Calls the methods of a client; results are awaited, and iterators collected into a list."""
 
     client: Any
 
@@ -76,8 +76,8 @@ class AsyncClientDriver(ClientDriver):
             async with aclosing(self.client.events()) as events:
                 return [await anext(events) for _ in range(count)]
 
-        found: list[Any] = self._run(run)
-        return found
+        events: list[Any] = self._run(run)
+        return events
 
 
 @contextmanager
@@ -100,4 +100,4 @@ def open_async(url: str, **options: Any) -> Iterator[ClientDriver]:
             runner.run(client.aclose())
 
 
-DRIVERS = {"blocking": open_sync, "asyncio": open_async}
+DRIVERS = {"sync": open_sync, "asyncio": open_async}

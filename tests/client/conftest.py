@@ -1,4 +1,4 @@
-"""A fake service, and both clients."""
+"""Fixtures of the client tests: a fake service, and drivers of both clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def service() -> Iterator[FakeService]:
 
 @pytest.fixture(params=DRIVERS)
 def open_driver(request: pytest.FixtureRequest) -> OpenDriver:
-    """Both clients in turn."""
+    """A function that opens a driver; the test runs once for each client."""
     open_driver: OpenDriver = DRIVERS[request.param]
     return open_driver
 

@@ -1,9 +1,9 @@
-"""A fake service: a real HTTP server with a small part of the API, and with faults.
+"""A fake service: a real HTTP server with a small part of the API and scripted faults.
 
 Each request takes the next of `faults`: "drop" processes the request and closes the connection
 without a response, "cut" sends half of the response, "503" and "429" send that status with a
-Retry-After of 7 and do not process the request. An empty text is no fault. `responses` has the
-responses of paths other than tasks.
+Retry-After of 7 and do not process the request. An empty string means no fault. `responses` has
+scripted responses by method and path.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def task_json(number: int, **fields: Any) -> dict[str, Any]:
     }
 
 
-def problem_response(status: int, title: str, detail: str, **more: Any) -> StatusAndContent:
+def problem_response(status: int, title: str, detail: str, **extensions: Any) -> StatusAndContent:
     """Return a problem document with its status."""
-    return status, {"title": title, "status": status, "detail": detail, **more}
+    return status, {"title": title, "status": status, "detail": detail, **extensions}
 
 
 class FakeService:

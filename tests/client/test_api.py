@@ -1,4 +1,4 @@
-"""Each API call: the request that is sent, and the parsed response."""
+"""The API calls of the clients: the request that is sent, and the parsed response."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.client.fake_service import FakeService, ReceivedRequest, problem_resp
 pytestmark = pytest.mark.usefixtures("_no_wait")
 
 HOOK = "https://example.com/hook"
-JOB = {
+REPLAY = {
     "replayId": "r1",
     "status": "RUNNING",
     "filter": {},
@@ -46,16 +46,16 @@ DOWNSTREAM = {
 }
 
 
-def paged(key: str, items: list[Any], size: int) -> Any:
+def paged_response(key: str, items: list[Any], size: int) -> Any:
     """Return a response function that serves a list in pages; the cursor is an index."""
 
-    def answer(request: ReceivedRequest) -> tuple[int, Any]:
+    def respond(request: ReceivedRequest) -> tuple[int, Any]:
         start = int(request.query.get("cursor", 0))
         end = start + size
-        more = str(end) if end < len(items) else None
-        return 200, {key: items[start:end], "nextCursor": more}
+        cursor = str(end) if end < len(items) else None
+        return 200, {key: items[start:end], "nextCursor": cursor}
 
-    return answer
+    return respond
 
 
 def test_enqueue_and_wait(driver: ClientDriver, service: FakeService) -> None:
@@ -70,25 +70,27 @@ def test_enqueue_and_wait(driver: ClientDriver, service: FakeService) -> None:
     assert ("SUCCEEDED", "done") == (task.status, task.response.body)
 
 
-def test_pages(driver: ClientDriver, service: FakeService) -> None:
-    """A list is one iterator over all pages, in the order of the service."""
+def test_list_has_all_pages(driver: ClientDriver, service: FakeService) -> None:
+    """A method that lists tasks iterates over all pages, in the order of the service."""
     tasks = [task_json(number) for number in range(250)]
-    service.responses["GET /retry-tasks"] = paged("items", tasks, 100)
+    service.responses["GET /retry-tasks"] = paged_response("items", tasks, 100)
 
-    found = driver.call("tasks", status="PENDING", policy="webhook", lane=LANE, reason="why")
+    found = driver.call("tasks", status="PENDING", policy="webhook", lane=LANE, reason="attempts")
 
     assert [task["taskId"] for task in tasks] == [task.task_id for task in found]
-    which = {"status": "PENDING", "policyId": "webhook", "lane": LANE, "reason": "why"}
+    filters = {"status": "PENDING", "policyId": "webhook", "lane": LANE, "reason": "attempts"}
     assert [
-        which,
-        {**which, "limit": "1000", "cursor": "100"},
-        {**which, "limit": "1000", "cursor": "200"},
+        filters,
+        {**filters, "limit": "1000", "cursor": "100"},
+        {**filters, "limit": "1000", "cursor": "200"},
     ] == [request.query for request in service.requests]
 
 
 def test_lost_page_is_requested_again(driver: ClientDriver, service: FakeService) -> None:
     """A page whose response was lost is requested again, without gaps or duplicates."""
-    service.responses["GET /dead-letters"] = paged("items", [task_json(n) for n in range(5)], 2)
+    service.responses["GET /dead-letters"] = paged_response(
+        "items", [task_json(n) for n in range(5)], 2
+    )
     service.faults.extend(["", "drop", ""])
     found = driver.call("dead_letters")
     assert [task_json(n)["taskId"] for n in range(5)] == [task.task_id for task in found]
@@ -109,7 +111,7 @@ def test_unknown_filter_is_rejected(
     assert [] == service.requests
 
 
-def test_many_tasks(driver: ClientDriver, service: FakeService) -> None:
+def test_tasks_are_sent_in_batches(driver: ClientDriver, service: FakeService) -> None:
     """Tasks are sent in batches of 1,000; the results are in the order of the tasks."""
     urls = [f"{HOOK}/{number}" for number in range(2_001)]
     results = driver.call("enqueue_many", ({"url": url} for url in urls))
@@ -133,7 +135,7 @@ def test_first_batch_fails(driver: ClientDriver, service: FakeService) -> None:
     assert not [note for note in getattr(caught.value, "__notes__", ()) if "tasks" in note]
 
 
-def test_no_tasks(driver: ClientDriver, service: FakeService) -> None:
+def test_empty_list_of_tasks(driver: ClientDriver, service: FakeService) -> None:
     """An empty list of tasks sends no request."""
     assert [] == driver.call("enqueue_many", [])
     assert [] == service.requests
@@ -154,13 +156,13 @@ def test_batch_results(driver: ClientDriver, service: FakeService) -> None:
 
 def test_wait_for_a_task(driver: ClientDriver, service: FakeService) -> None:
     """A task is polled until it has finished, successfully or not."""
-    states = iter(["PENDING", "IN_FLIGHT", "PENDING", "EXHAUSTED"])
-    service.responses["GET /retry-tasks/a"] = lambda _: (200, task_json(1, status=next(states)))
+    statuses = iter(["PENDING", "IN_FLIGHT", "PENDING", "EXHAUSTED"])
+    service.responses["GET /retry-tasks/a"] = lambda _: (200, task_json(1, status=next(statuses)))
     assert "EXHAUSTED" == driver.call("wait", "a").status
     assert ["wait=20"] * 4 == [request.headers["prefer"] for request in service.requests]
 
 
-def test_wait_timeout(driver: ClientDriver, service: FakeService) -> None:
+def test_wait_with_a_timeout_of_zero(driver: ClientDriver, service: FakeService) -> None:
     """A timeout of 0 polls once; the TimeoutError has the task."""
     service.responses["GET /retry-tasks/a"] = (200, task_json(1))
     with pytest.raises(TimeoutError, match="/retry-tasks/a is still PENDING") as caught:
@@ -170,7 +172,7 @@ def test_wait_timeout(driver: ClientDriver, service: FakeService) -> None:
     assert [False] == ["prefer" in request.headers for request in service.requests]
 
 
-def test_retry_and_explain(driver: ClientDriver, service: FakeService) -> None:
+def test_task_as_object_or_id(driver: ClientDriver, service: FakeService) -> None:
     """A task can be passed as an object or as an id."""
     task = driver.call("enqueue", HOOK)
     path = f"/retry-tasks/{task.task_id}"
@@ -181,36 +183,36 @@ def test_retry_and_explain(driver: ClientDriver, service: FakeService) -> None:
             "taskId": task.task_id,
             "status": "PENDING",
             "reason": None,
-            "text": "It waits.",
+            "text": "The task waits.",
             "steps": [],
             "next": {"text": "attempt 1", "at": None},
         },
     )
-    service.responses[f"GET {path}/attempts"] = paged("items", [], 10)
+    service.responses[f"GET {path}/attempts"] = paged_response("items", [], 10)
     assert task.task_id == driver.call("retry", task).task_id
-    assert "It waits." == driver.call("explain", task.task_id).text
+    assert "The task waits." == driver.call("explain", task.task_id).text
     assert [] == driver.call("attempts", task)
     assert task.task_id == driver.call("get", task).task_id
 
 
-def test_replay(driver: ClientDriver, service: FakeService) -> None:
+def test_replay_handle(driver: ClientDriver, service: FakeService) -> None:
     """A replay handle can be refreshed, waited for and cancelled."""
-    states = iter([("RUNNING", 2), ("RUNNING", 5), ("DONE", 7)])
+    statuses = iter([("RUNNING", 2), ("RUNNING", 5), ("DONE", 7)])
 
-    def look(_: ReceivedRequest) -> tuple[int, Any]:
-        status, replayed = next(states)
-        return 200, {**JOB, "status": status, "replayed": replayed}
+    def get_replay(_: ReceivedRequest) -> tuple[int, Any]:
+        status, replayed = next(statuses)
+        return 200, {**REPLAY, "status": status, "replayed": replayed}
 
-    service.responses["POST /dead-letters/replays"] = (201, JOB)
-    service.responses["GET /dead-letters/replays/r1"] = look
+    service.responses["POST /dead-letters/replays"] = (201, REPLAY)
+    service.responses["GET /dead-letters/replays/r1"] = get_replay
     service.responses["DELETE /dead-letters/replays/r1"] = problem_response(
         409, "Already ended", "DONE."
     )
 
     replay = driver.call("replay", policy="webhook", before=12.5, rate=5)
 
-    wanted = {"filter": {"policyId": "webhook", "before": 12_500}, "rate": 5.0}
-    assert wanted == service.requests[0].json
+    expected = {"filter": {"policyId": "webhook", "before": 12_500}, "rate": 5.0}
+    assert expected == service.requests[0].json
     assert ("r1", "RUNNING", 7, 0) == (
         replay.replay_id,
         replay.status,
@@ -225,38 +227,38 @@ def test_replay(driver: ClientDriver, service: FakeService) -> None:
 
 
 def test_dry_run(driver: ClientDriver, service: FakeService) -> None:
-    """A dry run has finished at once: no further request is sent."""
-    response = {**JOB, "replayId": None, "status": "DRY_RUN", "createdAt": None}
+    """A dry run is finished at once, so its handle sends no further request."""
+    response = {**REPLAY, "replayId": None, "status": "DRY_RUN", "createdAt": None}
     service.responses["POST /dead-letters/replays"] = (200, response)
     replay = driver.call("replay", dry_run=True)
-    for act in (replay.refresh, replay.wait, replay.cancel):
-        assert 7 == driver.call(act).matched
+    for action in (replay.refresh, replay.wait, replay.cancel):
+        assert 7 == driver.call(action).matched
     assert 1 == len(service.requests)
     assert service.requests[0].json["dryRun"] is True
 
 
-def test_replays(driver: ClientDriver, service: FakeService) -> None:
+def test_list_of_replays(driver: ClientDriver, service: FakeService) -> None:
     """A replay can be found in the list of replays, and cancelled."""
-    service.responses["GET /dead-letters/replays"] = (200, {"items": [JOB], "nextCursor": None})
-    service.responses["DELETE /dead-letters/replays/r1"] = (200, {**JOB, "status": "CANCELLED"})
+    service.responses["GET /dead-letters/replays"] = (200, {"items": [REPLAY], "nextCursor": None})
+    service.responses["DELETE /dead-letters/replays/r1"] = (200, {**REPLAY, "status": "CANCELLED"})
     (replay,) = driver.call("replays")
     assert "CANCELLED" == driver.call(replay.cancel).status
 
 
 def test_purge(driver: ClientDriver, service: FakeService) -> None:
-    """Purging continues until nothing is left, and counts."""
-    left = iter([{"purged": 10, "more": True}, {"purged": 3, "more": False}])
-    service.responses["DELETE /dead-letters"] = lambda _: (200, next(left))
+    """`purge` sends requests until no dead letter is left, and returns the total."""
+    responses = iter([{"purged": 10, "more": True}, {"purged": 3, "more": False}])
+    service.responses["DELETE /dead-letters"] = lambda _: (200, next(responses))
     assert 13 == driver.call("purge", lane=LANE)
     assert [{"lane": LANE}] * 2 == [request.query for request in service.requests]
 
 
-def test_policies(driver: ClientDriver, service: FakeService) -> None:
+def test_policies_are_sent_and_returned(driver: ClientDriver, service: FakeService) -> None:
     """A policy is sent in the API's format, and returned with all fields."""
-    kept: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
 
     def put(request: ReceivedRequest) -> tuple[int, Any]:
-        kept.update(
+        stored.update(
             request.json,
             policyId="slow",
             version=1,
@@ -265,13 +267,13 @@ def test_policies(driver: ClientDriver, service: FakeService) -> None:
             attemptTimeoutMs=30_000,
             maxHintMs=86_400_000,
         )
-        return 201, kept
+        return 201, stored
 
     service.responses["PUT /retry-policies/slow"] = put
-    service.responses["GET /retry-policies/slow"] = lambda _: (200, kept)
+    service.responses["GET /retry-policies/slow"] = lambda _: (200, stored)
     service.responses["GET /retry-policies"] = lambda _: (
         200,
-        {"items": [kept], "nextCursor": None},
+        {"items": [stored], "nextCursor": None},
     )
     service.responses["DELETE /retry-policies/slow"] = (204, b"")
 
@@ -296,33 +298,33 @@ def test_policy_with_callable_is_rejected(driver: ClientDriver, service: FakeSer
     assert [] == service.requests
 
 
-@pytest.mark.parametrize("act", ["pause", "resume", "reset"])
-def test_downstreams(driver: ClientDriver, service: FakeService, act: str) -> None:
-    """The name of a lane is one path segment; changing its state is retried."""
+@pytest.mark.parametrize("action", ["pause", "resume", "reset"])
+def test_downstreams(driver: ClientDriver, service: FakeService, action: str) -> None:
+    """The lane name is encoded as one path segment; a request to change its state is retried."""
     service.responses["GET /downstreams"] = (200, {"items": [DOWNSTREAM], "nextCursor": None})
-    path = f"/downstreams/https%3A%2F%2Fexample.com%3A443/{act}"
+    path = f"/downstreams/https%3A%2F%2Fexample.com%3A443/{action}"
     service.responses[f"POST {path}"] = (200, DOWNSTREAM)
     (downstream,) = driver.call("downstreams")
     service.faults.append("drop")
-    assert downstream == driver.call(act, downstream.lane)
+    assert downstream == driver.call(action, downstream.lane)
     assert [path, path] == [request.path for request in service.requests[1:]]
 
 
 def test_health(driver: ClientDriver, service: FakeService) -> None:
-    """The health is requested once, also when the service is not ready."""
+    """`health` sends one request, also when the service is not ready."""
     service.responses["GET /readyz"] = (200, {"status": "ok"})
     assert driver.call("health").ready
-    ill = problem_response(
+    failing = problem_response(
         503, "Service unavailable", "Failing: store.", failing={"store": "disk full"}
     )
-    service.responses["GET /readyz"] = ill
+    service.responses["GET /readyz"] = failing
     health = driver.call("health")
     assert (False, {"store": "disk full"}) == (health.ready, health.failing)
     assert 2 == len(service.requests)
 
 
-def test_health_of_a_proxy(driver: ClientDriver, service: FakeService) -> None:
-    """A 503 of a proxy is an error."""
+def test_503_of_a_proxy_is_an_error(driver: ClientDriver, service: FakeService) -> None:
+    """A 503 without a problem document, as from a proxy, raises ServiceUnavailable."""
     service.responses["GET /readyz"] = (503, b"<html>no upstream</html>")
     with pytest.raises(errors.ServiceUnavailable):
         driver.call("health")
@@ -332,25 +334,27 @@ def test_health_of_a_proxy(driver: ClientDriver, service: FakeService) -> None:
 PENDING = msgspec.convert(task_json(1), RetryTask)
 
 
-def poll_times(clock: VirtualClock, timeout: float | timedelta | None, most: int) -> list[float]:
+def poll_times(
+    clock: VirtualClock, timeout: float | timedelta | None, max_polls: int
+) -> list[float]:
     """Return the times at which an unfinished task is polled."""
     operation = ServiceApi().wait("a", timeout)
     step = next(operation)
-    moments: list[float] = []
-    while len(moments) < most:
+    times: list[float] = []
+    while len(times) < max_polls:
         if isinstance(step, (float, int)):
             clock.advance(step)
         else:
-            moments.append(round(clock.elapsed, 3))
+            times.append(round(clock.elapsed, 3))
         step = operation.send(PENDING)
-    return moments
+    return times
 
 
 def test_polls_become_rarer() -> None:
     """Polls become rarer, down to one in two seconds."""
     with VirtualClock() as clock, scripted_random([0.999999]):
-        moments = poll_times(clock, None, 20)
-    gaps = [round(b - a, 2) for a, b in pairwise(moments)]
+        times = poll_times(clock, None, 20)
+    gaps = [round(b - a, 2) for a, b in pairwise(times)]
     assert sorted(gaps) == gaps
     assert 0.05 == gaps[0]
     assert 2.0 == gaps[-1] == max(gaps)
@@ -358,51 +362,51 @@ def test_polls_become_rarer() -> None:
 
 @pytest.mark.parametrize("timeout", [10.0, timedelta(seconds=10)])
 def test_last_poll_is_at_the_timeout(timeout: float | timedelta) -> None:
-    """The last poll is at the timeout."""
+    """A task is polled for the last time when the timeout ends."""
     with VirtualClock() as clock, pytest.raises(NotFinished) as caught:
         poll_times(clock, timeout, 1000)
     assert 10.0 == pytest.approx(clock.elapsed)
     assert PENDING is caught.value.last
 
 
-def test_a_deadline_ends_a_wait() -> None:
+def test_deadline_ends_a_wait() -> None:
     """The caller's deadline limits a wait."""
     with VirtualClock() as clock, tarry.deadline(3), pytest.raises(NotFinished):
         poll_times(clock, 10, 1000)
     assert 3.0 == pytest.approx(clock.elapsed)
 
 
-def long_polls(clock: VirtualClock, timeout: float | None, most: int) -> list[float]:
-    """Return the seconds of each long poll, and the pauses as negative numbers."""
+def wait_steps(clock: VirtualClock, timeout: float | None, max_steps: int) -> list[float]:
+    """Return the seconds of each poll (0 for a short poll), and pauses as negative numbers."""
     operation = ServiceApi().wait("a", timeout)
     step = next(operation)
-    asked: list[float] = []
-    while len(asked) < most:
+    steps: list[float] = []
+    while len(steps) < max_steps:
         if isinstance(step, (float, int)):
-            asked.append(-step)
+            steps.append(-step)
             clock.advance(step)
         else:
-            asked.append(step.wait_s)
+            steps.append(step.wait_s)
             assert ("long_poll" if step.wait_s else "retry") == step.mode
             clock.advance(step.wait_s)
         step = operation.send(PENDING)
-    return asked
+    return steps
 
 
 def test_long_polls_have_no_pauses() -> None:
     """Long polls follow each other without pauses."""
     with VirtualClock() as clock:
-        assert [20, 20, 20, 20] == long_polls(clock, None, 4)
+        assert [20, 20, 20, 20] == wait_steps(clock, None, 4)
 
 
-def test_long_poll_is_shorter_than_the_timeout() -> None:
-    """A long poll ends before the timeout; the rest is short polls."""
+def test_long_polls_end_before_the_timeout() -> None:
+    """A long poll ends before the timeout; short polls follow."""
     with VirtualClock() as clock, scripted_random([0.999999]):
-        asked = long_polls(clock, 25.0, 4)
-        assert [20, 4, 0] == asked[:3]
-        assert -0.05 == round(asked[3], 2)
+        steps = wait_steps(clock, 25.0, 4)
+        assert [20, 4, 0] == steps[:3]
+        assert -0.05 == round(steps[3], 2)
     with VirtualClock() as clock, tarry.deadline(3):
-        assert [2, 0] == long_polls(clock, None, 2)
+        assert [2, 0] == wait_steps(clock, None, 2)
 
 
 def test_negative_timeout_is_rejected() -> None:

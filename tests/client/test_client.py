@@ -19,7 +19,7 @@ CLIENTS = [Client, AsyncClient]
 URL = "http://127.0.0.1:8080"
 
 
-@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize("client_type", CLIENTS)
 @pytest.mark.parametrize(
     ("url", "options", "message"),
     [
@@ -38,25 +38,25 @@ URL = "http://127.0.0.1:8080"
     ],
 )
 def test_invalid_arguments_are_rejected(
-    kind: type[Any], url: Any, options: dict[str, Any], message: str
+    client_type: type[Any], url: Any, options: dict[str, Any], message: str
 ) -> None:
-    """Invalid arguments are rejected, and no secret is shown."""
+    """Invalid arguments are rejected, and the error contains no secret."""
     with pytest.raises(ConfigurationError, match=message) as caught:
-        kind(url, **options)
+        client_type(url, **options)
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", None, 7])
 def test_invalid_ids_are_rejected(name: Any) -> None:
-    """An invalid id cannot change the path of a request."""
+    """An invalid id is rejected, because it could change the path of a request."""
     with Client(URL) as client:
         for call in (client.get, client.pause, client.policy):
             with pytest.raises(ConfigurationError, match="must be a non-empty name"):
                 call(name)
 
 
-def test_id_with_a_slash_is_not_found() -> None:
-    """An id with a slash does not exist, and no request is sent."""
+def test_id_with_a_slash_sends_no_request() -> None:
+    """An id with a slash raises an error without a request, because no such id exists."""
     with Client(URL) as client:
         for call, kind in (
             (client.get, "task"),
@@ -74,25 +74,25 @@ def test_id_with_a_slash_is_not_found() -> None:
 
 def test_both_clients_have_the_same_methods() -> None:
     """Both clients have the same methods with the same arguments."""
-    calls = {
+    sync_methods = {
         name: str(inspect.signature(call).replace(return_annotation=inspect.Signature.empty))
         for name, call in vars(Client).items()
         if not name.startswith("_") and name not in {"close", "aclose"}
     }
-    others = {
+    async_methods = {
         name: str(inspect.signature(call).replace(return_annotation=inspect.Signature.empty))
         for name, call in vars(AsyncClient).items()
         if not name.startswith("_") and name not in {"close", "aclose"}
     }
-    assert calls == others
+    assert sync_methods == async_methods
 
 
-@pytest.mark.parametrize("hidden", ["httpx", "msgspec"])
+@pytest.mark.parametrize("package", ["httpx", "msgspec"])
 @pytest.mark.parametrize("name", ["Client", "AsyncClient"])
-def test_missing_package(hidden: str, name: str) -> None:
+def test_missing_package_raises_missing_extra(package: str, name: str) -> None:
     """Without httpx or msgspec, creating a client raises MissingExtra."""
     code = (
-        f"import sys; sys.modules[{hidden!r}] = None\n"
+        f"import sys; sys.modules[{package!r}] = None\n"
         f"from tarry.client import {name}\n{name}('{URL}')"
     )
     result = subprocess.run(
@@ -105,7 +105,7 @@ def test_missing_package(hidden: str, name: str) -> None:
     assert expected == result.stderr.splitlines()[-1]
 
 
-def test_import_loads_no_third_party() -> None:
+def test_import_loads_no_third_party_module() -> None:
     """Importing the clients loads neither httpx, msgspec nor asyncio."""
     code = (
         "import sys\nfrom tarry.client import AsyncClient, Client\n"
@@ -121,10 +121,10 @@ HOOK = "https://example.com/hook"
 
 
 @pytest.mark.usefixtures("_no_wait")
-def test_on_trio(service: FakeService) -> None:
+def test_async_client_on_trio(service: FakeService) -> None:
     """Retries, pages and waits work on trio as on asyncio."""
-    states = iter(["PENDING", "SUCCEEDED"])
-    service.responses["GET /retry-tasks/a"] = lambda _: (200, task_json(1, status=next(states)))
+    statuses = iter(["PENDING", "SUCCEEDED"])
+    service.responses["GET /retry-tasks/a"] = lambda _: (200, task_json(1, status=next(statuses)))
     service.responses["GET /retry-tasks"] = (200, {"items": [task_json(1)], "nextCursor": None})
     service.faults.append("drop")
 
@@ -133,7 +133,7 @@ def test_on_trio(service: FakeService) -> None:
             task = await client.enqueue(HOOK)
             assert [task.idempotency_key] == list(service.tasks)
             assert "SUCCEEDED" == (await client.wait("a")).status
-            assert [task.task_id] == [one.task_id async for one in client.tasks()]
+            assert [task.task_id] == [listed.task_id async for listed in client.tasks()]
 
     trio.run(main)
     assert 5 == len(service.requests)

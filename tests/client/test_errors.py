@@ -34,7 +34,7 @@ def test_retry_after_date(
     request_line: str,
     status: int,
 ) -> None:
-    """A date in Retry-After becomes the seconds from now."""
+    """`retry_after` is the number of seconds until the date in Retry-After."""
     service.responses[request_line] = problem_response(status, "Not now", "Later.")
     service.retry_after = formatdate(time.time() + 100, usegmt=True)
     with pytest.raises(errors.ServiceError) as caught:
@@ -57,10 +57,10 @@ def test_unavailable_service(driver: ClientDriver, service: FakeService) -> None
 
 
 def test_unreachable_service(open_driver: OpenDriver) -> None:
-    """Without a service, a ConnectionError names the address."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    """When nothing listens at the address, a ConnectionError names the address."""
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound_socket.getsockname()[1]}"
         with open_driver(url) as driver, pytest.raises(ConnectionError, match=url) as caught:
             driver.call("get", "some")
     assert isinstance(caught.value, errors.ServiceUnreachable)
@@ -69,7 +69,7 @@ def test_unreachable_service(open_driver: OpenDriver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("status", "error_type"),
     [
         (400, errors.InvalidRequest),
         (401, errors.NotAuthorized),
@@ -82,15 +82,15 @@ def test_unreachable_service(open_driver: OpenDriver) -> None:
     ],
 )
 def test_problems_become_errors(
-    driver: ClientDriver, service: FakeService, status: int, kind: type[errors.ServiceError]
+    driver: ClientDriver, service: FakeService, status: int, error_type: type[errors.ServiceError]
 ) -> None:
-    """A problem document becomes the matching error, with the invalid field."""
+    """A problem document becomes the error of its status, with the fields of the document."""
     response = problem_response(status, "Bad", "delayMs is too long.", field="delayMs")
     service.responses["POST /retry-tasks"] = response
     with pytest.raises(errors.ServiceError) as caught:
         driver.call("enqueue", HOOK)
     error = caught.value
-    assert kind is type(error)
+    assert error_type is type(error)
     assert f"POST /retry-tasks was answered with {status}: delayMs is too long." == str(error)
     assert (status, "Bad", "delayMs is too long.", "delayMs") == (
         error.status,

@@ -22,21 +22,21 @@ from tarry.errors import ConfigurationError, ConfigurationTypeError
 HOOK = "https://example.com/hook"
 
 
-def encoded(**options: Any) -> Any:
-    """Return the decoded JSON of a task."""
+def request_json(**options: Any) -> Any:
+    """Return the JSON of a request to add a task, decoded."""
     return json.loads(encode_task(build_task_request(HOOK, **options)))
 
 
 def test_minimal_task() -> None:
-    """A URL is enough; the key is generated."""
-    task = encoded()
+    """Only the URL is required; the idempotency key is generated."""
+    task = request_json()
     assert 36 == len(task.pop("idempotencyKey"))
     assert {"targetUrl": HOOK, "policyId": "default"} == task
 
 
 def test_all_options() -> None:
     """Each option has its JSON field."""
-    task = encoded(
+    task = request_json(
         body={"a": 1},
         method="PUT",
         headers={"X-A": "b"},
@@ -59,19 +59,19 @@ def test_all_options() -> None:
         "policy": {"maxAttempts": 2},
         "callbackUrl": HOOK,
     } == task
-    assert "bucket/x" == encoded(body_ref="bucket/x")["bodyRef"]
+    assert "bucket/x" == request_json(body_ref="bucket/x")["bodyRef"]
 
 
-@pytest.mark.parametrize("body", ["text", "", 0, False, [1, "zwei", None], {"ü": 1.5}, 2**70])
-def test_bodies(body: Any) -> None:
-    """Text and JSON values are sent unchanged, also falsy values."""
-    assert body == encoded(body=body)["body"]
+@pytest.mark.parametrize("body", ["text", "", 0, False, [1, "two", None], {"ü": 1.5}, 2**70])
+def test_text_and_json_bodies(body: Any) -> None:
+    """Text and JSON values, including falsy values, are sent unchanged."""
+    assert body == request_json(body=body)["body"]
 
 
 @pytest.mark.parametrize("body", [b"\x00\xff", b"", bytearray(b"abc")])
-def test_bytes(body: bytes) -> None:
+def test_bytes_are_sent_as_base64(body: bytes) -> None:
     """Bytes are sent as base64."""
-    task = encoded(body=body)
+    task = request_json(body=body)
     assert "body" not in task
     assert body == b64decode(task["bodyBase64"])
 
@@ -85,15 +85,15 @@ def test_bytes(body: bytes) -> None:
         (datetime(2027, 1, 15, 9, tzinfo=timezone(timedelta(hours=1))), 1_800_000_000_000),
     ],
 )
-def test_instants(at: Any, ms: int) -> None:
-    """A time is seconds or a datetime, and is sent in milliseconds."""
-    assert ms == encoded(at=at)["nextAttemptAt"]
+def test_times(at: Any, ms: int) -> None:
+    """A time is given in seconds or as a datetime, and is sent in milliseconds."""
+    assert ms == request_json(at=at)["nextAttemptAt"]
 
 
 def test_delays() -> None:
-    """A delay is seconds or a timedelta; 0 is sent, too."""
-    assert 5_400_000 == encoded(delay=timedelta(hours=1.5))["delayMs"]
-    assert 0 == encoded(delay=0)["delayMs"]
+    """A delay is given in seconds or as a timedelta; a delay of 0 is sent."""
+    assert 5_400_000 == request_json(delay=timedelta(hours=1.5))["delayMs"]
+    assert 0 == request_json(delay=0)["delayMs"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_delays() -> None:
 def test_invalid_arguments_are_rejected(options: dict[str, Any], message: str) -> None:
     """The error for an invalid argument names it."""
     with pytest.raises(ConfigurationError, match=message):
-        encoded(**options)
+        request_json(**options)
 
 
 @pytest.mark.parametrize(
@@ -145,18 +145,18 @@ def test_invalid_batch_item_is_rejected(task: Any, message: str) -> None:
         list(encode_batches([{"url": HOOK}, task]))
 
 
-def test_an_unknown_option_is_a_type_error() -> None:
-    """An unknown option is a TypeError."""
+def test_unknown_option_is_a_type_error() -> None:
+    """An unknown option raises ConfigurationTypeError."""
     with pytest.raises(ConfigurationTypeError):
         list(encode_batches([{"url": HOOK, "polcy": "x"}]))  # type: ignore[typeddict-unknown-key]
 
 
-def test_batches_are_bounded_in_bytes() -> None:
-    """Batches have a maximum size; a larger task is sent alone."""
+def test_batch_size_is_limited() -> None:
+    """Batches have a maximum size in bytes; a task that is larger is sent alone."""
     body = "x" * (MAX_BATCH_BYTES // 3)
     tasks: list[EnqueueArguments] = [{"url": HOOK, "body": body}] * 5
-    found = [
+    batches = [
         json.loads(batch)["tasks"]
         for batch in encode_batches([*tasks, {"url": HOOK, "body": body * 4}])
     ]
-    assert [2, 2, 1, 1] == [len(batch) for batch in found]
+    assert [2, 2, 1, 1] == [len(batch) for batch in batches]

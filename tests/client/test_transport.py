@@ -23,10 +23,10 @@ HOOK = "https://example.com/hook"
 
 
 @pytest.mark.parametrize("fault", ["drop", "cut", "503", "429"])
-def test_enqueue_survives_a_lost_response(
+def test_enqueue_is_retried_with_the_same_key(
     driver: ClientDriver, service: FakeService, fault: str
 ) -> None:
-    """A lost, cut off, 503 or 429 response is retried: one task, one key."""
+    """A request with a lost, incomplete, 503 or 429 response is retried with the same key."""
     service.faults.append(fault)
 
     task = driver.call("enqueue", HOOK, {"order": 1})
@@ -38,7 +38,7 @@ def test_enqueue_survives_a_lost_response(
     assert [task.idempotency_key] == list(service.tasks)
 
 
-def test_batch_survives_a_lost_response(driver: ClientDriver, service: FakeService) -> None:
+def test_batch_is_retried_after_a_lost_response(driver: ClientDriver, service: FakeService) -> None:
     """A batch is retried unchanged, and its results are those of the first request."""
     service.faults.append("drop")
 
@@ -50,11 +50,11 @@ def test_batch_survives_a_lost_response(driver: ClientDriver, service: FakeServi
 
 
 def test_each_enqueue_has_its_own_key(driver: ClientDriver, service: FakeService) -> None:
-    """Each call adds a task, unless the user passes the same key."""
-    for key in (None, None, "mine", "mine"):
+    """Each call adds a task, unless the caller passes a key that was already used."""
+    for key in (None, None, "order-7", "order-7"):
         driver.call("enqueue", HOOK, key=key)
     assert 3 == len(service.tasks)
-    assert "mine" in service.tasks
+    assert "order-7" in service.tasks
 
 
 @pytest.mark.parametrize("call", [("retry", "some-task"), ("replay",)])
@@ -70,24 +70,26 @@ def test_non_idempotent_request_is_sent_once(
 
 @pytest.mark.parametrize("status", [200, 202])
 def test_cancel(driver: ClientDriver, service: FakeService, status: int) -> None:
-    """A task is cancelled at once, or after its running attempt."""
+    """A task is cancelled at once (200), or after its running attempt (202)."""
     service.responses["DELETE /retry-tasks/a"] = (status, task_json(1, cancelling=status == 202))
     assert (status == 202) is driver.call("cancel", "a").cancelling
     assert 1 == len(service.requests)
 
 
-def test_cancel_survives_a_lost_response(driver: ClientDriver, service: FakeService) -> None:
-    """A retried cancel finds the task cancelled, and succeeds."""
+def test_cancel_is_retried_after_a_lost_response(
+    driver: ClientDriver, service: FakeService
+) -> None:
+    """A retried cancel succeeds if the first request has already cancelled the task."""
     task = driver.call("enqueue", HOOK)
     path = f"/retry-tasks/{task.task_id}"
-    before: list[Any] = []
+    earlier_requests: list[Any] = []
 
     def cancel(_: Any) -> Any:
-        if before:
+        if earlier_requests:
             return problem_response(
                 409, "Already ended", "It is CANCELLED.", taskStatus="CANCELLED"
             )
-        before.append(1)
+        earlier_requests.append(1)
         cancelled = {**task_json(1), "taskId": task.task_id, "status": "CANCELLED"}
         service.tasks[task.idempotency_key] = cancelled
         return 200, cancelled
@@ -120,7 +122,7 @@ def test_policy_of_the_client(service: FakeService, open_driver: OpenDriver) -> 
 def test_response_size_is_limited(
     driver: ClientDriver, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A response has a maximum size."""
+    """A response that is larger than the maximum is an error."""
     monkeypatch.setattr("tarry.client.transport.MAX_RESPONSE_BYTES", 1000)
     service.responses["GET /retry-tasks/a"] = (200, b" " * 1001)
     with pytest.raises(errors.ServiceError, match="more than 1000 bytes"):
@@ -131,7 +133,7 @@ def test_response_size_is_limited(
 def test_api_key_is_sent(
     driver: ClientDriver, service: FakeService, open_driver: OpenDriver
 ) -> None:
-    """The API key is sent with every request, and is not shown by repr."""
+    """The API key is sent with every request, and is not in the repr of the client."""
     driver.call("enqueue", HOOK)
     with open_driver(service.url) as other:
         other.call("enqueue", HOOK)
@@ -164,10 +166,10 @@ def event_bytes(kind: str, at: int) -> bytes:
 
 
 @pytest.mark.usefixtures("_no_wait")
-def test_lost_stream_is_reopened(
+def test_event_stream_is_reopened(
     driver: ClientDriver, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Reading continues after a lost connection and after an outage of the service."""
+    """The client reopens an event stream after a lost connection and after an outage."""
     service.streams.extend(
         [
             b": hello\n\n" + event_bytes("added", 1) + event_bytes("attempt", 2)[:-1],
@@ -179,9 +181,11 @@ def test_lost_stream_is_reopened(
 
     events = driver.events(3)
 
-    assert [("added", 1), ("succeeded", 3), ("added", 4)] == [(one.kind, one.at) for one in events]
+    assert [("added", 1), ("succeeded", 3), ("added", 4)] == [
+        (event.kind, event.at) for event in events
+    ]
     assert 11 == len(service.requests)
-    lost = [one.getMessage() for one in caplog.records if one.name == "tarry.client"]
+    lost = [record.getMessage() for record in caplog.records if record.name == "tarry.client"]
     assert 2 == len(lost)
     assert lost[0].startswith("event stream lost, reconnecting, url=")
     assert {"text/event-stream"} == {request.headers["accept"] for request in service.requests}
@@ -191,21 +195,21 @@ def test_lost_stream_is_reopened(
 def test_first_connection_is_not_retried_forever(
     driver: ClientDriver, service: FakeService
 ) -> None:
-    """The first connection is retried under the client's policy only."""
+    """The first connection of an event stream is retried as often as the policy allows."""
     service.faults.extend(["503"] * 100)
     with pytest.raises(errors.ServiceUnavailable):
         driver.events(1)
     assert 4 == len(service.requests)
 
 
-def test_response_is_not_a_stream(driver: ClientDriver, service: FakeService) -> None:
+def test_response_that_is_not_an_event_stream(driver: ClientDriver, service: FakeService) -> None:
     """A response that is not an event stream is an error."""
     service.responses["GET /events"] = (200, {"hello": "world"})
     with pytest.raises(errors.ServiceError, match="not an event stream"):
         driver.events(1)
 
 
-LINES = b"".join(
+EVENT_STREAM = b"".join(
     [
         b": hello\n\n",
         event_bytes("added", 1),
@@ -216,26 +220,30 @@ LINES = b"".join(
 )
 
 
-@given(st.lists(st.integers(0, len(LINES)), max_size=20))
-def test_chunks_do_not_matter(cuts: list[int]) -> None:
-    """The chunks of a stream do not affect its events."""
+@given(st.lists(st.integers(0, len(EVENT_STREAM)), max_size=20))
+def test_chunk_boundaries_do_not_affect_events(cuts: list[int]) -> None:
+    """The events of a stream do not depend on its division into chunks."""
     parser = EventStreamParser()
-    places = [0, *sorted(cuts), len(LINES)]
-    found = [event for start, end in pairwise(places) for event in parser.feed(LINES[start:end])]
+    boundaries = [0, *sorted(cuts), len(EVENT_STREAM)]
+    found = [
+        event
+        for start, end in pairwise(boundaries)
+        for event in parser.feed(EVENT_STREAM[start:end])
+    ]
     assert ["added", "missed", "parked", "missed"] == [event.kind for event in found]
     assert 5 == found[-1].missed
 
 
-@pytest.mark.parametrize("piece", [b"x" * 4096, b"\ndata: " + b"x" * 4096])
-def test_event_size_is_limited(piece: bytes) -> None:
-    """An event has a maximum size, as one line or as many."""
+@pytest.mark.parametrize("chunk", [b"x" * 4096, b"\ndata: " + b"x" * 4096])
+def test_event_size_is_limited(chunk: bytes) -> None:
+    """An event that is larger than the maximum is an error, in one line or in many."""
     parser = EventStreamParser()
     with pytest.raises(errors.ServiceError, match="more than 262144 bytes"):
         for _ in range(100):
-            assert [] == list(parser.feed(piece))
+            assert [] == list(parser.feed(chunk))
 
 
 def test_invalid_event() -> None:
-    """An invalid event is an error."""
+    """An event that cannot be parsed is an error."""
     with pytest.raises(errors.ServiceError, match="cannot be parsed"):
         list(EventStreamParser().feed(b"data: [1]\n\n"))

@@ -1,4 +1,4 @@
-"""The clients as type checkers see them; checked by mypy, never run."""
+"""Types of the clients, which mypy checks; this code is never run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tarry.wire.tasks import (
 )
 
 
-def blocking() -> None:
-    """What the client that blocks takes and gives."""
+def check_client() -> None:
+    """Check the types of the arguments and results of `Client`."""
     with Client("http://127.0.0.1:8080", key="k", policy=tarry.Policy(), timeout=5) as client:
         assert_type(client, Client)
         task = client.enqueue(
@@ -54,8 +54,8 @@ def blocking() -> None:
         assert_type(client.health(), Health)
 
 
-async def awaiting() -> None:
-    """What the client that awaits takes and gives."""
+async def check_async_client() -> None:
+    """Check the types of the arguments and results of `AsyncClient`."""
     async with AsyncClient("http://127.0.0.1:8080") as client:
         assert_type(client, AsyncClient)
         assert_type(await client.enqueue("https://example.com", "text", key="k"), RetryTask)
