@@ -274,17 +274,17 @@ def test_failure_at_the_deadline_is_in_time(duration: float, expected: str) -> N
 
 @pytest.mark.parametrize("outcome", [SUCCESS, TRANSIENT])
 @pytest.mark.parametrize(
-    "late",
+    "response_at",
     [
         pytest.param(1.5, id="during the wait"),
         pytest.param(2.5, id="during the second attempt"),
         pytest.param(9.0, id="after the call"),
     ],
 )
-def test_late_response_is_ignored(late: float, outcome: Outcome) -> None:
+def test_late_response_is_ignored(response_at: float, outcome: Outcome) -> None:
     """A response to a timed-out attempt does not affect the next attempt."""
     harness = start_call(None, (0.5, SUCCESS), policy=steady_policy(timeout=1.0))
-    harness.loop.schedule(late, lambda now, _: harness.caller.on_response(now, 1, outcome))
+    harness.loop.schedule(response_at, lambda now, _: harness.caller.on_response(now, 1, outcome))
 
     assert [(0.0, 2.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
     assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
@@ -438,14 +438,14 @@ replies = st.lists(st.none() | st.tuples(eighths, outcomes), max_size=6)
     replies=replies,
     delays=st.lists(eighths, min_size=16, max_size=16),
     timeout=st.none() | eighths.filter(bool),
-    late=st.lists(st.tuples(eighths, st.integers(1, 4), outcomes), max_size=6),
+    late_responses=st.lists(st.tuples(eighths, st.integers(1, 4), outcomes), max_size=6),
     max_attempts=st.integers(1, 4),
 )
 def test_call_ends_at_most_once_within_its_attempts(
     replies: list[tuple[float, Outcome] | None],
     delays: list[float],
     timeout: float | None,
-    late: list[tuple[float, int, Outcome]],
+    late_responses: list[tuple[float, int, Outcome]],
     max_attempts: int,
 ) -> None:
     """For all replies and network delays, each attempt is counted, numbered and ended once."""
@@ -457,7 +457,8 @@ def test_call_ends_at_most_once_within_its_attempts(
         downstream=Downstream("there", limiter=limiter),
         network_delay=lambda: next(remaining_delays),
     )
-    for when, number, outcome in late:  # servers respond only to requests that have arrived
+    # Servers respond only to requests that have arrived.
+    for when, number, outcome in late_responses:
         harness.loop.schedule(
             when,
             lambda now, response: (

@@ -160,6 +160,6 @@ def test_run_restores_the_garbage_collector(collecting: bool, raises: bool) -> N
 
 
 @given(st.tuples(st.integers(), st.integers(0)), st.tuples(st.integers(), st.integers(0)))
-def test_every_trial_has_its_own_seed(one: tuple[int, int], other: tuple[int, int]) -> None:
+def test_every_trial_has_its_own_seed(first: tuple[int, int], second: tuple[int, int]) -> None:
     """Trial seeds are equal only for the same seed and the same trial."""
-    assert (one == other) == (trial_seed(*one) == trial_seed(*other))
+    assert (first == second) == (trial_seed(*first) == trial_seed(*second))

@@ -152,12 +152,12 @@ def test_parameters_are_named_by_their_path() -> None:
     assert expected == {name: parameters[name] for name in expected}
 
 
-@pytest.mark.parametrize(("more", "crashes"), [("", False), ("crash_above = 9\n", True)])
+@pytest.mark.parametrize(("addition", "crashes"), [("", False), ("crash_above = 9\n", True)])
 def test_crashes_are_a_column_if_a_server_can_crash(
-    tmp_path: Path, more: str, crashes: bool
+    tmp_path: Path, addition: str, crashes: bool
 ) -> None:
     """A study has a column of crashes only if a server can crash."""
-    study = read_study(write_file(tmp_path, "a.toml", SMALL + more))
+    study = read_study(write_file(tmp_path, "a.toml", SMALL + addition))
 
     assert crashes == ("crashes" in {column.metric for column in study.columns})
 
@@ -204,10 +204,10 @@ def test_other_defences_run_in_the_same_scenario(tmp_path: Path) -> None:
     study = read_study(CHECKOUT)
     assert study.with_defences is not None
 
-    other = study.with_defences(study, {"once": Defence(Policy(max_attempts=1))})
+    changed = study.with_defences(study, {"once": Defence(Policy(max_attempts=1))})
 
-    (row,) = run_study(other, parameters={"duration": 20}).rows
-    assert "" == other.lesson  # the lesson is about the variants of the file
+    (row,) = run_study(changed, parameters={"duration": 20}).rows
+    assert "" == changed.lesson  # the lesson is about the variants of the file
     assert ("once", 1.0) == (row.variant, row.metrics["amplification"])
 
 
@@ -296,7 +296,7 @@ def test_key_without_effect_is_rejected(
 
 
 @pytest.mark.parametrize(
-    "more",
+    "addition",
     [
         "[servers.copy]\n[variants.a]\n[variants.b]\nclients.calls = 'copy'\n",
         "[variants.cached]\nclients.calls = 'cache'\nservers.cache.calls = 'api'\n",
@@ -304,10 +304,10 @@ def test_key_without_effect_is_rejected(
     ],
     ids=["server of one variant", "additional server", "other arrivals"],
 )
-def test_key_with_effect_in_one_variant_is_accepted(tmp_path: Path, more: str) -> None:
+def test_key_with_effect_in_one_variant_is_accepted(tmp_path: Path, addition: str) -> None:
     """Variants may call different servers and have different arrivals."""
     path = tmp_path / "a.toml"
-    path.write_text(SMALL + more, encoding="utf-8")
+    path.write_text(SMALL + addition, encoding="utf-8")
 
     assert read_study(path).variants
 

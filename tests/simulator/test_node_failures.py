@@ -22,9 +22,11 @@ from tests.simulator.harness import (
 )
 
 
-def failing_server(kind: str, **more: Any) -> Server:
+def failing_server(kind: str, **settings: Any) -> Server:
     """Return a server that fails from second 2 to 4."""
-    return Server(latency=Fixed(1.0), failures=(Failure(start=2.0, end=4.0, kind=kind, **more),))
+    return Server(
+        latency=Fixed(1.0), failures=(Failure(start=2.0, end=4.0, kind=kind, **settings),)
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,9 @@ def test_servers_have_separate_random_sources() -> None:
     """Two servers draw different latencies and failures."""
     server = Server(latency=Exponential(1.0), failure_rate=0.5)
     loop = EventLoop(0)
-    first, second, same_name = (LeafNode(name, server, loop) for name in ("one", "other", "one"))
+    first, second, same_name = (
+        LeafNode(name, server, loop) for name in ("first", "second", "first")
+    )
     responses = [
         [immediate_response(node, float(now)) for now in range(50)]
         for node in (first, second, same_name)

@@ -40,10 +40,10 @@ def without_library(text: str) -> str:
 
 def test_equal_results_give_equal_pages(tmp_path: Path) -> None:
     """The same results give the same bytes."""
-    one, two = tmp_path / "one.html", tmp_path / "two.html"
-    write_html(sample_results(), one)
-    write_html(sample_results(), two)
-    assert one.read_bytes() == two.read_bytes()
+    first, second = tmp_path / "first.html", tmp_path / "second.html"
+    write_html(sample_results(), first)
+    write_html(sample_results(), second)
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_sections_have_a_fixed_order() -> None:
@@ -190,13 +190,13 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_png_is_reproducible(tmp_path: Path) -> None:
     """The image is a PNG about 2,000 pixels wide, and equal results give equal bytes."""
-    one, two = tmp_path / "one.png", tmp_path / "two.png"
-    write_png(sample_results(), one)
-    write_png(sample_results(), two)
-    content = one.read_bytes()
+    first, second = tmp_path / "first.png", tmp_path / "second.png"
+    write_png(sample_results(), first)
+    write_png(sample_results(), second)
+    content = first.read_bytes()
     assert b"\x89PNG\r\n\x1a\n" == content[:8]
     assert 1700 < int.from_bytes(content[16:20], "big") < 2600
-    assert content == two.read_bytes()
+    assert content == second.read_bytes()
 
 
 def test_svg_has_text(tmp_path: Path) -> None:

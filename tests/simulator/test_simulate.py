@@ -81,9 +81,9 @@ def test_different_seeds_give_different_runs() -> None:
 
 def test_arrivals_do_not_depend_on_the_policy() -> None:
     """Random sources are separate, so that two policies get the same arrivals."""
-    other = replace(BUSY, clients=Clients(rate=50.0, defence=ONCE))
+    without_retries = replace(BUSY, clients=Clients(rate=50.0, defence=ONCE))
 
-    assert simulate(BUSY).series["calls"] == simulate(other).series["calls"]
+    assert simulate(BUSY).series["calls"] == simulate(without_retries).series["calls"]
 
 
 def test_servers_of_a_chain_draw_separate_latencies() -> None:

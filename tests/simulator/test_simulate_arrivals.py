@@ -424,10 +424,10 @@ def test_instances_share_a_backlog() -> None:
             )
         )
 
-    many, one = run_backlog(10, 1), run_backlog(1, 10)
+    ten_instances, one_instance = run_backlog(10, 1), run_backlog(1, 10)
 
-    assert one == many
-    assert 200 == many.succeeded
+    assert one_instance == ten_instances
+    assert 200 == ten_instances.succeeded
 
 
 def test_full_instance_does_not_block_the_backlog() -> None:

@@ -30,7 +30,7 @@ durations: st.SearchStrategy[Distribution] = st.one_of(
     st.builds(Exponential, st.floats(0.02, 0.5)),
     st.builds(Lognormal, st.floats(0.02, 0.3)),
     st.builds(HeavyTail, st.floats(0.02, 0.1)),
-    st.builds(lambda low, more: Uniform(low, low + more), st.floats(0.02, 0.5), st.floats(0, 1)),
+    st.builds(lambda low, width: Uniform(low, low + width), st.floats(0.02, 0.5), st.floats(0, 1)),
 )
 policies = st.builds(
     Policy,

@@ -32,9 +32,9 @@ def test_colours_have_enough_contrast(theme: Theme) -> None:
         assert 3 <= min(contrast(colour, background) for colour in theme.marks)
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(first: str, second: str) -> float:
     """Return the contrast ratio of WCAG 2, section 1.4.3."""
-    low, high = sorted((luminance(one), luminance(other)))
+    low, high = sorted((luminance(first), luminance(second)))
     return (high + 0.05) / (low + 0.05)
 
 
