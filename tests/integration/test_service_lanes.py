@@ -82,12 +82,12 @@ class RecoveredTarget:
         self.gate.set()
 
 
-def _lane(running: Service, url: str) -> dict[str, object]:
+def _get_lane(running: Service, url: str) -> dict[str, object]:
     lanes = running.request("GET", "/downstreams")[1]["items"]
     return next(lane for lane in lanes if lane["lane"] == parse_target(url).endpoint)
 
 
-def _attempts(running: Service, outcome: str) -> int:
+def _count_attempts(running: Service, outcome: str) -> int:
     lines = running.request("GET", "/metrics")[1].splitlines()
     samples = [line for line in lines if line.startswith("retry_attempts_total{")]
     return sum(int(float(line.rpartition(" ")[2])) for line in samples if f'"{outcome}"' in line)
@@ -100,16 +100,18 @@ def test_dead_lane_is_parked_and_drained_slowly(tmp_path: Path) -> None:
     dead = f"http://127.0.0.1:{port}"
     with target() as one, target() as two:
         urls = [f"{dead}/{n}" for n in range(DEAD_LANE_TASKS)]
-        urls += [f"{to.url}/before/{n}" for to in (one, two) for n in range(HEALTHY_LANE_TASKS)]
+        urls += [
+            f"{healthy.url}/before/{n}" for healthy in (one, two) for n in range(HEALTHY_LANE_TASKS)
+        ]
         asyncio.run(_add_tasks(database, urls))
         with service(tmp_path) as running:
             # The tasks of the healthy lanes were added after 100,000 tasks that are all due.
-            running.wait_for(lambda: _lane(running, dead)["state"] == "PARKED")
+            running.wait_for(lambda: _get_lane(running, dead)["state"] == "PARKED")
             running.wait_for(lambda: len(one.seen) == len(two.seen) == HEALTHY_LANE_TASKS)
-            running.wait_for(lambda: _lane(running, dead)["inFlight"] == 0)
-            attempts_before_parking = _attempts(running, "transient")
+            running.wait_for(lambda: _get_lane(running, dead)["inFlight"] == 0)
+            attempts_before_parking = _count_attempts(running, "transient")
             assert attempts_before_parking <= 2 * MAX_LANE_ATTEMPTS
-            assert DEAD_LANE_TASKS == _lane(running, dead)["pending"]
+            assert DEAD_LANE_TASKS == _get_lane(running, dead)["pending"]
 
             # While the lane is parked, nothing is written, and other lanes are served.
             with sqlite3.connect(database) as connection:
@@ -127,7 +129,7 @@ def test_dead_lane_is_parked_and_drained_slowly(tmp_path: Path) -> None:
             }
             assert {1} == {running.task(task_id)["attemptNumber"] for task_id in ids}
             # The lane may have been probed since.
-            assert _attempts(running, "transient") - attempts_before_parking <= PROBES
+            assert _count_attempts(running, "transient") - attempts_before_parking <= PROBES
 
             _check_recovery(running, dead, port, one.url)
 
@@ -141,12 +143,12 @@ def _check_recovery(running: Service, dead: str, port: int, healthy: str) -> Non
             running.post(targetUrl=f"{healthy}/during-probes", delayMs=1500)["taskId"]
         )
         assert PROBES == len(recovered.arrivals)
-        assert "PROBING" == _lane(running, dead)["state"]
+        assert "PROBING" == _get_lane(running, dead)["state"]
 
         recovered.open()
         running.wait_for(lambda: recovered.arrivals[-1][1] >= RAMPED_UP_ATTEMPTS)
         running.wait_until_finished(running.post(targetUrl=f"{healthy}/after-probes")["taskId"])
-        assert "ACTIVE" == _lane(running, dead)["state"]
+        assert "ACTIVE" == _get_lane(running, dead)["state"]
         for at, running_requests in recovered.arrivals[PROBES:]:
             # The ramp-up starts when the gate is opened, or later.
             assert running_requests <= 1 + (MAX_LANE_ATTEMPTS - 1) * min(
