@@ -125,14 +125,14 @@ def test_with_field_keeps_the_index() -> None:
 @pytest.mark.parametrize("error_type", REJECTIONS)
 def test_rejections_have_downstream_and_retry_after(error_type: type[errors.Rejected]) -> None:
     """A rejection has the name of the downstream and the seconds until a new call."""
-    error = error_type("refused", downstream="payments", retry_after=2.5)
-    assert ("refused", "payments", 2.5) == (str(error), error.downstream, error.retry_after)
+    error = error_type("rejected", downstream="payments", retry_after=2.5)
+    assert ("rejected", "payments", 2.5) == (str(error), error.downstream, error.retry_after)
 
 
 @pytest.mark.parametrize("error_type", REJECTIONS)
 def test_rejections_without_details(error_type: type[errors.Rejected]) -> None:
     """Unknown details of a rejection are None."""
-    error = error_type("refused")
+    error = error_type("rejected")
     assert (None, None) == (error.downstream, error.retry_after)
 
 
@@ -146,7 +146,7 @@ def test_result_not_accepted_has_the_result() -> None:
     "error",
     [
         *(
-            error_type("refused", downstream="payments", retry_after=2.5)
+            error_type("rejected", downstream="payments", retry_after=2.5)
             for error_type in REJECTIONS
         ),
         errors.ResultNotAccepted("none accepted", {"state": "pending"}),

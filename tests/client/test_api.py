@@ -119,7 +119,9 @@ def test_tasks_are_sent_in_batches(driver: ClientDriver, service: FakeService) -
     assert urls == [result.task.target_url for result in results]
 
 
-def test_later_batch_fails(driver: ClientDriver, service: FakeService) -> None:
+def test_error_of_a_later_batch_has_the_number_of_processed_tasks(
+    driver: ClientDriver, service: FakeService
+) -> None:
     """When a later batch fails, the error says how many tasks were processed."""
     service.faults.extend(["", *["503"] * 4])
     with pytest.raises(errors.ServiceUnavailable) as caught:
@@ -127,7 +129,9 @@ def test_later_batch_fails(driver: ClientDriver, service: FakeService) -> None:
     assert any("first 1000 tasks" in note for note in caught.value.__notes__)
 
 
-def test_first_batch_fails(driver: ClientDriver, service: FakeService) -> None:
+def test_error_of_the_first_batch_mentions_no_processed_tasks(
+    driver: ClientDriver, service: FakeService
+) -> None:
     """When the first batch fails, the error mentions no processed tasks."""
     service.faults.extend(["503"] * 4)
     with pytest.raises(errors.ServiceUnavailable) as caught:
@@ -141,7 +145,9 @@ def test_empty_list_of_tasks(driver: ClientDriver, service: FakeService) -> None
     assert [] == service.requests
 
 
-def test_batch_results(driver: ClientDriver, service: FakeService) -> None:
+def test_invalid_task_of_a_batch_does_not_affect_others(
+    driver: ClientDriver, service: FakeService
+) -> None:
     """An invalid task does not affect the others; its result has the problem."""
     rejected_item = {
         "status": 422,
@@ -226,7 +232,7 @@ def test_replay_handle(driver: ClientDriver, service: FakeService) -> None:
     assert "DONE" == replay.status
 
 
-def test_dry_run(driver: ClientDriver, service: FakeService) -> None:
+def test_dry_run_is_finished_at_once(driver: ClientDriver, service: FakeService) -> None:
     """A dry run is finished at once, so its handle sends no further request."""
     response = {**REPLAY, "replayId": None, "status": "DRY_RUN", "createdAt": None}
     service.responses["POST /dead-letters/replays"] = (200, response)
@@ -245,7 +251,9 @@ def test_list_of_replays(driver: ClientDriver, service: FakeService) -> None:
     assert "CANCELLED" == driver.call(replay.cancel).status
 
 
-def test_purge(driver: ClientDriver, service: FakeService) -> None:
+def test_purge_sends_requests_until_nothing_is_left(
+    driver: ClientDriver, service: FakeService
+) -> None:
     """`purge` sends requests until no dead letter is left, and returns the total."""
     responses = iter([{"purged": 10, "more": True}, {"purged": 3, "more": False}])
     service.responses["DELETE /dead-letters"] = lambda _: (200, next(responses))
@@ -299,7 +307,9 @@ def test_policy_with_callable_is_rejected(driver: ClientDriver, service: FakeSer
 
 
 @pytest.mark.parametrize("action", ["pause", "resume", "reset"])
-def test_downstreams(driver: ClientDriver, service: FakeService, action: str) -> None:
+def test_lane_name_is_one_path_segment(
+    driver: ClientDriver, service: FakeService, action: str
+) -> None:
     """The lane name is encoded as one path segment; a request to change its state is retried."""
     service.responses["GET /downstreams"] = (200, {"items": [DOWNSTREAM], "nextCursor": None})
     path = f"/downstreams/https%3A%2F%2Fexample.com%3A443/{action}"
@@ -310,7 +320,7 @@ def test_downstreams(driver: ClientDriver, service: FakeService, action: str) ->
     assert [path, path] == [request.path for request in service.requests[1:]]
 
 
-def test_health(driver: ClientDriver, service: FakeService) -> None:
+def test_health_sends_one_request(driver: ClientDriver, service: FakeService) -> None:
     """`health` sends one request, also when the service is not ready."""
     service.responses["GET /readyz"] = (200, {"status": "ok"})
     assert driver.call("health").ready

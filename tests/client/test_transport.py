@@ -39,7 +39,7 @@ def test_enqueue_is_retried_with_the_same_key(
 
 
 def test_batch_is_retried_after_a_lost_response(driver: ClientDriver, service: FakeService) -> None:
-    """A batch is retried unchanged, and its results are those of the first request."""
+    """A batch is retried unchanged, and the results are the tasks of the first request."""
     service.faults.append("drop")
 
     results = driver.call("enqueue_many", [{"url": HOOK}, {"url": HOOK, "body": "two"}])
@@ -69,7 +69,7 @@ def test_non_idempotent_request_is_sent_once(
 
 
 @pytest.mark.parametrize("status", [200, 202])
-def test_cancel(driver: ClientDriver, service: FakeService, status: int) -> None:
+def test_cancel_returns_the_task(driver: ClientDriver, service: FakeService, status: int) -> None:
     """A task is cancelled at once (200), or after its running attempt (202)."""
     service.responses["DELETE /retry-tasks/a"] = (status, task_json(1, cancelling=status == 202))
     assert (status == 202) is driver.call("cancel", "a").cancelling

@@ -1,4 +1,4 @@
-"""One interface for all ways to retry a call, so that one test can run through all of them."""
+"""Drivers: one interface for every form of retry, so that one test can run with all of them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def elapsed_s(clock: VirtualClock) -> float:
 
 @dataclass(frozen=True)
 class Driver:
-    """One way to retry a function, on one kind of event loop or on none."""
+    """One form of retry, on one kind of event loop or on none."""
 
     form: str
     """One of "decorator", "call", "block" and "generator"."""

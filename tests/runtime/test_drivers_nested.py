@@ -171,7 +171,7 @@ def test_loop_with_one_attempt_leaves_retries_to_the_outer_one(
 
 @every_driver
 def test_rejection_below_is_not_retried_above(driver: Driver, clock: VirtualClock) -> None:
-    """A rejection by an inner breaker ends the outer call too."""
+    """A rejection by an inner breaker also ends the outer call."""
     payments = tarry.Downstream("payments", breaker=tarry.Breaker())
     payments.force("open")
     dependency = Dependency(clock, OK)

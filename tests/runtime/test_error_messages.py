@@ -9,7 +9,7 @@ import pytest
 import tarry
 
 
-def test_a_kind_by_its_name() -> None:
+def test_a_kind_may_be_given_by_name() -> None:
     """The kind of an outcome may be given by name; an unknown name is rejected with the list."""
     assert tarry.Outcome(tarry.Kind.TRANSIENT) == tarry.Outcome("transient")  # type: ignore[arg-type]
     with pytest.raises(tarry.ConfigurationError, match=r"kind must be one of .*transient"):
@@ -53,11 +53,11 @@ def test_a_class_is_not_decorated() -> None:
 
 def test_a_call_instead_of_a_function() -> None:
     """Passing the result of a call instead of the function is rejected."""
-    wrong: Any = 5
+    invalid: Any = 5
     with pytest.raises(tarry.ConfigurationTypeError, match="takes the function and its arguments"):
-        tarry.call(wrong, on=OSError)
+        tarry.call(invalid, on=OSError)
     with pytest.raises(tarry.ConfigurationTypeError, match="takes the function and its arguments"):
-        tarry.hedge_sync(wrong, after=1.0)
+        tarry.hedge_sync(invalid, after=1.0)
 
 
 def test_a_coroutine_instead_of_a_function() -> None:
@@ -65,9 +65,9 @@ def test_a_coroutine_instead_of_a_function() -> None:
 
     async def work() -> None: ...
 
-    wrong: Any = work()
+    invalid: Any = work()
     with pytest.raises(tarry.ConfigurationTypeError, match="takes the function and its arguments"):
-        tarry.acall(wrong, on=OSError).send(None)
+        tarry.acall(invalid, on=OSError).send(None)
 
 
 def test_attempts_without_on() -> None:
@@ -76,25 +76,25 @@ def test_attempts_without_on() -> None:
         tarry.attempts()
 
 
-@pytest.mark.parametrize("wrong", [5, None])
-def test_an_invalid_schedule(wrong: Any) -> None:
+@pytest.mark.parametrize("invalid", [5, None])
+def test_an_invalid_schedule(invalid: Any) -> None:
     """A schedule that is not a collection is rejected."""
     with pytest.raises(tarry.ConfigurationTypeError, match="delays must be a collection"):
-        tarry.Schedule(wrong)
+        tarry.Schedule(invalid)
 
 
 def test_an_invalid_listener() -> None:
     """A listener that is not callable is rejected."""
-    wrong: Any = 5
+    invalid: Any = 5
     with pytest.raises(tarry.ConfigurationTypeError, match="listen takes a function"):
-        tarry.listen(wrong)
+        tarry.listen(invalid)
 
 
 def test_a_status_that_is_not_a_number() -> None:
     """A status that is not a whole number is rejected."""
-    wrong: Any = "503"
+    invalid: Any = "503"
     with pytest.raises(tarry.ConfigurationTypeError, match="status must be a whole number"):
-        tarry.outcome_of_status(wrong, now=0.0)
+        tarry.outcome_of_status(invalid, now=0.0)
 
 
 def test_too_few_copies_of_a_hedge() -> None:

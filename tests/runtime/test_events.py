@@ -140,12 +140,12 @@ class Listener:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "advice"), [(Listener, r": pass Listener\(\)$"), ("log", "got 'log'$")]
+    ("invalid", "advice"), [(Listener, r": pass Listener\(\)$"), ("log", "got 'log'$")]
 )
-def test_invalid_listeners(wrong: Any, advice: str) -> None:
+def test_invalid_listeners_are_rejected(invalid: Any, advice: str) -> None:
     """A listener that is a class or a text is rejected."""
     with pytest.raises(tarry.ConfigurationTypeError, match=f"the event as its argument.*{advice}"):
-        tarry.listen(wrong)
+        tarry.listen(invalid)
 
 
 def test_listener_may_make_calls_itself(clock: VirtualClock) -> None:

@@ -91,7 +91,7 @@ def test_first_copy_may_win(loop: str, clock: VirtualClock) -> None:
 
 
 @both_loops
-def test_three_copies(loop: str, clock: VirtualClock) -> None:
+def test_copies_are_sent_one_after_another(loop: str, clock: VirtualClock) -> None:
     """With three attempts, the copies are sent one after another."""
     replica = Replica((10, "first"), (10, "second"), (0.05, "third"))
 
@@ -225,7 +225,7 @@ def test_rate_limit_delays_copies(loop: str, clock: VirtualClock) -> None:
 
 
 @both_loops
-def test_open_breaker(loop: str, clock: VirtualClock) -> None:
+def test_open_breaker_rejects_the_call(loop: str, clock: VirtualClock) -> None:
     """An open breaker rejects the call before anything is sent."""
     downstream = Downstream("replicas", breaker=tarry.Breaker())
     downstream.force("open")
@@ -244,9 +244,9 @@ def test_open_breaker(loop: str, clock: VirtualClock) -> None:
 @both_loops
 def test_error_that_on_does_not_match_ends_the_call(loop: str, clock: VirtualClock) -> None:
     """An error that `on` does not match ends the call, and the other copy is cancelled."""
-    replica = Replica((10, "first"), (0.1, ValueError("wrong")))
+    replica = Replica((10, "first"), (0.1, ValueError("bad input")))
 
-    with pytest.raises(ValueError, match="wrong") as caught:
+    with pytest.raises(ValueError, match="bad input") as caught:
         call_hedged(clock, loop, replica, after=0.1, on=ConnectionError)
 
     assert [1] == replica.cancelled
@@ -274,7 +274,7 @@ def test_error_of_one_copy_waits_for_the_other(loop: str, clock: VirtualClock) -
 
 
 @both_loops
-def test_every_copy_fails(loop: str, clock: VirtualClock) -> None:
+def test_last_error_is_raised_when_every_copy_fails(loop: str, clock: VirtualClock) -> None:
     """When every copy has failed, the last error is raised with a note and a record."""
     replica = Replica((0.05, ConnectionError("first")), (0.05, ConnectionError("second")))
 

@@ -78,7 +78,7 @@ def test_slow_call_gets_a_copy() -> None:
 
 
 def test_permits_of_losers_are_released() -> None:
-    """A copy that lost and still runs holds no in-flight slot."""
+    """A copy that still runs after another has won uses no in-flight slot."""
     downstream = Downstream("replicas", max_in_flight=2)
     replica = Replica("first", "second", "third")
     tarry.hedge_sync(replica.read, after=SHORT_S, downstream=downstream)
@@ -98,9 +98,9 @@ def test_arguments_reach_the_function() -> None:
 
 def test_error_that_on_does_not_match_ends_the_call() -> None:
     """An error that `on` does not match ends the call at once."""
-    replica = Replica("first", ValueError("wrong"))
+    replica = Replica("first", ValueError("bad input"))
 
-    with pytest.raises(ValueError, match="wrong"):
+    with pytest.raises(ValueError, match="bad input"):
         tarry.hedge_sync(replica.read, after=SHORT_S)
 
     replica.finish()
@@ -114,7 +114,7 @@ def test_error_that_on_matches_sends_the_next_copy_at_once() -> None:
     assert "second" == tarry.hedge_sync(replica.read, after=LONG_S, on=ConnectionError)
 
 
-def test_every_copy_fails() -> None:
+def test_last_error_is_raised_when_every_copy_fails() -> None:
     """When every copy has failed, the last error is raised with a note and a record."""
     replica = Replica(ConnectionError("first"), ConnectionError("second"))
     replica.release.set()
@@ -137,7 +137,7 @@ def test_base_exception_of_a_copy() -> None:
         tarry.hedge_sync(replica.read, after=LONG_S, on=Exception)
 
 
-def test_open_breaker() -> None:
+def test_open_breaker_rejects_the_call() -> None:
     """An open breaker rejects the call before a thread is started."""
     downstream = Downstream("replicas", breaker=tarry.Breaker())
     downstream.force("open")
@@ -220,6 +220,6 @@ def test_coroutine_function_is_rejected(clock: VirtualClock) -> None:
 
     async def read() -> None: ...
 
-    wrong: Callable[[], Any] = read
+    invalid: Callable[[], Any] = read
     with pytest.raises(tarry.ConfigurationTypeError, match=r"tarry\.hedge\("):
-        tarry.hedge_sync(wrong, after=1)
+        tarry.hedge_sync(invalid, after=1)

@@ -340,7 +340,7 @@ def test_slot_is_released_when_a_listener_raises(
     assert has_free_slot(downstream)
 
 
-def half_open(clock: VirtualClock) -> Downstream:
+def half_open_downstream(clock: VirtualClock) -> Downstream:
     """Return a downstream whose half-open breaker admits one probe at a time."""
     breaker = tarry.Breaker(consecutive=1, open_for=5, spread=0, probes=1)
     downstream = Downstream("payments", breaker=breaker)
@@ -355,7 +355,7 @@ def test_probe_is_released_when_the_random_source_raises(
     clock: VirtualClock, driver: Driver, error: type[BaseException]
 ) -> None:
     """The permit of a probe is released when a random source raises."""
-    downstream = half_open(clock)
+    downstream = half_open_downstream(clock)
 
     with pytest.raises(error):
         driver.run(
@@ -374,7 +374,7 @@ def test_probe_is_released_when_a_predicate_raises(
     clock: VirtualClock, driver: Driver, error: type[BaseException]
 ) -> None:
     """The permit of a probe is released when `on` raises."""
-    downstream = half_open(clock)
+    downstream = half_open_downstream(clock)
 
     def on(failure: Exception) -> bool:
         raise error

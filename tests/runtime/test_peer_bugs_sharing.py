@@ -237,7 +237,7 @@ def test_no_lock_while_the_function_runs() -> None:
 def test_no_lock_while_probes_run(clock: VirtualClock) -> None:
     """Eight probes of a half-open breaker run the function at the same time."""
     inside = threading.Barrier(8, timeout=TIMEOUT_S)
-    payments = half_open(clock, probes=8)
+    payments = half_open_downstream(clock, probes=8)
 
     @tarry.retry(on=ConnectionError, downstream=payments)
     def work(number: int) -> int:
@@ -306,7 +306,7 @@ def listening(listener: Callable[[tarry.Event], None] | None) -> Iterator[None]:
 # --- thundering herds -----------------------------------------------------------------------------
 
 
-def half_open(clock: VirtualClock, probes: int) -> Downstream:
+def half_open_downstream(clock: VirtualClock, probes: int) -> Downstream:
     """Return a downstream whose breaker is half-open."""
     breaker = Breaker(consecutive=1, spread=0, probes=probes)
     payments = Downstream("payments", breaker=breaker)
@@ -318,7 +318,7 @@ def half_open(clock: VirtualClock, probes: int) -> Downstream:
 
 def test_half_open_and_thirty_threads(clock: VirtualClock) -> None:
     """Of thirty threads at a half-open breaker, three are admitted and 27 rejected."""
-    payments = half_open(clock, probes=3)
+    payments = half_open_downstream(clock, probes=3)
     rejected: SimpleQueue[int] = SimpleQueue()
     release = threading.Event()
     entered = []
@@ -348,7 +348,7 @@ def test_half_open_and_thirty_threads(clock: VirtualClock) -> None:
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_half_open_and_thirty_tasks(loop: str, clock: VirtualClock) -> None:
     """Of thirty tasks at a half-open breaker, three are admitted and 27 rejected."""
-    payments = half_open(clock, probes=3)
+    payments = half_open_downstream(clock, probes=3)
     entered = []
 
     @tarry.retry(on=ConnectionError, downstream=payments)

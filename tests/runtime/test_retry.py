@@ -40,8 +40,8 @@ def flaky(clock: VirtualClock) -> FlakyFunction:
 # --- decorated functions --------------------------------------------------------------------------
 
 
-def test_function(flaky: FlakyFunction) -> None:
-    """A plain function keeps its arguments."""
+def test_plain_function_gets_its_arguments(flaky: FlakyFunction) -> None:
+    """A plain function gets the arguments of each call."""
 
     @retry
     def work(number: int, *rest: int, key: str = "") -> Any:
@@ -51,8 +51,8 @@ def test_function(flaky: FlakyFunction) -> None:
     assert 2 == flaky.calls
 
 
-def test_coroutine_function(flaky: FlakyFunction, clock: VirtualClock) -> None:
-    """A coroutine function keeps its arguments."""
+def test_coroutine_function_gets_its_arguments(flaky: FlakyFunction, clock: VirtualClock) -> None:
+    """A coroutine function gets the arguments of each call."""
 
     @retry
     async def work(number: int, *, key: str = "") -> Any:
@@ -61,8 +61,8 @@ def test_coroutine_function(flaky: FlakyFunction, clock: VirtualClock) -> None:
     assert (1, {"key": "k"}) == clock.run(lambda: work(1, key="k"))
 
 
-def test_generator_function(flaky: FlakyFunction) -> None:
-    """A generator function keeps its arguments."""
+def test_generator_function_gets_its_arguments(flaky: FlakyFunction) -> None:
+    """A generator function gets the arguments of each call."""
 
     @retry
     def work(number: int, *, key: str = "") -> Iterator[Any]:
@@ -71,8 +71,10 @@ def test_generator_function(flaky: FlakyFunction) -> None:
     assert [(1, {"key": "k"})] == list(work(1, key="k"))
 
 
-def test_async_generator_function(flaky: FlakyFunction, clock: VirtualClock) -> None:
-    """An async generator function keeps its arguments."""
+def test_async_generator_function_gets_its_arguments(
+    flaky: FlakyFunction, clock: VirtualClock
+) -> None:
+    """An async generator function gets the arguments of each call."""
 
     @retry
     async def work(number: int, *, key: str = "") -> AsyncIterator[Any]:
@@ -130,7 +132,7 @@ class Client:
         return flaky.call("static")
 
 
-def test_methods(flaky: FlakyFunction, clock: VirtualClock) -> None:
+def test_methods_can_be_decorated(flaky: FlakyFunction, clock: VirtualClock) -> None:
     """Decorated methods get their object and are retried."""
     client = Client(flaky)
 
@@ -140,7 +142,7 @@ def test_methods(flaky: FlakyFunction, clock: VirtualClock) -> None:
     assert 6 == flaky.calls
 
 
-def test_bound_method(flaky: FlakyFunction) -> None:
+def test_bound_method_can_be_decorated(flaky: FlakyFunction) -> None:
     """A bound method can be decorated."""
     assert (1, 2) == retry(flaky.call)(1, 2)
 
@@ -157,7 +159,7 @@ def test_class_methods_and_static_methods(owner: str, flaky: FlakyFunction) -> N
     assert 8 == flaky.calls
 
 
-def test_partial(flaky: FlakyFunction) -> None:
+def test_partial_can_be_decorated(flaky: FlakyFunction) -> None:
     """A partial of a function can be retried."""
     assert (1, 2) == retry(functools.partial(flaky.call, 1))(2)
 
@@ -185,7 +187,7 @@ def test_partial_of_a_partial_of_a_method(flaky: FlakyFunction, clock: VirtualCl
     assert (1, 2, 3) == clock.run(lambda: decorated(3))
 
 
-def test_callable_object(flaky: FlakyFunction) -> None:
+def test_callable_object_can_be_decorated(flaky: FlakyFunction) -> None:
     """An object with `__call__` can be retried; it is named after its class."""
 
     class Service:
@@ -198,7 +200,7 @@ def test_callable_object(flaky: FlakyFunction) -> None:
     assert events[0].operation.endswith("Service")
 
 
-def test_async_callable_object(flaky: FlakyFunction, clock: VirtualClock) -> None:
+def test_async_callable_object_can_be_decorated(flaky: FlakyFunction, clock: VirtualClock) -> None:
     """An object with `async def __call__` is retried as a coroutine function."""
 
     class Service:
@@ -216,7 +218,7 @@ def test_call_of_a_builtin_function_and_of_a_class(clock: VirtualClock) -> None:
     assert 7 == tarry.call(int, "7", on=ConnectionError)
 
 
-def test_decorated_twice(flaky: FlakyFunction) -> None:
+def test_only_the_inner_of_two_decorators_retries(flaky: FlakyFunction) -> None:
     """Of two decorators on one function, only the inner one retries."""
 
     @retry
@@ -373,7 +375,7 @@ def test_only_callables_can_be_decorated(value: Any) -> None:
 
 
 @pytest.mark.parametrize("fn", [generator_documented, async_generator_documented])
-def test_until_of_a_generator(fn: Callable[..., Any]) -> None:
+def test_until_of_a_generator_is_rejected(fn: Callable[..., Any]) -> None:
     """`until` is rejected for generators, which have no result."""
     with pytest.raises(tarry.ConfigurationError, match="is a generator, which has no result"):
         tarry.retry(until=bool)(fn)
@@ -389,11 +391,11 @@ def test_call_of_a_coroutine_function() -> None:
 def test_acall_of_a_plain_function(loop: str, clock: VirtualClock) -> None:
     """`tarry.acall` of a plain function raises Python's TypeError, which is not retried."""
     calls = []
-    wrong: Callable[[], Any] = lambda: calls.append(1)  # noqa: E731
+    plain_function: Callable[[], Any] = lambda: calls.append(1)  # noqa: E731
 
     with pytest.raises(TypeError, match="can't be used in 'await' expression"):
         (clock.run if loop == "asyncio" else clock.run_trio)(
-            lambda: tarry.acall(wrong, on=ConnectionError)
+            lambda: tarry.acall(plain_function, on=ConnectionError)
         )
 
     assert [1] == calls
@@ -444,7 +446,7 @@ def test_block_is_named_after_its_function(clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("exit_by", ["break", "continue", "fall through"])
-def test_leaving_a_block(exit_by: str, clock: VirtualClock) -> None:
+def test_block_left_without_an_error_is_a_success(exit_by: str, clock: VirtualClock) -> None:
     """A block that is left without an error is a success, also by `break` or `continue`."""
     rounds = 0
     with captured_events() as events:

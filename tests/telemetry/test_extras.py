@@ -52,7 +52,7 @@ def test_error_for_a_missing_package_has_the_pip_command(module: str) -> None:
 
 @every_module
 def test_listeners_do_not_need_each_other(module: str) -> None:
-    """A listener imports its own package and not those of other listeners."""
+    """A listener imports its own package and not the packages of other listeners."""
     loaded = output_of(PRINT_LOADED_PACKAGES.format(module=module, packages=set(PACKAGES.values())))
 
     assert PACKAGES[module] == loaded

@@ -175,7 +175,7 @@ def test_success_at_once_is_not_logged(caplog: pytest.LogCaptureFixture) -> None
     assert [] == caplog.records
 
 
-def test_giving_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_giving_up_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """A call that gives up is logged as a warning with its reason."""
     with pytest.raises(ConnectionError):
         make_call(ConnectionError("unreachable"), ConnectionError("gone"), attempts=2)
@@ -283,7 +283,7 @@ def test_the_operation_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class RpcError(ConnectionError):
-    """An error like those of gRPC: `details()` has the message, and `str` is a long text."""
+    """An error like a gRPC error: `details()` has the message, and `str` is a long text."""
 
     def code(self) -> str:
         """Return the status."""
@@ -478,8 +478,8 @@ channel.unary_unary("/shop.Payments/Charge")(b"")
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_adapters_log_too(adapter: str) -> None:
-    """A program that imports only an adapter of tarry gets the log lines too."""
+def test_adapters_log_retries(adapter: str) -> None:
+    """A program that imports only an adapter of tarry gets the log lines of retries."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         target = f"127.0.0.1:{unused.getsockname()[1]}"

@@ -59,7 +59,7 @@ def meter() -> Meter:
 
 @every_driver
 @every_sample_call
-def test_sample_calls(
+def test_sample_calls_are_counted(
     driver: Driver, sample: SampleCall, clock: VirtualClock, meter: Meter
 ) -> None:
     """Every sample call is counted with its attempts and delays, with every driver."""
@@ -74,7 +74,7 @@ def test_sample_calls(
     assert sample.delays == sum(point.count for point in meter.points("tarry.retry.delay"))
 
 
-def test_attributes(clock: VirtualClock, meter: Meter) -> None:
+def test_attributes_of_data_points(clock: VirtualClock, meter: Meter) -> None:
     """Data points have the operation and the downstream; failed attempts the error type."""
     disk = tarry.Downstream("disk")
     with listening(meter.listener):
@@ -93,7 +93,7 @@ def test_attributes(clock: VirtualClock, meter: Meter) -> None:
 
 
 @both_hedges
-def test_hedges(make_hedged_call: Callable[[], None], meter: Meter) -> None:
+def test_hedges_are_counted(make_hedged_call: Callable[[], None], meter: Meter) -> None:
     """A copy that was sent and won is counted as fired and as won."""
     with listening(meter.listener):
         make_hedged_call()
@@ -104,7 +104,7 @@ def test_hedges(make_hedged_call: Callable[[], None], meter: Meter) -> None:
     assert {("after-retries",): 1} == meter.values("tarry.calls", "tarry.result")
 
 
-def test_breaker(clock: VirtualClock, meter: Meter) -> None:
+def test_breaker_transitions_and_state(clock: VirtualClock, meter: Meter) -> None:
     """State changes of a breaker are counted; the gauge is 1 for its state, else 0."""
     with listening(meter.listener):
         downstream = reopen_breaker(clock, "otel-breaker")
@@ -118,7 +118,7 @@ def test_breaker(clock: VirtualClock, meter: Meter) -> None:
     }
 
 
-def test_budget(meter: Meter) -> None:
+def test_budget_is_read_at_each_export(meter: Meter) -> None:
     """The balance gauge is read when metrics are exported."""
     downstream = tarry.Downstream("otel-budget", budget=tarry.TokenBudget(capacity=40))
     assert downstream.budget is not None

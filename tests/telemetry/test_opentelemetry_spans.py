@@ -88,7 +88,7 @@ def test_attempts_are_spans(driver: Driver, clock: VirtualClock, traces: Traces)
 
 @every_driver
 @every_sample_call
-def test_sample_calls(
+def test_every_attempt_has_a_span(
     driver: Driver, sample: SampleCall, clock: VirtualClock, traces: Traces
 ) -> None:
     """Every attempt of every sample call has one finished span."""

@@ -46,7 +46,7 @@ def samples(registry: CollectorRegistry, name: str, *labels: str) -> dict[tuple[
 
 @every_driver
 @every_sample_call
-def test_sample_calls(
+def test_sample_calls_are_counted(
     driver: Driver, sample: SampleCall, clock: VirtualClock, registry: CollectorRegistry
 ) -> None:
     """Every sample call is counted with its attempts and delays, with every driver."""
@@ -62,7 +62,7 @@ def test_sample_calls(
     assert ({(): sample.delays} if sample.delays else {}) == delays
 
 
-def test_labels(clock: VirtualClock, registry: CollectorRegistry) -> None:
+def test_labels_of_calls_and_attempts(clock: VirtualClock, registry: CollectorRegistry) -> None:
     """Calls and attempts have the operation and the downstream, which may be empty."""
     with listening(PrometheusListener(registry)):
         tarry.call(lambda: 1, on=OSError, name="load", downstream=tarry.Downstream("disk"))
@@ -73,7 +73,7 @@ def test_labels(clock: VirtualClock, registry: CollectorRegistry) -> None:
         assert expected == samples(registry, name, "operation", "downstream")
 
 
-def test_delays(clock: VirtualClock, registry: CollectorRegistry) -> None:
+def test_delays_are_in_the_histogram(clock: VirtualClock, registry: CollectorRegistry) -> None:
     """The histogram has the delays after jitter, in seconds."""
     with listening(PrometheusListener(registry)):
         tarry.call(Dependency(clock, FAIL, FAIL, OK).call, on=ConnectionError)
@@ -85,7 +85,9 @@ def test_delays(clock: VirtualClock, registry: CollectorRegistry) -> None:
 
 
 @both_hedges
-def test_hedges(make_hedged_call: Callable[[], None], registry: CollectorRegistry) -> None:
+def test_hedges_are_counted(
+    make_hedged_call: Callable[[], None], registry: CollectorRegistry
+) -> None:
     """A copy that was sent and won counts as fired and won; the call has one success."""
     with listening(PrometheusListener(registry)):
         make_hedged_call()
@@ -97,7 +99,7 @@ def test_hedges(make_hedged_call: Callable[[], None], registry: CollectorRegistr
     assert {("success",): 1} == samples(registry, "tarry_attempts_total", "outcome")
 
 
-def test_breaker(clock: VirtualClock, registry: CollectorRegistry) -> None:
+def test_breaker_transitions_and_state(clock: VirtualClock, registry: CollectorRegistry) -> None:
     """State changes of a breaker are counted; the gauge is 1 for its state, else 0."""
     with listening(PrometheusListener(registry)):
         downstream = reopen_breaker(clock, "prometheus-breaker")

@@ -74,14 +74,14 @@ def test_success_at_once_logs_only_its_start(lines: list[Any]) -> None:
 
 @every_driver
 @every_sample_call
-def test_fields_are_those_of_the_standard_log(
+def test_levels_and_fields_equal_the_standard_log(
     driver: Driver,
     sample: SampleCall,
     clock: VirtualClock,
     lines: list[Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Levels and fields are those of the standard log."""
+    """Levels and fields are the same as in the standard log."""
     caplog.set_level(logging.DEBUG, logger="tarry")
 
     sample.run(driver, clock)
@@ -91,7 +91,7 @@ def test_fields_are_those_of_the_standard_log(
     assert standard == written
 
 
-def test_giving_up(clock: VirtualClock, lines: list[Any]) -> None:
+def test_giving_up_is_a_warning(clock: VirtualClock, lines: list[Any]) -> None:
     """Giving up is a WARNING with its reason and error."""
     payments = tarry.Downstream("payments", budget=tarry.TokenBudget(capacity=1))
     with pytest.raises(ConnectionError):
@@ -101,7 +101,7 @@ def test_giving_up(clock: VirtualClock, lines: list[Any]) -> None:
     assert ("budget-empty", "ConnectionError") == (lines[-1]["reason"], lines[-1]["error"])
 
 
-def test_breaker(clock: VirtualClock, lines: list[Any]) -> None:
+def test_state_change_is_a_warning(clock: VirtualClock, lines: list[Any]) -> None:
     """A state change of a breaker is a WARNING with both states."""
     reopen_breaker(clock, "payments")
 
@@ -118,7 +118,7 @@ def test_breaker(clock: VirtualClock, lines: list[Any]) -> None:
 
 
 @both_hedges
-def test_hedges(make_hedged_call: Callable[[], None], lines: list[Any]) -> None:
+def test_hedges_are_logged(make_hedged_call: Callable[[], None], lines: list[Any]) -> None:
     """Sent and winning copies are logged."""
     make_hedged_call()
 
