@@ -9,7 +9,7 @@ handles API keys, and `terminal_tasks` handles finished tasks: replays, purge an
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from msgspec.structs import replace as copy_with
 
@@ -163,33 +163,33 @@ class SqliteStore:
     async def release(self, releases: Sequence[store.Release]) -> list[store.FinishStatus]:
         return await self.write(OperationCall(transitions.release, releases), len(releases))
 
-    get_task = _query_method(queries.get_task)
-    list_tasks = _query_method(queries.list_tasks)
-    list_attempts = _query_method(queries.list_attempts)
-    list_lanes = _query_method(queries.list_lanes)
-    get_lane = _query_method(queries.get_lane)
-    counters = _query_method(queries.counters)
-    attempts_per_minute = _query_method(queries.attempts_per_minute)
-    get_policy = _query_method(policies.get_policy)
-    list_policies = _query_method(policies.list_policies)
-    find_api_key = _query_method(policies.find_api_key)
-    list_api_keys = _query_method(policies.list_api_keys)
-    get_replay = _query_method(terminal_tasks.get_replay)
-    list_replays = _query_method(terminal_tasks.list_replays)
-    list_orphaned_bodies = _query_method(terminal_tasks.list_orphaned_bodies)
+    get_task: Final = _query_method(queries.get_task)
+    list_tasks: Final = _query_method(queries.list_tasks)
+    list_attempts: Final = _query_method(queries.list_attempts)
+    list_lanes: Final = _query_method(queries.list_lanes)
+    get_lane: Final = _query_method(queries.get_lane)
+    counters: Final = _query_method(queries.counters)
+    attempts_per_minute: Final = _query_method(queries.attempts_per_minute)
+    get_policy: Final = _query_method(policies.get_policy)
+    list_policies: Final = _query_method(policies.list_policies)
+    find_api_key: Final = _query_method(policies.find_api_key)
+    list_api_keys: Final = _query_method(policies.list_api_keys)
+    get_replay: Final = _query_method(terminal_tasks.get_replay)
+    list_replays: Final = _query_method(terminal_tasks.list_replays)
+    list_orphaned_bodies: Final = _query_method(terminal_tasks.list_orphaned_bodies)
 
-    ping = _write_method(ping)
-    cancel = _write_method(transitions.cancel)
-    retry_now = _write_method(transitions.retry_now)
-    park = _write_method(transitions.park)
-    unpark = _write_method(transitions.unpark)
-    resume = _write_method(transitions.resume)
-    pause = _write_method(transitions.pause)
-    put_policy = _write_method(policies.put_policy)
-    delete_policy = _write_method(policies.delete_policy)
-    put_api_key = _write_method(policies.put_api_key)
-    revoke_api_key = _write_method(policies.revoke_api_key)
-    cancel_replay = _write_method(terminal_tasks.cancel_replay)
+    ping: Final = _write_method(ping)
+    cancel: Final = _write_method(transitions.cancel)
+    retry_now: Final = _write_method(transitions.retry_now)
+    park: Final = _write_method(transitions.park)
+    unpark: Final = _write_method(transitions.unpark)
+    resume: Final = _write_method(transitions.resume)
+    pause: Final = _write_method(transitions.pause)
+    put_policy: Final = _write_method(policies.put_policy)
+    delete_policy: Final = _write_method(policies.delete_policy)
+    put_api_key: Final = _write_method(policies.put_api_key)
+    revoke_api_key: Final = _write_method(policies.revoke_api_key)
+    cancel_replay: Final = _write_method(terminal_tasks.cancel_replay)
 
     async def count_dead_letters(self, replay: model.ReplayRecord) -> int:
         """Count dead letters in steps, so that other queries can run in between."""
