@@ -105,9 +105,9 @@ def test_state_change_is_a_warning(clock: VirtualClock, lines: list[Any]) -> Non
     """A state change of a breaker is a WARNING with both states."""
     reopen_breaker(clock, "payments")
 
-    changes = [line for line in lines if line["event"] == "tarry.breaker_moved"]
+    changes = [line for line in lines if line["event"] == "tarry.breaker_state_changed"]
     assert {
-        "event": "tarry.breaker_moved",
+        "event": "tarry.breaker_state_changed",
         "log_level": "warning",
         "operation": "",
         "downstream": "payments",

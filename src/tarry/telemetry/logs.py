@@ -38,7 +38,7 @@ EVENT_NAMES: dict[type[events.Event], str] = {
     events.Succeeded: "tarry.succeeded",
     events.GaveUp: "tarry.gave_up",
     events.BudgetEmpty: "tarry.budget_empty",
-    events.BreakerStateChanged: "tarry.breaker_moved",
+    events.BreakerStateChanged: "tarry.breaker_state_changed",
     events.HedgeFired: "tarry.hedge_fired",
     events.HedgeWon: "tarry.hedge_won",
 }
