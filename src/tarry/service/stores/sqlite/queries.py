@@ -153,11 +153,7 @@ def list_attempts(
 
 
 def list_tasks(
-    tx: ReadTransaction,
-    tenant: str,
-    task_filter: TaskFilter,
-    cursor: str | None = None,
-    limit: int = 100,
+    tx: ReadTransaction, tenant: str, task_filter: TaskFilter, cursor: str | None, limit: int
 ) -> Page[Task]:
     """List tasks, newest first; the cursor is the last `seq` read for the previous page."""
     before = _AFTER_ALL_ROWS if cursor is None else parse_cursor(cursor)

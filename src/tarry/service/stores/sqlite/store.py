@@ -9,7 +9,7 @@ handles API keys, and `terminal_tasks` handles finished tasks: replays, purge an
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace as copy_with
 
@@ -33,12 +33,10 @@ from tarry.service.stores.sqlite.writer_process import (
     system_clock,
 )
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from types import CoroutineType
 
     from tarry.service import model, store
     from tarry.service.stores.sqlite.database import Clock
@@ -48,28 +46,6 @@ if TYPE_CHECKING:
 
 
 _MAX_LEASES_PER_TRANSACTION = 1000
-
-
-def _query_method(
-    query: Callable[Concatenate[ReadTransaction, P], T],
-) -> Callable[Concatenate[SqliteStore, P], CoroutineType[Any, Any, T]]:
-    """Return a method of the store that runs a query; it takes the arguments of the query."""
-
-    async def method(self: SqliteStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.read(lambda tx: query(tx, *args, **kwargs))
-
-    return method  # type: ignore[return-value]  # mypy infers Coroutine, not CoroutineType
-
-
-def _write_method(
-    operation: Callable[Concatenate[Transaction, P], T],
-) -> Callable[Concatenate[SqliteStore, P], CoroutineType[Any, Any, T]]:
-    """Return a method of the store that runs an operation; it takes the operation's arguments."""
-
-    async def method(self: SqliteStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.write(OperationCall(operation, *args, **kwargs))
-
-    return method  # type: ignore[return-value]  # mypy infers Coroutine, not CoroutineType
 
 
 class SqliteStore:
@@ -163,33 +139,107 @@ class SqliteStore:
     async def release(self, releases: Sequence[store.Release]) -> list[store.FinishStatus]:
         return await self.write(OperationCall(transitions.release, releases), len(releases))
 
-    get_task: Final = _query_method(queries.get_task)
-    list_tasks: Final = _query_method(queries.list_tasks)
-    list_attempts: Final = _query_method(queries.list_attempts)
-    list_lanes: Final = _query_method(queries.list_lanes)
-    get_lane: Final = _query_method(queries.get_lane)
-    counters: Final = _query_method(queries.counters)
-    attempts_per_minute: Final = _query_method(queries.attempts_per_minute)
-    get_policy: Final = _query_method(policies.get_policy)
-    list_policies: Final = _query_method(policies.list_policies)
-    find_api_key: Final = _query_method(policies.find_api_key)
-    list_api_keys: Final = _query_method(policies.list_api_keys)
-    get_replay: Final = _query_method(terminal_tasks.get_replay)
-    list_replays: Final = _query_method(terminal_tasks.list_replays)
-    list_orphaned_bodies: Final = _query_method(terminal_tasks.list_orphaned_bodies)
+    async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
+        return await self.read(lambda tx: queries.get_task(tx, tenant, task_id))
 
-    ping: Final = _write_method(ping)
-    cancel: Final = _write_method(transitions.cancel)
-    retry_now: Final = _write_method(transitions.retry_now)
-    park: Final = _write_method(transitions.park)
-    unpark: Final = _write_method(transitions.unpark)
-    resume: Final = _write_method(transitions.resume)
-    pause: Final = _write_method(transitions.pause)
-    put_policy: Final = _write_method(policies.put_policy)
-    delete_policy: Final = _write_method(policies.delete_policy)
-    put_api_key: Final = _write_method(policies.put_api_key)
-    revoke_api_key: Final = _write_method(policies.revoke_api_key)
-    cancel_replay: Final = _write_method(terminal_tasks.cancel_replay)
+    async def list_tasks(
+        self,
+        tenant: str,
+        task_filter: store.TaskFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> store.Page[model.Task]:
+        return await self.read(
+            lambda tx: queries.list_tasks(tx, tenant, task_filter, cursor, limit)
+        )
+
+    async def list_attempts(
+        self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
+    ) -> list[model.AttemptRecord]:
+        return await self.read(lambda tx: queries.list_attempts(tx, tenant, task_id, after, limit))
+
+    async def cancel(self, tenant: str, task_id: str) -> store.CancelStatus | None:
+        return await self.write(OperationCall(transitions.cancel, tenant, task_id))
+
+    async def retry_now(self, tenant: str, task_id: str) -> store.RetryNowStatus | None:
+        return await self.write(OperationCall(transitions.retry_now, tenant, task_id))
+
+    async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
+        await self.write(OperationCall(transitions.park, lane, until, probes, consecutive_opens))
+
+    async def unpark(self, lane: str) -> None:
+        await self.write(OperationCall(transitions.unpark, lane))
+
+    async def resume(self, lane: str) -> None:
+        await self.write(OperationCall(transitions.resume, lane))
+
+    async def pause(self, lane: str) -> None:
+        await self.write(OperationCall(transitions.pause, lane))
+
+    async def list_lanes(
+        self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
+    ) -> store.Page[model.LaneRecord]:
+        return await self.read(lambda tx: queries.list_lanes(tx, tenant, cursor, limit))
+
+    async def get_lane(self, name: str) -> model.LaneRecord | None:
+        return await self.read(lambda tx: queries.get_lane(tx, name))
+
+    async def put_policy(
+        self, policy: model.PolicyVersion, *, replace: bool
+    ) -> tuple[store.PolicyWriteStatus, model.PolicyVersion]:
+        return await self.write(OperationCall(policies.put_policy, policy, replace))
+
+    async def get_policy(
+        self, tenant: str, policy_id: str, version: int | None = None
+    ) -> model.PolicyVersion | None:
+        return await self.read(lambda tx: policies.get_policy(tx, tenant, policy_id, version))
+
+    async def list_policies(
+        self, tenant: str, *, cursor: str | None = None, limit: int = 100
+    ) -> store.Page[model.PolicyVersion]:
+        return await self.read(lambda tx: policies.list_policies(tx, tenant, cursor, limit))
+
+    async def delete_policy(self, tenant: str, policy_id: str) -> store.PolicyWriteStatus:
+        return await self.write(OperationCall(policies.delete_policy, tenant, policy_id))
+
+    async def put_api_key(self, key: model.ApiKeyRecord) -> None:
+        await self.write(OperationCall(policies.put_api_key, key))
+
+    async def find_api_key(self, digest: bytes) -> model.ApiKeyRecord | None:
+        return await self.read(lambda tx: policies.find_api_key(tx, digest))
+
+    async def list_api_keys(self, tenant: str | None = None) -> list[model.ApiKeyRecord]:
+        return await self.read(lambda tx: policies.list_api_keys(tx, tenant))
+
+    async def revoke_api_key(self, key_id: str) -> bool:
+        return await self.write(OperationCall(policies.revoke_api_key, key_id))
+
+    async def ping(self) -> int:
+        return await self.write(OperationCall(ping))
+
+    async def counters(self, tenant: str | None = None) -> store.Counters:
+        return await self.read(lambda tx: queries.counters(tx, tenant))
+
+    async def attempts_per_minute(
+        self, tenant: str | None, *, since: int
+    ) -> list[store.AttemptsOfMinute]:
+        return await self.read(lambda tx: queries.attempts_per_minute(tx, tenant, since))
+
+    async def get_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
+        return await self.read(lambda tx: terminal_tasks.get_replay(tx, tenant, replay_id))
+
+    async def list_replays(
+        self, *, running: bool, tenant: str | None = None
+    ) -> list[model.ReplayRecord]:
+        find = partial(terminal_tasks.list_replays, running=running, tenant=tenant)
+        return await self.read(find)
+
+    async def cancel_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
+        return await self.write(OperationCall(terminal_tasks.cancel_replay, tenant, replay_id))
+
+    async def list_orphaned_bodies(self, limit: int) -> list[str]:
+        return await self.read(lambda tx: terminal_tasks.list_orphaned_bodies(tx, limit))
 
     async def count_dead_letters(self, replay: model.ReplayRecord) -> int:
         """Count dead letters in steps, so that other queries can run in between."""
