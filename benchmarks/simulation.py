@@ -3,8 +3,8 @@
     python -m benchmarks.simulation            # rates, and storm with 100,000 clients
     python -m benchmarks.simulation --quick    # rates only
 
-A rate is the best of several rounds, in processor time, because other load on the machine can only
-make a round slower.
+A rate is attempts per second of processor time. The best of several rounds counts, because other
+load on the machine can only make a round slower.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_ATTEMPTS_PER_SECOND = 100_000
 MAX_STORM_S, MAX_STORM_MB = 60.0, 1024.0
 _SERVER = Server(latency=Lognormal(0.02), concurrency=100, queue=100, failure_rate=0.1)
 _POLICY = Policy(attempt_timeout=1.0)
-DEFENCES = {  # a defence is a policy with its budget and breaker
+DEFENCES = {  # a defence is a policy, optionally with a budget and a breaker
     "policy": Defence(_POLICY),
     "policy, budget": Defence(_POLICY, budget={"kind": "token"}),
     "policy, budget, breaker": Defence(_POLICY, budget={"kind": "token"}, breaker={}),
@@ -47,7 +47,7 @@ def measure_rate(defence: Defence, seed: int) -> float:
 
 
 def measure_contention_rate(seed: int) -> float:
-    """Return calls per second of processor time of the contention study."""
+    """Return attempts per second of processor time of the contention study."""
     started = process_time()
     trials = contention(jitter="full", clients=200, trials=40, seed=seed)
     return sum(trial.calls for trial in trials) / (process_time() - started)
@@ -86,7 +86,7 @@ def main() -> int:
         seconds, megabytes = measure_storm()
         is_met = seconds <= MAX_STORM_S and megabytes <= MAX_STORM_MB
         missed += not is_met
-        print("storm with 100,000 clients, all defences")
+        print("`tarry simulate storm` with 100,000 clients and each defence of the scenario")
         print(
             f"  {seconds:.0f} s, {megabytes:.0f} MB in the largest process  "
             f"{'pass' if is_met else 'MISS'}: <= {MAX_STORM_S:g} s, {MAX_STORM_MB:g} MB"

@@ -15,7 +15,7 @@ class Connection(asyncio.Protocol):
         self._headers = headers
         self._transport: asyncio.WriteTransport | None = None
         self._parser = None
-        self._status: asyncio.Future[int] | None = None
+        self._response_future: asyncio.Future[int] | None = None  # the status of the response
         self.is_closed = False
 
     def connection_made(self, transport) -> None:
@@ -26,35 +26,35 @@ class Connection(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
-        status, self._status = self._status, None
-        status.set_result(self._parser.get_status_code())
+        response_future, self._response_future = self._response_future, None
+        response_future.set_result(self._parser.get_status_code())
 
     def connection_lost(self, exc) -> None:
         self.is_closed = True
-        if self._status is not None and not self._status.done():
-            self._status.set_exception(
+        if self._response_future is not None and not self._response_future.done():
+            self._response_future.set_exception(
                 exc or ConnectionResetError("the server closed the connection")
             )
 
     async def post(self, path: str, body: bytes) -> int:
         """Send a request; return the status of the response."""
-        self._status = asyncio.get_running_loop().create_future()
+        self._response_future = asyncio.get_running_loop().create_future()
         head = f"POST {path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
         self._transport.write(head.encode() + body)
-        return await self._status
+        return await self._response_future
 
     def close(self) -> None:
         self._transport.close()
 
 
 class Connections:
-    """Connections to one server; a connection that the server closed is opened again."""
+    """Connections to one server; `post` replaces a connection that the server has closed."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         address = urlsplit(url)
         self._host, self._port = address.hostname, address.port
-        lines = {"Host": address.netloc, **headers}
-        self._headers = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        all_headers = {"Host": address.netloc, **headers}
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in all_headers.items())
         self._idle: asyncio.LifoQueue[Connection] = asyncio.LifoQueue()
         self.all: list[Connection] = []
 
@@ -74,7 +74,7 @@ class Connections:
         return connection
 
     async def post(self, path: str, body: bytes) -> int:
-        """Send a request on an idle connection; wait for one if all are in use."""
+        """Send a request on an idle connection; wait until a connection is idle."""
         connection = await self._idle.get()
         try:
             if connection.is_closed:

@@ -16,11 +16,11 @@ CONCURRENCY = 100
 
 
 async def startup(ctx):
-    ctx["pool"] = common.aiohttp_session()
+    ctx["session"] = common.aiohttp_session()
 
 
-async def deliver(ctx, task, body):
-    if not await common.post(ctx["pool"], task, body):
+async def deliver(ctx, task_id, body):
+    if not await common.post(ctx["session"], task_id, body):
         raise Retry(defer=common.retry_delay(ctx["job_try"]))
 
 
@@ -40,16 +40,16 @@ def work():
     ).run()
 
 
-async def connect():
+async def connect_enqueuer():
     pool = await create_pool(REDIS_SETTINGS)
 
     async def enqueue(ids):
         await common.enqueue_concurrently(
-            ids, lambda task: pool.enqueue_job("deliver", task, common.BODY)
+            ids, lambda task_id: pool.enqueue_job("deliver", task_id, common.BODY)
         )
 
     return enqueue
 
 
 if __name__ == "__main__":
-    work() if common.role() == "work" else common.run_async_enqueuer(connect)
+    work() if common.role() == "work" else common.run_async_enqueuer(connect_enqueuer)

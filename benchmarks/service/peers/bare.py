@@ -1,4 +1,4 @@
-"""The upper limit: a client loop in one process, with retries in memory and without a store."""
+"""An upper bound for the throughput of a peer: a client loop with retries in memory, no store."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from benchmarks.service.peers import common
 CONNECTIONS = 64
 
 
-async def connect():
+async def connect_enqueuer():
     connections = await Connections.open(common.TARGET_URL, CONNECTIONS, common.HEADERS)
     body = common.BODY.encode()
 
-    async def enqueue(ids):
+    # This peer has no queue: "enqueuing" the tasks delivers all of them, with their retries.
+    async def deliver_all(ids):
         loop = asyncio.get_running_loop()
         due_attempts = asyncio.Queue()
         unfinished = len(ids)
 
-        async def work(connection):
+        async def deliver_due(connection):
             nonlocal unfinished
             while True:
-                task, attempt = await due_attempts.get()
-                if task is None:
+                task_id, attempt = await due_attempts.get()
+                if task_id is None:
                     return
-                if await connection.post(f"/t/{task}", body) != 200:
-                    retry = task, attempt + 1
+                if await connection.post(f"/t/{task_id}", body) != 200:
+                    retry = task_id, attempt + 1
                     loop.call_later(common.retry_delay(attempt), due_attempts.put_nowait, retry)
                     continue
                 unfinished -= 1
@@ -34,12 +35,12 @@ async def connect():
                     for _ in connections.all:
                         due_attempts.put_nowait((None, 0))
 
-        for task in ids:
-            due_attempts.put_nowait((task, 1))
-        await asyncio.gather(*(work(connection) for connection in connections.all))
+        for task_id in ids:
+            due_attempts.put_nowait((task_id, 1))
+        await asyncio.gather(*(deliver_due(connection) for connection in connections.all))
 
-    return enqueue
+    return deliver_all
 
 
 if __name__ == "__main__":
-    common.run_async_enqueuer(connect)
+    common.run_async_enqueuer(connect_enqueuer)

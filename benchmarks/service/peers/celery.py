@@ -24,20 +24,20 @@ app.conf.update(
     worker_redirect_stdouts=False,
     worker_send_task_events=False,
 )
-pool = common.requests_session()
+session = common.requests_session()
 
 
 @app.task(bind=True, max_retries=10, name="deliver")
-def deliver(self, task, body):
-    response = pool.post(common.task_url(task), data=body, headers=common.HEADERS, timeout=30)
+def deliver(self, task_id, body):
+    response = session.post(common.task_url(task_id), data=body, headers=common.HEADERS, timeout=30)
     if response.status_code != 200:
         raise self.retry(countdown=common.retry_delay(self.request.retries + 1))
 
 
 def enqueue(ids):
     with app.producer_pool.acquire(block=True) as producer:
-        for task in ids:
-            deliver.apply_async((task, common.BODY), producer=producer)
+        for task_id in ids:
+            deliver.apply_async((task_id, common.BODY), producer=producer)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ BATCH_SIZE = 500
 TaskIds = range
 
 
-def task_url(task: int) -> str:
+def task_url(task_id: int) -> str:
     """Return the target URL of a task."""
-    return f"{TARGET_URL}/t/{task}"
+    return f"{TARGET_URL}/t/{task_id}"
 
 
 def retry_delay(retry: int) -> float:
@@ -54,34 +54,34 @@ async def enqueue_concurrently(ids: TaskIds, enqueue: Callable[[int], Awaitable[
     remaining = iter(ids)
 
     async def enqueue_next() -> None:
-        for task in remaining:
-            await enqueue(task)
+        for task_id in remaining:
+            await enqueue(task_id)
 
     await asyncio.gather(*(enqueue_next() for _ in range(ENQUEUE_CONCURRENCY)))
 
 
 def requests_session():
-    """Return a pool of connections for blocking peers."""
+    """Return an HTTP session for blocking peers."""
     import requests
     from requests.adapters import HTTPAdapter
 
-    pool = requests.Session()
-    pool.trust_env = False
-    pool.mount("http://", HTTPAdapter(pool_connections=4, pool_maxsize=256))
-    return pool
+    session = requests.Session()
+    session.trust_env = False
+    session.mount("http://", HTTPAdapter(pool_connections=4, pool_maxsize=256))
+    return session
 
 
 def aiohttp_session():
-    """Return a pool of connections for peers on asyncio."""
+    """Return an HTTP session for peers on asyncio."""
     import aiohttp
 
     connector = aiohttp.TCPConnector(limit=0)
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
 
-async def post(pool, task: int | str, body: str | bytes) -> bool:
+async def post(session, task_id: int | str, body: str | bytes) -> bool:
     """Send the request of a task; return whether it succeeded."""
-    async with pool.post(f"{TARGET_URL}/t/{task}", data=body, headers=HEADERS) as response:
+    async with session.post(f"{TARGET_URL}/t/{task_id}", data=body, headers=HEADERS) as response:
         await response.read()
         return response.status == 200
 
@@ -105,13 +105,13 @@ def run_enqueuer(enqueue: Callable[[TaskIds], None]) -> None:
 
 
 def run_async_enqueuer(
-    connect: Callable[[], Awaitable[Callable[[TaskIds], Awaitable[None]]]],
+    connect_enqueuer: Callable[[], Awaitable[Callable[[TaskIds], Awaitable[None]]]],
 ) -> None:
-    """Do the same as `run_enqueuer` with coroutines; the time of `connect` is not measured."""
+    """Run the enqueuer that `connect_enqueuer` returns; the time to connect is not measured."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        enqueue = runner.run(connect())
+        enqueue = runner.run(connect_enqueuer())
         run_enqueuer(lambda ids: runner.run(enqueue(ids)))
 
 

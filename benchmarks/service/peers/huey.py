@@ -10,19 +10,19 @@ from huey import SqliteHuey
 from benchmarks.service.peers import common
 
 queue = SqliteHuey(filename=str(Path(common.FOLDER) / "huey.db"), fsync=True, results=False)
-pool = common.requests_session()
+session = common.requests_session()
 
 
 @queue.task(retries=10, retry_delay=0.1, retry_backoff=2)
-def deliver(task, body):
-    response = pool.post(common.task_url(task), data=body, headers=common.HEADERS, timeout=30)
+def deliver(task_id, body):
+    response = session.post(common.task_url(task_id), data=body, headers=common.HEADERS, timeout=30)
     if response.status_code != 200:
         raise RuntimeError(response.status_code)
 
 
 def enqueue(ids):
-    for task in ids:
-        deliver(task, common.BODY)
+    for task_id in ids:
+        deliver(task_id, common.BODY)
 
 
 if __name__ == "__main__":

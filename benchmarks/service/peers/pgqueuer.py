@@ -20,12 +20,12 @@ async def work():
     queue = PgQueuer(
         AsyncpgPoolDriver(await asyncpg.create_pool(common.POSTGRES_URL, min_size=4, max_size=8))
     )
-    pool = common.aiohttp_session()
+    session = common.aiohttp_session()
 
     @queue.entrypoint("deliver")
     async def deliver(job):
-        task, _, body = job.payload.partition(b"|")
-        if not await common.post(pool, task.decode(), body):
+        task_id, _, body = job.payload.partition(b"|")
+        if not await common.post(session, task_id.decode(), body):
             raise RetryRequested(delay=timedelta(seconds=common.retry_delay(1)))
 
     await queue.run(batch_size=DEQUEUE_BATCH_SIZE, dequeue_timeout=timedelta(seconds=0.1))
@@ -37,12 +37,12 @@ async def set_up():
     await connection.close()
 
 
-async def connect():
+async def connect_enqueuer():
     queries = Queries(AsyncpgDriver(await asyncpg.connect(common.POSTGRES_URL)))
 
     async def enqueue(ids):
         for batch in common.split_batches(ids):
-            bodies = [f"{task}|{common.BODY}".encode() for task in batch]
+            bodies = [f"{task_id}|{common.BODY}".encode() for task_id in batch]
             await queries.enqueue(["deliver"] * len(batch), bodies, [0] * len(batch))
 
     return enqueue
@@ -54,4 +54,4 @@ if __name__ == "__main__":
     elif common.role() == "set-up":
         asyncio.run(set_up())
     else:
-        common.run_async_enqueuer(connect)
+        common.run_async_enqueuer(connect_enqueuer)

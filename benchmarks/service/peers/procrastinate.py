@@ -11,7 +11,7 @@ from benchmarks.service.peers import common
 CONCURRENCY = 64
 POLL_INTERVAL_S = 0.1
 app = App(connector=PsycopgConnector(conninfo=common.POSTGRES_URL, min_size=4, max_size=10))
-pools = []
+sessions = []  # the HTTP session of a worker, opened by its first job
 
 
 class Backoff(BaseRetryStrategy):
@@ -21,10 +21,10 @@ class Backoff(BaseRetryStrategy):
 
 
 @app.task(name="deliver", retry=Backoff())
-async def deliver(task, body):
-    if not pools:
-        pools.append(common.aiohttp_session())
-    if not await common.post(pools[0], task, body):
+async def deliver(task_id, body):
+    if not sessions:
+        sessions.append(common.aiohttp_session())
+    if not await common.post(sessions[0], task_id, body):
         raise RuntimeError
 
 
@@ -43,12 +43,12 @@ async def set_up():
         await app.schema_manager.apply_schema_async()
 
 
-async def connect():
+async def connect_enqueuer():
     await app.open_async()
 
     async def enqueue(ids):
         for batch in common.split_batches(ids):
-            jobs = [{"task": task, "body": common.BODY} for task in batch]
+            jobs = [{"task_id": task_id, "body": common.BODY} for task_id in batch]
             await app.configure_task("deliver").batch_defer_async(*jobs)
 
     return enqueue
@@ -60,4 +60,4 @@ if __name__ == "__main__":
     elif common.role() == "set-up":
         asyncio.run(set_up())
     else:
-        common.run_async_enqueuer(connect)
+        common.run_async_enqueuer(connect_enqueuer)

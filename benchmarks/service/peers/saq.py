@@ -10,11 +10,11 @@ CONCURRENCY = 25
 
 
 async def startup(ctx):
-    ctx["pool"] = common.aiohttp_session()
+    ctx["session"] = common.aiohttp_session()
 
 
-async def deliver(ctx, *, task, body):
-    if not await common.post(ctx["pool"], task, body):
+async def deliver(ctx, *, task_id, body):
+    if not await common.post(ctx["session"], task_id, body):
         raise RuntimeError
 
 
@@ -25,18 +25,22 @@ async def work():
     await Worker(queue, [deliver], startup=startup, concurrency=CONCURRENCY, timers=timers).start()
 
 
-async def connect():
+async def connect_enqueuer():
     queue = Queue.from_url(common.REDIS_URL)
     await queue.connect()
     options = {"retries": 10, "retry_delay": 0.1, "retry_backoff": True, "ttl": -1}
 
     async def enqueue(ids):
         await common.enqueue_concurrently(
-            ids, lambda task: queue.enqueue("deliver", task=task, body=common.BODY, **options)
+            ids,
+            lambda task_id: queue.enqueue("deliver", task_id=task_id, body=common.BODY, **options),
         )
 
     return enqueue
 
 
 if __name__ == "__main__":
-    common.run_worker(work()) if common.role() == "work" else common.run_async_enqueuer(connect)
+    if common.role() == "work":
+        common.run_worker(work())
+    else:
+        common.run_async_enqueuer(connect_enqueuer)

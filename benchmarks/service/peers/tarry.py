@@ -17,11 +17,11 @@ MINIMAL_RESPONSE_HEADERS = {"Prefer": "return=minimal"}
 encode = msgspec.json.Encoder().encode
 
 
-def build_task(task):
-    return {"targetUrl": common.task_url(task), "headers": common.HEADERS, "body": common.BODY}
+def build_task(task_id):
+    return {"targetUrl": common.task_url(task_id), "headers": common.HEADERS, "body": common.BODY}
 
 
-async def connect():
+async def connect_enqueuer():
     is_batch = common.role() == "batch"
     wait_until_ready()
     count = BATCH_CONNECTIONS if is_batch else SINGLE_CONNECTIONS
@@ -32,11 +32,11 @@ async def connect():
     async def enqueue(ids):
         if is_batch:
             bodies = (
-                {"tasks": [build_task(task) for task in batch]}
+                {"tasks": [build_task(task_id) for task_id in batch]}
                 for batch in common.split_batches(ids)
             )
         else:
-            bodies = (build_task(task) for task in ids)
+            bodies = (build_task(task_id) for task_id in ids)
 
         async def work(connection):
             for body in bodies:
@@ -50,4 +50,4 @@ async def connect():
 
 
 if __name__ == "__main__":
-    common.run_async_enqueuer(connect)
+    common.run_async_enqueuer(connect_enqueuer)

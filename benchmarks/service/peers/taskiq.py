@@ -22,23 +22,27 @@ scheduler = TaskiqScheduler(broker, [source])
 
 @broker.on_event(TaskiqEvents.WORKER_STARTUP)
 async def startup(state):
-    state.pool = common.aiohttp_session()
+    state.session = common.aiohttp_session()
 
 
 @broker.task(task_name="deliver")
-async def deliver(task: int, body: str, context: Context = TaskiqDepends()) -> None:  # noqa: B008
-    if not await common.post(context.state.pool, task, body):
+async def deliver(
+    task_id: int,
+    body: str,
+    context: Context = TaskiqDepends(),  # noqa: B008
+) -> None:
+    if not await common.post(context.state.session, task_id, body):
         raise RuntimeError
 
 
-async def connect():
+async def connect_enqueuer():
     await broker.startup()
 
     async def enqueue(ids):
-        await common.enqueue_concurrently(ids, lambda task: deliver.kiq(task, common.BODY))
+        await common.enqueue_concurrently(ids, lambda task_id: deliver.kiq(task_id, common.BODY))
 
     return enqueue
 
 
 if __name__ == "__main__":
-    common.run_async_enqueuer(connect)
+    common.run_async_enqueuer(connect_enqueuer)
