@@ -16,7 +16,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.store import Store
 from tests.chaos.invariants import InvariantChecker, run_synchronously
-from tests.service.stores.model_store import ModelStore
+from tests.service.stores.reference_store import ReferenceStore
 from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
 _process: ContextVar[SimulatedProcess | None] = ContextVar("process", default=None)
@@ -29,7 +29,7 @@ class Faults:
     def __init__(self, rng: Random) -> None:
         store_failure = rng.choice([0.0, 0.01, 0.05, 0.2])
         self.crash = rng.choice([0.0, 0.001, 0.005, 0.02])
-        """The process crashes before or after a call of the store or the network."""
+        """The process crashes before or after it calls the store or the network."""
         self.store_rejection = store_failure
         """The store rejects a call without a change."""
         self.store_reply_loss = store_failure / 2
@@ -39,6 +39,11 @@ class Faults:
         self.max_clock_jump_s = rng.choice([0.0, 0.0, 3.0, 200.0])
         """An amplitude in seconds, not a probability."""
 
+    @property
+    def hosts_may_fail(self) -> bool:
+        """Whether targets fail, too: only in a run with delays or lost calls, and until `stop`."""
+        return bool(self.delay or self.network_fault or self.store_rejection)
+
     def stop(self) -> None:
         """Inject no more faults."""
         self.crash = self.store_rejection = self.store_reply_loss = 0.0
@@ -46,7 +51,7 @@ class Faults:
 
 
 class SimulatedProcess:
-    """One process of the service. It can crash at every call of the store or the network."""
+    """One process of the service. It can crash whenever it calls the store or the network."""
 
     def __init__(self, environment: Environment, name: str, clock_skew_s: float) -> None:
         self.environment = environment
@@ -115,13 +120,13 @@ class FaultyStore:
             if environment.rng.random() < environment.faults.store_rejection:
                 msg = f"{name}: the call was rejected"
                 raise StoreUnavailable(msg)
-            reply = await method(*args, **kwargs)
-            environment.invariants.record_store_call(name, args, reply)
+            returned = await method(*args, **kwargs)
+            environment.invariants.record_store_call(name, args, returned)
             await self._process.reach_fault_point()
             if environment.rng.random() < environment.faults.store_reply_loss:
                 msg = f"{name}: the reply was lost"
                 raise StoreUnavailable(msg)
-            return reply
+            return returned
 
         return call
 
@@ -171,12 +176,12 @@ class FaultyNetwork:
         rng, faults = environment.rng, environment.faults
         if rng.random() < faults.network_fault / 3:
             result = DeliveryResult(fault=Fault.INTERNAL, error="egress proxy down")
-            environment.invariants.record_delivery(request, result)
+            environment.invariants.record_received_result(request, result)
             return result
         if rng.random() < faults.network_fault / 3:
             return DeliveryResult(fault=Fault.DNS, error="no such name")
         result, seconds = environment.hosts[request.url.split("/")[2]].next_response()
-        environment.invariants.record_response(request, result)
+        environment.invariants.log_target_response(request, result)
         is_lost = rng.random() < faults.network_fault / 3
         if is_lost or seconds > request.timeout:
             await asyncio.sleep(request.timeout)
@@ -184,7 +189,7 @@ class FaultyNetwork:
         else:
             await asyncio.sleep(seconds)
         await process.reach_fault_point()
-        environment.invariants.record_delivery(request, result)
+        environment.invariants.record_received_result(request, result)
         return result
 
     async def close(self) -> None:
@@ -199,7 +204,7 @@ class Environment:
         self.faults = Faults(self.rng)
         self.clock_offset_s = 0.0
         self.clock_jumped_at = float("-inf")
-        self.store: Store = ModelStore(self._now_ms)
+        self.store: Store = ReferenceStore(self._now_ms)
         if folder is not None:
             self.store = SynchronousSqliteStore(folder / "tasks.db", self._now_ms)
             run_synchronously(self.store.open())

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tests.chaos.environment import Environment
 
 _CLOCK_JUMP_GRACE_S = 10.0
-"""A worker notices a clock jump at its next claim, and claims may fail a few times."""
+"""For this long after a clock jump, early and repeated attempts are tolerated: a worker notices the
+jump only at its next successful claim."""
 _ROUNDING_MS = 0.001
 """Tolerance for floating-point times."""
 T = TypeVar("T")
@@ -39,7 +40,7 @@ class InvariantViolation(AssertionError):
 class InvariantChecker:
     """Records accepted tasks, attempts and store calls, and checks them.
 
-    A task is identified by the last part of its URL, which is unique in the simulation.
+    The name of a task is the last part of its URL, which is unique in the simulation.
     """
 
     def __init__(self, store: Store, environment: Environment) -> None:
@@ -49,8 +50,8 @@ class InvariantChecker:
         """Id and idempotency key of each task that was accepted with 200 or 201, by name."""
         self.attempts: dict[str, int] = defaultdict(int)
         """Number of attempts, by task name."""
-        self.keys: dict[str, str] = {}
-        """Idempotency key of the first attempt, by task name."""
+        self.key_headers: dict[str, str] = {}
+        """`Idempotency-Key` header of the first attempt (the key in quotes), by task name."""
         self.confirmed: set[str] = set()
         """Names of tasks for which the service has received a 2xx response."""
         self.finished: dict[str, str] = {}
@@ -71,74 +72,80 @@ class InvariantChecker:
 
     def record_attempt(self, request: DeliveryRequest, process: str) -> None:
         """Record the start of an attempt, and check it."""
-        name, key = _task_name(request), dict(request.headers)["Idempotency-Key"]
-        self._log(f"{process} starts an attempt of {name}")
+        name, key_header = _task_name(request), dict(request.headers)["Idempotency-Key"]
+        self._add_to_history(f"{process} starts an attempt of {name}")
         self.attempts[name] += 1
-        # The callbacks of a replayed task are different tasks with the same name.
-        if self.keys.setdefault(name, key) != key and not name.startswith("callback"):
-            self._fail(5, f"{name} was sent with the keys {self.keys[name]} and {key}")
-        task = self._find_task(key)
+        # A replayed task sends a new callback task each time it finishes. The callback tasks have
+        # the same URL, and thus the same name, but different keys.
+        first_key_header = self.key_headers.setdefault(name, key_header)
+        if first_key_header != key_header and not name.startswith("callback"):
+            self._fail(5, f"{name} was sent with the keys {first_key_header} and {key_header}")
+        task = self._find_task(key_header)
         if task is None:
             return
-        # After a clock jump, leases expire early and a due attempt may look early.
+        # After a clock jump, a lease may expire too soon, and an attempt that was due may seem to
+        # be sent before its time.
         seconds_since_jump = asyncio.get_running_loop().time() - self._environment.clock_jumped_at
         clock_jumped = seconds_since_jump < _CLOCK_JUMP_GRACE_S
         if task.id in self.finished and not clock_jumped:
             self._fail(4, f"{name} was sent although it was {self.finished[task.id]}")
-        now = int(self._environment.now_s() * 1000 + _ROUNDING_MS)
-        if now < task.next_attempt_at and task.id not in self.retried_now and not clock_jumped:
-            self._fail(6, f"{name} was sent {task.next_attempt_at - now} ms early")
+        now_ms = int(self._environment.now_s() * 1000 + _ROUNDING_MS)
+        is_early = now_ms < task.next_attempt_at and task.id not in self.retried_now
+        if is_early and not clock_jumped:
+            self._fail(6, f"{name} was sent {task.next_attempt_at - now_ms} ms early")
 
-    def record_response(self, request: DeliveryRequest, result: DeliveryResult) -> None:
-        """Record the response of a target."""
-        self._log(f"the target responds to {_task_name(request)}: {result.status or result.fault}")
+    def log_target_response(self, request: DeliveryRequest, result: DeliveryResult) -> None:
+        """Add the response of a target to the history; the service may not receive it."""
+        self._add_to_history(
+            f"the target responds to {_task_name(request)}: {result.status or result.fault}"
+        )
 
-    def record_delivery(self, request: DeliveryRequest, result: DeliveryResult) -> None:
-        """Record the result that the service gets for an attempt."""
+    def record_received_result(self, request: DeliveryRequest, result: DeliveryResult) -> None:
+        """Record the result that the service receives for an attempt."""
         if result.fault is Fault.INTERNAL:
             # An internal failure is not counted as an attempt.
             self.attempts[_task_name(request)] -= 1
         if isinstance(result.status, int) and 200 <= result.status < 300:
             self.confirmed.add(_task_name(request))
 
-    def record_store_call(self, call: str, args: tuple[Any, ...], reply: Any) -> None:
-        """Record the changes that a call has made in the store."""
-        if call == "finish":
-            for result, status in zip(args[0], reply, strict=True):
-                if status is FinishStatus.APPLIED and result.status.is_finished:
+    def record_store_call(self, method: str, args: tuple[Any, ...], returned: Any) -> None:
+        """Record the changes that a call of a store method has made."""
+        if method == "finish":
+            for result, finish_status in zip(args[0], returned, strict=True):
+                if finish_status is FinishStatus.APPLIED and result.status.is_finished:
                     self.finished[result.task.id] = result.status.name
-                elif status is FinishStatus.CANCELLED:
+                elif finish_status is FinishStatus.CANCELLED:
                     self.finished[result.task.id] = "CANCELLED"
-        elif call == "cancel" and reply is CancelStatus.CANCELLED:
+        elif method == "cancel" and returned is CancelStatus.CANCELLED:
             self.finished[args[1]] = "CANCELLED"
-        elif call == "retry_now" and reply is RetryNowStatus.DUE:
+        elif method == "retry_now" and returned is RetryNowStatus.DUE:
             self.finished.pop(args[1], None)
             self.retried_now.add(args[1])
-        elif call == "replay_step":
+        elif method == "replay_step":
             for task in self._list_tasks():
                 if task.status is Status.PENDING:
                     self.finished.pop(task.id, None)
-        self._log_store_call(call, args, reply)
+        self._add_call_to_history(method, args, returned)
 
-    def _log_store_call(self, call: str, args: tuple[Any, ...], reply: Any) -> None:
-        if call == "claim":
-            details = [f"{task.key} v{task.version}" for task in reply.tasks]
-        elif call == "add":
-            details = [f"{added.task.key} {added.status} {added.leased}" for added in reply]
-        elif call == "finish":
-            pairs = zip(args[0], reply, strict=True)
+    def _add_call_to_history(self, method: str, args: tuple[Any, ...], returned: Any) -> None:
+        if method == "claim":
+            details = [f"{task.key} v{task.version}" for task in returned.tasks]
+        elif method == "add":
+            details = [f"{added.task.key} {added.status} {added.leased}" for added in returned]
+        elif method == "finish":
+            pairs = zip(args[0], returned, strict=True)
             details = [
-                f"{result.task.key} v{result.task.version} {result.status.name} {status}"
-                for result, status in pairs
+                f"{result.task.key} v{result.task.version} {result.status.name} {finish_status}"
+                for result, finish_status in pairs
             ]
-        elif call == "release":
+        elif method == "release":
             details = [f"{release.task.key} v{release.task.version}" for release in args[0]]
-        elif call in {"cancel", "retry_now", "park", "resume"}:
-            details = [*map(str, args), str(reply)]
+        elif method in {"cancel", "retry_now", "park", "resume"}:
+            details = [*map(str, args), str(returned)]
         else:
             return
         if details:
-            self._log(f"{call}: {', '.join(details)}")
+            self._add_to_history(f"{method}: {', '.join(details)}")
 
     # --- final checks -----------------------------------------------------------------------------
 
@@ -159,9 +166,9 @@ class InvariantChecker:
             if task.status is Status.SUCCEEDED and name not in self.confirmed:
                 self._fail(2, f"{name} is SUCCEEDED without a 2xx response")
             if task.key != key:
-                self._fail(5, f"{name} has another key")
-            log = await self._store.list_attempts(task.tenant, task.id, limit=1000)
-            numbers = [attempt.number for attempt in log]
+                self._fail(5, f"{name} was accepted with the key {key}, but has {task.key}")
+            attempt_log = await self._store.list_attempts(task.tenant, task.id, limit=1000)
+            numbers = [attempt.number for attempt in attempt_log]
             if numbers != list(range(1, task.attempts + 1)):
                 self._fail(3, f"{name} has {task.attempts} attempts, but its log has {numbers}")
             if self.attempts[name] > task.attempts:
@@ -176,13 +183,13 @@ class InvariantChecker:
         if stored_counts != dict(expected_counts):
             self._fail(0, f"the counters are {stored_counts}, expected {dict(expected_counts)}")
 
-    def _find_task(self, key: str) -> Task | None:
-        return next((task for task in self._list_tasks() if f'"{task.key}"' == key), None)
+    def _find_task(self, key_header: str) -> Task | None:
+        return next((task for task in self._list_tasks() if f'"{task.key}"' == key_header), None)
 
     def _list_tasks(self) -> list[Task]:
         return run_synchronously(self._store.list_tasks("default", TaskFilter(), limit=1000)).items
 
-    def _log(self, line: str) -> None:
+    def _add_to_history(self, line: str) -> None:
         self.history.append(f"{asyncio.get_running_loop().time():.3f} {line}")
 
     def _fail(self, number: int, message: str) -> None:
@@ -200,7 +207,7 @@ def run_synchronously(work: Coroutine[Any, Any, T]) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
-    msg = "the coroutine suspends"
+    msg = "the coroutine must not suspend"
     raise AssertionError(msg)
 
 

@@ -2,10 +2,12 @@
 
     python -m tests.chaos.simulation SEED          # one run; prints its history
     python -m tests.chaos.simulation --seeds 1000  # many runs; stops at the first failure
+    python -m tests.chaos.simulation --sqlite SEED  # one run on a SQLite file
 
-Callers post, cancel, retry and replay tasks; one or two processes share one store. Processes crash
-at calls of the store or the network, the store rejects calls or loses replies, the network and the
-targets fail, and the clock of the store jumps. Then the faults stop, and invariants are checked.
+Callers post, cancel, retry and replay tasks; one or two processes share one store. A process may
+crash whenever it calls the store or the network, the store rejects calls or loses replies, the
+network and the targets fail, and the clock of the store jumps. Then the faults stop, and invariants
+are checked.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ RECOVERY_TIMEOUT_S = 400.0
 CHECK_INTERVAL_S = 5.0
 LEASE_MS = 15_000
 HORIZON_MS = 2_000
+"""A task is leased at most this long before it is due."""
 
 
 class Simulation:
@@ -54,19 +57,21 @@ class Simulation:
         """Run until all tasks are finished, and check the invariants."""
         process_count = self.rng.choice([1, 1, 2])
         self.harnesses, self.apis = [None] * process_count, [None] * process_count
-        jobs = [asyncio.ensure_future(self._run_processes(index)) for index in range(process_count)]
-        jobs += [
+        background = [
+            asyncio.ensure_future(self._keep_process_running(slot)) for slot in range(process_count)
+        ]
+        background += [
             asyncio.ensure_future(self._change_host_states()),
             asyncio.ensure_future(self._make_clock_jumps()),
         ]
         callers = [asyncio.ensure_future(self._run_caller()) for _ in range(self.rng.randint(1, 4))]
-        done, _ = await asyncio.wait([*callers, *jobs], timeout=FAULT_PHASE_S)
+        done, _ = await asyncio.wait([*callers, *background], timeout=FAULT_PHASE_S)
         self._raise_first_error(done)
         self.environment.faults.stop()
         for host in self.environment.hosts.values():
             host.state = "healthy"
         for _ in range(int(RECOVERY_TIMEOUT_S / CHECK_INTERVAL_S)):
-            done, _ = await asyncio.wait([*callers, *jobs], timeout=CHECK_INTERVAL_S)
+            done, _ = await asyncio.wait([*callers, *background], timeout=CHECK_INTERVAL_S)
             self._raise_first_error(done)
             if (
                 all(caller.done() for caller in callers)
@@ -75,35 +80,35 @@ class Simulation:
                 break
         for process in self.processes:
             process.kill()
-        for job in [*callers, *jobs]:
-            job.cancel()
-        await asyncio.wait([*callers, *jobs])
-        self._raise_first_error(jobs)
+        for future in [*callers, *background]:
+            future.cancel()
+        await asyncio.wait([*callers, *background])
+        self._raise_first_error(background)
         if self.environment.invariants.violation is not None:
             raise self.environment.invariants.violation
         await self.environment.invariants.check_final_state()
 
-    def _raise_first_error(self, jobs: Any) -> None:
-        for job in jobs:
-            if job.done() and not job.cancelled() and job.exception() is not None:
-                raise job.exception()
+    def _raise_first_error(self, futures: Any) -> None:
+        for future in futures:
+            if future.done() and not future.cancelled() and future.exception() is not None:
+                raise future.exception()
 
     # --- processes --------------------------------------------------------------------------------
 
-    async def _run_processes(self, index: int) -> None:
-        """Start a process, and another one after each crash or shutdown."""
+    async def _keep_process_running(self, slot: int) -> None:
+        """Run a process in this slot, and another process after each crash or shutdown."""
         while True:
             self.started_process_count += 1
             name = f"p{self.started_process_count}"
             process = SimulatedProcess(self.environment, name, clock_skew_s=self.rng.random() * 1e6)
             self.processes.append(process)
-            await process.run(self._serve(index, process))
+            await process.run(self._serve(slot, process))
             if process.is_alive:  # after a graceful shutdown
                 process.is_alive = False
-            self.harnesses[index] = self.apis[index] = None
+            self.harnesses[slot] = self.apis[slot] = None
             await asyncio.sleep(self.rng.random() * 20)
 
-    async def _serve(self, index: int, process: SimulatedProcess) -> None:
+    async def _serve(self, slot: int, process: SimulatedProcess) -> None:
         rng = self.rng
         harness = EngineHarness(
             FaultyNetwork(process),
@@ -111,11 +116,12 @@ class Simulation:
             limits=EngineLimits(
                 max_running_attempts=rng.choice([2, 50]),
                 max_lane_running_attempts=rng.choice([1, 20]),
+                # `max_leased` limits all leased tasks, `max_claimed` the tasks of one claim.
                 max_leased=rng.choice([3, 100]),
                 max_lane_leased=rng.choice([2, 50]),
                 max_claimed=rng.choice([2, 50]),
                 max_lane_claimed=rng.choice([1, 50]),
-                max_unwritten=10,
+                max_unwritten=10,  # new tasks that wait to be written
             ),
             seed=int(process.name[1:]),
             lease=LeaseTerms(process.name, LEASE_MS, HORIZON_MS),
@@ -128,10 +134,10 @@ class Simulation:
             await harness.engine.start()
         except StoreUnavailable:
             return
-        self.harnesses[index], self.apis[index] = harness, build_api(harness)
+        self.harnesses[slot], self.apis[slot] = harness, build_api(harness)
         if rng.random() < 0.3:
             await asyncio.sleep(rng.random() * FAULT_PHASE_S)
-            self.harnesses[index] = self.apis[index] = None
+            self.harnesses[slot] = self.apis[slot] = None
             await harness.engine.stop(rng.choice([0.0, 20.0]))  # SIGTERM
             return
         await process.crashed
@@ -139,11 +145,7 @@ class Simulation:
     async def _change_host_states(self) -> None:
         while True:
             await asyncio.sleep(self.rng.random() * 15)
-            if (
-                self.environment.faults.delay
-                or self.environment.faults.network_fault
-                or self.environment.faults.store_rejection
-            ):
+            if self.environment.faults.hosts_may_fail:
                 self.rng.choice(list(self.environment.hosts.values())).change_state()
 
     async def _make_clock_jumps(self) -> None:
@@ -169,9 +171,12 @@ class Simulation:
                 await self._replay()
 
     async def _send(self, method: str, path: str, document: object = None) -> tuple[int, Any]:
-        """Send a request to a random process; status 0: it does not run, or crashes meanwhile."""
-        index = self.rng.randrange(len(self.apis))
-        api, process = self.apis[index], self._running_process(index)
+        """Send a request to a random process; return the status and the document of the response.
+
+        The status is 0 if the process is not running or crashes during the request.
+        """
+        slot = self.rng.randrange(len(self.apis))
+        api, process = self.apis[slot], self._running_process(slot)
         if api is None or process is None:
             return 0, None
         response: tuple[int, Any] | None = await process.run(
@@ -208,6 +213,7 @@ class Simulation:
             path, document = "/retry-tasks/batch", {"tasks": tasks}
         while True:
             status, body = await self._send("POST", path, document)
+            worst_status = status
             if status in {200, 201}:
                 single = {"status": status, "task": body}
                 results = body["results"] if len(names) > 1 else [single]
@@ -217,11 +223,12 @@ class Simulation:
                         self.environment.invariants.record_accepted(
                             name, task["taskId"], task["idempotencyKey"]
                         )
-                status = max(result["status"] for result in results)
-                if status in {200, 201}:
+                # One rejected task of a batch is enough to post the batch again.
+                worst_status = max(result["status"] for result in results)
+                if worst_status in {200, 201}:
                     return
-            if status not in {0, 429, 503}:
-                raise InvariantViolation(f"{names}: {status} {body}")
+            if worst_status not in {0, 429, 503}:
+                raise InvariantViolation(f"{names}: {worst_status} {body}")
             await asyncio.sleep(rng.random())
 
     async def _act_on_task(self, action: str) -> None:
@@ -238,8 +245,8 @@ class Simulation:
     async def _replay(self) -> None:
         await self._send("POST", "/dead-letters/replays", {})
 
-    def _running_process(self, index: int) -> SimulatedProcess | None:
-        harness = self.harnesses[index]
+    def _running_process(self, slot: int) -> SimulatedProcess | None:
+        harness = self.harnesses[slot]
         for process in self.processes:
             if (
                 harness is not None
@@ -251,7 +258,7 @@ class Simulation:
 
 
 def simulate(seed: int, folder: Path | None = None) -> Simulation:
-    """Run one seed, on a SQLite file in `folder` or on the model store.
+    """Run one seed, on a SQLite file in `folder` or on the in-memory reference store.
 
     Raises `InvariantViolation`.
     """
@@ -279,7 +286,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument(
-        "--sqlite", action="store_true", help="use a SQLite file instead of the model store"
+        "--sqlite", action="store_true", help="use a SQLite file instead of the in-memory store"
     )
     options = parser.parse_args()
     seeds = (
@@ -292,7 +299,10 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 run = simulate(seed, Path(folder) if options.sqlite else None)
         except BaseException:
-            sys.stderr.write(f"seed {seed} fails: python -m tests.chaos.simulation {seed}\n")
+            command = f"python -m tests.chaos.simulation {seed}"
+            if options.sqlite:
+                command += " --sqlite"
+            sys.stderr.write(f"seed {seed} failed; repeat it with: {command}\n")
             raise
         if seed and not seed % 1000:
             sys.stdout.write(f"seed {seed} is done\n")

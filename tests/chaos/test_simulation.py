@@ -12,7 +12,7 @@ from tarry.service.model import Status
 from tarry.service.store import FinishStatus
 from tests.chaos.invariants import InvariantViolation
 from tests.chaos.simulation import simulate
-from tests.service.stores.model_store import ModelStore
+from tests.service.stores.reference_store import ReferenceStore
 
 SEED_COUNT, SEEDS_PER_TEST = 2_000, 100
 
@@ -25,7 +25,9 @@ def test_invariants_hold_with_random_faults(first_seed: int) -> None:
         try:
             simulate(seed)
         except Exception as error:
-            error.add_note(f"seed {seed}: python -m tests.chaos.simulation {seed}")
+            error.add_note(
+                f"seed {seed} failed; repeat it with: python -m tests.chaos.simulation {seed}"
+            )
             raise
 
 
@@ -52,7 +54,7 @@ def _start_attempts_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _lose_added_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the store lose all tasks of a batch except the first."""
-    add = ModelStore.add
+    add = ReferenceStore.add
 
     async def add_and_lose(self: Any, tasks: Any, lease: Any = None, **options: Any) -> Any:
         added = await add(self, tasks, lease, **options)
@@ -61,7 +63,7 @@ def _lose_added_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
             self.state.rows.pop(self.state.ids.pop(result.task.id))
         return added
 
-    monkeypatch.setattr(ModelStore, "add", add_and_lose)
+    monkeypatch.setattr(ReferenceStore, "add", add_and_lose)
 
 
 def _requeue_finished_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

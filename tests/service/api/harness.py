@@ -37,7 +37,7 @@ from tarry.service.store import (
     TaskResult,
 )
 from tarry.wire.tasks import LocalStats
-from tests.service.stores.model_store import ModelStore
+from tests.service.stores.reference_store import ReferenceStore
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class FakeTime:
 class FakeEngine:
     """An engine that applies operations to the store and makes no attempts."""
 
-    def __init__(self, store: ModelStore, time: FakeTime, quota: int | None) -> None:
+    def __init__(self, store: ReferenceStore, time: FakeTime, quota: int | None) -> None:
         self.store = store
         self.clock = StoreClock(time.seconds)
         self.clock.synchronize(self.clock.local_ms(), time.ms)
@@ -201,7 +201,7 @@ class ApiHarness:
         hosts: frozenset[str] | None = None,
     ) -> None:
         self.time = FakeTime()
-        self.store = ModelStore(self.time.milliseconds)
+        self.store = ReferenceStore(self.time.milliseconds)
         self.engine = FakeEngine(self.store, self.time, quota)
         self.payloads = FakePayloads()
         self.codec = Codec()

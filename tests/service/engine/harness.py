@@ -1,4 +1,4 @@
-"""An engine with fake dependencies: virtual time, a fake target, and the model store."""
+"""An engine with fake dependencies: virtual time, a fake target, and the in-memory store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.model import AttemptRecord, Task, TaskContent
 from tarry.service.store import AddResult, LeaseTerms, NewTask, Retention, Store
 from tarry.testing import VirtualClock
-from tests.service.stores.model_store import ModelStore
+from tests.service.stores.reference_store import ReferenceStore
 
 EPOCH_S = 1_800_000_000.0
 LEASE = LeaseTerms("worker", 70_000, 1_000)
@@ -70,7 +70,7 @@ class EngineHarness:
         read_body: Callable[[TaskContent], Awaitable[bytes]] | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self.store: Store = store or ModelStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+        self.store: Store = store or ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000))
         limits = limits or EngineLimits()
         rng = Random(seed)
         self.ids = (f"0190a000-0000-7000-8000-{i:012x}" for i in range(seed << 24, 1 << 47))

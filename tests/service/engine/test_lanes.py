@@ -20,7 +20,7 @@ from tests.service.engine.harness import (
     FakeTarget,
     run,
 )
-from tests.service.stores.model_store import ModelStore
+from tests.service.stores.reference_store import ReferenceStore
 
 
 def new_lanes(*names: str) -> Lanes:
@@ -258,7 +258,7 @@ def test_clock_jump_does_not_delay_a_retry() -> None:
 
     async def main() -> None:
         loop, jump_s = asyncio.get_running_loop(), 0
-        store = ModelStore(lambda: int((EPOCH_S + loop.time() + jump_s) * 1000))
+        store = ReferenceStore(lambda: int((EPOCH_S + loop.time() + jump_s) * 1000))
         harness = EngineHarness(FakeTarget(OK, BUSY, OK), store=store)
         await harness.engine.start()
         await asyncio.sleep(5.1)

@@ -10,7 +10,7 @@ from tarry.service.delivery import DeliveryResult
 from tarry.service.engine.maintenance import replay_step_size
 from tarry.service.model import ReplayRecord
 from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget, run
-from tests.service.stores.model_store import ModelStore
+from tests.service.stores.reference_store import ReferenceStore
 
 BAD_REQUEST = DeliveryResult(status=400, duration_ms=1.0)
 
@@ -86,7 +86,7 @@ def test_many_slow_replays_do_not_delay_another() -> None:
     run(main)
 
 
-class FailingReplayStore(ModelStore):
+class FailingReplayStore(ReferenceStore):
     """A store that fails for the replay `a`."""
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:

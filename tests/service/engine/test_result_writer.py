@@ -29,7 +29,7 @@ from tests.service.engine.harness import (
     FakeTarget,
     run,
 )
-from tests.service.stores.model_store import ModelStore
+from tests.service.stores.reference_store import ReferenceStore
 
 TASK = Task(
     id="i",
@@ -171,7 +171,7 @@ def test_rejected_result_does_not_affect_its_group() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        class RejectingStore(ModelStore):
+        class RejectingStore(ReferenceStore):
             async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
                 if any(result.task.key == "rejected" for result in results):
                     raise ValueError
@@ -193,7 +193,7 @@ def test_rejected_result_does_not_affect_its_group() -> None:
     run(main)
 
 
-class OutageStore(ModelStore):
+class OutageStore(ReferenceStore):
     """A store that raises `StoreUnavailable` while `is_unavailable` is set."""
 
     is_unavailable = False

@@ -13,7 +13,7 @@ from tests.service.engine.harness import (
     FakeTarget,
     run,
 )
-from tests.service.stores.model_store import ModelStore
+from tests.service.stores.reference_store import ReferenceStore
 
 
 def test_retry_beyond_the_horizon_is_claimed() -> None:
@@ -40,7 +40,7 @@ def test_retry_beyond_the_horizon_is_claimed() -> None:
     run(main)
 
 
-class SlowClaimStore(ModelStore):
+class SlowClaimStore(ReferenceStore):
     """A store that replies to a claim one second after it has leased the tasks."""
 
     async def claim(

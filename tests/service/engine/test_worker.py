@@ -24,7 +24,7 @@ from tests.service.engine.harness import (
     FakeTarget,
     run,
 )
-from tests.service.stores.model_store import ModelStore
+from tests.service.stores.reference_store import ReferenceStore
 
 ONE_RETRY_AFTER_500_MS = {"maxAttempts": 2, "initialDelayMs": 500, "jitterType": "NONE"}
 
@@ -270,7 +270,7 @@ def test_paused_lane_gets_no_retry() -> None:
     run(main)
 
 
-class SlowResultStore(ModelStore):
+class SlowResultStore(ReferenceStore):
     """A store that is slow to write results and to release leases."""
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
@@ -407,7 +407,7 @@ def test_lease_renewed_during_stop_is_released() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        class SlowFinishStore(ModelStore):
+        class SlowFinishStore(ReferenceStore):
             async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
                 await asyncio.sleep(1)
                 return await super().finish(results)

@@ -20,7 +20,7 @@ from tarry.service.model import AttemptRecord, LaneRecord, ReplayRecord, Status,
 from tarry.service.store import ClaimResult, LeaseTerms, Store, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.harness import ManualClock
-from tests.service.stores.model_store import ModelState, ModelStore
+from tests.service.stores.reference_store import ReferenceState, ReferenceStore
 
 T = TypeVar("T")
 StoreFactory = Callable[[ManualClock], Store]
@@ -29,10 +29,10 @@ TENANTS = ("acme", "beta")
 LANE_COUNTED_STATUSES = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
 
 
-def model_store_factory(folder: Path) -> StoreFactory:
-    """Return a function that creates model stores with one state."""
-    state = ModelState()
-    return lambda clock: ModelStore(clock, state)
+def reference_store_factory(folder: Path) -> StoreFactory:
+    """Return a function that creates reference stores with one state."""
+    state = ReferenceState()
+    return lambda clock: ReferenceStore(clock, state)
 
 
 def sqlite_store_factory(folder: Path) -> StoreFactory:
@@ -41,7 +41,7 @@ def sqlite_store_factory(folder: Path) -> StoreFactory:
 
 
 STORE_FACTORIES: dict[str, Callable[[Path], StoreFactory]] = {
-    "model": model_store_factory,
+    "reference": reference_store_factory,
     "sqlite": sqlite_store_factory,
 }
 """For each implementation, a function that returns a store factory for an empty folder."""
@@ -97,7 +97,7 @@ class StoreComparison:
         """Call every store, check that the results are equal, and return the first."""
         first, *others = self.call_each(lambda _, store: call(store))
         for name, other in zip(list(STORE_FACTORIES)[1:], others, strict=True):
-            assert first == other, f"the model and {name} have different results"
+            assert first == other, f"the reference store and {name} have different results"
         return first
 
     def snapshot(self) -> StoreSnapshot:

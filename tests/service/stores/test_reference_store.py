@@ -1,4 +1,4 @@
-"""The model store: conformance, determinism, and bounded size."""
+"""The reference store: conformance, determinism, and bounded size."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tests.service.stores.harness import (
     success_result,
     task,
 )
-from tests.service.stores.model_store import ModelState, ModelStore
-from tests.service.stores.model_store.state import Queue
+from tests.service.stores.reference_store import ReferenceState, ReferenceStore
+from tests.service.stores.reference_store.state import Queue
 
 
 def new_harness() -> StoreHarness:
-    """Return a harness whose stores share one `ModelState`."""
-    state = ModelState()
-    return StoreHarness(lambda clock: ModelStore(clock, state))
+    """Return a harness whose stores share one `ReferenceState`."""
+    state = ReferenceState()
+    return StoreHarness(lambda clock: ReferenceStore(clock, state))
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case) -> None:
-    """The model store passes the conformance suite."""
+    """The reference store passes the conformance suite."""
     asyncio.run(new_harness().run(case))
 
 
@@ -42,12 +42,12 @@ def test_default_clock_is_the_system_clock(monkeypatch: pytest.MonkeyPatch) -> N
     """Without a clock argument the store's time is the Unix time in milliseconds."""
     monkeypatch.setattr(environment, "unix_time", lambda: 5.25)
 
-    assert 5250 == asyncio.run(ModelStore().ping())
+    assert 5250 == asyncio.run(ReferenceStore().ping())
 
 
 def test_no_method_suspends() -> None:
     """No call suspends, so that a simulation is deterministic."""
-    store: Store = ModelStore(ManualClock())
+    store: Store = ReferenceStore(ManualClock())
     calls: list[Coroutine[Any, Any, object]] = [
         store.open(),
         store.add([]),
@@ -76,7 +76,7 @@ def test_heaps_stay_small() -> None:
             [leased] = (await harness.claim()).tasks
         await harness.store.finish([success_result(leased)])
 
-        assert isinstance(harness.store, ModelStore)
+        assert isinstance(harness.store, ReferenceStore)
         state = harness.store.state
         queue = state.queues[LANE]
         assert max(len(heap._heap) for heap in (queue.claimable, queue.leases)) < 100
@@ -100,7 +100,7 @@ def test_deleted_tasks_use_no_memory() -> None:
             harness.clock.advance(5 * MINUTE_MS)
             await harness.store.sweep(Retention(MINUTE_MS, MINUTE_MS), 10)
 
-        assert isinstance(harness.store, ModelStore)
+        assert isinstance(harness.store, ReferenceStore)
         state = harness.store.state
         tenant = state.tenants["acme"]
         assert (0, 0, 0) == (len(state.rows), len(state.ids), len(state.finished[False]))
@@ -122,7 +122,7 @@ def test_a_claim_visits_only_lanes_with_claimable_tasks() -> None:
             elif number % 3 == 2:
                 await harness.store.pause(new.lane)
         await harness.add(task(999))
-        assert isinstance(harness.store, ModelStore)
+        assert isinstance(harness.store, ReferenceStore)
         visited: list[str] = []
         state = harness.store.state
         pop_lane = state.pop_lane

@@ -1,4 +1,4 @@
-"""`ModelStore`: an implementation of the store port with dicts and heaps."""
+"""`ReferenceStore`: an implementation of the store port with dicts and heaps."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from tarry.service.store import (
     TaskResult,
     next_replay_step_at,
 )
-from tests.service.stores.model_store.state import (
+from tests.service.stores.reference_store.state import (
     DAY_MS,
     MINUTE_MS,
-    ModelState,
     Queue,
+    ReferenceState,
     Row,
     Tenant,
 )
@@ -57,7 +57,7 @@ MAX_LISTED_REPLAYS = 100
 MAX_LISTED_KEYS = 1000
 
 
-class ModelStore:
+class ReferenceStore:
     """A `Store` in the memory of the process.
 
     `clock` returns epoch milliseconds; the default is the system clock. A store that is created
@@ -65,10 +65,10 @@ class ModelStore:
     """
 
     def __init__(
-        self, clock: Callable[[], int] | None = None, state: ModelState | None = None
+        self, clock: Callable[[], int] | None = None, state: ReferenceState | None = None
     ) -> None:
         self._clock = clock or _system_clock
-        self.state: ModelState = state or ModelState()
+        self.state: ReferenceState = state or ReferenceState()
 
     async def open(self) -> None:
         """Do nothing: there is nothing to connect to."""

@@ -1,4 +1,4 @@
-"""The state of the model store, and the only code that changes a task in it."""
+"""The state of the reference store, and the only code that changes a task in it."""
 
 from __future__ import annotations
 
@@ -197,8 +197,8 @@ class Tenant:
         self.last_turn: int = 0
 
 
-class ModelState:
-    """The complete state of a `ModelStore`, which survives a simulated crash."""
+class ReferenceState:
+    """The complete state of a `ReferenceStore`, which survives a simulated crash."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
