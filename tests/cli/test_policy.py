@@ -116,7 +116,7 @@ def test_file_takes_precedence_over_preset(tmp_path: Path, monkeypatch: pytest.M
     [
         (["--to", "nginx"], "--to must be one of envoy, gateway-api, grpc, istio, got 'nginx'"),
         (["--to", "istio"], "--host is required for --to istio"),
-        (["--to", "grpc", "--method", "M"], "method needs service"),
+        (["--to", "grpc", "--method", "M"], "method requires service"),
         (["--to", "gateway-api", "--host", "a.b"], "host must be the name of a Service"),
         (
             ["--to", "grpc", "--host", "a"],

@@ -26,7 +26,7 @@ PARAMETERS = {"clients.rate": 10.0, "jitter": "full"}
         ("1\nb = 2", "1\nb = 2"),
     ],
 )
-def test_values_are_parsed_as_toml(text: str, expected: object) -> None:
+def test_value_is_parsed_as_toml(text: str, expected: object) -> None:
     """A value is parsed as TOML; text that is not TOML stays a string."""
     assert expected == parse_value(text)
 
@@ -45,8 +45,8 @@ def test_values_are_parsed_as_toml(text: str, expected: object) -> None:
         ("-1..1", [-1, 0, 1]),
     ],
 )
-def test_values_are_a_list_or_a_range(text: str, expected: list[Any]) -> None:
-    """Values are a list or an inclusive range, without rounding errors."""
+def test_sweep_values_are_a_list_or_a_range(text: str, expected: list[Any]) -> None:
+    """The values of a sweep are a list or an inclusive range, without rounding errors."""
     assert expected == parse_values(text)
 
 
@@ -78,18 +78,21 @@ def test_pairs_are_parsed() -> None:
         (["rate"], "--set must have the format name=value, got 'rate'"),
         (["jitter="], "--set must have the format name=value, got 'jitter='"),
         (["jiter=3"], "--set: there is no parameter 'jiter'; did you mean 'jitter'?"),
-        (["x=3"], "--set: there is no parameter 'x'; it has clients.rate, jitter"),
+        (["x=3"], "--set: there is no parameter 'x'; the parameters are clients.rate, jitter"),
         (
             ["clients.rat=3"],
             "--set: there is no parameter 'clients.rat'; did you mean clients.rate?",
         ),
         (
             ["clients.budget.rate=3"],
-            "--set: there is no parameter 'clients.budget.rate'; clients has rate",
+            (
+                "--set: there is no parameter 'clients.budget.rate'; "
+                "the parameters of clients are rate"
+            ),
         ),
         (
             ["servers.rate=3"],
-            "--set: there is no parameter 'servers.rate'; it has clients.rate, jitter",
+            "--set: there is no parameter 'servers.rate'; the parameters are clients.rate, jitter",
         ),
         (["jitter=3", "jitter=4"], "--set sets jitter twice"),
     ],

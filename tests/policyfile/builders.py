@@ -21,12 +21,15 @@ def difference_text(result: Exported | Imported, field: str) -> str:
     return next(str(difference) for difference in result.differences if difference.field == field)
 
 
-def plain_policy(**changes: Any) -> Policy:
-    """Return a policy with no differences except those that every policy has in a proxy."""
+def policy_without_differences(**changes: Any) -> Policy:
+    """Return a policy with only the differences that every policy has in a proxy or in gRPC.
+
+    A difference is a setting that the other system lacks or treats differently.
+    """
     settings: dict[str, Any] = {"ignore_retried_below": True, "throttled_delay": 0.1} | changes
     return Policy(**settings)
 
 
-def defence(**components: Any) -> Defence:
-    """Return a defence with a plain policy and these components."""
-    return Defence(plain_policy(), **components)
+def new_defence(**components: Any) -> Defence:
+    """Return a defence with `policy_without_differences` and these components."""
+    return Defence(policy_without_differences(), **components)

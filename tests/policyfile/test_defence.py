@@ -1,4 +1,7 @@
-"""Tests for defences: their dict form, equality, validation and downstreams."""
+"""Tests for `Defence`: its dict form, equality, validation and downstreams.
+
+A defence is a policy or hedging, optionally with a breaker, a budget and a limiter.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ breakers = st.sampled_from([None, {}, {"consecutive": 3, "open_for": 1.5}])
 
 
 @given(st.integers(1, 9), budgets, limiters, breakers)
-def test_dict_form_reads_back(
+def test_dict_form_round_trips(
     attempts: int, budget: Any, limiter: Any, breaker: dict[str, Any] | None
 ) -> None:
     """`from_dict` turns the output of `to_dict`, sent through JSON, into an equal defence."""
@@ -41,8 +44,8 @@ def test_dict_form_reads_back(
     [Hedging(after=0.1), Hedging(after="p95", max_attempts=3)],
     ids=["fixed", "percentile"],
 )
-def test_dict_form_of_hedging_reads_back(hedging: Hedging) -> None:
-    """The dict form has hedging instead of the fields of a policy, and reads back."""
+def test_dict_form_of_hedging_round_trips(hedging: Hedging) -> None:
+    """The dict form has the key `hedging` instead of policy fields; `from_dict` restores it."""
     defence = Defence(hedging=hedging)
 
     assert ["hedging"] == list(defence.to_dict())
@@ -70,7 +73,7 @@ def test_every_preset_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "arguments", "component_type"),
+    ("component_name", "fields", "component_type"),
     [
         ("breaker", {"consecutive": 2}, Breaker),
         ("budget", {"kind": "token"}, TokenBudget),
@@ -83,15 +86,17 @@ def test_every_preset_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_each_downstream_has_a_new_component(
-    table: str, arguments: dict[str, Any], component_type: type[object]
+    component_name: str, fields: dict[str, Any], component_type: type[object]
 ) -> None:
     """Each call of `downstream` builds a new component of the configured type."""
-    defence = Defence.from_dict({table: arguments})
+    defence = Defence.from_dict({component_name: fields})
     first, second = (defence.downstream("payments") for _ in range(2))
 
     assert "payments" == first.name
     first_component, second_component = (
-        downstream._limiters[0] if table == "limiter" else getattr(downstream, table)
+        downstream._limiters[0]
+        if component_name == "limiter"
+        else getattr(downstream, component_name)
         for downstream in (first, second)
     )
     assert isinstance(first_component, component_type)
@@ -105,18 +110,18 @@ COMPONENTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("table", COMPONENTS)
-def test_arguments_are_copied(table: str) -> None:
+@pytest.mark.parametrize("component_name", COMPONENTS)
+def test_fields_are_copied(component_name: str) -> None:
     """A defence does not change when its source dict or the output of `to_dict` changes."""
-    arguments = dict(COMPONENTS[table])
-    defence = Defence.from_dict({table: arguments})
+    fields = dict(COMPONENTS[component_name])
+    defence = Defence.from_dict({component_name: fields})
 
-    arguments.clear()
-    defence.to_dict()[table].clear()
+    fields.clear()
+    defence.to_dict()[component_name].clear()
     with pytest.raises(TypeError, match="does not support item assignment"):
-        getattr(defence, table)["consecutive"] = 0
+        getattr(defence, component_name)["consecutive"] = 0
 
-    assert COMPONENTS[table] == getattr(defence, table)
+    assert COMPONENTS[component_name] == getattr(defence, component_name)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +138,8 @@ def test_defence_is_a_value(defence: Defence) -> None:
     assert {defence} == {unpickled}
 
 
-def test_equality_depends_on_the_arguments() -> None:
-    """Defences with equal arguments, in any order, are equal and have the same hash."""
+def test_equality_depends_on_the_fields() -> None:
+    """Defences with equal fields, in any order, are equal and have the same hash."""
     defence = Defence(breaker={"consecutive": 3, "open_for": 1})
     same = Defence(breaker={"open_for": 1.0, "consecutive": 3})
 
@@ -164,15 +169,15 @@ def test_policy_with_hedging_is_rejected() -> None:
     ],
     ids=repr,
 )
-def test_invalid_argument_is_rejected_early(data: dict[str, Any], message: str) -> None:
-    """`from_dict` rejects an invalid argument and names it, before any call is made."""
+def test_invalid_field_is_rejected_early(data: dict[str, Any], message: str) -> None:
+    """`from_dict` rejects an invalid field and names it, before any call is made."""
     with pytest.raises(ConfigurationError, match=message):
         Defence.from_dict(data)
 
 
-def test_tables_must_be_tables() -> None:
-    """A breaker or budget that is not a table is rejected with its name."""
-    with pytest.raises(ConfigurationTypeError, match=r"^breaker must be a table of its arguments"):
+def test_component_that_is_not_a_table_is_rejected() -> None:
+    """The error for a breaker or budget that is not a table names the component."""
+    with pytest.raises(ConfigurationTypeError, match=r"^breaker must be a table of its fields"):
         Defence.from_dict({"breaker": True})
-    with pytest.raises(ConfigurationTypeError, match=r"^budget must be a table of its arguments"):
+    with pytest.raises(ConfigurationTypeError, match=r"^budget must be a table of its fields"):
         Defence(budget="token")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]

@@ -40,8 +40,8 @@ def test_format_gateway_duration(seconds: float, expected: str) -> None:
 
 
 @given(st.integers(0, 10**11))
-def test_gateway_duration_is_valid_and_reads_back(ms: int) -> None:
-    """Whole milliseconds are formatted as the Gateway API requires, and read back unchanged."""
+def test_gateway_duration_is_valid_and_round_trips(ms: int) -> None:
+    """Whole milliseconds are formatted as the Gateway API requires, and parsed unchanged."""
     text = format_gateway_duration("field", ms / 1000)
 
     assert GATEWAY_DURATION.fullmatch(text)
@@ -49,8 +49,8 @@ def test_gateway_duration_is_valid_and_reads_back(ms: int) -> None:
 
 
 @given(st.floats(1e-9, 1e9))
-def test_proto_duration_reads_back(seconds: float) -> None:
-    """A duration in proto3 JSON reads back with the precision of a nanosecond."""
+def test_proto_duration_round_trips(seconds: float) -> None:
+    """A duration in proto3 JSON is parsed to the same value, to a nanosecond."""
     text = format_proto_duration("field", seconds)
 
     assert pytest.approx(seconds, rel=1e-11, abs=1e-9) == parse_proto_duration("field", text)

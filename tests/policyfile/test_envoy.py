@@ -13,11 +13,16 @@ from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.envoy import to_envoy
-from tests.policyfile.builders import defence, difference_text, differing_fields, plain_policy
+from tests.policyfile.builders import (
+    difference_text,
+    differing_fields,
+    new_defence,
+    policy_without_differences,
+)
 from tests.policyfile.protos import clusters, parse_valid, routes
 
-ALWAYS = ["repeatable", "budget", "max_hint"]
-"""The differences of every policy with retries and without a budget."""
+COMMON_DIFFERENCES = ["repeatable", "budget", "max_hint"]
+"""The fields with a difference in every policy with retries and without a budget."""
 
 
 def export(policy: Policy | None = None, **components: Any) -> Any:
@@ -58,10 +63,10 @@ def test_policy_becomes_a_retry_policy() -> None:
 
 def test_default_backoff_has_no_difference() -> None:
     """Exponential backoff with full jitter is Envoy's too, so no difference is added."""
-    result = to_envoy(defence(), host="payments")
+    result = to_envoy(new_defence(), host="payments")
 
     assert 1 == len(result.documents)
-    assert ALWAYS == differing_fields(result)
+    assert COMMON_DIFFERENCES == differing_fields(result)
 
 
 def test_policy_without_total_budget_has_no_timeout() -> None:
@@ -98,16 +103,16 @@ def test_timeout_of_the_only_attempt(total: float | None, expected: str) -> None
     ids=repr,
 )
 def test_backoff_with_the_same_delays(changes: dict[str, Any], expected: tuple[str, str]) -> None:
-    """A backoff of another name with the ceilings of Envoy's backoff is no difference."""
-    result = export(plain_policy(**changes))
+    """A backoff with the same maximum delays as Envoy's backoff is no difference."""
+    result = export(policy_without_differences(**changes))
 
     back_off = result.documents[0]["routes"][0]["route"]["retry_policy"]["retry_back_off"]
     assert expected == (back_off["base_interval"], back_off["max_interval"])
-    assert ALWAYS == differing_fields(result)
+    assert COMMON_DIFFERENCES == differing_fields(result)
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("changes", "expected_start"),
     [
         (
             {"multiplier": 3.0},
@@ -141,7 +146,7 @@ def test_backoff_with_the_same_delays(changes: dict[str, Any], expected: tuple[s
         ({"jitter": "decorrelated"}, "jitter = decorrelated: Envoy chooses every delay from 0"),
         (
             {"initial_delay": 0.0004, "throttled_delay": 0.0004},
-            "max_delay = 30: Envoy waits up to 1 ms, 2 ms, 4 ms, where tarry has 0.4 ms,",
+            "initial_delay = 0.0004: Envoy waits up to 1 ms, 2 ms, 4 ms, where tarry has 0.4 ms,",
         ),
         (
             {"attempt_timeout": 0.1234},
@@ -158,21 +163,22 @@ def test_backoff_with_the_same_delays(changes: dict[str, Any], expected: tuple[s
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_difference_is_reported(changes: dict[str, Any], line: str) -> None:
+def test_difference_is_reported(changes: dict[str, Any], expected_start: str) -> None:
     """A difference has the field, the value and the effect in Envoy."""
-    result = export(plain_policy(**changes))
+    result = export(policy_without_differences(**changes))
 
-    assert difference_text(result, line.partition(" ")[0]).startswith(line)
-    assert len(set(differing_fields(result)) - {*ALWAYS}) <= 1
+    field = expected_start.partition(" ")[0]
+    assert difference_text(result, field).startswith(expected_start)
+    assert len(set(differing_fields(result)) - {*COMMON_DIFFERENCES}) <= 1
 
 
 def test_throttled_delay_matters_only_if_throttling_is_retried() -> None:
     """`throttled_delay` is no difference if 429 and RESOURCE_EXHAUSTED are not retried."""
-    policy = plain_policy(
+    policy = policy_without_differences(
         throttled_delay=1.0, retryable_statuses=[503], retryable_codes=["UNAVAILABLE"]
     )
 
-    assert ALWAYS == differing_fields(export(policy))
+    assert COMMON_DIFFERENCES == differing_fields(export(policy))
 
 
 @pytest.mark.parametrize(
@@ -183,16 +189,20 @@ def test_throttled_delay_is_reported_if_a_delay_is_shorter(
     reported: bool,
 ) -> None:
     """`throttled_delay` is a difference if a delay of the schedule is shorter."""
-    policy = plain_policy(max_attempts=3, backoff=Schedule(delays), throttled_delay=1.0)
+    policy = policy_without_differences(
+        max_attempts=3, backoff=Schedule(delays), throttled_delay=1.0
+    )
 
     assert reported == ("throttled_delay" in differing_fields(export(policy)))
 
 
 def test_too_early_is_retried_without_delay() -> None:
     """Envoy retries 425 at once, which is a difference unless the statuses are the default."""
-    line = "retryable_statuses = 425: Envoy retries this status at once, without delay"
+    expected = "retryable_statuses = 425: Envoy retries this status at once, without delay"
 
-    assert line == difference_text(export(Policy(retryable_statuses=[425])), "retryable_statuses")
+    assert expected == difference_text(
+        export(Policy(retryable_statuses=[425])), "retryable_statuses"
+    )
     for policy in (Policy(), Policy(retryable_statuses=[503])):
         assert "retryable_statuses" not in differing_fields(export(policy))
 

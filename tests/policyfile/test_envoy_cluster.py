@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from tarry.policyfile.envoy import to_envoy
-from tests.policyfile.builders import defence, difference_text, differing_fields
+from tests.policyfile.builders import difference_text, differing_fields, new_defence
 from tests.policyfile.protos import clusters, parse_valid
 
-ALWAYS = ["repeatable", "budget"]
+COMMON_DIFFERENCES = ["repeatable", "budget"]
 """The first differences of every policy with retries and without a budget."""
 
 
 def export_cluster(**components: Any) -> Any:
     """Export a defence with these components and return its cluster as a message."""
     return parse_valid(
-        clusters.Cluster, to_envoy(defence(**components), host="payments").documents[1]
+        clusters.Cluster, to_envoy(new_defence(**components), host="payments").documents[1]
     )
 
 
@@ -45,7 +45,7 @@ def test_budget_becomes_a_retry_budget(budget: Any, percent: float, min_concurre
 
 def test_budget_is_a_difference() -> None:
     """The difference of a budget has the exported numbers."""
-    result = to_envoy(defence(budget={"kind": "token"}), host="payments")
+    result = to_envoy(new_defence(budget={"kind": "token"}), host="payments")
 
     assert (
         "budget.kind = token: Envoy counts requests in flight: retries are at most 20 % of all "
@@ -95,18 +95,20 @@ def test_breaker_without_consecutive_ejects_by_rate_only() -> None:
 def test_breaker_without_growth() -> None:
     """Without growth, the maximum ejection time is the base, and growth is no difference."""
     components = {"breaker": {"growth": 1.0, "spread": 0.0}}
-    result = to_envoy(defence(**components), host="payments")
+    result = to_envoy(new_defence(**components), host="payments")
 
     assert 30 == export_cluster(**components).outlier_detection.max_ejection_time.ToSeconds()
-    assert [*ALWAYS, "breaker.probes", "max_hint"] == differing_fields(result)
+    assert [*COMMON_DIFFERENCES, "breaker.probes", "max_hint"] == differing_fields(result)
 
 
 def test_differences_of_a_breaker() -> None:
     """Probes, slow calls, growth and a rate that is no whole percentage are differences."""
-    result = to_envoy(defence(breaker={"slow_after": 1.0, "failure_rate": 0.333}), host="payments")
+    result = to_envoy(
+        new_defence(breaker={"slow_after": 1.0, "failure_rate": 0.333}), host="payments"
+    )
 
     assert [
-        *ALWAYS,
+        *COMMON_DIFFERENCES,
         "breaker.probes",
         "breaker.slow_after",
         "max_hint",
@@ -127,9 +129,9 @@ def test_in_flight_limit_becomes_max_requests() -> None:
 
 def test_other_limiters_are_left_out() -> None:
     """A limiter that adapts its limit is left out, which is a difference."""
-    result = to_envoy(defence(limiter={"kind": "aimd"}), host="payments")
+    result = to_envoy(new_defence(limiter={"kind": "aimd"}), host="payments")
 
-    assert "limiter.kind = aimd: left out: Envoy has no such limiter" == difference_text(
+    assert "limiter.kind = aimd: left out, because Envoy has no such limiter" == difference_text(
         result, "limiter.kind"
     )
     assert 1 == len(result.documents)

@@ -15,11 +15,16 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.documents import parse_duration
 from tarry.policyfile.gateway import to_gateway_api
-from tests.policyfile.builders import defence, difference_text, differing_fields, plain_policy
+from tests.policyfile.builders import (
+    difference_text,
+    differing_fields,
+    new_defence,
+    policy_without_differences,
+)
 
 DURATION = re.compile(r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")
-ALWAYS = {"repeatable", "backoff", "max_hint", "retryable_statuses"}
-"""The differences of every policy with retries and the default statuses."""
+COMMON_DIFFERENCES = {"repeatable", "backoff", "max_hint", "retryable_statuses"}
+"""The fields with a difference in every policy with retries and the default statuses."""
 
 
 def export(policy: Policy | None = None, **components: Any) -> Any:
@@ -118,10 +123,12 @@ def test_budget_becomes_a_retry_constraint() -> None:
 )
 def test_any_budget_is_a_valid_constraint(budget: dict[str, Any], expected: list[str]) -> None:
     """The retry constraint of any budget is valid, and changed arguments are differences."""
-    result = to_gateway_api(defence(budget=budget), host="payments")
+    result = to_gateway_api(new_defence(budget=budget), host="payments")
 
     check_constraint(result.documents[1]["spec"]["retryConstraint"])
-    assert expected == [field for field in differing_fields(result) if field not in ALWAYS]
+    assert expected == [
+        field for field in differing_fields(result) if field not in COMMON_DIFFERENCES
+    ]
 
 
 def test_one_attempt_has_no_retry() -> None:
@@ -134,7 +141,7 @@ def test_one_attempt_has_no_retry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("changes", "expected_start"),
     [
         (
             {},
@@ -152,11 +159,12 @@ def test_one_attempt_has_no_retry() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_difference_is_reported(changes: dict[str, Any], line: str) -> None:
+def test_difference_is_reported(changes: dict[str, Any], expected_start: str) -> None:
     """A difference has the field, the value and the effect in the Gateway API."""
-    result = export(plain_policy(**changes))
+    result = export(policy_without_differences(**changes))
 
-    assert difference_text(result, line.partition(" ")[0]).startswith(line)
+    field = expected_start.partition(" ")[0]
+    assert difference_text(result, field).startswith(expected_start)
 
 
 def test_attempt_timeout_is_capped_at_the_total_budget() -> None:
@@ -174,13 +182,14 @@ def test_no_statuses() -> None:
 
 
 def test_breaker_and_limiter_are_left_out() -> None:
-    """The breaker and the limiter are left out, which are differences."""
+    """The breaker and the limiter are left out; each is reported as a difference."""
     result = to_gateway_api(
-        defence(breaker={"consecutive": 5}, limiter={"kind": "in-flight", "limit": 3}), host="a"
+        new_defence(breaker={"consecutive": 5}, limiter={"kind": "in-flight", "limit": 3}), host="a"
     )
 
-    assert "breaker = consecutive 5: left out: the Gateway API has none" == difference_text(
-        result, "breaker"
+    assert (
+        "breaker = consecutive 5: left out, because the Gateway API has no breaker"
+        == difference_text(result, "breaker")
     )
     assert "limiter.kind = in-flight: left out" in difference_text(result, "limiter.kind")
 
@@ -207,7 +216,7 @@ def test_any_policy_is_valid(attempts: int, initial: float, total: float, timeou
 
 
 def test_hedging_is_rejected() -> None:
-    """Hedging cannot be exported, because the Gateway API has none."""
+    """Hedging cannot be exported: the Gateway API has no hedging."""
     with pytest.raises(ConfigurationError, match=r"^hedging cannot be exported to gateway-api"):
         export(hedging=Hedging(after=0.1))
 

@@ -68,5 +68,7 @@ def test_unknown_service_is_rejected() -> None:
 
 def test_method_needs_its_service() -> None:
     """A method without its service is rejected."""
-    with pytest.raises(ConfigurationError, match=r"^method needs service: name the service of 'M'"):
+    with pytest.raises(
+        ConfigurationError, match=r"^method requires service: give the service of 'M'"
+    ):
         from_grpc(ENTRIES, method="M")

@@ -12,11 +12,16 @@ from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.istio import to_istio
-from tests.policyfile.builders import defence, difference_text, differing_fields, plain_policy
+from tests.policyfile.builders import (
+    difference_text,
+    differing_fields,
+    new_defence,
+    policy_without_differences,
+)
 
 HOST = "payments.prod.svc.cluster.local"
-ALWAYS = ["repeatable", "max_hint"]
-"""The differences of every policy with retries."""
+COMMON_DIFFERENCES = ["repeatable", "max_hint"]
+"""The fields with a difference in every policy with retries."""
 ROUTE_FIELDS = {"route", "timeout", "retries"}
 RETRY_FIELDS = {"attempts", "perTryTimeout", "retryOn", "backoff"}
 
@@ -95,7 +100,7 @@ def test_components_become_a_destination_rule() -> None:
 
 def test_default_backoff_has_no_difference() -> None:
     """Exponential backoff with full jitter is Istio's too, so no difference is added."""
-    assert ALWAYS == differing_fields(to_istio(defence(), host=HOST))
+    assert COMMON_DIFFERENCES == differing_fields(to_istio(new_defence(), host=HOST))
 
 
 def test_one_attempt_is_zero_retries() -> None:
@@ -108,7 +113,7 @@ def test_one_attempt_is_zero_retries() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("changes", "expected_start"),
     [
         ({"max_attempts": 9}, "max_delay = 30: Istio waits up to 100 ms, 200 ms, 400 ms, 800 ms"),
         ({"multiplier": 3.0}, "multiplier = 3: Istio waits up to 100 ms, 200 ms, 400 ms, where"),
@@ -125,12 +130,13 @@ def test_one_attempt_is_zero_retries() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_difference_is_reported(changes: dict[str, Any], line: str) -> None:
+def test_difference_is_reported(changes: dict[str, Any], expected_start: str) -> None:
     """A difference has the field, the value and the effect in Istio."""
-    result = export(plain_policy(**changes))
+    result = export(policy_without_differences(**changes))
 
-    assert difference_text(result, line.partition(" ")[0]).startswith(line)
-    assert 1 == len(set(differing_fields(result)) - {*ALWAYS})
+    field = expected_start.partition(" ")[0]
+    assert difference_text(result, field).startswith(expected_start)
+    assert 1 == len(set(differing_fields(result)) - {*COMMON_DIFFERENCES})
 
 
 def test_too_early_is_retried_without_delay() -> None:
@@ -144,8 +150,8 @@ def test_too_early_is_retried_without_delay() -> None:
 
 
 def test_breaker_by_rate_is_left_out() -> None:
-    """A breaker without `consecutive` is left out: Istio counts consecutive errors only."""
-    result = to_istio(defence(breaker={}), host=HOST)
+    """A breaker without `consecutive` is left out, because Istio counts consecutive errors only."""
+    result = to_istio(new_defence(breaker={}), host=HOST)
 
     assert 1 == len(result.documents)
     assert "so set breaker.consecutive" in difference_text(result, "breaker.failure_rate")
@@ -154,7 +160,7 @@ def test_breaker_by_rate_is_left_out() -> None:
 def test_differences_of_a_breaker() -> None:
     """The failure rate, the probes and the growth of a breaker are differences."""
     result = to_istio(
-        defence(breaker={"consecutive": 3, "open_for": 400, "max_open": 400}), host=HOST
+        new_defence(breaker={"consecutive": 3, "open_for": 400, "max_open": 400}), host=HOST
     )
 
     expected = [
@@ -171,15 +177,16 @@ def test_differences_of_a_breaker() -> None:
 
 def test_other_limiters_are_left_out() -> None:
     """A limiter that adapts its limit is left out, which is a difference."""
-    result = to_istio(defence(limiter={"kind": "adaptive"}), host=HOST)
+    result = to_istio(new_defence(limiter={"kind": "adaptive"}), host=HOST)
 
-    assert "limiter.kind = adaptive: left out: Istio has no such limiter" == difference_text(
-        result, "limiter.kind"
+    assert (
+        "limiter.kind = adaptive: left out, because Istio has no such limiter"
+        == difference_text(result, "limiter.kind")
     )
 
 
 def test_hedging_is_rejected() -> None:
-    """Hedging cannot be exported, because Istio has none."""
+    """Hedging cannot be exported: Istio has no hedging."""
     with pytest.raises(ConfigurationError, match=r"^hedging cannot be exported to istio"):
         export(hedging=Hedging(after=0.1))
 

@@ -25,7 +25,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.dictionaries(keys, values, max_size=6))
-def test_reads_back_as_the_same_values(data: dict[str, Any]) -> None:
+def test_round_trip_keeps_the_values(data: dict[str, Any]) -> None:
     """`tomllib` reads any written values back unchanged."""
     assert data == tomllib.loads(toml.dumps(data))
 

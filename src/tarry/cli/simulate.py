@@ -216,7 +216,7 @@ def _find_study(name: str) -> Study:
     path = Path(name)
     if path.suffix or path.exists():
         return read_study(path)
-    hint = did_you_mean(name, STUDIES)
+    hint = did_you_mean(name, STUDIES, otherwise="the scenarios are")
     raise ConfigurationError(f"{name!r} is neither a scenario nor a file; {hint}")
 
 
@@ -306,8 +306,8 @@ def _suggest_parameter(name: str, parameters: Iterable[str]) -> str:
         keys = dict.fromkeys(path.partition(".")[0] for path in paths)
         if keys:
             similar = suggest(key, keys, similarity=_MIN_SIMILARITY)
-            return (
-                f"did you mean {table}.{similar}?" if similar else f"{table} has {', '.join(keys)}"
-            )
+            if similar:
+                return f"did you mean {table}.{similar}?"
+            return f"the parameters of {table} are {', '.join(keys)}"
         table, _, key = table.rpartition(".")
-    return did_you_mean(name, names)
+    return did_you_mean(name, names, otherwise="the parameters are")

@@ -44,8 +44,8 @@ def suggest(word: str, candidates: Iterable[str], *, similarity: float = 0.6) ->
     return close[0] if close else None
 
 
-def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+def did_you_mean(word: str, candidates: Iterable[str], *, otherwise: str = "it has") -> str:
     """Return "did you mean 'x'?" or else "it has a, b", to append to "a policy has no field z"."""
     names = list(candidates)
     close = suggest(word, names)
-    return f"did you mean {close!r}?" if close else f"it has {', '.join(names)}"
+    return f"did you mean {close!r}?" if close else f"{otherwise} {', '.join(names)}"

@@ -173,5 +173,5 @@ def _copy_table(name: str, table: Mapping[str, Any] | None) -> Mapping[str, Any]
 
 def _check_table(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigurationTypeError(name, "must be a table of its arguments", value)
+        raise ConfigurationTypeError(name, "must be a table of its fields", value)
     return cast("Mapping[str, Any]", value)

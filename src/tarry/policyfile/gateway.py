@@ -52,7 +52,7 @@ def to_gateway_api(
         version = "gateway.networking.x-k8s.io/v1alpha1"
         spec = {"targetRefs": [service_ref], "retryConstraint": _export_budget(budget, converter)}
         documents.append(k8s_resource(version, "XBackendTrafficPolicy", name, spec))
-    converter.report_left_out_breaker(defence, "the Gateway API has none")
+    converter.report_left_out_breaker(defence, "the Gateway API has no breaker")
     converter.report_left_out_limiter(defence)
     return Exported(tuple(documents), converter.sorted_differences())
 

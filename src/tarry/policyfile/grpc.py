@@ -62,14 +62,14 @@ def to_grpc(defence: Defence, *, service: str | None = None, method: str | None 
     retry_throttling = _export_budget(defence, converter) if has_retries_or_hedges else None
     if retry_throttling is not None:
         document["retryThrottling"] = retry_throttling
-    converter.report_left_out_breaker(defence, "a service config has none")
+    converter.report_left_out_breaker(defence, "a service config has no breaker")
     converter.report_left_out_limiter(defence)
     return Exported((document,), converter.sorted_differences())
 
 
 def _check_names(service: str | None, method: str | None) -> None:
     if method is not None and not service:
-        raise ConfigurationError("method", f"needs service: name the service of {method!r} too")
+        raise ConfigurationError("method", f"requires service: give the service of {method!r}, too")
 
 
 def _export_policy(config: dict[str, Any], policy: Policy, converter: Converter) -> None:
@@ -185,7 +185,7 @@ def from_grpc(
         if hedging_table is not None:
             hedging = _import_hedging(hedging_table, converter)
             if timeout is not None:
-                effect = "left out: hedging in tarry has no timeout, so set a deadline for the call"
+                effect = "left out, because hedging in tarry has no timeout: set a call deadline"
                 converter.report(config.path_of("timeout"), timeout, effect)
         else:
             if retry_table is not None:

@@ -105,7 +105,7 @@ def _export_breaker(breaker: dict[str, Any], converter: Converter) -> dict[str, 
     rate, consecutive = breaker["failure_rate"], breaker["consecutive"]
     effect = "Istio ejects hosts by errors in a row only"
     if consecutive is None:
-        effect = f"left out: {effect}, so set breaker.consecutive"
+        effect = f"left out, because {effect}, so set breaker.consecutive"
     converter.report("breaker.failure_rate", rate, effect, Severity.LOAD)
     if consecutive is None:
         return None
@@ -139,7 +139,7 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
         if spec is None:
             raise ConfigurationError(resource.path_of("spec"), "must be given")
         if kind in specs:
-            effect = f"left out: only the first {kind} is imported"
+            effect = f"left out, because only the first {kind} is imported"
             converter.report(resource.path_of("kind"), kind, effect)
         else:
             specs[kind] = spec
@@ -219,7 +219,7 @@ def _import_conditions(retries: DocumentTable, converter: Converter) -> tuple[se
         elif condition.isdecimal() and LOWEST_STATUS <= int(condition) <= HIGHEST_STATUS:
             statuses.add(int(condition))
         elif condition in _UNSUPPORTED_CONDITIONS:
-            converter.report(path, condition, "left out: tarry has no such condition")
+            converter.report(path, condition, "left out, because tarry has no such condition")
         elif condition not in (*_EXCEPTION_CONDITIONS, "retriable-status-codes"):
             rule = "must list retry conditions of Envoy or HTTP statuses"
             raise ConfigurationError(path, rule, condition)

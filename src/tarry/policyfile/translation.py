@@ -82,7 +82,7 @@ class Converter:
         """Report the keys of a table that the importer did not read, except those in `ignore`."""
         for key, value in table.unread().items():
             if key not in ignore:
-                effect = "left out: a policy of tarry has no such setting"
+                effect = "left out, because a policy of tarry has no such setting"
                 self.report(table.path_of(key), value, effect)
 
     def report_delays(self, policy: Policy, system_delays: list[float], retry_count: int) -> None:
@@ -112,7 +112,7 @@ class Converter:
                 f"{self.system} waits up to {_format_delays(system_delays)}, where tarry has "
                 f"{_format_delays(delays)}"
             )
-            self.report(*_field_of_difference(policy), effect)
+            self.report(*_field_of_difference(policy, system_delays[0]), effect)
 
     def round_duration(self, field: str, seconds: float) -> float:
         """Return seconds rounded to whole milliseconds; report it if that changes the value."""
@@ -196,13 +196,13 @@ class Converter:
     def report_left_out_breaker(self, defence: Defence, cause: str) -> None:
         """Report that the export leaves out the breaker, if there is one."""
         if defence.breaker is not None:
-            breaker = defence.breaker or "its defaults"
-            self.report("breaker", breaker, f"left out: {cause}", Severity.LOAD)
+            breaker = defence.breaker or "default values"
+            self.report("breaker", breaker, f"left out, because {cause}", Severity.LOAD)
 
     def report_left_out_limiter(self, defence: Defence) -> None:
         """Report that the export leaves out the limiter, if there is one."""
         if defence.limiter is not None:
-            effect = f"left out: {self.system} has no such limiter"
+            effect = f"left out, because {self.system} has no such limiter"
             self.report("limiter.kind", defence.limiter["kind"], effect, Severity.LOAD)
 
     def convert_budget(self, defence: Defence) -> tuple[float, int] | None:
@@ -298,7 +298,7 @@ def _total_wait(policy: Policy, delays: list[float], retry_count: int) -> float:
     return wait if policy.total_budget is None else min(wait, policy.total_budget)
 
 
-def _field_of_difference(policy: Policy) -> tuple[str, object]:
+def _field_of_difference(policy: Policy, first_system_delay: float) -> tuple[str, object]:
     """Return name and value of the field that makes the delays differ from the other system's."""
     if isinstance(policy.backoff, Schedule):
         return "backoff", policy.backoff.delays
@@ -306,6 +306,8 @@ def _field_of_difference(policy: Policy) -> tuple[str, object]:
         return "backoff", policy.backoff
     if policy.multiplier != _COMMON_MULTIPLIER:
         return "multiplier", policy.multiplier
+    if not isclose(policy.initial_delay, first_system_delay, rel_tol=1e-6):
+        return "initial_delay", policy.initial_delay  # the other system has a longer minimum
     return "max_delay", policy.max_delay
 
 
