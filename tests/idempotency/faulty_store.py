@@ -17,28 +17,29 @@ FOREVER_S = 1e9
 class FaultyStore(MemoryStore):
     """A memory store whose calls yield. `failing_calls` raise an error.
 
-    `delays_before` and `delays_after` map calls to delays in seconds before or after their effect.
+    `delays_before_effect` and `delays_after_effect` map the name of a method to the seconds that a
+    call waits before or after it changes the store.
     """
 
     def __init__(
         self,
         *failing_calls: str,
-        delays_before: dict[str, float] | None = None,
-        delays_after: dict[str, float] | None = None,
+        delays_before_effect: dict[str, float] | None = None,
+        delays_after_effect: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
         self.failing_calls: tuple[str, ...] = failing_calls
-        self.delays_before: dict[str, float] = delays_before or {}
-        self.delays_after: dict[str, float] = delays_after or {}
+        self.delays_before_effect: dict[str, float] = delays_before_effect or {}
+        self.delays_after_effect: dict[str, float] = delays_after_effect or {}
         self.calls: list[str] = []
 
     async def _call_with_faults(self, call: str, function: Callable[[], Awaitable[T]]) -> T:
         self.calls.append(call)
-        await clocks.async_sleep(self.delays_before.get(call, 0))
+        await clocks.async_sleep(self.delays_before_effect.get(call, 0))
         if call in self.failing_calls:
             raise ConnectionError("the store is unreachable")
         result = await function()
-        await clocks.async_sleep(self.delays_after.get(call, 0))
+        await clocks.async_sleep(self.delays_after_effect.get(call, 0))
         return result
 
     async def claim(

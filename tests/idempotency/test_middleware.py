@@ -124,11 +124,11 @@ def test_stored_response_expires() -> None:
 
 
 @pytest.mark.parametrize("key", [b"", b'""', b'"open', b"a b", b'"a", "b"', b"a" * 256])
-@pytest.mark.parametrize("require_key", [(), ["/payments"]])
-def test_malformed_key_is_400(key: bytes, require_key: list[str]) -> None:
+@pytest.mark.parametrize("require_key_paths", [(), ["/payments"]])
+def test_malformed_key_is_400(key: bytes, require_key_paths: list[str]) -> None:
     """A malformed key gets a 400, also where a key is optional."""
     payments = PaymentsApp()
-    app = IdempotencyMiddleware(payments, require_key=require_key)
+    app = IdempotencyMiddleware(payments, require_key=require_key_paths)
 
     (response,) = run_sequentially(send_request(app, key=key))
 
@@ -148,7 +148,7 @@ def test_two_key_headers_are_400() -> None:
 
 
 def test_problems_link_to_the_documentation() -> None:
-    """A problem has an absolute type, and a link to `docs_url` or to the IETF draft."""
+    """The `type` of a problem is an absolute URI; it links to `docs_url` or to the IETF draft."""
     url = "https://example.com/docs/retries"
 
     with_docs, with_anchor, without_docs = run_sequentially(
@@ -187,7 +187,7 @@ def test_some_requests_sweep_expired_records(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_handler_gets_the_scope_of_the_server() -> None:
-    """The application gets a scope that is equal to that of the server."""
+    """The handler gets a scope equal to the scope that the server passed to the middleware."""
     scopes: list[Scope] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -201,8 +201,8 @@ def test_handler_gets_the_scope_of_the_server() -> None:
 
 
 @pytest.mark.parametrize("same_store", [True, False])
-def test_nested_middleware_is_not_applied(same_store: bool) -> None:
-    """Inside another middleware, a middleware checks only that a required key is there."""
+def test_nested_middleware_only_checks_that_a_required_key_is_present(same_store: bool) -> None:
+    """An IdempotencyMiddleware inside another one claims no key and stores no response."""
     payments, store = PaymentsApp(), MemoryStore()
     inner = IdempotencyMiddleware(payments, store, require_key=["/payments"])
     app = IdempotencyMiddleware(inner, store if same_store else MemoryStore())

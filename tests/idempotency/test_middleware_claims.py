@@ -1,4 +1,4 @@
-"""Claims that return a record, and claims that hang, fail or succeed too late."""
+"""Claims of a key that already has a record, and claims that hang, fail or succeed too late."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from tarry.idempotency import (
     MemoryStore,
     Record,
     StoredResponse,
-    lease,
+)
+from tarry.idempotency import (
+    lease as lease_module,
 )
 from tarry.runtime import clocks
 from tarry.runtime.clocks import environment
@@ -56,15 +58,15 @@ def test_other_fingerprint_is_422(response: StoredResponse | None) -> None:
     assert 422 == send_with_store(StoreWithRecord(0.0, response, same_request=False)).status
 
 
-def test_finished_record_returns_its_response() -> None:
-    """A request whose key has a finished record gets the stored response."""
+def test_record_of_a_finished_request_returns_its_response() -> None:
+    """A request whose key belongs to a finished request gets the stored response."""
     response = send_with_store(StoreWithRecord(0.0, RESPONSE))
 
     assert (201, b"body", True) == (response.status, response.body, response.is_replayed)
 
 
 @pytest.mark.parametrize(("now", "remaining_s"), [(0.0, 10), (9.5, 1), (10.0, 0), (11.0, 0)])
-def test_running_record_is_409(now: float, remaining_s: int) -> None:
+def test_record_of_a_running_request_is_409(now: float, remaining_s: int) -> None:
     """While the first request runs, another gets a 409 with the remaining time of the lease."""
     response = send_with_store(StoreWithRecord(now, None))
 
@@ -77,21 +79,23 @@ def test_hanging_claim_rejects_the_request(run: Run) -> None:
     payments = PaymentsApp()
 
     async def main() -> None:
-        app = IdempotencyMiddleware(payments, FaultyStore(delays_before={"claim": FOREVER_S}))
+        app = IdempotencyMiddleware(
+            payments, FaultyStore(delays_before_effect={"claim": FOREVER_S})
+        )
         started = environment.now()
         assert 503 == (await send_request(app)).status
-        assert lease.STORE_TIMEOUT_S == pytest.approx(environment.now() - started)
+        assert lease_module.STORE_TIMEOUT_S == pytest.approx(environment.now() - started)
 
     run(main)
     assert 0 == payments.runs
 
 
 @pytest.mark.parametrize(
-    "delays", [{"delays_before": {"claim": 8}}, {"delays_after": {"claim": 8}}]
+    "delays", [{"delays_before_effect": {"claim": 8}}, {"delays_after_effect": {"claim": 8}}]
 )
 @pytest.mark.parametrize("request_timeout_s", [1, 60])
 def test_late_claim_is_released(run: Run, delays: dict[str, Any], request_timeout_s: float) -> None:
-    """A claim that the store makes after the request was cancelled or timed out is released."""
+    """A claim that is granted after the request was cancelled or after its timeout is released."""
     payments = PaymentsApp()
 
     async def main() -> None:
@@ -103,11 +107,11 @@ def test_late_claim_is_released(run: Run, delays: dict[str, Any], request_timeou
             assert 503 == (await send_request(app)).status
             responded = True
         assert responded == (request_timeout_s != 1)
-        assert min(request_timeout_s, lease.STORE_TIMEOUT_S) == pytest.approx(
+        assert min(request_timeout_s, lease_module.STORE_TIMEOUT_S) == pytest.approx(
             environment.now() - started
         )
         await clocks.async_sleep(10)
-        store.delays_before, store.delays_after = {}, {}
+        store.delays_before_effect, store.delays_after_effect = {}, {}
         assert 201 == (await send_request(app)).status
 
     run(main)
@@ -115,7 +119,7 @@ def test_late_claim_is_released(run: Run, delays: dict[str, Any], request_timeou
 
 
 def test_claim_that_raises_is_released(run: Run) -> None:
-    """A claim that raises is released, because the store may have made it."""
+    """If `claim` raises, the key is released, because the store may have granted the claim."""
 
     class StoreWithLostReplies(FaultyStore):
         async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> None:
@@ -132,8 +136,8 @@ def test_claim_that_raises_is_released(run: Run) -> None:
     run(main)
 
 
-def test_claim_made_after_the_release_is_released_again() -> None:
-    """A claim that the store makes after the release of the timed-out claim is released, too."""
+def test_claim_granted_after_its_release_is_released_again() -> None:
+    """If the store grants a timed-out claim only after its release, the claim is released again."""
 
     class StoreWithLateClaim(FaultyStore):
         async def claim(self, key: str, fingerprint: str, owner: str, lease: float) -> None:

@@ -112,12 +112,12 @@ def test_slow_renewal_does_not_lose_the_lease(caplog: pytest.LogCaptureFixture) 
     payments = PaymentsApp()
 
     async def main() -> None:
-        store = FaultyStore(delays_before={"extend": FOREVER_S})
+        store = FaultyStore(delays_before_effect={"extend": FOREVER_S})
         app = IdempotencyMiddleware(delay_first_run(payments, 100), store, lease=30.0)
         first = asyncio.create_task(send_request(app))
         await asyncio.sleep(15.5)
         assert ["claim", "extend"] == store.calls
-        store.delays_before = {}
+        store.delays_before_effect = {}
         await asyncio.sleep(1)
         assert ["claim", "extend", "extend"] == store.calls
         await asyncio.sleep(20)

@@ -22,7 +22,7 @@ def test_response_does_not_wait_for_a_hanging_store(run: Run, status: int, call:
 
     async def main() -> None:
         app = IdempotencyMiddleware(
-            PaymentsApp(status), FaultyStore(delays_before={call: FOREVER_S})
+            PaymentsApp(status), FaultyStore(delays_before_effect={call: FOREVER_S})
         )
         started = environment.now()
         assert status == (await send_request(app)).status
@@ -32,7 +32,7 @@ def test_response_does_not_wait_for_a_hanging_store(run: Run, status: int, call:
 
 
 @pytest.mark.parametrize(
-    "faults", [{"failing_calls": ["finish"]}, {"delays_before": {"finish": FOREVER_S}}]
+    "faults", [{"failing_calls": ["finish"]}, {"delays_before_effect": {"finish": FOREVER_S}}]
 )
 def test_response_is_stored_later(
     run: Run, faults: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -42,12 +42,13 @@ def test_response_is_stored_later(
 
     async def main() -> None:
         store = FaultyStore(
-            *faults.get("failing_calls", ()), delays_before=faults.get("delays_before")
+            *faults.get("failing_calls", ()),
+            delays_before_effect=faults.get("delays_before_effect"),
         )
         app = IdempotencyMiddleware(payments, store)
         assert b"run 1" == (await send_request(app)).body
         assert 409 == (await send_request(app)).status
-        store.failing_calls, store.delays_before = (), {}
+        store.failing_calls, store.delays_before_effect = (), {}
         await clocks.async_sleep(20)
         assert (await send_request(app)).is_replayed
 
@@ -101,7 +102,7 @@ def test_cancellation_does_not_lose_the_response(run: Run) -> None:
     payments = PaymentsApp()
 
     async def main() -> None:
-        store = FaultyStore(delays_before={"finish": 2})
+        store = FaultyStore(delays_before_effect={"finish": 2})
         app = IdempotencyMiddleware(payments, store, lease=30.0)
         with clocks.timeout(1):
             await send_request(app)
@@ -118,7 +119,7 @@ def test_cancellation_and_store_failure_do_not_lose_the_response(run: Run) -> No
     payments = PaymentsApp()
 
     async def main() -> None:
-        store = FaultyStore("finish", delays_before={"finish": 2})
+        store = FaultyStore("finish", delays_before_effect={"finish": 2})
         app = IdempotencyMiddleware(payments, store, lease=30.0)
         with clocks.timeout(1):
             await send_request(app)
@@ -136,7 +137,7 @@ def test_cancellation_does_not_stop_the_release(run: Run) -> None:
     payments = PaymentsApp(500)
 
     async def main() -> None:
-        app = IdempotencyMiddleware(payments, FaultyStore(delays_before={"release": 2}))
+        app = IdempotencyMiddleware(payments, FaultyStore(delays_before_effect={"release": 2}))
         with clocks.timeout(1):
             await send_request(app)
         await clocks.async_sleep(2)
@@ -154,7 +155,7 @@ def test_release_waits_for_a_running_renewal(run: Run) -> None:
         await PaymentsApp(500)(scope, receive, send)
 
     async def main() -> None:
-        store = FaultyStore(delays_before={"extend": 4})
+        store = FaultyStore(delays_before_effect={"extend": 4})
         await send_request(IdempotencyMiddleware(app, store, lease=30.0))
         await clocks.async_sleep(10)
         assert ["claim", "extend", "release"] == store.calls

@@ -12,7 +12,7 @@ from tarry.idempotency import PostgresStore
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"', "1a", "a.b.c", "a.", "ä", "a;", "a" * 51])
 def test_invalid_table_name_raises(name: str) -> None:
-    """A table name that is too long or has other characters raises before any SQL is run."""
+    """A table name that is too long or no SQL identifier raises before any SQL is run."""
     with pytest.raises(ConfigurationError, match="table must be a name of up to 50 letters"):
         PostgresStore("postgresql://", table=name)
 

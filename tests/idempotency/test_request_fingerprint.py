@@ -13,10 +13,10 @@ TEXTS = st.text(st.sampled_from("a',() \\\x00\n\u00e9\udc80"), max_size=4)
 BYTES = st.binary(max_size=2) | st.sampled_from([b"')", b"', b'", b"\\", b'"', b"(b'', b'')"])
 
 
-def record_name(path: str, identity: str, key: str, host: bytes = b"a.example") -> str:
+def record_name(path: str, caller: str, key: str, host: bytes = b"a.example") -> str:
     """Return the name of the record of a request."""
     scope = make_scope(path=path, headers=[(b"host", host)])
-    return record_name_and_fingerprint(scope, relevant_headers(scope), identity, key, b"")[0]
+    return record_name_and_fingerprint(scope, relevant_headers(scope), caller, key, b"")[0]
 
 
 def fingerprint(query: bytes, content_type: bytes, body: bytes, key: str = "k") -> str:
@@ -42,8 +42,8 @@ def test_fingerprints_are_unambiguous(
 
 
 def test_record_names_contain_no_secrets() -> None:
-    """Record names contain neither credentials nor keys, and all have the same length."""
-    names = [record_name("/", identity, "k" * 255) for identity in ("", "Bearer secret" * 100)]
+    """Record names contain neither the caller nor the key, and all have the same length."""
+    names = [record_name("/", caller, "k" * 255) for caller in ("", "Bearer secret" * 100)]
 
     assert [64, 64] == [len(name) for name in names]
     assert not any("secret" in name or "kk" in name for name in names)
@@ -65,5 +65,5 @@ def test_fingerprints_depend_on_the_key() -> None:
     ],
 )
 def test_record_names_depend_on_the_host_name(host: bytes, other_host: bytes, same: bool) -> None:
-    """Host names have separate records; a port or an IP address makes no difference."""
+    """Each host name has its own records; ports are ignored, and all IP addresses are one host."""
     assert same == (record_name("/", "", "k", host) == record_name("/", "", "k", other_host))
