@@ -22,8 +22,12 @@ from tests.simulator.sample_results import (
     swept_results,
 )
 
+pytestmark = pytest.mark.timeout(300)
+
 Scheme = Literal["light", "dark"]
 
+PAGE_TIMEOUT_MS = 240_000
+"""Only a page that hangs takes this long. Playwright's 30 s were too short on a busy machine."""
 CHROMIUM_ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -79,6 +83,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_report(browser: Browser, path: Path, width: int, scheme: Scheme = "light") -> OpenedReport:
     """Open a report and wait until it is rendered."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.set_default_timeout(PAGE_TIMEOUT_MS)
     messages: list[str] = []
     page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: messages.append(str(error)))
@@ -202,6 +207,7 @@ def test_charts_follow_the_window_width(browser: Browser, reports: Path) -> None
 def test_report_is_readable_without_javascript(browser: Browser, reports: Path) -> None:
     """Without JavaScript the numbers are shown, with a hint about the charts."""
     page = browser.new_page(java_script_enabled=False)
+    page.set_default_timeout(PAGE_TIMEOUT_MS)
     page.goto((reports / "sample.html").as_uri())
     assert "The charts need JavaScript" in page.locator("noscript").inner_text()
     assert 5 == page.locator("tbody tr").count()
