@@ -88,7 +88,7 @@ def test_new_origin_in_a_child() -> None:
     """A child can add an origin although the lock of the origins was held during the fork."""
     cache: send.LRUCache[str, str] = send.LRUCache()
 
-    with locked_by_another_thread(send._lock_holder[0]):
+    with locked_by_another_thread(send._caches_lock.value):
         assert "true" == run_in_child(lambda: cache.add("http://a", "value") == "value")
 
 

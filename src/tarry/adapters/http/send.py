@@ -19,7 +19,7 @@ from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import drivers
-from tarry.runtime.clocks import after_fork  # environment: clock, sleep, random
+from tarry.runtime.clocks import PerProcess
 from tarry.runtime.config import RetryConfig, check_instance
 from tarry.runtime.downstream import Downstream
 from tarry.wire import http
@@ -44,13 +44,7 @@ V = TypeVar("V")
 _MAX_CACHED_ITEMS = 1000
 """How many items a cache keeps. Redirects may lead to any number of origins."""
 
-_lock_holder = [threading.Lock()]
-"""Holds the lock of all caches, in a list, so that it can be replaced after a fork."""
-
-
-@after_fork
-def _replace_lock() -> None:
-    _lock_holder[0] = threading.Lock()  # the thread that held the lock does not exist in the child
+_caches_lock = PerProcess(threading.Lock)  # of all caches
 
 
 class LRUCache(dict[K, V]):
@@ -76,7 +70,7 @@ class LRUCache(dict[K, V]):
 
     def add(self, key: K, value: V) -> V:
         """Add a value and return it; return the existing value if the recent half has one."""
-        with _lock_holder[0]:
+        with _caches_lock.value:
             if len(self) >= _MAX_CACHED_ITEMS // 2:
                 self._old_half = dict(self)
                 self.clear()
@@ -127,7 +121,7 @@ class OriginRegistry:
                 rule = f'must return a tarry.Downstream("name"), got {new!r} for {origin}'
                 raise ConfigurationTypeError("downstream", rule)
             # If two threads create a downstream, both use the first one that is stored.
-            with _lock_holder[0]:
+            with _caches_lock.value:
                 downstream = self._downstreams.setdefault(origin, new)
         return downstream
 
