@@ -25,9 +25,9 @@ class FlakyServerView:
         self._opened_before = flaky.total_connections
 
     @property
-    def seen(self) -> list[RecordedRequest]:
+    def received_requests(self) -> list[RecordedRequest]:
         """The requests that the server has received."""
-        return self.flaky.seen[self.run]
+        return self.flaky.received_requests[self.run]
 
     @property
     def opened_connections(self) -> int:
@@ -41,7 +41,8 @@ class FlakyServerView:
     def header_values(self, header: str) -> list[str | None]:
         """Return the value of a header in each request; None if it is missing."""
         requests = [
-            {name.lower(): text for name, text in request.headers.items()} for request in self.seen
+            {name.lower(): text for name, text in request.headers.items()}
+            for request in self.received_requests
         ]
         return [headers.get(header.lower()) for headers in requests]
 

@@ -48,7 +48,7 @@ def test_aiohttp_does_not_retry_again(server: FlakyServerView) -> None:
             for _ in range(2):
                 with pytest.raises(aiohttp.ServerDisconnectedError):
                     await session.get(server.url("drop"))
-                counts.append(len(server.seen))
+                counts.append(len(server.received_requests))
         return counts
 
     assert [4, 8] == run(main)
@@ -70,7 +70,7 @@ def test_call_in_another_task_is_another_call(server: FlakyServerView) -> None:
 
     run(main)
 
-    assert 8 == len(server.seen)
+    assert 8 == len(server.received_requests)
 
 
 # --- timeouts -------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_read_timeout_ends_one_attempt(server: FlakyServerView) -> None:
             return response.status
 
     assert 200 == run(main)
-    assert 2 == len(server.seen)
+    assert 2 == len(server.received_requests)
 
 
 # --- bodies ---------------------------------------------------------------------------------------
@@ -168,8 +168,10 @@ def test_payload_is_resent_if_it_can_be_rewound(
 
     run(main)
 
-    assert [True] * request_count == [b"report" in seen.body for seen in server.seen]
-    assert 1 == len({len(seen.body) for seen in server.seen})
+    assert [True] * request_count == [
+        b"report" in request.body for request in server.received_requests
+    ]
+    assert 1 == len({len(request.body) for request in server.received_requests})
 
 
 def test_failed_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
@@ -183,7 +185,7 @@ def test_failed_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
                 return response.status
 
     assert 200 == run(main)
-    assert [0, size, size] == [len(seen.body) for seen in server.seen]
+    assert [0, size, size] == [len(request.body) for request in server.received_requests]
 
 
 def test_hanging_attempt_stops_reading_its_body(server: FlakyServerView) -> None:
@@ -207,7 +209,7 @@ def test_hanging_attempt_stops_reading_its_body(server: FlakyServerView) -> None
 
     assert 200 == run(main)
     assert [None, None] == writers
-    assert [0, size] == [len(seen.body) for seen in server.seen]
+    assert [0, size] == [len(request.body) for request in server.received_requests]
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ def test_redirect_keeps_the_key(server: FlakyServerView) -> None:
     run(main)
 
     sent = [
-        server.flaky.seen[server.run + suffix][0].headers["Idempotency-Key"]
+        server.flaky.received_requests[server.run + suffix][0].headers["Idempotency-Key"]
         for suffix in ("-first", "-second")
     ]
     assert sent == server.header_values("Idempotency-Key")

@@ -51,7 +51,7 @@ def test_response_is_returned(server: FlakyServerView, get: Get) -> None:
     with pytest.warns(RuntimeWarning, match="would block the running event loop"):
         assert 503 == run_in_event_loop(get, server.url("503,200"))
 
-    assert 1 == len(server.seen)
+    assert 1 == len(server.received_requests)
 
 
 def test_error_is_raised(server: FlakyServerView, get: Get) -> None:

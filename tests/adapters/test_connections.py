@@ -53,7 +53,7 @@ def test_breaker_opens_during_the_wait(
         else:
             assert ClientResponse(503, "answer 1") == session.send("GET", server.url(plan))
 
-    assert 1 == len(server.seen)
+    assert 1 == len(server.received_requests)
 
 
 # --- downstreams ----------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_each_origin_has_its_own_breaker(server: FlakyServerView, client: Client
         other = session.send("GET", healthy.url)
 
     assert (503, 200) == (last.status, other.status)
-    assert 2 == len(server.seen)
+    assert 2 == len(server.received_requests)
     assert server.flaky.url == caught.value.downstream
 
 
@@ -97,7 +97,7 @@ def test_default_breaker_opens(server: FlakyServerView, client: ClientLibrary) -
         with pytest.raises(tarry.BreakerOpen):
             session.send("GET", server.url("503"))
 
-    assert 20 == len(server.seen)
+    assert 20 == len(server.received_requests)
 
 
 def test_outer_retry_does_not_multiply_attempts(
@@ -107,7 +107,7 @@ def test_outer_retry_does_not_multiply_attempts(
     with client.open() as session, pytest.raises(client.disconnect_error):
         tarry.call(session.send, "GET", server.url("drop"), on=Exception)
 
-    assert 4 == len(server.seen)
+    assert 4 == len(server.received_requests)
 
 
 # --- arguments ------------------------------------------------------------------------------------
@@ -153,4 +153,4 @@ def test_key_must_be_visible_ascii(server: FlakyServerView, client: ClientLibrar
     ):
         session.send("POST", server.url("200"))
 
-    assert [] == server.seen
+    assert [] == server.received_requests

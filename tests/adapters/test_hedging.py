@@ -56,7 +56,7 @@ def test_copies_have_the_same_body(server: FlakyServerView, client: ClientLibrar
     with client.open(hedging=AFTER_FAILURE) as session:
         session.send("PUT", server.url("503,200"), b"the body")
 
-    assert [b"the body"] * 2 == [seen.body for seen in server.seen]
+    assert [b"the body"] * 2 == [request.body for request in server.received_requests]
 
 
 @pytest.mark.parametrize("hedging", [IMMEDIATE, AFTER_FAILURE], ids=["immediate", "after failure"])
@@ -67,7 +67,7 @@ def test_post_without_a_key_is_sent_once(
     with client.open(connections=2, hedging=hedging) as session:
         response = session.send("POST", server.url("503,200"), b"order")
 
-    assert (ClientResponse(503, "answer 1"), 1) == (response, len(server.seen))
+    assert (ClientResponse(503, "answer 1"), 1) == (response, len(server.received_requests))
 
 
 def test_iterator_is_sent_once(server: FlakyServerView, client: ClientLibrary) -> None:
@@ -75,7 +75,7 @@ def test_iterator_is_sent_once(server: FlakyServerView, client: ClientLibrary) -
     with client.open(connections=2, hedging=IMMEDIATE) as session:
         response = session.send("PUT", server.url("503,200"), session.iterator())
 
-    assert (503, 1) == (response.status, len(server.seen))
+    assert (503, 1) == (response.status, len(server.received_requests))
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_failure_waits_for_the_other_copy(server: FlakyServerView, client: Clien
     with client.open(connections=2, hedging=IMMEDIATE, downstream=payments) as session:
         response = session.send("GET", server.url("503,late"))
 
-    assert (ClientResponse(200, "answer 2"), 2) == (response, len(server.seen))
+    assert (ClientResponse(200, "answer 2"), 2) == (response, len(server.received_requests))
 
 
 @pytest.mark.parametrize("first", ["503", "long", "drop"])
@@ -123,7 +123,7 @@ def test_last_response_is_returned_if_all_copies_fail(
     with client.open(hedging=Hedging(after=3600, max_attempts=3)) as session:
         response = session.send("GET", server.url("503,429,500"))
 
-    assert (ClientResponse(500, "answer 3"), 3) == (response, len(server.seen))
+    assert (ClientResponse(500, "answer 3"), 3) == (response, len(server.received_requests))
 
 
 def test_last_error_is_raised_if_all_copies_fail(
@@ -147,7 +147,7 @@ def test_permanent_response_ends_the_call(server: FlakyServerView, client: Clien
     with client.open(hedging=AFTER_FAILURE, downstream=payments) as session:
         statuses = [session.send("GET", server.url("404")).status for _ in range(3)]
 
-    assert ([404] * 3, 3, "closed") == (statuses, len(server.seen), payments.state)
+    assert ([404] * 3, 3, "closed") == (statuses, len(server.received_requests), payments.state)
 
 
 def test_permanent_response_emits_gave_up(server: FlakyServerView, client: ClientLibrary) -> None:
@@ -174,7 +174,7 @@ def test_breaker_that_opens_before_the_second_copy(
         else:
             assert ClientResponse(503, "answer 1") == session.send("GET", url)
 
-    assert 1 == len(server.seen)
+    assert 1 == len(server.received_requests)
 
 
 def test_outer_retry_does_not_multiply_copies(
@@ -184,7 +184,7 @@ def test_outer_retry_does_not_multiply_copies(
     with client.open(hedging=AFTER_FAILURE) as session, pytest.raises(client.disconnect_error):
         tarry.call(session.send, "GET", server.url("drop"), on=Exception)
 
-    assert 2 == len(server.seen)
+    assert 2 == len(server.received_requests)
 
 
 # --- deadlines and delays -------------------------------------------------------------------------

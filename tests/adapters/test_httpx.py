@@ -123,7 +123,9 @@ def test_form_is_resent_if_its_file_can_be_rewound(
     with package.Client(transport=transport) as client:
         client.put(server.url("503,503,200"), data={"a": "b"}, files={"report": make_file()})
 
-    assert [True] * request_count == [b"report\r\n" in seen.body for seen in server.seen]
+    assert [True] * request_count == [
+        b"report\r\n" in request.body for request in server.received_requests
+    ]
 
 
 @PACKAGES
@@ -140,7 +142,9 @@ def test_form_with_a_file_is_not_hedged(
     with package.Client(transport=transport) as client:
         client.put(server.url("503,200"), data={"a": "b"}, files={"report": make_file()})
 
-    assert [True] * request_count == [b"report\r\n" in seen.body for seen in server.seen]
+    assert [True] * request_count == [
+        b"report\r\n" in request.body for request in server.received_requests
+    ]
 
 
 # --- requests and errors of attempts --------------------------------------------------------------

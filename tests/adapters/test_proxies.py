@@ -93,7 +93,7 @@ def test_failure_through_a_proxy_is_retried(server: FlakyServerView, send: Send)
     """A failed response or a dropped connection of a proxy is retried."""
     send(server.flaky.url, "GET", url_behind_proxy(server, "503,drop,200"), None)
 
-    assert 3 == len(server.seen)
+    assert 3 == len(server.received_requests)
 
 
 def test_post_is_not_resent_if_the_proxy_disconnects(server: FlakyServerView, send: Send) -> None:
@@ -102,7 +102,7 @@ def test_post_is_not_resent_if_the_proxy_disconnects(server: FlakyServerView, se
         send(server.flaky.url, "POST", url_behind_proxy(server, "drop,200"), b"order")
 
     assert (Reason.NOT_REPEATABLE, 1) == reason_and_attempts(caught.value)
-    assert [b"order"] == [seen.body for seen in server.seen]
+    assert [b"order"] == [request.body for request in server.received_requests]
 
 
 def test_iterator_is_not_resent_if_the_proxy_disconnects(server: FlakyServerView) -> None:
@@ -111,7 +111,7 @@ def test_iterator_is_not_resent_if_the_proxy_disconnects(server: FlakyServerView
         send_with_requests(server.flaky.url, "PUT", url_behind_proxy(server, "drop,200"), chunks())
 
     assert (Reason.NOT_REPEATABLE, 1) == reason_and_attempts(caught.value)
-    assert [b"helloworld"] == [seen.body for seen in server.seen]
+    assert [b"helloworld"] == [request.body for request in server.received_requests]
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_proxy_rejects_the_tunnel(
         send(server.flaky.url, "POST", f"https://{host}/", b"order")
 
     assert (reason, attempts) == reason_and_attempts(caught.value)
-    assert attempts == len(server.flaky.seen[host])
+    assert attempts == len(server.flaky.received_requests[host])

@@ -75,7 +75,7 @@ def test_file_is_rewound(server: FlakyServerView, session: requests.Session) -> 
     response = session.put(server.url("503,drop,200"), data=file, timeout=10)
 
     assert 200 == response.status_code
-    assert [b"the rest"] * 3 == [seen.body for seen in server.seen]
+    assert [b"the rest"] * 3 == [request.body for request in server.received_requests]
 
 
 def test_unseekable_file_is_sent_once(server: FlakyServerView, session: requests.Session) -> None:
@@ -95,7 +95,7 @@ def test_file_is_not_hedged(server: FlakyServerView) -> None:
     with make_session(RetryAdapter(hedging=Hedging(after=3600))) as session:
         session.put(server.url("503,200"), data=io.BytesIO(b"report"), timeout=10)
 
-    assert [b"report"] == [seen.body for seen in server.seen]
+    assert [b"report"] == [request.body for request in server.received_requests]
 
 
 def test_form_with_a_file_is_resent(server: FlakyServerView, session: requests.Session) -> None:
@@ -103,7 +103,7 @@ def test_form_with_a_file_is_resent(server: FlakyServerView, session: requests.S
     files = {"report": io.BytesIO(b"report")}
     session.put(server.url("503,200"), data={"a": "b"}, files=files, timeout=10)
 
-    assert [True] * 2 == [b"report\r\n" in seen.body for seen in server.seen]
+    assert [True] * 2 == [b"report\r\n" in request.body for request in server.received_requests]
 
 
 # --- timeouts -------------------------------------------------------------------------------------
@@ -206,5 +206,5 @@ def test_session_can_be_copied_and_pickled(server: FlakyServerView, make_copy: A
     with make_copy(make_session(adapter)) as session:
         response = session.post(server.url("503"), timeout=10)
 
-    assert (503, 2) == (response.status_code, len(server.seen))
+    assert (503, 2) == (response.status_code, len(server.received_requests))
     assert 3 == session.adapters["http://"]._pool_maxsize

@@ -87,7 +87,7 @@ def test_deadline_passes_during_the_wait(
         else:
             assert ClientResponse(503, "answer 1") == session.send("GET", server.url(plan))
 
-    assert 1 == len(server.seen)
+    assert 1 == len(server.received_requests)
 
 
 Read = Callable[[str, Policy], tuple[Any, bytes]]
@@ -226,7 +226,7 @@ def test_should_retry_header_is_obeyed(
     with client.open() as session:
         session.send("GET", server.url(plan))
 
-    assert request_count == len(server.seen)
+    assert request_count == len(server.received_requests)
 
 
 # --- events ---------------------------------------------------------------------------------------

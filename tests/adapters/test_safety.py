@@ -101,11 +101,13 @@ def test_iterator_is_sent_once(
         pytest.raises(client.disconnect_error) as caught,
     ):
         response = session.send(method, server.url("drop,200"), session.iterator())
-        pytest.fail(f"{response} after {server.opened_connections} connections: {server.seen}")
+        pytest.fail(
+            f"{response} after {server.opened_connections} connections: {server.received_requests}"
+        )
 
     assert (Reason.NOT_REPEATABLE, 1) == reason_and_attempts(caught.value)
     assert "its body cannot be sent a second time" in caught.value.__notes__[-1]
-    assert [b"".join(CHUNKS)] == [seen.body for seen in server.seen]
+    assert [b"".join(CHUNKS)] == [request.body for request in server.received_requests]
 
 
 def test_response_to_an_iterator_is_returned(
@@ -115,7 +117,7 @@ def test_response_to_an_iterator_is_returned(
     with client.open() as session:
         response = session.send("PUT", server.url("503,200"), session.iterator())
 
-    assert (503, 1) == (response.status, len(server.seen))
+    assert (503, 1) == (response.status, len(server.received_requests))
 
 
 def test_body_is_sent_again_completely(server: FlakyServerView, client: ClientLibrary) -> None:
@@ -123,7 +125,7 @@ def test_body_is_sent_again_completely(server: FlakyServerView, client: ClientLi
     with client.open() as session:
         session.send("PUT", server.url("503,drop,200"), b"the body")
 
-    assert [b"the body"] * 3 == [seen.body for seen in server.seen]
+    assert [b"the body"] * 3 == [request.body for request in server.received_requests]
 
 
 # --- timeouts and deadlines -----------------------------------------------------------------------
@@ -136,7 +138,7 @@ def test_timed_out_attempt_is_retried(server: FlakyServerView, client: ClientLib
     with client.open(policy=SHORT_TIMEOUT) as session:
         response = session.send("GET", server.url("hang,200"))
 
-    assert (200, 2) == (response.status, len(server.seen))
+    assert (200, 2) == (response.status, len(server.received_requests))
     assert all(0 < int(text or 0) <= 250 for text in server.header_values("X-Deadline-Ms"))
 
 
@@ -149,7 +151,7 @@ def test_timed_out_post_is_not_retried(server: FlakyServerView, client: ClientLi
         session.send("POST", server.url("hang,200"))
 
     assert (Reason.NOT_REPEATABLE, 1) == reason_and_attempts(caught.value)
-    assert 1 == len(server.seen)
+    assert 1 == len(server.received_requests)
 
 
 def test_deadline_is_sent(server: FlakyServerView, client: ClientLibrary) -> None:
@@ -186,4 +188,4 @@ def test_nothing_is_sent_after_the_deadline(server: FlakyServerView, client: Cli
     with client.open() as session, tarry.deadline(0), pytest.raises(tarry.DeadlineExceeded):
         session.send("GET", server.url("200"))
 
-    assert [] == server.seen
+    assert [] == server.received_requests

@@ -99,7 +99,9 @@ def test_scenario(server: FlakyServerView, client: ClientLibrary, case: Case) ->
             assert record is not None
             assert (case.reason, case.request_count) == (record.reason, record.attempts)
 
-    assert [case.method] * case.request_count == [seen.method for seen in server.seen]
+    assert [case.method] * case.request_count == [
+        request.method for request in server.received_requests
+    ]
 
 
 # --- headers of attempts --------------------------------------------------------------------------

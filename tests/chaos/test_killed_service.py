@@ -25,10 +25,10 @@ def _fail_every_fifth_task(path: str, number: int) -> int:
 class Callers:
     """Threads that post tasks one after the other, and record the accepted tasks."""
 
-    def __init__(self, running: Service, receiver: Target, count: int = 4) -> None:
+    def __init__(self, running_service: Service, receiver: Target, count: int = 4) -> None:
         self.accepted: dict[str, str] = {}
         """The idempotency key of each accepted task, by the path of its target."""
-        self._service, self._target = running, receiver
+        self._service, self._target = running_service, receiver
         self._numbers = iter(range(1_000_000))
         self._lock = threading.Lock()
         self._is_stopping = threading.Event()
@@ -65,32 +65,37 @@ class Callers:
             thread.join()
 
 
-def _all_tasks_finished(running: Service) -> bool:
-    return all(task["status"] in TERMINAL_STATUSES for task in running.all_tasks())
+def _all_tasks_finished(running_service: Service) -> bool:
+    return all(task["status"] in TERMINAL_STATUSES for task in running_service.all_tasks())
 
 
 @pytest.mark.timeout(120 + 30 * KILL_COUNT)
 def test_kill_9_at_random_moments_under_load(tmp_path: Path) -> None:
     """Every accepted task is sent, its key does not change, and its attempt log is complete."""
     rng = random.Random(7)
-    with target(_fail_every_fifth_task) as receiver, service(tmp_path) as running:
-        callers = Callers(running, receiver)
+    with target(_fail_every_fifth_task) as receiver, service(tmp_path) as running_service:
+        callers = Callers(running_service, receiver)
         for _ in range(KILL_COUNT):
             time.sleep(rng.random() * 1.5)
-            running.kill()
-            running.start()
+            running_service.kill()
+            running_service.start()
         time.sleep(0.5)
         callers.stop()
-        running.wait_for(lambda: _all_tasks_finished(running))
+        running_service.wait_for(lambda: _all_tasks_finished(running_service))
 
-        tasks = {task["targetUrl"].removeprefix(receiver.url): task for task in running.all_tasks()}
+        tasks = {
+            task["targetUrl"].removeprefix(receiver.url): task
+            for task in running_service.all_tasks()
+        }
         assert len(callers.accepted) > 10 * KILL_COUNT
         for path, key in callers.accepted.items():
-            task, sent = tasks[path], receiver.seen[path]
+            task, sent = tasks[path], receiver.received_requests[path]
             assert "SUCCEEDED" == task["status"]
             assert sent
             assert {f'"{key}"'} == {request["Idempotency-Key"] for request in sent}
-            log = running.request("GET", f"/retry-tasks/{task['taskId']}/attempts")[1]["items"]
+            log = running_service.request("GET", f"/retry-tasks/{task['taskId']}/attempts")[1][
+                "items"
+            ]
             numbers = [attempt["attemptNumber"] for attempt in log]
             assert list(range(1, task["attemptNumber"] + 1)) == numbers
             answered = [attempt for attempt in log if attempt["responseStatus"] is not None]
@@ -112,7 +117,7 @@ def test_process_suspended_past_its_lease_overwrites_nothing(tmp_path: Path) -> 
     with target(respond_slowly) as receiver, service(tmp_path, *flags) as first:
         task = {"targetUrl": f"{receiver.url}/t/1", "policy": {"attemptTimeoutMs": 1000}}
         task_id = first.request("POST", "/retry-tasks", task)[1]["taskId"]
-        first.wait_for(lambda: bool(receiver.seen["/t/1"]))
+        first.wait_for(lambda: bool(receiver.received_requests["/t/1"]))
         os.kill(first.process.pid, signal.SIGSTOP)
         with service(tmp_path, *flags) as second:
             second.wait_for(
@@ -141,16 +146,16 @@ def test_sigterm_finishes_attempts_and_releases_queued_tasks(tmp_path: Path) -> 
 
     with (
         target(respond_slowly) as receiver,
-        service(tmp_path, "--set", "lane_in_flight=1") as running,
+        service(tmp_path, "--set", "lane_in_flight=1") as running_service,
     ):
         for number in range(3):
             task = {"targetUrl": f"{receiver.url}/t/{number}"}
-            running.request("POST", "/retry-tasks", task)
-        running.wait_for(lambda: len(receiver.seen) == 1)
+            running_service.request("POST", "/retry-tasks", task)
+        running_service.wait_for(lambda: len(receiver.received_requests) == 1)
         threading.Timer(1.0, may_respond.set).start()
-        assert 0 == running.stop()
-        assert 1 == len(receiver.seen)
+        assert 0 == running_service.stop()
+        assert 1 == len(receiver.received_requests)
 
-        running.start()
-        running.wait_for(lambda: _all_tasks_finished(running))
-        assert {1} == {task["attemptNumber"] for task in running.all_tasks()}
+        running_service.start()
+        running_service.wait_for(lambda: _all_tasks_finished(running_service))
+        assert {1} == {task["attemptNumber"] for task in running_service.all_tasks()}

@@ -22,9 +22,9 @@ RUNNING_COUNT, DELAYED_COUNT = 20, 20
 
 
 @contextmanager
-def full_disk(running: Service) -> Iterator[None]:
+def full_disk(running_service: Service) -> Iterator[None]:
     """Fill the disk: ENOSPC."""
-    disk = Path(f"/proc/{running.process.pid}/root{running.folder}")
+    disk = Path(f"/proc/{running_service.process.pid}/root{running_service.folder}")
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
@@ -36,9 +36,12 @@ def full_disk(running: Service) -> Iterator[None]:
 
 
 @contextmanager
-def file_size_limit(running: Service) -> Iterator[None]:
+def file_size_limit(running_service: Service) -> Iterator[None]:
     """Limit the size of the files that the service writes: EFBIG."""
-    limit, pids = resource.RLIMIT_FSIZE, [running.process.pid, *child_pids(running.process.pid)]
+    limit, pids = (
+        resource.RLIMIT_FSIZE,
+        [running_service.process.pid, *child_pids(running_service.process.pid)],
+    )
     soft, hard = resource.prlimit(pids[0], limit)
     for pid in pids:
         resource.prlimit(pid, limit, (4096, hard))
@@ -56,9 +59,9 @@ def child_pids(pid: int) -> list[int]:
 
 
 @contextmanager
-def immutable_files(running: Service) -> Iterator[None]:
+def immutable_files(running_service: Service) -> Iterator[None]:
     """Make the files immutable, also for the process that has opened them: EPERM."""
-    files = [str(running.folder / name) for name in ("tarry.db", "tarry.db-wal")]
+    files = [str(running_service.folder / name) for name in ("tarry.db", "tarry.db-wal")]
     assert _succeeds("chattr", "+i", *files)
     try:
         yield
@@ -67,10 +70,10 @@ def immutable_files(running: Service) -> Iterator[None]:
 
 
 @contextmanager
-def renamed_database(running: Service) -> Iterator[None]:
+def renamed_database(running_service: Service) -> Iterator[None]:
     """Rename the database file."""
-    database = running.folder / "tarry.db"
-    renamed = database.rename(running.folder / "elsewhere")
+    database = running_service.folder / "tarry.db"
+    renamed = database.rename(running_service.folder / "elsewhere")
     try:
         yield
     finally:
@@ -107,20 +110,23 @@ def test_service_recovers_from_a_store_fault(fault: Fault, tmp_path: Path) -> No
 
     with (
         target(respond_slowly) as receiver,
-        service(tmp_path, command_prefix=command_prefix) as running,
+        service(tmp_path, command_prefix=command_prefix) as running_service,
     ):
         accepted = {
-            running.post(targetUrl=f"{receiver.url}/{n}")["taskId"] for n in range(RUNNING_COUNT)
+            running_service.post(targetUrl=f"{receiver.url}/{n}")["taskId"]
+            for n in range(RUNNING_COUNT)
         }
         for n in range(DELAYED_COUNT):
             accepted.add(
-                running.post(targetUrl=f"{receiver.url}/delayed/{n}", delayMs=2000)["taskId"]
+                running_service.post(targetUrl=f"{receiver.url}/delayed/{n}", delayMs=2000)[
+                    "taskId"
+                ]
             )
-        running.wait_for(lambda: len(receiver.seen) >= RUNNING_COUNT)
+        running_service.wait_for(lambda: len(receiver.received_requests) >= RUNNING_COUNT)
         extra_count = 0
-        with fault(running):
+        with fault(running_service):
             while True:  # the WAL file may have space for a few more tasks
-                status, body, headers = running.send(
+                status, body, headers = running_service.send(
                     "POST",
                     "/retry-tasks",
                     {"targetUrl": f"{receiver.url}/extra/{extra_count}", "body": "x" * 9999},
@@ -131,20 +137,24 @@ def test_service_recovers_from_a_store_fault(fault: Fault, tmp_path: Path) -> No
                 accepted.add(body["taskId"])
             assert 503 == status
             assert 1 <= int(headers["retry-after"])
-            running.wait_for(lambda: running.request("GET", "/readyz")[0] == 503)
-            assert 200 == running.request("GET", "/healthz")[0]
-            assert "store" in running.request("GET", "/readyz")[1]["failing"]
+            running_service.wait_for(lambda: running_service.request("GET", "/readyz")[0] == 503)
+            assert 200 == running_service.request("GET", "/healthz")[0]
+            assert "store" in running_service.request("GET", "/readyz")[1]["failing"]
             may_respond.set()  # attempts end, but their results cannot be written
             for _ in range(50):
-                assert 503 == running.request("GET", "/readyz")[0]
+                assert 503 == running_service.request("GET", "/readyz")[0]
                 time.sleep(0.05)
 
-        running.wait_for(lambda: running.request("GET", "/readyz")[0] == 200)
-        running.wait_for(
-            lambda: all(running.task(task_id)["status"] == "SUCCEEDED" for task_id in accepted)
+        running_service.wait_for(lambda: running_service.request("GET", "/readyz")[0] == 200)
+        running_service.wait_for(
+            lambda: all(
+                running_service.task(task_id)["status"] == "SUCCEEDED" for task_id in accepted
+            )
         )
-        assert accepted == {task["taskId"] for task in running.all_tasks()}
-        assert RUNNING_COUNT + DELAYED_COUNT + extra_count == len(receiver.seen)
-        assert {1} == {len(requests) for requests in receiver.seen.values()}
-        assert {1} == {task["attemptNumber"] for task in running.all_tasks()}
-        running.wait_until_finished(running.post(targetUrl=f"{receiver.url}/after")["taskId"])
+        assert accepted == {task["taskId"] for task in running_service.all_tasks()}
+        assert RUNNING_COUNT + DELAYED_COUNT + extra_count == len(receiver.received_requests)
+        assert {1} == {len(requests) for requests in receiver.received_requests.values()}
+        assert {1} == {task["attemptNumber"] for task in running_service.all_tasks()}
+        running_service.wait_until_finished(
+            running_service.post(targetUrl=f"{receiver.url}/after")["taskId"]
+        )

@@ -16,8 +16,8 @@ from tests.integration.service import service
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a running service."""
-    with service(tmp_path_factory.mktemp("service")) as running:
-        yield f"http://127.0.0.1:{running.port}"
+    with service(tmp_path_factory.mktemp("service")) as running_service:
+        yield f"http://127.0.0.1:{running_service.port}"
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def run_cli(address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Comm
 @pytest.fixture
 def target() -> Iterator[FlakyServer]:
     """A target server, with an address and therefore a downstream of its own."""
-    with flaky_server() as running:
-        yield running
+    with flaky_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -151,10 +151,10 @@ def test_closed_pipe_prints_no_traceback() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=ROOT,
-    ) as running:
-        assert running.stdout is not None
-        assert running.stderr is not None
-        running.stdout.close()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
 
-        assert b"" == running.stderr.read()
-    assert running.returncode in {1, -signal.SIGPIPE}
+        assert b"" == process.stderr.read()
+    assert process.returncode in {1, -signal.SIGPIPE}

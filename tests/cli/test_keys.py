@@ -18,8 +18,8 @@ def store(tmp_path: Path) -> str:
 
 def test_created_key_is_accepted_and_revoked_key_rejected(tmp_path: Path, store: str) -> None:
     """A key that is created while the service runs is accepted; a revoked key is rejected."""
-    with service(tmp_path, "--set", "require_keys=true") as running:
-        server = f"http://127.0.0.1:{running.port}"
+    with service(tmp_path, "--set", "require_keys=true") as running_service:
+        server = f"http://127.0.0.1:{running_service.port}"
         created = run_command(
             "keys", "create", "--tenant", "shop", "--name", "ci", "--store", store
         )

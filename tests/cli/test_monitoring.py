@@ -131,7 +131,7 @@ def test_top_in_a_pipe_prints_one_table(
 def test_top_of_a_tenant_has_no_rates(tmp_path: Path) -> None:
     """Without an operator's key, `top` says that rates are not visible."""
     with two_tenants(tmp_path) as callers:
-        command = ("top", "--server", f"http://127.0.0.1:{callers.running.port}")
+        command = ("top", "--server", f"http://127.0.0.1:{callers.service.port}")
         result = run_command(*command, "--key", callers.secrets["ann"])
 
     assert (0, "per second: visible only with an operator's key") == (

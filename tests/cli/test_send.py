@@ -32,7 +32,7 @@ def test_delivered_request(run_cli: RunCli, target: FlakyServer) -> None:
     )  # fmt: skip
 
     assert 0 == result.code, result.err
-    for request in target.seen[""]:
+    for request in target.received_requests[""]:
         assert "PUT" == request.method
         headers = {name.lower(): value for name, value in request.headers.items()}
         assert ("7", "order-7") == (headers["x-shop"], headers["idempotency-key"].strip('"'))
@@ -66,7 +66,7 @@ def test_body_is_unchanged(
         "send", target.url, "-d", data.replace("FILE", str(file)), "--wait", "30", stdin=stdin
     )
 
-    (request,) = target.seen[""]
+    (request,) = target.received_requests[""]
     headers = {name.lower(): value for name, value in request.headers.items()}
     assert 0 == result.code, result.err
     assert body == request.body
@@ -79,7 +79,7 @@ def test_content_type_of_the_user_is_kept(run_cli: RunCli, target: FlakyServer) 
     """A content type set by the user is kept."""
     run_cli("send", target.url, "-d", "{}", "-H", "content-type: text/plain", "--wait", "30")
 
-    (request,) = target.seen[""]
+    (request,) = target.received_requests[""]
     headers = {name.lower(): value for name, value in request.headers.items()}
     assert "text/plain" == headers["content-type"]
 

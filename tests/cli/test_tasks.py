@@ -158,17 +158,18 @@ def test_cancel_message_depends_on_status(
 ) -> None:
     """The message mentions a running attempt only while the task is in flight."""
     cancelled = msgspec.structs.replace(client.cancel(pending_task), cancelling=True)
-    running = client.enqueue(f"{target.url}/?plan=late&run=slow")
-    while client.get(running).status != "IN_FLIGHT":
+    running_task = client.enqueue(f"{target.url}/?plan=late&run=slow")
+    while client.get(running_task).status != "IN_FLIGHT":
         environment.blocking_sleep(0.01, None)
 
-    in_flight = run_cli("tasks", "cancel", running.task_id)
+    in_flight = run_cli("tasks", "cancel", running_task.task_id)
     target.may_continue.set()
     monkeypatch.setattr(Client, "cancel", lambda *_: cancelled)
     result = run_cli("tasks", "cancel", pending_task)
 
     assert (
-        f"{running.task_id} IN_FLIGHT: cancelled; the running attempt may finish\n" == in_flight.out
+        f"{running_task.task_id} IN_FLIGHT: cancelled; the running attempt may finish\n"
+        == in_flight.out
     )
     assert f"{pending_task} CANCELLED: cancelled\n" == result.out
 
@@ -189,7 +190,7 @@ def test_retry_makes_the_next_attempt_now(
     assert 0 == result.code, result.err
     assert result.out.startswith(f"{pending_task} ")
     assert "SUCCEEDED" == client.wait(pending_task, 30).status
-    assert 1 == len(target.seen[""])
+    assert 1 == len(target.received_requests[""])
 
 
 def test_retry_reports_a_paused_downstream(
@@ -206,15 +207,15 @@ def test_retry_reports_a_paused_downstream(
 
 def test_retry_of_a_running_task(run_cli: RunCli, client: Client, target: FlakyServer) -> None:
     """`retry` during an attempt says that the policy decides about another attempt."""
-    running = client.enqueue(f"{target.url}/?plan=late&run=slow")
-    while client.get(running).status != "IN_FLIGHT":
+    running_task = client.enqueue(f"{target.url}/?plan=late&run=slow")
+    while client.get(running_task).status != "IN_FLIGHT":
         environment.blocking_sleep(0.01, None)
 
-    result = run_cli("tasks", "retry", running.task_id)
+    result = run_cli("tasks", "retry", running_task.task_id)
     target.may_continue.set()
 
     message = "an attempt is running; if it fails, the policy decides when the next starts"
-    assert (0, f"{running.task_id} IN_FLIGHT: {message}\n", "") == result
+    assert (0, f"{running_task.task_id} IN_FLIGHT: {message}\n", "") == result
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])

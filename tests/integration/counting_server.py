@@ -1,6 +1,6 @@
 """A server process whose handler appends a line to the file RUNS for each run, and may hang.
 
-python -m tests.integration.counting_server FD ENGINE ADDRESS NAME RUNS LEASE answers|hangs
+python -m tests.integration.counting_server FD ENGINE ADDRESS NAME RUNS LEASE respond|hang
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def create_app(store: IdempotencyStore, runs: Path, lease: float, *, hangs: bool
 
 
 if __name__ == "__main__":
-    descriptor, engine, address, name, runs, lease, hangs = sys.argv[1:]
+    descriptor, engine, address, name, runs, lease, behaviour = sys.argv[1:]
     store = open_store(engine, address, name)
-    app = create_app(store, Path(runs), float(lease), hangs=hangs == "hangs")
+    app = create_app(store, Path(runs), float(lease), hangs=behaviour == "hang")
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     server.run(sockets=[socket.socket(fileno=int(descriptor))])

@@ -40,10 +40,10 @@ class RecordedRequest(NamedTuple):
 
 
 class FlakyServer:
-    """The server; `seen` has the requests of each run."""
+    """The server; `received_requests` has the requests of each run."""
 
     def __init__(self) -> None:  # noqa: C901 - contains the handler class
-        self.seen: dict[str, list[RecordedRequest]] = defaultdict(list)
+        self.received_requests: dict[str, list[RecordedRequest]] = defaultdict(list)
         self.connections = 0
         """Number of open connections."""
         self.total_connections = 0
@@ -88,9 +88,9 @@ class FlakyServer:
             def respond(self) -> None:
                 query = parse_qs(urlsplit(self.path).query)
                 with flaky.lock:
-                    seen = flaky.seen[query.get("run", [""])[0]]
-                    seen.append(RecordedRequest(self.command, dict(self.headers.items()), b""))
-                    number = len(seen)
+                    received = flaky.received_requests[query.get("run", [""])[0]]
+                    received.append(RecordedRequest(self.command, dict(self.headers.items()), b""))
+                    number = len(received)
                 plan = query.get("plan", ["200"])[0].split(",")
                 step = plan[min(number, len(plan)) - 1]
                 if step == "early":
@@ -101,7 +101,7 @@ class FlakyServer:
                     flaky.may_continue.wait(CONTINUE_TIMEOUT_S)
                     self.close_connection = True
                     return
-                seen[number - 1] = seen[number - 1]._replace(body=self.read_body())
+                received[number - 1] = received[number - 1]._replace(body=self.read_body())
                 if step == "drop":
                     self.close_connection = True
                     return
@@ -153,7 +153,7 @@ class FlakyServer:
             def do_CONNECT(self) -> None:
                 host = self.path.partition(":")[0]
                 with flaky.lock:
-                    flaky.seen[host].append(RecordedRequest(self.command, {}, b""))
+                    flaky.received_requests[host].append(RecordedRequest(self.command, {}, b""))
                 self.send_response(int(host.partition(".")[0]))
                 self.send_header("content-length", "0")
                 self.end_headers()

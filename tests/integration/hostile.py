@@ -1,11 +1,10 @@
 """HTTP targets that violate the protocol or do not respond, one URL path per behaviour.
 
 `with hostile_targets() as hostile:` runs the targets in a thread. `hostile.url` followed by a key
-of BEHAVIOURS is the URL of a target, and `hostile.url` followed by "ok" is a valid target.
-`hostile.seen` has the received requests. The target `hostile.closing_url` closes each connection
-without reading. `hostile.tls_urls` has HTTPS targets with the certificates "good", "expired",
-"selfsigned" and "wronghost". `hostile.ca_file` has the CA certificate, and `hostile.tls_contexts`
-has TLS contexts for other servers.
+of BEHAVIOURS is the URL of a target, and `hostile.url` followed by "ok" is a valid target. The
+target `hostile.closing_url` closes each connection without reading. `hostile.tls_urls` has HTTPS
+targets with the certificates "good", "expired", "selfsigned" and "wronghost". `hostile.ca_file` has
+the CA certificate, and `hostile.tls_contexts` has TLS contexts for other servers.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 BOMB = gzip.compress(bytes(50 * 1024 * 1024))
-METADATA = "http://169.254.169.254/latest/meta-data/"
+METADATA_URL = "http://169.254.169.254/latest/meta-data/"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
@@ -95,13 +94,15 @@ BEHAVIOURS: dict[str, Behaviour] = {
         _HEAD + (b"X-Long: " + b"x" * 50_000 + b"\r\n") * 2 + b"Content-Length: 0\r\n\r\n"
     ),
     "endless-100": _repeat(b"", b"HTTP/1.1 100 Continue\r\nX-Line: value\r\n\r\n"),
-    "close-before-answer": _respond_with(),
+    "close-before-response": _respond_with(),
     "close-in-status": _respond_with(b"HTTP/1.1 20"),
     "close-in-headers": _respond_with(_HEAD + b"Content-Le"),
     "close-in-body": _respond_with(_HEAD + b"Content-Length: 100\r\n\r\nonly this"),
     "close-in-chunk": _respond_with(_CHUNKED + b"ff\r\nonly this"),
     "redirect": _respond_with(
-        b"HTTP/1.1 302 Found\r\nLocation: " + METADATA.encode() + b"\r\nContent-Length: 0\r\n\r\n"
+        b"HTTP/1.1 302 Found\r\nLocation: "
+        + METADATA_URL.encode()
+        + b"\r\nContent-Length: 0\r\n\r\n"
     ),
     "http10": _respond_with(b"HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\n\r\nold"),
     "http09": _respond_with(b"<html>older</html>"),
@@ -124,7 +125,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
         _HEAD + b"X-Head: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Tail: 2\r\n\r\n"
     ),
     "bytes-in-header": _respond_with(_HEAD + b"X-Odd: \xff\xfe\r\nContent-Length: 0\r\n\r\n"),
-    "second-answer": _respond_with(OK + b"HTTP/1.1 500 Planted\r\nContent-Length: 3\r\n\r\nbad"),
+    "second-response": _respond_with(OK + b"HTTP/1.1 500 Planted\r\nContent-Length: 3\r\n\r\nbad"),
     "endless-extension": _repeat(_CHUNKED + b"2;", b"x" * 65536),
     "endless-trailers": _repeat(_CHUNKED + b"0\r\n", b"X-Line: value\r\n" * 1000),
     "endless-short-headers": _repeat(_HEAD, b"a:\r\n" * 100, 0.001),
@@ -143,7 +144,7 @@ class HostileTargets:
     """The targets, and the requests that they received."""
 
     def __init__(self, home: Path) -> None:
-        self.seen: list[ReceivedRequest] = []
+        self.received_requests: list[ReceivedRequest] = []
         self.connections = 0
         self.url = self.closing_url = ""
         self.tls_urls: dict[str, str] = {}
@@ -215,7 +216,7 @@ class HostileTargets:
         method, path, _ = head.split(" ", 2)
         lengths = [line[15:] for line in head.lower().splitlines() if line.startswith("content-le")]
         body = await reader.readexactly(int(lengths[0])) if lengths else b""
-        self.seen.append(ReceivedRequest(method, path, head, body))
+        self.received_requests.append(ReceivedRequest(method, path, head, body))
         return path.partition("?")[0].strip("/")
 
 

@@ -50,7 +50,7 @@ class Target:
         self, respond: Callable[[str, int], int] = lambda _path, _number: 200, port: int = 0
     ) -> None:
         self.respond: Callable[[str, int], int] = respond
-        self.seen: dict[str, list[dict[str, str]]] = defaultdict(list)
+        self.received_requests: dict[str, list[dict[str, str]]] = defaultdict(list)
         """The headers of the requests, by path."""
         self.bodies: dict[str, list[bytes]] = defaultdict(list)
         self._lock = threading.Lock()
@@ -63,8 +63,8 @@ class Target:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 with target._lock:
                     target.bodies[self.path].append(body)
-                    target.seen[self.path].append(dict(self.headers))
-                    number = len(target.seen[self.path])
+                    target.received_requests[self.path].append(dict(self.headers))
+                    number = len(target.received_requests[self.path])
                 self.send_response(target.respond(self.path, number))
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -209,14 +209,14 @@ def service(
     folder: Path, *flags: str, dev: bool = True, command_prefix: tuple[str, ...] = ()
 ) -> Iterator[Service]:
     """Run a service for a test."""
-    running = Service(folder, *flags, dev=dev, command_prefix=command_prefix)
-    running.start()
+    running_service = Service(folder, *flags, dev=dev, command_prefix=command_prefix)
+    running_service.start()
     try:
-        yield running
+        yield running_service
     finally:
-        if running.process.poll() is None:
-            os.kill(running.process.pid, signal.SIGCONT)
-            running.kill()
+        if running_service.process.poll() is None:
+            os.kill(running_service.process.pid, signal.SIGCONT)
+            running_service.kill()
 
 
 @contextmanager
@@ -224,8 +224,8 @@ def target(
     respond: Callable[[str, int], int] = lambda _path, _number: 200, port: int = 0
 ) -> Iterator[Target]:
     """Run a target for a test."""
-    running = Target(respond, port)
+    started_target = Target(respond, port)
     try:
-        yield running
+        yield started_target
     finally:
-        running.close()
+        started_target.close()

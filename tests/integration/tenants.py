@@ -17,19 +17,19 @@ from tests.integration.service import Response, Service, service
 class Tenants:
     """The API keys of two tenants of a service."""
 
-    def __init__(self, running: Service, secrets: dict[str, str]) -> None:
-        self.running = running
+    def __init__(self, running_service: Service, secrets: dict[str, str]) -> None:
+        self.service = running_service
         self.secrets = secrets
 
     def request(self, tenant: str, method: str, path: str, body: Any = None) -> Response:
         """Send a request as one of the tenants."""
         headers = {"authorization": f"Bearer {self.secrets[tenant]}"}
-        return self.running.send(method, path, body, headers)
+        return self.service.send(method, path, body, headers)
 
     def send_raw(self, *parts: bytes) -> bytes:
         """Send bytes with KEY replaced by an API key; return the bytes of the response."""
         secret = self.secrets["ann"].encode()
-        with socket.create_connection(("127.0.0.1", self.running.port), 30) as connection:
+        with socket.create_connection(("127.0.0.1", self.service.port), 30) as connection:
             try:
                 for part in parts:
                     connection.sendall(part.replace(b"KEY", secret))
@@ -54,7 +54,7 @@ class Tenants:
         before = self.task_metrics()
         yield
         assert before == self.task_metrics()
-        assert 200 == self.running.request("GET", "/readyz")[0]
+        assert 200 == self.service.request("GET", "/readyz")[0]
 
 
 async def _make_keys(database: Path, *tenants: str) -> dict[str, str]:
@@ -72,5 +72,5 @@ async def _make_keys(database: Path, *tenants: str) -> dict[str, str]:
 def two_tenants(folder: Path, *flags: str) -> Iterator[Tenants]:
     """Run a service for the tenants "ann" and "bob"."""
     secrets = asyncio.run(_make_keys(folder / "tarry.db", "ann", "bob"))
-    with service(folder, "--set", "require_keys=true", *flags, dev=False) as running:
-        yield Tenants(running, secrets)
+    with service(folder, "--set", "require_keys=true", *flags, dev=False) as running_service:
+        yield Tenants(running_service, secrets)

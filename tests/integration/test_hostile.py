@@ -8,11 +8,17 @@ from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDeliveryClient
-from tests.integration.hostile import BEHAVIOURS, BOMB, METADATA, HostileTargets, hostile_targets
+from tests.integration.hostile import (
+    BEHAVIOURS,
+    BOMB,
+    METADATA_URL,
+    HostileTargets,
+    hostile_targets,
+)
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
     LOOPS,
-    request,
+    new_request,
     run,
     send,
     send_all,
@@ -34,7 +40,7 @@ EXPECTED: dict[str, int | Fault] = {
     "endless-header": Fault.PROTOCOL,
     "large-headers": Fault.PROTOCOL,
     "endless-100": Fault.PROTOCOL,
-    "close-before-answer": Fault.RESET,
+    "close-before-response": Fault.RESET,
     "close-in-status": Fault.RESET,
     "close-in-headers": Fault.RESET,
     "close-in-body": Fault.RESET,
@@ -57,7 +63,7 @@ EXPECTED: dict[str, int | Fault] = {
     "no-colon": Fault.PROTOCOL,
     "trailers": 200,
     "bytes-in-header": 200,
-    "second-answer": 200,
+    "second-response": 200,
     "endless-extension": 200,
     "endless-trailers": 200,
     "endless-short-headers": Fault.PROTOCOL,
@@ -71,13 +77,13 @@ EXPECTED: dict[str, int | Fault] = {
 
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[HostileTargets]:
-    """Run targets that violate HTTP."""
+    """Run the hostile targets: slow, endless, malformed, redirecting or closing the connection."""
     with hostile_targets() as targets:
         yield targets
 
 
 @pytest.fixture(params=LOOPS, autouse=True)
-def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def each_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test once per event loop."""
     use_loop(request.param, monkeypatch)
 
@@ -85,14 +91,14 @@ def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", BEHAVIOURS)
 def test_result_for_a_hostile_target(hostile: HostileTargets, name: str) -> None:
     """Each target gets one request; the result has the status, or a fault with a description."""
-    expected, before = EXPECTED[name], len(hostile.seen)
+    expected, before = EXPECTED[name], len(hostile.received_requests)
     result = send(hostile.url + name, timeout=0.3 if expected is Fault.TIMEOUT else 20.0)
     if isinstance(expected, Fault):
         assert (expected, None) == (result.fault, result.status)
         assert result.error
     else:
         assert (expected, None) == (result.status, result.fault)
-    assert 1 == len(hostile.seen) - before
+    assert 1 == len(hostile.received_requests) - before
 
 
 def test_connection_closed_before_the_request_is_a_reset_fault(hostile: HostileTargets) -> None:
@@ -103,15 +109,15 @@ def test_connection_closed_before_the_request_is_a_reset_fault(hostile: HostileT
 @pytest.mark.parametrize("certificate", ["expired", "selfsigned", "wronghost"])
 def test_invalid_certificate_is_a_tls_fault(hostile: HostileTargets, certificate: str) -> None:
     """A target with an invalid certificate gets no request."""
-    before = len(hostile.seen)
+    before = len(hostile.received_requests)
     result = send(hostile.tls_urls[certificate] + "ok", ca_file=hostile.ca_file)
     assert Fault.TLS is result.fault
     assert result.error
-    assert before == len(hostile.seen)
+    assert before == len(hostile.received_requests)
 
 
-def test_wrong_scheme_is_a_fault(hostile: HostileTargets) -> None:
-    """HTTPS to a closing target is a TLS fault, and plain HTTP to a TLS target a RESET fault."""
+def test_tls_handshake_without_a_tls_peer_is_a_fault(hostile: HostileTargets) -> None:
+    """A handshake that the target closes is a TLS fault; HTTP to a TLS target is a RESET fault."""
     assert (
         Fault.TLS
         is send(hostile.closing_url.replace("http:", "https:"), ca_file=hostile.ca_file).fault
@@ -125,17 +131,17 @@ def test_compressed_body_is_not_decompressed(hostile: HostileTargets) -> None:
     assert BOMB[:2048] == result.excerpt
 
 
-def test_request_on_a_closed_new_connection_is_not_resent(hostile: HostileTargets) -> None:
-    """A connection that is closed without a response is a RESET fault after one request."""
-    before = len(hostile.seen)
-    assert Fault.RESET is send(hostile.url + "close-before-answer").fault
-    assert 1 == len(hostile.seen) - before
+def test_request_is_not_resent_if_a_new_connection_is_closed(hostile: HostileTargets) -> None:
+    """A new connection that the target closes without a response is a RESET fault."""
+    before = len(hostile.received_requests)
+    assert Fault.RESET is send(hostile.url + "close-before-response").fault
+    assert 1 == len(hostile.received_requests) - before
 
 
 def test_redirect_is_not_followed(hostile: HostileTargets) -> None:
     """The result has the `Location` header, and the target's address."""
     result = send(hostile.url + "redirect")
-    assert METADATA == dict(result.headers)["location"]
+    assert METADATA_URL == dict(result.headers)["location"]
     assert "127.0.0.1" == result.remote
 
 
@@ -145,8 +151,8 @@ def test_endless_body_is_truncated(hostile: HostileTargets) -> None:
     async def main() -> list[DeliveryResult]:
         return await send_all(
             HttpDeliveryClient(LOOPBACK_GUARD, max_response_bytes=100_000),
-            request(hostile.url + "endless", max_excerpt=MAX_RESPONSE_BYTES),
-            request(hostile.url + "ok"),
+            new_request(hostile.url + "endless", max_excerpt=MAX_RESPONSE_BYTES),
+            new_request(hostile.url + "ok"),
         )
 
     before = hostile.connections
@@ -171,18 +177,18 @@ def test_request_on_a_closed_idle_connection_is_resent_once(
     async def main() -> list[DeliveryResult]:
         return await send_all(
             HttpDeliveryClient(LOOPBACK_GUARD),
-            request(hostile.url + "ok"),
-            request(hostile.url + "close-before-answer"),
-            request(hostile.url + "ok"),
-            request(hostile.url + "close-before-answer", method="GET", body=b""),
+            new_request(hostile.url + "ok"),
+            new_request(hostile.url + "close-before-response"),
+            new_request(hostile.url + "ok"),
+            new_request(hostile.url + "close-before-response", method="GET", body=b""),
         )
 
-    before = len(hostile.seen)
+    before = len(hostile.received_requests)
     result = run(main())
     assert [None, Fault.RESET, None, Fault.RESET] == [each.fault for each in result]
-    assert 4 + 2 == len(hostile.seen) - before
+    assert 4 + 2 == len(hostile.received_requests) - before
 
 
 def test_metadata_address_is_blocked() -> None:
     """The cloud metadata address is blocked, even in development mode."""
-    assert Fault.BLOCKED is send(METADATA, Guard(dev=True), timeout=5.0).fault
+    assert Fault.BLOCKED is send(METADATA_URL, Guard(dev=True), timeout=5.0).fault

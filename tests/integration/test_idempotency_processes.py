@@ -31,26 +31,27 @@ class ServerProcess:
 
 
 @dataclass(frozen=True)
-class SharedStore:
-    """Arguments of the store and the folder that the processes share."""
+class SharedState:
+    """The store and the folder that the processes share."""
 
     store_arguments: tuple[str, str, str]
+    """Kind, address and table of the store, as arguments of the server's command line."""
     folder: Path
 
 
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
-def shared(request: pytest.FixtureRequest, tmp_path: Path, table: str) -> SharedStore:
-    """Return a store of each kind, with records that no other test uses."""
-    addresses = {"postgres": "postgres_dsn", "redis": "redis_url"}
+def shared(request: pytest.FixtureRequest, tmp_path: Path, table: str) -> SharedState:
+    """Return the state for a store of each kind, with records that no other test uses."""
+    address_fixtures = {"postgres": "postgres_dsn", "redis": "redis_url"}
     if request.param == "sqlite":
-        return SharedStore(("sqlite", str(tmp_path / "keys.db"), table), tmp_path)
-    address = request.getfixturevalue(addresses[request.param])
-    return SharedStore((request.param, address, table), tmp_path)
+        return SharedState(("sqlite", str(tmp_path / "keys.db"), table), tmp_path)
+    address = request.getfixturevalue(address_fixtures[request.param])
+    return SharedState((request.param, address, table), tmp_path)
 
 
 @contextmanager
 def server(
-    shared: SharedStore, *, lease: float = 30.0, hangs: bool = False
+    shared: SharedState, *, lease: float = 30.0, hangs: bool = False
 ) -> Iterator[ServerProcess]:
     """Run a server process on its own port; requests wait in the backlog until it is ready."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
@@ -59,7 +60,7 @@ def server(
             *shared.store_arguments,
             shared.folder / "runs",
             lease,
-            "hangs" if hangs else "responses",
+            "hang" if hangs else "respond",
         ]
         command = [sys.executable, "-m", "tests.integration.counting_server", str(descriptor)]
         process = subprocess.Popen(
@@ -84,7 +85,7 @@ def client() -> httpx.AsyncClient:
     return httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_S, headers=KEY)
 
 
-def test_concurrent_requests_at_three_processes_run_once(shared: SharedStore) -> None:
+def test_concurrent_requests_at_three_processes_run_once(shared: SharedState) -> None:
     """Fifty requests with one key at three processes cause one handler run and one response."""
 
     async def main(urls: list[str]) -> None:
@@ -93,9 +94,9 @@ def test_concurrent_requests_at_three_processes_run_once(shared: SharedStore) ->
             responses = await asyncio.gather(*requests)
             late = [await http.post(url, content=b"100") for url in urls]
 
-        (runner,) = read_runs(shared.folder)
+        (runner_pid,) = read_runs(shared.folder)
         completed = [response for response in responses if response.status_code != 409]
-        assert {f"paid by {runner}"} == {response.text for response in [*completed, *late]}
+        assert {f"paid by {runner_pid}"} == {response.text for response in [*completed, *late]}
         assert {201} == {response.status_code for response in [*completed, *late]}
         assert 1 == sum("idempotent-replayed" not in response.headers for response in completed)
         assert ["true"] * 3 == [response.headers["idempotent-replayed"] for response in late]
@@ -104,7 +105,7 @@ def test_concurrent_requests_at_three_processes_run_once(shared: SharedStore) ->
         asyncio.run(main([one.url, other.url, third.url]))
 
 
-def test_key_of_a_killed_process_is_free_after_its_lease(shared: SharedStore) -> None:
+def test_key_of_a_killed_process_is_free_after_its_lease(shared: SharedState) -> None:
     """A key is taken while its process lives; after SIGKILL it is free when its lease expires."""
 
     async def main(doomed: ServerProcess, other: ServerProcess) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tarry.service.payloads import BodyStore
 from tests.integration.service import free_port
-from tests.service.payload_cases import CASES, Case
+from tests.service.body_store_cases import CASES, Case
 
 KEY, SECRET = "test-access-key-of-20", "test-secret-key-of-normal-length-of-40-c"
 

@@ -103,17 +103,19 @@ def test_a_name_that_resolves_to_a_private_address_is_blocked_at_connect(tmp_pat
         pytest.skip("a private /etc/hosts needs user namespaces: run as root, or allow them")
     with (
         target() as started_target,
-        service(tmp_path, dev=False, command_prefix=command_prefix) as running,
+        service(tmp_path, dev=False, command_prefix=command_prefix) as running_service,
     ):
         port = started_target.url.rpartition(":")[2]
         urls = [f"http://{name}:{port}/{name}" for name in HOSTS]
-        tasks = [running.post(targetUrl=url)["taskId"] for url in [*urls, f"grpc{urls[0][4:]}/M"]]
+        tasks = [
+            running_service.post(targetUrl=url)["taskId"] for url in [*urls, f"grpc{urls[0][4:]}/M"]
+        ]
         for task_id in tasks:
-            finished = running.wait_until_finished(task_id)
+            finished = running_service.wait_until_finished(task_id)
             assert ("EXHAUSTED", "permanent") == (finished["status"], finished["reason"])
-            [attempt] = running.attempts(task_id)
+            [attempt] = running_service.attempts(task_id)
             assert "blocked" == attempt["errorClass"]
-        assert not started_target.seen
+        assert not started_target.received_requests
 
 
 # --- invalid documents ----------------------------------------------------------------------------
@@ -177,15 +179,15 @@ def test_an_invalid_document_is_rejected_with_its_field(
 
 def test_a_key_is_required(tenants: Tenants) -> None:
     """All paths except health return 401 without a valid key."""
-    running = tenants.running
+    running_service = tenants.service
     with tenants.check_nothing_stored():
         for headers in ({}, {"authorization": "Bearer tarry_wrong"}, {"x-api-key": "ü"}):
-            rejected = running.send("POST", "/retry-tasks", {"targetUrl": TARGET}, headers)
+            rejected = running_service.send("POST", "/retry-tasks", {"targetUrl": TARGET}, headers)
             assert 401 == rejected.status
             assert "www-authenticate" in rejected.headers
             for path in ("/retry-tasks", "/dead-letters", "/downstreams", "/metrics", "/events"):
-                assert 401 == running.send("GET", path, headers=headers).status
-        assert 200 == running.request("GET", "/healthz")[0]
+                assert 401 == running_service.send("GET", path, headers=headers).status
+        assert 200 == running_service.request("GET", "/healthz")[0]
 
 
 def test_resources_of_another_tenant_do_not_exist(tenants: Tenants) -> None:

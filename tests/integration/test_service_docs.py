@@ -1,8 +1,8 @@
 """The commands and code of the pages about the service, run with a real service.
 
-A command runs as it is on the page, except for ports. Its output is compared with the page: ids,
-times and delays may differ, `...` matches any text, and whitespace is ignored. Tables on the pages
-must match the code.
+A command runs as it is on the page, except that ports and ids are replaced by the actual ones. Its
+output is compared with the page: ids, times and delays may differ, `...` matches any text, and
+whitespace is ignored. Tables on the pages must match the code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from tests.integration.service import Service, Target, free_port, service, targe
 from tests.test_docs import DOCS, Block, blocks_of, relative_path, table_of
 
 PAGES = [*sorted(DOCS.glob("service*.md")), DOCS / "hand-off.md"]
-SERVICE, TARGET = "127.0.0.1:8080", "127.0.0.1:9009"
+DOCUMENTED_SERVICE, DOCUMENTED_TARGET = "127.0.0.1:8080", "127.0.0.1:9009"
+"""The addresses of the service and of the target on the pages."""
 _ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _VARIABLE_PARTS = (
     (_ID, "ID"),
@@ -42,19 +43,19 @@ _VARIABLE_PARTS = (
     (re.compile(r"[\d.]+ m?s\b"), "TIME"),
 )
 _NUMBER = re.compile(r"\b\d[\d,]*")
-_READ_ONLY_COMMAND = re.compile(r"tarry (tasks (show|explain) .*|downstreams)")
+_REPEATED_COMMAND = re.compile(r"tarry (tasks (show|explain) .*|downstreams)")
 _OUTPUT_TIMEOUT_S = 30.0
-"""Time until the output of a read-only command must match the page."""
+"""A repeated command must print the output on the page within this time."""
 _NOT_RUN = ("pip install", "tarry serve", "make serve", "python examples/")
-"""Commands that ran before the page, or that other tests run."""
+"""Commands that are not run here: the fixture has done their work, or other tests run them."""
 
 
 class PageRunner:
-    """Runs the commands of a page in its own folder."""
+    """Runs the commands of a page in the folder of the service."""
 
-    def __init__(self, running: Service, ports: dict[str, str]) -> None:
-        self._running = running
-        self._ports = ports
+    def __init__(self, running_service: Service, actual_addresses: dict[str, str]) -> None:
+        self._service = running_service
+        self._actual_addresses = actual_addresses
         self._ids: dict[str, str] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
         self._environ = {
@@ -62,14 +63,14 @@ class PageRunner:
             "COLUMNS": "300",
             "NO_COLOR": "1",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "TARRY_SERVER": f"http://{ports[SERVICE]}",
+            "TARRY_SERVER": f"http://{actual_addresses[DOCUMENTED_SERVICE]}",
             "TERM": "dumb",
         }
 
     def run(self, command: str, expected: str, where: str) -> None:
-        """Run a command and compare its output; a read-only command is repeated for a while."""
+        """Run a command and compare its output; some commands are repeated until it matches."""
         if command.startswith("tarry serve"):
-            assert self._matches(expected, (self._running.folder / "log").read_text()), where
+            assert self._matches(expected, (self._service.folder / "log").read_text()), where
             return
         if command.startswith(_NOT_RUN):
             return
@@ -82,7 +83,7 @@ class PageRunner:
             return
         printed = self._run(command)
         deadline = time.monotonic() + _OUTPUT_TIMEOUT_S
-        while not self._matches(expected, printed) and _READ_ONLY_COMMAND.fullmatch(command):
+        while not self._matches(expected, printed) and _REPEATED_COMMAND.fullmatch(command):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.1)
@@ -96,36 +97,39 @@ class PageRunner:
             process.terminate()
             process.wait()
 
-    def localize(self, text: str) -> str:
-        """Return a text of the page with the actual ports and ids."""
-        for documented, actual in (self._ports | self._ids).items():
+    def substitute_actual_values(self, text: str) -> str:
+        """Return a text of the page with the actual addresses, ports and ids."""
+        for documented, actual in (self._actual_addresses | self._ids).items():
             text = text.replace(documented, actual)
-        return text.replace(TARGET.partition(":")[2], self._ports[TARGET].partition(":")[2])
+        return text.replace(
+            DOCUMENTED_TARGET.partition(":")[2],
+            self._actual_addresses[DOCUMENTED_TARGET].partition(":")[2],
+        )
 
     def _run(self, command: str) -> str:
         done = subprocess.run(
-            ["bash", "-c", self.localize(command)],  # noqa: S607 - bash is found on PATH
+            ["bash", "-c", self.substitute_actual_values(command)],  # noqa: S607 - bash is found on PATH
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            cwd=self._running.folder,
+            cwd=self._service.folder,
             env=self._environ,
         )
         return done.stdout
 
     def _start(self, command: str) -> None:
-        arguments = shlex.split(self.localize(command).partition(">")[0])
+        arguments = shlex.split(self.substitute_actual_values(command).partition(">")[0])
         process = subprocess.Popen(
             [sys.executable, *arguments[1:]],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            cwd=self._running.folder,
+            cwd=self._service.folder,
         )
         self._processes.append(process)
 
     def _matches(self, expected: str, printed: str) -> bool:
-        parts = _normalize(self.localize(expected)).split("...")
+        parts = _normalize(self.substitute_actual_values(expected)).split("...")
         pattern = ".*".join(re.escape(part.strip()) for part in parts)
         return re.fullmatch(pattern, _normalize(printed), re.DOTALL) is not None
 
@@ -146,24 +150,24 @@ def _commands(block: Block) -> Iterator[tuple[str, str]]:
         yield command.strip(), "".join(lines)
 
 
-def _fail_first_orders(path: str, number: int) -> int:
-    return 503 if path == "/orders" and number <= 2 else 200
+def _fail_first_two_orders(path: str, request_number: int) -> int:
+    return 503 if path == "/orders" and request_number <= 2 else 200
 
 
 @contextmanager
-def run_page(page: Path, folder: Path) -> Generator[tuple[PageRunner, Service]]:
-    """Run a service and a target for one page, unless the page starts the target."""
+def page_runner(page: Path, folder: Path) -> Generator[tuple[PageRunner, Service]]:
+    """Run a service for one page, and a target if the page does not start its own."""
     with ExitStack() as stack:
-        running = stack.enter_context(service(folder))
-        ports = {SERVICE: f"127.0.0.1:{running.port}"}
+        running_service = stack.enter_context(service(folder))
+        actual_addresses = {DOCUMENTED_SERVICE: f"127.0.0.1:{running_service.port}"}
         if "http.server 9009" in page.read_text("utf-8"):
-            ports[TARGET] = f"127.0.0.1:{free_port()}"
+            actual_addresses[DOCUMENTED_TARGET] = f"127.0.0.1:{free_port()}"
         else:
-            started_target: Target = stack.enter_context(target(_fail_first_orders))
-            ports[TARGET] = started_target.url.removeprefix("http://")
-        runner = PageRunner(running, ports)
+            started_target: Target = stack.enter_context(target(_fail_first_two_orders))
+            actual_addresses[DOCUMENTED_TARGET] = started_target.url.removeprefix("http://")
+        runner = PageRunner(running_service, actual_addresses)
         stack.callback(runner.close)
-        yield runner, running
+        yield runner, running_service
 
 
 @pytest.mark.timeout(180)
@@ -171,19 +175,21 @@ def run_page(page: Path, folder: Path) -> Generator[tuple[PageRunner, Service]]:
 def test_output_on_the_page_matches(page: Path, tmp_path: Path) -> None:
     """Commands and code of the page, run in order, print the output on the page."""
     namespace: dict[str, object] = {"__name__": "page"}
-    with run_page(page, tmp_path) as (runner, running):
+    with page_runner(page, tmp_path) as (runner, running_service):
         if page.stem == "service-operations":
-            lane = {"targetUrl": runner.localize(f"http://{TARGET}/")}
-            running.request("POST", "/retry-tasks", lane, {"Prefer": "wait=30"})
+            # The page shows the lane of this task.
+            task = {"targetUrl": runner.substitute_actual_values(f"http://{DOCUMENTED_TARGET}/")}
+            running_service.request("POST", "/retry-tasks", task, {"Prefer": "wait=30"})
         for block, following in pairwise([*blocks_of(page), Block("", "", 0)]):
             where = f"{relative_path(page)}, line {block.line}"
             if block.info == "console":
                 for command, expected in _commands(block):
                     runner.run(command, expected, where)
-            elif block.info == "python notest":
+            elif block.info == "python notest":  # not run by tests/test_docs.py
                 printed = io.StringIO()
                 with redirect_stdout(printed):
-                    exec(compile(runner.localize(block.text), where, "exec"), namespace)  # noqa: S102 - trusted
+                    code = runner.substitute_actual_values(block.text)
+                    exec(compile(code, where, "exec"), namespace)  # noqa: S102 - trusted
                 assert following.text == printed.getvalue(), where
 
 
@@ -243,19 +249,20 @@ def test_limits_on_the_page_match_the_code() -> None:
         engine.max_leased,
         engine.max_lane_leased,
     ]
+    # 503 is the status that two rows name: it is sent when their limit is reached.
     expected += [engine.max_unwritten, 503, api.max_waiting_requests, api.max_event_streams, 503]
     assert expected == documented
 
 
 def test_error_classes_on_the_page_match_the_code() -> None:
-    """The page lists the error classes of attempts."""
+    """The page lists the values of `errorClass`: the faults, except INTERNAL."""
     text = (DOCS / "service-api.md").read_text("utf-8").partition("`errorClass`:")[2]
 
     assert set(Fault) - {Fault.INTERNAL} == set(re.findall(r"`([a-z]+)`", text))
 
 
 def test_problem_types_on_the_page_match_the_code() -> None:
-    """The table has each problem type with the texts of `GET /docs`."""
+    """The table has each problem type with the title and help text that `GET /docs` shows."""
     actual = [
         [f"`{each.name}`", ", ".join(map(str, each.statuses)), each.title, each.help]
         for each in PROBLEM_TYPES
@@ -264,9 +271,9 @@ def test_problem_types_on_the_page_match_the_code() -> None:
 
 
 def test_operations_on_the_page_match_the_api(tmp_path: Path) -> None:
-    """The table has each operation with its success statuses and 404, 409 and 429."""
-    with service(tmp_path) as running:
-        paths = running.request("GET", "/openapi.json")[1]["paths"]
+    """The table has the success statuses of each operation, and which of 404, 409, 429 it has."""
+    with service(tmp_path) as running_service:
+        paths = running_service.request("GET", "/openapi.json")[1]["paths"]
     error_statuses = {"404", "409", "429"}
     actual = {
         f"`{method.upper()} {path}`": (
@@ -289,10 +296,10 @@ def test_metrics_on_the_page_match_the_service(tmp_path: Path) -> None:
     rows = table_of(DOCS / "service-operations.md", "metric")
     documented = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[1])) for row in rows}
 
-    with service(tmp_path) as running:
-        task = {"targetUrl": f"http://127.0.0.1:{running.port}/healthz", "method": "GET"}
-        running.request("POST", "/retry-tasks", task, {"Prefer": "wait=30"})
-        text = running.request("GET", "/metrics")[1]
+    with service(tmp_path) as running_service:
+        task = {"targetUrl": f"http://127.0.0.1:{running_service.port}/healthz", "method": "GET"}
+        running_service.request("POST", "/retry-tasks", task, {"Prefer": "wait=30"})
+        text = running_service.request("GET", "/metrics")[1]
 
     names = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
     actual = {name for name in names if not name.endswith("_created")}

@@ -18,26 +18,26 @@ QUICK_RETRIES = {"initialDelayMs": 1, "maxDelayMs": 20, "maxAttempts": 3}
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def running_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Run a service."""
     with service(tmp_path_factory.mktemp("service")) as started:
         yield started
 
 
 class GrpcTarget(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """A gRPC server; the method name lists the codes of its responses."""
+    """A gRPC server; the method name lists its codes, or is LONG for an oversized response."""
 
     def __init__(self) -> None:
-        self.seen: dict[str, list[tuple[bytes, dict[str, str | bytes]]]] = {}
+        self.received_calls: dict[str, list[tuple[bytes, dict[str, str | bytes]]]] = {}
 
     def service(self, details: Any) -> Any:
         """Return a handler for any method."""
         codes = details.method.rpartition("/")[2].split("_then_")
 
         def respond(message: bytes, context: Any) -> bytes:
-            seen = self.seen.setdefault(details.method, [])
-            seen.append((message, dict(context.invocation_metadata())))
-            code = codes[min(len(seen), len(codes)) - 1]
+            calls = self.received_calls.setdefault(details.method, [])
+            calls.append((message, dict(context.invocation_metadata())))
+            code = codes[min(len(calls), len(codes)) - 1]
             if code == "LONG":
                 return bytes(5_000_000)
             if code != "OK":
@@ -67,11 +67,12 @@ def grpc_target() -> Iterator[tuple[str, GrpcTarget]]:
         ("UNAVAILABLE_then_OK", "SUCCEEDED", ["transient", "success"]),
         ("RESOURCE_EXHAUSTED_then_OK", "SUCCEEDED", ["throttled", "success"]),
         ("RESOURCE_EXHAUSTED", "EXHAUSTED", ["throttled"] * 3),
+        # EXHAUSTED is the status of every dead letter, also after a permanent failure.
         ("INVALID_ARGUMENT", "EXHAUSTED", ["permanent"]),
     ],
 )
 def test_grpc_target_is_called_and_its_codes_are_classified(
-    running: Service,
+    running_service: Service,
     grpc_target: tuple[str, GrpcTarget],
     method: str,
     status: str,
@@ -80,34 +81,34 @@ def test_grpc_target_is_called_and_its_codes_are_classified(
     """The body is the message, headers are metadata, and the code determines the outcome."""
     address, handler = grpc_target
     path, message = f"/shop.Orders/{method}", b"\0\1\2\xff"
-    task = running.post(
+    task = running_service.post(
         targetUrl=address + path,
         bodyBase64=b64encode(message).decode(),
         headers={"X-Tag": "seven"},
         policy=QUICK_RETRIES,
     )
-    assert status == running.wait_until_finished(task["taskId"])["status"]
-    log = running.attempts(task["taskId"])
+    assert status == running_service.wait_until_finished(task["taskId"])["status"]
+    log = running_service.attempts(task["taskId"])
     assert outcomes == [attempt["outcome"] for attempt in log]
     codes = method.split("_then_")
     expected = [codes[min(n, len(codes) - 1)] for n in range(len(log))]
     assert expected == [attempt["responseStatus"] for attempt in log]
-    seen = handler.seen[path]
-    assert [message] * len(log) == [body for body, _ in seen]
-    for number, (_, metadata) in enumerate(seen, 1):
+    calls = handler.received_calls[path]
+    assert [message] * len(log) == [body for body, _ in calls]
+    for number, (_, metadata) in enumerate(calls, 1):
         assert (f'"{task["taskId"]}"', "seven") == (metadata["idempotency-key"], metadata["x-tag"])
         assert str(number) == metadata["x-retry-attempt"]
 
 
 def test_oversized_response_ends_the_task(
-    running: Service, grpc_target: tuple[str, GrpcTarget]
+    running_service: Service, grpc_target: tuple[str, GrpcTarget]
 ) -> None:
     """The target is called once, because it may have processed the request."""
     address, handler = grpc_target
-    task = running.post(targetUrl=f"{address}/shop.Orders/LONG", policy=QUICK_RETRIES)
-    finished = running.wait_until_finished(task["taskId"])
+    task = running_service.post(targetUrl=f"{address}/shop.Orders/LONG", policy=QUICK_RETRIES)
+    finished = running_service.wait_until_finished(task["taskId"])
     assert ("EXHAUSTED", "permanent") == (finished["status"], finished["reason"])
-    (attempt,) = running.attempts(task["taskId"])
+    (attempt,) = running_service.attempts(task["taskId"])
     assert ("invalid", None) == (attempt["errorClass"], attempt["responseStatus"])
     assert "4194304 bytes" in attempt["errorMessage"]
-    assert 1 == len(handler.seen["/shop.Orders/LONG"])
+    assert 1 == len(handler.received_calls["/shop.Orders/LONG"])

@@ -82,13 +82,13 @@ class RecoveredTarget:
         self.gate.set()
 
 
-def _get_lane(running: Service, url: str) -> dict[str, object]:
-    lanes = running.request("GET", "/downstreams")[1]["items"]
+def _get_lane(running_service: Service, url: str) -> dict[str, object]:
+    lanes = running_service.request("GET", "/downstreams")[1]["items"]
     return next(lane for lane in lanes if lane["lane"] == parse_target(url).endpoint)
 
 
-def _count_attempts(running: Service, outcome: str) -> int:
-    lines = running.request("GET", "/metrics")[1].splitlines()
+def _count_attempts(running_service: Service, outcome: str) -> int:
+    lines = running_service.request("GET", "/metrics")[1].splitlines()
     samples = [line for line in lines if line.startswith("retry_attempts_total{")]
     return sum(int(float(line.rpartition(" ")[2])) for line in samples if f'"{outcome}"' in line)
 
@@ -104,14 +104,18 @@ def test_dead_lane_is_parked_and_drained_slowly(tmp_path: Path) -> None:
             f"{healthy.url}/before/{n}" for healthy in (one, two) for n in range(HEALTHY_LANE_TASKS)
         ]
         asyncio.run(_add_tasks(database, urls))
-        with service(tmp_path) as running:
+        with service(tmp_path) as running_service:
             # The tasks of the healthy lanes were added after 100,000 tasks that are all due.
-            running.wait_for(lambda: _get_lane(running, dead)["state"] == "PARKED")
-            running.wait_for(lambda: len(one.seen) == len(two.seen) == HEALTHY_LANE_TASKS)
-            running.wait_for(lambda: _get_lane(running, dead)["inFlight"] == 0)
-            attempts_before_parking = _count_attempts(running, "transient")
+            running_service.wait_for(lambda: _get_lane(running_service, dead)["state"] == "PARKED")
+            running_service.wait_for(
+                lambda: (
+                    len(one.received_requests) == len(two.received_requests) == HEALTHY_LANE_TASKS
+                )
+            )
+            running_service.wait_for(lambda: _get_lane(running_service, dead)["inFlight"] == 0)
+            attempts_before_parking = _count_attempts(running_service, "transient")
             assert attempts_before_parking <= 2 * MAX_LANE_ATTEMPTS
-            assert DEAD_LANE_TASKS == _get_lane(running, dead)["pending"]
+            assert DEAD_LANE_TASKS == _get_lane(running_service, dead)["pending"]
 
             # While the lane is parked, nothing is written, and other lanes are served.
             with sqlite3.connect(database) as connection:
@@ -121,38 +125,40 @@ def test_dead_lane_is_parked_and_drained_slowly(tmp_path: Path) -> None:
                 assert before == connection.execute(version).fetchone()
             connection.close()
             ids = [
-                running.post(targetUrl=f"{one.url}/{n}")["taskId"]
+                running_service.post(targetUrl=f"{one.url}/{n}")["taskId"]
                 for n in range(HEALTHY_LANE_TASKS)
             ]
             assert {"SUCCEEDED"} == {
-                running.wait_until_finished(task_id)["status"] for task_id in ids
+                running_service.wait_until_finished(task_id)["status"] for task_id in ids
             }
-            assert {1} == {running.task(task_id)["attemptNumber"] for task_id in ids}
+            assert {1} == {running_service.task(task_id)["attemptNumber"] for task_id in ids}
             # The lane may have been probed since.
-            assert _count_attempts(running, "transient") - attempts_before_parking <= PROBES
+            assert _count_attempts(running_service, "transient") - attempts_before_parking <= PROBES
 
-            _check_recovery(running, dead, port, one.url)
+            _check_recovery(running_service, dead, port, one.url)
 
 
-def _check_recovery(running: Service, dead: str, port: int, healthy: str) -> None:
+def _check_recovery(running_service: Service, dead: str, port: int, healthy: str) -> None:
     recovered = RecoveredTarget()
     with target(recovered.respond, port):
-        running.wait_for(lambda: len(recovered.arrivals) == PROBES)
+        running_service.wait_for(lambda: len(recovered.arrivals) == PROBES)
         # After more claims, only the probes have been sent, because none of them has a result yet.
-        running.wait_until_finished(
-            running.post(targetUrl=f"{healthy}/during-probes", delayMs=1500)["taskId"]
+        running_service.wait_until_finished(
+            running_service.post(targetUrl=f"{healthy}/during-probes", delayMs=1500)["taskId"]
         )
         assert PROBES == len(recovered.arrivals)
-        assert "PROBING" == _get_lane(running, dead)["state"]
+        assert "PROBING" == _get_lane(running_service, dead)["state"]
 
         recovered.open()
-        running.wait_for(lambda: recovered.arrivals[-1][1] >= RAMPED_UP_ATTEMPTS)
-        running.wait_until_finished(running.post(targetUrl=f"{healthy}/after-probes")["taskId"])
-        assert "ACTIVE" == _get_lane(running, dead)["state"]
+        running_service.wait_for(lambda: recovered.arrivals[-1][1] >= RAMPED_UP_ATTEMPTS)
+        running_service.wait_until_finished(
+            running_service.post(targetUrl=f"{healthy}/after-probes")["taskId"]
+        )
+        assert "ACTIVE" == _get_lane(running_service, dead)["state"]
         for at, running_requests in recovered.arrivals[PROBES:]:
             # The ramp-up starts when the gate is opened, or later.
             assert running_requests <= 1 + (MAX_LANE_ATTEMPTS - 1) * min(
                 1.0, (at - recovered.opened_at) / RAMP_UP_S
             )
-        assert 200 == running.request("GET", "/readyz")[0]
+        assert 200 == running_service.request("GET", "/readyz")[0]
         recovered.open()

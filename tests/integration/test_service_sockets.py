@@ -23,14 +23,16 @@ SHORT_TIMEOUTS = ("--set", "head_timeout_ms=300", "--set", "body_timeout_ms=300"
 @pytest.fixture(scope="module")
 def short_timeout_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Run a service with short timeouts."""
-    with service(tmp_path_factory.mktemp("short_timeout_service"), *SHORT_TIMEOUTS) as running:
-        yield running
+    with service(
+        tmp_path_factory.mktemp("short_timeout_service"), *SHORT_TIMEOUTS
+    ) as running_service:
+        yield running_service
 
 
 @contextmanager
-def connect(running: Service) -> Iterator[socket.socket]:
+def connect(running_service: Service) -> Iterator[socket.socket]:
     """Open a connection with a timeout of one minute."""
-    with socket.create_connection(("127.0.0.1", running.port), 60) as connection:
+    with socket.create_connection(("127.0.0.1", running_service.port), 60) as connection:
         yield connection
 
 
@@ -117,7 +119,7 @@ def test_a_response_may_take_longer_than_the_request_timeout(
 
 def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
     """Pipelined requests, one of them in two parts, get their responses in order."""
-    with service(tmp_path) as running, connect(running) as connection:
+    with service(tmp_path) as running_service, connect(running_service) as connection:
         post = POST + CONTENT_LENGTH + TASK
         connection.sendall(post * 3 + GET + post[:-9])
         connection.sendall(post[-9:] + GET.replace(b"Host", b"Connection: close\r\nHost"))
@@ -125,20 +127,20 @@ def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
         assert [b"201", b"201", b"201", b"200", b"201", b"200"] == [
             response[:3] for response in responses
         ]
-        assert 4 == len(running.all_tasks())
+        assert 4 == len(running_service.all_tasks())
 
 
 def test_waits_and_streams_do_not_delay_the_shutdown(tmp_path: Path) -> None:
     """Waiting requests are answered, streams end, and the exit code is 0."""
-    with service(tmp_path, "--set", "drain_ms=3600000") as running:
-        task = running.post(targetUrl="http://127.0.0.1:1/", delayMs=3_600_000)
-        with connect(running) as listening, connect(running) as waiting:
+    with service(tmp_path, "--set", "drain_ms=3600000") as running_service:
+        task = running_service.post(targetUrl="http://127.0.0.1:1/", delayMs=3_600_000)
+        with connect(running_service) as listening, connect(running_service) as waiting:
             listening.sendall(GET.replace(b"/healthz", b"/events"))
             waiting.sendall(waiting_request(task["taskId"], 60))
             assert (
-                200 == running.request("GET", "/healthz")[0]
+                200 == running_service.request("GET", "/healthz")[0]
             )  # the earlier requests have been read
-            assert 0 == running.stop()
+            assert 0 == running_service.stop()
             assert read_to_end(waiting).startswith(b"HTTP/1.1 200 ")
             assert read_to_end(listening).startswith(b"HTTP/1.1 200 ")
 
@@ -148,31 +150,41 @@ def test_a_client_that_does_not_read_does_not_delay_the_shutdown(
     tmp_path: Path, path: bytes
 ) -> None:
     """The connection is aborted, and the exit code is 0."""
-    with service(tmp_path, "--set", "drain_ms=3600000") as running, socket.socket() as connection:
+    with (
+        service(tmp_path, "--set", "drain_ms=3600000") as running_service,
+        socket.socket() as connection,
+    ):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(("127.0.0.1", running.port))
+        connection.connect(("127.0.0.1", running_service.port))
         connection.sendall(GET.replace(b"/healthz", path) * (1 if path == b"/events" else 500))
-        assert 200 == running.request("GET", "/healthz")[0]  # the earlier request has been read
+        assert (
+            200 == running_service.request("GET", "/healthz")[0]
+        )  # the earlier request has been read
         tasks = [{"targetUrl": "http://127.0.0.1:1/", "delayMs": 3_600_000}] * 1000
         for _ in range(30 if path == b"/events" else 0):
-            assert 200 == running.request("POST", "/retry-tasks/batch", {"tasks": tasks})[0]
-        assert 0 == running.stop()
+            assert 200 == running_service.request("POST", "/retry-tasks/batch", {"tasks": tasks})[0]
+        assert 0 == running_service.stop()
     assert "ERROR" not in (tmp_path / "log").read_text()
 
 
 def test_an_incomplete_request_does_not_delay_the_shutdown(tmp_path: Path) -> None:
     """The connection is closed before the timeout of the request."""
     long_timeout = ("--set", "body_timeout_ms=3600000")
-    with service(tmp_path, *long_timeout) as running, connect(running) as connection:
+    with (
+        service(tmp_path, *long_timeout) as running_service,
+        connect(running_service) as connection,
+    ):
         connection.sendall(POST + CONTENT_LENGTH + TASK[:10])
-        assert 200 == running.request("GET", "/healthz")[0]  # the earlier request has been read
-        assert 0 == running.stop()
+        assert (
+            200 == running_service.request("GET", "/healthz")[0]
+        )  # the earlier request has been read
+        assert 0 == running_service.stop()
         assert 408 == parse_problem(read_to_end(connection))[0]
 
 
 def test_another_host_is_not_served_without_keys(tmp_path: Path) -> None:
     """Another `Host` gets a 421, which prevents DNS rebinding, unless `allow_host` has it."""
-    with service(tmp_path, "--set", "allow_host=tarry.internal") as running:
+    with service(tmp_path, "--set", "allow_host=tarry.internal") as running_service:
         for host, status in (("evil.example", 421), ("tarry.internal", 200), ("localhost", 200)):
-            headers = {"host": f"{host}:{running.port}"}
-            assert status == running.request("GET", "/retry-tasks", headers=headers)[0]
+            headers = {"host": f"{host}:{running_service.port}"}
+            assert status == running_service.request("GET", "/retry-tasks", headers=headers)[0]

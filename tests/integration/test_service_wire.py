@@ -88,7 +88,7 @@ def test_idle_connections_do_not_block_other_clients(tenants: Tenants) -> None:
     """A request is served while 300 connections with incomplete requests are open."""
     with tenants.check_nothing_stored(), ExitStack() as connections:
         for n in range(300):
-            connection = socket.create_connection(("127.0.0.1", tenants.running.port), 30)
+            connection = socket.create_connection(("127.0.0.1", tenants.service.port), 30)
             connections.enter_context(connection)
             connection.sendall((b"", HEAD[:40], HEAD, HEAD + CONTENT_LENGTH + TASK[:5])[n % 4])
         assert 200 == tenants.request("ann", "GET", "/retry-tasks").status

@@ -14,7 +14,7 @@ from tarry.service import payloads as module
 from tarry.service.encryption import Codec
 from tarry.service.model import TaskContent
 from tarry.service.payloads import BodyStore, BodyUnavailable
-from tests.service.payload_cases import CASES, Case, SyncRecorder
+from tests.service.body_store_cases import CASES, Case, SyncRecorder
 
 KILLED_DURING_PUT = """
 import asyncio, os, sys

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tarry.service.payloads import create_file, create_folder
-from tests.service.payload_cases import SyncRecorder
+from tests.service.body_store_cases import SyncRecorder
 
 
 def test_a_new_file_and_its_folders_are_synced(

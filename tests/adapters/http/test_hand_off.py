@@ -166,8 +166,8 @@ def test_call_is_handed_off_for_each_reason(
     assert record is not None
     assert reason is record.reason
     assert "SUCCEEDED" == wait_for_final_status(running_service, error)
-    assert record.attempts + 1 == len(server.seen)
-    last = server.seen[-1]
+    assert record.attempts + 1 == len(server.received_requests)
+    last = server.received_requests[-1]
     assert ("POST", BODY) == (last.method, last.body)
     assert {f'"{error.task.idempotency_key}"'} == set(server.header_values("Idempotency-Key"))
     sent = {name.lower(): value for name, value in last.headers.items()}
@@ -243,7 +243,7 @@ def test_headers_of_the_attempt_are_dropped(
         )
 
     assert "SUCCEEDED" == wait_for_final_status(running_service, error)
-    sent = {name.lower() for name in server.seen[-1].headers}
+    sent = {name.lower() for name in server.received_requests[-1].headers}
     assert set() == {"x-hop", "te", "x-deadline-ms"} & sent
     assert ["1", "2", "1"] == [value or "1" for value in server.header_values("X-Retry-Attempt")]
 

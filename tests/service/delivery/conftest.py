@@ -12,13 +12,13 @@ from tests.service.delivery import harness
 
 @pytest.fixture(scope="session")
 def hostile() -> Iterator[HostileTargets]:
-    """Run HTTP servers that violate the protocol."""
+    """Run the hostile targets: slow, endless, malformed, redirecting or closing the connection."""
     with hostile_targets() as targets:
         yield targets
 
 
 @pytest.fixture(params=harness.LOOPS)
-def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def each_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test once per event loop."""
     harness.use_loop(request.param, monkeypatch)
 

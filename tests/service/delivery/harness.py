@@ -37,7 +37,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
-def request(url: str, **fields: Any) -> DeliveryRequest:
+def new_request(url: str, **fields: Any) -> DeliveryRequest:
     """Return a request with default values for the other fields."""
     values: dict[str, Any] = {"method": "POST", "headers": [], "body": b"{}", "timeout": 20.0}
     return DeliveryRequest(url=url, **(values | fields))
@@ -57,7 +57,9 @@ def send(
     """Send one request over HTTP with a new client."""
 
     async def main() -> list[DeliveryResult]:
-        return await send_all(HttpDeliveryClient(guard, ca_file=ca_file), request(url, **fields))
+        return await send_all(
+            HttpDeliveryClient(guard, ca_file=ca_file), new_request(url, **fields)
+        )
 
     return run(main())[0]
 

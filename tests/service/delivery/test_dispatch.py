@@ -10,7 +10,7 @@ from tarry.service.delivery import (
     DeliveryResult,
     Fault,
 )
-from tests.service.delivery.harness import request
+from tests.service.delivery.harness import new_request
 
 
 class FakeDeliveryClient:
@@ -41,7 +41,7 @@ def test_scheme_selects_the_client() -> None:
     async def run() -> list[object]:
         dispatcher = DeliveryDispatcher(http, build_grpc_client)
         urls = ["http://h/", "https://h/", "grpc://h:1/S/M", "grpcs://h:1/S/M", "http://grpc/"]
-        statuses: list[object] = [(await dispatcher.send(request(url))).status for url in urls]
+        statuses: list[object] = [(await dispatcher.send(new_request(url))).status for url in urls]
         await dispatcher.close()
         return statuses
 
@@ -61,7 +61,7 @@ def test_missing_extra_is_an_internal_fault() -> None:
     async def run() -> list[DeliveryResult]:
         dispatcher = DeliveryDispatcher(FakeDeliveryClient("http"), build_grpc_client)
         urls = ["grpc://h:1/S/M", "http://h/"]
-        result = [await dispatcher.send(request(url)) for url in urls]
+        result = [await dispatcher.send(new_request(url)) for url in urls]
         await dispatcher.close()
         return result
 

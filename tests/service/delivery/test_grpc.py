@@ -13,7 +13,7 @@ from tarry.errors import ConfigurationError, MissingExtra
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.grpc import MAX_MESSAGE_BYTES, GrpcDeliveryClient, is_installed
 from tests.integration.hostile import HostileTargets
-from tests.service.delivery.harness import LOOPBACK_GUARD, request, send_all
+from tests.service.delivery.harness import LOOPBACK_GUARD, new_request, send_all
 
 grpc: Any = import_module("grpc")
 import_module("grpc.aio")
@@ -23,7 +23,7 @@ class FakeServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     """A gRPC server; the request message selects its response."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[str, bytes, dict[str, str | bytes]]] = []
+        self.received_calls: list[tuple[str, bytes, dict[str, str | bytes]]] = []
         self.authority: list[str] = []
         self.started = asyncio.Event()
         self.port = self.tls_port = 0
@@ -32,7 +32,9 @@ class FakeServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Return a handler for any method."""
 
         async def handler(message: bytes, context: Any) -> bytes:
-            self.seen.append((details.method, message, dict(context.invocation_metadata())))
+            self.received_calls.append(
+                (details.method, message, dict(context.invocation_metadata()))
+            )
             self.started.set()
             context.set_trailing_metadata((("grpc-retry-pushback-ms", "5"), ("x-bin", b"\1\2")))
             if message == b"never":
@@ -87,15 +89,15 @@ def test_call_is_sent_unchanged(hostile: HostileTargets) -> None:
         url = f"grpc://localhost:{server.port}/pkg.Service/Call"
         result = await send_all(
             GrpcDeliveryClient(LOOPBACK_GUARD),
-            request(url, body=b"\x00\xff", headers=headers),
-            request(url, body=b"busy"),
-            request(url, body=b"again", max_excerpt=5),
+            new_request(url, body=b"\x00\xff", headers=headers),
+            new_request(url, body=b"busy"),
+            new_request(url, body=b"again", max_excerpt=5),
         )
-        method, message, metadata = server.seen[0]
+        method, message, metadata = server.received_calls[0]
         assert ("/pkg.Service/Call", b"\x00\xff") == (method, message)
         assert ('"k"', b"\x01\x02") == (metadata["idempotency-key"], metadata["x-bin"])
         assert "content-type" not in metadata
-        assert 3 == len(server.seen)
+        assert 3 == len(server.received_calls)
         return result
 
     first, second, third = with_server(hostile, test)
@@ -120,7 +122,7 @@ def test_oversized_response_is_not_retried(hostile: HostileTargets) -> None:
             b"exhausted Received message larger than max (2 vs. 1)",
         )
         return await send_all(
-            GrpcDeliveryClient(LOOPBACK_GUARD), *(request(url, body=each) for each in messages)
+            GrpcDeliveryClient(LOOPBACK_GUARD), *(new_request(url, body=each) for each in messages)
         )
 
     at_limit, too_long, compressed, exhausted = with_server(hostile, test)
@@ -138,7 +140,8 @@ def test_error_details_are_bounded_and_printable(hostile: HostileTargets) -> Non
         url = f"grpc://127.0.0.1:{server.port}/S/M"
         details = "\x1b[2J\nü" + "x" * 3000
         return await send_all(
-            GrpcDeliveryClient(LOOPBACK_GUARD), request(url, body=f"exhausted {details}".encode())
+            GrpcDeliveryClient(LOOPBACK_GUARD),
+            new_request(url, body=f"exhausted {details}".encode()),
         )
 
     assert " [2J ü" + "x" * 506 == with_server(hostile, test)[0].error
@@ -160,8 +163,8 @@ def test_certificate_is_checked_against_the_name(hostile: HostileTargets) -> Non
 
         trusting._resolve_grpc_target = resolve_to_loopback  # type: ignore[method-assign]
         return [
-            *await send_all(trusting, request(good), request(wrong_host)),
-            *await send_all(GrpcDeliveryClient(LOOPBACK_GUARD), request(good)),
+            *await send_all(trusting, new_request(good), new_request(wrong_host)),
+            *await send_all(GrpcDeliveryClient(LOOPBACK_GUARD), new_request(good)),
         ]
 
     assert ["OK", "UNAVAILABLE", "UNAVAILABLE"] == [
@@ -175,7 +178,7 @@ def test_deadline_ends_a_call(hostile: HostileTargets) -> None:
     async def test(server: FakeServer) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
         return await send_all(
-            GrpcDeliveryClient(LOOPBACK_GUARD), request(url, body=b"never", timeout=0.3)
+            GrpcDeliveryClient(LOOPBACK_GUARD), new_request(url, body=b"never", timeout=0.3)
         )
 
     assert Fault.TIMEOUT is with_server(hostile, test)[0].fault
@@ -186,7 +189,7 @@ def test_cancelling_and_closing_end_a_call(hostile: HostileTargets) -> None:
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
         delivery = GrpcDeliveryClient(LOOPBACK_GUARD)
-        never = request(f"grpc://127.0.0.1:{server.port}/S/M", body=b"never")
+        never = new_request(f"grpc://127.0.0.1:{server.port}/S/M", body=b"never")
         cancelled = asyncio.create_task(delivery.send(never))
         await server.started.wait()
         cancelled.cancel()
@@ -211,7 +214,8 @@ def test_invalid_metadata_is_not_sent(headers: list[tuple[str, str]]) -> None:
 
     async def run() -> list[DeliveryResult]:
         return await send_all(
-            GrpcDeliveryClient(LOOPBACK_GUARD), request("grpc://127.0.0.1:1/S/M", headers=headers)
+            GrpcDeliveryClient(LOOPBACK_GUARD),
+            new_request("grpc://127.0.0.1:1/S/M", headers=headers),
         )
 
     assert Fault.INVALID is asyncio.run(run())[0].fault

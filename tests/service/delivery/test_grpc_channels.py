@@ -8,7 +8,7 @@ from tarry.service.delivery.grpc import GrpcDeliveryClient
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.targets import Target
 from tests.integration.hostile import HostileTargets
-from tests.service.delivery.harness import LOOPBACK_GUARD, request, send_all
+from tests.service.delivery.harness import LOOPBACK_GUARD, new_request, send_all
 from tests.service.delivery.scripted_server import run_proxy
 from tests.service.delivery.test_grpc import FakeServer, with_server
 
@@ -25,16 +25,16 @@ def test_guard_checks_url_and_addresses(hostile: HostileTargets) -> None:
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
         by_url = await send_all(
-            GrpcDeliveryClient(Guard()), request(f"grpc://127.0.0.1:{server.port}/S/M")
+            GrpcDeliveryClient(Guard()), new_request(f"grpc://127.0.0.1:{server.port}/S/M")
         )
         guarded = GrpcDeliveryClient(AddressGuard())
-        by_name = await send_all(guarded, request(f"grpc://localhost:{server.port}/S/M"))
-        assert [] == server.seen
+        by_name = await send_all(guarded, new_request(f"grpc://localhost:{server.port}/S/M"))
+        assert [] == server.received_calls
         unknown = await send_all(
-            GrpcDeliveryClient(LOOPBACK_GUARD), request("grpc://nowhere.invalid:1/S/M")
+            GrpcDeliveryClient(LOOPBACK_GUARD), new_request("grpc://nowhere.invalid:1/S/M")
         )
         closed_port = await send_all(
-            GrpcDeliveryClient(LOOPBACK_GUARD), request("grpc://127.0.0.1:1/S/M")
+            GrpcDeliveryClient(LOOPBACK_GUARD), new_request("grpc://127.0.0.1:1/S/M")
         )
         return [*by_url, *by_name, *unknown, *closed_port]
 
@@ -52,9 +52,9 @@ def test_channels_are_bounded(hostile: HostileTargets, monkeypatch: pytest.Monke
     async def test(server: FakeServer) -> list[DeliveryResult]:
         delivery = GrpcDeliveryClient(LOOPBACK_GUARD)
         urls = [f"grpc://{host}:{server.port}/S/M" for host in ("127.0.0.1", "localhost")]
-        result = [await delivery.send(request(url)) for url in [*urls, *urls, urls[1]]]
+        result = [await delivery.send(new_request(url)) for url in [*urls, *urls, urls[1]]]
         assert [f"grpc:localhost:{server.port}"] == list(delivery._channels)
-        result.append(await delivery.send(request("grpc://127.0.0.1:1/S/M")))
+        result.append(await delivery.send(new_request("grpc://127.0.0.1:1/S/M")))
         assert [] == [*delivery._channels, *delivery._draining_channels]
         await delivery.close()
         return result
@@ -68,7 +68,7 @@ def test_egress_proxy_is_always_used(hostile: HostileTargets) -> None:
     async def test(server: FakeServer) -> list[DeliveryResult]:
         async with run_proxy(port=server.port) as (proxy, heads):
             delivery = GrpcDeliveryClient(Guard(), proxy=proxy.url)
-            result = await send_all(delivery, request("grpc://known-to-proxy.invalid:7/S/M"))
+            result = await send_all(delivery, new_request("grpc://known-to-proxy.invalid:7/S/M"))
             assert ["CONNECT known-to-proxy.invalid:7 HTTP/1.1"] == [
                 head.splitlines()[0] for head in heads
             ]

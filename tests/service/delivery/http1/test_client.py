@@ -18,7 +18,7 @@ from tarry.service.delivery.targets import parse_target
 from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
-    request,
+    new_request,
     run,
     send,
     send_all,
@@ -26,7 +26,7 @@ from tests.service.delivery.harness import (
     wait_until_empty,
 )
 
-pytestmark = pytest.mark.usefixtures("either_loop")
+pytestmark = pytest.mark.usefixtures("each_loop")
 
 
 def test_result_has_the_whole_response(hostile: HostileTargets) -> None:
@@ -45,9 +45,9 @@ def test_request_is_sent_unchanged(hostile: HostileTargets) -> None:
     """The client adds only a few default headers, and no content type or compression."""
     headers = [("X-One", "1"), ("X-Empty", ""), ("X-Word", "grüß"), ("Content-Type", "a/b")]
     send(hostile.url + "ok?q=%2F..%2F", method="PUT", headers=headers, body=b"\x00\xff")
-    seen = hostile.seen[-1]
-    assert ("PUT", b"\x00\xff") == (seen.method, seen.body)
-    assert seen.head.splitlines()[1:-1] == [
+    received = hostile.received_requests[-1]
+    assert ("PUT", b"\x00\xff") == (received.method, received.body)
+    assert received.head.splitlines()[1:-1] == [
         f"Host: {hostile.url.split('/')[2]}",
         f"user-agent: tarry/{version('tarry')}",
         "accept: */*",
@@ -59,7 +59,7 @@ def test_request_is_sent_unchanged(hostile: HostileTargets) -> None:
         "Content-Length: 2",
     ]
     send(hostile.url + "ok", headers=[("user-agent", "mine/1")])
-    head = hostile.seen[-1].head.lower()
+    head = hostile.received_requests[-1].head.lower()
     assert "user-agent: mine/1\r\n" in head
     assert "tarry/" not in head
     assert "content-type" not in head
@@ -69,7 +69,7 @@ def test_path_is_not_normalized(hostile: HostileTargets) -> None:
     """Dots, slashes, escapes and stray percent signs of the canonical path reach the target."""
     target = parse_target(hostile.url + "x/..//%41%2e%zz/;a=b/ok?%e4=%&a[]=!'()*")
     send(target.url)
-    assert target.path_and_query == hostile.seen[-1].path
+    assert target.path_and_query == hostile.received_requests[-1].path
 
 
 @pytest.mark.parametrize("body", [b"", b"abc"])
@@ -83,9 +83,9 @@ def test_every_method_works_with_and_without_a_body(
     result = run(
         send_all(
             HttpDeliveryClient(LOOPBACK_GUARD),
-            request(hostile.url + "ok"),
-            request(hostile.url + "ok", method=method, body=body),
-            request(hostile.url + "ok", method="GET", body=b""),
+            new_request(hostile.url + "ok"),
+            new_request(hostile.url + "ok", method=method, body=body),
+            new_request(hostile.url + "ok", method="GET", body=b""),
         )
     )
     if method == "HEAD" and body:
@@ -95,9 +95,9 @@ def test_every_method_works_with_and_without_a_body(
         )
         return
     assert [200, 200, 200] == [each.status for each in result]
-    before, seen, after = hostile.seen[-3:]
+    before, received, after = hostile.received_requests[-3:]
     assert ("POST", b"{}") == (before.method, before.body)
-    assert (method, body) == (seen.method, seen.body)
+    assert (method, body) == (received.method, received.body)
     assert ("GET", b"", False) == (after.method, after.body, "content-length" in after.head.lower())
 
 
@@ -107,8 +107,8 @@ def test_connections_are_reused(hostile: HostileTargets) -> None:
     first, second = run(
         send_all(
             HttpDeliveryClient(LOOPBACK_GUARD),
-            request(hostile.url + "ok"),
-            request(hostile.url + "ok"),
+            new_request(hostile.url + "ok"),
+            new_request(hostile.url + "ok"),
         )
     )
     assert 1 == hostile.connections - before
@@ -120,8 +120,8 @@ def test_large_body_is_sent_without_expect(hostile: HostileTargets) -> None:
     """No `Expect: 100-continue` is sent, because some targets ignore it and cause a delay."""
     body = bytes(2_000_000)
     assert 200 == send(hostile.url + "ok", body=body).status
-    assert body == hostile.seen[-1].body
-    assert "expect" not in hostile.seen[-1].head.lower()
+    assert body == hostile.received_requests[-1].body
+    assert "expect" not in hostile.received_requests[-1].head.lower()
 
 
 def test_excerpt_is_bounded(hostile: HostileTargets) -> None:
@@ -152,10 +152,10 @@ def test_unsafe_headers_are_not_sent(
     hostile: HostileTargets, headers: list[tuple[str, str]]
 ) -> None:
     """Line breaks, invalid names and connection headers fail the request with INVALID."""
-    before = len(hostile.seen)
+    before = len(hostile.received_requests)
     result = send(hostile.url + "ok", headers=headers)
     assert (None, Fault.INVALID) == (result.status, result.fault)
-    assert before == len(hostile.seen)
+    assert before == len(hostile.received_requests)
 
 
 @pytest.mark.parametrize("method", ["", "GET /", "POST\r\n", "CONNECT", "trace"])
@@ -219,11 +219,11 @@ def test_url_without_a_path_does_not_match_an_existing_pool(hostile: HostileTarg
 
     async def main() -> list[DeliveryResult]:
         urls = hostile.url + "ok", hostile.url.strip("/") + "1", hostile.url.strip("/")
-        return await send_all(HttpDeliveryClient(LOOPBACK_GUARD), *map(request, urls))
+        return await send_all(HttpDeliveryClient(LOOPBACK_GUARD), *map(new_request, urls))
 
-    before = len(hostile.seen)
+    before = len(hostile.received_requests)
     assert [None, Fault.INVALID, Fault.INVALID] == [each.fault for each in run(main())]
-    assert 1 == len(hostile.seen) - before
+    assert 1 == len(hostile.received_requests) - before
 
 
 def test_environment_is_ignored(hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_lack_of_sockets_is_an_internal_fault(hostile: HostileTargets) -> None:
         os.close(lowest)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
         try:
-            return await delivery.send(request(hostile.url + "ok"))
+            return await delivery.send(new_request(hostile.url + "ok"))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             await delivery.close()
@@ -257,8 +257,8 @@ def test_full_pool_is_an_internal_fault(hostile: HostileTargets) -> None:
     async def main() -> list[DeliveryResult]:
         delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_pool_connections=1)
         try:
-            first = delivery.send(request(hostile.url + "never", timeout=0.3))
-            second = delivery.send(request(hostile.url + "ok", timeout=0.1))
+            first = delivery.send(new_request(hostile.url + "never", timeout=0.3))
+            second = delivery.send(new_request(hostile.url + "ok", timeout=0.1))
             return [await first, await second]
         finally:
             await delivery.close()
@@ -272,14 +272,14 @@ def test_cancelled_attempt_closes_its_connection(hostile: HostileTargets) -> Non
 
     async def main() -> tuple[int, DeliveryResult]:
         delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=3)
-        before = len(hostile.seen)
-        task = delivery.send(request(hostile.url + "never"))
-        await wait_for(lambda: len(hostile.seen) > before)
+        before = len(hostile.received_requests)
+        task = delivery.send(new_request(hostile.url + "never"))
+        await wait_for(lambda: len(hostile.received_requests) > before)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         free_slots = await wait_until_empty(delivery)
-        return free_slots, (await send_all(delivery, request(hostile.url + "ok")))[0]
+        return free_slots, (await send_all(delivery, new_request(hostile.url + "ok")))[0]
 
     free_slots, result = run(main())
     assert (3, 200) == (free_slots, result.status)
@@ -290,12 +290,12 @@ def test_close_fails_running_attempts(hostile: HostileTargets) -> None:
 
     async def main() -> list[DeliveryResult]:
         delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-        before = len(hostile.seen)
-        task = delivery.send(request(hostile.url + "never"))
-        await wait_for(lambda: len(hostile.seen) > before)
+        before = len(hostile.received_requests)
+        task = delivery.send(new_request(hostile.url + "never"))
+        await wait_for(lambda: len(hostile.received_requests) > before)
         await delivery.close()
         await delivery.close()
-        return [await task, await delivery.send(request(hostile.url + "ok"))]
+        return [await task, await delivery.send(new_request(hostile.url + "ok"))]
 
     assert [Fault.INTERNAL, Fault.INTERNAL] == [each.fault for each in run(main())]
 
@@ -307,7 +307,7 @@ def test_concurrent_requests_get_their_own_responses(hostile: HostileTargets) ->
         delivery = HttpDeliveryClient(LOOPBACK_GUARD)
         names = ["ok", "redirect", "http10", "status-999"] * 25
         try:
-            sent = [delivery.send(request(hostile.url + name)) for name in names]
+            sent = [delivery.send(new_request(hostile.url + name)) for name in names]
             return [await each for each in sent]
         finally:
             await delivery.close()

@@ -15,7 +15,7 @@ from tests.integration.hostile import OK, HostileTargets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
     close_and_wait,
-    request,
+    new_request,
     run,
     send_all,
     wait_for,
@@ -28,7 +28,7 @@ from tests.service.delivery.scripted_server import (
     run_server,
 )
 
-pytestmark = pytest.mark.usefixtures("either_loop")
+pytestmark = pytest.mark.usefixtures("each_loop")
 
 STATUS_LINE = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = STATUS_LINE + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -49,7 +49,7 @@ def send_to_server_with(
 
     async def main() -> tuple[list[DeliveryResult], int]:
         async with run_server(handler) as server:
-            sent = [request(server.url, method=method, body=b"")] * times
+            sent = [new_request(server.url, method=method, body=b"")] * times
             return await send_all(HttpDeliveryClient(LOOPBACK_GUARD), *sent), server.connections
 
     return run(main())
@@ -108,7 +108,7 @@ def test_unsolicited_data_closes_the_connection() -> None:
             delivery = HttpDeliveryClient(LOOPBACK_GUARD)
             statuses = []
             for _ in range(2):
-                sent = delivery.send(request(server.url))
+                sent = delivery.send(new_request(server.url))
                 received = await server.received.get()
                 received.respond()
                 statuses.append((await sent).status)
@@ -131,7 +131,7 @@ def test_data_before_the_request_is_not_a_response() -> None:
     async def main() -> tuple[DeliveryResult, int]:
         async with run_server(greet) as server:
             delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=3)
-            result = await delivery.send(request(server.url, timeout=5.0))
+            result = await delivery.send(new_request(server.url, timeout=5.0))
             return result, await close_and_wait(delivery)
 
     result, free_slots = run(main())
@@ -219,7 +219,7 @@ def test_response_size_is_bounded(first: bytes, repeated: bytes, expected: int |
             delivery = HttpDeliveryClient(
                 LOOPBACK_GUARD, max_response_bytes=50_000, max_connections=3
             )
-            result = await delivery.send(request(server.url))
+            result = await delivery.send(new_request(server.url))
             await wait_for(lambda: not server.open)
             return result, await close_and_wait(delivery)
 
@@ -249,7 +249,7 @@ def test_response_before_the_body_is_sent_is_accepted(
                 LOOPBACK_GUARD, ca_file=hostile.ca_file, max_connections=3
             )
             body = bytes(32 * 1024 * 1024)
-            result = await delivery.send(request(server.url, body=body))
+            result = await delivery.send(new_request(server.url, body=body))
             return result, await wait_until_empty(delivery)
 
     result, free_slots = run(main())
@@ -274,7 +274,7 @@ def test_tls_shutdown_has_a_timeout(
             delivery = HttpDeliveryClient(
                 LOOPBACK_GUARD, ca_file=hostile.ca_file, max_connections=3
             )
-            result = await delivery.send(request(server.url))
+            result = await delivery.send(new_request(server.url))
             return result, await wait_until_empty(delivery)
 
     result, free_slots = run(main())
@@ -296,7 +296,7 @@ def test_tls_connections_are_closed_with_close_notify(hostile: HostileTargets) -
     async def main() -> DeliveryResult:
         async with run_server(handler, hostile.tls_contexts["good"]) as server:
             delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file)
-            result = await delivery.send(request(server.url))
+            result = await delivery.send(new_request(server.url))
             await wait_until_empty(delivery)
             await wait_for(lambda: reads)
             await delivery.close()
@@ -312,11 +312,11 @@ def test_no_reference_cycles(hostile: HostileTargets, tls: bool) -> None:
 
     async def use(server: ScriptedServer, url: str) -> None:
         delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file)
-        for path in ("ok", "ok", "http10", "not-http", "close-before-answer", "million-headers"):
-            await delivery.send(request(url + path))
-        await delivery.send(request("http://does-not-exist.invalid/"))
-        await delivery.send(request("http://127.0.0.1:1/"))
-        cancelled = delivery.send(request(server.url))
+        for path in ("ok", "ok", "http10", "not-http", "close-before-response", "million-headers"):
+            await delivery.send(new_request(url + path))
+        await delivery.send(new_request("http://does-not-exist.invalid/"))
+        await delivery.send(new_request("http://127.0.0.1:1/"))
+        cancelled = delivery.send(new_request(server.url))
         await server.received.get()
         cancelled.cancel()
         await close_and_wait(delivery)
@@ -363,7 +363,9 @@ def test_end_of_the_connection_ends_a_body_without_a_length(hostile: HostileTarg
         results = []
         for response in (STATUS_LINE + b"\r\nall", STATUS_LINE + b"Content-Length: 4\r\n\r\nall"):
             async with run_server(respond_with(response)) as server:
-                results += await send_all(HttpDeliveryClient(LOOPBACK_GUARD), request(server.url))
+                results += await send_all(
+                    HttpDeliveryClient(LOOPBACK_GUARD), new_request(server.url)
+                )
         return results
 
     complete, incomplete = run(main())

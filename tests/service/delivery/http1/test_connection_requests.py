@@ -19,14 +19,14 @@ from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
     close_and_wait,
-    request,
+    new_request,
     run,
     wait_for,
     wait_until_empty,
 )
 from tests.service.delivery.scripted_server import never_respond, run_proxy, run_server
 
-pytestmark = pytest.mark.usefixtures("either_loop")
+pytestmark = pytest.mark.usefixtures("each_loop")
 
 PHASES = {
     "waiting": Fault.INTERNAL,
@@ -104,10 +104,10 @@ async def send_and_pause(
         else:
             is_reached = server.received.qsize
         delivery = HttpDeliveryClient(guard, **options)
-        first = paused = PausedRequest(delivery, delivery.send(request(url, body=body)))
+        first = paused = PausedRequest(delivery, delivery.send(new_request(url, body=body)))
         await wait_for(lambda: is_reached() and paused.has_reached(phase))
         if phase == "waiting":
-            paused = PausedRequest(delivery, delivery.send(request(url)))
+            paused = PausedRequest(delivery, delivery.send(new_request(url)))
         try:
             yield paused
         finally:
@@ -215,8 +215,8 @@ def test_deadline_fails_a_request_unless_a_response_arrives(hostile: HostileTarg
 
     async def main() -> tuple[Fault | None, bool]:
         delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-        late = await delivery.send(request(hostile.url + "never", timeout=0.05))
-        answered = cast("PendingRequest", delivery.send(request(hostile.url + "ok")))
+        late = await delivery.send(new_request(hostile.url + "never", timeout=0.05))
+        answered = cast("PendingRequest", delivery.send(new_request(hostile.url + "ok")))
         await answered
         await delivery.close()
         return late.fault, answered.deadline[CALLBACK] is None

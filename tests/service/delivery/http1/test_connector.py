@@ -24,7 +24,7 @@ from tests.integration.hostile import OK, HostileTargets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
     close_and_wait,
-    request,
+    new_request,
     run,
     send,
     send_all,
@@ -32,7 +32,7 @@ from tests.service.delivery.harness import (
 )
 from tests.service.delivery.scripted_server import never_respond, respond_with, run_server
 
-pytestmark = pytest.mark.usefixtures("either_loop")
+pytestmark = pytest.mark.usefixtures("each_loop")
 
 
 class RecordingGuard(Guard):
@@ -69,7 +69,7 @@ def test_guard_checks_every_connection(dns: dict[str, list[str]]) -> None:
     async def main() -> list[DeliveryResult]:
         async with run_server(respond_with(OK)) as server:
             url = server.url.replace("127.0.0.1", "target.example")
-            return await send_all(HttpDeliveryClient(guard), request(url), request(url))
+            return await send_all(HttpDeliveryClient(guard), new_request(url), new_request(url))
 
     first, second = run(main())
     assert [200, 200] == [first.status, second.status]
@@ -99,7 +99,7 @@ def test_next_address_is_tried_after_a_refused_connection(dns: dict[str, list[st
     async def main() -> DeliveryResult:
         async with run_server(respond_with(OK)) as server:
             url = server.url.replace("127.0.0.1", "two.example")
-            return (await send_all(HttpDeliveryClient(LOOPBACK_GUARD), request(url)))[0]
+            return (await send_all(HttpDeliveryClient(LOOPBACK_GUARD), new_request(url)))[0]
 
     result = run(main())
     assert (200, "127.0.0.1") == (result.status, result.remote)
@@ -164,7 +164,7 @@ def test_failed_handshake_frees_the_connection(hostile: HostileTargets, response
             delivery = HttpDeliveryClient(
                 LOOPBACK_GUARD, ca_file=hostile.ca_file, max_connections=3
             )
-            result = await delivery.send(request(server.url.replace("http:", "https:")))
+            result = await delivery.send(new_request(server.url.replace("http:", "https:")))
             return result, await close_and_wait(delivery)
 
     result, free_slots = run(main())
@@ -184,7 +184,7 @@ def test_data_before_tls_is_rejected(hostile: HostileTargets) -> None:
             url = server.url.replace("http:", "https:")
             return (
                 await send_all(
-                    HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file), request(url)
+                    HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file), new_request(url)
                 )
             )[0]
 

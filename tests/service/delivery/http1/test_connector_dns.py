@@ -12,7 +12,7 @@ from tarry.service.delivery.http1 import connector
 from tarry.service.delivery.http1.connector import Addresses, DnsCache
 from tests.service.delivery.harness import run, wait_for
 
-pytestmark = pytest.mark.usefixtures("either_loop")
+pytestmark = pytest.mark.usefixtures("each_loop")
 
 
 class FakeResolver:

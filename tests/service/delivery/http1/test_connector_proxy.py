@@ -12,10 +12,16 @@ from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.http1.connector import parse_proxy
 from tests.integration.hostile import OK, HostileTargets
-from tests.service.delivery.harness import LOOPBACK_GUARD, close_and_wait, request, run, send_all
+from tests.service.delivery.harness import (
+    LOOPBACK_GUARD,
+    close_and_wait,
+    new_request,
+    run,
+    send_all,
+)
 from tests.service.delivery.scripted_server import TUNNEL_OPEN, never_respond, run_proxy, run_server
 
-pytestmark = pytest.mark.usefixtures("either_loop")
+pytestmark = pytest.mark.usefixtures("each_loop")
 
 
 def send_through_proxy(
@@ -34,7 +40,7 @@ def send_through_proxy(
             delivery = HttpDeliveryClient(
                 guard or Guard(), proxy=proxy.url.replace("://", f"://{user}"), ca_file=ca_file
             )
-            return (await send_all(delivery, request(url)))[0], heads
+            return (await send_all(delivery, new_request(url)))[0], heads
 
     return run(main())
 
@@ -59,14 +65,14 @@ def test_https_goes_through_a_tunnel(hostile: HostileTargets) -> None:
 
 def test_certificate_is_checked_in_a_tunnel(hostile: HostileTargets) -> None:
     """An invalid certificate of the target is a TLS fault, and no request is sent."""
-    before = len(hostile.seen)
+    before = len(hostile.received_requests)
     for certificate in ("wronghost", "expired", "selfsigned"):
         result, heads = send_through_proxy(
             hostile.tls_urls[certificate] + "ok", ca_file=hostile.ca_file, guard=LOOPBACK_GUARD
         )
         assert (Fault.TLS, 1) == (result.fault, len(heads))
         assert "certificate" in (result.error or "")
-    assert before == len(hostile.seen)
+    assert before == len(hostile.received_requests)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -94,7 +100,7 @@ def test_tunnels_are_reused(hostile: HostileTargets) -> None:
                 LOOPBACK_GUARD, proxy=proxy.url, ca_file=hostile.ca_file, max_connections=3
             )
             url = hostile.tls_urls["good"] + "ok"
-            result = [await delivery.send(request(url, body=bytes(300_000))) for _ in range(3)]
+            result = [await delivery.send(new_request(url, body=bytes(300_000))) for _ in range(3)]
             return result, len(heads), await close_and_wait(delivery)
 
     for tls in (None, hostile.tls_contexts["good"]):
@@ -130,7 +136,7 @@ def test_credentials_are_sent_to_the_proxy_only(hostile: HostileTargets) -> None
     )
     assert 200 == result.status
     assert line in head
-    assert "proxy-authorization" not in hostile.seen[-1].head.lower()
+    assert "proxy-authorization" not in hostile.received_requests[-1].head.lower()
     _, (head,) = send_through_proxy("http://known-to-proxy.invalid/", OK, user="us%40er:pa:ss@")
     assert line in head
 
@@ -190,7 +196,7 @@ def test_unreachable_proxy_is_an_internal_fault() -> None:
         for url in ("http://target.invalid/", "https://target.invalid/"):
 
             async def main(url: str = url, proxy: str = proxy) -> list[DeliveryResult]:
-                return await send_all(HttpDeliveryClient(Guard(), proxy=proxy), request(url))
+                return await send_all(HttpDeliveryClient(Guard(), proxy=proxy), new_request(url))
 
             assert Fault.INTERNAL is run(main())[0].fault
 
@@ -206,7 +212,7 @@ def test_plaintext_from_a_tls_proxy_is_rejected(hostile: HostileTargets) -> None
         async with run_server(forge) as server:
             proxy = server.url.replace("http:", "https:")
             delivery = HttpDeliveryClient(Guard(), proxy=proxy, ca_file=hostile.ca_file)
-            return (await send_all(delivery, request("https://target.invalid/")))[0]
+            return (await send_all(delivery, new_request("https://target.invalid/")))[0]
 
     result = run(main())
     assert Fault.INTERNAL is result.fault

@@ -17,7 +17,7 @@ from tests.integration.hostile import OK
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
     close_and_wait,
-    request,
+    new_request,
     run,
     send_all,
     wait_for,
@@ -29,7 +29,7 @@ from tests.service.delivery.scripted_server import (
     run_server,
 )
 
-pytestmark = pytest.mark.usefixtures("either_loop")
+pytestmark = pytest.mark.usefixtures("each_loop")
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ def test_connections_per_host_are_limited() -> None:
     """Further requests are queued and sent in order on connections that become free."""
 
     async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> list[str]:
-        sent = [delivery.send(request(f"{server.url}{number}")) for number in range(5)]
+        sent = [delivery.send(new_request(f"{server.url}{number}")) for number in range(5)]
         seen = []
         for received in await receive(server, 2):
             seen.append(received.path)
@@ -93,7 +93,7 @@ def test_released_slot_goes_to_a_waiting_request_for_another_server() -> None:
     async def main() -> tuple[list[DeliveryResult], int]:
         async with run_servers(2) as (one, other):
             delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
-            sent = [delivery.send(request(server.url)) for server in (one, other)]
+            sent = [delivery.send(new_request(server.url)) for server in (one, other)]
             (await one.received.get()).respond()
             (await other.received.get()).respond()
             result = [await each for each in sent]
@@ -110,7 +110,7 @@ def test_idle_connection_is_closed_for_another_server() -> None:
         async with run_servers(3) as servers:
             delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=2)
             for server in servers:
-                sent = delivery.send(request(server.url))
+                sent = delivery.send(new_request(server.url))
                 (await server.received.get()).respond()
                 await sent
             await wait_for(lambda: not servers[0].open)
@@ -126,9 +126,11 @@ def test_cancelled_waiter_does_not_block_the_next() -> None:
     async def main() -> tuple[DeliveryResult, int]:
         async with run_servers(3) as (one, second, other):
             delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
-            first = delivery.send(request(one.url))
+            first = delivery.send(new_request(one.url))
             received = await one.received.get()
-            cancelled, waiting = (delivery.send(request(server.url)) for server in (second, other))
+            cancelled, waiting = (
+                delivery.send(new_request(server.url)) for server in (second, other)
+            )
             cancelled.cancel()
             received.close_connection()
             (await other.received.get()).respond()
@@ -146,8 +148,8 @@ def test_busy_connection_is_closed_for_another_server(clock: list[float]) -> Non
     async def main() -> list[str]:
         async with run_servers(2) as (busy, other):
             delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
-            sent = [delivery.send(request(f"{busy.url}{number}")) for number in range(3)]
-            sent.append(delivery.send(request(f"{other.url}other")))
+            sent = [delivery.send(new_request(f"{busy.url}{number}")) for number in range(3)]
+            sent.append(delivery.send(new_request(f"{other.url}other")))
             seen = []
             for server in (busy, busy, other, busy):
                 received = await server.received.get()
@@ -173,11 +175,11 @@ def test_connection_is_not_counted_twice(
             connected = await connect(connector, protocol)
             if len(sent) < 2:
                 loop = asyncio.get_running_loop()
-                loop.call_soon(lambda: sent.append(delivery.send(request(server.url + "2"))))
+                loop.call_soon(lambda: sent.append(delivery.send(new_request(server.url + "2"))))
             return connected
 
         monkeypatch.setattr(Connector, "connect", open_then_send)
-        sent.append(delivery.send(request(server.url + "1")))
+        sent.append(delivery.send(new_request(server.url + "1")))
         for received in await receive(server, 2):
             received.respond()
         return [await each for each in sent]
@@ -193,13 +195,13 @@ def test_resent_request_gets_a_new_connection() -> None:
         delivery: HttpDeliveryClient, server: ScriptedServer
     ) -> tuple[int, list[int | str | None]]:
         for _ in range(2):
-            warm = [delivery.send(request(server.url + "warm")) for _ in range(2)]
+            warm = [delivery.send(new_request(server.url + "warm")) for _ in range(2)]
             for received in await receive(server, 2):
                 received.respond()
             await asyncio.gather(*warm)
-        sent = [delivery.send(request(server.url + name)) for name in ("lost", "held")]
+        sent = [delivery.send(new_request(server.url + name)) for name in ("lost", "held")]
         by_path = {received.path: received for received in await receive(server, 2)}
-        sent.append(delivery.send(request(server.url + "waits")))
+        sent.append(delivery.send(new_request(server.url + "waits")))
         by_path["/lost"].close_connection()
         (waits,) = await receive(server, 1)
         assert "/waits" == waits.path
@@ -222,7 +224,7 @@ def test_connection_idle_for_too_long_is_not_used(clock: list[float]) -> None:
     async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> None:
         for later in (0.0, 59.0, 61.0):
             clock[0] += later
-            sent = delivery.send(request(server.url))
+            sent = delivery.send(new_request(server.url))
             (await server.received.get()).respond()
             await sent
 
@@ -235,7 +237,7 @@ def test_old_connection_is_not_used(clock: list[float]) -> None:
     async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> None:
         for _ in range(12):
             clock[0] += 30.0
-            sent = delivery.send(request(server.url))
+            sent = delivery.send(new_request(server.url))
             (await server.received.get()).respond()
             await sent
 
@@ -249,7 +251,7 @@ def test_unused_connections_and_pools_are_swept(
     monkeypatch.setattr(client, "_SWEEP_INTERVAL_S", 0.01)
 
     async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> bool:
-        sent = delivery.send(request(server.url))
+        sent = delivery.send(new_request(server.url))
         (await server.received.get()).respond()
         await sent
         clock[0] += 61.0
@@ -266,12 +268,12 @@ def test_close_fails_all_requests() -> None:
     async def main() -> tuple[list[Fault | None], int, list[int]]:
         async with run_servers(3) as (one, other, third):
             delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=2, max_pool_connections=1)
-            idle = delivery.send(request(other.url))
+            idle = delivery.send(new_request(other.url))
             (await other.received.get()).respond()
             await idle
-            sent = [delivery.send(request(server.url)) for server in (one, one, third, third)]
+            sent = [delivery.send(new_request(server.url)) for server in (one, one, third, third)]
             await one.received.get()
-            sent.append(delivery.send(request(other.url)))
+            sent.append(delivery.send(new_request(other.url)))
             free_slots = await close_and_wait(delivery)
             faults = [(await each).fault for each in sent]
             await wait_for(lambda: not (one.open or other.open or third.open))
@@ -288,7 +290,7 @@ def test_unexpected_error_is_raised_in_the_caller(monkeypatch: pytest.MonkeyPatc
 
     async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> bool:
         monkeypatch.setattr(Connector, "connect", broken)
-        sent = delivery.send(request(server.url))
+        sent = delivery.send(new_request(server.url))
         with pytest.raises(ZeroDivisionError):
             await sent
         deadline = getattr(sent, "deadline")  # noqa: B009 - of a PendingRequest
@@ -304,7 +306,7 @@ def test_server_may_close_after_each_response() -> None:
         async def main(response: bytes = response) -> list[DeliveryResult]:
             async with run_server(respond_with(response)) as server:
                 return await send_all(
-                    HttpDeliveryClient(LOOPBACK_GUARD), *[request(server.url)] * 5
+                    HttpDeliveryClient(LOOPBACK_GUARD), *[new_request(server.url)] * 5
                 )
 
         assert [200] * 5 == [each.status for each in run(main())]

@@ -66,7 +66,7 @@ def run_on_store(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> 
 
 
 @pytest.fixture(params=LOOPS)
-def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def each_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test on asyncio and on uvloop, which report ended processes differently."""
     use_loop(request.param, monkeypatch)
 
@@ -91,7 +91,7 @@ async def wait_until_ended(pid: int) -> None:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.usefixtures("either_loop")
+@pytest.mark.usefixtures("each_loop")
 def test_the_writer_process_writes_and_the_service_reads(tmp_path: Path) -> None:
     """Tasks are written by the writer process, which ends when the store is closed."""
     writer_pids: list[int] = []
@@ -109,7 +109,7 @@ def test_the_writer_process_writes_and_the_service_reads(tmp_path: Path) -> None
     assert not is_alive(writer_pids[0])
 
 
-@pytest.mark.usefixtures("either_loop")
+@pytest.mark.usefixtures("each_loop")
 def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
     """Operations sent to a killed writer fail and can be repeated; leases stay valid."""
 
@@ -132,7 +132,7 @@ def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
     run_on_store(tmp_path / "tasks.db", main)
 
 
-@pytest.mark.usefixtures("either_loop")
+@pytest.mark.usefixtures("each_loop")
 def test_an_idle_writer_that_ends_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,7 +155,7 @@ def test_an_idle_writer_that_ends_is_logged(
     ]
 
 
-@pytest.mark.usefixtures("either_loop")
+@pytest.mark.usefixtures("each_loop")
 def test_a_second_group_is_sent_before_the_first_is_committed(tmp_path: Path) -> None:
     """A large second group is sent early; if the writer is killed, both groups fail."""
 
@@ -181,7 +181,7 @@ def test_a_second_group_is_sent_before_the_first_is_committed(tmp_path: Path) ->
     run_on_store(tmp_path / "tasks.db", main)
 
 
-@pytest.mark.usefixtures("either_loop")
+@pytest.mark.usefixtures("each_loop")
 @pytest.mark.parametrize("error", [RuntimeError("closed"), BrokenPipeError()], ids=repr)
 def test_operations_sent_to_an_ended_writer_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -206,7 +206,7 @@ def test_operations_sent_to_an_ended_writer_fail(
     run_on_store(tmp_path / "tasks.db", main)
 
 
-@pytest.mark.usefixtures("either_loop")
+@pytest.mark.usefixtures("each_loop")
 def test_each_call_gets_its_own_result(tmp_path: Path) -> None:
     """Each of several concurrent calls gets its own result."""
 
@@ -223,7 +223,7 @@ def test_each_call_gets_its_own_result(tmp_path: Path) -> None:
     run_on_store(tmp_path / "tasks.db", main)
 
 
-@pytest.mark.usefixtures("either_loop")
+@pytest.mark.usefixtures("each_loop")
 def test_signals_for_the_service_do_not_end_the_writer(tmp_path: Path) -> None:
     """The writer ignores SIGINT and SIGTERM, which a supervisor may send to all processes."""
 
