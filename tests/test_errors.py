@@ -124,7 +124,7 @@ def test_with_field_keeps_the_index() -> None:
 
 @pytest.mark.parametrize("error_type", REJECTIONS)
 def test_rejections_have_downstream_and_retry_after(error_type: type[errors.Rejected]) -> None:
-    """A rejection has the name of the downstream and the seconds until a new call."""
+    """A rejection has the downstream, and the seconds after which a new call may be made."""
     error = error_type("rejected", downstream="payments", retry_after=2.5)
     assert ("rejected", "payments", 2.5) == (str(error), error.downstream, error.retry_after)
 

@@ -1,4 +1,8 @@
-"""Drivers: one interface for every form of retry, so that one test can run with all of them."""
+"""Drivers: one test can run with every way to make a call with retries.
+
+A driver makes the call with a decorator, `tarry.call`, a `with attempt:` block or a generator,
+without an event loop or on asyncio or trio.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +107,7 @@ def elapsed_s(clock: VirtualClock) -> float:
 
 @dataclass(frozen=True)
 class Driver:
-    """One form of retry, on one kind of event loop or on none."""
+    """One way to make a call with retries (`form`), on one kind of event loop or on none."""
 
     form: str
     """One of "decorator", "call", "block" and "generator"."""

@@ -14,7 +14,7 @@ from tarry import Downstream, Policy
 from tarry.testing import VirtualClock, captured_events
 from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, Step
 
-retry = tarry.retry(on=ConnectionError)
+retry_connection_errors = tarry.retry(on=ConnectionError)
 
 
 class FlakyFunction:
@@ -43,7 +43,7 @@ def flaky(clock: VirtualClock) -> FlakyFunction:
 def test_plain_function_gets_its_arguments(flaky: FlakyFunction) -> None:
     """A plain function gets the arguments of each call."""
 
-    @retry
+    @retry_connection_errors
     def work(number: int, *rest: int, key: str = "") -> Any:
         return flaky.call(number, *rest, key=key)
 
@@ -54,7 +54,7 @@ def test_plain_function_gets_its_arguments(flaky: FlakyFunction) -> None:
 def test_coroutine_function_gets_its_arguments(flaky: FlakyFunction, clock: VirtualClock) -> None:
     """A coroutine function gets the arguments of each call."""
 
-    @retry
+    @retry_connection_errors
     async def work(number: int, *, key: str = "") -> Any:
         return flaky.call(number, key=key)
 
@@ -64,7 +64,7 @@ def test_coroutine_function_gets_its_arguments(flaky: FlakyFunction, clock: Virt
 def test_generator_function_gets_its_arguments(flaky: FlakyFunction) -> None:
     """A generator function gets the arguments of each call."""
 
-    @retry
+    @retry_connection_errors
     def work(number: int, *, key: str = "") -> Iterator[Any]:
         yield flaky.call(number, key=key)
 
@@ -76,7 +76,7 @@ def test_async_generator_function_gets_its_arguments(
 ) -> None:
     """An async generator function gets the arguments of each call."""
 
-    @retry
+    @retry_connection_errors
     async def work(number: int, *, key: str = "") -> AsyncIterator[Any]:
         yield flaky.call(number, key=key)
 
@@ -92,42 +92,42 @@ class Client:
     def __init__(self, flaky: FlakyFunction) -> None:
         self.flaky = flaky
 
-    @retry
+    @retry_connection_errors
     def method(self, number: int) -> Any:
         """Call the flaky function."""
         return self.flaky.call(number)
 
-    @retry
+    @retry_connection_errors
     async def async_method(self, number: int) -> Any:
         """Call the flaky function in a coroutine."""
         return self.flaky.call(number)
 
-    @retry
+    @retry_connection_errors
     def stream(self, number: int) -> Iterator[Any]:
         """Yield the result of the flaky function."""
         yield self.flaky.call(number)
 
     @classmethod
-    @retry
-    def inner_class_method(cls, flaky: FlakyFunction) -> Any:
+    @retry_connection_errors
+    def retry_inside_classmethod(cls, flaky: FlakyFunction) -> Any:
         """Call the flaky function; `retry` is below `classmethod`."""
         return flaky.call(cls.__name__)
 
-    @retry
+    @retry_connection_errors
     @classmethod
-    def outer_class_method(cls, flaky: FlakyFunction) -> Any:
+    def retry_outside_classmethod(cls, flaky: FlakyFunction) -> Any:
         """Call the flaky function; `retry` is above `classmethod`."""
         return flaky.call(cls.__name__)
 
     @staticmethod
-    @retry
-    def inner_static_method(flaky: FlakyFunction) -> Any:
+    @retry_connection_errors
+    def retry_inside_staticmethod(flaky: FlakyFunction) -> Any:
         """Call the flaky function; `retry` is below `staticmethod`."""
         return flaky.call("static")
 
-    @retry
+    @retry_connection_errors
     @staticmethod
-    def outer_static_method(flaky: FlakyFunction) -> Any:
+    def retry_outside_staticmethod(flaky: FlakyFunction) -> Any:
         """Call the flaky function; `retry` is above `staticmethod`."""
         return flaky.call("static")
 
@@ -144,7 +144,7 @@ def test_methods_can_be_decorated(flaky: FlakyFunction, clock: VirtualClock) -> 
 
 def test_bound_method_can_be_decorated(flaky: FlakyFunction) -> None:
     """A bound method can be decorated."""
-    assert (1, 2) == retry(flaky.call)(1, 2)
+    assert (1, 2) == retry_connection_errors(flaky.call)(1, 2)
 
 
 @pytest.mark.parametrize("owner", ["class", "object"])
@@ -152,16 +152,16 @@ def test_class_methods_and_static_methods(owner: str, flaky: FlakyFunction) -> N
     """Both orders of the decorators work, through the class and through an object."""
     client = Client if owner == "class" else Client(flaky)
 
-    assert ("Client",) == client.inner_class_method(flaky)
-    assert ("Client",) == client.outer_class_method(flaky)
-    assert ("static",) == client.inner_static_method(flaky)
-    assert ("static",) == client.outer_static_method(flaky)
+    assert ("Client",) == client.retry_inside_classmethod(flaky)
+    assert ("Client",) == client.retry_outside_classmethod(flaky)
+    assert ("static",) == client.retry_inside_staticmethod(flaky)
+    assert ("static",) == client.retry_outside_staticmethod(flaky)
     assert 8 == flaky.calls
 
 
 def test_partial_can_be_decorated(flaky: FlakyFunction) -> None:
     """A partial of a function can be retried."""
-    assert (1, 2) == retry(functools.partial(flaky.call, 1))(2)
+    assert (1, 2) == retry_connection_errors(functools.partial(flaky.call, 1))(2)
 
 
 def test_partial_of_a_coroutine_function(flaky: FlakyFunction, clock: VirtualClock) -> None:
@@ -170,7 +170,7 @@ def test_partial_of_a_coroutine_function(flaky: FlakyFunction, clock: VirtualClo
     async def work(first: int, second: int) -> Any:
         return flaky.call(first, second)
 
-    decorated = retry(functools.partial(work, 1))
+    decorated = retry_connection_errors(functools.partial(work, 1))
 
     assert (1, 2) == clock.run(lambda: decorated(2))
 
@@ -182,7 +182,7 @@ def test_partial_of_a_partial_of_a_method(flaky: FlakyFunction, clock: VirtualCl
         async def work(self, first: int, second: int, third: int) -> Any:
             return flaky.call(first, second, third)
 
-    decorated = retry(functools.partial(functools.partial(Service().work, 1), 2))
+    decorated = retry_connection_errors(functools.partial(functools.partial(Service().work, 1), 2))
 
     assert (1, 2, 3) == clock.run(lambda: decorated(3))
 
@@ -195,7 +195,7 @@ def test_callable_object_can_be_decorated(flaky: FlakyFunction) -> None:
             return flaky.call(number)
 
     with captured_events() as events:
-        assert (1,) == retry(Service())(1)
+        assert (1,) == retry_connection_errors(Service())(1)
 
     assert events[0].operation.endswith("Service")
 
@@ -207,7 +207,7 @@ def test_async_callable_object_can_be_decorated(flaky: FlakyFunction, clock: Vir
         async def __call__(self, number: int) -> Any:
             return flaky.call(number)
 
-    decorated = retry(Service())
+    decorated = retry_connection_errors(Service())
 
     assert (1,) == clock.run(lambda: decorated(1))
 
@@ -221,8 +221,8 @@ def test_call_of_a_builtin_function_and_of_a_class(clock: VirtualClock) -> None:
 def test_only_the_inner_of_two_decorators_retries(flaky: FlakyFunction) -> None:
     """Of two decorators on one function, only the inner one retries."""
 
-    @retry
-    @retry
+    @retry_connection_errors
+    @retry_connection_errors
     def work() -> None:
         flaky.calls += 1
         raise ConnectionError
@@ -233,14 +233,14 @@ def test_only_the_inner_of_two_decorators_retries(flaky: FlakyFunction) -> None:
     assert 4 == flaky.calls
 
 
-def test_each_function_of_one_decorator_has_its_name(clock: VirtualClock) -> None:
-    """One decorator object on several functions names each by its own name."""
+def test_operations_of_one_decorator_have_the_names_of_their_functions(clock: VirtualClock) -> None:
+    """If one decorator is used for several functions, each operation has its function's name."""
 
     def first() -> None: ...
 
     def second() -> None: ...
 
-    decorated = [retry(first), retry(second)]
+    decorated = [retry_connection_errors(first), retry_connection_errors(second)]
     with captured_events() as events:
         for function in decorated:
             function()
@@ -252,29 +252,29 @@ def test_each_function_of_one_decorator_has_its_name(clock: VirtualClock) -> Non
 # --- preserved attributes -------------------------------------------------------------------------
 
 
-def documented(number: int, *, key: str = "k") -> str:
+def sample_function(number: int, *, key: str = "k") -> str:
     """Return the arguments as text."""
     return f"{number}{key}"
 
 
-async def async_documented(number: int, *, key: str = "k") -> str:
+async def sample_coroutine_function(number: int, *, key: str = "k") -> str:
     """Return the arguments as text."""
     return f"{number}{key}"
 
 
-def generator_documented(number: int, *, key: str = "k") -> Iterator[str]:
+def sample_generator(number: int, *, key: str = "k") -> Iterator[str]:
     """Yield the arguments as text."""
     yield f"{number}{key}"
 
 
-async def async_generator_documented(number: int, *, key: str = "k") -> AsyncIterator[str]:
+async def sample_async_generator(number: int, *, key: str = "k") -> AsyncIterator[str]:
     """Yield the arguments as text."""
     yield f"{number}{key}"
 
 
 @pytest.mark.parametrize(
     "fn",
-    [documented, async_documented, generator_documented, async_generator_documented],
+    [sample_function, sample_coroutine_function, sample_generator, sample_async_generator],
 )
 @pytest.mark.parametrize("options", [{}, {"deadline": 1}, {"downstream": Downstream("d")}], ids=str)
 def test_metadata_is_kept(fn: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -311,8 +311,10 @@ def test_call_with_a_policy_alone(driver: Driver, clock: VirtualClock) -> None:
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
-def test_attempts_override_the_policy(driver: Driver, clock: VirtualClock) -> None:
-    """`attempts` overrides only the `max_attempts` of the policy."""
+def test_option_attempts_overrides_max_attempts_of_the_policy(
+    driver: Driver, clock: VirtualClock
+) -> None:
+    """The option `attempts` overrides `max_attempts` of the policy, and no other field."""
     dependency = Dependency(clock, FAIL)
     policy = Policy(max_attempts=9, initial_delay=1, jitter="none")
 
@@ -371,10 +373,10 @@ def test_invalid_until_is_rejected() -> None:
 def test_only_callables_can_be_decorated(value: Any) -> None:
     """Only callables can be decorated."""
     with pytest.raises(tarry.ConfigurationTypeError, match="decorates functions"):
-        retry(value)
+        retry_connection_errors(value)
 
 
-@pytest.mark.parametrize("fn", [generator_documented, async_generator_documented])
+@pytest.mark.parametrize("fn", [sample_generator, sample_async_generator])
 def test_until_of_a_generator_is_rejected(fn: Callable[..., Any]) -> None:
     """`until` is rejected for generators, which have no result."""
     with pytest.raises(tarry.ConfigurationError, match="is a generator, which has no result"):
@@ -384,7 +386,7 @@ def test_until_of_a_generator_is_rejected(fn: Callable[..., Any]) -> None:
 def test_call_of_a_coroutine_function() -> None:
     """The error of `tarry.call` for a coroutine function names `acall`."""
     with pytest.raises(tarry.ConfigurationTypeError, match=r"await tarry\.acall"):
-        tarry.call(async_documented, 1, on=ConnectionError)  # type: ignore[unused-coroutine]
+        tarry.call(sample_coroutine_function, 1, on=ConnectionError)  # type: ignore[unused-coroutine]
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
@@ -401,7 +403,7 @@ def test_acall_of_a_plain_function(loop: str, clock: VirtualClock) -> None:
     assert [1] == calls
 
 
-def test_body_outside_the_block(clock: VirtualClock) -> None:
+def test_loop_without_with_attempt_raises(clock: VirtualClock) -> None:
     """A loop over attempts without `with attempt:` raises an error."""
     payments = Downstream("payments", max_in_flight=1)
 
@@ -412,8 +414,8 @@ def test_body_outside_the_block(clock: VirtualClock) -> None:
     assert "done" == tarry.call(Dependency(clock, OK).call, on=ConnectionError, downstream=payments)
 
 
-def test_block_that_is_never_entered(clock: VirtualClock) -> None:
-    """A loop that is left before `with attempt:` releases its permit."""
+def test_loop_that_is_left_before_with_attempt(clock: VirtualClock) -> None:
+    """A loop that is left before `with attempt:` frees its place in `max_in_flight`."""
     payments = Downstream("payments", max_in_flight=1)
 
     for _attempt in tarry.attempts(on=ConnectionError, downstream=payments):
@@ -422,7 +424,7 @@ def test_block_that_is_never_entered(clock: VirtualClock) -> None:
     assert "done" == tarry.call(Dependency(clock, OK).call, on=ConnectionError, downstream=payments)
 
 
-def test_block_has_its_attempt_number(clock: VirtualClock) -> None:
+def test_attempt_has_its_number(clock: VirtualClock) -> None:
     """`number` is the number of the attempt, from 1."""
     numbers = []
 

@@ -61,7 +61,7 @@ def test_events_can_schedule_events(plan: list[tuple[float, list[float]]]) -> No
     assert sorted(expected) == recorder.events
 
 
-def test_event_for_the_current_time_runs_last() -> None:
+def test_event_for_the_current_time_runs_last_at_that_time() -> None:
     """An event scheduled for the current time runs after the other events of that time."""
     loop, recorder = EventLoop(0), EventRecorder()
 
@@ -78,8 +78,8 @@ def test_event_for_the_current_time_runs_last() -> None:
     assert expected == recorder.events
 
 
-def test_run_stops_before_its_end_and_can_continue() -> None:
-    """An event at the end of a run does not run, but runs when the loop continues."""
+def test_run_excludes_its_end_and_can_continue() -> None:
+    """`run(end)` runs the events before `end`; an event at `end` runs in the next `run`."""
     loop, recorder = EventLoop(0), EventRecorder()
     for when in (0.0, 1.0, 2.0):
         loop.schedule(when, recorder.record)
@@ -124,7 +124,7 @@ def test_trials_draw_different_numbers() -> None:
 
 
 def test_random_sources_are_independent() -> None:
-    """Draws from one source do not affect another source."""
+    """Draws from a source do not affect others; sources with one name draw the same numbers."""
     loop = EventLoop(0)
     first, second, same_name = (
         loop.random_source("first"),

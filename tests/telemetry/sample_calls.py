@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -99,7 +99,7 @@ def reopen_breaker(clock: VirtualClock, name: str) -> tarry.Downstream:
 
 
 def hedge_async() -> None:
-    """Make a hedged call whose second copy wins, on asyncio."""
+    """Make a hedged call whose hedge wins, on asyncio."""
     sent: list[int] = []
 
     async def read() -> None:
@@ -111,7 +111,7 @@ def hedge_async() -> None:
 
 
 def hedge_sync() -> None:
-    """Make a hedged call whose second copy wins, in threads."""
+    """Make a hedged call whose hedge wins, in threads."""
     sent: list[int] = []
     release = threading.Event()
 
@@ -124,10 +124,17 @@ def hedge_sync() -> None:
     release.set()
 
 
-both_hedges = pytest.mark.parametrize("make_hedged_call", [hedge_async, hedge_sync])
+sync_and_async_hedged_call = pytest.mark.parametrize("make_hedged_call", [hedge_async, hedge_sync])
 
 
-def call_in_tasks(context_of: Callable[[int], Any]) -> None:
+class ConcurrentCaller(Protocol):
+    """Makes CALL_COUNT concurrent calls, call `n` inside the context manager `context_of(n)`."""
+
+    def __call__(self, *, context_of: Callable[[int], Any]) -> None:
+        """Make the calls."""
+
+
+def call_in_tasks(*, context_of: Callable[[int], Any]) -> None:
     """Make CALL_COUNT concurrent calls on asyncio; call `n` has `n % 3` failures.
 
     Call `n` runs inside the context manager `context_of(n)`.
@@ -151,7 +158,7 @@ def call_in_tasks(context_of: Callable[[int], Any]) -> None:
         clock.run(make_all_calls)
 
 
-def call_in_threads(context_of: Callable[[int], Any]) -> None:
+def call_in_threads(*, context_of: Callable[[int], Any]) -> None:
     """Make the calls of `call_in_tasks` in concurrent threads."""
     barrier = threading.Barrier(CALL_COUNT)
 

@@ -17,13 +17,14 @@ from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver, Step
 from tests.telemetry.sample_calls import (
     CALL_COUNT,
+    ConcurrentCaller,
     SampleCall,
-    both_hedges,
     every_driver,
     every_sample_call,
     in_tasks_and_threads,
     listening,
     reopen_breaker,
+    sync_and_async_hedged_call,
 )
 
 
@@ -92,7 +93,7 @@ def test_attributes_of_data_points(clock: VirtualClock, meter: Meter) -> None:
     assert 3600 == max(delays.explicit_bounds)
 
 
-@both_hedges
+@sync_and_async_hedged_call
 def test_hedges_are_counted(make_hedged_call: Callable[[], None], meter: Meter) -> None:
     """A copy that was sent and won is counted as fired and as won."""
     with listening(meter.listener):
@@ -191,10 +192,10 @@ def test_error_type_of_a_nested_class(clock: VirtualClock, meter: Meter) -> None
 
 
 @in_tasks_and_threads
-def test_concurrent_calls(make_calls: Callable[[Any], None], meter: Meter) -> None:
+def test_concurrent_calls(make_calls: ConcurrentCaller, meter: Meter) -> None:
     """Concurrent calls are counted separately."""
     with listening(meter.listener):
-        make_calls(lambda _: nullcontext())
+        make_calls(context_of=lambda _: nullcontext())
 
     assert {
         (f"op{number}", "after-retries" if number % 3 else "first-try"): 1

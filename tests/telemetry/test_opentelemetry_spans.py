@@ -25,6 +25,7 @@ from tests.integration.flaky import flaky_server
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
 from tests.telemetry.sample_calls import (
     CALL_COUNT,
+    ConcurrentCaller,
     SampleCall,
     every_driver,
     every_sample_call,
@@ -125,14 +126,14 @@ def test_wait_is_in_no_span(driver: Driver, clock: VirtualClock, traces: Traces)
 
 
 @in_tasks_and_threads
-def test_concurrent_calls(make_calls: Callable[[Any], None], traces: Traces) -> None:
+def test_concurrent_calls(make_calls: ConcurrentCaller, traces: Traces) -> None:
     """Attempts of concurrent calls are children of the spans of their callers."""
 
     def context_of(number: int) -> Any:
         return traces.tracer.start_as_current_span(f"parent{number}")
 
     with listening(traces.listener):
-        make_calls(context_of)
+        make_calls(context_of=context_of)
 
     for number in range(CALL_COUNT):
         [parent] = traces.spans(f"parent{number}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,13 +16,14 @@ from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
 from tests.telemetry.sample_calls import (
     CALL_COUNT,
+    ConcurrentCaller,
     SampleCall,
-    both_hedges,
     every_driver,
     every_sample_call,
     in_tasks_and_threads,
     listening,
     reopen_breaker,
+    sync_and_async_hedged_call,
 )
 
 
@@ -84,7 +84,7 @@ def test_delays_are_in_the_histogram(clock: VirtualClock, registry: CollectorReg
     assert [0, 1, 2, 2] == [buckets[le,] for le in ("0.025", "0.05", "0.1", "+Inf")]
 
 
-@both_hedges
+@sync_and_async_hedged_call
 def test_hedges_are_counted(
     make_hedged_call: Callable[[], None], registry: CollectorRegistry
 ) -> None:
@@ -191,10 +191,10 @@ def test_max_names_is_checked(registry: CollectorRegistry) -> None:
 
 
 @in_tasks_and_threads
-def test_concurrent_calls(make_calls: Callable[[Any], None], registry: CollectorRegistry) -> None:
+def test_concurrent_calls(make_calls: ConcurrentCaller, registry: CollectorRegistry) -> None:
     """Concurrent calls are counted separately."""
     with listening(PrometheusListener(registry)):
-        make_calls(lambda _: nullcontext())
+        make_calls(context_of=lambda _: nullcontext())
 
     results = samples(registry, "tarry_calls_total", "operation", "result")
     assert {

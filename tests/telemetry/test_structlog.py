@@ -19,13 +19,14 @@ from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver
 from tests.telemetry.sample_calls import (
     CALL_COUNT,
+    ConcurrentCaller,
     SampleCall,
-    both_hedges,
     every_driver,
     every_sample_call,
     in_tasks_and_threads,
     listening,
     reopen_breaker,
+    sync_and_async_hedged_call,
 )
 
 
@@ -36,7 +37,7 @@ def lines() -> Iterator[list[Any]]:
         yield lines
 
 
-def levels(lines: list[Any]) -> list[tuple[str, str]]:
+def names_and_levels(lines: list[Any]) -> list[tuple[str, str]]:
     """Return the name and the level of each line."""
     return [(line["event"], line["log_level"]) for line in lines]
 
@@ -52,7 +53,7 @@ def test_every_event_has_a_name() -> None:
 
 @every_driver
 def test_names_and_levels(driver: Driver, clock: VirtualClock, lines: list[Any]) -> None:
-    """A wait is a WARNING, a success after it INFO, everything else DEBUG."""
+    """If a retry succeeds, the wait is a WARNING, the success is INFO, and the rest is DEBUG."""
     driver.run(clock, Dependency(clock, FAIL, OK))
 
     assert [
@@ -62,14 +63,14 @@ def test_names_and_levels(driver: Driver, clock: VirtualClock, lines: list[Any])
         ("tarry.waited", "debug"),
         ("tarry.attempt_started", "debug"),
         ("tarry.succeeded", "info"),
-    ] == levels(lines)
+    ] == names_and_levels(lines)
 
 
 def test_success_at_once_logs_only_its_start(lines: list[Any]) -> None:
     """A call that succeeds at once logs only its start."""
     tarry.call(int, on=OSError)
 
-    assert [("tarry.attempt_started", "debug")] == levels(lines)
+    assert [("tarry.attempt_started", "debug")] == names_and_levels(lines)
 
 
 @every_driver
@@ -97,7 +98,9 @@ def test_giving_up_is_a_warning(clock: VirtualClock, lines: list[Any]) -> None:
     with pytest.raises(ConnectionError):
         tarry.call(Dependency(clock, FAIL).call, on=ConnectionError, downstream=payments)
 
-    assert [("tarry.budget_empty", "debug"), ("tarry.gave_up", "warning")] == levels(lines)[2:]
+    assert [("tarry.budget_empty", "debug"), ("tarry.gave_up", "warning")] == names_and_levels(
+        lines
+    )[2:]
     assert ("budget-empty", "ConnectionError") == (lines[-1]["reason"], lines[-1]["error"])
 
 
@@ -117,22 +120,22 @@ def test_state_change_is_a_warning(clock: VirtualClock, lines: list[Any]) -> Non
     assert ["open", "half-open", "open"] == [change["after"] for change in changes]
 
 
-@both_hedges
+@sync_and_async_hedged_call
 def test_hedges_are_logged(make_hedged_call: Callable[[], None], lines: list[Any]) -> None:
-    """Sent and winning copies are logged."""
+    """Hedges that are sent and hedges that win are logged."""
     make_hedged_call()
 
     assert [
         ("tarry.hedge_fired", "debug"),
         ("tarry.hedge_won", "debug"),
         ("tarry.succeeded", "info"),
-    ] == levels(lines)
+    ] == names_and_levels(lines)
 
 
 @in_tasks_and_threads
-def test_concurrent_calls(make_calls: Callable[[Any], None], lines: list[Any]) -> None:
+def test_concurrent_calls(make_calls: ConcurrentCaller, lines: list[Any]) -> None:
     """The lines of each concurrent call are complete and in order."""
-    make_calls(lambda _: nullcontext())
+    make_calls(context_of=lambda _: nullcontext())
 
     for number in range(CALL_COUNT):
         names = [line["event"] for line in lines if line["operation"] == f"op{number}"]
@@ -171,10 +174,10 @@ def test_structlog_may_be_configured_later(clock: VirtualClock) -> None:
 
 
 @every_driver
-def test_listener_that_raises(
+def test_processor_that_raises(
     driver: Driver, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A failing processor does not fail the call, and is logged."""
+    """An error of a processor does not fail the call, and is logged."""
 
     def broken(*_: object) -> str:
         raise RuntimeError("a bug in a processor")

@@ -1,4 +1,4 @@
-"""Lanes of one process: limits, queues, eviction of idle lanes."""
+"""Lanes of one process: limits, queues, removal of idle lanes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def new_lanes(*names: str) -> Lanes:
 
 
 def new_lane(running_count: int) -> LaneState:
-    """Return a lane with this many attempts in flight."""
+    """Return a lane with this many running attempts."""
     state = LaneState("tenant/http:a.example:80", build_downstream("a", max_in_flight=10))
     state.running_count = running_count
     return state
 
 
 def test_lane_is_at_its_in_flight_limit_until_an_attempt_ends() -> None:
-    """A lane is below its limit once an attempt has ended, until another one starts."""
+    """A lane that has reached its limit is below it when an attempt ends, until another starts."""
     full = new_lane(2)
     was_at_limit_before = full.is_at_in_flight_limit
     full.on_limit_reached(1000)
@@ -52,8 +52,8 @@ def test_lane_is_at_its_in_flight_limit_until_an_attempt_ends() -> None:
     assert full.is_at_in_flight_limit
 
 
-def test_observed_in_flight_limit_is_reset_by_a_later_end_of_an_attempt() -> None:
-    """An attempt that ends 50 ms after the limit was reached resets the observed limit."""
+def test_reached_in_flight_limit_is_forgotten_after_50_ms() -> None:
+    """An attempt that ends 50 ms after the limit was reached or later resets the known limit."""
     lane = new_lane(2)
     lane.on_limit_reached(1000)
     lane.on_attempt_ended(1050)
@@ -61,14 +61,14 @@ def test_observed_in_flight_limit_is_reset_by_a_later_end_of_an_attempt() -> Non
 
 
 def test_idle_lane_is_never_at_its_in_flight_limit() -> None:
-    """A lane without attempts is not at its limit: no end of an attempt could change that."""
+    """A lane without attempts is not at its limit: it would stay there, as no attempt could end."""
     idle = new_lane(0)
     idle.on_limit_reached(1000)
     assert not idle.is_at_in_flight_limit
 
 
 def test_idle_healthy_lane_is_removed() -> None:
-    """An unused lane is removed by the second sweep, and is created again when needed."""
+    """An unused lane is removed by the second `forget_idle`, and is created again when needed."""
     lanes = new_lanes("t/a", "t/b")
     first = lanes["t/a"]
     lanes.forget_idle()
@@ -83,7 +83,7 @@ def test_idle_healthy_lane_is_removed() -> None:
 
 
 def test_lane_with_state_is_kept() -> None:
-    """Lanes with a task, an attempt, a breaker that is not closed, or a parking are kept."""
+    """Lanes that are parked or have a task, an attempt or a breaker that is not closed are kept."""
     lanes = new_lanes("t/leased", "t/running", "t/half-open", "t/forced", "t/parked", "t/idle")
     lanes.increment_leased(lanes["t/leased"])
     lanes["t/running"].running_count = 1
@@ -96,7 +96,7 @@ def test_lane_with_state_is_kept() -> None:
 
 
 def test_number_of_lanes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the limit, healthy empty lanes are evicted first, then tripped empty lanes."""
+    """At the limit, empty lanes are removed: first those whose breaker is closed, then others."""
     monkeypatch.setattr("tarry.service.engine.lanes._MAX_LANES", 4)
     lanes = new_lanes("t/1", "t/2", "t/3", "t/4")
     lanes.increment_leased(lanes["t/1"])
@@ -143,7 +143,7 @@ def queue_task(
 
 
 def test_every_third_attempt_is_a_retry() -> None:
-    """Two first attempts are followed by a retry; without first attempts, all are retries."""
+    """After two tasks with their first attempt, one retry is sent, while there are both."""
     busy = new_lane(0)
     for _ in range(6):
         queue_task(busy)
@@ -154,8 +154,8 @@ def test_every_third_attempt_is_a_retry() -> None:
     assert [False, False, True] * 3 + [True] * 3 == is_retry
 
 
-def test_replayed_or_lost_task_counts_as_a_first_attempt() -> None:
-    """A replayed task with a lost attempt waits in the queue of first attempts."""
+def test_replays_and_lost_attempts_do_not_make_a_retry() -> None:
+    """A replayed task whose only attempt since then was lost waits with the first attempts."""
     busy = new_lane(0)
 
     queue_task(busy, attempts=5, attempts_before_replay=4, lost=1)
@@ -164,7 +164,7 @@ def test_replayed_or_lost_task_counts_as_a_first_attempt() -> None:
 
 
 def test_deferred_retries_are_spaced() -> None:
-    """Deferred retries are 50 ms apart, at least one second and at most a minute away."""
+    """Retries deferred by an empty budget are 50 ms apart, from a second to a minute later."""
     lane = new_lane(0)
 
     first, second = lane.reserve_retry_time(10_000), lane.reserve_retry_time(10_000)
@@ -174,8 +174,8 @@ def test_deferred_retries_are_spaced() -> None:
     assert (11_000, 11_050, 70_000, 101_000) == (first, second, last, later)
 
 
-def test_lane_is_fully_leased_until_it_is_below_its_limit() -> None:
-    """A lane with 12 of 10 leased tasks is fully leased until 9 are left."""
+def test_lane_gets_no_leases_until_it_is_below_its_limit() -> None:
+    """A lane with 12 leased tasks and a limit of 10 gets no more leases until 9 are left."""
     lanes = new_lanes("t/a")
     for _ in range(12):
         lanes.increment_leased(lanes["t/a"])
@@ -188,7 +188,7 @@ def test_lane_is_fully_leased_until_it_is_below_its_limit() -> None:
     assert [True, True, False, False] == is_full
 
 
-def test_retry_within_the_horizon_keeps_its_lease() -> None:
+def test_retry_that_is_due_soon_keeps_its_lease() -> None:
     """A retry that is due soon keeps its lease, and is sent without a claim."""
 
     async def main() -> None:

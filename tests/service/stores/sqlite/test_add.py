@@ -52,12 +52,12 @@ def test_adding_a_batch_equals_adding_its_tasks_one_by_one(
     batch = mixed_batch(size)
     for file in two_database_files:
         file.add_one_by_one(batch[2::3])
-    batch_file, single_file = two_database_files
+    batch_file, one_by_one_file = two_database_files
 
     results = batch_file.add(batch, quota)
 
-    assert single_file.add_one_by_one(batch, quota) == results
-    assert single_file.rows() == batch_file.rows()
+    assert one_by_one_file.add_one_by_one(batch, quota) == results
+    assert one_by_one_file.rows() == batch_file.rows()
     if size > 100:
         expected = {AddStatus.ADDED, AddStatus.EXISTING, AddStatus.CONFLICT}
         if quota == 40:
@@ -66,7 +66,7 @@ def test_adding_a_batch_equals_adding_its_tasks_one_by_one(
 
 
 def test_a_batch_with_a_repeated_id_is_rejected(database_file: DatabaseFile) -> None:
-    """A batch that has an id with two keys is rejected, and no task of it is stored."""
+    """A batch with two tasks that have one id and different keys is rejected as a whole."""
     with pytest.raises(ConfigurationError, match="id must be new"):
         database_file.add([NewTask(task(1)), NewTask(task(2)), NewTask(task(1, key="other"))])
 

@@ -1,4 +1,7 @@
-"""Group commit in the SQLite store: one transaction for many callers."""
+"""Group commit in the SQLite store: one transaction for many callers.
+
+The weight of an operation is the approximate number of tasks that it changes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ from tests.service.stores.sqlite.harness import run_on_store
 T = TypeVar("T")
 
 
-async def submit_together(store: SqliteStore, calls: Iterable[Coroutine[Any, Any, T]]) -> list[Any]:
+async def submit_together(
+    store: SqliteStore, operations: Iterable[Coroutine[Any, Any, T]]
+) -> list[Any]:
     """Submit operations while the writer is blocked, so that they form one group."""
     started, may_finish = threading.Event(), threading.Event()
 
@@ -32,7 +37,7 @@ async def submit_together(store: SqliteStore, calls: Iterable[Coroutine[Any, Any
 
     blocking = asyncio.ensure_future(store.write(block_writer))
     await asyncio.to_thread(started.wait)
-    waiting = [asyncio.ensure_future(call) for call in calls]
+    waiting = [asyncio.ensure_future(operation) for operation in operations]
     await asyncio.sleep(0)
     may_finish.set()
     await blocking
@@ -105,7 +110,7 @@ def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
     """Only the caller of a failing operation gets the error; the others are committed."""
 
     async def main(store: SqliteStore) -> None:
-        invalid_tasks = [
+        batch_with_invalid_task = [
             NewTask(task(1000, "new", "gamma")),
             NewTask(task(1001, packed_content=object())),
         ]
@@ -113,7 +118,7 @@ def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
             store,
             [
                 *(store.add([NewTask(task(number))]) for number in range(5)),
-                store.add(invalid_tasks),
+                store.add(batch_with_invalid_task),
                 store.add([NewTask(task(5)), NewTask(task(6, key="other"))]),
                 store.add([NewTask(task(7, key="\ud800"))]),
             ],
@@ -136,11 +141,13 @@ def test_a_cancelled_caller_does_not_affect_its_group(tmp_path: Path) -> None:
     """If one caller is cancelled, the other operations of the group return their results."""
 
     async def main(store: SqliteStore) -> None:
-        calls = [asyncio.ensure_future(store.add([NewTask(task(number))])) for number in range(10)]
+        operations = [
+            asyncio.ensure_future(store.add([NewTask(task(number))])) for number in range(10)
+        ]
         await asyncio.sleep(0)
-        calls[3].cancel()
+        operations[3].cancel()
 
-        results = await asyncio.gather(*calls, return_exceptions=True)
+        results = await asyncio.gather(*operations, return_exceptions=True)
 
         assert [3] == [n for n, result in enumerate(results) if isinstance(result, BaseException)]
         assert 10 == (await store.counters()).task_counts[Status.PENDING]
@@ -151,7 +158,7 @@ def test_a_cancelled_caller_does_not_affect_its_group(tmp_path: Path) -> None:
 def test_an_unexpected_error_reaches_all_callers() -> None:
     """Every caller of a group gets an unexpected error, and the thread continues."""
 
-    def fail(work: object) -> list[tuple[Any, Exception | None]]:
+    def fail(operations: object) -> list[tuple[Any, Exception | None]]:
         raise MemoryError
 
     async def main() -> None:
@@ -164,13 +171,15 @@ def test_an_unexpected_error_reaches_all_callers() -> None:
     asyncio.run(main())
 
 
-def test_close_waits_for_operations_without_weight() -> None:
+def test_close_waits_for_operations_of_weight_0() -> None:
     """An operation with weight 0, such as a claim with a limit of 0, runs before close ends."""
 
     async def main() -> None:
-        thread = executor.ThreadExecutor("test", lambda work: [(item, None) for item in work])
-        future = thread.submit("claim", 0)
-        await thread.close()
+        thread_executor = executor.ThreadExecutor(
+            "test", lambda operations: [(operation, None) for operation in operations]
+        )
+        future = thread_executor.submit("claim", 0)
+        await thread_executor.close()
 
         assert future.done()
         assert "claim" == await future
@@ -179,16 +188,16 @@ def test_close_waits_for_operations_without_weight() -> None:
 
 
 class SleepSelector(selectors.DefaultSelector):
-    """A selector that sets `is_asleep` when the event loop has nothing to do."""
+    """A selector that sets `fell_asleep` when the event loop has nothing to do."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.is_asleep = threading.Event()
+        self.fell_asleep = threading.Event()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for files. Without a timeout, the event loop has no callbacks and no timers."""
+        """Wait for files. The event loop passes no timeout if it has no callbacks and no timers."""
         if timeout is None:
-            self.is_asleep.set()
+            self.fell_asleep.set()
         return super().select(timeout)
 
 
@@ -197,17 +206,17 @@ def test_close_waits_without_polling_for_operations_of_cancelled_callers() -> No
     selector = SleepSelector()
     was_asleep: list[bool] = []
 
-    def run(work: Sequence[str]) -> list[tuple[Any, Exception | None]]:
-        was_asleep.append(selector.is_asleep.wait(10))
-        return [(item, None) for item in work]
+    def run(operations: Sequence[str]) -> list[tuple[Any, Exception | None]]:
+        was_asleep.append(selector.fell_asleep.wait(10))
+        return [(operation, None) for operation in operations]
 
     async def main() -> None:
-        thread = executor.ThreadExecutor("test", run)
-        futures = [thread.submit("add", 1), thread.submit("add", 1)]
+        thread_executor = executor.ThreadExecutor("test", run)
+        futures = [thread_executor.submit("add", 1), thread_executor.submit("add", 1)]
         await asyncio.sleep(0)
         for future in futures:
             future.cancel()
-        await thread.close()
+        await thread_executor.close()
 
         assert [True] == was_asleep
 
