@@ -195,12 +195,12 @@ def test_deadline_ends_all_copies(server: FlakyServerView, client: ClientLibrary
     errors = (*client.timeout_errors, tarry.DeadlineExceeded)
     with (
         client.open(connections=2, hedging=IMMEDIATE) as session,
-        tarry.deadline(0.25),
+        tarry.deadline(1),
         pytest.raises(errors),
     ):
         session.send("GET", server.url("hang"))
 
-    assert all(0 < int(text or 0) <= 250 for text in server.header_values("X-Deadline-Ms"))
+    assert all(0 < int(text or 0) <= 1000 for text in server.header_values("X-Deadline-Ms"))
 
 
 def test_delay_from_a_latency_percentile(server: FlakyServerView, client: ClientLibrary) -> None:

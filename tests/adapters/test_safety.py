@@ -130,7 +130,7 @@ def test_body_is_sent_again_completely(server: FlakyServerView, client: ClientLi
 
 # --- timeouts and deadlines -----------------------------------------------------------------------
 
-SHORT_TIMEOUT = Policy(attempt_timeout=0.25)
+SHORT_TIMEOUT = Policy(attempt_timeout=1)  # s; long enough for a request on a busy machine
 
 
 def test_timed_out_attempt_is_retried(server: FlakyServerView, client: ClientLibrary) -> None:
@@ -139,7 +139,7 @@ def test_timed_out_attempt_is_retried(server: FlakyServerView, client: ClientLib
         response = session.send("GET", server.url("hang,200"))
 
     assert (200, 2) == (response.status, len(server.received_requests))
-    assert all(0 < int(text or 0) <= 250 for text in server.header_values("X-Deadline-Ms"))
+    assert all(0 < int(text or 0) <= 1000 for text in server.header_values("X-Deadline-Ms"))
 
 
 def test_timed_out_post_is_not_retried(server: FlakyServerView, client: ClientLibrary) -> None:
@@ -175,7 +175,7 @@ def test_deadline_ends_an_attempt(server: FlakyServerView, client: ClientLibrary
     """An attempt that hangs ends at the deadline, and is the last attempt."""
     with (
         client.open() as session,
-        tarry.deadline(0.25),
+        tarry.deadline(1),
         pytest.raises(client.timeout_errors) as caught,
     ):
         session.send("GET", server.url("hang"))

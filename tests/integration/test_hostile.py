@@ -92,7 +92,7 @@ def each_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_result_for_a_hostile_target(hostile: HostileTargets, name: str) -> None:
     """Each target gets one request; the result has the status, or a fault with a description."""
     expected, before = EXPECTED[name], len(hostile.received_requests)
-    result = send(hostile.url + name, timeout=0.3 if expected is Fault.TIMEOUT else 20.0)
+    result = send(hostile.url + name, timeout=1.0 if expected is Fault.TIMEOUT else 20.0)
     if isinstance(expected, Fault):
         assert (expected, None) == (result.fault, result.status)
         assert result.error

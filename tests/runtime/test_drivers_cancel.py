@@ -295,7 +295,7 @@ def test_timeout_of_a_plain_attempt(driver: Driver, clock: VirtualClock) -> None
 
     try:
         assert "done" == driver.run_function(
-            clock, driver.wrap(block_at_first_attempt, timeout=0.03)
+            clock, driver.wrap(block_at_first_attempt, timeout=0.3)
         )
     finally:
         release.set()

@@ -84,7 +84,7 @@ def test_late_result_does_not_reach_the_next_attempt(blocked: BlockedCalls) -> N
         return number
 
     with no_wait():
-        assert 2 == tarry.call(work, on=ConnectionError, timeout=0.05)
+        assert 2 == tarry.call(work, on=ConnectionError, timeout=0.5)
 
 
 def test_late_result_is_discarded(blocked: BlockedCalls) -> None:
