@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import subprocess
 import threading
 import time
@@ -158,3 +160,24 @@ def test_service_recovers_from_a_store_fault(fault: Fault, tmp_path: Path) -> No
         running_service.wait_until_finished(
             running_service.post(targetUrl=f"{receiver.url}/after")["taskId"]
         )
+
+
+@pytest.mark.timeout(120)
+def test_no_task_is_lost_if_the_write_ahead_log_is_deleted(tmp_path: Path) -> None:
+    """Tasks that are accepted after the deletion exist after the service was killed."""
+    with service(tmp_path) as running_service:
+        for total, suffixes in ((20, ("-wal",)), (40, ("-shm", "-wal"))):
+            for suffix in suffixes:
+                (running_service.folder / f"tarry.db{suffix}").unlink()
+            for n in range(20):
+                running_service.post(targetUrl=f"http://127.0.0.1:9/{n}", delayMs=3_600_000)
+            accepted = {task["taskId"] for task in running_service.all_tasks()}
+            assert total == len(accepted)
+            # The writer process is killed too: otherwise it would close its connection, which
+            # copies the deleted file.
+            running_service.process.send_signal(signal.SIGSTOP)
+            for pid in child_pids(running_service.process.pid):
+                os.kill(pid, signal.SIGKILL)
+            running_service.kill()
+            running_service.start()
+            assert accepted == {task["taskId"] for task in running_service.all_tasks()}

@@ -8,10 +8,18 @@ no connection reads from the WAL. If reads follow each other without a gap, that
 the WAL would grow without limit. So once the WAL is larger than `MAX_WAL_BYTES`, the writer makes a
 checkpoint: it copies the WAL into the database file and truncates the WAL. A checkpoint waits for
 reads that have begun, in this process or another, but not for reads that begin later.
+
+If the WAL file is deleted while it is open, SQLite continues to write to the deleted file, which is
+lost with the last connection. The same applies to the index of the WAL (the file `-shm`): processes
+with different indexes would overwrite each other's commits. So the writer compares both files with
+those that it opened, in every transaction. If one was deleted, it copies the deleted WAL into the
+database file with a checkpoint, and connects again. The checkpoint truncates the deleted WAL, which
+shows other connections that they have to connect again too.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
@@ -34,7 +42,10 @@ if TYPE_CHECKING:
     Query = Callable[[ReadTransaction], Any]
     Answer = tuple[Any, Exception | None]
     """The value that an operation or query returned, or the error that it raised."""
+    FileId = tuple[int, int]
+    """Device and inode of a file."""
 
+_logger = logging.getLogger("tarry.service")
 IN_MEMORY = ":memory:"
 """Path of a database in memory, which is lost when its only connection is closed."""
 _MIN_SQLITE_VERSION = (3, 38, 0)  # the first in which the JSON functions are always built in
@@ -92,24 +103,36 @@ class Database:
     """One connection to the file at `path`; `clock` returns epoch milliseconds.
 
     The connection is opened on first use. It is closed after an error that may have made it
-    unusable, and opened again for the next operation.
+    unusable, and opened again for the next operation. `reader` is a second connection of this
+    process to the same file: the connections of a process share one WAL index, which can only be
+    replaced when all of them are closed.
     """
 
     def __init__(
-        self, path: StorePath, clock: Clock, worker_lock: WorkerLock | None = None
+        self,
+        path: StorePath,
+        clock: Clock,
+        worker_lock: WorkerLock | None = None,
+        reader: Database | None = None,
     ) -> None:
         self.path = path
         self.worker_lock = worker_lock
+        self._reader = reader
         self._clock = clock
         # A database in memory has only one connection, which the reader and writer threads share.
         self._lock = threading.RLock()
         self._is_on_disk = path != IN_MEMORY
-        self._wal_path = f"{os.path.realpath(path)}-wal"
+        real_path = os.path.realpath(path)
+        self._wal_path, self._wal_index_path = f"{real_path}-wal", f"{real_path}-shm"
         self._truncate_wal_above = MAX_WAL_BYTES
         self._connection_and_names: tuple[sqlite3.Connection, InternedNames] | None = None
         """The open connection and its cache of names; None while the file is closed."""
-        self._file_id: tuple[int, int] | None = None
-        """Device and inode of the file when it was opened."""
+        self._file_id: FileId | None = None
+        """The file when it was opened."""
+        self._wal_ids: tuple[FileId | None, FileId | None] = (None, None)
+        """The WAL and its index when they were opened."""
+        self._wal_descriptor: int | None = None
+        """The open WAL, to read its size also when it was deleted."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Answer]:
         """Run operations in one transaction; return the value or the error of each.
@@ -123,7 +146,11 @@ class Database:
             except Exception as error:  # noqa: BLE001 - returned to the caller of each operation
                 self._roll_back(error)
                 code = _database_error_code(error)
-                if len(operations) == 1 or code not in _MAY_SUCCEED_ALONE_CODES:
+                if (
+                    len(operations) == 1
+                    or code not in _MAY_SUCCEED_ALONE_CODES
+                    or isinstance(error, StoreUnavailable)  # they may have been committed
+                ):
                     return [(None, self._translate(error)) for _ in operations]
             return [answer for operation in operations for answer in self.apply([operation])]
 
@@ -138,13 +165,21 @@ class Database:
         """Return the connection and its cache of names; connect if there is no connection."""
         if self._file_id is not None and self._file_id != _read_file_id(self.path):
             # SQLite would continue to write to the old file, which no other process can see.
-            raise StoreUnavailable(
-                f"the store {self.path} is unavailable: its file was moved or deleted while it was "
-                "open; put it back, or restart to use the file that is there now"
+            raise self._unavailable(
+                "its file was moved or deleted while it was open; put it back, or restart to use "
+                "the file that is there now"
             )
         if self._connection_and_names is None:
             connection = connect(self.path)
-            self._file_id = _read_file_id(self.path) if self._is_on_disk else None
+            if self._is_on_disk:
+                self._file_id = _read_file_id(self.path)
+                try:
+                    self._wal_descriptor = os.open(self._wal_path, os.O_RDONLY)
+                except OSError as error:
+                    connection.close()
+                    cause = f"its write-ahead log cannot be opened ({error})"
+                    raise self._unavailable(cause) from error
+                self._wal_ids = self._read_wal_ids()
             token = None
             if self.worker_lock is not None:
                 self.worker_lock.acquire()
@@ -155,6 +190,9 @@ class Database:
     def prepare(self) -> None:
         """Create the file and acquire the worker lock, before the writer process opens the file."""
         try:
+            if self._reader is not None:
+                # After a crash of the writer process, only the reader may have the deleted WAL.
+                self._reader.replace_deleted_wal()
             self.open()
         except Exception as error:  # noqa: BLE001 - raised again in the next line
             raise self._translate(error) from None
@@ -166,26 +204,76 @@ class Database:
         if self._connection_and_names is not None:
             connection, _ = self._connection_and_names
             self._connection_and_names = None
+            if self._wal_descriptor is not None:
+                os.close(self._wal_descriptor)
+                self._wal_descriptor = None
             connection.close()
 
+    def replace_deleted_wal(self) -> None:
+        """If the WAL or its index was deleted, copy the WAL into the file and close the connection.
+
+        Raises `StoreUnavailable` if the WAL cannot be copied. The connection then stays open unless
+        copying the WAL can never succeed, and the next call tries again.
+        """
+        with self._lock:
+            wal_id, index_id = wal_ids = self._read_wal_ids()
+            if self._connection_and_names is None or wal_ids == self._wal_ids:
+                return
+            connection, _ = self._connection_and_names
+            is_wal_deleted = wal_id != self._wal_ids[0]
+            # An empty WAL was copied and truncated by another connection. If only the index was
+            # deleted and exists again, another connection has copied the WAL and uses it.
+            if self._wal_size() > 0 and (is_wal_deleted or index_id is None):
+                if index_id not in {None, self._wal_ids[1]}:
+                    self.close()
+                    raise self._unavailable(
+                        "its write-ahead log was deleted, and another process opened the file "
+                        "before the log could be copied; changes since the last checkpoint are lost"
+                    )
+                self._copy_deleted_wal(connection, "TRUNCATE" if is_wal_deleted else "FULL")
+            self.close()
+            if self._reader is not None:
+                with self._reader._lock:  # noqa: SLF001 - same class
+                    self._reader.close()
+
+    def _copy_deleted_wal(self, connection: sqlite3.Connection, mode: str) -> None:
+        try:
+            cause = None if _checkpoint(connection, mode) else "another process uses it"
+        except sqlite3.Error as error:
+            cause = str(error)
+        if cause is not None:
+            raise self._unavailable(
+                "its write-ahead log was deleted while it was open, and could not be copied into "
+                f"the file yet ({cause})"
+            )
+        _logger.error(
+            "write-ahead log deleted while open, its content was copied into the file, store=%s",
+            self.path,
+        )
+
     def _run_transaction(self, operations: Sequence[Operation]) -> list[Any]:
-        connection, names = self.open()
-        if self._is_on_disk:
-            self._truncate_wal_if_long(connection)
-        connection.execute("BEGIN IMMEDIATE")
+        while True:
+            connection, names = self.open()
+            if self._is_wal_current():
+                self._truncate_wal_if_long(connection)
+                connection.execute("BEGIN IMMEDIATE")
+                # Checked again under the write lock: another process may have replaced the WAL
+                # while this one waited for the lock, and would not see this transaction.
+                if self._is_wal_current():
+                    break
+                connection.execute("ROLLBACK")
+            self.replace_deleted_wal()
         # The clock is read under the write lock, so that later transactions have later times.
         tx = Transaction(connection, names, self._clock(), self.worker_lock)
         values = [operation(tx) for operation in operations]
         tx.flush()
         connection.execute("COMMIT")
+        self.replace_deleted_wal()  # if it was deleted during the transaction, the commit is in it
         return values
 
     def _truncate_wal_if_long(self, connection: sqlite3.Connection) -> None:
         """Truncate the WAL if it is larger than `MAX_WAL_BYTES`. Must not run in a transaction."""
-        try:
-            size = os.stat(self._wal_path).st_size  # noqa: PTH116 - faster than Path.stat, runs often
-        except OSError:
-            size = 0
+        size = self._wal_size()
         if size <= MAX_WAL_BYTES:
             self._truncate_wal_above = MAX_WAL_BYTES
         if size <= self._truncate_wal_above:
@@ -193,20 +281,35 @@ class Database:
         # A long read, such as a backup, prevents truncation. The next try follows only when the WAL
         # has grown by another `MAX_WAL_BYTES`.
         self._truncate_wal_above = size + MAX_WAL_BYTES
-        [(timeout,)] = connection.execute("PRAGMA busy_timeout").fetchall()
-        connection.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_TIMEOUT_MS}")
-        try:
-            for _ in range(_MAX_CHECKPOINT_TRIES):
-                [(busy, _, _)] = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-                if not busy:
-                    break
-        finally:
-            connection.execute(f"PRAGMA busy_timeout = {timeout}")
+        _checkpoint(connection, "TRUNCATE")
+
+    def _wal_size(self) -> int:
+        return 0 if self._wal_descriptor is None else os.fstat(self._wal_descriptor).st_size
+
+    def _read_wal_ids(self) -> tuple[FileId | None, FileId | None]:
+        if not self._is_on_disk:
+            return None, None
+        return _read_file_id(self._wal_path), _read_file_id(self._wal_index_path)
+
+    def _is_wal_current(self) -> bool:
+        """Return whether the WAL and its index are the files that this connection has opened."""
+        return self._wal_ids == self._read_wal_ids()
+
+    def _has_other_wal(self) -> bool:
+        """Return whether another connection has replaced the deleted WAL or its index."""
+        wal_id, index_id = self._read_wal_ids()
+        is_copied = wal_id != self._wal_ids[0] and self._wal_size() == 0
+        return is_copied or index_id not in {None, self._wal_ids[1]}
 
     def _read_chunk(self, queries: Sequence[Query]) -> list[Answer]:
         answers: list[Answer] = []
         try:
             connection, _ = self.open()
+            # A deleted WAL can be read until the writer has copied it. The reader must not be the
+            # first to connect again: a new index might lack a commit that is being written.
+            if self._has_other_wal():
+                self.close()
+                connection, _ = self.open()
             connection.execute("BEGIN")
             tx = ReadTransaction(connection, self._clock())
             for query in queries:
@@ -243,13 +346,29 @@ class Database:
         code = _database_error_code(error)
         if code is None:
             return error
-        cause = _CAUSES.get(code, "it fails")
-        unavailable = StoreUnavailable(f"the store {self.path} is unavailable: {cause} ({error})")
+        unavailable = self._unavailable(f"{_CAUSES.get(code, 'it fails')} ({error})")
         unavailable.__cause__ = error
         return unavailable
 
+    def _unavailable(self, cause: str) -> StoreUnavailable:
+        return StoreUnavailable(f"the store {self.path} is unavailable: {cause}")
 
-def _read_file_id(path: StorePath) -> tuple[int, int] | None:
+
+def _checkpoint(connection: sqlite3.Connection, mode: str) -> bool:
+    """Copy the whole WAL into the database file; return whether that succeeded."""
+    [(timeout,)] = connection.execute("PRAGMA busy_timeout").fetchall()
+    connection.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_TIMEOUT_MS}")
+    try:
+        for _ in range(_MAX_CHECKPOINT_TRIES):
+            [(busy, _, _)] = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+            if not busy:
+                return True
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {timeout}")
+    return False
+
+
+def _read_file_id(path: StorePath) -> FileId | None:
     """Return the device and inode of a file, or None if it does not exist."""
     try:
         status = os.stat(path)  # noqa: PTH116 - faster than Path.stat, runs often
@@ -309,3 +428,5 @@ def _configure(connection: sqlite3.Connection, path: StorePath) -> None:
             "keep the store on a local disk"
         )
     schema.upgrade(connection, path, version)
+    # The first read after the switch to WAL mode opens the WAL, which `Database` opens too.
+    connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()

@@ -67,8 +67,8 @@ class SqliteStore:
             self.database: Database = Database(path, clock)
             self._read_database = self.database
         else:
-            self.database = Database(path, clock, WorkerLock(path))
             self._read_database = Database(path, clock)
+            self.database = Database(path, clock, WorkerLock(path), self._read_database)
         self._has_writer_process = writer_process
         self._writer: Executor | None = None
         self._reader: Executor | None = None
@@ -89,11 +89,15 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Finish pending operations, and close the database."""
-        executors, self._writer, self._reader = (self._writer, self._reader), None, None
-        for executor in executors:
-            if executor is not None:
-                await executor.close()
-        self._read_database.close()
+        writer, reader, self._writer, self._reader = self._writer, self._reader, None, None
+        # The reader is closed first: the last connection to a file deletes the WAL, which must not
+        # be done by one that has not noticed that its WAL was replaced.
+        if reader is not None:
+            await reader.close()
+        if self._read_database is not self.database:
+            self._read_database.close()
+        if writer is not None:
+            await writer.close()
         self.database.close()
         if self.database.worker_lock is not None:
             self.database.worker_lock.release()
