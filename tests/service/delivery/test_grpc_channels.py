@@ -53,7 +53,7 @@ def test_channels_are_bounded(hostile: HostileTargets, monkeypatch: pytest.Monke
         delivery = GrpcDeliveryClient(LOOPBACK_GUARD)
         urls = [f"grpc://{host}:{server.port}/S/M" for host in ("127.0.0.1", "localhost")]
         result = [await delivery.send(new_request(url)) for url in [*urls, *urls, urls[1]]]
-        assert [f"grpc:localhost:{server.port}"] == list(delivery._channels)
+        assert [("default", f"grpc:localhost:{server.port}")] == list(delivery._channels)
         result.append(await delivery.send(new_request("grpc://127.0.0.1:1/S/M")))
         assert [] == [*delivery._channels, *delivery._draining_channels]
         await delivery.close()
@@ -75,3 +75,17 @@ def test_egress_proxy_is_always_used(hostile: HostileTargets) -> None:
             return result
 
     assert "OK" == with_server(hostile, test)[0].status
+
+
+def test_tenants_do_not_share_channels(hostile: HostileTargets) -> None:
+    """Each tenant has its own channel to a target."""
+
+    async def test(server: FakeServer) -> list[DeliveryResult]:
+        delivery = GrpcDeliveryClient(LOOPBACK_GUARD)
+        url = f"grpc://127.0.0.1:{server.port}/S/M"
+        result = [await delivery.send(request(url, tenant=tenant)) for tenant in ("a", "b", "a")]
+        assert 2 == len({id(channel.grpc_channel) for channel in delivery._channels.values()})
+        await delivery.close()
+        return result
+
+    assert ["OK"] * 3 == [each.status for each in with_server(hostile, test)]

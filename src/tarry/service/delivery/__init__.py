@@ -34,6 +34,7 @@ class Fault(StrEnum):
 class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
     """The request of one attempt; `timeout` (seconds) is for all phases from DNS to last byte."""
 
+    tenant: str  # connections are never shared between tenants
     url: str
     method: str
     headers: list[tuple[str, str]]

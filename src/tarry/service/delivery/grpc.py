@@ -91,8 +91,9 @@ class GrpcDeliveryClient:
         self._dns = DnsCache()
         self._proxy = proxy
         self._root_certificates = None if ca_file is None else Path(ca_file).read_bytes()
-        self._channels: OrderedDict[str, Channel] = OrderedDict()
-        """Channels by endpoint. Above `MAX_CHANNELS`, the least recently used one is drained."""
+        self._channels: OrderedDict[tuple[str, str], Channel] = OrderedDict()
+        """Channels by tenant and endpoint. Above `MAX_CHANNELS`, the least recently used one is
+        drained. Tenants do not share channels, as in `HttpDeliveryClient`."""
         self._draining_channels: list[Channel] = []
         """Channels that get no new attempts. Each is closed when its last attempt has ended."""
 
@@ -110,7 +111,7 @@ class GrpcDeliveryClient:
             return DeliveryResult(fault=Fault.BLOCKED, error=str(error))
         try:
             async with asyncio.timeout(request.timeout):
-                channel = await self._acquire(target)
+                channel = await self._acquire(request.tenant, target)
         except TimeoutError:
             message = "The host name was not resolved in time"
             result = DeliveryResult(fault=Fault.TIMEOUT, error=message)
@@ -153,7 +154,7 @@ class GrpcDeliveryClient:
         except self._grpc.aio.AioRpcError as error:
             code, details = error.code().name, _clean_and_shorten(error.details() or "")
             if code == "UNAVAILABLE":
-                self._drain_channel(target)
+                self._drain_channel((request.tenant, target.endpoint))
             if code == "DEADLINE_EXCEEDED" and now() >= deadline:
                 return DeliveryResult(fault=Fault.TIMEOUT, error=details)
             if code == "RESOURCE_EXHAUSTED" and _is_oversized(details):
@@ -173,20 +174,20 @@ class GrpcDeliveryClient:
             status="OK", headers=headers, excerpt=response[:limit], truncated=len(response) > limit
         )
 
-    async def _acquire(self, target: Target) -> Channel:
+    async def _acquire(self, tenant: str, target: Target) -> Channel:
         """Return a channel to a target, or raise DeliveryError. The caller must `_release` it."""
-        now = asyncio.get_running_loop().time()
-        channel = self._channels.get(target.endpoint)
+        now, key = asyncio.get_running_loop().time(), (tenant, target.endpoint)
+        channel = self._channels.get(key)
         if channel is None or now - channel.checked_at >= _ADDRESS_TTL_S:
             grpc_target = await self._resolve_grpc_target(target)
             # Another attempt may have opened the channel while the name was resolved.
-            channel = self._channels.get(target.endpoint)
+            channel = self._channels.get(key)
             if channel is None or channel.grpc_target != grpc_target:
-                self._drain_channel(target)
+                self._drain_channel(key)
                 channel = Channel(self._open_channel(target, grpc_target), grpc_target, now)
-                self._channels[target.endpoint] = channel
+                self._channels[key] = channel
             channel.checked_at = now
-        self._channels.move_to_end(target.endpoint)
+        self._channels.move_to_end(key)
         if len(self._channels) > MAX_CHANNELS:
             self._draining_channels.append(self._channels.popitem(last=False)[1])
         channel.attempt_count += 1
@@ -200,9 +201,9 @@ class GrpcDeliveryClient:
         for each in unused:
             await each.grpc_channel.close()
 
-    def _drain_channel(self, target: Target) -> None:
-        """Drain the channel of a target, so that the next attempt resolves the name again."""
-        channel = self._channels.pop(target.endpoint, None)
+    def _drain_channel(self, key: tuple[str, str]) -> None:
+        """Drain the channel of a tenant and endpoint; the next attempt resolves the name again."""
+        channel = self._channels.pop(key, None)
         if channel is not None:
             self._draining_channels.append(channel)
 

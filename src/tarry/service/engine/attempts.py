@@ -52,7 +52,12 @@ def build_request(
         headers.append(("traceparent", content.trace))
     headers += signatures
     return DeliveryRequest(
-        url=content.url, method=content.method, headers=headers, body=body, timeout=timeout
+        tenant=task.tenant,
+        url=content.url,
+        method=content.method,
+        headers=headers,
+        body=body,
+        timeout=timeout,
     )
 
 

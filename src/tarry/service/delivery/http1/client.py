@@ -27,7 +27,11 @@ from tarry.errors import ConfigurationError, short_repr
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
-from tarry.service.delivery.http1.connection import DeadlineTimer, PendingRequest
+from tarry.service.delivery.http1.connection import (
+    METHODS_WITHOUT_BODY,
+    DeadlineTimer,
+    PendingRequest,
+)
 from tarry.service.delivery.http1.connector import Connector, DnsCache, parse_proxy
 from tarry.service.delivery.http1.pool import ConnectionLimit, ConnectionPool
 from tarry.service.delivery.targets import parse_target
@@ -38,12 +42,10 @@ if TYPE_CHECKING:
     from tarry.service.delivery.guard import Guard
 
 MAX_CONNECTIONS, MAX_POOL_CONNECTIONS = 1024, 256
-"""The limits of connections to all origins together, and to one origin, which has one pool."""
+"""The limits of connections of all pools together, and of one pool."""
 _SWEEP_INTERVAL_S = 15.0
 _COMMON_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 _FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
-_METHODS_WITHOUT_ZERO_LENGTH = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
-"""Methods whose requests have no `Content-Length: 0` header if the body is empty."""
 _is_token = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch  # RFC 9110, 5.6.2
 _FORBIDDEN_HEADERS = HOP_BY_HOP_HEADERS | {"content-length", "expect", "host"}
 """Headers that belong to the connection or the message framing; a task must not set them."""
@@ -83,8 +85,10 @@ class HttpDeliveryClient:
         self._limit = ConnectionLimit(
             check_count("max_connections", max_connections), self._close_an_idle_connection
         )
-        self._pools: dict[str, ConnectionPool] = {}
-        """Pools by origin: the canonical URL up to its path, such as `https://host`."""
+        self._pools: dict[tuple[str, str], ConnectionPool] = {}
+        """Pools by tenant and origin: the canonical URL up to its path, such as `https://host`.
+        Tenants do not share connections: one tenant's target could send a response to the request
+        of another tenant, and servers may authenticate a connection instead of each request."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -124,16 +128,16 @@ class HttpDeliveryClient:
         url, method, body = request.url, request.method, request.body
         path_start = url.find("/", 8)  # after https://
         # The origin is a prefix of the canonical URL, so a known origin needs no URL parser.
-        pool = self._pools.get(url[:path_start])
+        pool = self._pools.get((request.tenant, url[:path_start]))
         if pool is None or path_start < 0 or self._proxy is not None:
-            pool = self._get_pool(url)
+            pool = self._get_pool(request.tenant, url)
         path_and_query = url[path_start:]
         if not (path_and_query.isascii() and path_and_query.isprintable()) or " " in path_and_query:
             raise DeliveryError(Fault.INVALID, _NOT_CANONICAL)
         if method not in _COMMON_METHODS:
             _check_method(method, body)
         lines = _format_headers(request.headers)
-        if body or method not in _METHODS_WITHOUT_ZERO_LENGTH:
+        if body or method not in METHODS_WITHOUT_BODY:  # else no `Content-Length: 0`
             lines = f"{lines}Content-Length: {len(body)}\r\n"
         head = (
             f"{method} {pool.url_prefix}{path_and_query} HTTP/1.1\r\n{pool.header_lines}{lines}\r\n"
@@ -143,7 +147,7 @@ class HttpDeliveryClient:
         except UnicodeEncodeError:
             raise DeliveryError(Fault.INVALID, "headers must be valid Unicode text") from None
 
-    def _get_pool(self, url: str) -> ConnectionPool:
+    def _get_pool(self, tenant: str, url: str) -> ConnectionPool:
         """Parse and check a URL, as when its task was added; return its pool, or raise."""
         try:
             target = parse_target(url)
@@ -163,7 +167,7 @@ class HttpDeliveryClient:
         if self._tls is None and (use_tls or (proxy is not None and proxy.scheme == "https")):
             raise DeliveryError(Fault.INTERNAL, "no trusted certificates found: set `ca_file`")
         origin = url[: url.index("/", 8)]
-        pool = self._pools.get(origin)
+        pool = self._pools.get((tenant, origin))
         if pool is None:
             pool = ConnectionPool(
                 Connector(target, self._guard, self._dns, self._tls, proxy),
@@ -176,7 +180,7 @@ class HttpDeliveryClient:
             if proxy is not None and not use_tls:  # with TLS, the proxy only forwards bytes
                 pool.url_prefix = origin
                 pool.header_lines += proxy.header_lines
-            self._pools[origin] = pool
+            self._pools[tenant, origin] = pool
             self._schedule_sweep()
         return pool
 
@@ -192,7 +196,7 @@ class HttpDeliveryClient:
         now = self._clock()
         for pool in self._pools.values():
             pool.close_expired(now)
-        self._pools = {origin: pool for origin, pool in self._pools.items() if not pool.is_empty}
+        self._pools = {key: pool for key, pool in self._pools.items() if not pool.is_empty}
         if self._pools:
             self._schedule_sweep()
 

@@ -8,6 +8,7 @@ the status and the excerpt of the response.
 from __future__ import annotations
 
 import asyncio
+import select
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
@@ -36,6 +37,8 @@ CLOSED_WITHOUT_RESPONSE = "The connection was closed without a response"
 _FIRST_FINAL_STATUS = 200
 _FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding"})
 _STATUSES_WITHOUT_BODY = frozenset({204, 304})
+METHODS_WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
+"""Methods whose requests usually have no body (RFC 9110, 9.3). Some servers do not read it."""
 
 
 class _Pool(Protocol):
@@ -164,6 +167,7 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._connect_result: ConnectResult | None = None
         """Has the durations of the connect phases. None once a `DeliveryResult` has them."""
+        self._poll: select.poll | None = None  # for `is_reusable`
         self._remote = ""
         self._is_secure = False
         self._shutdown_timer: asyncio.TimerHandle | None = None
@@ -182,11 +186,25 @@ class Connection(asyncio.Protocol):
         self.opened_at = self._clock()
         if self.is_open:
             self._parser = httptools.HttpResponseParser(self)
+            self._poll = select.poll()
+            self._poll.register(
+                self._raw_transport.get_extra_info("socket").fileno(), select.POLLIN
+            )
 
     @property
     def is_open(self) -> bool:
         """Whether the connection is open; a close by the server may not have been noticed yet."""
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether the connection is open and nothing was received after the last response.
+
+        Checks the socket, because the event loop may not have read it yet. Bytes that arrive before
+        a request is sent would otherwise be parsed as the response to this request. A close by the
+        server is noticed here, too. This takes about 1 us.
+        """
+        return self.is_open and self._poll is not None and not self._poll.poll(0)
 
     def send(self, pending: PendingRequest, now: float) -> None:
         """Send a request."""
@@ -362,7 +380,9 @@ class Connection(asyncio.Protocol):
         pending.complete(result, now)
         # While the request is still being written, the next one cannot be sent.
         is_sent = not raw_transport.get_write_buffer_size()
-        if self._is_complete and self._can_keep_alive and is_sent:
+        # A server that has not read a body would parse it as the next request.
+        is_body_unusual = pending.request.body and pending.request.method in METHODS_WITHOUT_BODY
+        if self._is_complete and self._can_keep_alive and is_sent and not is_body_unusual:
             self._pool.release(self, now)
         else:
             self.close()

@@ -1,4 +1,4 @@
-"""Connection pools: keep-alive connections to each origin, and a limit for all origins together."""
+"""Connection pools: keep-alive connections to each origin, and a limit for all pools together."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ConnectionLimit:
 
 
 class ConnectionPool:
-    """The connections to one origin, at most `max_connections`."""
+    """The connections of one tenant to one origin, at most `max_connections`."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ConnectionPool:
         """Send a request on an idle or a new connection, or queue it for the next free one."""
         while self._idle_connections:
             connection = self._idle_connections.pop()
-            if connection.is_open and now - connection.idle_since < _MAX_IDLE_S:
+            if now - connection.idle_since < _MAX_IDLE_S and connection.is_reusable:
                 connection.send(pending, now)
                 return
             connection.close()
@@ -136,7 +136,7 @@ class ConnectionPool:
         if self._queue:
             max_age = _MAX_AGE_WHEN_SCARCE_S if waiting_pools else _MAX_AGE_S
             # A request that is resent must get a new connection.
-            if age >= max_age or self._queue[0].is_resent:
+            if age >= max_age or self._queue[0].is_resent or not connection.is_reusable:
                 connection.close()
             else:
                 connection.send(self._queue.popleft(), now)
