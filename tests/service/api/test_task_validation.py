@@ -55,6 +55,11 @@ INVALID_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"headers": {"Webhook-Id": "k"}}, "headers.Webhook-Id", "by the service"),
     ({"headers": {"X-Retry-Attempt": "2"}}, "headers.X-Retry-Attempt", "by the service"),
     ({"headers": {"traceparent": "x"}}, "headers.traceparent", "by the service"),
+    # Many servers (CGI, WSGI) read an underscore in a header name as a hyphen.
+    ({"headers": {"Idempotency_Key": "k"}}, "headers.Idempotency_Key", "as Idempotency-Key"),
+    ({"headers": {"X-Retry_Attempt": "2"}}, "headers.X-Retry_Attempt", "as X-Retry-Attempt"),
+    ({"headers": {"webhook_id": "k"}}, "headers.webhook_id", "as webhook-id"),
+    ({"headers": {"Transfer_Encoding": "x"}}, "headers.Transfer_Encoding", "one connection"),
     ({"headers": {f"X-{i}": "" for i in range(101)}}, "headers", "100 fields, got 101"),
     ({"headers": {f"X-{i}": "x" * 4000 for i in range(9)}}, "headers", "32768 bytes"),
     ({"body": "x", "bodyBase64": "eA=="}, "bodyBase64", "together with body"),
@@ -234,8 +239,8 @@ def test_a_grpc_target_needs_grpcio() -> None:
 
 def test_header_names_are_returned_in_lower_case() -> None:
     """`check_headers` returns the names in the order of the headers."""
-    headers = {"X-One": "1", "content-type": "text/plain", "ETag": ""}
-    assert ("x-one", "content-type", "etag") == check_headers(headers, ApiLimits())
+    headers = {"X-One": "1", "content-type": "text/plain", "ETag": "", "X_Two": ""}
+    assert ("x-one", "content-type", "etag", "x_two") == check_headers(headers, ApiLimits())
 
 
 def test_invalid_header_names_are_not_cached() -> None:

@@ -203,10 +203,16 @@ def check_header_names(names: tuple[str, ...]) -> tuple[str, ...]:
             max_chars = _MAX_HEADER_NAME_CHARS
             rule = f"has an invalid name: use a token (RFC 9110) of 1 to {max_chars} characters"
             raise invalid(path, rule, name)
-        if lower_name in HOP_BY_HOP_HEADERS:
+        # CGI and WSGI servers pass on `_` and `-` as the same character, so a target could read
+        # `Idempotency_Key` of the caller instead of the service's `Idempotency-Key`.
+        hyphenated = lower_name.replace("_", "-")
+        if hyphenated in HOP_BY_HOP_HEADERS:
             raise invalid(path, "applies only to one connection and must not be set")
-        if lower_name in _RESERVED_HEADERS or lower_name.startswith("webhook-"):
-            raise invalid(path, "is set by the service itself")
+        if hyphenated in _RESERVED_HEADERS or hyphenated.startswith("webhook-"):
+            rule = "is set by the service itself"
+            if hyphenated != lower_name:
+                rule = f"is read as {name.replace('_', '-')} by many servers, which {rule}"
+            raise invalid(path, rule)
     if len(set(lower_names)) < len(lower_names):
         repeated = next(name for name in names if lower_names.count(name.lower()) > 1)
         raise invalid(_header_path(repeated), "is given twice, in different case")
