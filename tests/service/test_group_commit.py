@@ -132,16 +132,16 @@ def test_posted_items_count_towards_an_early_start() -> None:
 
 
 def test_group_has_at_most_max_items() -> None:
-    """An entry is split only if it is larger than a group; its results keep their order."""
+    """An entry is split only if it exceeds half of a group; its results keep their order."""
 
     async def main() -> None:
         commit = DoublingCommit()
         commit.may_finish.set()
-        group_commit = AsyncGroupCommit(commit, max_items=3, max_pending=100)
-        futures = [group_commit.submit(part) for part in ([1, 2], [3, 4], [5], [6, 7, 8, 9, 10])]
+        group_commit = AsyncGroupCommit(commit, max_items=4, max_pending=100)
+        futures = [group_commit.submit(part) for part in ([1, 2], [3], [4, 5], [6, 7, 8, 9, 10])]
         assert [12, 14, 16, 18, 20] == list((await asyncio.gather(*futures))[-1])
 
-        assert [[1, 2], [3, 4, 5], [6, 7, 8], [9, 10]] == commit.calls
+        assert [[1, 2, 3], [4, 5, 6, 7], [8, 9, 10]] == commit.calls
 
     asyncio.run(main())
 

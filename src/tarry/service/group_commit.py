@@ -5,8 +5,11 @@ These queues of the service commit in groups: new tasks, results and released le
 An **entry** is the work that one call submits. Its **weight** is the number of its items: tasks,
 results or leases. All queues follow the same rules:
 
-* **Order.** Entries are committed in the order in which they were submitted. An entry is never
-  split over two groups.
+* **Order.** An entry is urgent or bulk. Entries of one class are committed in the order in which
+  they were submitted. Urgent entries come first: a POST of one task does not wait for the batches
+  that were submitted before. Each group also takes at least one bulk entry, so bulk entries never
+  wait for ever. They take the share of a group that urgent entries leave. An entry is never split
+  over two groups.
 * **Start.** A group starts in the next iteration of the event loop, so that all entries submitted
   in the same iteration share a group.
 * **Overlap.** Usually one group is in flight (being committed). Once `EARLY_START_WEIGHT` items are
@@ -16,8 +19,9 @@ results or leases. All queues follow the same rules:
   single task 10 % less.
 * **Backpressure.** Pending items are waiting or in flight. A queue rejects an entry that would
   raise their number above `max_pending`, unless nothing is pending: then it accepts an entry of
-  any weight. With `max_pending=None`, a queue accepts everything: results and released leases must
-  be stored, and there are never more of them than leased tasks.
+  any weight. A tenth of `max_pending` is reserved for urgent entries. With `max_pending=None`, a
+  queue accepts everything: results and released leases must be stored, and there are never more of
+  them than leased tasks.
 """
 
 from __future__ import annotations
@@ -56,9 +60,9 @@ class Entry(Struct, Generic[T], eq=False):
 class GroupCommit(ABC, Generic[T]):
     """A queue of entries that are committed in groups; subclasses start the commits.
 
-    A group of several entries weighs at most `max_weight`, or, with `allow_oversize`, less than
-    `max_weight` without its last entry. Oversize suits entries of very different weights, for which
-    fewer transactions are worth more than groups of equal size.
+    A group of several entries weighs at most `max_weight`. With `allow_oversize`, the last entry of
+    each class may raise its weight above `max_weight`. Oversize suits entries of very different
+    weights, for which fewer transactions are worth more than groups of equal size.
     """
 
     def __init__(
@@ -67,8 +71,10 @@ class GroupCommit(ABC, Generic[T]):
         self._max_weight = max_weight
         self._max_pending = max_pending
         self._allow_oversize = allow_oversize
-        self._waiting: deque[Entry[T]] = deque()
+        self._urgent: deque[Entry[T]] = deque()
+        self._bulk: deque[Entry[T]] = deque()
         self._waiting_weight = 0
+        """Items that wait, of both classes."""
         self._groups_in_flight: list[list[Entry[T]]] = []
         """The groups that are being committed, oldest first."""
         self._is_start_scheduled = False
@@ -85,9 +91,13 @@ class GroupCommit(ABC, Generic[T]):
         msg = f"{self.pending_count} tasks wait to be written"
         return Overloaded(msg, retry_after=RETRY_AFTER_S)
 
-    def _check_capacity(self, weight: int) -> None:
+    def _check_capacity(self, weight: int, *, urgent: bool) -> None:
+        if self._max_pending is None or not self.pending_count:
+            return
         limit = self._max_pending
-        if limit is not None and self.pending_count and self.pending_count + weight > limit:
+        if not urgent:
+            limit -= limit // 10
+        if self.pending_count + weight > limit:
             raise self._overload_error()
 
     def _count_appended_item(self, entry: Entry[T]) -> None:
@@ -97,16 +107,20 @@ class GroupCommit(ABC, Generic[T]):
         self.pending_count += 1
         self._schedule_start()
 
-    def _enqueue(self, entry: Entry[T]) -> None:
-        self._waiting.append(entry)
+    def _enqueue(self, entry: Entry[T], *, urgent: bool = False) -> None:
+        (self._urgent if urgent else self._bulk).append(entry)
         self._waiting_weight += entry.weight
         self.submitted_count += entry.weight
         self.pending_count += entry.weight
         self._schedule_start()
 
+    @property
+    def _has_waiting(self) -> bool:
+        return bool(self._urgent or self._bulk)
+
     def _can_start(self) -> bool:
         in_flight = len(self._groups_in_flight)
-        return bool(self._waiting) and (
+        return self._has_waiting and (
             not in_flight
             or (in_flight < MAX_GROUPS_IN_FLIGHT and self._waiting_weight >= EARLY_START_WEIGHT)
         )
@@ -118,19 +132,31 @@ class GroupCommit(ABC, Generic[T]):
 
     def _take_group(self) -> list[Entry[T]]:
         """Remove the entries of the next group from the queue, and count the group as in flight."""
-        waiting, limit = self._waiting, self._max_weight
+        limit = self._max_weight
         group: list[Entry[T]] = []
-        weight = 0
+        # Reserve space for one bulk entry, but at most half of the group: an oversize bulk entry,
+        # such as a claim, may weigh more than a whole group.
+        reserved = min(self._bulk[0].weight, limit // 2) if self._bulk else 0
+        weight = self._move_entries(self._urgent, group, 0, limit - reserved)
+        weight = self._move_entries(self._bulk, group, weight, limit)
+        self._waiting_weight -= weight
+        self._groups_in_flight.append(group)
+        return group
+
+    def _move_entries(
+        self, waiting: deque[Entry[T]], group: list[Entry[T]], weight: int, limit: int
+    ) -> int:
+        """Move the first entry, and more while they fit, to a group; return its new weight."""
+        is_first = True
         while waiting and (
-            not group
+            is_first
             or (weight < limit if self._allow_oversize else weight + waiting[0].weight <= limit)
         ):
             entry = waiting.popleft()
             group.append(entry)
             weight += entry.weight
-        self._waiting_weight -= weight
-        self._groups_in_flight.append(group)
-        return group
+            is_first = False
+        return weight
 
     def _end_group(self, group: list[Entry[T]]) -> None:
         self._groups_in_flight.remove(group)
@@ -151,35 +177,38 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         max_pending: int | None,
     ) -> None:
         super().__init__(max_weight=max_items, max_pending=max_pending)
+        # Half of a group, so that a bulk entry and urgent entries fit in one group.
+        self._max_entry_weight = max(1, max_items // 2)
         self._commit = commit
         self._committers: list[asyncio.Task[None]] = []
 
-    def submit(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
+    def submit(self, items: list[T], *, urgent: bool = False) -> asyncio.Future[Sequence[R]]:
         """Submit items; the future returns their results in order, or raises the commit's error.
 
-        More than `max_items` items become several consecutive entries. Raises `Overloaded` if too
-        many items are pending.
+        More than half of `max_items` items become several consecutive entries. Raises `Overloaded`
+        if too many items are pending.
         """
-        self._check_capacity(len(items))
-        limit = self._max_weight
-        if len(items) <= limit:
-            return self._submit_entry(items)
-        futures = [self._submit_entry(items[i : i + limit]) for i in range(0, len(items), limit)]
+        self._check_capacity(len(items), urgent=urgent)
+        size = self._max_entry_weight
+        if len(items) <= size:
+            return self._submit_entry(items, urgent=urgent)
+        parts = [items[begin : begin + size] for begin in range(0, len(items), size)]
+        futures = [self._submit_entry(part, urgent=urgent) for part in parts]
         return asyncio.ensure_future(_join_results(futures))
 
-    def _submit_entry(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
+    def _submit_entry(self, items: list[T], *, urgent: bool) -> asyncio.Future[Sequence[R]]:
         future: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
-        self._enqueue(Entry(items, future, len(items)))
+        self._enqueue(Entry(items, future, len(items)), urgent=urgent)
         return future
 
     def post(self, item: T) -> None:
-        """Submit an item for whose result no caller waits; an error of the commit is logged.
+        """Submit a bulk item for whose result no caller waits; an error of the commit is logged.
 
         Consecutive posted items share one entry. At thousands of results a second, an entry and a
         future for each item would cost more than the rest of the queue.
         """
-        last = self._waiting[-1] if self._waiting else None
-        if last is None or last.future is not None or last.weight >= self._max_weight:
+        last = self._bulk[-1] if self._bulk else None
+        if last is None or last.future is not None or last.weight >= self._max_entry_weight:
             self._enqueue(Entry([item], None, 1))
             return
         last.work.append(item)

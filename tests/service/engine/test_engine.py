@@ -188,3 +188,34 @@ def test_cancelled_caller_does_not_stop_its_task() -> None:
         assert 1 == len(target.requests)
 
     run(main)
+
+
+def test_single_task_is_stored_before_the_waiting_tasks_of_batches() -> None:
+    """A task that is added after a batch of 1,000 tasks is in the next write to the store."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget())
+        written: list[list[str]] = []
+        may_finish = asyncio.Event()
+        add = harness.store.add
+
+        async def record_and_add(tasks: Any, *args: Any, **kwargs: Any) -> Any:
+            written.append([new_task.task.id for new_task in tasks])
+            await may_finish.wait()
+            return await add(tasks, *args, **kwargs)
+
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(harness.store, "add", record_and_add)
+            batch = harness.engine.submit([harness.new_task() for _ in range(1000)])
+            await asyncio.sleep(1)
+            started_count = len(written)
+            new_task = harness.new_task()
+            single = harness.engine.submit([new_task])
+            may_finish.set()
+            await single
+            await batch
+
+        assert new_task.task.id in written[started_count]
+        assert 1001 == sum(map(len, written))
+
+    run(main)

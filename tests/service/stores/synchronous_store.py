@@ -27,7 +27,9 @@ class SynchronousSqliteStore(SqliteStore):
         """Close the file."""
         self.database.close()
 
-    async def write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
+    async def write(
+        self, operation: Callable[[Transaction], T], weight: int = 1, *, urgent: bool = True
+    ) -> T:
         """Run an operation."""
         value: T = self._unwrap(self.database.apply([operation]))
         return value

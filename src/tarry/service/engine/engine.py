@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tarry.service.store import AddResult, NewTask
 
 _MAX_GROUP_ITEMS = 64  # small, because results have to wait while a group is written
+_MAX_URGENT_TASKS = 8
+"""The largest request that is stored before the waiting tasks of larger requests (batches)."""
 _IngestItem: TypeAlias = "tuple[NewTask, TaskContent | None]"  # with the unpacked content, if known
 
 
@@ -105,7 +107,10 @@ class Engine:
                 new_task.lease_on_add = True
                 free_slots -= 1
         contents_or_none: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
-        return self._ingest_queue.submit(list(zip(new_tasks, contents_or_none, strict=True)))
+        return self._ingest_queue.submit(
+            list(zip(new_tasks, contents_or_none, strict=True)),
+            urgent=len(new_tasks) <= _MAX_URGENT_TASKS,
+        )
 
     async def _add(self, items: Sequence[_IngestItem]) -> Sequence[AddResult]:
         """Store tasks, pass leased tasks to the worker, and wake the scheduler for the others.

@@ -222,3 +222,29 @@ def test_close_waits_without_polling_for_operations_of_cancelled_callers() -> No
 
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
         runner.run(main())
+
+
+def test_urgent_operations_run_before_waiting_results_and_claims() -> None:
+    """An urgent operation is in the next group, and this group also has a bulk operation."""
+    started, may_finish = threading.Event(), threading.Event()
+    groups: list[list[str]] = []
+
+    def run(work: Sequence[str]) -> list[tuple[Any, Exception | None]]:
+        groups.append(list(work))
+        started.set()
+        may_finish.wait()
+        return [(item, None) for item in work]
+
+    async def main() -> None:
+        thread = executor.ThreadExecutor("test", run)
+        futures = [thread.submit("first", 1)]
+        await asyncio.to_thread(started.wait)
+        futures += [thread.submit(f"finish {number}", 3_000) for number in range(4)]
+        await asyncio.sleep(0)  # one of them is in flight now
+        futures.append(thread.submit("add", 1, urgent=True))
+        may_finish.set()
+        await asyncio.gather(*futures)
+        await thread.close()
+
+    asyncio.run(main())
+    assert [["first"], ["finish 0"], ["add", "finish 1"], ["finish 2"], ["finish 3"]] == groups

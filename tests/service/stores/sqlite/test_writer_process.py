@@ -37,7 +37,9 @@ T = TypeVar("T")
 class SerializedStore(SynchronousSqliteStore):
     """A store whose calls and results are encoded and decoded as for the writer process."""
 
-    async def write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
+    async def write(
+        self, operation: Callable[[Transaction], T], weight: int = 1, *, urgent: bool = True
+    ) -> T:
         """Encode, decode and run an operation."""
         assert isinstance(operation, OperationCall)
         frame = run_calls(self.database, encode_calls([operation]))

@@ -39,11 +39,11 @@ class Executor(GroupCommit[Any]):
         self._loop = asyncio.get_running_loop()
         self._group_done = asyncio.Event()
 
-    def submit(self, operation: Any, weight: int) -> asyncio.Future[Any]:
+    def submit(self, operation: Any, weight: int, *, urgent: bool = False) -> asyncio.Future[Any]:
         """Run an operation in one of the next groups; the future gets its value or error."""
-        self._check_capacity(weight)
+        self._check_capacity(weight, urgent=urgent)
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._enqueue(Entry(operation, future, weight))
+        self._enqueue(Entry(operation, future, weight), urgent=urgent)
         return future
 
     def _overload_error(self) -> Exception:
@@ -70,7 +70,7 @@ class Executor(GroupCommit[Any]):
         """Return when all operations have run; the executor cannot be used again."""
         # Not tested: `pending_count`, because the weight of an empty batch is 0, and the futures,
         # because that of a cancelled caller is done before its operation has run.
-        while self._groups_in_flight or self._waiting:
+        while self._groups_in_flight or self._has_waiting:
             self._group_done.clear()
             await self._group_done.wait()
 

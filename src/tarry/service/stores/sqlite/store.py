@@ -102,17 +102,20 @@ class SqliteStore:
         if self.database.worker_lock is not None:
             self.database.worker_lock.release()
 
-    async def write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
+    async def write(
+        self, operation: Callable[[Transaction], T], weight: int = 1, *, urgent: bool = True
+    ) -> T:
         """Run an operation in a transaction; its changes are durable when this method returns.
 
         `weight` is the approximate number of tasks that the operation changes. The executor limits
-        the total weight of a transaction, and that of waiting operations.
+        the total weight of a transaction, and that of waiting operations. Operations for which a
+        caller of the API waits are urgent: they run before results, claims and maintenance.
         """
-        return await _submit(self._writer, operation, weight)
+        return await _submit(self._writer, operation, weight, urgent=urgent)
 
     async def read(self, query: Callable[[ReadTransaction], T]) -> T:
         """Run a query on the second connection."""
-        return await _submit(self._reader, query, 1)
+        return await _submit(self._reader, query, 1, urgent=True)
 
     async def add(
         self,
@@ -132,16 +135,16 @@ class SqliteStore:
         per_lane: int,
         skipped_lanes: Collection[str] = (),
     ) -> store.ClaimResult:
-        return await self.write(
-            OperationCall(claim.claim, terms, limit, per_lane, skipped_lanes), limit
-        )
+        operation = OperationCall(claim.claim, terms, limit, per_lane, skipped_lanes)
+        return await self.write(operation, limit, urgent=False)
 
     async def finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
         packed = [finish.pack_result(result) for result in results]
-        return await self.write(OperationCall(finish.finish, packed), len(packed))
+        return await self.write(OperationCall(finish.finish, packed), len(packed), urgent=False)
 
     async def release(self, releases: Sequence[store.Release]) -> list[store.FinishStatus]:
-        return await self.write(OperationCall(transitions.release, releases), len(releases))
+        operation = OperationCall(transitions.release, releases)
+        return await self.write(operation, len(releases), urgent=False)
 
     async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
         return await self.read(lambda tx: queries.get_task(tx, tenant, task_id))
@@ -267,14 +270,15 @@ class SqliteStore:
         return await self.write(OperationCall(terminal_tasks.start_replay, new))
 
     async def replay_step(self, replay_id: str, limit: int) -> model.ReplayRecord | None:
-        return await self.write(OperationCall(terminal_tasks.replay_step, replay_id, limit), limit)
+        operation = OperationCall(terminal_tasks.replay_step, replay_id, limit)
+        return await self.write(operation, limit, urgent=False)
 
     async def purge(self, tenant: str, task_filter: store.TaskFilter, limit: int) -> int:
         """Delete dead letters in steps, so that other operations can run in between."""
         total, after = 0, 0
         while total < limit:
             step = OperationCall(terminal_tasks.purge, tenant, task_filter, after, limit - total)
-            count, cursor = await self.write(step, limit - total)
+            count, cursor = await self.write(step, limit - total, urgent=False)
             total += count
             if cursor is None:
                 break
@@ -282,14 +286,18 @@ class SqliteStore:
         return total
 
     async def sweep(self, retention: store.Retention, limit: int) -> store.SweepResult:
-        return await self.write(OperationCall(terminal_tasks.sweep, retention, limit), limit)
+        operation = OperationCall(terminal_tasks.sweep, retention, limit)
+        return await self.write(operation, limit, urgent=False)
 
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
-        await self.write(OperationCall(terminal_tasks.forget_orphaned_bodies, refs), len(refs))
+        operation = OperationCall(terminal_tasks.forget_orphaned_bodies, refs)
+        await self.write(operation, len(refs), urgent=False)
 
 
-async def _submit(executor: Executor | None, operation: Callable[[Any], T], weight: int) -> T:
+async def _submit(
+    executor: Executor | None, operation: Callable[[Any], T], weight: int, *, urgent: bool
+) -> T:
     if executor is None:
         raise StoreUnavailable("the store is not open: call open() first")
-    result: T = await executor.submit(operation, weight)
+    result: T = await executor.submit(operation, weight, urgent=urgent)
     return result

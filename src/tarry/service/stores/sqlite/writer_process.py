@@ -173,7 +173,7 @@ class WriterProcessExecutor(Executor):
                 start_new_session=True,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - passed to all callers that wait for the process
-            while self._waiting:
+            while self._has_waiting:
                 self._fail(self._take_group(), error)
         finally:
             self._process_start = None
