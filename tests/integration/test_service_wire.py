@@ -92,3 +92,16 @@ def test_idle_connections_do_not_block_other_clients(tenants: Tenants) -> None:
             connections.enter_context(connection)
             connection.sendall((b"", HEAD[:40], HEAD, HEAD + CONTENT_LENGTH + TASK[:5])[n % 4])
         assert 200 == tenants.request("ann", "GET", "/retry-tasks").status
+
+
+def test_an_upgrade_is_ignored(tenants: Tenants) -> None:
+    """The request of `curl --http2` is handled in HTTP/1.1, and so is the next one."""
+    upgrade = (
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+        b"HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
+    )
+    last = HEAD + b"Connection: close\r\n" + CONTENT_LENGTH + TASK
+    before = len(tenants.request("ann", "GET", "/retry-tasks").body["items"])
+    response = tenants.send_raw(HEAD + upgrade, CONTENT_LENGTH + TASK, last)
+    assert 2 == response.count(b"HTTP/1.1 ") == response.count(b"HTTP/1.1 201 ")
+    assert before + 2 == len(tenants.request("ann", "GET", "/retry-tasks").body["items"])

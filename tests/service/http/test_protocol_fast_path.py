@@ -118,20 +118,6 @@ def test_other_requests_are_handled_by_uvicorn(request_: bytes) -> None:
     asyncio.run(run())
 
 
-def test_an_upgrade_is_handled_by_uvicorn() -> None:
-    """The parser stops after the headers of an upgrade, so the body is empty."""
-
-    async def run() -> None:
-        route = FastRoute()
-        upgrade = b"Connection: upgrade\r\nUpgrade: h2c"
-        assert (await route.connection.send(POST.replace(b"X-A: 1", upgrade))).endswith(
-            b"\r\n\r\nok"
-        )
-        assert ([], [b""]) == (route.requests, route.bodies)
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("request_", [POST, CHUNKED], ids=["sized", "chunked"])
 def test_a_request_in_two_reads_is_served_once(request_: bytes) -> None:
     """A request split at any byte is received completely and gets one response."""

@@ -25,7 +25,6 @@ METHODS = {
     # overridden or called method: its parameters after self
     "connection_made": ["transport"],
     "connection_lost": ["exc"],
-    "data_received": ["data"],
     "shutdown": [],
     "on_message_begin": [],
     "on_headers_complete": [],
@@ -53,7 +52,14 @@ CONNECTION_ATTRIBUTES = [
     "transport",
     "url",
 ]
-PARSER_METHODS = ["get_http_version", "get_method", "should_keep_alive", "should_upgrade"]
+PARSER_METHODS = [
+    "feed_data",
+    "get_http_version",
+    "get_method",
+    "set_dangerous_leniencies",
+    "should_keep_alive",
+    "should_upgrade",
+]
 FLOW_ATTRIBUTES = ["read_paused", "resume_reading", "write_paused"]
 CYCLE_ATTRIBUTES = [
     "body",

@@ -9,8 +9,11 @@ and body, and the API calls back with the response once the new task is stored. 
 protocol takes per request falls from 37.5 us to 26.8 us.
 
 uvicorn handles all other requests: other methods and paths, HTTP/1.0, `Connection: close`,
-`Upgrade`, `Expect: 100-continue`, a body that arrives later, a pipelined request whose predecessor
-has no response yet, and a request of a client that does not read its responses.
+`Expect: 100-continue`, a body that arrives later, a pipelined request whose predecessor has no
+response yet, and a request of a client that does not read its responses.
+
+**Upgrades.** A request to switch to another protocol (WebSocket, or HTTP/2 as `h2c`) is handled as
+a request without its `Upgrade` header, as RFC 9110, 7.8 allows.
 
 `ServiceHttpProtocol` overrides parts of uvicorn that are not a public API.
 `tests/service/http/test_protocol_internals.py` lists these parts and fails when one changes.
@@ -23,6 +26,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tarry.service.api import problems
@@ -148,7 +152,11 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         """Parse the data, serve a request on the fast path if it is complete, apply the limits."""
         self._read_bytes = len(data)
         self._header_bytes_after_first_read += self._read_bytes
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
         candidate, self._candidate = self._candidate, None
         if candidate is not None:
             if not candidate.more_body:
@@ -165,6 +173,30 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         if self._awaited != self._timer_for:
             self._update_timer()
 
+    def _parse(self, data: bytes) -> None:
+        unparsed: bytes | memoryview = data
+        while True:
+            try:
+                self.parser.feed_data(unparsed)
+            except HttpParserUpgrade as stop:
+                unparsed = memoryview(unparsed)[stop.args[0] :]
+                self._parse_headers_without_upgrade()
+            else:
+                return
+
+    def _parse_headers_without_upgrade(self) -> None:
+        """Parse the current headers again without `Upgrade`, so that the body is parsed, too.
+
+        httptools has no option to ignore an upgrade: it stops after the headers.
+        """
+        parser: Any = self.parser
+        version = parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.parser.feed_data(b"\r\n".join((*lines, b"", b"")))
+
     def on_message_begin(self) -> None:
         """Start a request, without the scope that uvicorn builds here and the fast path skips."""
         self._header_bytes_after_first_read, self._first_read_bytes = 0, self._read_bytes
@@ -179,9 +211,13 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._are_headers_too_large = size > _MAX_HEADER_BYTES
             if self._are_headers_too_large:
                 raise ValueError  # stops the parser; uvicorn then calls send_400_response
+        parser: Any = self.parser
+        if parser.should_upgrade():
+            if parser.get_method() == b"CONNECT":
+                raise ValueError  # stops the parser
+            return  # `_parse` parses the headers again
         self._header_bytes_after_first_read = 0
         self._awaited = "body"
-        parser: Any = self.parser
         cycle = self.cycle
         if (
             self.url in self._fast_routes
@@ -189,7 +225,6 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             and parser.get_method() == b"POST"
             and parser.get_http_version() == "1.1"
             and parser.should_keep_alive()
-            and not parser.should_upgrade()
             and not self.expect_100_continue
             and not self.flow.write_paused
         ):
@@ -210,6 +245,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End the wait for the body."""
+        if self._awaited == "headers":  # an upgrade, for which the parser skips the body
+            return
         self._awaited = None
         if self._timer_for is not None:
             # Cancel the timer now: the next request may begin in the same read and inherit it.

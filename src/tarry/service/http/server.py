@@ -61,6 +61,7 @@ class Server(uvicorn.Server):
             server_header=False,
             timeout_graceful_shutdown=int(shutdown_timeout_s) + 1,
             timeout_keep_alive=_KEEP_ALIVE_S,
+            ws="none",
         )
         super().__init__(config)
 
