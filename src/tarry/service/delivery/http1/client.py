@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,13 +82,12 @@ class HttpDeliveryClient:
         self._dns = DnsCache()
         self._deadlines = DeadlineTimer(self._clock)
         self._max_pool_connections = check_count("max_pool_connections", max_pool_connections)
-        self._limit = ConnectionLimit(
-            check_count("max_connections", max_connections), self._close_an_idle_connection
-        )
+        self._limit = ConnectionLimit(check_count("max_connections", max_connections))
         self._pools: dict[tuple[str, str], ConnectionPool] = {}
         """Pools by tenant and origin: the canonical URL up to its path, such as `https://host`.
         Tenants do not share connections: one tenant's target could send a response to the request
-        of another tenant, and servers may authenticate a connection instead of each request."""
+        of another tenant, and servers may authenticate a connection instead of each request. A
+        pool is removed when it is empty, so their number does not grow with the number of hosts."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -167,12 +166,14 @@ class HttpDeliveryClient:
         if self._tls is None and (use_tls or (proxy is not None and proxy.scheme == "https")):
             raise DeliveryError(Fault.INTERNAL, "no trusted certificates found: set `ca_file`")
         origin = url[: url.index("/", 8)]
-        pool = self._pools.get((tenant, origin))
+        key = tenant, origin
+        pool = self._pools.get(key)
         if pool is None:
             pool = ConnectionPool(
                 Connector(target, self._guard, self._dns, self._tls, proxy),
                 self._limit,
                 self._clock,
+                partial(self._pools.pop, key, None),
                 max_connections=self._max_pool_connections,
                 max_response_bytes=self._max_response_bytes,
             )
@@ -180,12 +181,9 @@ class HttpDeliveryClient:
             if proxy is not None and not use_tls:  # with TLS, the proxy only forwards bytes
                 pool.url_prefix = origin
                 pool.header_lines += proxy.header_lines
-            self._pools[tenant, origin] = pool
+            self._pools[key] = pool
             self._schedule_sweep()
         return pool
-
-    def _close_an_idle_connection(self) -> None:
-        any(pool.close_oldest_idle() for pool in self._pools.values())  # stops at the first True
 
     def _schedule_sweep(self) -> None:
         if self._sweep_timer is None and self._loop is not None:
@@ -193,10 +191,7 @@ class HttpDeliveryClient:
 
     def _sweep(self) -> None:
         self._sweep_timer = None
-        now = self._clock()
-        for pool in self._pools.values():
-            pool.close_expired(now)
-        self._pools = {key: pool for key, pool in self._pools.items() if not pool.is_empty}
+        self._limit.close_expired(self._clock())
         if self._pools:
             self._schedule_sweep()
 

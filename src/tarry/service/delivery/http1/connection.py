@@ -280,12 +280,15 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Complete, fail or resend the request that was sent on this connection."""
-        pending, self._parser = self.pending, None
+        self._parser = None
         if self._shutdown_timer is not None:
             self._shutdown_timer.cancel()
+        if self.pending is not None:
+            self._end_request(self.pending, exc)
+        # Last: without the request that is resent, the pool may be empty, and would be dropped.
         self._pool.remove(self)
-        if pending is None:
-            return
+
+    def _end_request(self, pending: PendingRequest, exc: Exception | None) -> None:
         if self._has_headers and not self._is_framed and exc is None:
             self._complete_request()  # the close marks the end of the body
         elif not self._received_bytes and not self._is_unused and not pending.is_resent:

@@ -21,11 +21,13 @@ _MAX_AGE_WHEN_SCARCE_S = 5.0  # the same, while another pool waits to open a con
 
 
 class ConnectionLimit:
-    """Limits the number of connections of all pools together."""
+    """Limits the number of connections of all pools together, and closes idle connections."""
 
-    def __init__(self, limit: int, on_limit_reached: Callable[[], None]) -> None:
+    def __init__(self, limit: int) -> None:
         self._free_slots = limit
-        self._on_limit_reached = on_limit_reached
+        self.idle_connections: OrderedDict[Connection, ConnectionPool] = OrderedDict()
+        """The idle connections of all pools, longest idle first. One order for all pools, because a
+        search through the pools of 20,000 hosts takes 0.7 ms for each new connection."""
         self.waiting_pools: OrderedDict[ConnectionPool, None] = OrderedDict()
         """Pools that wait to open a connection, first come first served."""
 
@@ -36,7 +38,7 @@ class ConnectionLimit:
             return True
         if pool not in self.waiting_pools:
             self.waiting_pools[pool] = None
-            self._on_limit_reached()
+            self._close_longest_idle()
         return False
 
     def release(self) -> None:
@@ -44,6 +46,17 @@ class ConnectionLimit:
         self._free_slots += 1
         while self._free_slots and self.waiting_pools:  # the next pool may not need the slot
             self.waiting_pools.popitem(last=False)[0].open_connections()
+
+    def close_expired(self, now: float) -> None:
+        """Close connections that have been idle for too long."""
+        idle = self.idle_connections
+        while idle and now - next(iter(idle)).idle_since >= _MAX_IDLE_S:
+            self._close_longest_idle()
+
+    def _close_longest_idle(self) -> None:
+        if self.idle_connections:
+            connection, pool = next(iter(self.idle_connections.items()))
+            pool.close_idle(connection)
 
 
 class ConnectionPool:
@@ -54,6 +67,7 @@ class ConnectionPool:
         connector: Connector,
         limit: ConnectionLimit,
         clock: Callable[[], float],
+        on_empty: Callable[[], object],
         *,
         max_connections: int,
         max_response_bytes: int,
@@ -61,12 +75,13 @@ class ConnectionPool:
         self._connector = connector
         self._clock = clock
         self._limit = limit
+        self._on_empty = on_empty  # called when the pool has neither connections nor requests
         self._max_connections = max_connections
         self.max_response_bytes: int = max_response_bytes  # the rest of a body is not read
         self.url_prefix: str = ""
         """The origin, if a proxy without a tunnel needs the whole URL in each request line."""
         self.header_lines: str = ""  # the header lines that every request of this pool has
-        self._idle_connections: list[Connection] = []
+        self._idle_connections: dict[Connection, None] = {}  # most recently used last
         self._connections: set[Connection] = set()
         self._connect_tasks: dict[asyncio.Task[bool], tuple[PendingRequest, Connection]] = {}
         self._queue: deque[PendingRequest] = deque()  # requests that wait for a connection
@@ -79,7 +94,8 @@ class ConnectionPool:
     def send(self, pending: PendingRequest, now: float) -> None:
         """Send a request on an idle or a new connection, or queue it for the next free one."""
         while self._idle_connections:
-            connection = self._idle_connections.pop()
+            connection, _ = self._idle_connections.popitem()
+            del self._limit.idle_connections[connection]
             if now - connection.idle_since < _MAX_IDLE_S and connection.is_reusable:
                 connection.send(pending, now)
                 return
@@ -129,6 +145,7 @@ class ConnectionPool:
                 pending.set_error(error)
             self._limit.release()
         self.open_connections()
+        self._check_if_empty()
 
     def release(self, connection: Connection, now: float) -> None:
         """Send the next request on a released connection, keep the connection idle, or close it."""
@@ -144,16 +161,19 @@ class ConnectionPool:
             connection.close()
         else:
             connection.idle_since = now
-            self._idle_connections.append(connection)
+            self._idle_connections[connection] = None
+            self._limit.idle_connections[connection] = self
 
     def remove(self, connection: Connection) -> None:
         """Remove a closed connection from the pool."""
         if connection in self._connections:
             self._connections.remove(connection)
             if connection in self._idle_connections:
-                self._idle_connections.remove(connection)
+                del self._idle_connections[connection]
+                del self._limit.idle_connections[connection]
             self._limit.release()
             self.open_connections()
+            self._check_if_empty()
 
     def resend(self, pending: PendingRequest) -> None:
         """Send a request on a new connection, because the target had closed the idle connection."""
@@ -185,18 +205,17 @@ class ConnectionPool:
             pending.connect_task.cancel()
         else:
             self._queue.remove(pending)
+            self._check_if_empty()
 
-    def close_oldest_idle(self) -> bool:
-        """Close the connection that has been idle longest; return False if none is idle."""
-        if not self._idle_connections:
-            return False
-        self._idle_connections.pop(0).close()
-        return True
+    def close_idle(self, connection: Connection) -> None:
+        """Close an idle connection."""
+        del self._idle_connections[connection]
+        del self._limit.idle_connections[connection]
+        connection.close()
 
-    def close_expired(self, now: float) -> None:
-        """Close connections that have been idle for too long."""
-        while self._idle_connections and now - self._idle_connections[0].idle_since >= _MAX_IDLE_S:
-            self._idle_connections.pop(0).close()
+    def _check_if_empty(self) -> None:
+        if self.is_empty:
+            self._on_empty()
 
     def close(self, now: float) -> list[asyncio.Task[bool]]:
         """Fail all requests and close all connections; return the tasks to wait for."""
