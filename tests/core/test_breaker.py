@@ -28,14 +28,15 @@ def admit_call(breaker: Breaker, now: float) -> int:
 
 
 def run(breaker: Breaker, results: Iterable[str], now: float = 0.0, duration: float = 0.1) -> None:
-    """Make one call per letter, one after another: `x` fails, anything else succeeds."""
+    """Make one call per letter: `x` fails, `t` times out, anything else succeeds."""
     for result in results:
         breaker.record(
             admit_call(breaker, now),
-            failed=result == "x",
+            failed=result in "xt",
             duration=duration,
             now=now,
             random_number=0.0,
+            timed_out=result == "t",
         )
 
 
@@ -124,6 +125,44 @@ def test_consecutive_failures(results: str, expected: BreakerState) -> None:
     breaker = Breaker(consecutive=3)
     run(breaker, results)
     assert expected is breaker.state
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ("ttt", OPEN),
+        ("xttt", OPEN),
+        ("tt", CLOSED),
+        ("xxxxx", CLOSED),
+        ("ttxtt", CLOSED),
+        ("tt.tt", CLOSED),
+        (".ttt", CLOSED),
+    ],
+)
+def test_consecutive_timeouts(results: str, expected: BreakerState) -> None:
+    """Consecutive time-outs open a breaker, unless a call in the window has succeeded."""
+    breaker = Breaker(timeouts=3)
+    run(breaker, results)
+    assert expected is breaker.state
+
+
+def test_timeouts_far_apart_open_the_breaker() -> None:
+    """A success before the time-outs does not count once it has left the window."""
+    breaker = Breaker(timeouts=3)
+    for now, result in ((0.0, "."), (30.0, "t"), (60.0, "t"), (90.0, "t")):
+        assert CLOSED is breaker.state
+        run(breaker, result, now)
+    assert OPEN is breaker.state
+
+
+def test_a_success_between_timeouts_far_apart() -> None:
+    """A success resets the count of time-outs, also after the time-outs have left the window."""
+    breaker = Breaker(timeouts=2)
+    run(breaker, "t", 0.0)
+    assert not breaker.try_count_success(admit_call(breaker, 30.0), 30.0)
+    run(breaker, ".", 30.0)
+    run(breaker, "t", 60.0)
+    assert CLOSED is breaker.state
 
 
 @pytest.mark.parametrize("state", ["closed", "metrics-only"])
@@ -300,6 +339,36 @@ def test_closes_when_the_probes_succeed() -> None:
     assert (0, 0, 0) == breaker.counts(31.0)
 
 
+@pytest.mark.parametrize(
+    ("close_after", "results", "expected"),
+    [
+        (1, ".", CLOSED),
+        (1, "xx.", CLOSED),
+        (1, "xx", HALF_OPEN),
+        (1, "xxx", OPEN),
+        (2, "x..", CLOSED),
+        (2, ".x", HALF_OPEN),
+        (2, ".xx", OPEN),
+        (3, "..x", OPEN),
+    ],
+)
+def test_close_after(close_after: int, results: str, expected: BreakerState) -> None:
+    """`close_after` successes close a breaker with three probes; it re-opens if too many fail."""
+    breaker = open_breaker(close_after=close_after)
+    run(breaker, results, now=30.0)
+    assert expected is breaker.state
+
+
+def test_failed_probes_of_an_earlier_round_do_not_count() -> None:
+    """After it has re-opened, a breaker again admits as many failing probes as at first."""
+    breaker = open_breaker(close_after=1, growth=1.0, spread=0.0)
+    for now in (30.0, 60.0):
+        run(breaker, "xxx", now)
+        assert OPEN is breaker.state
+    run(breaker, "xx.", 90.0)
+    assert (CLOSED, 0) == (breaker.state, breaker.consecutive_opens)
+
+
 @pytest.mark.parametrize(("failed", "duration"), [(True, 0.1), (False, 1.5), (True, 1.5)])
 def test_failed_or_slow_probe_reopens(failed: bool, duration: float) -> None:
     """A failed or slow probe opens the breaker for longer, and the other probes are ignored."""
@@ -438,12 +507,22 @@ def test_unknown_manual_states(state: str) -> None:
         max_open="positive",
         spread="at least 0",
         probes="count",
+        close_after="count",
+        timeouts="count",
     ),
 )
 def test_invalid_arguments(field: str, value: object, pattern: str) -> None:
     """An invalid argument raises an error that names the argument."""
     with pytest.raises(ConfigurationError, match=pattern):
         Breaker(**keyword(field, value))
+
+
+def test_close_after_above_probes() -> None:
+    """A breaker that could never close is rejected."""
+    with pytest.raises(
+        ConfigurationError, match=r"^close_after must be at most probes \(2\), got 3"
+    ):
+        Breaker(probes=2, close_after=3)
 
 
 def test_max_open_below_open_for() -> None:

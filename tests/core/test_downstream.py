@@ -318,6 +318,16 @@ def test_a_full_limiter_without_a_breaker() -> None:
     assert Stop(Reason.LIMIT) == Downstream("d", limiter=SpyLimiter(None)).admit(0.0)
 
 
+def test_timeouts_are_reported_to_the_breaker() -> None:
+    """Two time-outs in a row open a breaker with `timeouts=2`; other failures do not."""
+    downstream = Downstream("d", breaker=Breaker(timeouts=2))
+    run(downstream, TRANSIENT, times=5)
+    run(downstream, TIMEOUT)
+    assert "closed" == downstream.status(0.0)[0]
+    run(downstream, TIMEOUT)
+    assert "open" == downstream.status(0.0)[0]
+
+
 def test_limiters_are_notified_of_a_recovery() -> None:
     """Only the change from half-open to closed is a recovery; each limiter is notified."""
     spy = SpyLimiter()

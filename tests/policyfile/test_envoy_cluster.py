@@ -102,14 +102,14 @@ def test_breaker_without_growth() -> None:
 
 
 def test_differences_of_a_breaker() -> None:
-    """Probes, slow calls, growth and a rate that is no whole percentage are differences."""
-    result = to_envoy(
-        new_defence(breaker={"slow_after": 1.0, "failure_rate": 0.333}), host="payments"
-    )
+    """Probes, time-outs, slow calls, growth and a rate in fractions of a percent differ."""
+    breaker = {"slow_after": 1.0, "failure_rate": 0.333, "timeouts": 3}
+    result = to_envoy(new_defence(breaker=breaker), host="payments")
 
     assert [
         *COMMON_DIFFERENCES,
         "breaker.probes",
+        "breaker.timeouts",
         "breaker.slow_after",
         "max_hint",
         "breaker.failure_rate",

@@ -144,6 +144,14 @@ def test_budget_with_hedging_is_about_hedges() -> None:
                 "rejects attempts for 30 s, and closes when 2 probes (test calls) have succeeded"
             ),
         ),
+        (
+            {"timeouts": 4, "close_after": 1, "growth": 1, "spread": 0},
+            (
+                "opens when, of at least 20 calls in the last 10 s, at least 50 % failed, or when "
+                "4 calls in a row timed out and none succeeded; then it rejects attempts for 30 s, "
+                "and closes when 1 probe (test call) has succeeded"
+            ),
+        ),
     ],
     ids=str,
 )

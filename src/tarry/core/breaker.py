@@ -2,7 +2,7 @@
 
     CLOSED ──too many failures──▶ OPEN ──time is up──▶ HALF_OPEN ──probes succeed──▶ CLOSED
                                    ▲                       │
-                                   └────a probe fails──────┘   (open for longer each time)
+                                   └──too many probes fail─┘   (open for longer each time)
 
 A probe is a call that a half-open breaker admits, to test the dependency. Each admitted call gets a
 permit (a number): a number of its own for a probe, and the current generation for any other call.
@@ -53,18 +53,21 @@ class Breaker:
 
     It opens when, of at least `min_calls` calls in the last `window` seconds, the fraction
     `failure_rate` or more failed, or the fraction `slow_rate` or more took longer than `slow_after`
-    seconds. It also opens after `consecutive` failures in a row.
+    seconds. It also opens after `consecutive` failures in a row, and after `timeouts` time-outs in
+    a row if the window has no success. The latter is for dependencies with few calls.
 
     It stays open for `open_for` seconds. Each time it re-opens, this period grows by the factor
     `growth`, up to `max_open`. A random part of up to `spread` times the period is added. After the
-    period it admits `probes` calls at a time. It closes once `probes` of these calls have
-    succeeded, and re-opens as soon as one fails.
+    period it admits `probes` calls at a time. It closes once `close_after` of these calls have
+    succeeded (by default all of them), and re-opens as soon as so many have failed that fewer than
+    `close_after` of `probes` can succeed.
     """
 
     __slots__ = (
-        "_consecutive_failures", "_failure_rate", "_growth", "_has_optional_rules",
-        "_last_probe_permit", "_max_consecutive_failures", "_max_open", "_min_calls", "_open_for",
-        "_open_until", "_probe_successes", "_running_probes", "_slow_after", "_slow_rate",
+        "_close_after", "_consecutive_failures", "_consecutive_timeouts", "_failure_rate",
+        "_growth", "_has_optional_rules", "_last_probe_permit", "_max_consecutive_failures",
+        "_max_consecutive_timeouts", "_max_open", "_min_calls", "_open_for", "_open_until",
+        "_probe_failures", "_probe_successes", "_running_probes", "_slow_after", "_slow_rate",
         "_spread", "_window", "can_count_success", "consecutive_opens", "generation",
         "permit_if_closed", "probes", "state",
     )  # fmt: skip
@@ -76,6 +79,7 @@ class Breaker:
         min_calls: int = 20,
         window: float = 10.0,
         consecutive: int | None = None,
+        timeouts: int | None = None,
         slow_after: float | None = None,
         slow_rate: float = 0.5,
         open_for: float = 30.0,
@@ -83,12 +87,16 @@ class Breaker:
         max_open: float = 300.0,
         spread: float = 0.1,
         probes: int = 3,
+        close_after: int | None = None,
     ) -> None:
         self._failure_rate = check_ratio("failure_rate", failure_rate)
         self._min_calls = check_count("min_calls", min_calls)
         self._window = SlidingWindow(check_positive("window", window), 3)
         self._max_consecutive_failures = (
             None if consecutive is None else check_count("consecutive", consecutive)
+        )
+        self._max_consecutive_timeouts = (
+            None if timeouts is None else check_count("timeouts", timeouts)
         )
         self._slow_after = None if slow_after is None else check_positive("slow_after", slow_after)
         self._slow_rate = check_ratio("slow_rate", slow_rate)
@@ -100,7 +108,13 @@ class Breaker:
             raise ConfigurationError("max_open", rule)
         self._spread = check_at_least("spread", spread, 0)
         self.probes: int = check_count("probes", probes)
-        """Number of calls admitted at a time while half-open, and of successes needed to close."""
+        """Number of calls admitted at a time while half-open."""
+        self._close_after = self.probes
+        if close_after is not None:
+            self._close_after = check_count("close_after", close_after)
+            if close_after > probes:
+                rule = f"must be at most probes ({probes})"
+                raise ConfigurationError("close_after", rule, close_after)
 
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
@@ -112,15 +126,16 @@ class Breaker:
         Always False with `slow_after`, and in states other than closed and metrics-only. Also False
         after a failure, and in a new metrics-only state, until `record` finds no failure.
         """
-        # The rules `consecutive` and `slow_after`
-        self._has_optional_rules = consecutive is not None or slow_after is not None
+        # The rules `consecutive`, `timeouts` and `slow_after`
+        self._has_optional_rules = (consecutive, timeouts, slow_after) != (None, None, None)
         self._consecutive_failures = 0
+        self._consecutive_timeouts = 0
         self.consecutive_opens: int = 0
         """Number of times the breaker has opened since it was last closed."""
         self._open_until = 0.0
         self._running_probes: dict[int, float] = {}  # start times by permit
         self._last_probe_permit = 0
-        self._probe_successes = 0
+        self._probe_successes = self._probe_failures = 0
 
     def admit(self, now: float) -> int | None:
         """Return a permit for a call, or None when the call is rejected."""
@@ -162,8 +177,13 @@ class Breaker:
         duration: float,
         now: float,
         random_number: float,
+        *,
+        timed_out: bool = False,
     ) -> None:
-        """Record the result of a call; `random_number` (from [0, 1)) spreads the open time."""
+        """Record the result of a call; `random_number` (from [0, 1)) spreads the open time.
+
+        `timed_out`: the call failed because it took too long.
+        """
         is_slow = self._slow_after is not None and duration > self._slow_after
         if self.state is _HALF_OPEN:
             if self._running_probes.pop(permit, None) is not None:
@@ -179,13 +199,16 @@ class Breaker:
         current[_SLOW] += is_slow
         current[_FAILURES] += failed
         self._consecutive_failures = self._consecutive_failures + 1 if failed else 0
+        self._consecutive_timeouts = self._consecutive_timeouts + 1 if timed_out else 0
         failure_count = window.past[_FAILURES] + current[_FAILURES]
         self.can_count_success = self._slow_after is None and not failure_count
         if not self.can_count_success and self.state is _CLOSED:
             call_count = window.past[_CALLS] + current[_CALLS]
             if (
                 call_count >= self._min_calls and failure_count >= self._failure_rate * call_count
-            ) or (self._has_optional_rules and self._is_optional_rule_met(call_count)):
+            ) or (
+                self._has_optional_rules and self._is_optional_rule_met(call_count, failure_count)
+            ):
                 self._open(now, random_number)
 
     def release(self, permit: int) -> None:
@@ -220,9 +243,14 @@ class Breaker:
         total = self._window.total
         return total(_CALLS), total(_FAILURES), total(_SLOW)
 
-    def _is_optional_rule_met(self, call_count: int) -> bool:
+    def _is_optional_rule_met(self, call_count: int, failure_count: int) -> bool:
         limit = self._max_consecutive_failures
         if limit is not None and self._consecutive_failures >= limit:
+            return True
+        limit = self._max_consecutive_timeouts
+        # With many concurrent calls, several can time out in a row while others succeed.
+        is_without_success = failure_count == call_count
+        if limit is not None and self._consecutive_timeouts >= limit and is_without_success:
             return True
         if self._slow_after is None or call_count < self._min_calls:
             return False
@@ -247,13 +275,15 @@ class Breaker:
         return self._last_probe_permit
 
     def _record_probe(self, now: float, random_number: float, *, is_success: bool) -> None:
-        if not is_success:
-            self._open(now, random_number)
-            return
-        self._probe_successes += 1
-        if self._probe_successes >= self.probes:
-            self.consecutive_opens = 0
-            self._set_state(_CLOSED)
+        if is_success:
+            self._probe_successes += 1
+            if self._probe_successes >= self._close_after:
+                self.consecutive_opens = 0
+                self._set_state(_CLOSED)
+        else:
+            self._probe_failures += 1
+            if self._probe_failures > self.probes - self._close_after:
+                self._open(now, random_number)
 
     def _open(self, now: float, random_number: float) -> None:
         try:
@@ -267,9 +297,9 @@ class Breaker:
     def _set_state(self, state: BreakerState) -> BreakerState:
         self.state = state
         self.generation = self._last_probe_permit = self.generation + _GENERATION_STEP
-        self._consecutive_failures = 0
+        self._consecutive_failures = self._consecutive_timeouts = 0
         self._running_probes.clear()
-        self._probe_successes = 0
+        self._probe_successes = self._probe_failures = 0
         self._window.clear()
         self.permit_if_closed = self.generation if state is _CLOSED else None
         self.can_count_success = state is _CLOSED and self._slow_after is None

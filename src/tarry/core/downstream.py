@@ -153,7 +153,8 @@ class Downstream:
             if kind is _KIND_PERMANENT:  # the caller's mistake: no evidence about the dependency
                 breaker.release(permit)
             else:
-                breaker.record(permit, kind is not _KIND_SUCCESS, duration, now, random_number)
+                failed, timed_out = kind is not _KIND_SUCCESS, outcome.timeout
+                breaker.record(permit, failed, duration, now, random_number, timed_out=timed_out)
             if breaker.state is not before:
                 self._on_breaker_change(before, now)
         if self.budget is not None:

@@ -94,6 +94,9 @@ def report_ejection(breaker: dict[str, Any], converter: Converter) -> None:
         "them their full load again after the ejection"
     )
     converter.report("breaker.probes", breaker["probes"], effect, Severity.LOAD)
+    if breaker["timeouts"] is not None:
+        effect = f"{converter.system} does not count time-outs separately"
+        converter.report("breaker.timeouts", breaker["timeouts"], effect, Severity.LOAD)
     if breaker["slow_after"] is not None:
         effect = f"{converter.system} does not eject a host for being slow"
         converter.report("breaker.slow_after", breaker["slow_after"], effect, Severity.LOAD)

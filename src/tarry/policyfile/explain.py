@@ -113,15 +113,19 @@ def _explain_breaker(breaker: Mapping[str, Any]) -> str:
         conditions += f" or at least {slow} took longer than {after}"
     if breaker["consecutive"] is not None:
         conditions += f", or when {breaker['consecutive']} calls in a row failed"
+    if breaker["timeouts"] is not None:
+        conditions += f", or when {breaker['timeouts']} calls in a row timed out and none succeeded"
     period = format_duration(breaker["open_for"])
     if breaker["growth"] > 1:
         longest = format_duration(breaker["max_open"])
         period += f" ({breaker['growth']:g} x as long each further time, up to {longest})"
     if breaker["spread"]:
         period += f", plus a random part of up to {_format_percent(breaker['spread'])}"
+    count = breaker["close_after"] or breaker["probes"]
+    probes = "1 probe (test call) has" if count == 1 else f"{count} probes (test calls) have"
     return (
         f"opens when, {conditions}; then it rejects attempts for {period}, and closes when "
-        f"{breaker['probes']} probes (test calls) have succeeded"
+        f"{probes} succeeded"
     )
 
 
