@@ -28,6 +28,7 @@ from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, short_repr
 from tarry.service import defaults
 from tarry.service.defaults import LEASE_GRACE_MS
+from tarry.service.redaction import REDACTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,8 +37,6 @@ DEFAULT_SOURCE = "default"
 """The source of a setting that has its default value."""
 SECRET_SETTINGS = frozenset({"encryption_keys", "signing_secrets"})
 MEMORY_URL, SQLITE_SCHEME = "memory:", "sqlite:"
-
-_REDACTED = "[redacted]"
 
 
 def _help(text: str, *, ge: int | None = None, le: int | None = None) -> Meta:
@@ -137,10 +136,10 @@ class LoadedSettings(msgspec.Struct, frozen=True):
         """Return the value of a setting, with secrets replaced."""
         value = getattr(self.settings, name)
         if name in SECRET_SETTINGS:
-            return (_REDACTED,) * len(value)
+            return (REDACTED,) * len(value)
         if name == "egress_proxy" and "@" in value:
             scheme, _, rest = value.rpartition("://")
-            return f"{scheme}://{_REDACTED}@{rest.rpartition('@')[2]}"
+            return f"{scheme}://{REDACTED}@{rest.rpartition('@')[2]}"
         return value
 
     def format(self, name: str) -> str:

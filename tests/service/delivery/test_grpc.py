@@ -144,7 +144,7 @@ def test_error_details_are_bounded_and_printable(hostile: HostileTargets) -> Non
             new_request(url, body=f"exhausted {details}".encode()),
         )
 
-    assert " [2J ü" + "x" * 506 == with_server(hostile, test)[0].error
+    assert " [2J ü" + "x" * 2042 == with_server(hostile, test)[0].error
 
 
 def test_certificate_is_checked_against_the_name(hostile: HostileTargets) -> None:

@@ -15,6 +15,7 @@ from tarry.service.api.messages import NoQuery, PageQuery, json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import stored_task_view
 from tarry.service.model import Status
+from tarry.service.redaction import find_secrets
 from tarry.service.store import CancelStatus, RetryNowStatus, TaskFilter
 from tarry.wire import tasks as wire
 from tarry.wire.tasks import AttemptLog, Page, RetryTask
@@ -116,7 +117,7 @@ class ResultWaiter:
             view.next_attempt_at = None
             delivery_result = finished_task.delivery_result
             if delivery_result is not None and delivery_result.status is not None:
-                secrets = views.find_secrets(views.read_content(context, task))
+                secrets = find_secrets(views.read_content(context, task))
                 view.response = views.response_view(delivery_result, secrets)
         return view
 
@@ -187,7 +188,7 @@ class TaskResource:
         )
         # One more attempt than requested was read, to find out whether there is another page.
         page, has_more = attempts[: query.limit], len(attempts) > query.limit
-        secrets = views.find_secrets(views.read_content(self._context, task))
+        secrets = find_secrets(views.read_content(self._context, task))
         items = [views.attempt_view(task.id, attempt, secrets) for attempt in page]
         next_cursor = str(page[-1].number) if has_more else None
         return json_response(200, Page(items=items, next_cursor=next_cursor))

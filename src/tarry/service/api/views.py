@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from base64 import b64encode
 from codecs import utf_8_decode
 from contextlib import suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote_plus
 
 import msgspec
 
@@ -17,29 +14,23 @@ from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
 from tarry.service.encryption import DecryptionFailed
 from tarry.service.model import LOST, Status, TaskContent
+from tarry.service.redaction import (
+    find_secrets,
+    redact_bytes,
+    redact_headers,
+    redact_text,
+    redact_url,
+)
 from tarry.wire import tasks as wire
 from tarry.wire.policies import SERVICE_PRESETS, policy_from_json
 from tarry.wire.tasks import STATUS_NAMES, RetryTask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tarry.core.policy import Policy
     from tarry.service.api.context import ApiContext
     from tarry.service.delivery import DeliveryResult
     from tarry.service.model import AttemptRecord, Decision, LaneRecord, ReplayRecord, Task
 
-REDACTED = "[redacted]"
-
-_SECRET_NAME = re.compile(
-    r"auth|cookie|token|secret|passw|passphrase|pwd|credential|signature|session|jwt|"
-    r"api[-_.]?key|access[-_.]?key|private[-_.]?key|subscription-key|"
-    r"(?:^|[-_.])(?:key|sig|sas|pin|otp)(?:$|[-_.])",
-    re.IGNORECASE,
-)
-_QUERY_PARAMETER = re.compile(r"([?&;])([^=&;#]*)=([^&;#]*)")
-_MIN_SECRET_LENGTH = 6
-"""Shorter secrets are not redacted in texts, because other words could match them by chance."""
 _ENCRYPTED = "[encrypted]"
 _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
 """Shown instead of content that cannot be decrypted, because its key is not configured."""
@@ -99,7 +90,7 @@ def response_view(result: DeliveryResult, secrets: list[str] | None) -> wire.Tar
     for name, value in result.headers:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     for name, value in redact_headers(headers).items():
-        headers[name] = redact_text(value, secrets) or ""
+        headers[name] = redact_text(value, secrets)
     is_truncated = result.truncated
     response = wire.TargetResponse(status=result.status, headers=headers, truncated=is_truncated)
     try:
@@ -117,9 +108,13 @@ def attempt_view(
     task_id: str, attempt: AttemptRecord, secrets: list[str] | None
 ) -> wire.AttemptLog:
     """Return one entry of the attempt log, with the `secrets` of the task redacted."""
-    decision = None
+    decision, error, excerpt = None, attempt.error, attempt.excerpt
     if attempt.decision is not None:
         decision = msgspec.convert(attempt.decision, wire.Decision, from_attributes=True)
+    if error is not None:
+        error = redact_text(error, secrets)
+    if excerpt is not None:
+        excerpt = redact_text(excerpt, secrets, is_truncated=attempt.truncated)
     return wire.AttemptLog(
         task_id=task_id,
         attempt_number=attempt.number,
@@ -132,11 +127,11 @@ def attempt_view(
         first_byte_ms=attempt.first_byte_ms,
         remote_address=attempt.remote,
         response_status=attempt.status,
-        error_message=redact_text(attempt.error, secrets),
+        error_message=error,
         error_class=attempt.error_class,
         outcome=attempt.outcome,
         decision=decision,
-        response_excerpt=redact_text(attempt.excerpt, secrets, is_truncated=attempt.truncated),
+        response_excerpt=excerpt,
         response_truncated=attempt.truncated,
         worker=attempt.worker,
     )
@@ -328,76 +323,3 @@ def _next_step(
         return wire.NextStep(text=text, at=lane.parked_until)
     when = f"in {format_duration((due - now) / 1000)}" if due > now else "now"
     return wire.NextStep(text=f"{attempt_text} is due {when}.", at=due)
-
-
-@lru_cache(4096)
-def is_secret_name(name: str) -> bool:
-    """Return whether the value of a header or query parameter of this name is a secret."""
-    return _SECRET_NAME.search(name) is not None
-
-
-def redact_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Return headers with their secret values redacted."""
-    return {name: REDACTED if is_secret_name(name) else value for name, value in headers.items()}
-
-
-def redact_url(url: str) -> str:
-    """Return a URL with the secret values of its query parameters redacted."""
-    if "?" not in url:
-        return url
-    path, separator, query = url.partition("?")
-    return path + _QUERY_PARAMETER.sub(_redact_parameter, separator + query)
-
-
-def redact_text(
-    text: str | None, secrets: Sequence[str] | None, *, is_truncated: bool = False
-) -> str | None:
-    """Return a text that the target sent, with the `secrets` of the task's request redacted.
-
-    If the secrets are unknown (None), the whole text is redacted. A truncated text may end with
-    the beginning of a secret. This beginning is redacted, too.
-    """
-    if not text:
-        return text
-    if secrets is None:
-        return REDACTED
-    for secret in secrets:
-        text = text.replace(secret, REDACTED)
-    if is_truncated:
-        for secret in secrets:
-            for length in range(min(len(secret), len(text)), _MIN_SECRET_LENGTH - 1, -1):
-                if text.endswith(secret[:length]):
-                    return text[:-length] + REDACTED
-    return text
-
-
-def redact_bytes(
-    data: bytes, secrets: Sequence[str] | None, *, is_truncated: bool = False
-) -> bytes:
-    """Return bytes that the target sent, redacted as `redact_text` redacts a text."""
-    # Latin-1 maps each byte to a character, so `redact_text` finds the UTF-8 bytes of secrets.
-    latin1_secrets = secrets and [
-        secret.encode("utf-8", "surrogatepass").decode("latin-1") for secret in secrets
-    ]
-    redacted = redact_text(data.decode("latin-1"), latin1_secrets, is_truncated=is_truncated)
-    return (redacted or "").encode("latin-1")
-
-
-def find_secrets(content: TaskContent | None) -> list[str] | None:
-    """Return the secrets in a task's request, the longest first; None if `content` is None."""
-    if content is None:
-        return None
-    secrets = {value for name, value in content.headers.items() if is_secret_name(name)}
-    for value in tuple(secrets):
-        secrets.update(value.split())  # "Bearer SECRET": also SECRET alone
-    for _, name, value in _QUERY_PARAMETER.findall(content.url):
-        if is_secret_name(unquote_plus(name)):
-            secrets.update((value, unquote_plus(value)))
-    long_secrets = (secret for secret in secrets if len(secret) >= _MIN_SECRET_LENGTH)
-    return sorted(long_secrets, key=len, reverse=True)
-
-
-def _redact_parameter(match: re.Match[str]) -> str:
-    separator, name, value = match.groups()
-    redacted = REDACTED if value and is_secret_name(unquote_plus(name)) else value
-    return f"{separator}{name}={redacted}"

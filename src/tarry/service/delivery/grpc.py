@@ -36,7 +36,7 @@ MAX_CHANNELS = 256
 MAX_MESSAGE_BYTES = 4 << 20  # a longer message is an error: gRPC cannot read a part of a message
 _ADDRESS_TTL_S = 60.0  # time after which the addresses of a channel are resolved and checked again
 _IDLE_TIMEOUT_MS = 60_000
-_MAX_ERROR_CHARS = 512
+_MAX_ERROR_CHARS = 2048  # the engine redacts the error and cuts it again for the attempt log
 _MIN_TIMEOUT_S = 0.001
 
 _CHANNEL_OPTIONS = (

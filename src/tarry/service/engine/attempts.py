@@ -13,6 +13,7 @@ from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_cod
 from tarry.core.verdict import Wait
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.model import AttemptRecord, Decision, Status, Task
+from tarry.service.redaction import find_secrets, redact_named_values, redact_text
 from tarry.service.store import TaskResult
 from tarry.wire import http
 
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 _MIN_SUCCESS_STATUS, _MIN_REDIRECT_STATUS, _MIN_ERROR_STATUS = 200, 300, 400
 _PERMANENT_FAULTS = frozenset({Fault.BLOCKED, Fault.INVALID})
-_MAX_EXCERPT_CHARS = 512
+_MAX_TEXT_CHARS = 512  # of the error and of the excerpt in the attempt log
+_MAX_REDACTED_CHARS = 2 * _MAX_TEXT_CHARS
+"""A text is redacted before it is cut, so that no beginning of a secret is left. What follows these
+characters is dropped before, because redaction takes longer than the rest of a failed attempt."""
 
 
 def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
@@ -82,9 +86,17 @@ def classify(delivery: DeliveryResult, policy: Policy, now_s: float) -> Outcome 
 
 
 def build_record(
-    task: Task, delivery: DeliveryResult, outcome: Outcome, started_at: int, worker: str
+    task: Task,
+    content: TaskContent | None,
+    delivery: DeliveryResult,
+    outcome: Outcome,
+    started_at: int,
+    worker: str,
 ) -> AttemptRecord:
-    """Return the attempt log entry of a delivery; the caller adds the decision."""
+    """Return the attempt log entry of a delivery; the caller adds the decision.
+
+    Secrets are redacted in the error and in the excerpt, because the entry is stored.
+    """
     fault = delivery.fault
     record = AttemptRecord(
         number=task.attempts + 1,
@@ -97,20 +109,34 @@ def build_record(
         first_byte_ms=delivery.first_byte_ms,
         remote=delivery.remote,
         status=delivery.status,
-        error=delivery.error,
         error_class=None if fault is None else str(fault),
         outcome=str(outcome.kind),
         worker=worker,
     )
-    if outcome is not SUCCESS and delivery.excerpt:
-        text = delivery.excerpt.decode("utf-8", "replace")
-        excerpt = text[:_MAX_EXCERPT_CHARS]
-        record.truncated = delivery.truncated or len(excerpt) < len(text)
-        if not excerpt.isprintable():
-            # Control characters could change what a terminal shows.
-            excerpt = "".join(char if char.isprintable() else " " for char in excerpt)
-        record.excerpt = excerpt
+    if outcome is not SUCCESS and (delivery.error or delivery.excerpt):
+        secrets = find_secrets(content)
+        if delivery.error:
+            record.error, _ = _redact_and_cut(delivery.error, secrets, is_truncated=False)
+        if delivery.excerpt:
+            text = delivery.excerpt.decode("utf-8", "replace")
+            record.excerpt, record.truncated = _redact_and_cut(
+                text, secrets, is_truncated=delivery.truncated
+            )
     return record
+
+
+def _redact_and_cut(
+    text: str, secrets: list[str] | None, *, is_truncated: bool
+) -> tuple[str, bool]:
+    """Return the beginning of a text of the target for the log, and whether the text is longer."""
+    is_truncated = is_truncated or len(text) > _MAX_REDACTED_CHARS
+    text = redact_text(text[:_MAX_REDACTED_CHARS], secrets, is_truncated=is_truncated)
+    text = redact_named_values(text)
+    beginning = text[:_MAX_TEXT_CHARS]
+    if not beginning.isprintable():
+        # Control characters could change what a terminal shows.
+        beginning = "".join(char if char.isprintable() else " " for char in beginning)
+    return beginning, is_truncated or len(beginning) < len(text)
 
 
 def build_decision(

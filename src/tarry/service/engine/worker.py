@@ -271,7 +271,9 @@ class Worker:
         if context.health.failing:
             context.health.mark_healthy("delivery")
         worker = context.lease_terms.worker
-        record = attempts.build_record(task, delivery_result, outcome, started_at, worker)
+        record = attempts.build_record(
+            task, leased_task.content, delivery_result, outcome, started_at, worker
+        )
         if outcome is SUCCESS:
             call.record_success(now_s, random_number)
             record.decision = Decision(action="done", policy_version=effective_policy.version)

@@ -1,0 +1,127 @@
+"""Redaction of secrets."""
+
+from __future__ import annotations
+
+import pytest
+
+from tarry.service import redaction
+from tarry.service.model import TaskContent
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Authorization", "Proxy-Authorization", "Cookie", "X-API-Key", "api_key", "apikey",
+        "X-Auth-Token", "access_token", "client_secret", "password", "X-Amz-Signature", "sig",
+        "Ocp-Apim-Subscription-Key", "X-Goog-Credential", "key", "session_id", "jwt",
+        "X-Hub-Signature-256", "authorisation", "passphrase", "private_key", "otp",
+    ],
+)  # fmt: skip
+def test_a_name_is_recognized_as_secret(name: str) -> None:
+    """Secret names are recognized in upper and lower case."""
+    assert redaction.is_secret_name(name)
+    assert redaction.is_secret_name(name.upper())
+    assert f"{name}=[redacted]" == redaction.redact_named_values(f"{name}=value")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Content-Type",
+        "X-Order",
+        "monkey",
+        "design",
+        "Accept",
+        "keyword",
+        "page",
+        "signal",
+        "author",
+    ],
+)
+def test_a_name_is_not_secret(name: str) -> None:
+    """Names that only resemble a secret name are not secret."""
+    assert not redaction.is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://a/b", "https://a/b"),
+        ("https://a/b?c=d", "https://a/b?c=d"),
+        ("https://a/?token=x", "https://a/?token=[redacted]"),
+        ("https://a/?c=d&token=x=y&e", "https://a/?c=d&token=[redacted]&e"),
+        ("https://a/?%74oken=x;sig=y", "https://a/?%74oken=[redacted];sig=[redacted]"),
+        ("https://a/?token=", "https://a/?token="),
+        ("https://a/token=x?c", "https://a/token=x?c"),
+        ("https://a/?a?token=x", "https://a/?a?token=[redacted]"),
+    ],
+)
+def test_secrets_in_a_query_are_redacted(url: str, expected: str) -> None:
+    """The values of secret parameters are redacted, the rest is unchanged."""
+    assert expected == redaction.redact_url(url)
+
+
+def test_secrets_in_a_text_of_the_target_are_redacted() -> None:
+    """Parts of header values, and plain or percent-encoded parameters are redacted."""
+    content = TaskContent(
+        url="https://a/?token=s%2Fecret-1&pin=12",
+        headers={"Authorization": "Bearer longest-secret", "X-A": "visible"},
+    )
+    secrets = redaction.find_secrets(content)
+    echoed = "longest-secret s/ecret-1 s%2Fecret-1 visible 12 Bearer longest-secret"
+    assert "[redacted] [redacted] [redacted] visible 12 [redacted]" == redaction.redact_text(
+        echoed, secrets
+    )
+
+
+def test_a_truncated_secret_is_redacted() -> None:
+    """At the end of a truncated text, six characters of a secret are enough."""
+    assert "a [redacted]" == redaction.redact_text(
+        "a longest-s", ["longest-secret"], is_truncated=True
+    )
+    assert "a longe" == redaction.redact_text("a longe", ["longest-secret"], is_truncated=True)
+    assert "a longest-s" == redaction.redact_text("a longest-s", ["longest-secret"])
+    assert "aaaaaab [redacted]" == redaction.redact_text(
+        "aaaaaab aaaaaaa", ["aaaaaaac"], is_truncated=True
+    )
+    assert b"\xff [redacted]" == redaction.redact_bytes(
+        b"\xff longest-s", ["longest-secret"], is_truncated=True
+    )
+
+
+def test_unknown_secrets_redact_the_whole_text() -> None:
+    """If the content cannot be decrypted, any word may be a secret."""
+    assert redaction.find_secrets(None) is None
+    assert ("[redacted]", "") == tuple(redaction.redact_text(text, None) for text in ("x", ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Service Unavailable", "Service Unavailable"),
+        ("the token is invalid", "the token is invalid"),
+        ('{"access_token": "a", "x": 1}', '{"access_token": "[redacted]", "x": 1}'),
+        (r'{"token":"a\"b","x":"y"}', '{"token":"[redacted]","x":"y"}'),
+        (r'{"x":"{\"token\":\"a\\\"b\"}"}', r'{"x":"{\"token\":\"[redacted]\"}"}'),
+        ('{"pin":1234}', '{"pin":[redacted]}'),
+        ('{"token": "cut', '{"token": "[redacted]'),
+        ("{'password': 'a b'}", "{'password': '[redacted]'}"),
+        ("/?token=a&x=b#c", "/?token=[redacted]&x=b#c"),
+        ("Authorization=Bearer a b", "Authorization=[redacted] b"),
+        ("password='a b' x", "password='[redacted]' x"),
+        ("token=password=a b", "token=[redacted] b"),
+        ('{"token":"","auth":null,"tokens":[],"session":{}}',) * 2,
+        ('{"author": "a", "monkey": "b"}',) * 2,
+    ],
+)
+def test_named_secrets_in_a_text_of_the_target_are_redacted(text: str, expected: str) -> None:
+    """The values of secret JSON members and parameters are redacted, and redacted only once."""
+    assert expected == redaction.redact_named_values(text)
+    assert expected == redaction.redact_named_values(expected)
+
+
+@pytest.mark.parametrize("text", ['"key":"', "key=", '"key":"\\"', '"' * 7, "\\" * 7, "'key': "])
+def test_hostile_text_is_redacted_in_one_pass(text: str) -> None:
+    """Repeated quotes, backslashes and names do not make the search fail."""
+    repeated = text * 300
+    assert len(redaction.redact_named_values(repeated)) <= 2 * len(repeated)
