@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tarry.service.model import ReplayRecord
-from tarry.service.store import NewTask, TaskFilter
-from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.store import NewTask, Retention, SweepResult, TaskFilter
+from tarry.service.stores.sqlite import SqliteStore, terminal_tasks
 from tests.service.stores.conformance import dead_letters, retention
 from tests.service.stores.conformance.suite import Case, case_name
-from tests.service.stores.harness import LEASE, exhausted_result, task
-from tests.service.stores.sqlite.harness import cases_of, run_case, run_on_store
+from tests.service.stores.harness import LEASE, exhausted_result, success_result, task
+from tests.service.stores.sqlite.harness import DatabaseFile, cases_of, run_case, run_on_store
+
+PAGE_BYTES = 4096
 
 
 @pytest.mark.parametrize("case", cases_of(dead_letters, retention), ids=case_name)
@@ -44,3 +50,98 @@ def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
         assert 0 == await store.purge("acme", TaskFilter(reason="rare"), 1)
 
     run_on_store(tmp_path / "tasks.db", main)
+
+
+# --- the size of the file -------------------------------------------------------------------------
+
+
+def add_finished_tasks(file: DatabaseFile, count: int) -> None:
+    """Add tasks whose rows take one page each, and finish them."""
+    batch = [
+        NewTask(task(number, packed_content=bytes(3000)), lease_on_add=True)
+        for number in range(count)
+    ]
+    file.finish([success_result(added.task) for added in file.add(batch)])
+
+
+def sweep(file: DatabaseFile, retention_ms: int = 0) -> SweepResult:
+    """Delete up to 500 finished tasks that are older than `retention_ms`."""
+    retention = Retention(retention_ms, retention_ms)
+    [result] = file.run(partial(terminal_tasks.sweep, retention=retention, limit=500))
+    assert isinstance(result, SweepResult)
+    return result
+
+
+def count_pages(file: DatabaseFile) -> tuple[int, int]:
+    """Return the number of pages of the file, and how many of them are free."""
+    connection, _ = file.database.open()
+    [(page_count,)] = connection.execute("PRAGMA page_count").fetchall()
+    [(free_count,)] = connection.execute("PRAGMA freelist_count").fetchall()
+    return page_count, free_count
+
+
+def test_the_file_shrinks_after_retention(database_file: DatabaseFile) -> None:
+    """Sweeps release free pages in small steps; then a checkpoint shrinks the file."""
+    add_finished_tasks(database_file, 3000)
+    free_counts = [0]
+    removed_count, has_more = 0, True
+    while has_more:
+        result = sweep(database_file)
+        removed_count, has_more = removed_count + result.removed_task_count, result.has_more
+        free_counts.append(count_pages(database_file)[1])
+    page_count, free_count = count_pages(database_file)
+
+    assert 3000 == removed_count
+    assert free_count == terminal_tasks.MIN_FREE_PAGES
+    assert page_count < free_count + 200
+    assert 64 == max(before - after for before, after in pairwise(free_counts))
+    connection, _ = database_file.database.open()
+    connection.execute("PRAGMA wal_checkpoint").fetchall()
+    assert page_count * PAGE_BYTES == Path(database_file.database.path).stat().st_size
+    assert [("ok",)] == connection.execute("PRAGMA integrity_check").fetchall()
+
+
+def test_a_file_with_few_free_pages_keeps_them(
+    database_file: DatabaseFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to a quarter of the file stays free for new tasks."""
+    monkeypatch.setattr(terminal_tasks, "MIN_FREE_PAGES", 0)
+    add_finished_tasks(database_file, 100)
+    database_file.run(lambda tx: tx.execute("CREATE TABLE ballast (content BLOB)"))
+    database_file.run(
+        lambda tx: tx.execute("INSERT INTO ballast VALUES (zeroblob(400 * 4096))").fetchall()
+    )
+    page_count, _ = count_pages(database_file)
+
+    result = sweep(database_file)
+
+    assert (100, False) == (result.removed_task_count, result.has_more)
+    assert page_count == count_pages(database_file)[0]
+    assert 90 < count_pages(database_file)[1] < page_count // 4
+
+
+def test_a_file_that_cannot_shrink_is_left_as_it_is(tmp_path: Path) -> None:
+    """A file that was created without incremental vacuum has no endless work, until `VACUUM`."""
+    path = tmp_path / "tasks.db"
+    with closing(sqlite3.connect(path)) as connection:  # as created by earlier versions
+        connection.execute("PRAGMA journal_mode = WAL")
+    file = DatabaseFile(path)
+    add_finished_tasks(file, 2000)
+    for _ in range(4):
+        sweep(file)
+    page_count, free_count = count_pages(file)
+
+    assert free_count > terminal_tasks.MIN_FREE_PAGES
+    assert not sweep(file).has_more
+    assert (page_count, free_count) == count_pages(file)
+    file.database.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("VACUUM")
+    assert 0 == count_pages(file)[1]
+    add_finished_tasks(file, 2000)
+    for _ in range(100):
+        if not sweep(file).has_more:
+            break
+    assert terminal_tasks.MIN_FREE_PAGES == count_pages(file)[1]
+    file.database.close()

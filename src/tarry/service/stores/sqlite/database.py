@@ -419,6 +419,10 @@ def _configure(connection: sqlite3.Connection, path: StorePath) -> None:
     ):
         connection.execute(f"PRAGMA {pragma}")
     version = schema.read_version(connection, path)
+    if version == 0:
+        # `sweep` shrinks the file. This must be set before a new file gets a WAL and tables, and
+        # only then: on an existing file it is a write, for which readers would wait.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     # In WAL mode, readers and the writer do not block each other. The mode is stored in the file,
     # but a restored copy may lack it, so it is set each time.
     [(mode,)] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
