@@ -10,6 +10,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers know the name; importing `typing` for it costs 10 ms
 if TYPE_CHECKING:
+    from tarry.adapters.http.hand_off import HandOff
     from tarry.client.client import AsyncClient, Client
     from tarry.core.backoff import Schedule
     from tarry.core.breaker import Breaker, BreakerState
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from tarry.runtime.retry import acall, attempts, call, retry
 
 _NAMES_BY_MODULE = {
+    "tarry.adapters.http.hand_off": "HandOff",
     "tarry.client.client": "AsyncClient Client",
     "tarry.core.backoff": "Schedule",
     "tarry.core.breaker": "Breaker BreakerState",
@@ -100,12 +102,12 @@ __all__ = [
     "AIMD", "AdaptiveRate", "AsyncClient", "AttemptFailed", "AttemptStarted", "AttemptTimeout",
     "BlockingWait", "Breaker", "BreakerOpen", "BreakerState", "BreakerStateChanged", "Budget",
     "BudgetEmpty", "CallRecord", "CancelToken", "Cancelled", "Client", "ConfigurationError",
-    "ConfigurationTypeError", "DeadlineExceeded", "Downstream", "Event", "GaveUp", "HandedOff",
-    "HedgeFired", "HedgeWon", "Hedging", "Hint", "InFlight", "Kind", "LimitReached", "Limiter",
-    "MissingExtra", "Outcome", "Overloaded", "Policy", "Progress", "RatioBudget", "Reason",
-    "Rejected", "ResultNotAccepted", "Schedule", "Step", "Stop", "StoreUnavailable", "Succeeded",
-    "TarryError", "ThrottleBudget", "TokenBudget", "Wait", "Waited", "WillWait", "acall",
-    "attempts", "call", "deadline", "decide", "hedge", "hedge_sync", "hint_from_grpc",
+    "ConfigurationTypeError", "DeadlineExceeded", "Downstream", "Event", "GaveUp", "HandOff",
+    "HandedOff", "HedgeFired", "HedgeWon", "Hedging", "Hint", "InFlight", "Kind", "LimitReached",
+    "Limiter", "MissingExtra", "Outcome", "Overloaded", "Policy", "Progress", "RatioBudget",
+    "Reason", "Rejected", "ResultNotAccepted", "Schedule", "Step", "Stop", "StoreUnavailable",
+    "Succeeded", "TarryError", "ThrottleBudget", "TokenBudget", "Wait", "Waited", "WillWait",
+    "acall", "attempts", "call", "deadline", "decide", "hedge", "hedge_sync", "hint_from_grpc",
     "hint_from_headers", "listen", "outcome_of_code", "outcome_of_exception", "outcome_of_status",
     "parse_retry_after", "record_of", "remaining", "retry",
 ]  # fmt: skip

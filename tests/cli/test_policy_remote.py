@@ -49,7 +49,7 @@ def test_apply_reports_ignored_fields(run_cli: RunCli, client: Client, file: Pat
     assert put.max_hint_ms == applied.json["maxHintMs"]
 
 
-@pytest.mark.parametrize("name", ["default", "interactive", "patient", "webhook"])
+@pytest.mark.parametrize("name", ["default", "interactive", "patient", "quick", "webhook"])
 def test_show_output_can_be_applied(
     run_cli: RunCli, client: Client, tmp_path: Path, name: str
 ) -> None:

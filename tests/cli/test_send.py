@@ -38,6 +38,16 @@ def test_delivered_request(run_cli: RunCli, target: FlakyServer) -> None:
         assert ("7", "order-7") == (headers["x-shop"], headers["idempotency-key"].strip('"'))
 
 
+def test_callback_and_its_policy(run_cli: RunCli, target: FlakyServer) -> None:
+    """The task has the URL and the policy of the callback."""
+    task = run_cli(
+        "send", target.url, "--callback", f"{target.url}/done", "--callback-policy", "quick",
+        "--json",
+    ).json  # fmt: skip
+
+    assert (f"{target.url}/done", "quick") == (task["callbackUrl"], task["callbackPolicyId"])
+
+
 @pytest.mark.parametrize(
     ("data", "stdin", "body", "content_type"),
     [

@@ -201,7 +201,7 @@ def test_retry_reports_a_paused_downstream(
     result = run_cli("tasks", "retry", pending_task)
     client.resume(lane)
 
-    message = "Attempt 1 of 5 waits until an operator resumes its downstream."
+    message = "Attempt 1 waits until an operator resumes its downstream."
     assert (0, f"{pending_task} PENDING: {message}\n", "") == result
 
 

@@ -56,6 +56,7 @@ def task_json(number: int, **fields: Any) -> dict[str, Any]:
         "bodySize": 0,
         "bodyRef": None,
         "callbackUrl": None,
+        "callbackPolicyId": None,
         "cancelling": False,
         "replays": 0,
         "version": 1,

@@ -46,6 +46,7 @@ def test_all_options() -> None:
         delay=1.5,
         overrides={"maxAttempts": 2},
         callback=HOOK,
+        callback_policy="quick",
     )
     assert {
         "targetUrl": HOOK,
@@ -58,6 +59,7 @@ def test_all_options() -> None:
         "delayMs": 1500,
         "policy": {"maxAttempts": 2},
         "callbackUrl": HOOK,
+        "callbackPolicyId": "quick",
     } == task
     assert "bucket/x" == request_json(body_ref="bucket/x")["bodyRef"]
 

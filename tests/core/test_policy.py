@@ -93,8 +93,8 @@ def test_defaults() -> None:
 
 
 def test_presets() -> None:
-    """There are four presets, and `default` is equal to `Policy()`."""
-    assert {"default", "interactive", "webhook", "patient"} == PRESETS.keys()
+    """There are five presets, and `default` is equal to `Policy()`."""
+    assert {"default", "interactive", "webhook", "patient", "quick"} == PRESETS.keys()
     assert Policy() == Policy.preset("default")
 
 
@@ -105,6 +105,7 @@ def test_presets() -> None:
         ("interactive", 3, (0.05, 0.5), 2, 120),
         ("webhook", 10, (5, 24 * 3600), None, 24 * 3600),
         ("patient", 100, (1, 3600), 24 * 3600, 6 * 3600),
+        ("quick", 5, (0.1, 30), None, 120),
     ],
 )
 def test_values_of_the_presets(
@@ -138,7 +139,7 @@ def test_unknown_presets(name: Any) -> None:
     """An unknown preset raises an error that lists the presets."""
     with pytest.raises(ConfigurationError) as caught:
         Policy.preset(name)
-    known = "preset must be one of default, interactive, patient, webhook"
+    known = "preset must be one of default, interactive, patient, quick, webhook"
     assert f"{known}, got {name!r}" == str(caught.value)
 
 

@@ -129,6 +129,13 @@ def test_a_total_budget_bounds_the_waiting() -> None:
     assert line_after(with_jitter, "worst case load:").startswith("100 x ")
 
 
+def test_total_budget_shows_the_usual_number_of_attempts() -> None:
+    """With random delays, the attempts that fit into the total budget are estimated."""
+    text = Policy.preset("patient").explain()
+    expected = "24 h; no attempt starts later, so about 59 attempts if every attempt fails"
+    assert expected == line_after(text, "total budget:")
+
+
 def test_explained_retries_are_those_that_a_call_makes() -> None:
     """The schedule has exactly the retries that a call makes within its total budget."""
     policy = Policy(

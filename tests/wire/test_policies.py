@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -46,13 +47,30 @@ def test_preset_round_trip(name: str) -> None:
 
 
 def test_presets_of_the_service() -> None:
-    """The service's default has five attempts, an attempt timeout and hints of up to a day."""
-    assert (5, 30.0, 86_400.0) == (
-        SERVICE_DEFAULT.max_attempts,
-        SERVICE_DEFAULT.attempt_timeout,
-        SERVICE_DEFAULT.max_hint,
+    """The default lasts 24 hours. All presets have an attempt timeout and hints of up to a day."""
+    assert {"default", "interactive", "webhook", "patient", "quick"} == SERVICE_PRESETS.keys()
+    for name, preset in SERVICE_PRESETS.items():
+        assert (30.0, 86_400.0) == (preset.attempt_timeout, preset.max_hint)
+        if name != "default":
+            service_fields = {"attempt_timeout": 30.0, "max_hint": 86_400.0}
+            assert PRESETS[name].replace(**service_fields) == preset
+    assert (1.0, 2.0, 3600.0, 86_400.0, "full") == (
+        SERVICE_DEFAULT.initial_delay,
+        SERVICE_DEFAULT.multiplier,
+        SERVICE_DEFAULT.max_delay,
+        SERVICE_DEFAULT.total_budget,
+        SERVICE_DEFAULT.jitter,
     )
-    assert PRESETS["webhook"].max_attempts == SERVICE_PRESETS["webhook"].max_attempts
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_the_total_budget_ends_the_default(seed: int) -> None:
+    """The delays of a task that always fails add up to 24 hours long before `max_attempts`."""
+    random, waited_s, retries = Random(seed), 0.0, 0
+    while waited_s < SERVICE_DEFAULT.total_budget:  # type: ignore[operator]  # it is not None
+        retries += 1
+        waited_s += SERVICE_DEFAULT.delay(SERVICE_DEFAULT.ceiling(retries), None, random.random())
+    assert 40 < retries < 100 < SERVICE_DEFAULT.max_attempts
 
 
 def test_schedule_is_a_list_of_milliseconds() -> None:
@@ -77,7 +95,21 @@ def test_total_budget_can_be_removed() -> None:
 
 def test_longer_initial_delay_raises_max_delay() -> None:
     """An initial delay longer than max_delay raises max_delay unless the document sets it."""
-    assert 60.0 == policy_from_json({"initialDelayMs": 60_000}, SERVICE_DEFAULT).max_delay
+    quick = SERVICE_PRESETS["quick"]
+    assert 60.0 == policy_from_json({"initialDelayMs": 60_000}, quick).max_delay
+
+
+@pytest.mark.parametrize("document", [{}, {"initialDelayMs": 800}])
+def test_max_delay_limits_the_initial_delay(document: dict[str, Any]) -> None:
+    """A `maxDelayMs` shorter than the initial delay is the delay of all retries."""
+    policy = policy_from_json({**document, "maxDelayMs": 500}, SERVICE_DEFAULT)
+    assert (0.5, 0.5) == (policy.initial_delay, policy.max_delay)
+
+
+def test_max_delay_in_a_file_limits_the_initial_delay_of_the_service() -> None:
+    """A file that is valid for the library is valid for the service."""
+    policy = service_policy_from_file({"max_delay": 0.5})
+    assert (0.5, 0.5) == (policy.initial_delay, policy.max_delay)
 
 
 def test_fractions_of_a_millisecond_are_kept() -> None:
@@ -94,7 +126,6 @@ def test_fractions_of_a_millisecond_are_kept() -> None:
         ({"maxAttempts": 1.5}, ["maxAttempts must be a whole number"]),
         ({"initialDelayMs": -5}, ["initialDelayMs must be greater than 0", "-5"]),
         ({"initialDelayMs": "5"}, ["initialDelayMs must be a number"]),
-        ({"maxDelayMs": 10}, ["maxDelayMs must be at least initialDelayMs (100), got 10"]),
         ({"multiplier": 0.5}, ["multiplier must be at least 1"]),
         ({"totalBudgetMs": 0}, ["totalBudgetMs must be greater than 0"]),
         ({"attemptTimeoutMs": None}, ["attemptTimeoutMs must be a number"]),
@@ -122,8 +153,8 @@ def test_errors_have_json_names_and_units(document: dict[str, Any], parts: list[
 
 
 @pytest.mark.parametrize("fields", [{"max_attempts": 3}, {"max_attempts": 3, "jitter": "equal"}])
-def test_file_library_and_json_give_the_same_policy(fields: dict[str, Any]) -> None:
-    """A file, a library policy and JSON give the same policy with the service's defaults."""
+def test_file_and_json_give_the_same_policy(fields: dict[str, Any]) -> None:
+    """A file and JSON give the same policy with the service's defaults."""
     json_names = {"max_attempts": "maxAttempts", "jitter": "jitterType"}
     document = {
         json_names[name]: value.upper() if name == "jitter" else value
@@ -132,12 +163,21 @@ def test_file_library_and_json_give_the_same_policy(fields: dict[str, Any]) -> N
 
     from_json = policy_from_json(document, SERVICE_DEFAULT)
 
-    assert (
-        from_json
-        == service_policy_from_file(fields)
-        == policy_from_json(policy_to_request_json(Policy(**fields)), SERVICE_DEFAULT)
+    assert from_json == service_policy_from_file(fields)
+    assert (SERVICE_DEFAULT.initial_delay, 86_400.0) == (
+        from_json.initial_delay,
+        from_json.max_hint,
     )
-    assert 86_400.0 == from_json.max_hint
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_library_policy_keeps_its_values_in_the_service(name: str) -> None:
+    """The service adds only an attempt timeout and the longest hint, but no total budget."""
+    library_policy = PRESETS[name]
+    stored = policy_from_json(policy_to_request_json(library_policy), SERVICE_DEFAULT)
+
+    max_hint = max(library_policy.max_hint, 86_400.0) if name != "patient" else 6 * 3600.0
+    assert library_policy.replace(attempt_timeout=30.0, max_hint=max_hint) == stored
 
 
 def test_library_defaults_in_a_file_override_those_of_the_service() -> None:

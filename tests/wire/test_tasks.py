@@ -37,6 +37,7 @@ TASK = RetryTask(
     body_size=0,
     body_ref=None,
     callback_url=None,
+    callback_policy_id=None,
     cancelling=False,
     replays=0,
     version=0,

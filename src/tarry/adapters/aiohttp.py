@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
 from tarry.adapters.http import messages
-from tarry.adapters.http.hand_off import HandOff
+from tarry.adapters.http.hand_off import HandOffSender
 from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
 from tarry.adapters.http.send import OriginRegistry
 from tarry.core.checks import require_extra
@@ -31,7 +31,7 @@ with require_extra("tarry.adapters.aiohttp needs aiohttp 3.12 or later", "aiohtt
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
-    from tarry.adapters.http.hand_off import AsyncTaskClient
+    from tarry.adapters.http.hand_off import AsyncHandOff
     from tarry.adapters.http.messages import KeyOption
     from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.policy import Policy
@@ -58,8 +58,8 @@ class RetryMiddleware:
             origin. By default each origin gets its own, with a breaker and a retry budget.
         idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
             that are not idempotent, which makes them repeatable. All attempts send the same key.
-        hand_off: a `tarry.AsyncClient`. A repeatable request that cannot succeed now is enqueued
-            there, and `HandedOff` is raised.
+        hand_off: a `tarry.AsyncClient` or `tarry.HandOff`. A repeatable request that cannot succeed
+            now is enqueued there, and `HandedOff` is raised.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class RetryMiddleware:
         policy: Policy | None = None,
         downstream: DownstreamArgument = None,
         idempotency_key: KeyOption = None,
-        hand_off: AsyncTaskClient | None = None,
+        hand_off: AsyncHandOff | None = None,
     ) -> None:
         self._idempotency_key = messages.check_idempotency_key(idempotency_key)
         self._origins = OriginRegistry(
             policy, downstream, _classify_error, _classify_response, _release_connection
         )
         self._attempt_timeout = self._origins.policy.attempt_timeout
-        self._hand_off = HandOff(hand_off, self._origins.policy, _HTTP_FUNCTIONS)
+        self._hand_off = HandOffSender(hand_off, self._origins.policy, _HTTP_FUNCTIONS)
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         """Send a request and retry it; return the last response."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import httpx
     import httpx2
 
-    from tarry.adapters.http.hand_off import AsyncTaskClient, SyncTaskClient
+    from tarry.adapters.http.hand_off import AsyncHandOff, SyncHandOff
     from tarry.adapters.http.messages import KeyOption
     from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.hedging import Hedging
@@ -49,7 +49,7 @@ else:
 
 __all__ = ["AsyncRetryTransport", "RetryTransport"]
 
-C = TypeVar("C", "SyncTaskClient", "AsyncTaskClient")
+H = TypeVar("H", "SyncHandOff", "AsyncHandOff")
 """The client of the retry service to which failed requests are handed off."""
 
 _CacheKey: TypeAlias = "tuple[str, str, str, int | None, type[Any]]"
@@ -261,7 +261,7 @@ def _raise_wrong_client(transport: object, *_: object) -> Never:
     )
 
 
-class _RetryTransportBase(Generic[C]):
+class _RetryTransportBase(Generic[H]):
     """The code that both transports share."""
 
     _http_functions: ClassVar[HttpClientFunctions]
@@ -281,7 +281,7 @@ class _RetryTransportBase(Generic[C]):
         hedging: Hedging | None = None,
         downstream: DownstreamArgument = None,
         idempotency_key: KeyOption = None,
-        hand_off: C | None = None,
+        hand_off: H | None = None,
     ) -> None:
         self._transport: Any = _checked_transport(transport, *self._inner_class_and_method)
         self._sender = RequestSender(
@@ -291,7 +291,7 @@ class _RetryTransportBase(Generic[C]):
             hedging=hedging,
             downstream=downstream,
             idempotency_key=idempotency_key,
-            task_client=hand_off,
+            hand_off=hand_off,
         )
         self._send_cache: LRUCache[_CacheKey, Callable[..., Any]] = LRUCache()
         """The functions that send requests with an idempotent method and a body of bytes."""
@@ -318,7 +318,7 @@ class _RetryTransportBase(Generic[C]):
         messages.add_not_repeatable_note(error, can_resend_body=_can_resend_body(request))
 
 
-class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
+class RetryTransport(_RetryTransportBase["SyncHandOff"], _BaseTransport):
     """Retries or hedges the requests of an `httpx.Client`.
 
     Args:
@@ -330,8 +330,8 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
             origin. By default each origin gets its own, with a breaker and a retry budget.
         idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
             that are not idempotent, which makes them repeatable. All attempts send the same key.
-        hand_off: a `tarry.Client`. A repeatable request that cannot succeed now is enqueued there,
-            and `HandedOff` is raised.
+        hand_off: a `tarry.Client` or `tarry.HandOff`. A repeatable request that cannot succeed now
+            is enqueued there, and `HandedOff` is raised.
     """
 
     _http_functions = _HTTP_FUNCTIONS
@@ -371,7 +371,7 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
         self._transport.__exit__(*exc_info)
 
 
-class AsyncRetryTransport(_RetryTransportBase["AsyncTaskClient"], _AsyncBaseTransport):
+class AsyncRetryTransport(_RetryTransportBase["AsyncHandOff"], _AsyncBaseTransport):
     """Retries or hedges the requests of an `httpx.AsyncClient`.
 
     The arguments are those of `RetryTransport`, but `hand_off` is a `tarry.AsyncClient`.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from requests import PreparedRequest, Response
 
-    from tarry.adapters.http.hand_off import SyncTaskClient
+    from tarry.adapters.http.hand_off import SyncHandOff
     from tarry.adapters.http.messages import KeyOption
     from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.hedging import Hedging
@@ -54,8 +54,8 @@ class RetryAdapter(HTTPAdapter):
             origin. By default each origin gets its own, with a breaker and a retry budget.
         idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
             that are not idempotent, which makes them repeatable. All attempts send the same key.
-        hand_off: a `tarry.Client`. A repeatable request that cannot succeed now is enqueued there,
-            and `HandedOff` is raised.
+        hand_off: a `tarry.Client` or `tarry.HandOff`. A repeatable request that cannot succeed now
+            is enqueued there, and `HandedOff` is raised.
         max_retries: must be 0, so that urllib3 does not retry too.
 
     The other arguments are those of `HTTPAdapter`.
@@ -68,7 +68,7 @@ class RetryAdapter(HTTPAdapter):
         hedging: Hedging | None = None,
         downstream: DownstreamArgument = None,
         idempotency_key: KeyOption = None,
-        hand_off: SyncTaskClient | None = None,
+        hand_off: SyncHandOff | None = None,
         pool_connections: int = DEFAULT_POOLSIZE,
         pool_maxsize: int = DEFAULT_POOLSIZE,
         pool_block: bool = False,
@@ -85,7 +85,7 @@ class RetryAdapter(HTTPAdapter):
             "hedging": hedging,
             "downstream": downstream,
             "idempotency_key": idempotency_key,
-            "task_client": hand_off,
+            "hand_off": hand_off,
         }
         self._sender = RequestSender(_HTTP_FUNCTIONS, _send_attempt, **self._options)
         super().__init__(pool_connections, pool_maxsize, 0, pool_block)

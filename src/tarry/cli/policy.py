@@ -141,7 +141,11 @@ def show(
         return
     document = output.to_builtins(policy)
     fields = {field: value for field, value in document.items() if field in JSON_FIELDS}
-    typer.echo(toml.dumps(policy_from_json(fields, Policy()).to_dict()), nl=False)
+    file_fields = policy_from_json(fields, Policy()).to_dict()
+    if "total_budget" not in file_fields:
+        # TOML has no null, and a file without a preset gets the total budget of the default.
+        file_fields = {"preset": "quick", **file_fields}
+    typer.echo(toml.dumps(file_fields), nl=False)
 
 
 @app.command(cls=_CommandWithFields, epilog=example_epilog("tarry policy apply webhook.toml"))

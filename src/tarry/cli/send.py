@@ -42,6 +42,12 @@ def send(
             help="Commands with the same key enqueue only one task.", show_default="generated"
         ),
     ] = None,
+    callback: Annotated[
+        str | None, typer.Option(metavar="URL", help="URL that receives the result of the task.")
+    ] = None,
+    callback_policy: Annotated[
+        str | None, typer.Option(help="Retry policy of the callback.", show_default="default")
+    ] = None,
     delay: Annotated[
         str | None, typer.Option(metavar="TIME", help="Delay of the first attempt: 90s, 10m, 2h.")
     ] = None,
@@ -80,6 +86,8 @@ def send(
             policy=policy,
             key=idempotency_key,
             delay=delay_s,
+            callback=callback,
+            callback_policy=callback_policy,
         )
         # The service may respond before `wait_s` has passed; the client then polls until it has.
         remaining_s = 0.0 if wait_s is None else started_at + wait_s - environment.now()

@@ -35,7 +35,8 @@ class EnqueueOptions(TypedDict, total=False):
     `body_ref` names an object in the body store of the service. `policy` names a policy. `key` is
     the idempotency key of the task and its attempts; by default, the client generates one. `delay`
     or `at` sets the time of the first attempt. `overrides` changes fields of the policy for
-    this task, such as `{"maxAttempts": 3}`. `callback` is the URL that receives the result.
+    this task, such as `{"maxAttempts": 3}`. `callback` is the URL that receives the result, and
+    `callback_policy` names the policy for sending it.
     """
 
     method: str
@@ -48,6 +49,7 @@ class EnqueueOptions(TypedDict, total=False):
     at: Instant | None
     overrides: Mapping[str, Any] | None
     callback: str | None
+    callback_policy: str | None
 
 
 class EnqueueArguments(EnqueueOptions, total=False):
@@ -169,6 +171,7 @@ def build_task_request(
         next_attempt_at=None if at is None else to_epoch_ms("at", at),
         policy=_to_dict("overrides", options.get("overrides")),
         callback_url=options.get("callback"),
+        callback_policy_id=options.get("callback_policy"),
     )
 
 

@@ -167,18 +167,6 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
 )  # fmt: skip
 
 
-def check_max_delay(
-    max_delay: float, initial_delay: float, names: tuple[str, str] = ("max_delay", "initial_delay")
-) -> None:
-    """Raise ConfigurationError when `max_delay` is shorter than `initial_delay`.
-
-    `names` are the names of the two fields for the message.
-    """
-    if max_delay < initial_delay:
-        rule = f"must be at least {names[1]} ({initial_delay:g}), got {max_delay:g}"
-        raise ConfigurationError(names[0], rule)
-
-
 def check_collection(name: str, value: object) -> Iterable[Any]:
     """Return `value`, which must be iterable, but not str or bytes."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
@@ -277,7 +265,9 @@ class Policy(ImmutableValue):
     ) -> None:
         arguments = locals()  # the fields by name
         self._set_fields(*(field.check(arguments[field.name]) for field in POLICY_FIELDS))
-        check_max_delay(self.max_delay, self.initial_delay)
+        if self.max_delay < self.initial_delay:
+            rule = f"must be at least initial_delay ({self.initial_delay:g}), got {max_delay:g}"
+            raise ConfigurationError("max_delay", rule)
         self._set(
             _jitter=JITTERS[jitter] if isinstance(jitter, str) else partial(call_jitter, jitter),
             _throttled_initial_delay=max(
@@ -329,7 +319,7 @@ class Policy(ImmutableValue):
 
     def explain(self) -> str:
         """Return a table of the delays, the worst case time and the worst case load as text."""
-        rows, retry_count, longest_wait = _worst_case(self)
+        rows, retry_count, longest_wait, average_retry_count = _worst_case(self)
         jitter = self.jitter if isinstance(self.jitter, str) else "custom"
         backoff = self.backoff if isinstance(self.backoff, str) else "custom"
         plural = "" if self.max_attempts == 1 else "s"
@@ -356,7 +346,10 @@ class Policy(ImmutableValue):
             lines.append(f"worst case time: {format_duration(longest_call)}, attempts included")
         if self.total_budget is not None:
             total = format_duration(self.total_budget)
-            lines.append(f"total budget: {total}; no attempt starts later")
+            ending = "no attempt starts later"
+            if average_retry_count < retry_count:  # short delays are rare when the jitter is random
+                ending += f", so about {average_retry_count + 1} attempts if every attempt fails"
+            lines.append(f"total budget: {total}; {ending}")
         # The policy does not know the retry budget; `tarry.policyfile.explain` adds its effect.
         load = f"worst case load: {retry_count + 1} x the calls while every attempt fails"
         lines.append(f"{load}, unless a retry budget bounds it" if retry_count else load)
@@ -414,35 +407,41 @@ class Policy(ImmutableValue):
 
     @classmethod
     def preset(cls, name: str) -> Policy:
-        """Return a named policy: default, interactive, webhook or patient."""
+        """Return a named policy: default, interactive, webhook, patient or quick."""
         check_one_of("preset", name, PRESETS)
         return PRESETS[name]
 
 
-def _worst_case(policy: Policy) -> tuple[list[tuple[float, float, float]], int, float]:
+def _worst_case(policy: Policy) -> tuple[list[tuple[float, float, float]], int, float, int]:
     """Return a row for each retry, the largest number of retries, and their longest total wait.
 
-    A row is the ceiling, the shortest and the longest delay of one retry.
+    A row is the ceiling, the shortest and the longest delay of one retry. The last value is the
+    number of retries that fit into the total budget if all delays are average.
     """
     rows: list[tuple[float, float, float]] = []
-    longest_wait = shortest_wait = 0.0
-    shortest = longest = None
-    retry_count = policy.max_attempts - 1
+    longest_wait = shortest_wait = average_wait = 0.0
+    shortest = longest = average = None
+    retry_count = average_retry_count = policy.max_attempts - 1
     for k in range(1, min(retry_count, _MAX_EXPLAINED_RETRIES) + 1):
         ceiling = policy.ceiling(k)
         shortest = policy.delay(ceiling, shortest, 0.0)
         longest = policy.delay(ceiling, longest, _MAX_RANDOM_NUMBER)
+        average = policy.delay(ceiling, average, 0.5)
         shortest_wait += shortest
-        if policy.total_budget is not None and shortest_wait >= policy.total_budget:
-            retry_count = k - 1
-            break
+        average_wait += average
+        if policy.total_budget is not None:
+            if average_wait >= policy.total_budget:
+                average_retry_count = min(average_retry_count, k - 1)
+            if shortest_wait >= policy.total_budget:
+                retry_count = k - 1
+                break
         longest_wait += longest
         rows.append((ceiling, shortest, longest))
     # Each further retry is assumed to wait as long as the last one in `rows`.
     longest_wait += max(0, retry_count - _MAX_EXPLAINED_RETRIES) * (longest or 0.0)
     if policy.total_budget is not None:
         longest_wait = min(longest_wait, policy.total_budget)
-    return rows, retry_count, longest_wait
+    return rows, retry_count, longest_wait, average_retry_count
 
 
 PRESETS: dict[str, Policy] = {
@@ -468,4 +467,6 @@ PRESETS: dict[str, Policy] = {
         total_budget=24 * _HOUR_S,
         max_hint=6 * _HOUR_S,
     ),
+    # For work that is worthless after a few seconds: at most 1.5 s of waiting.
+    "quick": Policy(max_attempts=5),
 }

@@ -74,6 +74,8 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     overrides: dict[str, Any] | None = None
     """Policy fields that this task overrides."""
     callback_url: str | None = None
+    callback_policy_id: str | None = None
+    """The policy of the task that sends the callback; None: the policy `default`."""
     trace: str | None = None
     """The `traceparent` header (W3C) of the request that created the task."""
 

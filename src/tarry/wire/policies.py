@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.backoff import Schedule
 from tarry.core.checks import check_number, check_one_of
-from tarry.core.policy import POLICY_FIELDS, PRESETS, Policy, PolicyField, check_max_delay
+from tarry.core.policy import POLICY_FIELDS, PRESETS, Policy, PolicyField
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
@@ -28,16 +28,21 @@ MAX_ENTRIES = 1_000
 SCHEDULE = "SCHEDULE"
 """The `backoffType` for a list of delays in `scheduleMs`."""
 
+MAX_ATTEMPTS = 100_000
+"""`max_attempts` of the service's default policy: far more attempts than its total budget allows
+(50 to 75 in 24 hours), so that only the total budget ends a task."""
+
 SERVICE_PRESETS: dict[str, Policy] = {
     name: preset.replace(
         attempt_timeout=preset.attempt_timeout or 30.0,
         # No caller waits for a task, so a task may wait for a day if the server asks for it.
         max_hint=max(preset.max_hint, _DAY_S),
-        **({"max_attempts": 5} if name == "default" else {}),
     )
     for name, preset in PRESETS.items()
 }
 """The presets of the service, which every tenant can use."""
+# A task must outlast a restart or an outage of its target, because no caller waits for it.
+SERVICE_PRESETS["default"] = SERVICE_PRESETS["patient"].replace(max_attempts=MAX_ATTEMPTS)
 
 
 _SCHEDULE_HELP = "The delays of backoffType SCHEDULE in order; the last one repeats."
@@ -55,8 +60,8 @@ JSON_FIELDS: dict[str, PolicyField] = {
 def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
     """Return `base` with the fields of a JSON document applied.
 
-    If `initialDelayMs` is longer than the `max_delay` of `base` and there is no `maxDelayMs`,
-    `max_delay` becomes `initialDelayMs`. Errors use the JSON names.
+    `maxDelayMs` also limits the initial delay. Without `maxDelayMs`, a longer `initialDelayMs`
+    raises `max_delay`. Errors use the JSON names.
     """
     changes: dict[str, Any] = {}
     for name, value in document.items():
@@ -68,8 +73,7 @@ def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
     _move_schedule_to_backoff(changes, base)
     initial_delay = changes.get("initial_delay", base.initial_delay)
     if "max_delay" in changes:
-        names = ("maxDelayMs", "initialDelayMs")
-        check_max_delay(changes["max_delay"] * 1000, initial_delay * 1000, names)
+        changes["initial_delay"] = min(initial_delay, changes["max_delay"])
     else:
         changes["max_delay"] = max(base.max_delay, initial_delay)
     return base.replace(**changes)
@@ -141,20 +145,27 @@ def service_policy_from_file(file_fields: Mapping[str, Any]) -> Policy:
     fields = dict(file_fields)
     preset = fields.pop("preset", "default")
     check_one_of("preset", preset, SERVICE_PRESETS)
-    return Policy.from_dict(SERVICE_PRESETS[preset].to_dict() | fields)
+    policy_fields = SERVICE_PRESETS[preset].to_dict() | fields
+    if "initial_delay" not in fields:  # as in `policy_from_json`
+        policy_fields["initial_delay"] = min(
+            policy_fields["initial_delay"], policy_fields["max_delay"]
+        )
+    return Policy.from_dict(policy_fields)
 
 
 def policy_to_request_json(policy: Policy) -> dict[str, Any]:
     """Return the JSON fields of a library policy for a request to the service.
 
-    Fields that are None are left out, so that the service's default policy supplies them. So is a
-    `max_hint` that is the library's default, because that default is for callers that wait.
+    The service's default policy supplies an attempt timeout if the policy has none, and `max_hint`
+    if it is the library's default, because that default is for callers that wait.
     """
     policy.to_dict()  # raises when the policy has a callable
     if policy.ignore_retried_below:  # retry although a layer below the call has already retried
         rule = "cannot be sent to the service, which calls the target directly: leave it out"
         raise ConfigurationError("ignore_retried_below", rule)
-    fields = {name: value for name, value in policy_to_json(policy).items() if value is not None}
+    fields = policy_to_json(policy)  # with a `totalBudgetMs` of null if there is no total budget
+    if policy.attempt_timeout is None:
+        del fields["attemptTimeoutMs"]
     if policy.max_hint == PRESETS["default"].max_hint:
         del fields["maxHintMs"]
     return fields

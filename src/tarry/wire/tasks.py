@@ -79,6 +79,8 @@ class RetryTaskRequest(_RequestBody):
     next_attempt_at: EpochMs | None = None
     policy: dict[str, Any] | None = None  # values that replace fields of the policy
     callback_url: UrlText | None = None
+    callback_policy_id: PolicyName | None = None
+    """The policy of the callback; null: the policy `default`."""
 
 
 class TargetResponse(_Body, omit_defaults=True):
@@ -118,6 +120,7 @@ class RetryTask(_Body, kw_only=False):
     body_size: int
     body_ref: str | None
     callback_url: str | None
+    callback_policy_id: str | None
     cancelling: bool
     """Whether the task will be CANCELLED when its attempt ends, unless the attempt succeeds."""
     replays: int  # the number of replays of this dead letter

@@ -459,7 +459,17 @@ def test_credentials_of_the_url_become_a_header(
     assert (server.url("503"), None, "DELETE") == (task["url"], task["body"], task["method"])
     assert task["headers"]["authorization"].startswith("Basic ")
     assert "a=1; b=2" == task["headers"]["cookie"]
-    assert (None, 32) == (task["delay"], len(task["key"]))
+    assert (None, 32, "default") == (task["delay"], len(task["key"]), task["policy"])
+
+
+def test_hand_off_with_a_policy(server: FlakyServerView, client: ClientLibrary) -> None:
+    """`HandOff` names the policy of the tasks."""
+    service = FakeTaskClient()
+    hand_off = tarry.HandOff(service.for_library(client), policy="webhook")
+    with client.open(hand_off=hand_off, policy=Policy(max_attempts=1)) as session:
+        call_and_hand_off(session, "PUT", server.url("503"), BODY)
+
+    assert ["webhook"] == [task["policy"] for task in service.tasks]
 
 
 def test_repeated_header_is_joined(server: FlakyServerView) -> None:
@@ -522,7 +532,16 @@ def test_successful_calls_are_not_handed_off(
 # --- arguments ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [tarry.Client, 7, "http://127.0.0.1:8080", "wrong type"])
+def test_invalid_policy_of_a_hand_off_raises() -> None:
+    """The policy of a hand-off is a name, because the service stores the policy."""
+    with pytest.raises(tarry.ConfigurationTypeError, match="policy must be the name of a policy"):
+        tarry.HandOff(FakeTaskClient(), policy=Policy())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [tarry.Client, 7, "http://127.0.0.1:8080", tarry.HandOff(7), "wrong type"],  # type: ignore[arg-type]
+)
 def test_invalid_client_raises(client: ClientLibrary, value: Any) -> None:
     """An invalid client raises when the adapter is created; the error names the valid type."""
     is_sync = client.name in SYNC_LIBRARIES

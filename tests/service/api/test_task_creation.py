@@ -48,6 +48,7 @@ def test_a_created_task_is_returned() -> None:
             "bodySize": 0,
             "bodyRef": None,
             "callbackUrl": None,
+            "callbackPolicyId": None,
             "cancelling": False,
             "replays": 0,
             "version": 0,
@@ -123,6 +124,7 @@ def test_all_fields_are_stored() -> None:
             "policy": {"maxAttempts": 3, "totalBudgetMs": None},
             "nextAttemptAt": NOW + 5_000,
             "callbackUrl": "https://example.org",
+            "callbackPolicyId": "quick",
             "idempotencyKey": "a key",
         }
         response = await api.request(
@@ -137,9 +139,11 @@ def test_all_fields_are_stored() -> None:
         )
         assert "https://example.com/a?b=c" == content.url
         assert {"maxAttempts": 3, "totalBudgetMs": None} == content.overrides
-        assert ("PURGE", "https://example.org/", TRACE) == (
+        assert "quick" == response.json["callbackPolicyId"]
+        assert ("PURGE", "https://example.org/", "quick", TRACE) == (
             content.method,
             content.callback_url,
+            content.callback_policy_id,
             content.trace,
         )
 
@@ -195,11 +199,27 @@ def test_a_repeated_key_returns_the_existing_task() -> None:
             {"body": {"a": 2}},
             {"method": "PUT"},
             {"policy": {"maxAttempts": 2}},
+            {"callbackUrl": TARGET},
         ]
         for other in others:
             response = await api.request("POST", "/retry-tasks", {**repeated, **other})
             assert (422, "idempotencyKey") == (response.status, response.problem["field"])
         assert 1 == await api.count_tasks()
+
+    run_with_api(test)
+
+
+def test_a_repeated_key_with_another_callback_policy_is_a_conflict() -> None:
+    """The policy of the callback is part of the task's content."""
+
+    async def test(api: ApiHarness) -> None:
+        document = {"targetUrl": TARGET, "callbackUrl": TARGET, "idempotencyKey": "k"}
+        policies = [None, "quick", None, "webhook"]
+        responses = [
+            await api.request("POST", "/retry-tasks", {**document, "callbackPolicyId": policy})
+            for policy in policies
+        ]
+        assert [201, 422, 200, 422] == [response.status for response in responses]
 
     run_with_api(test)
 

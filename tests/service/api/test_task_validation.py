@@ -76,6 +76,12 @@ INVALID_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"policyId": "../x"}, "policyId", "matching regex"),
     ({"policyId": "a\n"}, "policyId", "1 to 100 characters"),
     ({"policyId": ""}, "policyId", "length >= 1"),
+    ({"callbackPolicyId": "quick"}, "callbackPolicyId", "without callbackUrl"),
+    (
+        {"callbackUrl": TARGET, "callbackPolicyId": "unknown"},
+        "callbackPolicyId",
+        "must be an existing policy (GET /retry-policies lists them), got 'unknown'",
+    ),
     ({"policyId": "default", "policyVersion": 3}, "policyVersion", "built in and has no versions"),
     ({"policyVersion": 0}, "policyVersion", ">= 1"),
     ({"idempotencyKey": ""}, "idempotencyKey", "length >= 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tarry.core.policy import Policy
 from tarry.service.api.views import explain_task
 from tarry.service.model import AttemptRecord, Decision, LaneRecord, Status, Task, TaskContent
 from tarry.wire.policies import SERVICE_PRESETS
@@ -38,17 +39,28 @@ def build_task(**fields: object) -> Task:
     )
 
 
-def explain_text(task: Task, *attempts: AttemptRecord, lane: LaneRecord | None = LANE) -> str:
+def explain_text(
+    task: Task,
+    *attempts: AttemptRecord,
+    lane: LaneRecord | None = LANE,
+    policy: Policy = SERVICE_PRESETS["quick"],
+) -> str:
     """Return the text of the explanation."""
     returned = explain_task(
         task,
         TaskContent(url="https://a/"),
         list(attempts),
-        named_policy=SERVICE_PRESETS["default"],
+        named_policy=policy,
         lane=lane,
         now=NOW,
     )
     return returned.text
+
+
+def test_the_default_policy_does_not_number_the_last_attempt() -> None:
+    """The total budget ends a task with the default policy, not the number of its attempts."""
+    text = explain_text(build_task(), policy=SERVICE_PRESETS["default"])
+    assert "no attempt was made yet. Attempt 1 is due now." == text
 
 
 STOP = Decision(action="stop", reason="attempts")
@@ -262,4 +274,4 @@ def test_a_deleted_policy_is_mentioned_if_an_attempt_can_follow(status: Status) 
     expected = "Its policy mine was deleted: the task uses the default policy."
     is_final = status in {Status.SUCCEEDED, Status.CANCELLED}
     assert returned.text.endswith(expected) is not is_final
-    assert (status is Status.PENDING) is ("Attempt 1 of 5" in returned.text)
+    assert (status is Status.PENDING) is ("Attempt 1 is due" in returned.text)

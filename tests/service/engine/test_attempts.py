@@ -47,7 +47,8 @@ def test_task_is_exhausted_after_the_last_attempt() -> None:
     async def main() -> None:
         target = FakeTarget(BUSY)
         harness = EngineHarness(target)
-        (task,) = await harness.add(harness.new_task(overrides={"maxAttempts": 3}))
+        overrides = {"maxAttempts": 3, "initialDelayMs": 100}
+        (task,) = await harness.add(harness.new_task(overrides=overrides))
         await asyncio.sleep(60)
 
         finished = await harness.get_task(task)

@@ -62,6 +62,16 @@ def test_callback_has_the_result_of_the_task() -> None:
         "createdAt": 0,
     } == msgspec.json.decode(content.body)
     assert ("https://b/done", len(content.body)) == (content.url, content.body_size)
+    assert "default" == callback.policy_id
+
+
+def test_callback_uses_the_policy_that_the_task_names() -> None:
+    """The callback has the task's `callbackPolicyId`."""
+    content = msgspec.structs.replace(CONTENT, callback_policy_id="webhook")
+    result = final_result(TASK, None, Status.SUCCEEDED, None)
+
+    callback = build_callback_task(TASK, content, result, new_id=lambda: "j", pack=Codec().pack)
+    assert "webhook" == callback.policy_id
 
 
 def test_callback_is_a_separate_task() -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 from zlib import crc32
@@ -65,6 +66,7 @@ class TaskClient(Protocol[T_co]):
         headers: Mapping[str, str],
         key: str,
         delay: float | None,
+        policy: str,
     ) -> T_co:
         """Return when the service has stored the task; an async client returns an awaitable."""
         ...
@@ -74,19 +76,51 @@ SyncTaskClient: TypeAlias = "TaskClient[RetryTask]"
 AsyncTaskClient: TypeAlias = "TaskClient[Awaitable[RetryTask]]"
 
 
+@dataclass(frozen=True)
+class HandOff(Generic[T_co]):
+    """A client for hand-offs, and the name of the policy for the tasks that it creates.
+
+    The argument `hand_off` of an adapter is a `HandOff`, or a client alone, for the service's
+    policy `default`.
+    """
+
+    client: TaskClient[T_co]
+    policy: str = field(default="default", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the policy; the adapter checks the client."""
+        if not isinstance(self.policy, str):
+            rule = "must be the name of a policy of the service"
+            raise ConfigurationTypeError("policy", rule, self.policy)
+
+
+SyncHandOff: TypeAlias = "SyncTaskClient | HandOff[RetryTask]"
+AsyncHandOff: TypeAlias = "AsyncTaskClient | HandOff[Awaitable[RetryTask]]"
+
+
 class _CannotHandOff(Exception):
     """The request cannot be handed off. The message is the reason."""
 
 
-class HandOff:
-    """Hands failed calls of one adapter off to the retry service; does nothing without a client."""
+class HandOffSender:
+    """Hands failed calls of one adapter off to the retry service; does nothing without a client.
+
+    Args:
+        hand_off: the adapter's argument `hand_off`.
+        policy: the policy of the adapter.
+        http_functions: the functions that are specific to the HTTP client.
+    """
 
     def __init__(
         self,
-        task_client: SyncTaskClient | AsyncTaskClient | None,
+        hand_off: SyncHandOff | AsyncHandOff | None,
         policy: Policy,
         http_functions: HttpClientFunctions,
     ) -> None:
+        self._task_policy: str = "default"
+        task_client: object = hand_off
+        if isinstance(hand_off, HandOff):
+            task_client, self._task_policy = hand_off.client, hand_off.policy
         enqueue = getattr(task_client, "enqueue", None)
         is_async = http_functions.is_async
         is_valid = callable(enqueue) and bool(flags_of(enqueue) & COROUTINE) is is_async
@@ -179,6 +213,7 @@ class HandOff:
             "headers": headers,
             "key": key,
             "delay": self._first_delay(error, key),
+            "policy": self._task_policy,
         }
 
     def _first_delay(self, error: Exception, key: str) -> float | None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
-from tarry.adapters.http.hand_off import HandOff
+from tarry.adapters.http.hand_off import HandOffSender
 from tarry.adapters.http.messages import check_idempotency_key
 from tarry.core.breaker import Breaker
 from tarry.core.budget import TokenBudget
@@ -27,7 +27,7 @@ from tarry.wire import http
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.adapters.http.hand_off import AsyncTaskClient, SyncTaskClient
+    from tarry.adapters.http.hand_off import AsyncHandOff, SyncHandOff
     from tarry.adapters.http.messages import HttpClientFunctions, KeyOption
     from tarry.core.outcome import Outcome
 
@@ -156,7 +156,7 @@ class RequestSender:
             `attempt_timeout` (the policy's, in seconds) and `attempt_number` (1 by default).
         send_unchanged: sends a first attempt that has no time limit. Takes only the request. Faster
             than `send`, because it adds no headers or timeouts to the request.
-        task_client: hands failed requests to the service (the adapter's argument `hand_off`).
+        hand_off: hands failed requests off to the service.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class RequestSender:
         hedging: Hedging | None,
         downstream: DownstreamArgument,
         idempotency_key: KeyOption,
-        task_client: SyncTaskClient | AsyncTaskClient | None,
+        hand_off: SyncHandOff | AsyncHandOff | None,
     ) -> None:
         check_instance("policy", policy, Policy, "a tarry.Policy(...)")
         check_instance("hedging", hedging, Hedging, 'a tarry.Hedging(after="p95")')
@@ -194,7 +194,7 @@ class RequestSender:
         self._origins = OriginRegistry(
             policy, downstream, classify_error, classify_response, release_connection
         )
-        self.hand_off: HandOff = HandOff(task_client, policy, http_functions)
+        self.hand_off: HandOffSender = HandOffSender(hand_off, policy, http_functions)
         self._send = partial(send, attempt_timeout=attempt_timeout)
         self._send_unchanged = send_unchanged if attempt_timeout is None else None
         self._is_async = http_functions.is_async

@@ -40,6 +40,7 @@ _RESERVED_HEADERS = frozenset({
     "tracestate", "x-retry-attempt",
 })  # fmt: skip
 _MAX_HEADER_NAME_CHARS = 256
+_UNKNOWN_POLICY = "must be an existing policy (GET /retry-policies lists them)"
 
 _encode_canonically = msgspec.msgpack.Encoder(order="deterministic").encode
 _decode_string = msgspec.json.Decoder(str).decode
@@ -73,6 +74,8 @@ class TaskBuilder:
         callback_url = request.callback_url
         if callback_url is not None:
             callback_url = self._parse_target("callbackUrl", callback_url).url
+        elif request.callback_policy_id is not None:
+            raise invalid("callbackPolicyId", "must not be given without callbackUrl")
         next_attempt_at = request.next_attempt_at
         if next_attempt_at is not None:
             if request.delay_ms is not None:
@@ -89,6 +92,7 @@ class TaskBuilder:
             body_size=len(body),
             overrides=request.policy or None,
             callback_url=callback_url,
+            callback_policy_id=request.callback_policy_id,
             trace=trace,
         )
         task = Task(
@@ -104,6 +108,7 @@ class TaskBuilder:
         )
         if (
             not request.policy
+            and request.callback_policy_id is None
             and request.body_ref is None
             and len(body) <= context.limits.inline_body_bytes
             and self._policies.get_cached(task, None) is not None
@@ -116,8 +121,9 @@ class TaskBuilder:
         return NewTask(task, delay_ms), content
 
     async def finish_building(self, task: Task, content: TaskContent) -> None:
-        """Build the rest with I/O: load the policy, store or look up the body, pack the content."""
+        """Build the rest with I/O: load policies, store or look up the body, pack the content."""
         await self._check_policy(task, content.overrides)
+        await self._check_callback_policy(task.tenant, content.callback_policy_id)
         header_names = check_header_names(tuple(content.headers))
         task.fingerprint = _fingerprint(task, content, header_names)
         if content.body_ref is not None:
@@ -157,12 +163,15 @@ class TaskBuilder:
         if named_policy is None:
             newest = await policies.load(task.tenant, task.policy_id)
             if newest is None:
-                rule = "must be an existing policy (GET /retry-policies lists them)"
-                raise invalid("policyId", rule, task.policy_id)
+                raise invalid("policyId", _UNKNOWN_POLICY, task.policy_id)
             rule = f"must exist: {describe_versions(task.policy_id, newest.version)}"
             raise invalid("policyVersion", rule, task.policy_version)
         if overrides:
             check_policy(overrides, named_policy.policy, self._context.limits, parent="policy")
+
+    async def _check_callback_policy(self, tenant: str, policy_id: str | None) -> None:
+        if policy_id is not None and await self._policies.load(tenant, policy_id) is None:
+            raise invalid("callbackPolicyId", _UNKNOWN_POLICY, policy_id)
 
 
 def check_epoch_ms(field: str, time: int | None) -> None:
@@ -284,6 +293,7 @@ def _fingerprint(task: Task, content: TaskContent, header_names: tuple[str, ...]
         content.body_ref,
         content.overrides,
         content.callback_url,
+        content.callback_policy_id,
         task.policy_id,
         task.policy_version,
     )

@@ -22,7 +22,7 @@ from tarry.service.redaction import (
     redact_url,
 )
 from tarry.wire import tasks as wire
-from tarry.wire.policies import SERVICE_PRESETS, policy_from_json
+from tarry.wire.policies import MAX_ATTEMPTS, SERVICE_PRESETS, policy_from_json
 from tarry.wire.tasks import STATUS_NAMES, RetryTask
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ wait is described."""
 def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
     """Return the view of a task; `status` is the status to show, see `Task.status_at`."""
     return RetryTask(
-        # Twelve arguments are positional for speed: CPython builds a tuple and a dict for a call
-        # with more than 30 arguments, where keyword arguments count twice: 12 + 2 * 9 = 30.
+        # 14 arguments are positional for speed: CPython builds a tuple and a dict for a call with
+        # more than 30 arguments, where keyword arguments count twice: 14 + 2 * 8 = 30.
         task.id,
         STATUS_NAMES[status],
         task.reason,
@@ -58,12 +58,13 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
         content.overrides,
         public_lane_name(task.lane),
         task.attempts,
-        next_attempt_at=None if status.is_finished else task.next_attempt_at,
-        created_at=task.created_at,
+        None if status.is_finished else task.next_attempt_at,
+        task.created_at,
         finished_at=task.finished_at,
         body_size=content.body_size,
         body_ref=None if content.body_stored_by_service else content.body_ref,
         callback_url=None if content.callback_url is None else redact_url(content.callback_url),
+        callback_policy_id=content.callback_policy_id,
         cancelling=task.cancelling and not status.is_finished,
         replays=task.replays,
         version=task.version,
@@ -311,8 +312,10 @@ def _next_step(
     if status is Status.IN_FLIGHT:
         ending = ", and is the last one: the task was cancelled" if task.cancelling else ""
         return wire.NextStep(text=f"Attempt {number} is running{ending}.", at=None)
-    max_attempts = policy.max_attempts + task.attempts_before_replay + task.lost_attempts
-    attempt_text = f"Attempt {number} of {max_attempts}"
+    attempt_text = f"Attempt {number}"
+    if policy.max_attempts < MAX_ATTEMPTS:
+        last = policy.max_attempts + task.attempts_before_replay + task.lost_attempts
+        attempt_text += f" of {last}"
     due = task.next_attempt_at
     if lane is not None and lane.paused:
         text = f"{attempt_text} waits until an operator resumes its downstream."

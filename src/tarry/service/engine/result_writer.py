@@ -273,4 +273,5 @@ def build_callback_task(
         key=f"{task.id}-callback-{task.replays}",
         fingerprint=b"",
         packed_content=pack(callback_content),
+        policy_id=content.callback_policy_id or "default",
     )
