@@ -105,3 +105,11 @@ def test_an_upgrade_is_ignored(tenants: Tenants) -> None:
     response = tenants.send_raw(HEAD + upgrade, CONTENT_LENGTH + TASK, last)
     assert 2 == response.count(b"HTTP/1.1 ") == response.count(b"HTTP/1.1 201 ")
     assert before + 2 == len(tenants.request("ann", "GET", "/retry-tasks").body["items"])
+
+
+def test_invalid_bytes_do_not_replace_the_response_of_a_task(tenants: Tenants) -> None:
+    """A stored task is answered with 201, although invalid bytes follow in the same packet."""
+    before = len(tenants.request("ann", "GET", "/retry-tasks").body["items"])
+    response = tenants.send_raw(HEAD + CONTENT_LENGTH + TASK + b"nonsense\r\n\r\n")
+    assert [b"201", b"400"] == [part[:3] for part in response.split(b"HTTP/1.1 ")[1:]]
+    assert before + 1 == len(tenants.request("ann", "GET", "/retry-tasks").body["items"])

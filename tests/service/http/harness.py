@@ -9,11 +9,14 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.server import ServerState
 
-from tarry.service.api.messages import BufferedRequestHandler
+from tarry.service.api.messages import ApiResponse, BufferedRequestHandler
 from tarry.service.http.protocol import ServiceHttpProtocol
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
+HEAD = b"POST /hot HTTP/1.1\r\nHost: h\r\nX-A: 1\r\n"
+POST = HEAD + b"Content-Length: 5\r\n\r\nhello"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
 KEEP_ALIVE_S = 75
 REQUEST_TIMEOUT_S = 10.0
 
@@ -138,3 +141,66 @@ class ConnectionHarness:
         while self.state.tasks:
             await asyncio.wait(self.state.tasks)
             await asyncio.sleep(0)
+
+
+class FastRoute:
+    """A connection with a fast route whose responses the test sends."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[dict[str, Any], bytes]] = []
+        self.responders: list[Callable[[ApiResponse], None]] = []
+        self.bodies: list[bytes] = []
+        """Bodies of requests that uvicorn handled."""
+        self.task: asyncio.Task[Any] | None = None
+        """The task that the route returns."""
+        self.connection = ConnectionHarness(self._app, {b"/hot": self._serve})
+        self.connection.state.default_headers = [(b"date", b"today")]
+
+    def receive(self, data: bytes) -> None:
+        """Pass data to the connection."""
+        self.connection.protocol.data_received(data)
+
+    def respond(self, body: bytes = b"ok") -> None:
+        """Respond to the oldest pending request."""
+        self.responders.pop(0)(created_response(body))
+
+    @property
+    def written(self) -> bytes:
+        """All bytes that were written."""
+        return b"".join(self.connection.transport.written)
+
+    def _serve(
+        self, scope: Any, body: bytes, respond: Callable[[ApiResponse], None]
+    ) -> asyncio.Task[Any] | None:
+        self.requests.append((dict(scope), body))
+        self.responders.append(respond)
+        return self.task
+
+    async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            more = message["more_body"]
+        self.bodies.append(body)
+        await created_response(b"ok").send(scope, send)
+
+    @property
+    def statuses(self) -> list[int]:
+        """The statuses of all responses."""
+        return [int(part[:3]) for part in self.written.split(b"HTTP/1.1 ")[1:]]
+
+    async def respond_to_all(self) -> None:
+        """Wait until all complete requests have a response."""
+        while self.responders or self.connection.state.tasks:
+            while self.responders:
+                self.respond()
+            await self.connection.wait_until_served()
+
+
+def created_response(body: bytes) -> ApiResponse:
+    """Return a 201 response."""
+    return ApiResponse(201, body, [(b"content-type", b"text/plain"), (b"location", b"/1")])

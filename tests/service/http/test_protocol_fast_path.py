@@ -3,67 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from tarry.service.api.messages import ApiResponse
-from tests.service.http.harness import GET, KEEP_ALIVE_S, ConnectionHarness
-
-HEAD = b"POST /hot HTTP/1.1\r\nHost: h\r\nX-A: 1\r\n"
-POST = HEAD + b"Content-Length: 5\r\n\r\nhello"
-CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
-DATE = [(b"date", b"today")]
-
-
-class FastRoute:
-    """A connection with a fast route whose responses the test sends."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[dict[str, Any], bytes]] = []
-        self.responders: list[Callable[[ApiResponse], None]] = []
-        self.bodies: list[bytes] = []
-        """Bodies of requests that uvicorn handled."""
-        self.task: asyncio.Task[Any] | None = None
-        """The task that the route returns."""
-        self.connection = ConnectionHarness(self._app, {b"/hot": self._serve})
-        self.connection.state.default_headers = DATE
-
-    def receive(self, data: bytes) -> None:
-        """Pass data to the connection."""
-        self.connection.protocol.data_received(data)
-
-    def respond(self, body: bytes = b"ok") -> None:
-        """Respond to the oldest pending request."""
-        self.responders.pop(0)(created_response(body))
-
-    @property
-    def written(self) -> bytes:
-        """All bytes that were written."""
-        return b"".join(self.connection.transport.written)
-
-    def _serve(
-        self, scope: Any, body: bytes, respond: Callable[[ApiResponse], None]
-    ) -> asyncio.Task[Any] | None:
-        self.requests.append((dict(scope), body))
-        self.responders.append(respond)
-        return self.task
-
-    async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        body = b""
-        more = True
-        while more:
-            message = await receive()
-            body += message["body"]
-            more = message["more_body"]
-        self.bodies.append(body)
-        await created_response(b"ok").send(scope, send)
-
-
-def created_response(body: bytes) -> ApiResponse:
-    """Return a 201 response."""
-    return ApiResponse(201, body, [(b"content-type", b"text/plain"), (b"location", b"/1")])
+from tests.service.http.harness import CHUNKED, GET, KEEP_ALIVE_S, POST, FastRoute
 
 
 @pytest.mark.parametrize("request_", [POST, CHUNKED], ids=["sized", "chunked"])
@@ -253,31 +197,5 @@ def test_a_header_with_a_line_break_is_not_written(value: bytes) -> None:
         route.receive(POST)
         route.responders[0](ApiResponse(201, b"ok", [(b"location", value)]))
         assert (b"", True) == (route.written, route.connection.transport.is_closed)
-
-    asyncio.run(run())
-
-
-def test_invalid_bytes_close_the_connection() -> None:
-    """The response of a valid request earlier in the same read is not written."""
-
-    async def run() -> None:
-        route = FastRoute()
-        route.receive(POST + b"nonsense\r\n\r\n")
-        assert route.written.startswith(b"HTTP/1.1 400 ")
-        assert (1, True) == (len(route.requests), route.connection.transport.is_closed)
-        route.respond()
-        assert 1 == route.written.count(b"HTTP/1.1 ")
-
-    asyncio.run(run())
-
-
-def test_an_invalid_chunked_body_is_not_served() -> None:
-    """The connection is closed with a 400 before the application is called."""
-
-    async def run() -> None:
-        route = FastRoute()
-        await route.connection.send(CHUNKED[:-7] + b"xyz\r\n")
-        assert route.written.startswith(b"HTTP/1.1 400 ")
-        assert ([], []) == (route.requests, route.bodies)
 
     asyncio.run(run())

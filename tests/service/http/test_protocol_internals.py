@@ -31,7 +31,6 @@ METHODS = {
     "on_body": ["body"],
     "on_message_complete": [],
     "on_response_complete": [],
-    "send_400_response": ["msg"],
     "timeout_keep_alive_handler": [],
     "_unset_keepalive_if_required": [],
 }

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.service.http.test_protocol_fast_path import CHUNKED, POST, FastRoute
+from tests.service.http.harness import CHUNKED, POST, FastRoute
 
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIA"
 WEBSOCKET = b"Connection: keep-alive, upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13"

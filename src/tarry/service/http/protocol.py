@@ -24,9 +24,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from httptools import (
+    HttpParserCallbackError,
+    HttpParserError,
+    HttpParserUpgrade,
+    HttpRequestParser,
+)
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tarry.service.api import problems
@@ -47,6 +52,8 @@ _MAX_HEADER_BYTES = 65_536
 _HEADERS_TOO_LARGE = problems.HEADERS_TOO_LARGE.problem(
     f"The request line and the headers may have at most {_MAX_HEADER_BYTES} bytes together."
 )
+_INVALID_URL = problems.NOT_HTTP.problem("The URL in the request line is invalid.")
+_NO_TUNNELS = problems.NOT_HTTP.problem("The method CONNECT is not supported.")
 _TIMED_OUT = problems.TIMEOUT.problem("The rest of the request did not arrive in time.")
 _UNSENT_RESPONSE_GRACE_S = 1.0
 """At shutdown, a connection is aborted if part of its response is not sent for this long."""
@@ -89,12 +96,16 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     """Size of the last read."""
     _first_read_bytes = 0
     """Size of the read in which the request began; may include bytes of the previous request."""
-    _are_headers_too_large = False
+    _problem: Problem | None = None
+    """Why a callback stopped the parser."""
+    _rejection: Problem | None = None
+    """The response to an invalid request. It is sent after the responses to earlier requests, and
+    the connection is then closed. Bytes received after an invalid request are ignored."""
     _awaited: _Awaited | None = "first"
     _timer_for: _Awaited | None = None
     """The value of `_awaited` for which the running timer was set."""
     _timer: TimerHandle | None = None
-    _idle_since: float | None = None
+    _last_response_at = 0.0
     _served_cycle: Any = None
     """None until the client pipelines requests. Then the cycle (uvicorn's state of a request) of
     the request that is being served, while `cycle` belongs to the newest request."""
@@ -124,7 +135,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         """Cancel the timers, and report the disconnect to the request that is being served."""
         self._awaited = None
         self._update_timer()
-        super()._unset_keepalive_if_required()
+        self._unset_keepalive_if_required()
         if self._served_cycle is not None:
             self._served_cycle.disconnected = True
             self._served_cycle.message_event.set()
@@ -150,26 +161,31 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, serve a request on the fast path if it is complete, apply the limits."""
+        if self._rejection is not None:
+            return
         self._read_bytes = len(data)
         self._header_bytes_after_first_read += self._read_bytes
-        self._unset_keepalive_if_required()
+        problem = None
         try:
             self._parse(data)
-        except HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        except HttpParserCallbackError:
+            problem = self._problem or _INVALID_URL
+            _logger.debug("invalid request: %s", problem.detail, exc_info=True)
+        except HttpParserError as error:
+            problem = problems.NOT_HTTP.problem(f"{error}.")
         candidate, self._candidate = self._candidate, None
         if candidate is not None:
             if not candidate.more_body:
                 self._serve(candidate)
-            elif not self.transport.is_closing():  # the rest of the body has not arrived yet
+            elif problem is None:  # the rest of the body has not arrived yet
                 self.cycle = None
                 self._continue_with_uvicorn()
                 if candidate.body:
                     super().on_body(candidate.body)
-        is_over_limit = self._header_bytes_after_first_read > _MAX_HEADER_BYTES
-        if is_over_limit and not self.transport.is_closing():
-            self._are_headers_too_large = True
-            self.send_400_response("")
+        if self._header_bytes_after_first_read > _MAX_HEADER_BYTES:
+            problem = problem or _HEADERS_TOO_LARGE
+        if problem is not None:
+            self._reject(problem)
         if self._awaited != self._timer_for:
             self._update_timer()
 
@@ -208,16 +224,14 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         # The sum may include body bytes of the same read. If it is too large, measure exactly.
         if self._first_read_bytes + self._header_bytes_after_first_read > _MAX_HEADER_BYTES:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-            self._are_headers_too_large = size > _MAX_HEADER_BYTES
-            if self._are_headers_too_large:
-                raise ValueError  # stops the parser; uvicorn then calls send_400_response
+            if size > _MAX_HEADER_BYTES:
+                self._stop_parser(_HEADERS_TOO_LARGE)
         parser: Any = self.parser
         if parser.should_upgrade():
             if parser.get_method() == b"CONNECT":
-                raise ValueError  # stops the parser
+                self._stop_parser(_NO_TUNNELS)
             return  # `_parse` parses the headers again
         self._header_bytes_after_first_read = 0
-        self._awaited = "body"
         cycle = self.cycle
         if (
             self.url in self._fast_routes
@@ -230,9 +244,15 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         ):
             self.cycle = self._candidate = _FastPathCycle(self.url, self.headers)
         else:
-            self._continue_with_uvicorn()
+            self._continue_with_uvicorn()  # raises an error if the URL is invalid
+        self._awaited = "body"
         if len(self.pipeline) == 1:
             self._served_cycle = cycle
+
+    def _stop_parser(self, problem: Problem) -> NoReturn:
+        """Reject the current request. To be called by callbacks of the parser."""
+        self._problem = problem
+        raise ValueError  # the parser then raises HttpParserError
 
     def on_body(self, body: bytes) -> None:
         """Collect or pass on a part of a body."""
@@ -264,8 +284,11 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             super().on_response_complete()
             return
         self.server_state.total_requests += 1
+        if self._rejection is not None:
+            self._send_rejection(self._rejection)
+            return
         self.flow.resume_reading()
-        self._idle_since = self.loop.time()
+        self._last_response_at = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._check_idle_after(self.timeout_keep_alive)
 
@@ -301,17 +324,14 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self.transport.close()
         self.on_response_complete()
 
-    def _unset_keepalive_if_required(self) -> None:
-        # uvicorn cancels the keep-alive timer here and sets a new one after each response. Both
-        # cost time in each request, so the timer keeps running and only `_idle_since` changes.
-        self._idle_since = None
-
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection if it has been idle for too long, else check again later."""
         self.timeout_keep_alive_task = None
-        if self._idle_since is None:
-            return
-        seconds_left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if self.cycle is not None and not self.cycle.response_complete:
+            return  # `on_response_complete` sets the timer again
+        seconds_left = self._last_response_at + self.timeout_keep_alive - self.loop.time()
+        if self._awaited is not None:  # a request is arriving, for which there is another timer
+            seconds_left = self.timeout_keep_alive
         if seconds_left > 0:
             self._check_idle_after(seconds_left)
         else:
@@ -320,12 +340,6 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     def _check_idle_after(self, seconds: float) -> None:
         check = self.timeout_keep_alive_handler
         self.timeout_keep_alive_task = self.loop.call_later(seconds, check)
-
-    def send_400_response(self, msg: str) -> None:
-        """Reject an invalid request (called by uvicorn) or headers that are too large."""
-        self._reject(
-            _HEADERS_TOO_LARGE if self._are_headers_too_large else problems.NOT_HTTP.problem(msg)
-        )
 
     def _update_timer(self) -> None:
         """Set the timer for what the client has to send next; cancel it if nothing is awaited."""
@@ -343,23 +357,45 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         response if the client has not begun a request, or if the response has already begun.
         """
         # While headers arrive, `cycle` belongs to the previous request (None if there is none).
-        awaited, cycle = self._awaited, self.cycle
-        is_responding = bool(cycle) and not cycle.response_complete
-        if self.pipeline or self.flow.read_paused or (is_responding and awaited == "headers"):
+        is_responding = self.cycle is not None and not self.cycle.response_complete
+        is_delayed = self.pipeline or self.flow.read_paused
+        if is_delayed or (is_responding and self._awaited == "headers"):
             self._update_timer()
-        elif awaited == "first" or (awaited == "body" and cycle.response_started):
+        elif self._awaited == "first":
             self.transport.close()
         else:
             self._reject(_TIMED_OUT)
-            if is_responding:
-                cycle.disconnected = True
-                cycle.message_event.set()
 
     def _reject(self, problem: Problem) -> None:
+        """Reject the newest request, which is invalid or incomplete.
+
+        Earlier requests get their responses first: a client expects them in this order, and would
+        take the rejection for the response to a request that may have been stored.
+        """
+        if self.transport.is_closing():
+            return
+        if self._awaited == "body":
+            rejected = self.cycle
+            if rejected.response_started:
+                self.transport.close()
+                return
+            rejected.disconnected = True
+            rejected.message_event.set()
+            if self.pipeline:  # the newest request is the first, the next one to serve is the last
+                self.pipeline.popleft()
+                self.cycle = self.pipeline[0][0] if self.pipeline else self._served_cycle
+            else:
+                self.cycle = None
+        self._awaited = None
+        self._rejection = problem
+        if self.cycle is None or self.cycle.response_complete:
+            self._send_rejection(problem)
+
+    def _send_rejection(self, problem: Problem) -> None:
         body = problem.to_json()
         head = (
-            f"HTTP/1.1 {problem.status} {problem.title}\r\ncontent-type: {PROBLEM_MEDIA_TYPE}\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-type: {PROBLEM_MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
+            "connection: close\r\n\r\n"
         )
-        self.transport.write(head.encode() + body)
+        self.transport.write(STATUS_LINE[problem.status] + head.encode() + body)
         self.transport.close()
