@@ -90,6 +90,14 @@ def _succeeds(*command: str) -> bool:
         return False
 
 
+def skip_without_immutable_files(folder: Path) -> None:
+    """Skip the test if files in this folder cannot be made immutable."""
+    (folder / "file").touch()
+    if not _succeeds("chattr", "+i", str(folder / "file")):
+        pytest.skip("needs root, and a file system that supports chattr +i")
+    _succeeds("chattr", "-i", str(folder / "file"))
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", [full_disk, file_size_limit, immutable_files, renamed_database])
 def test_service_recovers_from_a_store_fault(fault: Fault, tmp_path: Path) -> None:
@@ -100,10 +108,7 @@ def test_service_recovers_from_a_store_fault(fault: Fault, tmp_path: Path) -> No
         if not _succeeds(*command_prefix, "true"):
             pytest.skip("a separate disk needs user namespaces: run as root, or enable them")
     if fault is immutable_files:
-        (tmp_path / "file").touch()
-        if not _succeeds("chattr", "+i", str(tmp_path / "file")):
-            pytest.skip("needs root, and a file system that supports chattr +i")
-        _succeeds("chattr", "-i", str(tmp_path / "file"))
+        skip_without_immutable_files(tmp_path)
     may_respond = threading.Event()
 
     def respond_slowly(_path: str, _number: int) -> int:
@@ -181,3 +186,22 @@ def test_no_task_is_lost_if_the_write_ahead_log_is_deleted(tmp_path: Path) -> No
             running_service.kill()
             running_service.start()
             assert accepted == {task["taskId"] for task in running_service.all_tasks()}
+
+
+@pytest.mark.timeout(120)
+def test_service_stops_on_a_read_only_disk(tmp_path: Path) -> None:
+    """SIGTERM ends the service with exit code 0 and without a traceback."""
+    skip_without_immutable_files(tmp_path)
+    with service(tmp_path) as running_service:
+        running_service.post(targetUrl="http://127.0.0.1:9/", delayMs=3_600_000)
+        files = [str(path) for path in running_service.folder.glob("tarry.db*")]
+        assert _succeeds("chattr", "+i", *files, str(running_service.folder))
+        try:
+            exit_code = running_service.stop()
+        finally:
+            assert _succeeds("chattr", "-i", str(running_service.folder), *files)
+        log = (running_service.folder / "log").read_text()
+        running_service.start()
+
+    assert 0 == exit_code
+    assert "Traceback" not in log

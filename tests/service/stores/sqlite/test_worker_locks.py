@@ -278,3 +278,28 @@ def test_a_folder_named_like_a_lock_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "tasks.db.worker-folder").mkdir()
 
     assert [] == WorkerLock(tmp_path / "tasks.db").remove_dead_locks(["folder"])
+
+
+def test_a_lock_file_that_cannot_be_deleted_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is released although its file stays, and other processes detect that."""
+
+    def fail(self: Path, *, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, "operation not permitted")
+
+    path = tmp_path / "tasks.db"
+    lock, other = WorkerLock(path), WorkerLock(path)
+    lock.acquire()
+    token = str(lock.token)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        assert [] == other.remove_dead_locks([token])
+
+        lock.release()
+
+        assert lock.token is None
+        assert [token] == other.remove_dead_locks([token])
+        assert [f"tasks.db.worker-{token}"] == lock_files(path)
+    other.remove_leftover_files()
+    assert [] == lock_files(path)

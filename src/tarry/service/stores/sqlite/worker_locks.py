@@ -8,6 +8,7 @@ suspended (SIGSTOP). So the leases of a dead process can be ended before they ex
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -48,7 +49,7 @@ class WorkerLock:
                 return
             os.close(descriptor)
             if is_locked is None:
-                self._path(token).unlink(missing_ok=True)
+                self._delete_file(token)
                 return
             # Another process found the new file before it was locked here, took it for the file of
             # a dead process, and locked or deleted it. Try again with a new file.
@@ -56,7 +57,7 @@ class WorkerLock:
     def release(self) -> None:
         """Release the lock and delete its file; other processes may then end remaining leases."""
         if self._descriptor is not None:
-            self._path(str(self.token)).unlink(missing_ok=True)
+            self._delete_file(str(self.token))
             os.close(self._descriptor)
             self._descriptor = self.token = None
 
@@ -74,6 +75,10 @@ class WorkerLock:
     def _path(self, token: str) -> Path:
         return self._path_prefix.with_name(self._path_prefix.name + token)
 
+    def _delete_file(self, token: str) -> None:
+        with suppress(OSError):  # for example on a read-only disk; the next start deletes the file
+            self._path(token).unlink()
+
     def _remove_if_dead(self, token: str) -> bool:
         try:
             descriptor = os.open(self._path(token), os.O_RDWR)
@@ -84,7 +89,7 @@ class WorkerLock:
         try:
             if not _try_lock(descriptor):
                 return False
-            self._path(token).unlink(missing_ok=True)
+            self._delete_file(token)
             return True
         finally:
             os.close(descriptor)
