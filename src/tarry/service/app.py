@@ -111,6 +111,7 @@ class Service:
                 delete_unreferenced_bodies=partial(_delete_unreferenced, body_store, self.store),
                 sign=self._sign,
                 build_callback_task=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
+                encrypt_attempt=codec.encrypt_attempt if settings.encryption_keys else None,
             )
         )
         require_api_keys = are_api_keys_required(settings)

@@ -1,5 +1,7 @@
 """Encoding of a task's content for the store: msgpack, encrypted if keys are configured.
 
+The texts of attempts (errors and excerpts of responses) are encrypted, too.
+
 Encrypted content starts with a byte with which msgpack data never starts. A store can therefore
 also contain content that was stored before keys were configured. New content is encrypted with the
 first key. The other keys still decrypt older content, so that keys can be rotated.
@@ -10,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError, TarryError
@@ -20,8 +23,11 @@ if TYPE_CHECKING:
 
     from cryptography.fernet import MultiFernet
 
+    from tarry.service.model import AttemptRecord
+
 _encode_msgpack = msgspec.msgpack.Encoder().encode
-_decode_msgpack = msgspec.msgpack.Decoder(TaskContent).decode
+_decode_content = msgspec.msgpack.Decoder(TaskContent).decode
+_decode_texts = msgspec.msgpack.Decoder(tuple[str | None, str | None]).decode
 _ENCRYPTED_PREFIX = b"\xc1"  # not used by msgpack
 
 
@@ -30,7 +36,10 @@ class DecryptionFailed(TarryError):
 
 
 class Codec:
-    """Encodes and decodes task content and large bodies. `keys` are Fernet keys, newest first."""
+    """Encodes and decodes task content, large bodies and the texts of attempts.
+
+    `keys` are Fernet keys, newest first.
+    """
 
     _fernet: MultiFernet | None = None
 
@@ -68,12 +77,33 @@ class Codec:
     def unpack(self, stored: bytes) -> TaskContent:
         """Decrypt and decode content; raise DecryptionFailed if its key is not configured."""
         if stored[:1] != _ENCRYPTED_PREFIX:
-            return _decode_msgpack(stored)
+            return _decode_content(stored)
+        return _decode_content(self._decrypt(stored[1:]))
+
+    def encrypt_attempt(self, attempt: AttemptRecord) -> AttemptRecord:
+        """Return an attempt for the store: its error and its excerpt are encrypted.
+
+        The attempt is returned unchanged if it has neither, or if no keys are configured.
+        """
+        texts = (attempt.error, attempt.excerpt)
+        if self._fernet is None or texts == (None, None):
+            return attempt
+        encrypted_texts = self._fernet.encrypt(_encode_msgpack(texts))
+        return replace(attempt, error=None, excerpt=None, encrypted_texts=encrypted_texts)
+
+    def decrypt_attempt(self, stored: AttemptRecord) -> AttemptRecord:
+        """Decrypt an attempt of the store; raise DecryptionFailed if its key is not configured."""
+        if stored.encrypted_texts is None:
+            return stored
+        error, excerpt = _decode_texts(self._decrypt(stored.encrypted_texts))
+        return replace(stored, error=error, excerpt=excerpt, encrypted_texts=None)
+
+    def _decrypt(self, encrypted: bytes) -> bytes:
         if self._fernet is None:
             msg = "the content is encrypted, but no encryption key is set (TARRY_ENCRYPTION_KEYS)"
             raise DecryptionFailed(msg)
         try:
-            return _decode_msgpack(self._fernet.decrypt(stored[1:]))
+            return self._fernet.decrypt(encrypted)
         except self._invalid_token as error:
             msg = "the content was encrypted with a key that is not configured"
             raise DecryptionFailed(msg) from error

@@ -219,6 +219,8 @@ class AttemptRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     truncated: bool = False
     """Whether the response body is longer than the excerpt."""
     worker: str | None = None
+    encrypted_texts: bytes | None = None
+    """`error` and `excerpt`, which are None then; see `Codec.encrypt_attempt`."""
 
 
 class PolicyVersion(msgspec.Struct, kw_only=True, gc=False):

@@ -112,7 +112,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tuple[str, ...], _help("Standard Webhooks secrets (whsec_...), the newest first")
     ] = ()
     encryption_keys: Annotated[
-        tuple[str, ...], _help("Keys that encrypt stored tasks and bodies, the newest first")
+        tuple[str, ...],
+        _help("Keys that encrypt tasks, bodies, errors and excerpts, the newest first"),
     ] = ()
     drain_ms: Annotated[int, _help("How long a shutdown waits for running attempts", ge=0)] = 30_000
     log: Annotated[Literal["text", "json"], _help("The format of log lines: text or json")] = "text"

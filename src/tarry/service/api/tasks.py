@@ -189,7 +189,10 @@ class TaskResource:
         # One more attempt than requested was read, to find out whether there is another page.
         page, has_more = attempts[: query.limit], len(attempts) > query.limit
         secrets = find_secrets(views.read_content(self._context, task))
-        items = [views.attempt_view(task.id, attempt, secrets) for attempt in page]
+        items = [
+            views.attempt_view(task.id, attempt, secrets)
+            for attempt in views.read_attempts(self._context, page)
+        ]
         next_cursor = str(page[-1].number) if has_more else None
         return json_response(200, Page(items=items, next_cursor=next_cursor))
 
@@ -208,7 +211,7 @@ class TaskResource:
         explanation = views.explain_task(
             task,
             views.read_content(context, task),
-            attempts,
+            views.read_attempts(context, attempts),
             named_policy=None if named_policy is None else named_policy.policy,
             lane=await context.store.get_lane(task.lane),
             now=context.engine.clock.now_ms(),

@@ -85,6 +85,17 @@ def read_content(context: ApiContext, task: Task) -> TaskContent | None:
         return None  # the task can still be listed and cancelled
 
 
+def read_attempts(context: ApiContext, stored: list[AttemptRecord]) -> list[AttemptRecord]:
+    """Return attempts of the store with decrypted texts, except texts whose key is missing."""
+    attempts: list[AttemptRecord] = []
+    for attempt in stored:
+        try:
+            attempts.append(context.codec.decrypt_attempt(attempt))
+        except DecryptionFailed:
+            attempts.append(attempt)
+    return attempts
+
+
 def response_view(result: DeliveryResult, secrets: list[str] | None) -> wire.TargetResponse:
     """Return the view of a target's response, with the `secrets` of the task redacted."""
     headers: dict[str, str] = {}
@@ -116,6 +127,8 @@ def attempt_view(
         error = redact_text(error, secrets)
     if excerpt is not None:
         excerpt = redact_text(excerpt, secrets, is_truncated=attempt.truncated)
+    if attempt.encrypted_texts is not None:  # their key is missing, see `read_attempts`
+        error = excerpt = _ENCRYPTED
     return wire.AttemptLog(
         task_id=task_id,
         attempt_number=attempt.number,

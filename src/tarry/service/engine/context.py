@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.lanes import Lanes
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
-    from tarry.service.model import Task, TaskContent
+    from tarry.service.model import AttemptRecord, Task, TaskContent
     from tarry.service.store import LeaseTerms, Retention, Store, TaskResult
 
 T = TypeVar("T")
@@ -121,6 +121,8 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     delete_unreferenced_bodies: Callable[[], Awaitable[int]]  # no task was added for them
     sign: Callable[[Task, bytes], list[tuple[str, str]]]  # returns the signature headers of a body
     build_callback_task: Callable[[Task, TaskContent, TaskResult], Task]  # for `callbackUrl`
+    encrypt_attempt: Callable[[AttemptRecord], AttemptRecord] | None = None
+    """Encrypts the texts of an attempt for the store; None if no keys are configured."""
 
 
 async def retry_until_stored(write: Callable[[], Awaitable[T]], health: Health) -> T:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery import DeliveryResult
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask, LeasedTasks
+    from tarry.service.model import AttemptRecord
     from tarry.service.store import TaskResult
 
 _logger = logging.getLogger("tarry.service")
@@ -92,6 +93,9 @@ class ResultWriter:
 
     async def _write_results(self, items: Sequence[_QueuedResult]) -> Sequence[FinishStatus]:
         results, context = [item[0] for item in items], self._context
+        if context.encrypt_attempt is not None:
+            # Only here: what is reported after the write is not encrypted.
+            results = [_encrypt_texts(result, context.encrypt_attempt) for result in results]
         try:
             finish_statuses = await retry_until_stored(
                 lambda: context.store.finish(results), context.health
@@ -231,6 +235,14 @@ class ResultWriter:
             self.on_capacity()
         else:
             self._reporter.report_lane_change("probing", lane.name)
+
+
+def _encrypt_texts(
+    result: TaskResult, encrypt_attempt: Callable[[AttemptRecord], AttemptRecord]
+) -> TaskResult:
+    if result.attempt is None:
+        return result
+    return msgspec.structs.replace(result, attempt=encrypt_attempt(result.attempt))
 
 
 def build_callback_task(
