@@ -27,15 +27,22 @@ _Address: TypeAlias = IPv4Address | IPv6Address
 _Network: TypeAlias = IPv4Network | IPv6Network
 
 
-def _parse_table(table: str) -> tuple[tuple[_Network, str], ...]:
-    rows = (row.split(maxsplit=1) for row in table.strip().splitlines())
-    return tuple((ip_network(network), description.strip()) for network, description in rows)
+def _parse_table(table: str) -> list[tuple[int, int, int, str]]:
+    """Return the IP version, the first and the last address, and the description of each row."""
+    rows: list[tuple[int, int, int, str]] = []
+    for row in table.strip().splitlines():
+        text, description = row.split(maxsplit=1)
+        network = ip_network(text)
+        first, last = int(network.network_address), int(network.broadcast_address)
+        rows.append((network.version, first, last, description.strip()))
+    return rows
 
 
 # The first matching row applies. Sources: IANA's registries of special-purpose addresses, and the
 # metadata addresses of cloud providers, whose servers return credentials. 168.63.129.16 is a public
-# address that Azure uses for its platform services.
-_SPECIAL_NETWORKS = _parse_table("""
+# address that Azure uses for its platform services. Ranges of integers, because a check with
+# `ip in network` takes twice as long, and each new connection needs one.
+_SPECIAL_RANGES = _parse_table("""
     169.254.169.254/32   a cloud metadata address
     169.254.170.2/32     a cloud metadata address
     169.254.170.23/32    a cloud metadata address
@@ -170,8 +177,9 @@ class Guard:
 
 def _describe_special(ip: _Address) -> str | None:
     """Return a description of a special-purpose address; None if the address is public."""
-    for network, description in _SPECIAL_NETWORKS:
-        if ip in network:
+    version, number = ip.version, int(ip)
+    for row_version, first, last, description in _SPECIAL_RANGES:
+        if first <= number <= last and version == row_version:
             return description
     if isinstance(ip, IPv6Address) and ip not in _GLOBAL_UNICAST:
         return "a reserved address"

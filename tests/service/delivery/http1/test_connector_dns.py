@@ -117,17 +117,17 @@ def test_name_that_cannot_be_encoded_is_a_dns_fault(
 
 
 def test_cache_is_bounded(resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache holds at most `_MAX_CACHED_HOSTS` names."""
+    """The name that was resolved first is removed when the cache is full."""
     monkeypatch.setattr(connector, "_MAX_CACHED_HOSTS", 4)
 
-    async def main() -> int:
+    async def main() -> list[str]:
         cache = DnsCache()
         for number in range(10):
             resolver.addresses[f"{number}.example"] = ["192.0.2.1"]
             await cache.resolve(f"{number}.example")
-        return len(cache._cached)
+        return list(cache._cached)
 
-    assert 4 >= run(main())
+    assert [f"{number}.example" for number in (6, 7, 8, 9)] == run(main())
 
 
 def test_concurrent_lookups_are_bounded(
