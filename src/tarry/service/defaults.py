@@ -16,5 +16,12 @@ LEASE_GRACE_MS: Final = 5_000
 """How much longer than the longest attempt a lease must be, so that the result can be stored."""
 MAX_IN_FLIGHT: Final = 512
 """Maximum number of attempts in flight in one process."""
+MAX_TRANSACTION_TASKS: Final = 128
+"""Number of tasks that one transaction claims or finishes, which takes about 5 ms.
+
+New tasks wait for the transaction. Then the event loop starts or reports its attempts in one go.
+Groups of 500 to 1,000 tasks took 25 to 75 ms, and the p99 delay of retries was 240 ms instead of
+115 ms. After a start with 40,000 overdue tasks of 5 or 50 hosts, the p50 of a POST was 4 to 10
+times as long with 500 tasks, and the number of deliveries per second was the same."""
 MAX_LANE_IN_FLIGHT: Final = 128
 """Maximum number of attempts in flight of one lane (the queue of a downstream), in one process."""

@@ -219,3 +219,39 @@ def test_single_task_is_stored_before_the_waiting_tasks_of_batches() -> None:
         assert 1001 == sum(map(len, written))
 
     run(main)
+
+
+def test_overdue_tasks_are_claimed_and_finished_in_small_steps() -> None:
+    """After a start with overdue tasks, a call of the store changes at most 128 tasks."""
+
+    async def main() -> None:
+        target = FakeTarget()
+        harness = EngineHarness(target)
+        urls = [f"http://host{number % 10}.example/" for number in range(1000)]
+        await harness.store.add([harness.new_task(url) for url in urls])
+        claimed_counts: list[int] = []
+        finished_counts: list[int] = []
+        claim, finish = harness.store.claim, harness.store.finish
+
+        async def record_claim(*args: Any, **kwargs: Any) -> Any:
+            result = await claim(*args, **kwargs)
+            claimed_counts.append(len(result.tasks))
+            return result
+
+        async def record_finish(results: Any) -> Any:
+            finished_counts.append(len(results))
+            return await finish(results)
+
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(harness.store, "claim", record_claim)
+            monkeypatch.setattr(harness.store, "finish", record_finish)
+            await harness.engine.start()
+            await asyncio.sleep(10)
+            await harness.engine.stop(1)
+
+        assert (1000, 128) == (sum(claimed_counts), max(claimed_counts))
+        assert 1000 == sum(finished_counts)
+        assert max(finished_counts) <= 128
+        assert 1000 == len(target.requests)
+
+    run(main)

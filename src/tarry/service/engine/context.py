@@ -37,7 +37,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_leased: int = 4096  # tasks that are leased to this process
     max_lane_leased: int = 1024  # tasks of one lane that are leased to this process
     max_unwritten: int = 10_000  # new tasks that wait to be written
-    max_claimed: int = 500  # tasks that one call of `Store.claim` leases
+    max_claimed: int = defaults.MAX_TRANSACTION_TASKS  # by one call of `Store.claim`
     max_lane_claimed: int = 100  # tasks of one lane that one call of `Store.claim` leases
     max_tenant_unfinished_tasks: int | None = None  # PENDING or IN_FLIGHT; None: no limit
 

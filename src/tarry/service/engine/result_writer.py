@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from tarry.core.breaker import BreakerState
+from tarry.service.defaults import MAX_TRANSACTION_TASKS
 from tarry.service.delivery.targets import parse_target
 from tarry.service.engine.context import retry_until_stored
 from tarry.service.group_commit import AsyncGroupCommit
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from tarry.service.store import TaskResult
 
 _logger = logging.getLogger("tarry.service")
-_MAX_GROUP_ITEMS = 500
 _encode = msgspec.json.Encoder().encode
 
 _QueuedResult: TypeAlias = "tuple[TaskResult, LeasedTask | None, DeliveryResult | None]"
@@ -53,10 +53,10 @@ class ResultWriter:
         """Called when more tasks can be claimed: fewer tasks are leased to this process, or a lane
         was unparked. Set by the scheduler."""
         self.result_queue: AsyncGroupCommit[_QueuedResult, FinishStatus] = AsyncGroupCommit(
-            self._write_results, max_items=_MAX_GROUP_ITEMS, max_pending=None
+            self._write_results, max_items=MAX_TRANSACTION_TASKS, max_pending=None
         )
         self._release_queue: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
-            self._write_releases, max_items=_MAX_GROUP_ITEMS, max_pending=None
+            self._write_releases, max_items=MAX_TRANSACTION_TASKS, max_pending=None
         )
         self._breaker_state_writes: set[asyncio.Task[None]] = set()
 

@@ -52,22 +52,22 @@ def trace_statements(store: SqliteStore) -> list[str]:
 
 
 def test_waiting_operations_share_a_transaction(tmp_path: Path) -> None:
-    """A thousand operations that wait together are committed in one transaction."""
+    """A hundred operations that wait together are committed in one transaction."""
 
     async def main(store: SqliteStore) -> None:
         statements = trace_statements(store)
-        results = await submit_together(store, (store.add([NewTask(task(n))]) for n in range(1000)))
+        results = await submit_together(store, (store.add([NewTask(task(n))]) for n in range(100)))
 
-        assert [AddStatus.ADDED] * 1000 == [added.status for [added] in results]
+        assert [AddStatus.ADDED] * 100 == [added.status for [added] in results]
         # The first transaction is that of `block_writer`.
         assert 2 == statements.count("COMMIT")
-        leased = (await store.claim(LEASE, limit=1000, per_lane=1000)).tasks
+        leased = (await store.claim(LEASE, limit=100, per_lane=100)).tasks
         statements = trace_statements(store)
         statuses = await submit_together(
             store, (store.finish([success_result(task)]) for task in leased)
         )
 
-        assert [[FinishStatus.APPLIED]] * 1000 == statuses
+        assert [[FinishStatus.APPLIED]] * 100 == statuses
         assert 2 == statements.count("COMMIT")
 
     run_on_store(tmp_path / "tasks.db", main)
@@ -75,7 +75,7 @@ def test_waiting_operations_share_a_transaction(tmp_path: Path) -> None:
 
 def test_a_group_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large batches that wait together are split into several transactions."""
-    monkeypatch.setattr(executor, "_MAX_GROUP_WEIGHT", 100)
+    monkeypatch.setattr(executor, "MAX_TRANSACTION_TASKS", 100)
 
     async def main(store: SqliteStore) -> None:
         statements = trace_statements(store)
@@ -248,3 +248,27 @@ def test_urgent_operations_run_before_waiting_results_and_claims() -> None:
 
     asyncio.run(main())
     assert [["first"], ["finish 0"], ["add", "finish 1"], ["finish 2"], ["finish 3"]] == groups
+
+
+def test_waiting_operations_of_many_tasks_do_not_share_a_transaction() -> None:
+    """A group of operations changes at most 128 tasks, so that no operation waits for long."""
+    started, may_finish = threading.Event(), threading.Event()
+    group_sizes: list[int] = []
+
+    def run(work: Sequence[int]) -> list[tuple[Any, Exception | None]]:
+        group_sizes.append(len(work))
+        started.set()
+        may_finish.wait()
+        return [(item, None) for item in work]
+
+    async def main() -> None:
+        thread = executor.ThreadExecutor("test", run)
+        futures = [thread.submit(0, 1)]
+        await asyncio.to_thread(started.wait)
+        futures += [thread.submit(number, 1) for number in range(300)]
+        may_finish.set()
+        await asyncio.gather(*futures)
+        await thread.close()
+
+    asyncio.run(main())
+    assert [1, 128, 128, 44] == group_sizes

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import StoreUnavailable
+from tarry.service.defaults import MAX_TRANSACTION_TASKS
 from tarry.service.group_commit import Entry, GroupCommit
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     Group = list[Entry[Any]]
 
-_MAX_GROUP_WEIGHT = 2_000
 MAX_PENDING = 50_000
 """Backpressure limit: the sum of the weights of operations that may wait for the disk."""
 
@@ -33,9 +33,11 @@ MAX_PENDING = 50_000
 class Executor(GroupCommit[Any]):
     """Runs submitted operations in groups; all methods here run on the event loop."""
 
-    def __init__(self, max_group_weight: int) -> None:
+    def __init__(self) -> None:
         # `allow_oversize`: the last operation may raise a group's weight above the maximum.
-        super().__init__(max_weight=max_group_weight, max_pending=MAX_PENDING, allow_oversize=True)
+        super().__init__(
+            max_weight=MAX_TRANSACTION_TASKS, max_pending=MAX_PENDING, allow_oversize=True
+        )
         self._loop = asyncio.get_running_loop()
         self._group_done = asyncio.Event()
 
@@ -93,7 +95,7 @@ class ThreadExecutor(Executor):
     """Runs groups in its own thread: `run` is called with the operations of each group."""
 
     def __init__(self, thread_name: str, run: Callable[[Sequence[Any]], list[Answer]]) -> None:
-        super().__init__(_MAX_GROUP_WEIGHT)
+        super().__init__()
         self._run = run
         self._groups: SimpleQueue[Group | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run_groups, name=thread_name, daemon=True)

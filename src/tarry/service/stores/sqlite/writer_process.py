@@ -48,11 +48,6 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("tarry.service")
 _MAIN_PROGRAM = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
-_MAX_GROUP_WEIGHT = 128  # number of tasks that one transaction changes
-"""Smaller than for `ThreadExecutor`: while the process commits a group, the event loop handles the
-answers of the previous group and fills the next one, so small groups keep both busy. Groups of 500
-to 1,000 tasks took 25 to 75 ms, and the p99 delay of retries was 240 ms. With this limit it is
-115 ms."""
 _EXIT_TIMEOUT_S = 10.0
 _FRAME_HEADER = struct.Struct("!Q")
 """The header of a frame: the length of the payload in bytes."""
@@ -137,7 +132,7 @@ class WriterProcessExecutor(Executor):
     """
 
     def __init__(self, database: Database) -> None:
-        super().__init__(_MAX_GROUP_WEIGHT)
+        super().__init__()
         self._database = database
         self.process: WriterProcess | None = None
         self._process_start: asyncio.Task[None] | None = None
