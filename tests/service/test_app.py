@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.app import are_api_keys_required, data_location, make_store
+from tarry.service.app import Service, are_api_keys_required, data_location, make_store
 from tarry.service.settings import Settings
 
 
@@ -42,3 +43,16 @@ def test_an_unknown_store_is_an_error() -> None:
     """The error names the setting."""
     with pytest.raises(ConfigurationError, match="store must be sqlite:PATH or memory:"):
         make_store("redis:")
+
+
+def test_tenant_pending_of_zero_is_no_limit(tmp_path: Path) -> None:
+    """The number of unfinished tasks of a tenant is unlimited only with `tenant_pending` 0."""
+
+    async def main() -> list[int | None]:
+        services = [
+            Service(Settings(store="memory:", bodies=str(tmp_path), tenant_pending=tenant_pending))
+            for tenant_pending in (0, 5)
+        ]
+        return [service.engine.limits.max_tenant_unfinished_tasks for service in services]
+
+    assert [None, 5] == asyncio.run(main())

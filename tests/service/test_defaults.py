@@ -16,6 +16,11 @@ def test_the_engine_has_the_defaults_of_the_settings() -> None:
     assert settings.lane_in_flight == limits.max_lane_running_attempts == 128
 
 
+def test_unfinished_tasks_of_a_tenant_are_limited_by_default() -> None:
+    """The engine has the limit of the settings."""
+    assert 1_000_000 == Settings().tenant_pending == EngineLimits().max_tenant_unfinished_tasks
+
+
 def test_the_http_client_has_the_default_of_the_settings() -> None:
     """The maximum size of a response is that of the settings."""
     delivery = HttpDeliveryClient(Guard())

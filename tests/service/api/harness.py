@@ -19,7 +19,7 @@ from tarry.service.api.messages import ApiResponse
 from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.service.delivery.guard import Guard
 from tarry.service.encryption import Codec
-from tarry.service.engine.context import Health, StoreClock
+from tarry.service.engine.context import EngineLimits, Health, StoreClock
 from tarry.service.engine.engine import Engine
 from tarry.service.engine.lanes import Lanes
 from tarry.service.engine.metrics import Metrics
@@ -71,7 +71,7 @@ class FakeEngine:
         self.events = self.reporter.events
         self.policies = PolicyCache(store, self.clock.now_ms)
         self.health = Health()
-        self.quota = quota
+        self.limits = EngineLimits(max_tenant_unfinished_tasks=quota)
         self.error: Exception | None = None
         """Raised by `submit` when set."""
         self.waited_for: asyncio.Queue[str] = asyncio.Queue()
@@ -86,7 +86,7 @@ class FakeEngine:
     async def _add(self, new_tasks: list[NewTask]) -> Sequence[AddResult]:
         if self.error is not None:
             raise self.error
-        return await self.store.add(new_tasks, quota=self.quota)
+        return await self.store.add(new_tasks, quota=self.limits.max_tenant_unfinished_tasks)
 
     async def wait_until_finished(self, task_id: str, seconds: float) -> FinishedTask | None:
         """Wait until the test passes the finished task to `reporter`."""

@@ -449,7 +449,7 @@ def test_a_full_quota_is_429() -> None:
         )
         assert [429, 200] == [full.status, existing.status]
         assert "10" == full.header("retry-after")
-        assert "(setting tenant_pending)" in full.problem["detail"]
+        assert "1 unfinished tasks (setting tenant_pending)" in full.problem["detail"]
 
     run_with_api(test, quota=1)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, ApiResponse
     from tarry.service.api.tasks import ResultWaiter
+    from tarry.service.engine.context import EngineLimits
     from tarry.service.model import TaskContent
     from tarry.service.store import NewTask
 
@@ -238,7 +239,8 @@ class TaskCreation:
         self, add_result: AddResult, content: TaskContent, *, is_minimal: bool
     ) -> BatchResult:
         if is_minimal:
-            return BatchResult(status=_http_status(add_result), task_id=add_result.task.id)
+            status = _http_status(add_result, self._context.engine.limits)
+            return BatchResult(status=status, task_id=add_result.task.id)
         status, view = self._status_and_view(add_result, content)
         return BatchResult(status=status, task=view)
 
@@ -268,13 +270,13 @@ class TaskCreation:
             raise problems.TENANT_LIMIT.error(detail, headers=[problems.retry_after(wait_s)])
 
     def _status_and_view(self, result: AddResult, content: TaskContent) -> tuple[int, RetryTask]:
-        status = _http_status(result)
+        status = _http_status(result, self._context.engine.limits)
         if result.status is AddStatus.ADDED:
             return status, task_view(result.task, content, Status.PENDING)
         return status, stored_task_view(self._context, result.task)
 
 
-def _http_status(add_result: AddResult) -> int:
+def _http_status(add_result: AddResult, limits: EngineLimits) -> int:
     """Return the HTTP status for an added or existing task; raise ApiError for a rejected one."""
     status = add_result.status
     if status is AddStatus.ADDED:
@@ -287,7 +289,10 @@ def _http_status(add_result: AddResult) -> int:
             "use a new key."
         )
         raise problems.IDEMPOTENCY_KEY_REUSED.error(detail, field="idempotencyKey")
-    detail = "The tenant has reached its limit of unfinished tasks (setting tenant_pending)."
+    detail = (
+        f"The tenant has reached its limit of {limits.max_tenant_unfinished_tasks:,} unfinished "
+        "tasks (setting tenant_pending). Wait until tasks are finished, or cancel some."
+    )
     retry_after = problems.retry_after(_UNFINISHED_RETRY_AFTER_S)
     raise problems.TENANT_LIMIT.error(detail, headers=[retry_after])
 

@@ -39,7 +39,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_unwritten: int = 10_000  # new tasks that wait to be written
     max_claimed: int = defaults.MAX_TRANSACTION_TASKS  # by one call of `Store.claim`
     max_lane_claimed: int = 100  # tasks of one lane that one call of `Store.claim` leases
-    max_tenant_unfinished_tasks: int | None = None  # PENDING or IN_FLIGHT; None: no limit
+    max_tenant_unfinished_tasks: int | None = defaults.MAX_TENANT_UNFINISHED_TASKS
+    """PENDING or IN_FLIGHT tasks of one tenant (setting `tenant_pending`); None: no limit."""
 
 
 class Health:

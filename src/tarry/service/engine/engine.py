@@ -22,7 +22,7 @@ from tarry.wire.tasks import LocalStats
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.service.engine.context import EngineContext, Health, StoreClock
+    from tarry.service.engine.context import EngineContext, EngineLimits, Health, StoreClock
     from tarry.service.engine.lanes import LeasedTask
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import EventPublisher
@@ -45,6 +45,7 @@ class Engine:
         self.policies: PolicyCache = context.policies
         self.health: Health = context.health
         self.clock: StoreClock = context.clock
+        self.limits: EngineLimits = context.limits
         self.worker: Worker = Worker(context)
         self.scheduler: Scheduler = Scheduler(context, self.worker)
         self.maintenance: Maintenance = Maintenance(context, self.scheduler)
@@ -120,7 +121,7 @@ class Engine:
         """
         context, new_tasks = self._context, [new_task for new_task, _ in items]
         try:
-            quota = context.limits.max_tenant_unfinished_tasks
+            quota = self.limits.max_tenant_unfinished_tasks
             results = await context.store.add(new_tasks, context.lease_terms, quota=quota)
         except StoreUnavailable as error:
             context.health.mark_failing("store", error)
