@@ -113,3 +113,27 @@ def test_invalid_bytes_do_not_replace_the_response_of_a_task(tenants: Tenants) -
     response = tenants.send_raw(HEAD + CONTENT_LENGTH + TASK + b"nonsense\r\n\r\n")
     assert [b"201", b"400"] == [part[:3] for part in response.split(b"HTTP/1.1 ")[1:]]
     assert before + 1 == len(tenants.request("ann", "GET", "/retry-tasks").body["items"])
+
+
+@pytest.mark.parametrize(
+    ("status", "request_"),
+    [
+        (400, HEAD.replace(b"Host: x\r\n", b"") + CONTENT_LENGTH + TASK),
+        (400, HEAD + b"Host: y\r\n" + CONTENT_LENGTH + TASK),
+        (400, HEAD + b"Authorization: Bearer x\r\nConnection: close\r\n" + CONTENT_LENGTH + TASK),
+        (431, HEAD + b"a:\r\n" * 16_000 + CONTENT_LENGTH + TASK),
+        (501, HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n%x\r\n" % len(TASK) + TASK),
+        (505, HEAD.replace(b"HTTP/1.1", b"HTTP/2.0") + CONTENT_LENGTH + TASK),
+        (
+            401,
+            HEAD.replace(b"Authorization: Bearer KEY", b"Connection: close")
+            + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(TASK), TASK)
+            + b"0\r\nAuthorization: Bearer KEY\r\n\r\n",
+        ),
+    ],
+)
+def test_ambiguous_requests_are_rejected(tenants: Tenants, status: int, request_: bytes) -> None:
+    """A proxy could read such a request differently. Nothing is stored."""
+    with tenants.check_nothing_stored():
+        response = tenants.send_raw(request_)
+    assert response.startswith(b"HTTP/1.1 %d " % status), response[:200]

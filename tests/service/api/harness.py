@@ -252,7 +252,7 @@ class ApiHarness:
             "query_string": split.query.encode(),
             "root_path": "",
             "headers": [
-                (b"host", b"tarry.test"),
+                *([] if b"host" in dict(lines) else [(b"host", b"tarry.test")]),
                 *(
                     (name.encode(), value.encode("latin-1"))
                     for name, value in header_values.items()

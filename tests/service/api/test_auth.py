@@ -153,6 +153,22 @@ def test_two_different_keys_are_401() -> None:
     run_with_api(test, keys=True)
 
 
+@pytest.mark.parametrize("header", ["Authorization", "X-API-Key", "Content-Type", "Host"])
+def test_a_repeated_header_is_400(header: str) -> None:
+    """A proxy in between may have read another one of the values, even if they are equal."""
+
+    async def test(api: ApiHarness) -> None:
+        secret, _ = await create_key(api, "ann")
+        values = {"Authorization": f"Bearer {secret}", "X-API-Key": secret}
+        line = (header.lower().encode(), values.get(header, "application/json").encode())
+        for other in (line, (line[0], b"other")):
+            for lines in ([line, other], [other, line]):
+                response = await api.request("GET", "/retry-tasks", lines=lines)
+                assert (400, header) == (response.status, response.problem["field"])
+
+    run_with_api(test, keys=True)
+
+
 @pytest.mark.parametrize(
     "header", ["Authorization: Bearer {}", "authorization: bearer  {}", "X-API-Key: {}"]
 )

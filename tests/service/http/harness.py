@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -191,7 +192,7 @@ class FastRoute:
     @property
     def statuses(self) -> list[int]:
         """The statuses of all responses."""
-        return [int(part[:3]) for part in self.written.split(b"HTTP/1.1 ")[1:]]
+        return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", self.written)]
 
     async def respond_to_all(self) -> None:
         """Wait until all complete requests have a response."""

@@ -68,8 +68,9 @@ class ProblemType(NamedTuple):
 
 
 # fmt: off
-NOT_HTTP = ProblemType("not-http", (400,), "Bad Request",
-    "The bytes received are not an HTTP request. Check your client and any proxy in between.")
+NOT_HTTP = ProblemType("not-http", (400, 501, 505), "Invalid HTTP request",
+    "The bytes received are not a valid HTTP/1.1 request, or need a feature that is not supported. "
+    "`detail` has the reason. Check your client and any proxy in between.")
 MALFORMED = ProblemType("malformed", (400,), "Malformed JSON",
     "The body is not JSON in UTF-8, or is nested too deeply. `detail` has the reason.")
 INVALID = ProblemType("invalid", (422, 400), "Invalid request",

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 _METHODS_WITHOUT_ORIGIN_CHECK = frozenset({"GET", "HEAD", "OPTIONS"})
+_SINGLE_HEADERS = {
+    name.lower().encode(): name
+    for name in ("Authorization", "Content-Type", "Host", "Origin", "X-API-Key")
+}
+"""Headers that a request must not repeat, by name in lower case."""
 
 Handler: TypeAlias = Callable[[ApiRequest], Awaitable[ApiResponse | messages.ResponseStream]]
 H = TypeVar("H", bound=Callable[..., Any])
@@ -147,6 +152,8 @@ class Endpoint:
         if handler is None:
             return self._handle_other_method(method)
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        if len(headers) != len(scope["headers"]):
+            _check_repeated_headers(scope["headers"])
         if self._check_host is not None:
             self._check_host(headers)
         if b"origin" in headers and method not in _METHODS_WITHOUT_ORIGIN_CHECK:
@@ -210,6 +217,17 @@ def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
         _logger.error("request failed: %s %s", scope["method"], scope["path"], exc_info=error)
         api_error = problems.INTERNAL_ERROR.error("The service failed; see its log.")
     return messages.problem_response(api_error)
+
+
+def _check_repeated_headers(headers: list[tuple[bytes, bytes]]) -> None:
+    """Raise ApiError if a header is repeated that a proxy could have read differently.
+
+    A proxy may check the first value of `Authorization` while the service would use the last one.
+    """
+    names = [name for name, _ in headers if name in _SINGLE_HEADERS]
+    for name in names:
+        if names.count(name) > 1:
+            raise problems.invalid(_SINGLE_HEADERS[name], "must be given only once", status=400)
 
 
 def _check_origin(headers: dict[bytes, bytes]) -> None:

@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
@@ -49,14 +51,27 @@ _Awaited: TypeAlias = Literal["first", "headers", "body"]
 
 _logger = logging.getLogger("tarry.service")
 _MAX_HEADER_BYTES = 65_536
+_MAX_HEADERS = 256
 _HEADERS_TOO_LARGE = problems.HEADERS_TOO_LARGE.problem(
-    f"The request line and the headers may have at most {_MAX_HEADER_BYTES} bytes together."
+    f"The request line and the headers may have at most {_MAX_HEADER_BYTES} bytes together. There "
+    f"may be at most {_MAX_HEADERS} headers."
 )
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%-]*)(?::[0-9]*)?[ \t]*")
+_HTTP_VERSIONS = frozenset({"1.0", "1.1"})
+_INVALID_HOST = problems.NOT_HTTP.problem("The request must have one Host header: a name and port.")
 _INVALID_URL = problems.NOT_HTTP.problem("The URL in the request line is invalid.")
 _NO_TUNNELS = problems.NOT_HTTP.problem("The method CONNECT is not supported.")
+_INVALID_CODING = problems.NOT_HTTP.problem(
+    "The last coding in Transfer-Encoding must be chunked, and HTTP/1.0 has no Transfer-Encoding."
+)
+_UNKNOWN_CODING = problems.NOT_HTTP.problem("Only the coding chunked is supported.", 501)
+_UNKNOWN_VERSION = problems.NOT_HTTP.problem("Only HTTP/1.1 and HTTP/1.0 are supported.", 505)
 _TIMED_OUT = problems.TIMEOUT.problem("The rest of the request did not arrive in time.")
 _UNSENT_RESPONSE_GRACE_S = 1.0
 """At shutdown, a connection is aborted if part of its response is not sent for this long."""
+_IGNORED_TRAILERS: Any = deque(maxlen=0)
+"""A list of headers that stays empty. The parser reports trailers in the same way as headers, and a
+trailer must not become a header: authentication would accept an API key in a trailer."""
 
 
 class _FastPathCycle:
@@ -106,6 +121,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     """The value of `_awaited` for which the running timer was set."""
     _timer: TimerHandle | None = None
     _last_response_at = 0.0
+    _last_host: bytes | None = None
+    """The last valid `Host` header. Most clients always send the same one."""
     _served_cycle: Any = None
     """None until the client pipelines requests. Then the cycle (uvicorn's state of a request) of
     the request that is being served, while `cycle` belongs to the newest request."""
@@ -179,10 +196,14 @@ class ServiceHttpProtocol(HttpToolsProtocol):
                 self._serve(candidate)
             elif problem is None:  # the rest of the body has not arrived yet
                 self.cycle = None
-                self._continue_with_uvicorn()
+                self._continue_with_uvicorn(
+                    candidate.path, candidate.headers, expects_continue=False
+                )
                 if candidate.body:
                     super().on_body(candidate.body)
-        if self._header_bytes_after_first_read > _MAX_HEADER_BYTES:
+        if self._header_bytes_after_first_read > _MAX_HEADER_BYTES or (
+            self._awaited == "headers" and self._are_headers_too_large()
+        ):
             problem = problem or _HEADERS_TOO_LARGE
         if problem is not None:
             self._reject(problem)
@@ -221,33 +242,74 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Choose between the fast path and uvicorn, and wait for the body."""
-        # The sum may include body bytes of the same read. If it is too large, measure exactly.
-        if self._first_read_bytes + self._header_bytes_after_first_read > _MAX_HEADER_BYTES:
-            size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-            if size > _MAX_HEADER_BYTES:
-                self._stop_parser(_HEADERS_TOO_LARGE)
+        if self._are_headers_too_large():
+            self._stop_parser(_HEADERS_TOO_LARGE)
         parser: Any = self.parser
         if parser.should_upgrade():
             if parser.get_method() == b"CONNECT":
                 self._stop_parser(_NO_TUNNELS)
             return  # `_parse` parses the headers again
+        version = parser.get_http_version()
+        self._check_headers(version)
         self._header_bytes_after_first_read = 0
         cycle = self.cycle
         if (
             self.url in self._fast_routes
             and (cycle is None or cycle.response_complete)
             and parser.get_method() == b"POST"
-            and parser.get_http_version() == "1.1"
+            and version == "1.1"
             and parser.should_keep_alive()
             and not self.expect_100_continue
             and not self.flow.write_paused
         ):
             self.cycle = self._candidate = _FastPathCycle(self.url, self.headers)
-        else:
-            self._continue_with_uvicorn()  # raises an error if the URL is invalid
+            self.headers = _IGNORED_TRAILERS
+        else:  # raises an error if the URL is invalid
+            self._continue_with_uvicorn(
+                self.url, self.headers, expects_continue=self.expect_100_continue
+            )
         self._awaited = "body"
         if len(self.pipeline) == 1:
             self._served_cycle = cycle
+
+    def _are_headers_too_large(self) -> bool:
+        """Return whether the headers so far exceed a limit."""
+        if len(self.headers) > _MAX_HEADERS:
+            return True
+        # The sum may include body bytes of the same read. If it is too large, measure exactly.
+        if self._first_read_bytes + self._header_bytes_after_first_read <= _MAX_HEADER_BYTES:
+            return False
+        separators = len(self.headers) * len(b": \r\n")
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        return size + separators > _MAX_HEADER_BYTES
+
+    def _check_headers(self, version: str) -> None:
+        """Stop the parser if another server could read the request differently (RFC 9112).
+
+        Such a request could pass a proxy as one request, and be read as two by the service.
+        """
+        if version not in _HTTP_VERSIONS:
+            self._stop_parser(_UNKNOWN_VERSION)
+        hosts = 0
+        has_coding = False
+        for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+                if value != self._last_host:
+                    if not _HOST.fullmatch(value):
+                        self._stop_parser(_INVALID_HOST)
+                    self._last_host = value
+            elif name == b"transfer-encoding":
+                has_coding = True
+        if hosts != 1 and (hosts or version == "1.1"):
+            self._stop_parser(_INVALID_HOST)
+        if has_coding:
+            values = [value for name, value in self.headers if name == b"transfer-encoding"]
+            codings = b",".join(values).lower().split(b",")
+            if version == "1.0" or codings[-1].strip() != b"chunked":
+                self._stop_parser(_INVALID_CODING)
+            if len(codings) > 1:
+                self._stop_parser(_UNKNOWN_CODING)
 
     def _stop_parser(self, problem: Problem) -> NoReturn:
         """Reject the current request. To be called by callbacks of the parser."""
@@ -292,11 +354,12 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         if self.timeout_keep_alive_task is None:
             self._check_idle_after(self.timeout_keep_alive)
 
-    def _continue_with_uvicorn(self) -> None:
+    def _continue_with_uvicorn(
+        self, url: bytes, headers: list[tuple[bytes, bytes]], *, expects_continue: bool
+    ) -> None:
         """Pass a request whose headers are complete to uvicorn."""
-        url, headers, expects_continue = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
-        self.url, self.headers, self.expect_100_continue = url, headers, expects_continue
+        self.url, self.headers, self.expect_100_continue = url, _IGNORED_TRAILERS, expects_continue
         self.scope["headers"] = headers
         super().on_headers_complete()
 

@@ -1,0 +1,125 @@
+"""Rules for the request line, headers and trailers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.service.http.harness import CHUNKED, HEAD, POST, FastRoute
+
+PATHS = pytest.mark.parametrize("path", [b"/hot", b"/other"], ids=["fast path", "uvicorn"])
+HTTP_1_0 = b"POST /hot HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello"
+TOO_MANY_HEADERS = b"a:\r\n" * 16_000
+
+
+def with_header(line: bytes) -> bytes:
+    """Return a request with a further header line."""
+    return POST.replace(b"X-A: 1", line)
+
+
+@PATHS
+@pytest.mark.parametrize(
+    ("status", "request_"),
+    [
+        (400, POST.replace(b"Host: h\r\n", b"")),
+        (400, with_header(b"Host: h")),
+        (400, with_header(b"Host: other")),
+        (400, HTTP_1_0.replace(b"Content", b"Host: a\r\nHost: b\r\nContent")),
+        (400, POST.replace(b"Host: h", b"Host: a b")),
+        (400, POST.replace(b"Host: h", b"Host: a, b")),
+        (400, POST.replace(b"Host: h", b"Host: user@a")),
+        (400, POST.replace(b"Host: h", b"Host: http://a")),
+        (400, POST.replace(b"Host: h", b"Host: a:b")),
+        (400, POST.replace(b"Host: h", b"Host: \xff")),
+        (400, CHUNKED.replace(b"chunked", b"chunked, chunked")),
+        (400, CHUNKED.replace(b"chunked", b"gzip")),
+        (400, CHUNKED.replace(b"chunked", b"chunked, gzip")),
+        (400, CHUNKED.replace(b"chunked", b"x-chunked")),
+        (400, CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0")),
+        (501, CHUNKED.replace(b"chunked", b"gzip, chunked")),
+        (501, CHUNKED.replace(b"X-A: 1", b"Transfer-Encoding: gzip")),
+        (505, POST.replace(b"HTTP/1.1", b"HTTP/2.0")),
+        (505, POST.replace(b"HTTP/1.1", b"HTTP/0.9")),
+        (431, POST.replace(b"X-A: 1\r\n", b"a:\r\n" * 255)),
+        (431, POST.replace(b"X-A: 1\r\n", TOO_MANY_HEADERS)),
+        (431, POST.replace(b"X-A: 1\r\n", b"a: %b\r\n" % (b"a" * 253) * 255)),
+    ],
+)
+def test_an_invalid_request_is_rejected(path: bytes, status: int, request_: bytes) -> None:
+    """The application is not called, and the connection is closed."""
+
+    async def run() -> None:
+        route = FastRoute()
+        route.receive(request_.replace(b"/hot", path))
+        await route.respond_to_all()
+        assert [status] == route.statuses
+        assert ([], []) == (route.requests, route.bodies)
+        assert route.connection.transport.is_closed
+
+    asyncio.run(run())
+
+
+@PATHS
+@pytest.mark.parametrize(
+    "request_",
+    [
+        HTTP_1_0,
+        POST.replace(b"Host: h", b"Host:"),
+        POST.replace(b"Host: h", b"Host:\th.example_1.:8080 "),
+        POST.replace(b"Host: h", b"Host: [::ffff:1.2.3.4]:80"),
+        CHUNKED.replace(b": chunked", b":  Chunked "),
+        POST.replace(b"X-A: 1\r\n", b"a: b\r\n" * 254),
+        POST.replace(b"X-A: 1\r\n", b"a: %b\r\n" % (b"a" * 251) * 254),
+    ],
+)
+def test_a_valid_request_is_served(path: bytes, request_: bytes) -> None:
+    """HTTP/1.0 needs no Host; names of codings ignore case; limits may be reached."""
+
+    async def run() -> None:
+        route = FastRoute()
+        route.receive(request_.replace(b"/hot", path))
+        await route.respond_to_all()
+        assert ([201], 1) == (route.statuses, len(route.requests) + len(route.bodies))
+
+    asyncio.run(run())
+
+
+def test_incomplete_headers_are_limited() -> None:
+    """The limits apply before the end of the headers."""
+
+    async def run() -> None:
+        for lines in (TOO_MANY_HEADERS, b"a: %b\r\n" % (b"a" * 2_000) * 100):
+            route = FastRoute()
+            route.receive(HEAD + lines)
+            assert ([431], True) == (route.statuses, route.connection.transport.is_closed)
+
+    asyncio.run(run())
+
+
+@PATHS
+@pytest.mark.parametrize("cut", [-30, -16, -4, None])
+def test_trailers_are_ignored(path: bytes, cut: int | None) -> None:
+    """A trailer is not a header, so that an API key in a trailer authenticates no request."""
+    request = CHUNKED[:-2] + b"X-API-Key: secret\r\n\r\n"
+
+    async def run() -> None:
+        route = FastRoute()
+        scopes: list[dict[str, Any]] = []
+        respond = route.connection.protocol.app
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await respond(scope, receive, send)
+            scopes.append(scope)
+
+        route.connection.protocol.app = app
+        route.receive(request.replace(b"/hot", path)[:cut])
+        if cut is not None:
+            route.receive(request[cut:])
+        await route.respond_to_all()
+        [scope] = [*scopes, *(scope for scope, _ in route.requests)]
+        assert [b"host", b"x-a", b"transfer-encoding"] == [name for name, _ in scope["headers"]]
+        assert not route.connection.protocol.headers
+
+    asyncio.run(run())
