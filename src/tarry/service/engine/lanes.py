@@ -14,16 +14,19 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush, nlargest
 from itertools import count
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import RatioBudget
 from tarry.core.downstream import Downstream
+from tarry.service.engine.attempt_slots import FAST_ATTEMPT_MS, LaneRotation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tarry.service.engine.attempt_slots import AttemptSlots
     from tarry.service.model import Task, TaskContent
 
 _MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
@@ -38,6 +41,17 @@ _LIMIT_REFRESH_MS = 50  # time for which an observed in-flight limit is assumed 
 _MAX_TIMER_MS = 1_000  # so that the clock is read again soon, because it may be set
 
 
+_DURATION_WEIGHT = 1 / 8  # of the newest attempt in the mean duration of a lane
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class TenantState:
+    """The attempts of one tenant in flight in this process, see `AttemptSlots`."""
+
+    running_count: int = 0
+    slow_count: int = 0
+
+
 # Not a Struct: each attempt sets several attributes, which takes 0.02 instead of 0.09 us each.
 @dataclass(slots=True, eq=False)
 class LaneState:
@@ -45,6 +59,7 @@ class LaneState:
 
     name: str
     downstream: Downstream
+    tenant: TenantState = field(default_factory=TenantState)
     due_retries: deque[LeasedTask] = field(default_factory=deque)
     """Due tasks that were attempted before. They have their own queue, so that retries start near
     their due time: while both queues have tasks, every third attempt is a retry."""
@@ -52,7 +67,11 @@ class LaneState:
     """Due tasks that were not attempted yet, in the order in which they became due."""
     leased_count: int = 0  # tasks of the lane that are leased to this process
     running_count: int = 0  # attempts in flight
-    is_in_rotation: bool = False  # whether the lane is in `LeasedTasks.rotation`
+    slow_count: int = 0  # attempts in flight in slow slots
+    is_slow: bool = True
+    """Whether attempts usually take longer than a second, or none has ended yet."""
+    _mean_duration_ms: float = 0.0
+    is_in_rotation: bool = False  # whether the lane is in a rotation of `LeasedTasks`
     is_paused: bool = False  # whether an operator paused the lane through this process
     was_used: bool = True  # whether the lane had a task since the last call of `Lanes.forget_idle`
     observed_limit: int | None = None
@@ -76,6 +95,11 @@ class LaneState:
         # Attempts before the last replay and lost attempts do not make the next attempt a retry.
         is_retry = task.attempts > task.attempts_before_replay + task.lost_attempts
         return self.due_retries if is_retry else self.due_first_attempts
+
+    def record_duration(self, duration_ms: float, *, timed_out: bool) -> None:
+        """Update `is_slow` after an attempt."""
+        self._mean_duration_ms += (duration_ms - self._mean_duration_ms) * _DURATION_WEIGHT
+        self.is_slow = timed_out or self._mean_duration_ms >= FAST_ATTEMPT_MS
 
     def reserve_retry_time(self, now: int) -> int:
         """Reserve and return a time for a retry that the empty retry budget has rejected."""
@@ -135,6 +159,7 @@ class Lanes(dict[str, LaneState]):
         super().__init__()
         self.build_downstream: Callable[[str], Downstream] = build_downstream
         self._max_leased = max_leased
+        self._tenants: WeakValueDictionary[str, TenantState] = WeakValueDictionary()
         self.parked: set[str] = set()  # names of lanes that this process has parked in the store
         self.fully_leased: set[str] = set()  # names of lanes with `max_leased` leased tasks
 
@@ -142,7 +167,11 @@ class Lanes(dict[str, LaneState]):
         """Create and return a lane."""
         if len(self) >= _MAX_LANES:
             self._evict_empty()
-        lane = self[name] = LaneState(name, self.build_downstream(name))
+        tenant_name = name.partition("/")[0]
+        tenant = self._tenants.get(tenant_name)
+        if tenant is None:
+            tenant = self._tenants[tenant_name] = TenantState()
+        lane = self[name] = LaneState(name, self.build_downstream(name), tenant)
         return lane
 
     def most_notable(self, limit: int, tenant: str | None = None) -> list[LaneState]:
@@ -203,12 +232,18 @@ def build_downstream(
 class LeasedTasks(dict[str, LeasedTask]):
     """Leased tasks by id. Each waits in a heap until it is due, and then in a queue of its lane.
 
-    Lanes with due tasks are served round robin. `now` returns the store's time in milliseconds.
-    `on_due` is called when a task becomes due.
+    Lanes with due tasks are served as `slots` admits them. `now` returns the store's time in
+    milliseconds. `on_due` is called when a task becomes due.
     """
 
     def __init__(
-        self, lanes: Lanes, now: Callable[[], int], *, max_leased: int, on_due: Callable[[], None]
+        self,
+        lanes: Lanes,
+        slots: AttemptSlots,
+        now: Callable[[], int],
+        *,
+        max_leased: int,
+        on_due: Callable[[], None],
     ) -> None:
         super().__init__()
         self._lanes = lanes
@@ -218,8 +253,9 @@ class LeasedTasks(dict[str, LeasedTask]):
         self._heap: list[tuple[int, int, LeasedTask]] = []
         """`(due time, tie breaker, task)`. Dropped tasks stay in the heap until they are due."""
         self._tie_breaker = count()
-        self.rotation: deque[LaneState] = deque()
-        """Lanes with due tasks, in the order in which they are served. Read-only elsewhere."""
+        self._fast_lanes = LaneRotation(slots)
+        self._slow_lanes = LaneRotation(slots)
+        self._is_turn_of_slow_lanes = True
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
 
@@ -260,11 +296,8 @@ class LeasedTasks(dict[str, LeasedTask]):
             self._lanes.decrement_leased(leased_task.lane)
 
     def pop_next_due(self) -> LeasedTask | None:
-        """Remove the next lane from the rotation, and return one of its due tasks, or None."""
-        rotation = self.rotation
-        while rotation:
-            lane = rotation.popleft()
-            lane.is_in_rotation = False
+        """Remove the next lane from its rotation, and return one of its due tasks, or None."""
+        while (lane := self._pop_lane()) is not None:
             if lane.observed_limit is not None and lane.is_at_in_flight_limit:
                 continue  # the lane returns to the rotation when one of its attempts ends
             while (leased_task := lane.pop_due()) is not None:
@@ -274,6 +307,23 @@ class LeasedTasks(dict[str, LeasedTask]):
                     return leased_task
         return None
 
+    def _pop_lane(self) -> LaneState | None:
+        """Return the next lane that may start an attempt: fast and slow lanes in turn."""
+        self._is_turn_of_slow_lanes = not self._is_turn_of_slow_lanes
+        if self._is_turn_of_slow_lanes:
+            return self._slow_lanes.pop() or self._fast_lanes.pop()
+        return self._fast_lanes.pop() or self._slow_lanes.pop()
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether a lane with due tasks may start an attempt."""
+        return self._fast_lanes.has_turns or self._slow_lanes.has_turns
+
+    def on_slot_released(self) -> None:
+        """Let tenants that had their share of the slots try again."""
+        self._fast_lanes.readmit_tenant()
+        self._slow_lanes.readmit_tenant()
+
     def return_to_front(self, leased_task: LeasedTask) -> None:
         """Put a task that `pop_next_due` returned back at the front of its lane's queue."""
         leased_task.is_queued = True
@@ -282,8 +332,7 @@ class LeasedTasks(dict[str, LeasedTask]):
     def add_to_rotation(self, lane: LaneState) -> None:
         """Add a lane to the end of the rotation, if it has due tasks and is not in the rotation."""
         if (lane.due_first_attempts or lane.due_retries) and not lane.is_in_rotation:
-            lane.is_in_rotation = True
-            self.rotation.append(lane)
+            (self._slow_lanes if lane.is_slow else self._fast_lanes).append(lane)
 
     def stop_timer(self) -> None:
         """Cancel the timer, so that no more tasks become due."""
@@ -306,8 +355,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         lane = leased_task.lane
         lane.due_queue(leased_task.task).append(leased_task)
         if not lane.is_in_rotation:
-            lane.is_in_rotation = True
-            self.rotation.append(lane)
+            (self._slow_lanes if lane.is_slow else self._fast_lanes).append(lane)
 
     def _arm_timer(self) -> None:
         while self._heap and self._heap[0][2].is_dropped:

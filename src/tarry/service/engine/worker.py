@@ -33,6 +33,7 @@ from tarry.errors import StoreUnavailable, TarryError
 from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.engine import attempts
+from tarry.service.engine.attempt_slots import FAST_ATTEMPT_MS, AttemptSlots
 from tarry.service.engine.context import FIRST_STORE_RETRY_PAUSE_S
 from tarry.service.engine.lanes import LeasedTasks
 from tarry.service.engine.result_writer import ResultWriter
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tarry.core.call import DurableCall
+    from tarry.service.engine.attempt_slots import Slot
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask
     from tarry.service.engine.policies import EffectivePolicy
@@ -63,18 +65,24 @@ class Worker:
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._max_running = context.limits.max_running_attempts
+        self._slots = AttemptSlots(context.limits.max_running_attempts)
+        self._slow_attempt_timer: asyncio.TimerHandle | None = None
         self._max_attempt_duration_s = (context.lease_terms.length_ms - LEASE_GRACE_MS) / 1000
         self.leased_tasks: LeasedTasks = LeasedTasks(
             context.lanes,
+            self._slots,
             context.clock.now_ms,
             max_leased=context.limits.max_leased,
             on_due=self._start_due_tasks,
         )
         self.result_writer: ResultWriter = ResultWriter(context, self.leased_tasks)
-        self.running_count: int = 0  # attempts in flight
         self._is_stopping = False
         self._jobs: set[asyncio.Future[Any]] = set()  # attempts in flight, loading of policies
+
+    @property
+    def running_count(self) -> int:
+        """The number of attempts in flight."""
+        return self._slots.running_count
 
     def add(
         self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
@@ -86,8 +94,8 @@ class Worker:
             self.leased_tasks.add(tasks, contents)
 
     def _start_due_tasks(self) -> None:
-        """Start due tasks, one of each lane in turn, up to the in-flight limit of the process."""
-        while self.running_count < self._max_running and not self._is_stopping:
+        """Start due tasks, while `AttemptSlots` admits their lanes."""
+        while not (self._slots.is_full or self._is_stopping):
             leased_task = self.leased_tasks.pop_next_due()
             if leased_task is None:
                 return
@@ -141,9 +149,10 @@ class Worker:
         command = call.start_or_defer(unrounded_ms / 1000, last_outcome)
         if isinstance(command, StartAttempt):
             leased_task.is_busy = True
-            lane.running_count += 1
-            self.running_count += 1
-            self._send(leased_task, content, effective_policy, call, timeout, now)
+            slot = self._slots.acquire(lane, now)
+            if self._slow_attempt_timer is None and not slot.is_slow:
+                self._set_slow_attempt_timer()
+            self._send(leased_task, slot, content, effective_policy, call, timeout, now)
             return True
         if isinstance(command, Defer):
             return self._defer(leased_task, command)
@@ -182,7 +191,8 @@ class Worker:
         if lane.observed_limit is not None:
             lane.on_attempt_ended(self._context.clock.now_ms())
         self.leased_tasks.add_to_rotation(lane)
-        if self.leased_tasks.rotation:
+        self.leased_tasks.on_slot_released()
+        if self.leased_tasks.has_turns:
             self._start_due_tasks()
 
     async def _load_policy(self, task: Task, waiting_task: LeasedTask | None = None) -> None:
@@ -196,9 +206,21 @@ class Worker:
         if waiting_task is not None:
             self.result_writer.requeue_or_release(waiting_task)
 
+    def _set_slow_attempt_timer(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._slow_attempt_timer = loop.call_later(FAST_ATTEMPT_MS / 1000, self._mark_slow_attempts)
+
+    def _mark_slow_attempts(self) -> None:
+        """Count attempts that have not ended within a second as slow."""
+        self._slow_attempt_timer = None
+        self._slots.mark_slow_attempts(self._context.clock.now_ms())
+        if self._slots.has_fast_slots and not self._is_stopping:
+            self._set_slow_attempt_timer()
+
     def _send(
         self,
         leased_task: LeasedTask,
+        slot: Slot,
         content: TaskContent,
         effective_policy: EffectivePolicy,
         call: DurableCall,
@@ -222,7 +244,9 @@ class Worker:
             pending_delivery = asyncio.get_running_loop().create_future()
             pending_delivery.set_exception(error)
         self._jobs.add(pending_delivery)
-        on_done = partial(self._on_attempt_done, leased_task, effective_policy, call, started_at)
+        on_done = partial(
+            self._on_attempt_done, leased_task, slot, effective_policy, call, started_at
+        )
         pending_delivery.add_done_callback(on_done)
 
     async def _fetch_body_and_send(
@@ -243,6 +267,7 @@ class Worker:
     def _on_attempt_done(
         self,
         leased_task: LeasedTask,
+        slot: Slot,
         effective_policy: EffectivePolicy,
         call: DurableCall,
         started_at: int,
@@ -260,14 +285,14 @@ class Worker:
         unrounded_ms, random_number = context.clock.unrounded_ms(), context.draw()
         now, now_s = int(unrounded_ms), unrounded_ms / 1000
         outcome = attempts.classify(delivery_result, effective_policy.policy, now_s)
-        lane.running_count -= 1
-        self.running_count -= 1
+        self._slots.release(slot)
         if outcome is None:
             context.health.mark_failing("delivery", delivery_result.error)
             call.cancel_attempt(now_s)
             self._continue_lane(lane)
             self.result_writer.release(leased_task, now + _INTERNAL_FAILURE_PAUSE_MS)
             return
+        lane.record_duration(now - started_at, timed_out=delivery_result.fault is Fault.TIMEOUT)
         if context.health.failing:
             context.health.mark_healthy("delivery")
         worker = context.lease_terms.worker
@@ -313,6 +338,8 @@ class Worker:
         """Start no more attempts; tasks that are leased from now on are released."""
         self._is_stopping = True
         self.leased_tasks.stop_timer()
+        if self._slow_attempt_timer is not None:
+            self._slow_attempt_timer.cancel()
 
     async def stop(self, timeout_s: float) -> None:
         """Start no more attempts, release waiting tasks, and wait for attempts in flight."""

@@ -1,0 +1,177 @@
+"""Shares the slots for attempts in flight: between tenants first, then between their lanes.
+
+An attempt holds a slot until it ends: a few milliseconds if the target is healthy, the whole
+attempt timeout if the target hangs. Without limits, the attempts of some hanging targets would soon
+hold all slots. A lane is *fast* if its attempts usually end within a second, and *slow* otherwise
+or until its first attempt ends. Of the slots of a process,
+
+* slow attempts hold at most three fifths,
+* one tenant holds at most four fifths,
+* one tenant's slow attempts hold at most four times as many as are free for slow attempts.
+
+The last rule (a dynamic threshold) lets a single tenant use most of the slots, and still leaves a
+slot for a tenant that has none, however many tenants have hanging targets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tarry.service.engine.lanes import LaneState, TenantState
+
+FAST_ATTEMPT_MS = 1_000
+"""An attempt that takes longer is slow."""
+_RESERVED_FRACTION = 5  # one fifth
+_SLOW_SLOTS_PER_FREE_SLOT = 4
+
+
+class Admission(Enum):
+    """Whether a lane may start an attempt."""
+
+    ADMITTED = 0
+    LANE_HAS_ITS_SHARE = 1
+    TENANT_HAS_ITS_SHARE = 2
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """The slot of one attempt in flight."""
+
+    lane: LaneState
+    is_slow: bool
+    is_held: bool = True
+
+
+class AttemptSlots:
+    """Counts the attempts in flight of a process, and limits them to `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        reserved = limit // _RESERVED_FRACTION
+        self._limit = limit
+        self._max_per_tenant = limit - reserved
+        self._max_slow = limit - 2 * reserved
+        self.running_count: int = 0
+        self._slow_count = 0
+        self._fast_slots: deque[tuple[int, Slot]] = deque()
+        """The slots that were acquired as fast, with their start times, oldest first."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no attempt may start."""
+        return self.running_count >= self._limit
+
+    @property
+    def has_fast_slots(self) -> bool:
+        """Whether `mark_slow_attempts` may find attempts later."""
+        return bool(self._fast_slots)
+
+    def check(self, lane: LaneState) -> Admission:
+        """Return whether a lane may start an attempt; the caller has checked `is_full`."""
+        tenant = lane.tenant
+        if tenant.running_count >= self._max_per_tenant:
+            return Admission.TENANT_HAS_ITS_SHARE
+        if not lane.is_slow:
+            return Admission.ADMITTED
+        tenant_share = _SLOW_SLOTS_PER_FREE_SLOT * (self._max_slow - self._slow_count)
+        if tenant.slow_count >= tenant_share:
+            return Admission.TENANT_HAS_ITS_SHARE
+        # A lane without attempts in flight is always admitted. The others get shares of what is
+        # left for the tenant, so that the slots last for many lanes.
+        if 0 < lane.slow_count >= tenant_share - tenant.slow_count:
+            return Admission.LANE_HAS_ITS_SHARE
+        return Admission.ADMITTED
+
+    def acquire(self, lane: LaneState, now_ms: int) -> Slot:
+        """Return a slot for an attempt that starts now."""
+        slot = Slot(lane, lane.is_slow)
+        self.running_count += 1
+        lane.running_count += 1
+        lane.tenant.running_count += 1
+        if slot.is_slow:
+            self._count_slow(lane, 1)
+        else:
+            self._fast_slots.append((now_ms, slot))
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Release the slot of an attempt that has ended."""
+        lane = slot.lane
+        slot.is_held = False
+        self.running_count -= 1
+        lane.running_count -= 1
+        lane.tenant.running_count -= 1
+        if slot.is_slow:
+            self._count_slow(lane, -1)
+
+    def mark_slow_attempts(self, now_ms: int) -> None:
+        """Count the fast attempts that are still in flight after a second as slow."""
+        slots = self._fast_slots
+        while slots and (slots[0][0] <= now_ms - FAST_ATTEMPT_MS or not slots[0][1].is_held):
+            _, slot = slots.popleft()
+            if slot.is_held:
+                slot.is_slow = slot.lane.is_slow = True
+                self._count_slow(slot.lane, 1)
+
+    def _count_slow(self, lane: LaneState, change: int) -> None:
+        self._slow_count += change
+        lane.slow_count += change
+        lane.tenant.slow_count += change
+
+
+class LaneRotation:
+    """Lanes with due tasks, served round robin: the tenants in turn, and the lanes of each in turn.
+
+    A tenant that has its share of the slots waits in `_waiting_tenants` with all its lanes. Each
+    call of `readmit_tenant`, after an attempt has ended, lets one of these tenants try again.
+    """
+
+    def __init__(self, slots: AttemptSlots) -> None:
+        self._slots = slots
+        self._lanes: dict[TenantState, deque[LaneState]] = {}
+        self._turns: deque[TenantState] = deque()
+        self._waiting_tenants: deque[TenantState] = deque()
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether a lane may have a turn."""
+        return bool(self._turns)
+
+    def append(self, lane: LaneState) -> None:
+        """Add a lane behind the other lanes of its tenant."""
+        lane.is_in_rotation = True
+        lanes = self._lanes.get(lane.tenant)
+        if lanes is None:
+            self._lanes[lane.tenant] = deque((lane,))
+            self._turns.append(lane.tenant)
+        else:
+            lanes.append(lane)
+
+    def pop(self) -> LaneState | None:
+        """Remove and return the next lane that may start an attempt, or None."""
+        turns = self._turns
+        while turns:
+            tenant = turns.popleft()
+            lanes = self._lanes[tenant]
+            admission = self._slots.check(lanes[0])
+            if admission is Admission.TENANT_HAS_ITS_SHARE:
+                self._waiting_tenants.append(tenant)
+                continue
+            lane = lanes.popleft()
+            lane.is_in_rotation = False
+            if lanes:
+                turns.append(tenant)
+            else:
+                del self._lanes[tenant]
+            if admission is Admission.ADMITTED:
+                return lane
+            # The lane returns when one of its attempts ends.
+        return None
+
+    def readmit_tenant(self) -> None:
+        """Give the tenant that has waited longest another turn."""
+        if self._waiting_tenants:
+            self._turns.append(self._waiting_tenants.popleft())
