@@ -8,7 +8,7 @@ import pytest
 from tarry.core.breaker import Breaker
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.engine.context import EngineLimits
-from tarry.service.model import Status, TaskContent
+from tarry.service.model import LOST, Status, TaskContent
 from tarry.service.store import (
     CancelStatus,
     FinishStatus,
@@ -155,6 +155,33 @@ def test_task_whose_lease_has_expired_is_not_started() -> None:
 
         assert [] == target.requests
         assert Status.PENDING is (await harness.get_task(task)).status
+
+    run(main)
+
+
+def test_waiting_task_does_not_lose_its_lease() -> None:
+    """Tasks that wait for a slot are neither logged as lost nor dead letters that were not sent."""
+
+    async def main() -> None:
+        async def hang(_request: DeliveryRequest) -> DeliveryResult:
+            await asyncio.sleep(30.0)
+            return DeliveryResult(fault=Fault.TIMEOUT, error="no response", duration_ms=30_000.0)
+
+        target = FakeTarget(hang)
+        harness = EngineHarness(
+            target,
+            limits=EngineLimits(max_running_attempts=2),
+            build_breaker=lambda: Breaker(min_calls=1_000),
+        )
+        await harness.engine.start()
+        tasks = await harness.add(*[harness.new_task() for _ in range(100)])
+        await asyncio.sleep(1200)
+
+        for task in tasks:
+            attempts = await harness.list_attempts(task)
+            assert LOST not in [attempt.outcome for attempt in attempts]
+            assert attempts or (await harness.get_task(task)).status is not Status.EXHAUSTED
+        await harness.engine.stop(60)
 
     run(main)
 

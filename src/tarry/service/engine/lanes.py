@@ -41,6 +41,9 @@ _LIMIT_REFRESH_MS = 50  # time for which an observed in-flight limit is assumed 
 _MAX_TIMER_MS = 1_000  # so that the clock is read again soon, because it may be set
 
 
+_MAX_SLOW_LANE_LEASED = 256
+"""How many tasks of a slow lane are leased at a time. More would only wait for a slot, and their
+leases would be released before they start."""
 _DURATION_WEIGHT = 1 / 8  # of the newest attempt in the mean duration of a lane
 
 
@@ -161,7 +164,7 @@ class Lanes(dict[str, LaneState]):
         self._max_leased = max_leased
         self._tenants: WeakValueDictionary[str, TenantState] = WeakValueDictionary()
         self.parked: set[str] = set()  # names of lanes that this process has parked in the store
-        self.fully_leased: set[str] = set()  # names of lanes with `max_leased` leased tasks
+        self.fully_leased: set[str] = set()  # names of lanes with as many leases as they may have
 
     def __missing__(self, name: str) -> LaneState:
         """Create and return a lane."""
@@ -183,14 +186,18 @@ class Lanes(dict[str, LaneState]):
         """Count a task that was leased to this process."""
         lane.leased_count += 1
         lane.was_used = True
-        if lane.leased_count >= self._max_leased:
+        if lane.leased_count >= self._lease_limit(lane):
             self.fully_leased.add(lane.name)
 
     def decrement_leased(self, lane: LaneState) -> None:
         """Stop counting a task that is no longer leased."""
         lane.leased_count -= 1
-        if self.fully_leased and lane.leased_count < self._max_leased:
+        if self.fully_leased and lane.leased_count < self._lease_limit(lane):
             self.fully_leased.discard(lane.name)
+
+    def _lease_limit(self, lane: LaneState) -> int:
+        limit = self._max_leased
+        return min(limit, _MAX_SLOW_LANE_LEASED) if lane.is_slow else limit
 
     def forget_idle(self) -> int:
         """Remove disposable lanes that had no task since the last call; return their number."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tarry.service.store import ClaimResult
 
 _logger = logging.getLogger("tarry.service")
+_RELEASE_INTERVAL_MS = 5_000  # between two searches for leases that would expire
 _MIN_PAUSE_S = 0.02  # pause between two claims, unless the first has left due tasks unclaimed
 
 
@@ -33,6 +34,7 @@ class Scheduler:
         self._was_capacity_limited = self._is_stopping = False
         self._submitted_at_last_outage = 0
         """Number of results submitted until `_check_outage_backlog` last noticed an outage."""
+        self._next_release_at_ms = 0.0
         # Half the horizon, so that tasks added by other processes are claimed before they are due.
         self._poll_interval_s = context.lease_terms.horizon_ms / 2000
 
@@ -82,6 +84,9 @@ class Scheduler:
             opens = claim.consecutive_opens_by_lane.get(name)
             self._adopt_lane_state(name, opens, was_parked=name in parked_before)
         self._worker.add(claim.tasks)
+        if sent_at >= self._next_release_at_ms:
+            self._next_release_at_ms = sent_at + _RELEASE_INTERVAL_MS
+            self._worker.release_expiring()
         return claim
 
     def _check_outage_backlog(self) -> bool:

@@ -318,6 +318,17 @@ class Worker:
         self.result_writer.post(result, leased_task, delivery_result)
         self._continue_lane(lane)
 
+    def release_expiring(self) -> None:
+        """Release due tasks that have waited for a slot during half of their lease.
+
+        If the lease of a waiting task expired, the store would count an attempt as lost.
+        """
+        now, half_lease_ms = self._context.clock.now_ms(), self._context.lease_terms.length_ms // 2
+        for leased_task in tuple(self.leased_tasks.values()):
+            task = leased_task.task
+            if not leased_task.is_busy and task.wake_at - now < half_lease_ms:
+                self.result_writer.release(leased_task)
+
     def release_lane(self, lane_name: str) -> None:
         """Release the waiting tasks of a lane that was paused; attempts in flight continue."""
         for leased_task in tuple(self.leased_tasks.values()):
