@@ -279,11 +279,16 @@ class Store(Protocol):
         """Lease tasks that are due within the horizon, and tasks whose lease has expired.
 
         Tenants take turns, and of each tenant the least recently served lane comes first. At most
-        `limit` tasks, and at most `per_lane` tasks of a lane, are leased. Within a lane the order
-        is `wake_at` (the due time, or the end of an expired lease), then the order of adding.
-        Nothing is leased from lanes that are in `skipped_lanes`, paused or parked. Of a half-open
-        lane, at most `LaneRecord.probes` tasks are leased at a time. With a `limit` of 0, no task
-        is leased, and the result has only `now` and `next_at`.
+        `limit` tasks, and at most `per_lane` tasks of a lane, are leased. Nothing is leased from
+        lanes that are in `skipped_lanes`, paused or parked. With a `limit` of 0, no task is leased,
+        and the result has only `now` and `next_at`.
+
+        Of a lane, tasks with an expired lease come first. If tasks without and with a failed
+        attempt are due, a third of the others are retries: (limit + now in ms modulo 3) // 3, so
+        that a limit of 1 also selects retries. Of a half-open lane, at most `LaneRecord.probes`
+        tasks are leased at a time: tasks without a failed attempt first, then expired leases, then
+        retries, and last the task that was leased last as a probe. Within each of these groups the
+        order is `wake_at` (the due time, or the end of an expired lease), then the order of adding.
 
         The attempt of an expired lease is logged as lost. The log entry has the attempt's due time
         as its start, and the worker of the lease. The task's next attempt counts as due since the

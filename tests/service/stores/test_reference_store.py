@@ -79,7 +79,8 @@ def test_heaps_stay_small() -> None:
         assert isinstance(harness.store, ReferenceStore)
         state = harness.store.state
         queue = state.queues[LANE]
-        assert max(len(heap._heap) for heap in (queue.claimable, queue.leases)) < 100
+        heaps = (queue.first_attempts, queue.retries, queue.expired_leases, queue.leases)
+        assert max(len(heap._heap) for heap in heaps) < 100
         assert max(len(alarms._heap) for alarms in (state.due_alarms, state.expiry_alarms)) < 100
 
     asyncio.run(new_harness().run(main))

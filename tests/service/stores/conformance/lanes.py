@@ -294,3 +294,55 @@ async def lanes_are_listed_by_name(harness: StoreHarness) -> None:
         assert beta == await list_names("beta", limit)
         assert acme + beta == await list_names(None, limit)
     assert [] == await list_names("unknown", 100)
+
+
+async def add_failed_tasks(harness: StoreHarness, numbers: range) -> None:
+    """Add tasks whose first attempt has failed, and which are due again now."""
+    await harness.add(*(task(number) for number in numbers))
+    leased = (await harness.claim()).tasks
+    await harness.store.finish([retry_result(each, START_MS) for each in leased])
+
+
+@conformance_case
+async def probes_are_tasks_without_a_failed_attempt(harness: StoreHarness) -> None:
+    """Of a half-open lane, new tasks are leased before older tasks that have failed."""
+    await add_failed_tasks(harness, range(40))
+    await harness.add(*(task(number) for number in range(40, 46)))
+    await harness.store.park(LANE, START_MS + SECOND_MS, probes=3, consecutive_opens=1)
+    harness.clock.advance(SECOND_MS)
+
+    assert [40, 41, 42] == task_numbers((await harness.claim()).tasks)
+
+
+@conformance_case
+async def a_failed_probe_is_not_repeated_while_other_tasks_are_due(harness: StoreHarness) -> None:
+    """Of the failed tasks of a half-open lane, the task that was probed last comes last."""
+    await add_failed_tasks(harness, range(2))
+    probed: list[int] = []
+    for _ in range(4):
+        until = harness.clock.now + SECOND_MS
+        await harness.store.park(LANE, until, probes=1, consecutive_opens=1)
+        harness.clock.now = until
+        [probe] = (await harness.claim()).tasks
+        probed += task_numbers([probe])
+        await harness.store.finish([retry_result(probe, START_MS)])
+        await harness.reopen()
+
+    assert [0, 1, 0, 1] == probed
+
+
+@conformance_case
+async def a_third_of_a_claim_are_retries(harness: StoreHarness) -> None:
+    """If both are due, two tasks without a failed attempt are leased for each task with one."""
+    await add_failed_tasks(harness, range(20))
+    await harness.add(*(task(number) for number in range(20, 40)))
+    harness.clock.now = START_MS - START_MS % 3 + 3
+
+    assert [0, 1, *range(20, 24)] == task_numbers((await harness.claim(limit=6)).tasks)
+    claimed = [task_numbers((await harness.claim(limit=1)).tasks)]
+    for _ in range(2):
+        harness.clock.advance(1)
+        claimed.append(task_numbers((await harness.claim(limit=1)).tasks))
+    assert [[24], [25], [2]] == claimed
+    rest = task_numbers((await harness.claim()).tasks)
+    assert sorted([*range(3, 20), *range(26, 40)]) == sorted(rest)

@@ -120,6 +120,13 @@ class WakeHeap:
             return None
         return self._rows[heappop(self._heap)[1]]
 
+    def pop_all(self, until: int) -> list[Row]:
+        """Remove and return the rows whose wake time is not after `until`, earliest first."""
+        rows: list[Row] = []
+        while (row := self.pop(until)) is not None:
+            rows.append(row)
+        return rows
+
     def _is_valid(self, entry: WakeEntry) -> bool:
         row = self._rows.get(entry[1])
         return row is not None and row.task.version == entry[2]
@@ -128,24 +135,72 @@ class WakeHeap:
 class Queue:
     """A lane and its unfinished tasks."""
 
-    __slots__ = ("claimable", "expired", "is_ready", "lane", "last_turn", "leases")
+    __slots__ = (
+        "expired",
+        "expired_leases",
+        "first_attempts",
+        "is_ready",
+        "lane",
+        "last_probe",
+        "last_turn",
+        "leases",
+        "retries",
+    )
 
     def __init__(self, lane: LaneRecord, rows: Mapping[int, Row]) -> None:
         self.lane: LaneRecord = lane
-        self.claimable: WakeHeap = WakeHeap(rows)
-        """Tasks that are PENDING or whose lease has expired."""
+        self.first_attempts: WakeHeap = WakeHeap(rows)
+        """PENDING tasks without a failed attempt."""
+        self.retries: WakeHeap = WakeHeap(rows)
+        """PENDING tasks with a failed attempt."""
+        self.expired_leases: WakeHeap = WakeHeap(rows)
         self.leases: WakeHeap = WakeHeap(rows)
         self.expired: set[int] = set()
         """Numbers of IN_FLIGHT tasks that are claimable because their lease has expired."""
         self.is_ready: bool = False
         """Whether the lane is in the rotation. Then it has no alarms."""
         self.last_turn: int = 0
+        self.last_probe: int | None = None
+        """Number of the task that was last leased as a probe."""
 
     def expire_leases(self, now: int) -> None:
         """Make the tasks of expired leases claimable."""
         while row := self.leases.pop(now):
             self.expired.add(row.number)
-            self.claimable.add(row, self.lane.pending + self.lane.in_flight)
+            self.expired_leases.add(row, self.lane.in_flight)
+
+    def earliest_claimable(self) -> int | None:
+        """Return the earliest wake time of tasks that are PENDING or have an expired lease."""
+        heaps = (self.first_attempts, self.retries, self.expired_leases)
+        times = [time for heap in heaps if (time := heap.earliest()) is not None]
+        return min(times, default=None)
+
+    def pop_claimable(self, limit: int, now: int, due_until: int) -> list[Row]:
+        """Remove and return up to `limit` tasks that may be leased, in the order of a claim."""
+        if limit <= 0:
+            return []
+        expired = self.expired_leases.pop_all(due_until)
+        first_attempts = self.first_attempts.pop_all(due_until)
+        retries = self.retries.pop_all(due_until)
+        if self.lane.parked_until is not None:
+            retries.sort(key=lambda row: row.number == self.last_probe)  # the last probe comes last
+            chosen = [*first_attempts, *expired, *retries][:limit]
+            self.last_probe = chosen[-1].number if chosen else self.last_probe
+        else:
+            left = limit - len(expired[:limit])
+            retry_count = min(len(retries), max((left + now % 3) // 3, left - len(first_attempts)))
+            chosen = [*expired[:limit], *first_attempts[: left - retry_count]]
+            chosen += retries[:retry_count]
+        numbers = {row.number for row in chosen}
+        for heap, rows in (
+            (self.expired_leases, expired),
+            (self.first_attempts, first_attempts),
+            (self.retries, retries),
+        ):
+            for row in rows:
+                if row.number not in numbers:
+                    heap.add(row, len(self.expired) + self.lane.pending)
+        return chosen
 
     def is_blocked(self, now: int) -> bool:
         """Return whether the lane is paused, or parked at this time."""
@@ -353,7 +408,7 @@ class ReferenceState:
             has_tasks = lane.pending + lane.in_flight > 0
             expiry = lane.parked_until if has_tasks and not lane.paused else None
         else:
-            due = queue.claimable.earliest() if queue.free_slots(1) > 0 else None
+            due = queue.earliest_claimable() if queue.free_slots(1) > 0 else None
             expiry = queue.leases.earliest()
         self.due_alarms.set(lane.name, due)
         self.expiry_alarms.set(lane.name, expiry)
@@ -404,7 +459,8 @@ class ReferenceState:
     def _add_to_heap(self, row: Row, now: int) -> None:
         task, queue = row.task, self.queues[row.task.lane]
         if task.status is Status.PENDING:
-            queue.claimable.add(row, queue.lane.pending + queue.lane.in_flight)
+            heap = queue.first_attempts if task.last_outcome_kind is None else queue.retries
+            heap.add(row, queue.lane.pending)
         elif task.status is Status.IN_FLIGHT:
             queue.leases.add(row, queue.lane.in_flight)
         else:

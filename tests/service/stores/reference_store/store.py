@@ -140,7 +140,7 @@ class ReferenceStore:
         queue.expire_leases(now)
         free_slots = 0 if queue.is_blocked(now) else queue.free_slots(limit)
         claimed_count, tasks_before = 0, len(claimed.tasks)
-        while claimed_count < free_slots and (row := queue.claimable.pop(now + terms.horizon_ms)):
+        for row in queue.pop_claimable(free_slots, now, now + terms.horizon_ms):
             claimed_count += 1
             claimed.lost_attempts += row.task.status is Status.IN_FLIGHT
             if self._lease(row, terms, now):
@@ -167,7 +167,7 @@ class ReferenceStore:
 
     def _update_rotation(self, queue: Queue, terms: LeaseTerms, now: int) -> None:
         """Return a lane to the rotation if it has more claimable tasks, else set its alarms."""
-        earliest = queue.claimable.earliest()
+        earliest = queue.earliest_claimable()
         has_more = earliest is not None and earliest <= now + terms.horizon_ms
         queue.is_ready = False
         if has_more and not queue.is_blocked(now) and queue.free_slots(1) > 0:

@@ -24,7 +24,6 @@ from tarry.service.stores.sqlite.queries import (
     SELECT_TASK,
     SEQ,
     STATUS,
-    WAKE_AT,
     decode_task,
     encode,
 )
@@ -41,10 +40,13 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 # `wake_at` is the due time of a PENDING task, and the end of the lease of an IN_FLIGHT task.
-_DUE_TASKS, _EXPIRED_LEASES = (
-    f"{SELECT_TASK} WHERE s.lane = ? AND s.status = {status} AND s.wake_at <= ? "
-    "ORDER BY s.wake_at LIMIT ?"
-    for status in (PENDING, IN_FLIGHT)
+# `last_kind` is NULL if no attempt has failed, or if the task was replayed since.
+_FIRST_ATTEMPT = f"status = {PENDING} AND last_kind IS NULL"
+_RETRY = f"status = {PENDING} AND last_kind IS NOT NULL"
+_LEASED = f"status = {IN_FLIGHT}"
+_DUE_FIRST_ATTEMPTS, _DUE_RETRIES, _EXPIRED_LEASES = (
+    f"{SELECT_TASK} WHERE s.lane = ? AND {condition} AND s.wake_at <= ? ORDER BY s.wake_at LIMIT ?"
+    for condition in (_FIRST_ATTEMPT, _RETRY, _LEASED)
 )
 # `MultiRowStatement` repeats the part in brackets for each row. The rows exist, so only the part
 # after DO UPDATE is applied. Status 1 is IN_FLIGHT.
@@ -81,8 +83,8 @@ _EARLIEST_LANE_CHECKS = "SELECT " + ", ".join(
     for column in _CHECK_COLUMNS
 )
 _EARLIEST_DUE_AND_LEASE_END = "SELECT " + ", ".join(
-    f"(SELECT min(wake_at) FROM state WHERE lane = ?1 AND status = {status})"
-    for status in (PENDING, IN_FLIGHT)
+    f"(SELECT min(wake_at) FROM state WHERE lane = ?1 AND {condition})"
+    for condition in (_FIRST_ATTEMPT, _RETRY, _LEASED)
 )
 _READY_TENANTS = """
 SELECT last_turn, id FROM tenant WHERE ready = 1 AND (last_turn, id) > (?, ?)
@@ -135,19 +137,33 @@ def claim(
 def _find_claimable(
     tx: Transaction, rotation: ClaimRotation, lane: LaneRow, terms: LeaseTerms, limit: int
 ) -> list[Row]:
-    """Return the rows of up to `limit` tasks of a lane that may be leased, earliest first."""
-    now = tx.now
+    """Return the rows of up to `limit` tasks of a lane that may be leased; see `Store.claim`."""
+    now, is_half_open = tx.now, lane.parked_until is not None
     if lane.parked_until is not None:
         if lane.parked_until > now:
             return []
         limit = min(limit, lane.probes - rotation.running_leases(lane)[0])
     if limit <= 0:
         return []
-    rows = tx.execute(_DUE_TASKS, (lane.id, now + terms.horizon_ms, limit)).fetchall()
+    expired: list[Row] = []
     if lane.lease_end_at is not None and lane.lease_end_at <= now:
-        rows += tx.execute(_EXPIRED_LEASES, (lane.id, now, limit)).fetchall()
-        rows.sort(key=lambda row: (row[WAKE_AT], row[SEQ]))
-    return rows[:limit]
+        expired = tx.execute(_EXPIRED_LEASES, (lane.id, now, limit)).fetchall()
+    due_until = now + terms.horizon_ms
+    first_attempts = tx.execute(_DUE_FIRST_ATTEMPTS, (lane.id, due_until, limit)).fetchall()
+    # One more than `limit`, because the last probe may be among them.
+    retries = tx.execute(_DUE_RETRIES, (lane.id, due_until, limit + 1)).fetchall()
+    if is_half_open:
+        rows = first_attempts + expired + _move_to_end(retries, lane.last_probe)
+        lane.last_probe = rows[:limit][-1][SEQ] if rows else lane.last_probe
+        return rows[:limit]
+    limit -= len(expired)
+    retry_count = max((limit + now % 3) // 3, limit - len(first_attempts))
+    retries = retries[:retry_count]
+    return expired + first_attempts[: limit - len(retries)] + retries
+
+
+def _move_to_end(rows: list[Row], seq: int | None) -> list[Row]:
+    return [row for row in rows if row[SEQ] != seq] + [row for row in rows if row[SEQ] == seq]
 
 
 def _lease_rows(
@@ -288,7 +304,8 @@ class ClaimRotation:
         """Put a lane to sleep, unless a claim could lease more of its tasks now."""
         horizon_end, now = self._wake_until
         times = self._tx.execute(_EARLIEST_DUE_AND_LEASE_END, (lane.id,)).fetchone()
-        lane.due_at, lane.lease_end_at = times
+        *due_times, lane.lease_end_at = times
+        lane.due_at = min((time for time in due_times if time is not None), default=None)
         if lane.parked_until is not None:
             if lane.parked_until > now:
                 lane.sleep_until(None, lane.parked_until)

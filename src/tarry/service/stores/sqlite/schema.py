@@ -13,7 +13,8 @@ integer (see `InternedNames` in `transaction`).
 The indexes serve these queries. There are few, because each index of `state` makes every transition
 more expensive:
 
-    state_due, state_leased      claim: due tasks and expired leases of a lane
+    state_first, state_retry     claim: due tasks of a lane, without and with a failed attempt
+    state_leased                 claim: expired leases of a lane
     state_live, state_ended      list of a tenant's tasks; not changed by claims and retries
     state_swept                  retention: finished tasks, ordered by `finished_at`
     lane_due_check, lane_expiry_check, tenant_due_check, tenant_expiry_check
@@ -180,6 +181,12 @@ MIGRATIONS = (
     CREATE TABLE orphan (ref TEXT PRIMARY KEY) WITHOUT ROWID; -- bodies of deleted tasks
     CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
     INSERT INTO meta VALUES ('turn', 0), ('pinged', 0);
+    """,
+    """
+    ALTER TABLE lane ADD COLUMN last_probe INTEGER; -- seq of the task that was last leased as probe
+    DROP INDEX state_due;
+    CREATE INDEX state_first ON state (lane, wake_at) WHERE status = 0 AND last_kind IS NULL;
+    CREATE INDEX state_retry ON state (lane, wake_at) WHERE status = 0 AND last_kind IS NOT NULL;
     """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""

@@ -108,7 +108,7 @@ _READ_LANES = MultiRowStatement("""
 WITH wanted (id) AS (VALUES [?])
 SELECT json_group_array(json_array(l.id, l.tenant, l.name, l.parked_until, l.probes, l.opened,
     l.paused, l.pending, l.in_flight, l.dead, l.served_at, l.last_turn, l.due_at, l.lease_end_at,
-    l.due_check_at, l.expiry_check_at, l.ready))
+    l.due_check_at, l.expiry_check_at, l.ready, l.last_probe))
 FROM wanted CROSS JOIN lane AS l ON l.id = wanted.id
 """)
 _WRITE_LANE_COUNTS = MultiRowStatement(f"""
@@ -119,13 +119,14 @@ ON CONFLICT (id) DO UPDATE SET pending = excluded.pending, in_flight = excluded.
 """)
 _WRITE_LANE_SCHEDULES = MultiRowStatement(f"""
 INSERT INTO lane (id, tenant, name, parked_until, probes, opened, paused, served_at, last_turn,
-    due_check_at, expiry_check_at, ready)
+    due_check_at, expiry_check_at, ready, last_probe)
 VALUES [?, 0, '', {NULLABLE_NUMBER_SQL}, ?, ?, ?, {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_NUMBER_SQL},
-    {NULLABLE_NUMBER_SQL}, ?]
+    {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_NUMBER_SQL}]
 ON CONFLICT (id) DO UPDATE SET parked_until = excluded.parked_until, probes = excluded.probes,
     opened = excluded.opened, paused = excluded.paused, served_at = excluded.served_at,
     last_turn = excluded.last_turn, due_check_at = excluded.due_check_at,
-    expiry_check_at = excluded.expiry_check_at, ready = excluded.ready
+    expiry_check_at = excluded.expiry_check_at, ready = excluded.ready,
+    last_probe = excluded.last_probe
 """)
 
 
@@ -149,6 +150,7 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
     due_check_at: int | None
     expiry_check_at: int | None
     ready: int
+    last_probe: int | None
     schedule_changed: bool = False
     """Whether `_WRITE_LANE_SCHEDULES` has to be executed. Most transitions change only the columns
     of `_WRITE_LANE_COUNTS`, which are cheaper to write, because no index contains them."""
@@ -386,6 +388,7 @@ class Transaction(ReadTransaction):
                 schedules += (_number_param(lane.last_claim_at), lane.last_turn)
                 due_check, expiry_check = lane.due_check_at, lane.expiry_check_at
                 schedules += (_number_param(due_check), _number_param(expiry_check), lane.ready)
+                schedules.append(_number_param(lane.last_probe))
                 _keep_earliest(due_checks, lane.tenant, due_check)
                 _keep_earliest(expiry_checks, lane.tenant, expiry_check)
         _WRITE_LANE_COUNTS.execute(self.execute, counts)
