@@ -69,7 +69,7 @@ _UNKNOWN_VERSION = problems.NOT_HTTP.problem("Only HTTP/1.1 and HTTP/1.0 are sup
 _TIMED_OUT = problems.TIMEOUT.problem("The rest of the request did not arrive in time.")
 _UNSENT_RESPONSE_GRACE_S = 1.0
 """At shutdown, a connection is aborted if part of its response is not sent for this long."""
-_IGNORED_TRAILERS: Any = deque(maxlen=0)
+_IGNORED_TRAILERS: Any = deque[tuple[bytes, bytes]](maxlen=0)
 """A list of headers that stays empty. The parser reports trailers in the same way as headers, and a
 trailer must not become a header: authentication would accept an API key in a trailer."""
 
@@ -99,6 +99,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     """
 
     cycle: Any
+    parser: Any
     url: bytes
     headers: list[tuple[bytes, bytes]]
     expect_100_continue: bool
@@ -226,9 +227,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
         httptools has no option to ignore an upgrade: it stops after the headers.
         """
-        parser: Any = self.parser
-        version = parser.get_http_version().encode()
-        lines = [b"%b %b HTTP/%b" % (parser.get_method(), self.url, version)]
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
