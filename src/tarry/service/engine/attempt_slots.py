@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from tarry.service.engine.lanes import FAST_ATTEMPT_MS
+
 if TYPE_CHECKING:
     from tarry.service.engine.lanes import LaneState, TenantState
 
-FAST_ATTEMPT_MS = 1_000
-"""An attempt that takes longer is slow."""
 _RESERVED_FRACTION = 5  # one fifth
 _SLOW_SLOTS_PER_FREE_SLOT = 4
 

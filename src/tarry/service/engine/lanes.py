@@ -1,18 +1,15 @@
-"""The lanes in this process: their downstreams, and their tasks that are leased to this process.
+"""The lanes in this process: their downstreams, and their due tasks.
 
-A lane is the queue of one tenant's tasks for one downstream. A leased task waits in a heap for its
-due time, and then in one of two queues of its lane. The store decides for all workers whether a
-lane is parked (its breaker opened) or paused (by an operator). The state here only decides whether
-this process starts attempts of the lane.
+A lane is the queue of one tenant's tasks for one downstream. The store decides for all workers
+whether a lane is parked (its breaker opened) or paused (by an operator). The state here only
+decides whether this process starts attempts of the lane.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, nlargest
-from itertools import count
+from heapq import nlargest
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -21,12 +18,10 @@ from msgspec import Struct
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import RatioBudget
 from tarry.core.downstream import Downstream
-from tarry.service.engine.attempt_slots import FAST_ATTEMPT_MS, LaneRotation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from tarry.service.engine.attempt_slots import AttemptSlots
     from tarry.service.model import Task, TaskContent
 
 _MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
@@ -38,12 +33,13 @@ _DEFERRED_RETRY_SPACING_MS = 50
 """The deferred retries of a lane become due 20 a second. Its budget admits 10 a second plus a share
 of the calls, so at most about half of the deferred retries are deferred again."""
 _LIMIT_REFRESH_MS = 50  # time for which an observed in-flight limit is assumed to be unchanged
-_MAX_TIMER_MS = 1_000  # so that the clock is read again soon, because it may be set
 
 
 _MAX_SLOW_LANE_LEASED = 256
 """How many tasks of a slow lane are leased at a time. More would only wait for a slot, and their
 leases would be released before they start."""
+FAST_ATTEMPT_MS = 1_000
+"""An attempt that takes longer is slow."""
 _DURATION_WEIGHT = 1 / 8  # of the newest attempt in the mean duration of a lane
 
 
@@ -234,161 +230,3 @@ def build_downstream(
     # Ten retries a second are always admitted, so that a lane with only retries makes progress.
     budget = RatioBudget(0.3, min_per_second=10.0)
     return Downstream(name, breaker=build_breaker(), budget=budget, max_in_flight=max_in_flight)
-
-
-class LeasedTasks(dict[str, LeasedTask]):
-    """Leased tasks by id. Each waits in a heap until it is due, and then in a queue of its lane.
-
-    Lanes with due tasks are served as `slots` admits them. `now` returns the store's time in
-    milliseconds. `on_due` is called when a task becomes due.
-    """
-
-    def __init__(
-        self,
-        lanes: Lanes,
-        slots: AttemptSlots,
-        now: Callable[[], int],
-        *,
-        max_leased: int,
-        on_due: Callable[[], None],
-    ) -> None:
-        super().__init__()
-        self._lanes = lanes
-        self._now = now
-        self._max_leased = max_leased
-        self._on_due = on_due
-        self._heap: list[tuple[int, int, LeasedTask]] = []
-        """`(due time, tie breaker, task)`. Dropped tasks stay in the heap until they are due."""
-        self._tie_breaker = count()
-        self._fast_lanes = LaneRotation(slots)
-        self._slow_lanes = LaneRotation(slots)
-        self._is_turn_of_slow_lanes = True
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
-
-    @property
-    def free_slots(self) -> int:
-        """How many more tasks may be leased."""
-        return self._max_leased - len(self)
-
-    def add(
-        self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
-    ) -> None:
-        """Add tasks that were leased to this process; a task that is already here is replaced."""
-        now, lanes = self._now(), self._lanes
-        is_due = False
-        for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
-            replaced_task = self.get(task.id)
-            if replaced_task is not None:  # it was leased again, or made due by `retry_now`
-                replaced_task.is_dropped = True
-                lanes.decrement_leased(replaced_task.lane)
-            lane = lanes[task.lane]
-            leased_task = self[task.id] = LeasedTask(task, lane, content)
-            lanes.increment_leased(lane)
-            is_due = self._enqueue(leased_task, now) or is_due
-        if is_due:
-            self._on_due()
-
-    def requeue(self, leased_task: LeasedTask) -> None:
-        """Mark a task as not busy, and queue it for its `next_attempt_at`."""
-        leased_task.is_busy = False
-        if not leased_task.is_queued and self._enqueue(leased_task, self._now()):
-            self._on_due()
-
-    def drop(self, leased_task: LeasedTask) -> None:
-        """Remove a task whose lease has ended or is about to be released."""
-        leased_task.is_dropped = True
-        if self.get(leased_task.task.id) is leased_task:
-            del self[leased_task.task.id]
-            self._lanes.decrement_leased(leased_task.lane)
-
-    def pop_next_due(self) -> LeasedTask | None:
-        """Remove the next lane from its rotation, and return one of its due tasks, or None."""
-        while (lane := self._pop_lane()) is not None:
-            if lane.observed_limit is not None and lane.is_at_in_flight_limit:
-                continue  # the lane returns to the rotation when one of its attempts ends
-            while (leased_task := lane.pop_due()) is not None:
-                leased_task.is_queued = False
-                # Dropped and busy tasks are skipped here, because finding them in a queue is slow.
-                if not leased_task.is_dropped and not leased_task.is_busy:
-                    return leased_task
-        return None
-
-    def _pop_lane(self) -> LaneState | None:
-        """Return the next lane that may start an attempt: fast and slow lanes in turn."""
-        self._is_turn_of_slow_lanes = not self._is_turn_of_slow_lanes
-        if self._is_turn_of_slow_lanes:
-            return self._slow_lanes.pop() or self._fast_lanes.pop()
-        return self._fast_lanes.pop() or self._slow_lanes.pop()
-
-    @property
-    def has_turns(self) -> bool:
-        """Whether a lane with due tasks may start an attempt."""
-        return self._fast_lanes.has_turns or self._slow_lanes.has_turns
-
-    def on_slot_released(self) -> None:
-        """Let tenants that had their share of the slots try again."""
-        self._fast_lanes.readmit_tenant()
-        self._slow_lanes.readmit_tenant()
-
-    def return_to_front(self, leased_task: LeasedTask) -> None:
-        """Put a task that `pop_next_due` returned back at the front of its lane's queue."""
-        leased_task.is_queued = True
-        leased_task.lane.due_queue(leased_task.task).appendleft(leased_task)
-
-    def add_to_rotation(self, lane: LaneState) -> None:
-        """Add a lane to the end of the rotation, if it has due tasks and is not in the rotation."""
-        if (lane.due_first_attempts or lane.due_retries) and not lane.is_in_rotation:
-            (self._slow_lanes if lane.is_slow else self._fast_lanes).append(lane)
-
-    def stop_timer(self) -> None:
-        """Cancel the timer, so that no more tasks become due."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _enqueue(self, leased_task: LeasedTask, now: int) -> bool:
-        """Queue a task in its lane if it is due, else in the heap; return whether it is due."""
-        leased_task.is_queued = True
-        due_at = leased_task.task.next_attempt_at
-        if due_at <= now:
-            self._queue_in_lane(leased_task)
-            return True
-        heappush(self._heap, (due_at, next(self._tie_breaker), leased_task))
-        self._arm_timer()
-        return False
-
-    def _queue_in_lane(self, leased_task: LeasedTask) -> None:
-        lane = leased_task.lane
-        lane.due_queue(leased_task.task).append(leased_task)
-        if not lane.is_in_rotation:
-            (self._slow_lanes if lane.is_slow else self._fast_lanes).append(lane)
-
-    def _arm_timer(self) -> None:
-        while self._heap and self._heap[0][2].is_dropped:
-            heappop(self._heap)
-        if not self._heap:
-            return
-        due_at = self._heap[0][0]
-        if self._timer is not None:
-            if due_at >= self._timer_at:
-                return
-            self._timer.cancel()
-        delay = min(max(0, due_at - self._now()), _MAX_TIMER_MS) / 1000
-        self._timer_at = due_at
-        self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
-
-    def _on_timer(self) -> None:
-        # A timer may fire early (uvloop's by up to 1.4 ms), so the clock decides which tasks are
-        # due, and the timer is set again for the other tasks.
-        self._timer = None
-        now = self._now()
-        is_due = False
-        while self._heap and self._heap[0][0] <= now:
-            leased_task = heappop(self._heap)[2]
-            if not leased_task.is_dropped:
-                self._queue_in_lane(leased_task)
-                is_due = True
-        self._arm_timer()
-        if is_due:
-            self._on_due()

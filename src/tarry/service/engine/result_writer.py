@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from tarry.service.delivery import DeliveryResult
     from tarry.service.engine.context import EngineContext
-    from tarry.service.engine.lanes import LaneState, LeasedTask, LeasedTasks
+    from tarry.service.engine.lanes import LaneState, LeasedTask
+    from tarry.service.engine.leased_tasks import LeasedTasks
     from tarry.service.model import AttemptRecord
     from tarry.service.store import TaskResult
 

@@ -33,9 +33,10 @@ from tarry.errors import StoreUnavailable, TarryError
 from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.engine import attempts
-from tarry.service.engine.attempt_slots import FAST_ATTEMPT_MS, AttemptSlots
+from tarry.service.engine.attempt_slots import AttemptSlots
 from tarry.service.engine.context import FIRST_STORE_RETRY_PAUSE_S
-from tarry.service.engine.lanes import LeasedTasks
+from tarry.service.engine.lanes import FAST_ATTEMPT_MS
+from tarry.service.engine.leased_tasks import LeasedTasks
 from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Decision, Status
 from tarry.service.payloads import BodyUnavailable
