@@ -34,7 +34,7 @@ def make_sender(send: Any, first: Any = None, **options: Any) -> RequestSender:
         snapshot=lambda _: RequestSnapshot("GET", "http://a/", (), b""),
     )
     replaced = {name: options.pop(name) for name in functions._fields if name in options}
-    option_names = ("policy", "hedging", "downstream", "idempotency_key", "task_client")
+    option_names = ("policy", "hedging", "downstream", "idempotency_key", "hand_off")
     return RequestSender(
         functions._replace(**replaced), send, first, **dict.fromkeys(option_names) | options
     )
