@@ -28,7 +28,9 @@ def test_error_and_excerpt_are_encrypted_in_the_store() -> None:
             harness.context, encrypt_attempt=codec.encrypt_attempt
         )
         harness.engine = Engine(harness.context)
-        [task] = await harness.add(harness.new_task(overrides={"maxAttempts": 3}))
+        [task] = await harness.add(
+            harness.new_task(overrides={"maxAttempts": 3, "initialDelayMs": 10})
+        )
         await asyncio.sleep(60)
 
         stored = await harness.list_attempts(task)
