@@ -12,11 +12,11 @@ from tests.integration.service import free_port, service
 def test_errors_in_the_attempt_log_are_encrypted(tmp_path: Path) -> None:
     """The API returns the error of an attempt; neither the file nor its WAL contains it."""
     flags = ("--set", f"encryption_keys={Fernet.generate_key().decode()}")
-    with service(tmp_path, *flags) as running:
+    with service(tmp_path, *flags) as running_service:
         url = f"http://127.0.0.1:{free_port()}/"
-        task_id = running.post(targetUrl=url, policy={"maxAttempts": 1})["taskId"]
-        running.wait_until_finished(task_id)
-        [attempt] = running.attempts(task_id)
+        task_id = running_service.post(targetUrl=url, policy={"maxAttempts": 1})["taskId"]
+        running_service.wait_until_finished(task_id)
+        [attempt] = running_service.attempts(task_id)
         assert "Could not connect" in attempt["errorMessage"]
         files = {path.name: path.read_bytes() for path in tmp_path.glob("tarry.db*")}
         assert {"tarry.db", "tarry.db-wal"} <= files.keys()

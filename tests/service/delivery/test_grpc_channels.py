@@ -83,7 +83,9 @@ def test_tenants_do_not_share_channels(hostile: HostileTargets) -> None:
     async def test(server: FakeServer) -> list[DeliveryResult]:
         delivery = GrpcDeliveryClient(LOOPBACK_GUARD)
         url = f"grpc://127.0.0.1:{server.port}/S/M"
-        result = [await delivery.send(request(url, tenant=tenant)) for tenant in ("a", "b", "a")]
+        result = [
+            await delivery.send(new_request(url, tenant=tenant)) for tenant in ("a", "b", "a")
+        ]
         assert 2 == len({id(channel.grpc_channel) for channel in delivery._channels.values()})
         await delivery.close()
         return result

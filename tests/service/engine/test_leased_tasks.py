@@ -18,7 +18,7 @@ from tests.service.engine.harness import (
 from tests.service.stores.reference_store import ReferenceStore
 
 
-def test_retry_within_the_horizon_keeps_its_lease() -> None:
+def test_retry_that_is_due_soon_keeps_its_lease() -> None:
     """A retry that is due soon keeps its lease, and is sent without a claim."""
 
     async def main() -> None:
