@@ -124,7 +124,7 @@ def test_one_key_for_all_attempts_of_a_call(server: FlakyServerView, client: Cli
     first, second, third, other = server.header_values("Idempotency-Key")
     assert first == second == third != other
     assert first is not None
-    assert first.startswith('"')
+    assert first.isalnum()
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
@@ -141,8 +141,8 @@ def test_idempotent_request_gets_no_key(
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        (lambda request: f"order-{request.method}", ['"order-POST"'] * 2),
-        (lambda _: 'a"b\\c', ['"a\\"b\\\\c"'] * 2),
+        (lambda request: f"order-{request.method}", ["order-POST"] * 2),
+        (lambda _: 'a"b\\c', ['a"b\\c'] * 2),
         (lambda _: None, [None]),
     ],
     ids=["from the request", "with quotes", "none"],

@@ -51,7 +51,7 @@ class InvariantChecker:
         self.attempts: dict[str, int] = defaultdict(int)
         """Number of attempts, by task name."""
         self.key_headers: dict[str, str] = {}
-        """`Idempotency-Key` header of the first attempt (the key in quotes), by task name."""
+        """`Idempotency-Key` header of the first attempt, by task name."""
         self.confirmed: set[str] = set()
         """Names of tasks for which the service has received a 2xx response."""
         self.finished: dict[str, str] = {}
@@ -184,7 +184,7 @@ class InvariantChecker:
             self._fail(0, f"the counters are {stored_counts}, expected {dict(expected_counts)}")
 
     def _find_task(self, key_header: str) -> Task | None:
-        return next((task for task in self._list_tasks() if f'"{task.key}"' == key_header), None)
+        return next((task for task in self._list_tasks() if task.key == key_header), None)
 
     def _list_tasks(self) -> list[Task]:
         return run_synchronously(self._store.list_tasks("default", TaskFilter(), limit=1000)).items

@@ -92,7 +92,7 @@ def test_kill_9_at_random_moments_under_load(tmp_path: Path) -> None:
             task, sent = tasks[path], receiver.received_requests[path]
             assert "SUCCEEDED" == task["status"]
             assert sent
-            assert {f'"{key}"'} == {request["Idempotency-Key"] for request in sent}
+            assert {key} == {request["Idempotency-Key"] for request in sent}
             log = running_service.request("GET", f"/retry-tasks/{task['taskId']}/attempts")[1][
                 "items"
             ]

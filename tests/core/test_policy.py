@@ -65,6 +65,8 @@ def policies(draw: st.DrawFn) -> Policy:
         retryable_codes=draw(st.sampled_from([(), ("ABORTED", "UNAVAILABLE")])),
         max_hint=draw(st.floats(0, 1e6)),
         ignore_retried_below=draw(st.booleans()),
+        idempotency_key_header=draw(st.sampled_from(["Idempotency-Key", "X-Request-Id"])),
+        idempotency_key_format=draw(st.sampled_from(["plain", "quoted"])),
     )
 
 
@@ -88,6 +90,8 @@ def test_defaults() -> None:
         "throttled_delay": 1.0,
         "max_hint": 120.0,
         "ignore_retried_below": False,
+        "idempotency_key_header": "Idempotency-Key",
+        "idempotency_key_format": "plain",
     }
     assert expected == {name: getattr(policy, name) for name in FIELD_NAMES}
 
@@ -146,6 +150,7 @@ def test_unknown_presets(name: Any) -> None:
 # --- validation ----------------------------------------------------------------------------------
 
 TOO_LARGE_FOR_A_FLOAT = 10**400
+HEADER_RULE = "the name of a header: a token (RFC 9110) of 1 to 64 characters"
 POSITIVE_FIELDS = [
     "initial_delay",
     "max_delay",
@@ -174,6 +179,9 @@ POSITIVE_FIELDS = [
         ("backoff", "", "one of exponential, fixed, linear"),
         ("jitter", "ful", "one of decorrelated, equal, full, none"),
         ("jitter", "FULL", "one of decorrelated, equal, full, none"),
+        *(("idempotency_key_header", value, HEADER_RULE) for value in ("", "a b", "a\n", "a" * 65)),
+        *(("idempotency_key_format", value, "one of plain, quoted") for value in ("PLAIN", None)),
+        ("idempotency_key_format", str, "one of plain, quoted"),
     ],
     ids=str,
 )
@@ -206,6 +214,7 @@ def test_invalid_values(field: str, value: float | str, rule: str) -> None:
             for value in (503, "503", b"503", None)
         ),
         *(("ignore_retried_below", value, "True or False") for value in (0, 1, None, "yes")),
+        *(("idempotency_key_header", value, HEADER_RULE) for value in (None, 7, b"X-Key")),
     ],
     ids=repr,
 )

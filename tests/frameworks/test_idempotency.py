@@ -50,6 +50,23 @@ def test_repeated_request_gets_the_stored_response(integration: Integration) -> 
     assert [ORDER] == shop.runs
 
 
+def test_key_with_and_without_quotes_is_one_key(integration: Integration) -> None:
+    """A repeated request whose key has quotes gets the response of the key without quotes."""
+    shop = Shop()
+
+    async def main() -> None:
+        async with open_asgi_client(integration.build(shop, IdempotencyMiddleware)) as client:
+            responses = [
+                await client.post("/pay", json=ORDER, headers={"Idempotency-Key": key})
+                for key in ("order_7 of {shop}", '"order_7 of {shop}"')
+            ]
+
+        assert is_stored_copy(*responses)
+
+    asyncio.run(main())
+    assert [ORDER] == shop.runs
+
+
 def test_other_payload_is_422(integration: Integration) -> None:
     """The same key with another body gets a 422, and the handler does not run."""
     shop = Shop()

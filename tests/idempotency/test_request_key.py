@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import string
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +39,13 @@ def quote_key(key: str) -> bytes:
         (b"order:42/charge~1.0_a", "order:42/charge~1.0_a"),
         (b"42", "42"),
         (b'"' + b"a" * MAX_KEY_LENGTH + b'"', "a" * MAX_KEY_LENGTH),
+        (b"a" * MAX_KEY_LENGTH, "a" * MAX_KEY_LENGTH),
+        (b"two words", "two words"),
+        (b"order_7", "order_7"),
+        (b"-1", "-1"),
+        (b"'single'", "'single'"),
+        (b"a,b;x=1", "a,b;x=1"),
+        (rb" {a\"b} ", r"{a\"b}"),
     ],
 )
 def test_valid_key_is_parsed(header: bytes, key: str) -> None:
@@ -56,9 +61,9 @@ def test_valid_key_is_parsed(header: bytes, key: str) -> None:
         (b'""', "1 to 255 characters, not 0"),
         (b"a" * 256, "1 to 255 characters, not 256"),
         (b'"' + b"a" * 256 + b'"', "1 to 255 characters, not 256"),
-        ("füü".encode(), "must be ASCII"),
-        ('"füü"'.encode(), "must be ASCII"),
-        (b'"a\xff"', "must be ASCII"),
+        ("füü".encode(), "must be visible ASCII"),
+        ('"füü"'.encode(), "must be visible ASCII"),
+        (b'"a\xff"', "must be visible ASCII"),
         (b'"a\tb"', "is not allowed in quotes"),
         (b'"a\nb"', "is not allowed in quotes"),
         (b'"a\x00"', "is not allowed in quotes"),
@@ -68,17 +73,9 @@ def test_valid_key_is_parsed(header: bytes, key: str) -> None:
         (rb'"foo \,"', "is not allowed in quotes"),
         (rb'"foo \"', "no closing quote"),
         (b'"foo \\', "no closing quote"),
-        (b"'single'", "double quotes"),
-        (b"two words", "double quotes"),
-        (b"a,b", "double quotes"),
-        (b"a;x=1", "double quotes"),
-        (b"-1", "double quotes"),
-        (b":aGk=:", "double quotes"),
-        (b"?1", "double quotes"),
-        (b"@1659578233", "double quotes"),
-        (b'%"display"', "double quotes"),
-        (b'("a")', "double quotes"),
-        (b'\t"a"', "double quotes"),
+        (b"a\tb", "must be visible ASCII"),
+        (b"a\x7f", "must be visible ASCII"),
+        (b'\t"a"', "must be visible ASCII"),
         (b'"a"\t', "only parameters may follow"),
         (b'"a", "b"', "only parameters may follow"),
         (b'"a" "b"', "only parameters may follow"),
@@ -121,7 +118,7 @@ def test_every_printable_key_can_be_quoted(key: str) -> None:
     assert key == parse_key([quote_key(key)])
 
 
-@given(st.text(string.ascii_letters + string.digits, min_size=1, max_size=255))
+@given(PRINTABLE_KEYS.filter(lambda key: key == key.strip() and not key.startswith('"')))
 def test_unquoted_and_quoted_are_the_same_key(key: str) -> None:
     """A key in quotes is the same as the key without quotes."""
     assert parse_key([key.encode()]) == parse_key([quote_key(key)])

@@ -96,7 +96,7 @@ def test_grpc_target_is_called_and_its_codes_are_classified(
     calls = handler.received_calls[path]
     assert [message] * len(log) == [body for body, _ in calls]
     for number, (_, metadata) in enumerate(calls, 1):
-        assert (f'"{task["taskId"]}"', "seven") == (metadata["idempotency-key"], metadata["x-tag"])
+        assert (task["taskId"], "seven") == (metadata["idempotency-key"], metadata["x-tag"])
         assert str(number) == metadata["x-retry-attempt"]
 
 

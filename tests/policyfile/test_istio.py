@@ -127,6 +127,10 @@ def test_one_attempt_is_zero_retries() -> None:
             "ignore_retried_below = false: Istio also retries calls that a layer below",
         ),
         ({"retryable_codes": ["UNKNOWN"]}, "retryable_codes = UNKNOWN: Istio cannot retry on"),
+        (
+            {"idempotency_key_header": "X-Key"},
+            "idempotency_key_header = X-Key: Istio adds no idempotency keys to requests",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

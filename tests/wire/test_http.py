@@ -50,18 +50,29 @@ def test_origin(parts: tuple[str, str, int | None], origin: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "text"), [("8e03", '"8e03"'), ('a"b', '"a\\"b"'), ("a\\b", '"a\\\\b"'), (" ", '" "')]
+    ("key", "quoted"),
+    [
+        ("8e03", '"8e03"'),
+        ("a b", '"a b"'),
+        ('a"b', '"a\\"b"'),
+        ("a\\b", '"a\\\\b"'),
+        ('"a', '"\\"a"'),
+        ('"a\\"', '"\\"a\\\\\\""'),
+        ('"8e03"', '"8e03"'),
+        ('"a\\"b"', '"a\\"b"'),
+    ],
 )
-def test_format_idempotency_key(key: str, text: str) -> None:
-    """A key is a structured-field string: quoted, with quotes and backslashes escaped."""
-    assert text == http.format_idempotency_key(key)
+def test_format_idempotency_key(key: str, quoted: str) -> None:
+    """A key is sent as it is, or as a structured-field string; it is never quoted twice."""
+    assert key == http.format_idempotency_key(http.check_idempotency_key(key), "plain")
+    assert quoted == http.format_idempotency_key(key, "quoted")
 
 
-@pytest.mark.parametrize("key", ["", "für", "a\nb", "\x7f", 7, None, b"8e03"])
+@pytest.mark.parametrize("key", ["", " ", "a ", " a", "für", "a\nb", "\x7f", 7, None, b"8e03"])
 def test_invalid_idempotency_keys(key: Any) -> None:
-    """A key that is not a string of visible ASCII and spaces is rejected."""
+    """A key that is not visible ASCII with spaces only inside is rejected."""
     with pytest.raises(ConfigurationError, match=r"^an idempotency key must be .*, got "):
-        http.format_idempotency_key(key)
+        http.check_idempotency_key(key)
 
 
 @pytest.mark.parametrize(

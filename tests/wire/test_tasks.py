@@ -10,6 +10,7 @@ from tarry.wire.policies import JSON_FIELDS, SERVICE_PRESETS, json_choices, poli
 from tarry.wire.tasks import (
     BackoffType,
     JitterType,
+    KeyFormatName,
     Page,
     RetryPolicy,
     RetryTask,
@@ -109,7 +110,12 @@ def test_policy_response_has_every_field_that_can_be_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "names"), [("backoffType", BackoffType), ("jitterType", JitterType)]
+    ("field", "names"),
+    [
+        ("backoffType", BackoffType),
+        ("jitterType", JitterType),
+        ("idempotencyKeyFormat", KeyFormatName),
+    ],
 )
 def test_choices_of_policy_fields(field: str, names: object) -> None:
     """The literal type of a field has exactly the names that the field accepts."""

@@ -97,12 +97,17 @@ class RetryMiddleware:
 
     def _new_call(self, request: ClientRequest, *, can_resend_body: bool) -> RunningCall:
         method, url, headers = request.method, request.url, request.headers
+        policy = self._origins.policy
         last_key = None if self._idempotency_key is None else _last_key.get()
         if last_key and last_key[0] is _call_identity(request) and last_key[1] == method:
             # The request follows a redirect. aiohttp has created new headers, without the key.
-            headers.setdefault(http.IDEMPOTENCY_KEY_HEADER, last_key[2])
-        repeatable = messages.try_make_repeatable(method, headers, self._idempotency_key, request)
-        if self._idempotency_key is not None and (key := headers.get(http.IDEMPOTENCY_KEY_HEADER)):
+            headers.setdefault(policy.idempotency_key_header, last_key[2])
+        repeatable = messages.try_make_repeatable(
+            method, headers, self._idempotency_key, policy, request
+        )
+        if self._idempotency_key is not None and (
+            key := headers.get(policy.idempotency_key_header)
+        ):
             _last_key.set((_call_identity(request), method, key))
         origin = http.origin_of(url.scheme, url.host or "", url.port)
         repeatable = repeatable and can_resend_body

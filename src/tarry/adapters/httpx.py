@@ -301,7 +301,9 @@ class _RetryTransportBase(Generic[H]):
         sender, (method, scheme, host, port, stream_class) = self._sender, cache_key
         can_cache = method in http.IDEMPOTENT_METHODS and stream_class.__name__ == _BYTES_CLASS_NAME
         repeatable = can_cache or (
-            messages.try_make_repeatable(method, request.headers, sender.idempotency_key, request)
+            messages.try_make_repeatable(
+                method, request.headers, sender.idempotency_key, sender.policy, request
+            )
             and _can_resend_body(request, in_parallel=sender.hedging is not None)
         )
         send = sender.send_function((method, scheme, host, port, repeatable))

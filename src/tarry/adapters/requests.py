@@ -118,8 +118,9 @@ class RetryAdapter(HTTPAdapter):
         try:
             method, url = request.method or "", urlsplit(request.url or "")
             headers, sender = cast("Any", request.headers), self._sender
-            key_option = sender.idempotency_key
-            repeatable = messages.try_make_repeatable(method, headers, key_option, request)
+            repeatable = messages.try_make_repeatable(
+                method, headers, sender.idempotency_key, sender.policy, request
+            )
             repeatable = repeatable and can_resend_body
             cache_key = method, url.scheme, url.hostname or "", url.port, repeatable
             retry_send = sender.cached_functions.get(cache_key) or sender.send_function(cache_key)

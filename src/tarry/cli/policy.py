@@ -89,6 +89,7 @@ def _describe_field(field: PolicyField) -> str:
         "statuses": f"list of statuses from {field.minimum:g} to {HIGHEST_STATUS}",
         "codes": "list of code names",
         "flag": "true, false",
+        "header": "name of a header",
     }.get(field.type, f"{field.type} {bound}")
     default = field.default
     if field.type in {"statuses", "codes"}:

@@ -466,4 +466,5 @@ def _replay_request(method: str, replay_id: str) -> ClientRequest[ReplayJob]:
 
 def _idempotency_header(key: str | None = None) -> dict[str, str]:
     """Return the header that makes a request repeatable; it has a new key if `key` is None."""
-    return {http.IDEMPOTENCY_KEY_HEADER.lower(): http.format_idempotency_key(key or str(uuid4()))}
+    # Quoted, because the service would remove the quotes of a key that begins with a quote.
+    return {http.IDEMPOTENCY_KEY_HEADER.lower(): http.quote_idempotency_key(key or str(uuid4()))}

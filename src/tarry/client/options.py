@@ -155,7 +155,7 @@ def build_task_request(
         raise ConfigurationError("at", rule)
     # The request always has a key, so that retrying the request does not create a second task.
     key = str(uuid4()) if key is None else key
-    http.format_idempotency_key(key)  # raises for an invalid key
+    http.check_idempotency_key(key)
     is_bytes = isinstance(body, (bytes, bytearray))
     return RetryTaskRequest(
         target_url=url,

@@ -8,9 +8,10 @@ table as well.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeAlias, cast
 
 from tarry.core.backoff import (
     BACKOFFS,
@@ -35,9 +36,15 @@ from tarry.core.verdict import Attempt
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 if TYPE_CHECKING:
-    FieldType = Literal["count", "number", "seconds", "choice", "statuses", "codes", "flag"]
+    FieldType = Literal[
+        "count", "number", "seconds", "choice", "statuses", "codes", "flag", "header"
+    ]
+
+KeyFormat: TypeAlias = Literal["plain", "quoted"]
 
 LOWEST_STATUS, HIGHEST_STATUS = 100, 599
+HEADER_NAME_PATTERN = "^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}$"
+"""A token (RFC 9110, 5.6.2), at most 64 characters long."""
 _HOUR_S = 3600.0
 _MAX_PREPARED_ATTEMPTS = 32  # delays and commands of later attempts are computed when needed
 _JITTERS_WITHOUT_HISTORY = ("none", "full", "equal")
@@ -69,7 +76,9 @@ class PolicyField(NamedTuple):
     service_rejects_null: bool = False
     """Whether null is invalid in the service's JSON, although `Policy` allows None."""
     choices: tuple[str, ...] = ()
-    """The allowed names. In Python, the value of a "choice" field can also be a callable."""
+    """The allowed names of a "choice" field."""
+    accepts_callable: bool = False
+    """Whether the value of a "choice" field can also be a callable in Python."""
 
     def check(self, value: object, name: str | None = None) -> Any:
         """Return the value as `Policy` stores it, or raise ConfigurationError.
@@ -92,10 +101,16 @@ class PolicyField(NamedTuple):
             case "codes":
                 return _check_codes(name, value)
             case "choice":
-                if isinstance(value, str):
+                if isinstance(value, str) or not self.accepts_callable:
                     check_one_of(name, value, self.choices)
                 elif not callable(value):
                     raise ConfigurationTypeError(name, "must be a name or a callable", value)
+            case "header":
+                rule = "must be the name of a header: a token (RFC 9110) of 1 to 64 characters"
+                if not isinstance(value, str):
+                    raise ConfigurationTypeError(name, rule, value)
+                if not re.fullmatch(HEADER_NAME_PATTERN, value):
+                    raise ConfigurationError(name, rule, value)
             case _:  # a flag
                 if not isinstance(value, bool):
                     raise ConfigurationTypeError(name, "must be True or False", value)
@@ -134,12 +149,12 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
     PolicyField(
         "backoff", "backoffType", "choice", "exponential",
         "How the delay grows with each retry.",
-        choices=tuple(BACKOFFS),
+        choices=tuple(BACKOFFS), accepts_callable=True,
     ),
     PolicyField(
         "jitter", "jitterType", "choice", "full",
         "How the delay is spread at random.",
-        choices=tuple(JITTERS),
+        choices=tuple(JITTERS), accepts_callable=True,
     ),
     PolicyField(
         "retryable_statuses", "retryableStatusCodes", "statuses", RETRYABLE_STATUSES,
@@ -163,6 +178,15 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
     PolicyField(
         "ignore_retried_below", None, "flag", False,  # noqa: FBT003 - a default, not a switch
         "Retry although a layer below has already retried; this multiplies attempts.",
+    ),
+    PolicyField(
+        "idempotency_key_header", "idempotencyKeyHeader", "header", "Idempotency-Key",
+        "Name of the header with the idempotency key.",
+    ),
+    PolicyField(
+        "idempotency_key_format", "idempotencyKeyFormat", "choice", "plain",
+        "Whether the idempotency key is sent as it is (plain) or in double quotes (quoted).",
+        choices=("plain", "quoted"),
     ),
 )  # fmt: skip
 
@@ -215,6 +239,9 @@ class Policy(ImmutableValue):
     throttled_delay: initial delay after a throttled attempt (429, RESOURCE_EXHAUSTED).
     max_hint: longest wait that a server may ask for. If it asks for a longer wait, the call ends.
     ignore_retried_below: retry although a layer below has already retried; multiplies attempts.
+    idempotency_key_header: name of the header with the idempotency key of an HTTP request.
+    idempotency_key_format: whether that header has the key as it is ("plain") or in double quotes
+        ("quoted", as in the IETF draft for the header Idempotency-Key).
     """
 
     _fields = tuple(field.name for field in POLICY_FIELDS)
@@ -233,6 +260,8 @@ class Policy(ImmutableValue):
     throttled_delay: float
     max_hint: float
     ignore_retried_below: bool
+    idempotency_key_header: str
+    idempotency_key_format: KeyFormat
     delay_table: tuple[tuple[float, float, float], ...]
     """At index k: the ceiling (delay before jitter), shortest delay and jitter range of retry k.
 
@@ -262,6 +291,8 @@ class Policy(ImmutableValue):
         throttled_delay: float = 1.0,
         max_hint: float = 120.0,
         ignore_retried_below: bool = False,
+        idempotency_key_header: str = "Idempotency-Key",
+        idempotency_key_format: KeyFormat = "plain",
     ) -> None:
         arguments = locals()  # the fields by name
         self._set_fields(*(field.check(arguments[field.name]) for field in POLICY_FIELDS))

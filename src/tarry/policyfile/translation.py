@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from tarry.core.backoff import Schedule
 from tarry.core.budget import PRICES
 from tarry.core.outcome import RETRYABLE_CODES
-from tarry.core.policy import Policy
+from tarry.core.policy import PRESETS, Policy
 from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence, component_arguments
@@ -157,7 +157,7 @@ class Converter:
         return policy.replace(total_budget=timeout, attempt_timeout=attempt_timeout)
 
     def report_tarry_settings(self, policy: Policy, throttling: str | None, failure: str) -> None:
-        """Report `throttled_delay` and `ignore_retried_below`, which only tarry has.
+        """Report `throttled_delay` and other fields that only tarry has.
 
         In the text, `throttling` is the word for a throttled failure, and `failure` is the word for
         any failure. `throttling` is None if the policy does not retry throttled failures.
@@ -170,6 +170,11 @@ class Converter:
             effect = f"{self.system} also retries calls that a layer below has already retried"
             field, value = "ignore_retried_below", policy.ignore_retried_below
             self.report(field, value, effect, Severity.DETAIL)
+        for field in ("idempotency_key_header", "idempotency_key_format"):
+            value = getattr(policy, field)
+            if value != getattr(PRESETS["default"], field):
+                effect = f"{self.system} adds no idempotency keys to requests"
+                self.report(field, value, effect, Severity.DETAIL)
 
     def report_proxy_behaviour(self, policy: Policy) -> None:
         """Report what every proxy does differently from tarry."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.core.checks import check_count, valid_duration
 from tarry.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tarry.core.policy import KeyFormat
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 """Methods without side effects (RFC 9110 section 9.2.1, and the QUERY method)."""
@@ -18,6 +22,11 @@ HOP_BY_HOP_HEADERS = frozenset({
     "te", "trailer", "transfer-encoding", "upgrade",
 })  # fmt: skip
 """Headers of one connection (RFC 9110, 7.6.1), which must not be forwarded."""
+SERVICE_HEADERS = frozenset({
+    "accept-encoding", "content-length", "expect", "host", "idempotency-key", "traceparent",
+    "tracestate", "x-retry-attempt",
+})  # fmt: skip
+"""Headers that the service sets itself, besides those of signatures (`webhook-...`)."""
 
 IDEMPOTENCY_KEY_HEADER = "Idempotency-Key"
 ATTEMPT_HEADER = "X-Retry-Attempt"
@@ -32,6 +41,7 @@ _PROBLEM_MEMBERS = ("type", "title", "status", "detail", "instance")
 ABOUT_BLANK = "about:blank"
 """The type of a problem that means no more than its HTTP status."""
 
+_QUOTED_STRING = re.compile(r'"(?:[ !#-\[\]-~]|\\["\\])*"')
 _MAX_STATUS = 599
 _MAX_DEADLINE_DIGITS = 15
 """15 digits are 30,000 years in milliseconds; a longer number is ignored."""
@@ -60,11 +70,32 @@ def origin_of(scheme: str, host: str, port: int | None) -> str:
     return f"{scheme}://{host}" if port in (None, default_port) else f"{scheme}://{host}:{port}"
 
 
-def format_idempotency_key(key: str) -> str:
-    """Return an idempotency key as a header value: a quoted string (RFC 9651 section 3.3.3)."""
-    if not (isinstance(key, str) and key and key.isascii() and key.isprintable()):
-        rule = "must be a non-empty string of visible ASCII characters and spaces"
+def check_idempotency_key(key: str) -> str:
+    """Return an idempotency key, or raise ConfigurationError if a header cannot contain it."""
+    if not (isinstance(key, str) and is_idempotency_key(key)):
+        rule = "must be a non-empty string of visible ASCII characters, with spaces only inside"
         raise ConfigurationError("an idempotency key", rule, key)
+    return key
+
+
+def is_idempotency_key(key: str) -> bool:
+    """Return whether a header can contain the key: visible ASCII, with spaces only inside."""
+    # HTTP removes spaces at both ends of a header value.
+    return bool(key) and key.isascii() and key.isprintable() and key == key.strip()
+
+
+def format_idempotency_key(key: str, key_format: KeyFormat) -> str:
+    """Return an idempotency key as a header value: as it is, or as a quoted string.
+
+    A key that is already a quoted string is not quoted again.
+    """
+    if key_format == "plain" or _QUOTED_STRING.fullmatch(key):
+        return key
+    return quote_idempotency_key(key)
+
+
+def quote_idempotency_key(key: str) -> str:
+    """Return an idempotency key as a quoted string (RFC 9651 section 3.3.3)."""
     escaped = key.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

@@ -14,6 +14,7 @@ from tarry.core.checks import check_number, check_one_of
 from tarry.core.policy import POLICY_FIELDS, PRESETS, Policy, PolicyField
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
+from tarry.wire.http import HOP_BY_HOP_HEADERS, IDEMPOTENCY_KEY_HEADER, SERVICE_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +96,17 @@ def _from_json_value(field: PolicyField, name: str, value: object) -> Any:
     if value is None and field.service_rejects_null:
         raise ConfigurationTypeError(name, "must be a number", value)
     checked = field.check(value, name)
+    if field.type == "header":
+        _check_header(name, checked)
     return checked / 1000 if field.type == "seconds" and checked is not None else checked
+
+
+def _check_header(name: str, header: str) -> None:
+    """Reject a header that HTTP or the service sets itself, except the default."""
+    hyphenated = header.lower().replace("_", "-")  # many servers do not distinguish `_` and `-`
+    reserved = (HOP_BY_HOP_HEADERS | SERVICE_HEADERS) - {IDEMPOTENCY_KEY_HEADER.lower()}
+    if hyphenated in reserved or hyphenated.startswith("webhook-"):
+        raise ConfigurationError(name, "must not be a header that the service sets itself", header)
 
 
 def json_choices(field: PolicyField) -> list[str]:

@@ -31,6 +31,7 @@ LaneStateName: TypeAlias = Literal["ACTIVE", "PAUSED", "PARKED", "PROBING"]
 """PAUSED: by an operator. PARKED: its breaker is open. PROBING: half-open. ACTIVE: otherwise."""
 BackoffType: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
 JitterType: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
+KeyFormatName: TypeAlias = Literal["PLAIN", "QUOTED"]
 PolicyName: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=100, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")
 ]
@@ -39,7 +40,10 @@ ReasonName: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=100, extra_json_schema={"enum": list(Reason)})
 ]
 """The value of a `Reason`. The service rejects other values; the client accepts them."""
-_KEY_SCHEMA = {"description": "Visible ASCII characters and spaces.", "pattern": "^[ -~]+$"}
+_KEY_SCHEMA = {
+    "description": "Visible ASCII characters, with spaces only inside.",
+    "pattern": "^[!-~](?:[ -~]*[!-~])?$",
+}
 IdempotencyKeyText: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=255, extra_json_schema=_KEY_SCHEMA)
 ]
@@ -286,6 +290,8 @@ class RetryPolicy(_Body, omit_defaults=True):
     retryable_grpc_codes: list[str]
     throttled_delay_ms: int | float
     max_hint_ms: int | float
+    idempotency_key_header: str
+    idempotency_key_format: KeyFormatName
     schedule_ms: list[int | float] | None = None
 
 

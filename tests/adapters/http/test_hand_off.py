@@ -169,7 +169,7 @@ def test_call_is_handed_off_for_each_reason(
     assert record.attempts + 1 == len(server.received_requests)
     last = server.received_requests[-1]
     assert ("POST", BODY) == (last.method, last.body)
-    assert {f'"{error.task.idempotency_key}"'} == set(server.header_values("Idempotency-Key"))
+    assert {error.task.idempotency_key} == set(server.header_values("Idempotency-Key"))
     sent = {name.lower(): value for name, value in last.headers.items()}
     assert {name.lower(): value for name, value in HEADERS.items()}.items() <= sent.items()
     assert "x-deadline-ms" not in sent
@@ -263,8 +263,41 @@ def test_same_key_creates_one_task(
         first, second = (call_and_hand_off(session, "POST", url, BODY, **key) for _ in range(2))
 
     assert first.task.task_id == second.task.task_id
-    assert f'{server.run} of "{client}"' == first.task.idempotency_key
+    assert key["Idempotency-Key"] == first.task.idempotency_key
     assert 1 == len(tasks_for(running_service, server))
+
+
+@pytest.mark.parametrize("key", ["bare-{}", '"quoted-{}"', "two words {}", '"odd {}'])
+def test_service_sends_the_key_of_the_adapter(
+    running_service: Service, server: FlakyServerView, client: ClientLibrary, key: str
+) -> None:
+    """The attempts of the service have the same header as those of the adapter."""
+    key = key.format(server.run)
+    with open_with_running_service(
+        client, running_service, policy=Policy(max_attempts=1)
+    ) as session:
+        url = server.url("503,200")
+        error = call_and_hand_off(session, "POST", url, BODY, **{"Idempotency-Key": key})
+
+    assert "SUCCEEDED" == wait_for_final_status(running_service, error)
+    assert [key, key] == server.header_values("Idempotency-Key")
+
+
+def test_service_sends_the_key_in_the_header_of_the_adapter(
+    running_service: Service, server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """The service uses the key header of the adapter's policy."""
+    policy = Policy(
+        max_attempts=1, idempotency_key_header="X-Request-Id", idempotency_key_format="quoted"
+    )
+    with open_with_running_service(client, running_service, policy=policy) as session:
+        error = call_and_hand_off(session, "POST", server.url("503,200"), BODY)
+
+    assert "SUCCEEDED" == wait_for_final_status(running_service, error)
+    first, second = server.header_values("X-Request-Id")
+    assert first == second == error.task.idempotency_key
+    assert error.task.idempotency_key.startswith('"')
+    assert [None, None] == server.header_values("Idempotency-Key")
 
 
 def test_outer_retry_creates_no_second_task(
@@ -292,7 +325,7 @@ def test_outer_retry_creates_no_second_task(
         ("POST", "503", {}, None),
         ("PUT", "503", {"Host": "elsewhere.example"}, "is set by the service itself"),
         ("PUT", "503", {"Webhook-Id": "7"}, "is set by the service itself"),
-        ("POST", "503", {"Idempotency-Key": "bare"}, "in double quotes"),
+        ("POST", "503", {"Idempotency-Key": "x" * 256}, "idempotencyKey"),
     ],
 )
 def test_responses_that_are_not_handed_off(

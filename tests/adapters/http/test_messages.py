@@ -41,12 +41,13 @@ def test_invalid_idempotency_key_raises(key: Any) -> None:
     ("method", "key", "headers", "repeatable", "expected"),
     [
         ("POST", None, {}, False, None),
-        ("POST", lambda request: request, {}, True, '"the request"'),
+        ("POST", lambda request: request, {}, True, "the request"),
         ("POST", lambda _: None, {}, False, None),
         ("POST", "auto", {"Idempotency-Key": "mine"}, True, "mine"),
         ("POST", None, {"Idempotency-Key": "mine"}, True, "mine"),
         ("POST", None, {"Idempotency-Key": ""}, False, ""),
-        ("POST", lambda _: "a", {"Idempotency-Key": ""}, True, '"a"'),
+        ("POST", lambda _: "a", {"Idempotency-Key": ""}, True, "a"),
+        ("POST", lambda _: '"a"', {}, True, '"a"'),
         ("GET", "auto", {}, True, None),
         ("PUT", None, {}, True, None),
         ("get", None, {}, True, None),
@@ -56,15 +57,24 @@ def test_key_is_added_if_needed(
     method: str, key: Any, headers: dict[str, str], repeatable: bool, expected: str | None
 ) -> None:
     """A request that is not idempotent gets the key of `idempotency_key`, unless it has one."""
-    assert repeatable == try_make_repeatable(method, headers, key, "the request")
+    assert repeatable == try_make_repeatable(method, headers, key, tarry.Policy(), "the request")
     assert expected == headers.get("Idempotency-Key")
+
+
+def test_policy_sets_header_and_format_of_the_key() -> None:
+    """The policy names the header of the key, and can add quotes."""
+    policy = tarry.Policy(idempotency_key_header="X-Key", idempotency_key_format="quoted")
+    headers: dict[str, str] = {"Idempotency-Key": "other"}
+
+    assert try_make_repeatable("POST", headers, lambda _: "a", policy, None)
+    assert {"Idempotency-Key": "other", "X-Key": '"a"'} == headers
 
 
 def test_automatic_keys_differ() -> None:
     """Two requests get different automatic keys."""
     all_headers: list[dict[str, str]] = [{}, {}]
     for headers in all_headers:
-        try_make_repeatable("POST", headers, "auto", None)
+        try_make_repeatable("POST", headers, "auto", tarry.Policy(), None)
 
     first, second = (headers["Idempotency-Key"] for headers in all_headers)
     assert first != second

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tarry.service.model import PolicyVersion
 from tarry.wire.policies import SERVICE_PRESETS
 from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
 
@@ -105,6 +106,21 @@ def test_a_built_in_policy_can_be_replaced_and_restored() -> None:
         assert 2 == (await api.request("GET", path)).json["maxAttempts"]
         assert 204 == (await api.request("DELETE", path)).status
         assert preset == (await api.request("GET", path)).json
+
+    run_with_api(test)
+
+
+def test_a_policy_of_an_older_version_is_complete() -> None:
+    """Fields that did not exist when the policy was stored have the values of the default."""
+
+    async def test(api: ApiHarness) -> None:
+        document = b'{"maxAttempts": 2}'
+        old = PolicyVersion(tenant="default", id="old", version=1, document=document)
+        await api.store.put_policy(old, replace=False)
+        policy = (await api.request("GET", "/retry-policies/old")).json
+        default = (await api.request("GET", "/retry-policies/default")).json
+        own = {"policyId": "old", "version": 1, "createdAt": NOW, "maxAttempts": 2}
+        assert {**default, **own} == policy
 
     run_with_api(test)
 

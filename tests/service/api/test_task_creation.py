@@ -224,7 +224,7 @@ def test_a_repeated_key_with_another_callback_policy_is_a_conflict() -> None:
     run_with_api(test)
 
 
-@pytest.mark.parametrize("line", ['"order 7"', "order-7"])
+@pytest.mark.parametrize("line", ['"order 7"', "order-7", "order 7"])
 def test_the_idempotency_key_can_be_a_header(line: str) -> None:
     """The value can be quoted, as the draft standard requires, or unquoted."""
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,53 @@ def test_failure_is_retried_with_the_same_key() -> None:
         assert log[1].started_at >= log[1].scheduled_at
         waited_ms = log[1].scheduled_at - log[0].started_at
         assert 0 <= waited_ms - decision_fields(log[0])["delay_ms"] < 2
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("key", "overrides", "header"),
+    [
+        ("order-7", {}, ("Idempotency-Key", "order-7")),
+        ("order 7", {}, ("Idempotency-Key", "order 7")),
+        ('"order-7"', {}, ("Idempotency-Key", '"order-7"')),
+        ("order-7", {"idempotencyKeyFormat": "QUOTED"}, ("Idempotency-Key", '"order-7"')),
+        ('a"7', {"idempotencyKeyFormat": "QUOTED"}, ("Idempotency-Key", '"a\\"7"')),
+        ('"order-7"', {"idempotencyKeyFormat": "QUOTED"}, ("Idempotency-Key", '"order-7"')),
+        ("order-7", {"idempotencyKeyHeader": "X-Request-Id"}, ("X-Request-Id", "order-7")),
+    ],
+)
+def test_key_is_sent_as_written(
+    key: str, overrides: dict[str, Any], header: tuple[str, str]
+) -> None:
+    """The key has quotes only if the caller wrote them or the policy requires them."""
+
+    async def main() -> None:
+        target = FakeTarget()
+        harness = EngineHarness(target)
+        await harness.add(harness.new_task(key=key, overrides=overrides))
+        await asyncio.sleep(1)
+
+        (request,) = target.requests
+        assert [header, ("X-Retry-Attempt", "1")] == request.headers
+
+    run(main)
+
+
+@pytest.mark.parametrize("name", ["x-request-id", "X-Request-ID", "X_Request_Id"])
+def test_header_of_the_task_does_not_replace_the_key(name: str) -> None:
+    """If the policy names a header that the task also has, only the key is sent."""
+
+    async def main() -> None:
+        target = FakeTarget()
+        harness = EngineHarness(target)
+        overrides = {"idempotencyKeyHeader": "X-Request-Id"}
+        headers = {"x-a": "1", name: "other"}
+        await harness.add(harness.new_task(key="k", overrides=overrides, headers=headers))
+        await asyncio.sleep(1)
+
+        (request,) = target.requests
+        assert [("x-a", "1"), ("X-Request-Id", "k")] == request.headers[:2]
 
     run(main)
 

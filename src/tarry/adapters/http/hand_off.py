@@ -8,7 +8,6 @@ log line give the reason.
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
@@ -51,7 +50,6 @@ _DROPPED_HEADERS = http.HOP_BY_HOP_HEADERS | frozenset({
 })  # fmt: skip
 _FAILURE_PREFIX = "not handed off to the retry service: "
 _NOTE_PREFIX = "tarry: " + _FAILURE_PREFIX
-_ESCAPED_CHARACTER = re.compile(r"\\(.)")
 
 
 class TaskClient(Protocol[T_co]):
@@ -67,6 +65,7 @@ class TaskClient(Protocol[T_co]):
         key: str,
         delay: float | None,
         policy: str,
+        overrides: Mapping[str, str] | None,
     ) -> T_co:
         """Return when the service has stored the task; an async client returns an awaitable."""
         ...
@@ -189,23 +188,22 @@ class HandOffSender:
             # The retry service derives the Host header from the URL. Any other Host header is kept,
             # so that the service rejects the task and does not send it with a wrong Host.
             headers.pop("host", None)
-        key_header = headers.pop(http.IDEMPOTENCY_KEY_HEADER.lower(), "")
-        if not http.is_repeatable(method, has_key=bool(key_header)):
+        key_header = self._policy.idempotency_key_header
+        key = headers.pop(key_header.lower(), "").strip()
+        if not http.is_repeatable(method, has_key=bool(key)):
             raise _CannotHandOff(
-                f"a {method} is not repeatable without an Idempotency-Key; "
-                'set idempotency_key="auto"'
+                f'a {method} is not repeatable without an {key_header}; set idempotency_key="auto"'
             )
         if body is None:
             raise _CannotHandOff(
                 "the body of the request is a file or a stream; only bytes can be handed off"
             )
-        key = _parse_key_header(key_header) if key_header else uuid4().hex
-        if key is None:
-            raise _CannotHandOff(
-                "the Idempotency-Key of the request is not an ASCII string in double quotes "
-                "(RFC 9651). The retry service would send it in quotes, and the server may treat "
-                'that as a different key; write it as "..."'
-            )
+        overrides = None
+        if key:
+            # The service repeats the key byte by byte, whatever the policy of the task says.
+            overrides = {"idempotencyKeyHeader": key_header, "idempotencyKeyFormat": "PLAIN"}
+        else:
+            key = uuid4().hex
         return {
             "url": f"{scheme}://{authority}{path or '/'}{'?' if query else ''}{query}",
             "body": body or None,
@@ -214,6 +212,7 @@ class HandOffSender:
             "key": key,
             "delay": self._first_delay(error, key),
             "policy": self._task_policy,
+            "overrides": overrides,
         }
 
     def _first_delay(self, error: Exception, key: str) -> float | None:
@@ -273,12 +272,3 @@ def _normalized_origin(scheme: str, authority: str) -> str:
         return http.origin_of(scheme, url.hostname or "", url.port)
     except ValueError:
         return authority
-
-
-def _parse_key_header(header: str) -> str | None:
-    """Return the key in the header; None if the retry service would send a different header."""
-    key = _ESCAPED_CHARACTER.sub(r"\1", header[1:-1])
-    is_same = (
-        key and key.isascii() and key.isprintable() and http.format_idempotency_key(key) == header
-    )
-    return key if is_same else None

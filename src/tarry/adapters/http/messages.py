@@ -87,20 +87,26 @@ def check_idempotency_key(idempotency_key: KeyOption) -> KeyOption:
 
 
 def try_make_repeatable(
-    method: str, headers: MutableMapping[str, str], idempotency_key: KeyOption, request: Any
+    method: str,
+    headers: MutableMapping[str, str],
+    idempotency_key: KeyOption,
+    policy: Policy,
+    request: Any,
 ) -> bool:
-    """Add an Idempotency-Key to `headers` if needed; return whether the request is repeatable.
+    """Add an idempotency key to `headers` if needed; return whether the request is repeatable.
 
     A repeatable request can safely be sent again after the server has read it. A key is needed if
-    the method is not idempotent and `headers` has no key.
+    the method is not idempotent and `headers` has no key. `policy` has the header of the key.
     """
-    if method in http.IDEMPOTENT_METHODS or headers.get(http.IDEMPOTENCY_KEY_HEADER):
+    if method in http.IDEMPOTENT_METHODS or headers.get(policy.idempotency_key_header):
         return True
     if idempotency_key is not None:
         # The only string that `check_idempotency_key` allows is "auto".
         key = uuid4().hex if isinstance(idempotency_key, str) else idempotency_key(request)
         if key is not None:
-            headers[http.IDEMPOTENCY_KEY_HEADER] = http.format_idempotency_key(key)
+            headers[policy.idempotency_key_header] = http.format_idempotency_key(
+                http.check_idempotency_key(key), policy.idempotency_key_format
+            )
             return True
     return http.is_repeatable(method, has_key=False)  # slower, but accepts lower case too
 

@@ -182,6 +182,7 @@ class RequestSender:
         self.idempotency_key: KeyOption = check_idempotency_key(idempotency_key)
         self.hedging: Hedging | None = hedging
         policy = policy or Policy()
+        self.policy: Policy = policy
         attempt_timeout = policy.attempt_timeout
         if not http_functions.is_async:
             # A blocking client enforces the attempt timeout with its own timeouts. If the policy

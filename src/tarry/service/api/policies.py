@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tarry.core.policy import HIGHEST_STATUS, LOWEST_STATUS, PolicyField
+from tarry.core.policy import HEADER_NAME_PATTERN, HIGHEST_STATUS, LOWEST_STATUS, PolicyField
 from tarry.errors import ConfigurationError
 from tarry.service.api import problems
 from tarry.service.api.messages import ApiResponse, NoQuery, PageQuery, decode_json, json_response
@@ -48,6 +48,9 @@ def _json_type(field: PolicyField) -> Any:
             json_type = list[Annotated[int, Meta(ge=LOWEST_STATUS, le=HIGHEST_STATUS)]]
         case "codes":
             json_type = list[str]
+        case "header":
+            json_type = str
+            bounds = {"min_length": 1, "max_length": 64, "pattern": HEADER_NAME_PATTERN}
         case _:
             lower_bound = "ge" if field.is_minimum_allowed else "gt"
             maximum = wire.MAX_DURATION_MS if field.type == "seconds" else wire.MAX_NUMBER
@@ -207,7 +210,9 @@ def _write_response(
 
 
 def _stored_view(policy: PolicyVersion) -> RetryPolicy:
-    fields = _fields_decoder.decode(policy.document)
+    # A document that an older version of the service has stored may lack new fields.
+    fields = wire.policy_to_json(SERVICE_PRESETS["default"])
+    fields |= _fields_decoder.decode(policy.document)
     fields |= {"policyId": policy.id, "version": policy.version, "createdAt": policy.created_at}
     return msgspec.convert(fields, RetryPolicy)
 

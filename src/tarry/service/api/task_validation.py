@@ -19,7 +19,7 @@ from tarry.service.api.problems import MALFORMED, convert_errors, from_configura
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
-from tarry.wire.http import HOP_BY_HOP_HEADERS
+from tarry.wire.http import HOP_BY_HOP_HEADERS, SERVICE_HEADERS, is_idempotency_key
 from tarry.wire.tasks import MIN_TIME_MS
 
 if TYPE_CHECKING:
@@ -35,10 +35,6 @@ _GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
 """Matches visible ASCII with spaces or tabs inside (RFC 9110, 5.5). No header can be injected."""
-_RESERVED_HEADERS = frozenset({
-    "accept-encoding", "content-length", "expect", "host", "idempotency-key", "traceparent",
-    "tracestate", "x-retry-attempt",
-})  # fmt: skip
 _MAX_HEADER_NAME_CHARS = 256
 _UNKNOWN_POLICY = "must be an existing policy (GET /retry-policies lists them)"
 
@@ -217,7 +213,7 @@ def check_header_names(names: tuple[str, ...]) -> tuple[str, ...]:
         hyphenated = lower_name.replace("_", "-")
         if hyphenated in HOP_BY_HOP_HEADERS:
             raise invalid(path, "applies only to one connection and must not be set")
-        if hyphenated in _RESERVED_HEADERS or hyphenated.startswith("webhook-"):
+        if hyphenated in SERVICE_HEADERS or hyphenated.startswith("webhook-"):
             rule = "is set by the service itself"
             if hyphenated != lower_name:
                 rule = f"is read as {name.replace('_', '-')} by many servers, which {rule}"
@@ -243,13 +239,15 @@ def _check_method(method: str, target: Target) -> None:
 
 
 def _choose_idempotency_key(body_key: str | None, header_key: str | None) -> str | None:
-    if body_key is None:
-        return header_key
-    if not (body_key.isascii() and body_key.isprintable()):
-        raise invalid("idempotencyKey", "must be visible ASCII characters and spaces")
-    if header_key is not None and header_key != body_key:
+    key = header_key if body_key is None else body_key
+    if key is not None and not is_idempotency_key(key):
+        rule = "must be visible ASCII characters, with spaces only inside"
+        if body_key is None:
+            raise invalid("Idempotency-Key", rule, status=400)
+        raise invalid("idempotencyKey", rule)
+    if header_key is not None and header_key != key:
         raise invalid("idempotencyKey", "differs from the Idempotency-Key header")
-    return body_key
+    return key
 
 
 def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:

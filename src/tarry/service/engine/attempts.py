@@ -18,6 +18,8 @@ from tarry.service.store import TaskResult
 from tarry.wire import http
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tarry.core.downstream import Downstream
     from tarry.core.policy import Policy
     from tarry.core.verdict import Stop
@@ -44,12 +46,28 @@ def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCal
 
 
 def build_request(
-    task: Task, content: TaskContent, body: bytes, timeout: float, signatures: list[tuple[str, str]]
+    task: Task,
+    content: TaskContent,
+    policy: Policy,
+    body: bytes,
+    timeout: float,
+    signatures: list[tuple[str, str]],
 ) -> DeliveryRequest:
     """Return the request of the next attempt; tarry's headers follow the headers of the task."""
+    task_headers: Iterable[tuple[str, str]] = content.headers.items()
+    key_header = policy.idempotency_key_header
+    if key_header != http.IDEMPOTENCY_KEY_HEADER:
+        # The API rejects a task that has the default header. Any other header can be in the task,
+        # because its policy may change later. Many servers read `_` in a name as `-`.
+        dropped = key_header.lower().replace("_", "-")
+        task_headers = [
+            (name, value)
+            for name, value in task_headers
+            if name.lower().replace("_", "-") != dropped
+        ]
     headers = [
-        *content.headers.items(),
-        (http.IDEMPOTENCY_KEY_HEADER, http.format_idempotency_key(task.key)),
+        *task_headers,
+        (key_header, http.format_idempotency_key(task.key, policy.idempotency_key_format)),
         (http.ATTEMPT_HEADER, str(task.attempts + 1)),
     ]
     if content.trace is not None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tarry.core.call import DurableCall
+    from tarry.core.policy import Policy
     from tarry.service.engine.attempt_slots import Slot
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask
@@ -229,15 +230,16 @@ class Worker:
         started_at: int,
     ) -> None:
         task, context = leased_task.task, self._context
+        policy = effective_policy.policy
         pending_delivery: Awaitable[DeliveryResult]
         try:
             if content.body_ref is None:
                 body = content.body
                 signatures = context.sign(task, body)
-                request = attempts.build_request(task, content, body, timeout, signatures)
+                request = attempts.build_request(task, content, policy, body, timeout, signatures)
                 pending_delivery = context.delivery_client.send(request)
             else:
-                pending_delivery = self._fetch_body_and_send(task, content, timeout)
+                pending_delivery = self._fetch_body_and_send(task, content, policy, timeout)
             # HTTP deliveries are futures already: no asyncio task is created for them.
             if not isinstance(pending_delivery, asyncio.Future):
                 pending_delivery = asyncio.ensure_future(pending_delivery)
@@ -251,7 +253,7 @@ class Worker:
         pending_delivery.add_done_callback(on_done)
 
     async def _fetch_body_and_send(
-        self, task: Task, content: TaskContent, timeout: float
+        self, task: Task, content: TaskContent, policy: Policy, timeout: float
     ) -> DeliveryResult:
         context, loop = self._context, asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -262,7 +264,7 @@ class Worker:
             return DeliveryResult(fault=Fault.INTERNAL, error="the body could not be read in time")
         signatures = context.sign(task, body)
         remaining = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
-        request = attempts.build_request(task, content, body, remaining, signatures)
+        request = attempts.build_request(task, content, policy, body, remaining, signatures)
         return await context.delivery_client.send(request)
 
     def _on_attempt_done(
