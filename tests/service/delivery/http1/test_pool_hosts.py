@@ -12,7 +12,7 @@ import pytest
 from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.http1.connector import Connector, ConnectResult
 from tests.integration.hostile import OK
-from tests.service.delivery.harness import LOOPBACK_GUARD, request, run, wait_until_empty
+from tests.service.delivery.harness import LOOPBACK_GUARD, new_request, run, wait_until_empty
 
 MAX_CONNECTIONS = 10
 
@@ -68,7 +68,7 @@ def url_of(number: int) -> str:
 async def send_to_hosts(delivery: HttpDeliveryClient, number: int) -> None:
     """Send one request to each of `number` hosts, one after the other."""
     for each in range(number):
-        assert 200 == (await delivery.send(request(url_of(each)))).status
+        assert 200 == (await delivery.send(new_request(url_of(each)))).status
 
 
 async def count_calls(delivery: HttpDeliveryClient, url: str) -> int:
@@ -81,7 +81,7 @@ async def count_calls(delivery: HttpDeliveryClient, url: str) -> int:
 
     sys.setprofile(count)
     try:
-        await delivery.send(request(url))
+        await delivery.send(new_request(url))
     finally:
         sys.setprofile(None)
     return calls
@@ -131,9 +131,9 @@ def test_pool_of_a_failed_or_cancelled_request_is_removed(monkeypatch: pytest.Mo
         delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
         monkeypatch.setattr(Connector, "connect", refuse)
         with pytest.raises(ZeroDivisionError):
-            await delivery.send(request(url_of(1)))
+            await delivery.send(new_request(url_of(1)))
         numbers = [len(delivery._pools)]
-        running, queued = (delivery.send(request(url_of(number))) for number in (1, 2))
+        running, queued = (delivery.send(new_request(url_of(number))) for number in (1, 2))
         queued.cancel()
         numbers.append(len(delivery._pools))
         running.cancel()

@@ -10,7 +10,7 @@ from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.http1.connection import Connection
 from tarry.service.delivery.http1.pool import ConnectionPool
 from tests.integration.hostile import OK
-from tests.service.delivery.harness import LOOPBACK_GUARD, request, run
+from tests.service.delivery.harness import LOOPBACK_GUARD, new_request, run
 from tests.service.delivery.scripted_server import ReceivedRequest, run_server
 
 pytestmark = pytest.mark.usefixtures("either_loop")
@@ -39,12 +39,12 @@ def test_tenants_do_not_share_connections() -> None:
     async def main() -> tuple[int | str | None, list[int]]:
         async with run_server() as server:
             delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-            sent = delivery.send(request(server.url, tenant="a"))
+            sent = delivery.send(new_request(server.url, tenant="a"))
             first = await server.received.get()
             first.respond()
             await sent
             first.respond(FORGED)
-            sent = delivery.send(request(server.url, tenant="b"))
+            sent = delivery.send(new_request(server.url, tenant="b"))
             second = await server.received.get()
             second.respond()
             result = await sent
@@ -60,12 +60,12 @@ def test_idle_connection_with_unread_bytes_is_not_reused() -> None:
     async def main() -> tuple[int | str | None, int]:
         async with run_server() as server:
             delivery = HttpDeliveryClient(LOOPBACK_GUARD)
-            sent = delivery.send(request(server.url))
+            sent = delivery.send(new_request(server.url))
             received = await server.received.get()
             received.respond()
             await sent
             send_second_response(received, next(open_connections(delivery)))
-            sent = delivery.send(request(server.url))
+            sent = delivery.send(new_request(server.url))
             (await server.received.get()).respond()
             result = await sent
             await delivery.close()
@@ -88,7 +88,7 @@ def test_released_connection_with_unread_bytes_is_not_reused(
     async def main() -> tuple[list[int | str | None], int]:
         async with run_server() as server:
             delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_pool_connections=1)
-            sent = [delivery.send(request(server.url)) for _ in range(2)]
+            sent = [delivery.send(new_request(server.url)) for _ in range(2)]
             answered.append(await server.received.get())
             monkeypatch.setattr(ConnectionPool, "release", release_with_unread_bytes)
             answered[0].respond()
@@ -113,7 +113,7 @@ def test_connection_is_not_reused_after_an_unusual_body(
         async with run_server() as server:
             delivery = HttpDeliveryClient(LOOPBACK_GUARD)
             for _ in range(2):
-                sent = delivery.send(request(server.url, method=method, body=body))
+                sent = delivery.send(new_request(server.url, method=method, body=body))
                 (await server.received.get()).respond(OK)
                 assert 200 == (await sent).status
             await delivery.close()
