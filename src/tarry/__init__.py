@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # type checkers know the name; importing `typing` for it 
 if TYPE_CHECKING:
     from tarry.adapters.http.hand_off import HandOff
     from tarry.client.client import AsyncClient, Client
+    from tarry.core.adaptive_limit import AdaptiveLimit
     from tarry.core.backoff import Schedule
     from tarry.core.breaker import Breaker, BreakerState
     from tarry.core.budget import Budget, RatioBudget, ThrottleBudget, TokenBudget
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 _NAMES_BY_MODULE = {
     "tarry.adapters.http.hand_off": "HandOff",
     "tarry.client.client": "AsyncClient Client",
+    "tarry.core.adaptive_limit": "AdaptiveLimit",
     "tarry.core.backoff": "Schedule",
     "tarry.core.breaker": "Breaker BreakerState",
     "tarry.core.budget": "Budget RatioBudget ThrottleBudget TokenBudget",
@@ -99,17 +101,18 @@ _NAMES_BY_MODULE = {
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 __all__ = [
-    "AIMD", "AdaptiveRate", "AsyncClient", "AttemptFailed", "AttemptStarted", "AttemptTimeout",
-    "BlockingWait", "Breaker", "BreakerOpen", "BreakerState", "BreakerStateChanged", "Budget",
-    "BudgetEmpty", "CallRecord", "CancelToken", "Cancelled", "Client", "ConfigurationError",
-    "ConfigurationTypeError", "DeadlineExceeded", "Downstream", "Event", "GaveUp", "HandOff",
-    "HandedOff", "HedgeFired", "HedgeWon", "Hedging", "Hint", "InFlight", "Kind", "LimitReached",
-    "Limiter", "MissingExtra", "Outcome", "Overloaded", "Policy", "Progress", "RatioBudget",
-    "Reason", "Rejected", "ResultNotAccepted", "Schedule", "Step", "Stop", "StoreUnavailable",
-    "Succeeded", "TarryError", "ThrottleBudget", "TokenBudget", "Wait", "Waited", "WillWait",
-    "acall", "attempts", "call", "deadline", "decide", "hedge", "hedge_sync", "hint_from_grpc",
-    "hint_from_headers", "listen", "outcome_of_code", "outcome_of_exception", "outcome_of_status",
-    "parse_retry_after", "record_of", "remaining", "retry",
+    "AIMD", "AdaptiveLimit", "AdaptiveRate", "AsyncClient", "AttemptFailed", "AttemptStarted",
+    "AttemptTimeout", "BlockingWait", "Breaker", "BreakerOpen", "BreakerState",
+    "BreakerStateChanged", "Budget", "BudgetEmpty", "CallRecord", "CancelToken", "Cancelled",
+    "Client", "ConfigurationError", "ConfigurationTypeError", "DeadlineExceeded", "Downstream",
+    "Event", "GaveUp", "HandOff", "HandedOff", "HedgeFired", "HedgeWon", "Hedging", "Hint",
+    "InFlight", "Kind", "LimitReached", "Limiter", "MissingExtra", "Outcome", "Overloaded",
+    "Policy", "Progress", "RatioBudget", "Reason", "Rejected", "ResultNotAccepted", "Schedule",
+    "Step", "Stop", "StoreUnavailable", "Succeeded", "TarryError", "ThrottleBudget", "TokenBudget",
+    "Wait", "Waited", "WillWait", "acall", "attempts", "call", "deadline", "decide", "hedge",
+    "hedge_sync", "hint_from_grpc", "hint_from_headers", "listen", "outcome_of_code",
+    "outcome_of_exception", "outcome_of_status", "parse_retry_after", "record_of", "remaining",
+    "retry",
 ]  # fmt: skip
 
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tarry.core.adaptive_limit import AdaptiveLimit
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import RatioBudget, ThrottleBudget, TokenBudget
 from tarry.core.downstream import BreakerTransition, Downstream
-from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
+from tarry.core.limiter import AIMD, AdaptiveRate, InFlight, Limiter
 from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.sliding_window import SlidingWindow
 from tarry.core.verdict import DelayedPermit, Reason, Stop
@@ -326,6 +327,27 @@ def test_timeouts_are_reported_to_the_breaker() -> None:
     assert "closed" == downstream.status(0.0)[0]
     run(downstream, TIMEOUT)
     assert "open" == downstream.status(0.0)[0]
+
+
+@pytest.mark.parametrize(
+    ("limiter", "expected"),
+    [(AdaptiveLimit(), "closed"), (AIMD(), "open"), (None, "open")],
+)
+def test_throttled_attempts_and_the_breaker(limiter: Limiter | None, expected: str) -> None:
+    """Throttled attempts open the breaker, unless the limiter reacts to them."""
+    downstream = Downstream("d", breaker=Breaker(consecutive=2), limiter=limiter)
+    run(downstream, Outcome(Kind.THROTTLED), times=2)
+    assert expected == downstream.status(0.0)[0]
+
+
+def test_a_throttled_probe_shows_that_the_dependency_works() -> None:
+    """With a limiter that reacts to throttling, a throttled probe closes the breaker."""
+    breaker = Breaker(consecutive=1, probes=1)
+    downstream = Downstream("d", breaker=breaker, limiter=AdaptiveLimit())
+    run(downstream, TRANSIENT)
+    permit = admit_attempt(downstream, 60.0)
+    downstream.record(permit, Outcome(Kind.THROTTLED), 0.1, 60.1, 0.0)
+    assert BreakerState.CLOSED is breaker.state
 
 
 def test_limiters_are_notified_of_a_recovery() -> None:

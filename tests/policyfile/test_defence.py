@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tarry.core.adaptive_limit import AdaptiveLimit
 from tarry.core.breaker import Breaker
 from tarry.core.budget import RatioBudget, ThrottleBudget, TokenBudget
 from tarry.core.hedging import Hedging
@@ -82,6 +83,7 @@ def test_every_preset_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("limiter", {"kind": "in-flight", "limit": 3}, InFlight),
         ("limiter", {"kind": "aimd"}, AIMD),
         ("limiter", {"kind": "adaptive"}, AdaptiveRate),
+        ("limiter", {"kind": "adaptive-limit", "max_rate": 50}, AdaptiveLimit),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -163,7 +165,10 @@ def test_policy_with_hedging_is_rejected() -> None:
         ({"breaker": {"open_for": 0}}, "^open_for must be greater than 0"),
         ({"budget": {}}, r"^budget\.kind must be one of ratio, throttle, token, got None"),
         ({"budget": {"kind": "token", "x": 1}}, "^budget has no field 'x'; it has preset"),
-        ({"limiter": {"kind": "none"}}, r"^limiter\.kind must be one of adaptive, aimd"),
+        (
+            {"limiter": {"kind": "none"}},
+            r"^limiter\.kind must be one of adaptive, adaptive-limit, aimd",
+        ),
         ({"limiter": {"kind": "in-flight"}}, "^limiter needs the field 'limit'"),
         ({"hedging": {"before": 1}}, "^hedging has no field 'before'; it has after"),
     ],

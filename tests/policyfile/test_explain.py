@@ -166,6 +166,11 @@ def test_breaker_is_described(breaker: dict[str, Any], text: str) -> None:
         ({"kind": "in-flight", "limit": 20}, "at most 20 attempts at a time, others are rejected"),
         ({"kind": "aimd", "max_limit": 50}, "at most 10 attempts at a time at first"),
         ({"kind": "adaptive"}, "no limit before the first throttled response"),
+        ({"kind": "adaptive-limit"}, "at most 128 attempts at a time; after an outage"),
+        (
+            {"kind": "adaptive-limit", "max_rate": 50, "max_in_flight": 9},
+            "at most 9 attempts at a time and 50 per second; after an outage",
+        ),
     ],
     ids=str,
 )

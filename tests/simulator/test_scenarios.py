@@ -109,11 +109,12 @@ def test_no_request_arrives_before_the_hint() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_ramp_fails_fewer_attempts_and_finishes_sooner(seed: int) -> None:
     """With cold caches, "ramp" fails fewer attempts than "wall", and "aimd" fewer than "ramp"."""
-    wall, ramp, aimd = _run_variants(STUDIES["recovery"], seed).values()
+    wall, ramp, aimd, adaptive = _run_variants(STUDIES["recovery"], seed).values()
 
-    assert 5000 == wall.succeeded == ramp.succeeded == aimd.succeeded
+    assert 5000 == wall.succeeded == ramp.succeeded == aimd.succeeded == adaptive.succeeded
     assert ramp.failures < wall.failures / 2
     assert aimd.failures < ramp.failures / 2
+    assert adaptive.failures < ramp.failures / 2
     assert ramp.p999 < wall.p999
     assert ramp.recovered_after < wall.recovered_after
 

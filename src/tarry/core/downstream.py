@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tarry.core.breaker import Breaker, BreakerState
     from tarry.core.budget import Budget
 
-_KIND_SUCCESS, _KIND_PERMANENT = Kind.SUCCESS, Kind.PERMANENT
+_KIND_SUCCESS, _KIND_PERMANENT, _KIND_THROTTLED = Kind.SUCCESS, Kind.PERMANENT, Kind.THROTTLED
 _MAX_TRANSITIONS = 100
 _MAX_HEDGE_CREDIT = 10.0  # pays for 10 hedges
 MAX_LATENCY_SAMPLES = 512
@@ -71,8 +71,8 @@ class Downstream:
     """Breaker, retry budget, limiters and latency of one dependency."""
 
     __slots__ = (
-        "_hedge_credit", "_limiters", "breaker", "budget", "has_limiters", "latency", "name",
-        "transitions",
+        "_handles_throttling", "_hedge_credit", "_limiters", "breaker", "budget", "has_limiters",
+        "latency", "name", "transitions",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +91,7 @@ class Downstream:
         self.transitions: deque[BreakerTransition] = deque(maxlen=_MAX_TRANSITIONS)
         """The last 100 changes of the breaker's state that no listener has read yet."""
         self._limiters: tuple[Limiter, ...] = () if limiter is None else (limiter,)
+        self._handles_throttling: bool = getattr(limiter, "handles_throttling", False)
         if max_in_flight is not None:
             in_flight = InFlight(check_count("max_in_flight", max_in_flight))
             self._limiters = (in_flight, *self._limiters)
@@ -154,6 +155,8 @@ class Downstream:
                 breaker.release(permit)
             else:
                 failed, timed_out = kind is not _KIND_SUCCESS, outcome.timeout
+                if kind is _KIND_THROTTLED and self._handles_throttling:
+                    failed = False  # the dependency works, and the limiter lowers the rate
                 breaker.record(permit, failed, duration, now, random_number, timed_out=timed_out)
             if breaker.state is not before:
                 self._on_breaker_change(before, now)

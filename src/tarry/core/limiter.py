@@ -16,14 +16,22 @@ from tarry.errors import ConfigurationError
 
 
 class Limiter(Protocol):
-    """The interface of a limiter."""
+    """The interface of a limiter.
+
+    If a limiter also has an attribute `handles_throttling` that is true, the breaker of its
+    downstream does not count throttled attempts as failures.
+    """
 
     def acquire(self, now: float) -> float | None:
         """Return the seconds to wait before the attempt (usually 0), or None to reject it."""
         ...
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
-        """Release what `acquire` took; `outcome` is None for a cancelled or unsent attempt."""
+        """Release what `acquire` took.
+
+        `outcome` is None for an attempt that is no evidence about the dependency, for example a
+        cancelled attempt, and for an attempt that was not sent; the latter has a duration of 0.
+        """
         ...
 
     def on_recovery(self, now: float) -> None:

@@ -5,7 +5,7 @@ A policy file describes one defence:
     max_attempts = 4            # fields of tarry.Policy; preset = "interactive" sets the others
     [breaker]                   # the arguments of tarry.Breaker
     [budget]                    # kind = "token", "ratio" or "throttle", and its arguments
-    [limiter]                   # kind = "in-flight", "aimd" or "adaptive", and its arguments
+    [limiter]                   # kind = "in-flight", "aimd", "adaptive" or "adaptive-limit"
     [hedging]                   # the arguments of tarry.Hedging, instead of the policy's fields
 
 Breakers, budgets and limiters (called components) have state. Therefore a defence contains only
@@ -19,6 +19,7 @@ from inspect import Parameter, signature
 from types import MappingProxyType
 from typing import Any, Self, cast
 
+from tarry.core.adaptive_limit import AdaptiveLimit
 from tarry.core.breaker import Breaker
 from tarry.core.budget import RatioBudget, ThrottleBudget, TokenBudget
 from tarry.core.checks import ImmutableValue, check_one_of
@@ -38,6 +39,7 @@ LIMITERS: dict[str, Callable[..., Any]] = {
     "in-flight": InFlight,
     "aimd": AIMD,
     "adaptive": AdaptiveRate,
+    "adaptive-limit": AdaptiveLimit,
 }
 _CLASSES_BY_KIND = {"budget": BUDGETS, "limiter": LIMITERS}
 _COMPONENT_NAMES = ("breaker", "budget", "limiter")

@@ -141,6 +141,15 @@ def _explain_limiter(kind: str, arguments: Mapping[str, Any]) -> str:
             f"the limit adapts between {arguments['min_limit']} and {arguments['max_limit']}, and "
             f"a failure multiplies it by {arguments['decrease_factor']:g}"
         )
+    if kind == "adaptive-limit":
+        rate = arguments["max_rate"]
+        ceiling = "" if rate is None else f" and {rate:g} per second"
+        return (
+            f"at most {arguments['max_in_flight']} attempts at a time{ceiling}; after an outage, "
+            "and once attempts are refused, a rate that follows the capacity of the dependency; an "
+            f"attempt that would wait longer than {format_duration(arguments['max_wait'])} is "
+            "rejected"
+        )
     return (
         "no limit before the first throttled response; then an adaptive rate of attempts, and an "
         f"attempt that would wait longer than {format_duration(arguments['max_wait'])} is rejected"

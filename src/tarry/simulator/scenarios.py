@@ -363,6 +363,7 @@ _LIMITERS: dict[str, dict[str, Any]] = {
     "wall": {"kind": "in-flight", "limit": _MAX_IN_FLIGHT, "ramp": 0.001},
     "ramp": {"kind": "in-flight", "limit": _MAX_IN_FLIGHT, "ramp": 20.0},
     "aimd": {"kind": "aimd", "max_limit": _MAX_IN_FLIGHT},
+    "adaptive": {"kind": "adaptive-limit", "max_in_flight": _MAX_IN_FLIGHT},
 }
 _RECOVERY_POLICY = Policy(max_attempts=100, attempt_timeout=2.0, initial_delay=0.5)
 _RECOVERY_BREAKER = {"open_for": 5.0, "growth": 1.0, "spread": 0.0}
@@ -374,7 +375,7 @@ def recovery(
     """Run a backlog of calls; `limit` selects how the number of requests in flight is limited.
 
     "wall" allows 200 requests at once, "ramp" raises the limit to 200 over 20 s, and "aimd" adapts
-    the limit to successes and failures.
+    the limit to successes and failures. "adaptive" adapts the rate, too, as the service does.
     """
     check_one_of("limit", limit, _LIMITERS)
     server = Server(
@@ -401,7 +402,8 @@ _RECOVERY = Study(
         "With the full limit at once, requests meet cold caches: attempts time out, the breaker "
         "opens again, and the service does not warm up meanwhile. Along the ramp nearly all "
         "failures happen before the service is back, and the backlog is finished sooner although "
-        "it starts more slowly. The adaptive limit wastes the fewest attempts of all."
+        "it starts more slowly. Limits that adapt waste the fewest attempts. The one that also "
+        "limits the rate finishes the backlog sooner than AIMD."
     ),
     run=recovery,
     variant_parameter="limit",

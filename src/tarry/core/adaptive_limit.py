@@ -1,0 +1,430 @@
+"""A limiter that finds the capacity of a dependency: a rate and a concurrency limit that adapt.
+
+The rate is a control loop with three phases:
+
+* Slow start: the rate doubles about every half second while calls succeed.
+* Test: after too many failures the rate is lowered to the successes of the last second, and the
+  results at the lower rate show why the calls failed. If nearly all succeed now, the rate was above
+  the capacity. Else the rate is lowered again. If as many calls fail as before, the failures do not
+  depend on the rate: some calls fail always. Then the old rate is restored and this share of
+  failures, the base, is tolerated for a minute.
+* Probing: the rate follows a cubic curve as in TCP CUBIC (RFC 9438). It returns quickly to the
+  capacity that was found, stays there for a while, and then probes for more.
+
+The constants were chosen in simulations of targets with capacities of 20 to 2,000 calls per second
+and latencies of 2 to 500 ms; tests/core/limiter_model.py has the model.
+"""
+
+from __future__ import annotations
+
+from math import inf, log, sqrt
+
+from tarry.core.checks import check_count, check_positive
+from tarry.core.outcome import Kind, Outcome
+from tarry.core.sliding_window import SlidingWindow
+
+_SUCCESS, _PERMANENT, _THROTTLED = Kind.SUCCESS, Kind.PERMANENT, Kind.THROTTLED
+_SENT, _IGNORED, _FAILURES = range(3)  # columns of the sliding window of one second
+
+_START_RATE = 10.0  # attempts per second after an outage, if no higher rate is known
+_START_LIMIT = 8  # attempts at a time in a new lane and after an outage
+_MIN_RATE = 1.0  # attempts per second; at a lower rate a test would take minutes
+_BURST_S = 0.02  # tokens for 20 ms, so that a timer can start several attempts at once
+_MAX_HOLD_S = 60.0  # longest `Retry-After` that stops all attempts
+_MAX_SET_BACK_S = 1.0  # if the clock was set back further, everything starts over
+_CLOCK_ERROR_S = 1e-6  # rounding errors of times in epoch seconds
+
+# Growth. In slow start a success adds 1.4, so the rate grows by the factor e in 0.7 s. Results that
+# arrive late allow less: at a latency L the rate exceeds the capacity for at least L.
+_SLOW_START_STEP = 1.4
+_LATENCY_WEIGHT = 6.0  # 1 / s
+_CUBIC_SCALE = 0.07  # the rate is 7 % above the capacity after two periods of the curve
+_MIN_PERIOD_S, _MAX_PERIOD_S, _PERIOD_GROWTH = 2.0, 20.0, 2.0
+_MIN_PERIOD_RESULTS = 40.0  # a period is long enough for so many results at the capacity
+_MAX_FIRST_PERIOD_S = 4.0  # but not longer, until a second cut has confirmed the capacity
+_MAX_CURVE_POSITION = 1.5  # at 1.24 x the capacity without a cut, the capacity was wrong
+
+# Detection: the cumulative sum (CUSUM) of failures above the tolerated share. At a rate of up to 88
+# per second two consecutive failures exceed the threshold, at a higher rate the refused attempts of
+# about 20 ms. It grows with the variance of the base: with a base of 25 % there is one false alarm
+# in about 10,000 results.
+_TOLERATED_SHARE = 0.06
+_TOLERATED_PER_S = 1.5  # failures per second at low rates, where tests take long
+_MIN_THRESHOLD, _THRESHOLD_S = 1.75, 0.02
+_UNLIMITED_THRESHOLD = 6.0  # while the rate is not limited
+_THRESHOLD_PER_VARIANCE = 36.0
+
+# Cuts
+_TEST_RATE = 0.93  # rate of a test, relative to the assumed capacity
+_CAPACITY_BELOW_RATE = 0.97  # the capacity is below the rate at which calls were refused
+_MAX_CUT = 0.5  # a cut that is based on few results at most halves the rate
+_MAX_EARLY_CUT = 0.9  # in the first 0.7 s even less is known
+_MIN_HISTORY_S = 0.7  # from C / 2, slow start reaches C within a sliding second in 0.95 s
+_PAUSE_S = 0.2  # after a deep cut, until the queues and windows of the target are empty
+_LONG_PAUSE_S = 0.5  # after a burst without a rate limit
+_SETTLING_S = 0.25  # after a small cut: attempts that start in this time do not count for the test
+
+# Tests
+_MIN_TEST_S = 1.0  # at least one window of a target that counts calls per second
+_MAX_TEST_S = 4.0  # at a low rate, if there are at least _MIN_TEST_RESULTS
+_MIN_TEST_RESULTS = 8
+_MIN_PASSED_RESULTS = 24  # results that confirm a capacity
+_MIN_DEAD_RESULTS = 32  # results without which a target is not taken for dead
+_PASSING_SHARE = 0.94  # of successes; with fewer the rate is still above the capacity
+_MOST_REFUSED_SHARE = 0.5  # of successes, below which `Retry-After` delays all attempts
+_DEAD_SHARE = 0.1  # of successes, below which nothing can be said about the capacity
+_BELOW_CAPACITY_SHARE = 0.97  # expected share of successes if the rate is below the capacity
+_MAX_SHARE_BEFORE = 0.9  # of successes before the cut; a higher one takes too long to distinguish
+_DECISION_LEVEL = 4.0  # log likelihood ratio of Wald's sequential test: 2 % of wrong decisions
+_MAX_SMALL_BASE = 0.06  # the largest base that a passed test keeps
+_BASE_WEIGHT = 64.0  # weight of that base, in results
+_MAX_BASE_AGE_S = 60.0  # a base is measured again, because the target may have recovered
+
+_PASSED, _REFUSED, _UNRELATED = range(3)
+"""Verdicts of a test: the rate is now below the capacity; it is still above it; the failures do not
+depend on the rate."""
+
+
+class _RateTest:
+    """The results of attempts at a lowered rate, and the state before the rate was lowered."""
+
+    __slots__ = (
+        "earlier_results", "earlier_successes", "has_history", "is_repeated", "likelihood_ratio",
+        "old_base", "old_capacity", "old_rate", "results", "share_before", "successes",
+        "was_unlimited",
+    )  # fmt: skip
+
+    old_base: float
+    old_capacity: float  # 0: not known
+    old_rate: float
+    was_unlimited: bool
+
+    def __init__(self, *, results: int, successes: int, has_history: bool) -> None:
+        self.earlier_results = self.earlier_successes = 0
+        self.is_repeated = False  # whether the rate was lowered more than once
+        self.results, self.successes = results, successes
+        self.restart(has_history=has_history)
+
+    def restart(self, *, has_history: bool) -> None:
+        """Start a test at another rate.
+
+        `has_history`: the results so far are enough to estimate the capacity.
+        """
+        self.has_history = has_history
+        self.share_before = min(_MAX_SHARE_BEFORE, max(_DEAD_SHARE, self.share))
+        self.earlier_results += self.results
+        self.earlier_successes += self.successes
+        self.results = self.successes = 0
+        self.likelihood_ratio = 0.0
+
+    @property
+    def share(self) -> float:
+        """The share of successes at the current rate."""
+        return self.successes / self.results
+
+    @property
+    def total_share(self) -> float:
+        """The share of successes, including the earlier results."""
+        total = self.successes + self.earlier_successes
+        return total / (self.results + self.earlier_results)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether a passed test has found the capacity."""
+        has_results = self.results >= _MIN_PASSED_RESULTS and self.has_history
+        return has_results and self.likelihood_ratio >= _DECISION_LEVEL
+
+    def record(self, is_success: bool, elapsed: float) -> int | None:  # noqa: FBT001
+        """Count a result. Return the verdict, or None if more results are needed."""
+        self.results += 1
+        self.successes += is_success
+        results, before = self.results, self.share_before
+        # Wald's test: is the share of successes that of a rate below the capacity, or as before?
+        below = _BELOW_CAPACITY_SHARE
+        self.likelihood_ratio += (
+            log(below / before) if is_success else log((1 - below) / (1 - before))
+        )
+        is_late = elapsed >= _MAX_TEST_S and results >= _MIN_TEST_RESULTS
+        is_decided = is_late or abs(self.likelihood_ratio) >= _DECISION_LEVEL
+        if elapsed < _MIN_TEST_S or not is_decided:
+            return None
+        if self.likelihood_ratio > 0:
+            if not is_late and results < _MIN_PASSED_RESULTS:
+                return None
+            return _PASSED if self.share >= _PASSING_SHARE else _REFUSED
+        if self.total_share < _DEAD_SHARE:
+            is_dead = results + self.earlier_results >= _MIN_DEAD_RESULTS
+            return _REFUSED if is_dead else None
+        # If the share has changed, the failures depend on the rate. The share before the first cut
+        # is not comparable, because the rate was rising.
+        is_worse = self.share < before - 2 * sqrt(before * (1 - before) / results)
+        is_better = results >= 2 * _MIN_TEST_RESULTS and self.share > (1 + before) / 2
+        return _UNRELATED if self.is_repeated and not (is_worse or is_better) else _REFUSED
+
+
+class AdaptiveLimit:
+    """A limiter with a rate and a concurrency limit that follow the capacity of the dependency.
+
+    A new limiter has no rate limit. The rate is limited after an outage, and as soon as attempts
+    are refused; then it stays near the rate that the dependency accepts. Failures that do not
+    depend on the rate do not lower it for long. At most `max_in_flight` attempts run at a time; the
+    limit starts at 8 and grows with successes, and a time-out halves it. `max_rate` is an upper
+    limit of the rate in attempts per second.
+
+    An attempt waits for its turn at the current rate. It is rejected if it would wait longer than
+    `max_wait` seconds.
+    """
+
+    __slots__ = (
+        "_base", "_capacity", "_cusum", "_evidence_from", "_filled_at", "_first_result_at",
+        "_hint_s", "_in_flight", "_last_timeout_at", "_latency", "_limit", "_max_in_flight",
+        "_max_rate", "_max_wait", "_period", "_rate_limited_at", "_test", "_tested_at",
+        "_tokens", "_window", "rate",
+    )  # fmt: skip
+
+    handles_throttling: bool = True
+    """The breaker does not count throttled attempts as failures: this limiter reacts to them."""
+
+    def __init__(
+        self,
+        *,
+        max_rate: float | None = None,
+        max_in_flight: int = 128,
+        max_wait: float = 30.0,
+    ) -> None:
+        self._max_wait = check_positive("max_wait", max_wait)
+        self.rate: float | None = None
+        """The current limit in attempts per second; None while the rate is not limited."""
+        self._limit = float(_START_LIMIT)
+        self._in_flight = 0
+        self._tokens = 0.0  # negative while attempts wait for a token
+        self._forget(0.0)
+        self.configure(max_rate=max_rate, max_in_flight=max_in_flight)
+
+    def _forget(self, now: float) -> None:
+        """Reset everything except the rate and the limit."""
+        self._window = SlidingWindow(1.0, 3)
+        self._filled_at = now  # tokens were added up to this time; in the future during a pause
+        self._evidence_from = -inf  # attempts that started earlier do not count
+        self._rate_limited_at = self._last_timeout_at = -inf
+        self._first_result_at = inf
+        self._latency = self._cusum = self._hint_s = 0.0
+        self._base = 0.0
+        self._capacity: float | None = None  # None in slow start
+        self._period = _MIN_PERIOD_S
+        self._test: _RateTest | None = None
+        self._tested_at = now  # the end of the last test, or the first result
+
+    @property
+    def limit(self) -> int:
+        """The current limit of attempts at a time."""
+        return int(self._limit)
+
+    @property
+    def settled_rate(self) -> float | None:
+        """The current rate or, during a test, the rate before it: the rate to keep over a restart.
+
+        None: the rate is not limited.
+        """
+        return self.rate if self._test is None else self._test.old_rate
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many attempts run as the limit allows."""
+        return self._in_flight + 1 > self._limit
+
+    def configure(self, *, max_rate: float | None, max_in_flight: int) -> None:
+        """Set the upper limits."""
+        self._max_in_flight = check_count("max_in_flight", max_in_flight)
+        self._max_rate = inf if max_rate is None else float(check_positive("max_rate", max_rate))
+        self._limit = min(self._limit, float(max_in_flight))
+        if max_rate is not None:
+            self._set_rate(self._max_rate if self.rate is None else self.rate)
+
+    def restore(self, *, rate: float | None, limit: int) -> None:
+        """Continue with the `rate` and `limit` of an earlier process."""
+        self._limit = float(min(check_count("limit", limit), self._max_in_flight))
+        if rate is not None:
+            self._set_rate(check_positive("rate", rate))
+            self._capacity = self.rate
+
+    def acquire(self, now: float) -> float | None:
+        """Take a slot and a token. Return the seconds until the start, or None to reject it."""
+        if self._in_flight + 1 > self._limit:
+            return None
+        rate = self.rate
+        if rate is None:
+            self._in_flight += 1
+            return 0.0
+        elapsed = now - self._filled_at  # negative during a pause
+        if elapsed < -_MAX_HOLD_S:  # the clock was set back
+            elapsed, self._filled_at = 0.0, now
+        if elapsed > 0:
+            self._tokens = min(max(1.0, rate * _BURST_S), self._tokens + elapsed * rate)
+            self._filled_at = now
+        wait = max(0.0, (1 - self._tokens) / rate) + max(0.0, -elapsed)
+        if wait < _CLOCK_ERROR_S:
+            wait = 0.0
+        else:
+            self._rate_limited_at = now
+            if wait > self._max_wait:
+                return None
+        self._tokens -= 1
+        self._in_flight += 1
+        return wait
+
+    def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
+        """Release the slot and adapt both limits to the outcome."""
+        self._in_flight -= 1
+        if outcome is None and duration <= 0:  # the attempt was not sent
+            if self.rate is not None:
+                self._tokens += 1
+            return
+        window = self._window
+        if not window.bucket_end - _MAX_SET_BACK_S <= now < window.bucket_end:
+            window = self._advance_window(now)
+        counts = window.current
+        counts[_SENT] += 1
+        if outcome is None or outcome.kind is _PERMANENT:
+            counts[_IGNORED] += 1
+            return
+        is_success = outcome.kind is _SUCCESS
+        if is_success:
+            limit = self._limit
+            if limit < self._max_in_flight and (self._in_flight + 1) * 2 > limit:
+                step = 1.0 if self._last_timeout_at == -inf else 1 / limit
+                self._limit = min(self._max_in_flight, limit + step)
+            if self.rate is None and not self._cusum:
+                return  # the usual case: there is no failure to react to
+        else:
+            counts[_FAILURES] += 1
+            self._record_failure(outcome, now - duration, now)
+        if now - duration >= self._evidence_from:  # else it started at an earlier rate
+            self._adapt_rate(is_success, duration, now)
+
+    def _advance_window(self, now: float) -> SlidingWindow:
+        if now < self._window.bucket_end:
+            self._forget(now)  # the clock was set back, so no stored time is valid
+        if self._first_result_at == inf:
+            self._first_result_at = self._tested_at = now
+        self._window.advance(now)
+        return self._window
+
+    def on_recovery(self, now: float) -> None:
+        """Start with half of the rate before the outage, or 10 per second, and with 8 at a time."""
+        rate_before = self.settled_rate or 0.0
+        self._forget(now)
+        self._set_rate(max(_START_RATE, rate_before / 2))
+        self._tokens, self._filled_at = 0.0, now
+        self._limit = float(min(_START_LIMIT, self._max_in_flight))
+
+    def _set_rate(self, rate: float) -> None:
+        self.rate = min(rate, self._max_rate)
+
+    def _record_failure(self, outcome: Outcome, started: float, now: float) -> None:
+        if outcome.timeout and started >= self._last_timeout_at:
+            # Only time-outs lower the concurrency. Refused attempts are short, and a low limit for
+            # them would hide the capacity of the target.
+            self._limit = max(1.0, self._limit / 2)
+            self._last_timeout_at = now
+        if outcome.kind is _THROTTLED and outcome.hint is not None and outcome.hint.delay:
+            self._hint_s = min(outcome.hint.delay, _MAX_HOLD_S)
+
+    def _adapt_rate(self, is_success: bool, duration: float, now: float) -> None:  # noqa: FBT001
+        self._latency += (duration - self._latency) / 16
+        if self._test is not None:
+            self._record_test(self._test, is_success, now)
+            return
+        rate, base = self.rate, self._base
+        tolerated, threshold = _TOLERATED_SHARE, _UNLIMITED_THRESHOLD
+        if rate is not None:
+            tolerated = max(tolerated, _TOLERATED_PER_S / rate)
+            threshold = max(_MIN_THRESHOLD, _THRESHOLD_S * rate)
+        self._cusum = max(0.0, self._cusum + (not is_success) - base - tolerated)
+        if self._cusum > threshold + _THRESHOLD_PER_VARIANCE * base * (1 - base):
+            self._cut(now)
+            return
+        if base > _TOLERATED_SHARE and now > self._tested_at + _MAX_BASE_AGE_S:
+            self._base = self._cusum = 0.0
+        if is_success and rate is not None and self._rate_limited_at >= now - 1:
+            self._raise_rate(rate, now)
+
+    def _raise_rate(self, rate: float, now: float) -> None:
+        capacity = self._capacity
+        if capacity is None:
+            step = _SLOW_START_STEP / (1 + _LATENCY_WEIGHT * self._latency) / (1 - self._base)
+            self._set_rate(rate + step)
+            return
+        position = (now - self._tested_at) / self._period - 1
+        if position > _MAX_CURVE_POSITION:
+            self._capacity = None
+        else:
+            self._set_rate(max(rate, min(1.1 * rate, capacity * (1 + _CUBIC_SCALE * position**3))))
+
+    def _cut(self, now: float) -> None:
+        """Lower the rate after too many failures, and start a test."""
+        total = self._window.total
+        sent = total(_SENT)
+        results = sent - total(_IGNORED)
+        successes = results - total(_FAILURES)
+        has_history = now - self._first_result_at >= _MIN_HISTORY_S
+        self._test = test = _RateTest(results=results, successes=successes, has_history=has_history)
+        test.was_unlimited = self.rate is None
+        rate = max(float(sent), _START_RATE) if self.rate is None else self.rate
+        old_capacity = self._capacity
+        is_confirmed = old_capacity is not None and old_capacity < rate < 1.25 * old_capacity
+        self._period = _PERIOD_GROWTH * self._period if is_confirmed else _MIN_PERIOD_S
+        # If attempts failed below the capacity, it is probably right and the alarm false.
+        test.old_capacity = 0.0 if old_capacity is None or rate >= old_capacity else old_capacity
+        test.old_rate, test.old_base, self._base = rate, self._base, 0.0
+        # The accepted attempts of the last second are the best estimate of the capacity.
+        capacity = min(_CAPACITY_BELOW_RATE * rate, sent * successes / results)
+        pause = 0.0 if capacity >= 0.8 * rate else _PAUSE_S
+        if test.was_unlimited:
+            capacity, pause = max(capacity, _START_RATE), _LONG_PAUSE_S
+        else:
+            capacity = max(capacity, rate * (_MAX_CUT if has_history else _MAX_EARLY_CUT))
+        self._lower_rate(capacity, pause, successes / results, now)
+
+    def _lower_rate(self, capacity: float, pause: float, share: float, now: float) -> None:
+        if share < _MOST_REFUSED_SHARE:  # a single `Retry-After` delays only its own task
+            pause = max(pause, self._hint_s)
+        self._hint_s = 0.0
+        self._capacity = max(_MIN_RATE, capacity)
+        self._set_rate(_TEST_RATE * self._capacity)
+        self._tokens = min(self._tokens, 0.0)
+        self._filled_at = now + pause
+        self._evidence_from = now + (pause or _SETTLING_S)
+
+    def _record_test(self, test: _RateTest, is_success: bool, now: float) -> None:  # noqa: FBT001
+        verdict = test.record(is_success, now - self._evidence_from)
+        if verdict == _PASSED:
+            if not test.is_certain:
+                self._capacity = None
+            elif not test.is_repeated:
+                known_capacity = _CAPACITY_BELOW_RATE * test.old_capacity
+                self._capacity = max(self._capacity or 0.0, known_capacity)
+            # A small share of failures is no reason for another test, but it counts as a base.
+            failures = _BASE_WEIGHT * min(test.old_base, _MAX_SMALL_BASE)
+            failures += test.results - test.successes
+            self._finish_test(failures / (test.results + _BASE_WEIGHT), now)
+        elif verdict == _REFUSED:
+            share = test.share
+            is_dead = share < _DEAD_SHARE
+            capacity = (self.rate or _MIN_RATE) * (_MAX_CUT if is_dead else share)
+            test.is_repeated = True
+            test.restart(has_history=not is_dead)
+            self._lower_rate(capacity, _PAUSE_S, share, now)
+        elif verdict == _UNRELATED:  # restore the rate, and tolerate this share of failures
+            self._capacity = None
+            self._set_rate(test.old_rate)
+            if test.was_unlimited and self._max_rate == inf:
+                self.rate = None
+            self._finish_test(1 - test.total_share, now)
+
+    def _finish_test(self, base: float, now: float) -> None:
+        self._test = None
+        self._base, self._cusum, self._tested_at = base, 0.0, now
+        if self._capacity is not None:
+            shortest = min(_MAX_FIRST_PERIOD_S, _MIN_PERIOD_RESULTS / self._capacity)
+            self._period = min(_MAX_PERIOD_S, max(self._period, shortest))
