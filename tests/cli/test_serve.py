@@ -91,6 +91,14 @@ def test_greeting_says_how_to_get_a_key(tmp_path: Path) -> None:
     assert 130 == code
 
 
+def test_greeting_says_how_to_allow_internal_targets(tmp_path: Path) -> None:
+    """The greeting has the setting, unless it is set."""
+    with run_serve(tmp_path, "--store", "memory:") as (_, greeting):
+        assert "public addresses only; to allow hosts of your network: --allow-target" in greeting
+    with run_serve(tmp_path, "--store", "memory:", "--allow-target", "*.internal") as (_, greeting):
+        assert "--allow-target" not in greeting
+
+
 def test_bind_error_is_reported(tmp_path: Path) -> None:
     """A bind error exits with 4 and a hint."""
     with run_serve(tmp_path, "--store", "memory:") as (_, greeting):

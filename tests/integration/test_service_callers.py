@@ -115,6 +115,7 @@ def test_a_name_that_resolves_to_a_private_address_is_blocked_at_connect(tmp_pat
             assert ("EXHAUSTED", "permanent") == (finished["status"], finished["reason"])
             [attempt] = running_service.attempts(task_id)
             assert "blocked" == attempt["errorClass"]
+            assert not [each for each in HOSTS.values() if each in attempt["errorMessage"]]
         assert not started_target.received_requests
 
 

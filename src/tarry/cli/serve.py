@@ -195,6 +195,9 @@ def _print_greeting(address: str, loaded: LoadedSettings) -> None:
     if settings.dev:
         warning = "do not use --dev where others can add tasks"
         lines.append(f"--dev: this machine is allowed as a target; {warning}")
+    elif not settings.allow_target:
+        example = "--allow-target HOST or --allow-target 10.0.0.0/8 (setting allow_target)"
+        lines.append(f"targets: public addresses only; to allow hosts of your network: {example}")
     auth_option = ""
     if are_api_keys_required(settings):
         is_default_store = loaded.sources["store"] == DEFAULT_SOURCE

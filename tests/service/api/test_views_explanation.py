@@ -260,6 +260,19 @@ def test_errors_are_explained_without_secrets() -> None:
     assert returned.text.startswith(expected)
 
 
+def test_a_blocked_target_is_explained_with_the_setting() -> None:
+    """The text has the complete error, which ends with the setting, and when to replay the task."""
+    error = f"{'x' * 300}; the operator can allow it: --allow-target a (setting allow_target)"
+    failed = build_attempt(1, status=None, error_class="blocked", error=error, decision=STOP)
+    task = build_task(status=Status.EXHAUSTED, reason="permanent")
+    text = explain_text(task, failed)
+    assert f"attempt 1 failed (blocked: {error}); stopped" in text
+    assert text.endswith(
+        "It is a dead letter: replay it when the operator has allowed its target "
+        f"(POST /retry-tasks/{task.id}/retry)."
+    )
+
+
 @pytest.mark.parametrize("status", Status)
 def test_a_deleted_policy_is_mentioned_if_an_attempt_can_follow(status: Status) -> None:
     """The text mentions that a pending task or dead letter now uses the default policy."""

@@ -12,6 +12,7 @@ import msgspec
 from tarry.core.text import format_duration
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
+from tarry.service.delivery import Fault
 from tarry.service.encryption import DecryptionFailed
 from tarry.service.model import LOST, Status, TaskContent
 from tarry.service.redaction import (
@@ -239,7 +240,8 @@ def explain_task(
         if _led_to_stop(attempt) and (attempt is not attempts[-1] or not status.is_finished):
             text += "; was replayed"
         steps.append(wire.ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
-    next_step = _next_step(task, status, policy, lane, now)
+    is_blocked = bool(attempts) and attempts[-1].error_class == Fault.BLOCKED
+    next_step = _next_step(task, status, policy, lane, now, is_blocked=is_blocked)
     if named_policy is None and status not in {Status.SUCCEEDED, Status.CANCELLED}:
         note = f"Its policy {task.policy_id} was deleted: the task uses the default policy."
         next_step = wire.NextStep(text=f"{next_step.text} {note}", at=next_step.at)
@@ -272,7 +274,9 @@ def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int |
     else:
         cause = attempt.error_class or attempt.outcome
         if error and cause != "refused":  # the message of a refused connection adds nothing
-            cause += f": {error[:_MAX_ERROR_CHARS].rstrip('.')}"
+            if attempt.error_class != Fault.BLOCKED:  # this error ends with the setting to change
+                error = error[:_MAX_ERROR_CHARS]
+            cause += f": {error.rstrip('.')}"
         result = f"attempt {attempt.number} failed ({cause})"
     if attempt.decision is None or attempt.decision.action == "done":
         return result
@@ -312,16 +316,25 @@ def _led_to_stop(attempt: AttemptRecord) -> bool:
 
 
 def _next_step(
-    task: Task, status: Status, policy: Policy, lane: LaneRecord | None, now: int
+    task: Task,
+    status: Status,
+    policy: Policy,
+    lane: LaneRecord | None,
+    now: int,
+    *,
+    is_blocked: bool,
 ) -> wire.NextStep:
+    """Describe what follows; `is_blocked` is whether the guard blocked the last attempt."""
     number = task.attempts + 1
     if status is Status.SUCCEEDED:
         return wire.NextStep(text="It succeeded; no attempt follows.", at=None)
     if status is Status.CANCELLED:
         return wire.NextStep(text="It was cancelled; no attempt follows.", at=None)
     if status is Status.EXHAUSTED:
-        text = "It is a dead letter: no attempt follows until it is replayed "
-        return wire.NextStep(text=f"{text}(POST /retry-tasks/{task.id}/retry).", at=None)
+        text = "It is a dead letter: no attempt follows until it is replayed"
+        if is_blocked:
+            text = "It is a dead letter: replay it when the operator has allowed its target"
+        return wire.NextStep(text=f"{text} (POST /retry-tasks/{task.id}/retry).", at=None)
     if status is Status.IN_FLIGHT:
         ending = ", and is the last one: the task was cancelled" if task.cancelling else ""
         return wire.NextStep(text=f"Attempt {number} is running{ending}.", at=None)

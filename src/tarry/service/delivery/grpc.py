@@ -53,6 +53,7 @@ _is_oversized = re.compile(
     rf"Received message larger than max \(\d+ vs\. {MAX_MESSAGE_BYTES}\)"
     "|Decompressed message larger than"
 ).search
+_ADDRESS = re.compile(r"ipv[46]:[^\s,;]*[^\s,;:]")  # in gRPC's format, see `Channel`
 _OVERSIZED = f"a message is longer than the {MAX_MESSAGE_BYTES} bytes that a response may have"
 
 
@@ -153,6 +154,8 @@ class GrpcDeliveryClient:
             headers = _decode_metadata(await call.trailing_metadata())
         except self._grpc.aio.AioRpcError as error:
             code, details = error.code().name, _clean_and_shorten(error.details() or "")
+            # gRPC names the address of a failed connection, which may be internal.
+            details = _ADDRESS.sub(target.authority, details)
             if code == "UNAVAILABLE":
                 self._drain_channel((request.tenant, target.endpoint))
             if code == "DEADLINE_EXCEEDED" and now() >= deadline:

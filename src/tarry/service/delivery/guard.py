@@ -5,17 +5,22 @@ guard checks twice. When a task is added, `check_host` rejects a URL whose host 
 blocked. When a connection is opened, `block_reason` checks each address right before it is used, so
 that a name that changes its address (DNS rebinding) does not get around the check.
 
+The error of a blocked host name does not have its addresses, because a tenant could explore the
+internal network with them. They are logged for the operator.
+
 IPv6 addresses that contain an IPv4 address (mapped, NAT64, 6to4, Teredo, ISATAP) are blocked. If
 the operator allows such an IPv6 network, the contained IPv4 address is still checked.
 """
 
 from __future__ import annotations
 
+import logging
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, TypeAlias
 
-from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
+from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.runtime.clocks import environment
 from tarry.service.delivery.targets import parse_host
 
 if TYPE_CHECKING:
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
     from tarry.service.delivery.targets import Target
 
+_logger = logging.getLogger("tarry.service")
 _Address: TypeAlias = IPv4Address | IPv6Address
 _Network: TypeAlias = IPv4Network | IPv6Network
 
@@ -87,12 +93,15 @@ _SPECIAL_RANGES = _parse_table("""
     fec0::/10            a private address
     ff00::/8             a multicast address
 """)
+_METADATA = "a cloud metadata address"
 _GLOBAL_UNICAST = IPv6Network("2000::/3")  # the allocated part of IPv6; the rest is reserved
 _LOOPBACK: tuple[_Network, ...] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 _ISATAP_PREFIXES = frozenset({0x00005EFE, 0x02005EFE})
 """The upper 32 bits of an ISATAP interface identifier; the lower 32 are the IPv4 address."""
 _LAST_32_BITS = 0xFFFF_FFFF
 _MAX_CACHED_HOSTS = 1024  # results of `check_host`, because most tasks go to few hosts
+_LOG_INTERVAL_S = 60.0  # in which a blocked host is logged once
+_MAX_LOGGED_HOSTS = 100  # in one interval; tenants choose the hosts, and could fill the log
 
 _WELL_KNOWN_NAMES = {  # names whose address is known without DNS
     "localhost": "127.0.0.1",
@@ -115,35 +124,56 @@ class Guard:
         self._allowed_suffixes: list[str] = []
         for entry in allow:
             self._add_allowed(entry)
-        self._cached_host_block_reason = lru_cache(_MAX_CACHED_HOSTS)(self._host_block_reason)
+        self._cached_host_error = lru_cache(_MAX_CACHED_HOSTS)(self._host_error)
+        self._logged_hosts: set[str] = set()
+        self._log_interval_end: float = 0.0
 
     def check_host(self, target: Target) -> None:
         """Raise ConfigurationError if the host of the URL is known to be blocked."""
-        if reason := self._cached_host_block_reason(target.host):
-            raise ConfigurationError("targetUrl", f"must be an address that is allowed: {reason}")
+        if error := self._cached_host_error(target.host):
+            raise ConfigurationError("targetUrl", f"must be an address that is allowed: {error}")
 
-    def _host_block_reason(self, host: str) -> str | None:
+    def _host_error(self, host: str) -> str | None:
         """Return why a host is blocked; None if it is allowed, or if only DNS can tell."""
         address = "127.0.0.1" if host.endswith(".localhost") else _WELL_KNOWN_NAMES.get(host, host)
-        try:
-            ip_address(address)
-        except ValueError:
+        if _parse_address(address) is None:
             return None  # the addresses of a host name are checked when a connection is opened
-        return self.block_reason(address, host)
-
-    def block_reason(self, address: str, host: str) -> str | None:
-        """Return the reason why an address of `host` is blocked; None if it is allowed."""
-        if host in self._allowed_hosts or host.endswith(tuple(self._allowed_suffixes)):
-            return None
-        try:
-            ip = ip_address(address.partition("%")[0])
-        except ValueError:
-            return f"{short_repr(address)} is not an IP address"
-        reason = self._ip_block_reason(ip)
+        reason = self.block_reason(address, host)
         if reason is None:
             return None
-        subject = f"{host} is" if host == address else f"{host} is at {address},"
-        return f"{subject} {reason}; the operator can allow it (--allow-target)"
+        return f"{host} is {reason}{_allow_hint(host, [address])}"
+
+    def report_blocked(self, host: str, addresses: Sequence[str]) -> str:
+        """Return the error of an attempt whose addresses are all blocked, and log the addresses."""
+        hint = _allow_hint(host, addresses)
+        self._log_blocked(host, addresses, hint)
+        error = "The host name has no address that is allowed as a target"
+        if host in addresses:  # the address is part of the URL
+            error = f"{host} is {self.block_reason(host, host)}"
+        return error + hint
+
+    def _log_blocked(self, host: str, addresses: Sequence[str], hint: str) -> None:
+        now = environment.now()
+        if now >= self._log_interval_end:
+            self._log_interval_end = now + _LOG_INTERVAL_S
+            self._logged_hosts.clear()
+        if host in self._logged_hosts or len(self._logged_hosts) >= _MAX_LOGGED_HOSTS:
+            return
+        self._logged_hosts.add(host)
+        reasons = ", ".join(
+            f"{address} is {self.block_reason(address, host)}" for address in addresses
+        )
+        _logger.warning("target blocked, host=%s: %s%s", host, reasons or "no address", hint)
+
+    def block_reason(self, address: str, host: str) -> str | None:
+        """Return what a blocked address of `host` is, such as "a private address".
+
+        Return None if the address is allowed.
+        """
+        if host in self._allowed_hosts or host.endswith(tuple(self._allowed_suffixes)):
+            return None
+        ip = _parse_address(address)
+        return "not an IP address" if ip is None else self._ip_block_reason(ip)
 
     def _ip_block_reason(self, ip: _Address) -> str | None:
         """Return the description of a blocked address; None if the address is allowed."""
@@ -173,6 +203,27 @@ class Guard:
         except ConfigurationError:
             rule = "must contain CIDRs (10.1.0.0/16, no host bits), host names or *.suffixes"
             raise ConfigurationError("allow", rule, entry) from None
+
+
+def _parse_address(address: str) -> _Address | None:
+    try:
+        return ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def _allow_hint(host: str, addresses: Sequence[str]) -> str:
+    """Return how to allow a blocked host; empty if it should stay blocked."""
+    for address in addresses:
+        ip = _parse_address(address)
+        if ip is None:
+            return ""
+        contained = list(_contained_ipv4(ip)) if isinstance(ip, IPv6Address) else []
+        if any(_describe_special(each) == _METADATA for each in (ip, *contained)):
+            return ""  # the address gives access to the credentials of the machine
+        if contained and host == address:
+            return ""  # the URL should have the contained address instead
+    return f"; the operator can allow it: --allow-target {host} (setting allow_target)"
 
 
 def _describe_special(ip: _Address) -> str | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -80,12 +81,12 @@ def test_guard_checks_every_connection(dns: dict[str, list[str]]) -> None:
 
 
 def test_blocked_addresses_are_skipped() -> None:
-    """If the guard blocks all addresses, the error has the reason for the first."""
+    """If the guard blocks all addresses, the attempt is BLOCKED."""
     allowed = select_allowed(
         ["10.0.0.1", "127.0.0.1", "::ffff:127.0.0.1"], "h.example", LOOPBACK_GUARD
     )
     assert ["127.0.0.1"] == allowed
-    with pytest.raises(DeliveryError, match=r"10\.0\.0\.1, a private address") as raised:
+    with pytest.raises(DeliveryError, match="has no address that is allowed") as raised:
         select_allowed(["10.0.0.1", "127.0.0.1"], "h.example", Guard())
     assert Fault.BLOCKED is raised.value.fault
     with pytest.raises(DeliveryError, match="has no address"):
@@ -126,7 +127,7 @@ def test_fault_of_a_failed_connection(
     monkeypatch.setattr(connector, "connect_to_any", fail)
     result = send("http://127.0.0.1:1/")
     assert fault is result.fault
-    assert "message" in (result.error or "")
+    assert os.strerror(number) in (result.error or "")
 
 
 def test_certificate_is_valid_for_a_name_and_an_address(hostile: HostileTargets) -> None:

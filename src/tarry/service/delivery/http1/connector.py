@@ -12,6 +12,7 @@ fails or cannot be reached, the fault is `Fault.INTERNAL`.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from base64 import b64encode
@@ -98,10 +99,12 @@ class Connector(msgspec.Struct, frozen=True):
         try:
             transport, remote = await connect_to_any(addresses, port)
         except OSError as error:
+            # Not `error.strerror`, in which asyncio has the address: it may be internal.
+            reason = os.strerror(error.errno) if error.errno else "no connection"
             if error.errno in _LOCAL_ERRNOS:
-                message = f"cannot create a socket: {error.strerror}"
+                message = f"cannot create a socket: {reason}"
                 raise DeliveryError(Fault.INTERNAL, message) from None
-            message = f"Could not connect to {host} port {port}: {error.strerror or error}"
+            message = f"Could not connect to {host} port {port}: {reason}"
             raise DeliveryError(Fault.REFUSED, message) from None
         connected_at = environment.now()
         dns_ms = None if addresses[0] == host else (resolved_at - started_at) * 1000
@@ -216,15 +219,9 @@ def select_allowed(addresses: Sequence[str], host: str, guard: Guard) -> list[st
     The caller connects to the returned addresses without another lookup, so that DNS cannot change
     them after the check (DNS rebinding).
     """
-    first_block_reason: str | None = None
-    allowed: list[str] = []
-    for address in addresses:
-        block_reason = guard.block_reason(address, host)
-        if block_reason is None:
-            allowed.append(address)
-        first_block_reason = first_block_reason or block_reason
+    allowed = [address for address in addresses if guard.block_reason(address, host) is None]
     if not allowed:
-        raise DeliveryError(Fault.BLOCKED, first_block_reason or f"{host} has no address")
+        raise DeliveryError(Fault.BLOCKED, guard.report_blocked(host, addresses))
     return allowed
 
 
