@@ -13,7 +13,7 @@ from tests.integration.hostile import OK
 from tests.service.delivery.harness import LOOPBACK_GUARD, new_request, run
 from tests.service.delivery.scripted_server import ReceivedRequest, run_server
 
-pytestmark = pytest.mark.usefixtures("either_loop")
+pytestmark = pytest.mark.usefixtures("each_loop")
 
 FORGED = b"HTTP/1.1 299 Forged\r\nContent-Length: 0\r\n\r\n"
 
