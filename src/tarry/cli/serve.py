@@ -66,8 +66,10 @@ def serve(
     flags = {"store": store, "host": host, "port": port, "allow_target": allow_targets, "dev": dev}
     loaded = _load_settings(config_file, assignments, flags)
     from tarry.service.app import Service
+    from tarry.service.file_descriptors import raise_limit
     from tarry.service.http.server import Server
 
+    raise_limit()
     _configure_logging(loaded.settings.log, loaded.settings.log_level)
     service = Service(loaded.settings, writer_process=True)
     # Called before the server installs its own handler, which shuts down gracefully, and when

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from functools import partial
@@ -31,6 +32,7 @@ try:
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
     from tarry.service.engine.result_writer import build_callback_task
+    from tarry.service.file_descriptors import current_limit, share_descriptors
     from tarry.service.payloads import BodyStore
     from tarry.service.settings import MEMORY_URL, SQLITE_SCHEME, check_setting, sqlite_path
     from tarry.service.store import LeaseTerms, Retention
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
     from tarry.service.settings import Settings
     from tarry.service.store import Store
     from tarry.wire.http import Receive, Scope, Send
+
+
+_logger = logging.getLogger("tarry.service")
 
 
 class Service:
@@ -61,11 +66,25 @@ class Service:
     ) -> None:
         self.settings: Settings = settings
         target_guard = Guard(settings.allow_target, dev=settings.dev)  # blocks private addresses
+        limit = current_limit()
+        shares = share_descriptors(limit, settings.in_flight)
+        self.max_clients: int = shares.max_clients  # connections that the server accepts
+        in_flight = min(settings.in_flight, shares.max_connections)
+        if in_flight < settings.in_flight:
+            _logger.warning(
+                "in_flight is %d instead of %d: the process has only %d file descriptors; "
+                "raise the hard limit (ulimit -Hn)", in_flight, settings.in_flight, limit
+            )  # fmt: skip
         proxy, ca_file = settings.egress_proxy or None, settings.ca_file or None
         max_bytes = settings.max_response_bytes
         self._delivery_client: DeliveryClient = delivery or DeliveryDispatcher(
             HttpDeliveryClient(
-                target_guard, proxy=proxy, ca_file=ca_file, max_response_bytes=max_bytes
+                target_guard,
+                proxy=proxy,
+                ca_file=ca_file,
+                max_response_bytes=max_bytes,
+                max_connections=shares.max_connections,
+                max_pool_connections=in_flight,
             ),
             partial(GrpcDeliveryClient, target_guard, proxy=proxy, ca_file=ca_file),
         )
@@ -83,7 +102,7 @@ class Service:
         )
         self._signer = Signer(settings.signing_secrets) if settings.signing_secrets else None
         limits = EngineLimits(
-            max_running_attempts=settings.in_flight,
+            max_running_attempts=in_flight,
             max_lane_running_attempts=settings.lane_in_flight,
             max_tenant_unfinished_tasks=settings.tenant_pending or None,
         )

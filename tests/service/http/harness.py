@@ -108,7 +108,13 @@ class ConnectionHarness:
     """A connection to an ASGI application."""
 
     def __init__(
-        self, app: App, fast_routes: dict[bytes, BufferedRequestHandler] | None = None
+        self,
+        app: App,
+        fast_routes: dict[bytes, BufferedRequestHandler] | None = None,
+        *,
+        state: ServerState | None = None,
+        loop: FakeLoop | None = None,
+        max_clients: int = 1000,
     ) -> None:
         config = uvicorn.Config(
             cast("Any", app),
@@ -118,7 +124,8 @@ class ConnectionHarness:
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         config.load()
-        self.transport, self.loop, self.state = FakeTransport(), FakeLoop(), ServerState()
+        self.transport = FakeTransport()
+        self.loop, self.state = loop or FakeLoop(), state or ServerState()
         self.protocol = ServiceHttpProtocol(
             config=config,
             server_state=self.state,
@@ -127,6 +134,7 @@ class ConnectionHarness:
             headers_timeout_s=REQUEST_TIMEOUT_S,
             body_timeout_s=REQUEST_TIMEOUT_S,
             fast_routes=fast_routes or {},
+            max_clients=max_clients,
         )
         self.protocol.connection_made(cast("Any", self.transport))
 

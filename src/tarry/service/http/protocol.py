@@ -26,6 +26,8 @@ import logging
 import re
 from collections import deque
 from functools import partial
+from heapq import nsmallest
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from httptools import (
@@ -37,6 +39,7 @@ from httptools import (
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tarry.service.api import problems
+from tarry.service.file_descriptors import RESERVED_FOR_HEALTH_CHECKS
 from tarry.wire.http import PROBLEM_MEDIA_TYPE
 
 if TYPE_CHECKING:
@@ -66,7 +69,12 @@ _INVALID_CODING = problems.NOT_HTTP.problem(
 )
 _UNKNOWN_CODING = problems.NOT_HTTP.problem("Only the coding chunked is supported.", 501)
 _UNKNOWN_VERSION = problems.NOT_HTTP.problem("Only HTTP/1.1 and HTTP/1.0 are supported.", 505)
+_TOO_MANY_CLIENTS = problems.UNAVAILABLE.problem(
+    "All connections that the service has file descriptors for are in use. Send the request again."
+)
 _TIMED_OUT = problems.TIMEOUT.problem("The rest of the request did not arrive in time.")
+_HEALTH_CHECKS = frozenset({b"/healthz", b"/readyz"})
+_CLOSED_SHARE = 16  # at the limit of clients, a sixteenth of the idle connections is closed
 _UNSENT_RESPONSE_GRACE_S = 1.0
 """At shutdown, a connection is aborted if part of its response is not sent for this long."""
 _IGNORED_TRAILERS: Any = deque[tuple[bytes, bytes]](maxlen=0)
@@ -121,9 +129,10 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     _timer_for: _Awaited | None = None
     """The value of `_awaited` for which the running timer was set."""
     _timer: TimerHandle | None = None
-    _last_response_at = 0.0
     _last_host: bytes | None = None
     """The last valid `Host` header. Most clients always send the same one."""
+    _last_response_at = 0.0  # when the connection was opened, if there was no response yet
+    is_for_health_checks = False  # whether it was opened above the limit of clients
     _served_cycle: Any = None
     """None until the client pipelines requests. Then the cycle (uvicorn's state of a request) of
     the request that is being served, while `cycle` belongs to the newest request."""
@@ -134,10 +143,12 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         headers_timeout_s: float,
         body_timeout_s: float,
         fast_routes: Mapping[bytes, BufferedRequestHandler],
+        max_clients: int,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._fast_routes = fast_routes
+        self._max_clients = max_clients
         self._timeouts_s = {
             "first": headers_timeout_s,
             "headers": headers_timeout_s,
@@ -145,9 +156,36 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         }
 
     def connection_made(self, transport: BaseTransport) -> None:
-        """Start the timer for the first request."""
+        """Start the timer for the first request, and apply the limit of clients."""
         super().connection_made(transport)  # type: ignore[arg-type]  # it is an asyncio.Transport
+        self._last_response_at = self.loop.time()
+        surplus = len(self.connections) - self._max_clients
+        if surplus > 0 and not self._close_idle_clients(for_health_checks=False):
+            self.is_for_health_checks = True
+            is_full = surplus > RESERVED_FOR_HEALTH_CHECKS
+            if is_full and not self._close_idle_clients(for_health_checks=True):
+                self.transport.abort()
         self._update_timer()
+
+    def _close_idle_clients(self, *, for_health_checks: bool) -> bool:
+        """Close the connections that have been without a request for longest, if there are any."""
+        clients: set[Any] = self.connections
+        idle = [
+            each
+            for each in clients
+            if each is not self and each.is_idle and each.is_for_health_checks == for_health_checks
+        ]
+        # Several at a time, so that not every new client has to search through all connections.
+        count = 1 + len(idle) // _CLOSED_SHARE
+        for each in nsmallest(count, idle, key=attrgetter("_last_response_at")):
+            clients.discard(each)  # not only when the event loop calls `connection_lost`
+            each.transport.abort()  # `close` would wait for a client that does not read a response
+        return bool(idle)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the headers of no request are complete, or all requests have a response."""
+        return self.cycle is None or bool(self.cycle.response_complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers, and report the disconnect to the request that is being served."""
@@ -251,6 +289,12 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             return  # `_parse` parses the headers again
         version = parser.get_http_version()
         self._check_headers(version)
+        if (
+            self.is_for_health_checks
+            and len(self.connections) > self._max_clients
+            and self.url not in _HEALTH_CHECKS
+        ):
+            self._stop_parser(_TOO_MANY_CLIENTS)
         self._header_bytes_after_first_read = 0
         cycle = self.cycle
         if (
@@ -460,5 +504,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             f"content-type: {PROBLEM_MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
             "connection: close\r\n\r\n"
         )
+        if problem is _TOO_MANY_CLIENTS:
+            head = f"retry-after: 1\r\n{head}"
         self.transport.write(STATUS_LINE[problem.status] + head.encode() + body)
         self.transport.close()

@@ -47,6 +47,7 @@ class Server(uvicorn.Server):
             headers_timeout_s=settings.head_timeout_ms / 1000,
             body_timeout_s=settings.body_timeout_ms / 1000,
             fast_routes=service.api.fast_routes,
+            max_clients=service.max_clients,
         )
         config = uvicorn.Config(
             service,
@@ -54,7 +55,8 @@ class Server(uvicorn.Server):
             port=settings.port,
             http=http_protocol,
             access_log=False,
-            backlog=_LISTEN_BACKLOG,
+            # All connections of the backlog are accepted at once, before any can be refused.
+            backlog=min(_LISTEN_BACKLOG, service.max_clients),
             lifespan="on",
             log_config=None,
             proxy_headers=False,

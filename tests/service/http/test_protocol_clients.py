@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from uvicorn.server import ServerState
+
+from tests.service.http.harness import GET, POST, ConnectionHarness, FakeLoop
+
+HEALTHZ = GET.replace(b"/x", b"/healthz")
+
+
+class FakeServer:
+    """Connections that share the state of a server with a limit of clients."""
+
+    def __init__(self, max_clients: int) -> None:
+        self.state, self.loop = ServerState(), FakeLoop()
+        self.is_answering = asyncio.Event()
+        self._max_clients = max_clients
+
+    def connect(self, data: bytes = b"") -> ConnectionHarness:
+        """Open a connection, a little after the previous one, and send data."""
+        self.loop.sleep(0.01)
+        connection = ConnectionHarness(
+            self._respond, state=self.state, loop=self.loop, max_clients=self._max_clients
+        )
+        connection.protocol.data_received(data)
+        return connection
+
+    async def _respond(self, scope: dict[str, Any], _: object, send: Any) -> None:
+        if scope["path"] != "/healthz":
+            await self.is_answering.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+def run_with_server(max_clients: int, test: Callable[[FakeServer], Awaitable[None]]) -> None:
+    """Run a test with a server."""
+
+    async def main() -> None:
+        await test(FakeServer(max_clients))
+
+    asyncio.run(main())
+
+
+def open_connections(connections: list[ConnectionHarness]) -> list[bool]:
+    """Return which connections are open."""
+    return [not each.transport.is_closed for each in connections]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /x HT"], ids=["silent", "partial headers"])
+def test_connection_without_a_request_is_closed_for_a_new_one(sent: bytes) -> None:
+    """The oldest connection is closed, and the new client is served."""
+
+    async def test(server: FakeServer) -> None:
+        waiting = [server.connect(sent) for _ in range(3)]
+        latest = server.connect()
+        assert b"HTTP/1.1 200" in await latest.send(HEALTHZ)
+        assert [False, True, True] == open_connections(waiting)
+
+    run_with_server(3, test)
+
+
+def test_connection_that_had_a_response_lately_is_kept() -> None:
+    """The connection that has been idle longest is closed for a new one."""
+
+    async def test(server: FakeServer) -> None:
+        idle = [server.connect() for _ in range(3)]
+        for each in (idle[0], idle[2], idle[1]):
+            server.loop.sleep(1.0)
+            await each.send(HEALTHZ)
+        server.connect()
+        assert [False, True, True] == open_connections(idle)
+        server.connect()
+        assert [False, True, False] == open_connections(idle)
+
+    run_with_server(3, test)
+
+
+def test_health_checks_are_served_while_all_clients_wait_for_a_response() -> None:
+    """Other requests get a 503, and their connection is closed."""
+
+    async def test(server: FakeServer) -> None:
+        waiting = [server.connect(GET) for _ in range(3)]
+        check, other = server.connect(), server.connect(POST)
+        check.protocol.data_received(HEALTHZ)
+        await asyncio.sleep(0)
+        assert b"".join(check.transport.written).startswith(b"HTTP/1.1 200")
+        refused = b"".join(other.transport.written)
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert b"\r\nretry-after: 1\r\n" in refused
+        assert other.transport.is_closed
+        server.is_answering.set()
+        await asyncio.wait(server.state.tasks)
+        assert [True] * 4 == open_connections([*waiting, check])
+
+    run_with_server(3, test)
+
+
+def test_connections_above_the_reserve_for_health_checks_are_aborted() -> None:
+    """A client that opens many connections cannot take the descriptors of deliveries."""
+
+    async def test(server: FakeServer) -> None:
+        waiting = [server.connect(GET.replace(b"/x", b"/readyz")) for _ in range(2 + 32)]
+        assert [True] * 34 == open_connections(waiting)
+        assert server.connect().transport.is_aborted
+        server.is_answering.set()
+        await asyncio.wait(server.state.tasks)
+
+    run_with_server(2, test)
+
+
+def test_idle_connection_for_health_checks_is_closed_for_a_new_one() -> None:
+    """A silent client above the limit is closed only when all reserved connections are in use."""
+
+    async def test(server: FakeServer) -> None:
+        busy = server.connect(GET)
+        reserved = [server.connect() for _ in range(32)]
+        assert [True] * 32 == open_connections(reserved)
+        latest = server.connect()
+        assert [False] * 3 + [True] * 29 == open_connections(reserved)
+        latest.protocol.data_received(HEALTHZ)
+        server.is_answering.set()
+        await busy.wait_until_served()
+        assert b"".join(latest.transport.written).startswith(b"HTTP/1.1 200")
+
+    run_with_server(1, test)
