@@ -28,6 +28,7 @@ from tarry.service.api.context import ApiLimits
 from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.service.delivery import Fault
 from tarry.service.engine.context import EngineLimits
+from tarry.service.file_descriptors import share_descriptors
 from tarry.service.model import TRANSITIONS
 from tarry.service.settings import Settings, load_settings
 from tests.integration.service import Service, Target, free_port, service, target
@@ -235,7 +236,7 @@ def test_statuses_on_the_page_match_the_code() -> None:
 
 
 def test_limits_on_the_page_match_the_code() -> None:
-    """The table has the limits of the engine and the API."""
+    """The table has the limits of the engine, the API and the connections."""
     rows = table_of(DOCS / "service-operations.md", "limit of one process")
     engine, api = EngineLimits(), ApiLimits()
 
@@ -251,6 +252,7 @@ def test_limits_on_the_page_match_the_code() -> None:
     ]
     # 503 is the status that two rows name: it is sent when their limit is reached.
     expected += [engine.max_unwritten, 503, api.max_waiting_requests, api.max_event_streams, 503]
+    expected += share_descriptors(1_000_000, in_flight=engine.max_running_attempts)
     assert expected == documented
 
 
