@@ -132,7 +132,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     _last_host: bytes | None = None
     """The last valid `Host` header. Most clients always send the same one."""
     _last_response_at = 0.0  # when the connection was opened, if there was no response yet
-    is_for_health_checks = False  # whether it was opened above the limit of clients
+    is_for_health_checks: bool = False  # whether it was opened above the limit of clients
     _served_cycle: Any = None
     """None until the client pipelines requests. Then the cycle (uvicorn's state of a request) of
     the request that is being served, while `cycle` belongs to the newest request."""
