@@ -47,6 +47,7 @@ def test_all_options() -> None:
         overrides={"maxAttempts": 2},
         callback=HOOK,
         callback_policy="quick",
+        prior_attempts=3,
     )
     assert {
         "targetUrl": HOOK,
@@ -60,6 +61,7 @@ def test_all_options() -> None:
         "policy": {"maxAttempts": 2},
         "callbackUrl": HOOK,
         "callbackPolicyId": "quick",
+        "priorAttempts": 3,
     } == task
     assert "bucket/x" == request_json(body_ref="bucket/x")["bodyRef"]
 

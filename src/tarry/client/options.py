@@ -36,7 +36,8 @@ class EnqueueOptions(TypedDict, total=False):
     the idempotency key of the task and its attempts; by default, the client generates one. `delay`
     or `at` sets the time of the first attempt. `overrides` changes fields of the policy for
     this task, such as `{"maxAttempts": 3}`. `callback` is the URL that receives the result, and
-    `callback_policy` names the policy for sending it.
+    `callback_policy` names the policy for sending it. `prior_attempts` is the number of attempts
+    made before the task was created; the header `X-Retry-Attempt` of the task includes them.
     """
 
     method: str
@@ -50,6 +51,7 @@ class EnqueueOptions(TypedDict, total=False):
     overrides: Mapping[str, Any] | None
     callback: str | None
     callback_policy: str | None
+    prior_attempts: int
 
 
 class EnqueueArguments(EnqueueOptions, total=False):
@@ -172,6 +174,7 @@ def build_task_request(
         policy=_to_dict("overrides", options.get("overrides")),
         callback_url=options.get("callback"),
         callback_policy_id=options.get("callback_policy"),
+        prior_attempts=options.get("prior_attempts", 0),
     )
 
 

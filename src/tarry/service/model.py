@@ -76,6 +76,8 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     callback_url: str | None = None
     callback_policy_id: str | None = None
     """The policy of the task that sends the callback; None: the policy `default`."""
+    prior_attempts: int = 0
+    """The number of attempts that the caller made before it created the task."""
     trace: str | None = None
     """The `traceparent` header (W3C) of the request that created the task."""
 

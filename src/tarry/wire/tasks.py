@@ -85,6 +85,8 @@ class RetryTaskRequest(_RequestBody):
     callback_url: UrlText | None = None
     callback_policy_id: PolicyName | None = None
     """The policy of the callback; null: the policy `default`."""
+    prior_attempts: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    """Number of attempts that the caller has made itself. `X-Retry-Attempt` includes them."""
 
 
 class TargetResponse(_Body, omit_defaults=True):

@@ -126,6 +126,7 @@ def test_all_fields_are_stored() -> None:
             "callbackUrl": "https://example.org",
             "callbackPolicyId": "quick",
             "idempotencyKey": "a key",
+            "priorAttempts": 3,
         }
         response = await api.request(
             "POST", "/retry-tasks", document, headers={"traceparent": TRACE}
@@ -140,10 +141,11 @@ def test_all_fields_are_stored() -> None:
         assert "https://example.com/a?b=c" == content.url
         assert {"maxAttempts": 3, "totalBudgetMs": None} == content.overrides
         assert "quick" == response.json["callbackPolicyId"]
-        assert ("PURGE", "https://example.org/", "quick", TRACE) == (
+        assert ("PURGE", "https://example.org/", "quick", 3, TRACE) == (
             content.method,
             content.callback_url,
             content.callback_policy_id,
+            content.prior_attempts,
             content.trace,
         )
 

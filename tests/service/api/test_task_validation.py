@@ -96,6 +96,7 @@ INVALID_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"idempotencyKey": "a\n"}, "idempotencyKey", "visible ASCII"),
     ({"delayMs": -1}, "delayMs", ">= 0"),
     ({"delayMs": 1.5}, "delayMs", "expected integer"),
+    ({"priorAttempts": -1}, "priorAttempts", ">= 0"),
     ({"delayMs": "5"}, "delayMs", "expected integer"),
     ({"delayMs": 10**30}, "delayMs", "<= 3155760000000"),
     ({"delayMs": 5, "nextAttemptAt": NOW}, "nextAttemptAt", "together with delayMs"),

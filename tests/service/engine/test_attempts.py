@@ -42,6 +42,22 @@ def test_failure_is_retried_with_the_same_key() -> None:
     run(main)
 
 
+def test_attempts_of_the_caller_are_counted() -> None:
+    """The number in `X-Retry-Attempt` includes the attempts that the caller made itself."""
+
+    async def main() -> None:
+        target = FakeTarget(BUSY, OK)
+        harness = EngineHarness(target)
+        (task,) = await harness.add(harness.new_task(prior_attempts=2))
+        await asyncio.sleep(5)
+
+        numbers = [dict(request.headers)["X-Retry-Attempt"] for request in target.requests]
+        assert ["3", "4"] == numbers
+        assert [1, 2] == [attempt.number for attempt in await harness.list_attempts(task)]
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     ("key", "overrides", "header"),
     [

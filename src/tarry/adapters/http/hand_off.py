@@ -66,6 +66,7 @@ class TaskClient(Protocol[T_co]):
         delay: float | None,
         policy: str,
         overrides: Mapping[str, str] | None,
+        prior_attempts: int,
     ) -> T_co:
         """Return when the service has stored the task; an async client returns an awaitable."""
         ...
@@ -146,6 +147,7 @@ class HandOffSender:
             return
         try:
             arguments = self._enqueue_arguments(request, error)
+            arguments["prior_attempts"] = call_record.attempts
             token = deadlines.current_scope.set(None)
             try:
                 deadlines.enter(environment.now() + HAND_OFF_TIMEOUT_S)

@@ -89,6 +89,7 @@ class TaskBuilder:
             overrides=request.policy or None,
             callback_url=callback_url,
             callback_policy_id=request.callback_policy_id,
+            prior_attempts=request.prior_attempts,
             trace=trace,
         )
         task = Task(

@@ -68,7 +68,7 @@ def build_request(
     headers = [
         *task_headers,
         (key_header, http.format_idempotency_key(task.key, policy.idempotency_key_format)),
-        (http.ATTEMPT_HEADER, str(task.attempts + 1)),
+        (http.ATTEMPT_HEADER, str(content.prior_attempts + task.attempts + 1)),
     ]
     if content.trace is not None:
         headers.append(("traceparent", content.trace))
