@@ -71,12 +71,13 @@ def test_store_is_configured_as_for_serve(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["list", "--store", "memory:"], 2, "--store must be sqlite:PATH"),
+        (["list", "--store", "memory:"], 2, "--store must be a file"),
         (["list", "--store", "sqlite:nowhere/none.db"], 2, "nowhere/none.db does not exist"),
-        (["list", "--store", "mysql:x"], 2, "store must be sqlite:PATH or memory:"),
+        (["list", "--store", "nowhere/none.db"], 2, "nowhere/none.db does not exist"),
+        (["list", "--store", "mysql:x"], 2, "store must be a path, sqlite:PATH or memory:"),
         (["create", "--tenant", "a/b", "--store", "memory:"], 2, "tenant must be"),
     ],
-    ids=["memory", "no such file", "unknown store", "tenant"],
+    ids=["memory", "no such file", "no such path", "unknown store", "tenant"],
 )
 def test_invalid_option_is_reported(arguments: list[str], code: int, message: str) -> None:
     """An invalid store or tenant is reported, and no store is created."""

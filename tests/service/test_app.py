@@ -41,7 +41,7 @@ def test_only_the_owner_can_read_the_store(tmp_path: Path) -> None:
 
 def test_an_unknown_store_is_an_error() -> None:
     """The error names the setting."""
-    with pytest.raises(ConfigurationError, match="store must be sqlite:PATH or memory:"):
+    with pytest.raises(ConfigurationError, match="store must be a path, sqlite:PATH or memory:"):
         make_store("redis:")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.settings import Settings, check_environment, load_settings
+from tarry.service.settings import Settings, check_environment, load_settings, sqlite_path
 
 _KEY = "A" * 43 + "="
 _FILE = __file__
@@ -109,9 +109,13 @@ def test_an_error_names_the_source_and_the_rule(
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("store", "postgres://x", "store must be sqlite:PATH or memory:, got 'postgres://x'"),
-        ("store", "sqlite:", "store must name a file: sqlite:PATH"),
-        ("store", "sqlite:/usr", "store must be a file, but /usr is a folder: write sqlite:/usr/"),
+        ("store", "postgres://x", "store must be a path, sqlite:PATH or memory:, got 'postgres://"),
+        ("store", "redis:", "store must be a path, sqlite:PATH or memory:, got 'redis:'"),
+        ("store", "memory", "store must be a path, sqlite:PATH or memory:, got 'memory'"),
+        ("store", "sqlite:", "store must name a file"),
+        ("store", "", "store must name a file"),
+        ("store", "sqlite:/usr", "store must be a file, but /usr is a folder: write /usr/tarry.db"),
+        ("store", "/usr", "store must be a file, but /usr is a folder: write /usr/tarry.db"),
         ("store", f"sqlite:{_FILE}/x", f"store cannot be used, because {_FILE} is not a folder"),
         ("bodies", "ftp://x", "bodies must be a folder or a URL like s3://bucket/path ("),
         ("bodies", _FILE, f"bodies cannot be used, because {_FILE} is not a folder"),
@@ -143,6 +147,24 @@ def test_values_are_checked_when_they_are_loaded(name: str, value: str, message:
         with pytest.raises(ConfigurationError) as raised:
             load_settings(flags, environ, set_values=set_values)
         assert str(raised.value).startswith(f"{source}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("store", "path"),
+    [
+        ("tasks.db", "tasks.db"),
+        ("./data/tasks.db", "data/tasks.db"),
+        ("/srv/tasks.db", "/srv/tasks.db"),
+        ("C:tasks.db", "C:tasks.db"),
+        ("sqlite:tasks.db", "tasks.db"),
+        ("sqlite:///srv/tasks.db", "/srv/tasks.db"),
+    ],
+)
+def test_a_store_can_be_a_path(store: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path without `sqlite:` names a SQLite file."""
+    monkeypatch.setattr("os.access", lambda *_: True)
+
+    assert Path(path) == sqlite_path(load_settings({"store": store}, {}).settings.store)
 
 
 def test_a_folder_must_be_writable(monkeypatch: pytest.MonkeyPatch) -> None:

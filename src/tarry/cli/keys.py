@@ -29,7 +29,7 @@ StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
-        metavar="URL",
+        metavar="PATH|URL",
         help="Store of the service.",
         show_default="as for `tarry serve`: TARRY_STORE, --config, or sqlite:tarry-data/tarry.db",
     ),
@@ -124,9 +124,9 @@ def _use_store(
 
     url = load_settings({"store": url}, file=config_file).settings.store
     if url == "memory:":
-        rule = "must be sqlite:PATH, because a memory: store exists only inside its service"
+        rule = "must be a file, because a memory: store exists only inside its service"
         raise ConfigurationError("--store", rule)
-    if url.startswith("sqlite:") and not may_create and not sqlite_path(url).exists():
+    if not may_create and not sqlite_path(url).exists():
         msg = f"--store: {sqlite_path(url)} does not exist. Is this the store of your service?"
         raise ConfigurationError(msg)
     store = make_store(url)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tarry.service.settings import LoadedSettings
 
 StoreOption = Annotated[
-    str | None, typer.Option(help="Store of the tasks: sqlite:PATH or memory:", metavar="URL")
+    str | None,
+    typer.Option(help="Store of the tasks: a path, sqlite:PATH or memory:", metavar="PATH|URL"),
 ]
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on.")]
 PortOption = Annotated[int | None, typer.Option(help="Port to listen on; 0 selects a free port.")]

@@ -34,7 +34,7 @@ try:
     from tarry.service.engine.result_writer import build_callback_task
     from tarry.service.file_descriptors import current_limit, share_descriptors
     from tarry.service.payloads import BodyStore
-    from tarry.service.settings import MEMORY_URL, SQLITE_SCHEME, check_setting, sqlite_path
+    from tarry.service.settings import MEMORY_URL, check_setting, sqlite_path
     from tarry.service.store import LeaseTerms, Retention
 except ImportError as _missing:
     _message = f"the service needs {_missing.name}: pip install 'tarry[service]'"
@@ -91,7 +91,7 @@ class Service:
         self.store: Store = make_store(settings.store, writer_process=writer_process)
         codec = Codec(settings.encryption_keys)
         bodies_url = settings.bodies or "memory:///"
-        if not settings.bodies and settings.store.startswith(SQLITE_SCHEME):
+        if not settings.bodies and settings.store != MEMORY_URL:
             bodies_url = str(sqlite_path(settings.store).parent / "bodies")
         body_store = BodyStore(
             bodies_url,
@@ -203,7 +203,7 @@ class Service:
 
 
 def make_store(url: str, *, writer_process: bool = False) -> Store:
-    """Return the store for the URL `sqlite:PATH` or `memory:`; create the file if it is missing."""
+    """Return the store for a path, `sqlite:PATH` or `memory:`; create the file if it is missing."""
     check_setting("store", url)
     from tarry.service.stores.sqlite import IN_MEMORY, SqliteStore
 
@@ -221,7 +221,7 @@ def make_store(url: str, *, writer_process: bool = False) -> Store:
 
 def data_location(settings: Settings) -> str:
     """Describe where the data is stored, for the start message."""
-    if settings.store.startswith(SQLITE_SCHEME):
+    if settings.store != MEMORY_URL:
         return str(sqlite_path(settings.store).absolute())
     return "memory: it is lost when the process stops"
 

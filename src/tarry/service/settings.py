@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 DEFAULT_SOURCE = "default"
 """The source of a setting that has its default value."""
 SECRET_SETTINGS = frozenset({"encryption_keys", "signing_secrets"})
-MEMORY_URL, SQLITE_SCHEME = "memory:", "sqlite:"
+MEMORY_URL = "memory:"
+_SQLITE_SCHEME = "sqlite:"
+_STORE_RULE = "must be a path, sqlite:PATH or memory:"
+_OTHER_STORE = re.compile(r"memory|sqlite|(?!sqlite:)[A-Za-z][A-Za-z0-9+.-]+:.*")
+"""A URL of another kind of store, or a kind of store without its colon; anything else is a path."""
 
 
 def _help(text: str, *, ge: int | None = None, le: int | None = None) -> Meta:
@@ -46,7 +50,7 @@ def _help(text: str, *, ge: int | None = None, le: int | None = None) -> Meta:
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of the service, with their defaults and help texts."""
 
-    store: Annotated[str, _help("Where tasks are stored: sqlite:PATH or memory:")] = (
+    store: Annotated[str, _help("Where tasks are stored: a path, sqlite:PATH or memory:")] = (
         "sqlite:tarry-data/tarry.db"
     )
     bodies: Annotated[
@@ -323,22 +327,22 @@ def check_setting(name: str, value: Any) -> None:
 
 
 def sqlite_path(url: str) -> Path:
-    """Return the file of a sqlite: URL; `sqlite:///srv/t.db` is the same as `sqlite:/srv/t.db`."""
-    rest = url.removeprefix(SQLITE_SCHEME)
+    """Return the file of a store; `sqlite:///srv/t.db` is the same as `/srv/t.db`."""
+    rest = url.removeprefix(_SQLITE_SCHEME)
     path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
     if not path.strip("/"):
-        raise ConfigurationError("store", "must name a file: sqlite:PATH", url)
+        raise ConfigurationError("store", "must name a file", url)
     return Path(path)
 
 
 def _check_store(url: str) -> None:
     if url == MEMORY_URL:
         return
-    if not url.startswith(SQLITE_SCHEME):
-        raise ConfigurationError("store", "must be sqlite:PATH or memory:", url)
+    if _OTHER_STORE.fullmatch(url):
+        raise ConfigurationError("store", _STORE_RULE, url)
     path = sqlite_path(url)
     if path.is_dir():
-        rule = f"must be a file, but {path} is a folder: write sqlite:{path}/tarry.db"
+        rule = f"must be a file, but {path} is a folder: write {path}/tarry.db"
         raise ConfigurationError("store", rule)
     _check_folder("store", path.parent)
 
