@@ -39,6 +39,34 @@ def test_only_the_owner_can_read_the_store(tmp_path: Path) -> None:
     assert str(path) == data_location(Settings(store=f"sqlite:{path}"))
 
 
+@pytest.mark.parametrize(
+    ("name", "mode", "warnings"),
+    [
+        ("tarry.db", 0o644, ["mode 644): run chmod 600 {path}"]),
+        ("tarry.db-wal", 0o606, ["mode 606): run chmod 600 {path}"]),
+        ("bodies", 0o755, ["mode 755): run chmod 700 {path}"]),
+        ("tarry.db", 0o660, []),
+        ("bodies", 0o750, []),
+    ],
+)
+def test_a_restored_file_that_others_can_read_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, mode: int, warnings: list[str]
+) -> None:
+    """A warning names the mode and the command that changes it; the mode stays."""
+    path = tmp_path / name
+    path.mkdir() if name == "bodies" else path.touch()
+    path.chmod(mode)
+
+    async def main() -> None:
+        Service(Settings(store=f"sqlite:{tmp_path / 'tarry.db'}"))
+
+    asyncio.run(main())
+
+    expected = [f"other users have access to {path} ({text.format(path=path)}" for text in warnings]
+    assert expected == caplog.messages
+    assert mode == path.stat().st_mode & 0o777
+
+
 def test_an_unknown_store_is_an_error() -> None:
     """The error names the setting."""
     with pytest.raises(ConfigurationError, match="store must be a path, sqlite:PATH or memory:"):

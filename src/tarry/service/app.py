@@ -7,6 +7,7 @@ import os
 import secrets
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError, MissingExtra
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from tarry.service.settings import Settings
     from tarry.service.store import Store
     from tarry.wire.http import Receive, Scope, Send
-
 
 _logger = logging.getLogger("tarry.service")
 
@@ -93,6 +93,7 @@ class Service:
         bodies_url = settings.bodies or "memory:///"
         if not settings.bodies and settings.store != MEMORY_URL:
             bodies_url = str(sqlite_path(settings.store).parent / "bodies")
+            _warn_if_public(Path(bodies_url))
         body_store = BodyStore(
             bodies_url,
             max_object_bytes=settings.max_body_bytes,
@@ -216,7 +217,20 @@ def make_store(url: str, *, writer_process: bool = False) -> Store:
             path.touch(mode=0o600)  # requests of callers may contain secrets
     except OSError as error:
         raise ConfigurationError(f"store: cannot create {path}: {error.strerror}") from error
+    _warn_if_public(path)
+    _warn_if_public(Path(f"{path}-wal"))
     return SqliteStore(path, writer_process=writer_process)
+
+
+def _warn_if_public(path: Path) -> None:
+    """Log a warning if all users of the machine can use a file or folder, as after a restore.
+
+    The mode is not changed, because it may be intended. Access for the group is not reported:
+    Kubernetes grants it on volumes with an `fsGroup`.
+    """
+    if path.exists() and (mode := path.stat().st_mode & 0o777) & 0o007:
+        fix = f"chmod {'700' if path.is_dir() else '600'} {path}"
+        _logger.warning("other users have access to %s (mode %o): run %s", path, mode, fix)
 
 
 def data_location(settings: Settings) -> str:
