@@ -220,7 +220,20 @@ DONE = Decision(action="done")
         (
             build_task(status=Status.CANCELLED, finished_at=NOW - 20_400),
             [],
-            "was to wait 20 s (ceiling 20 s, full jitter), cut short after 1 s. It was cancelled",
+            "a retry was planned after 20 s (ceiling 20 s, full jitter). It was cancelled; no att",
+        ),
+        (
+            build_task(status=Status.CANCELLED, finished_at=NOW - 1_400),
+            [],
+            "a retry was planned after 20 s (ceiling 20 s, full jitter). It was cancelled; no att",
+        ),
+        (
+            build_task(status=Status.CANCELLED, finished_at=NOW),
+            [build_attempt(2, started_at=NOW - 1_390, decision=WAIT)],
+            (
+                "waited 20 s (ceiling 20 s, full jitter); attempt 2 got 503; a retry was planned "
+                "after 50 ms (ceiling 100 ms, full jitter). It was cancelled; no att"
+            ),
         ),
         (
             build_task(next_attempt_at=NOW - 20_400),
@@ -233,7 +246,16 @@ DONE = Decision(action="done")
             "was to wait 20 s (ceiling 20 s, full jitter), cut short after 1 s. Attempt 1 is run",
         ),
     ],
-    ids=["retried", "as planned", "delayed", "cancelled", "due", "running"],
+    ids=[
+        "retried",
+        "as planned",
+        "delayed",
+        "cancelled",
+        "cancelled late",
+        "cancelled retry",
+        "due",
+        "running",
+    ],
 )
 def test_a_wait_that_differs_from_the_plan_is_explained(
     task: Task, later_attempts: list[AttemptRecord], expected: str

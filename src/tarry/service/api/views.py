@@ -236,7 +236,8 @@ def explain_task(
     steps: list[wire.ExplainedStep] = []
     for attempt, wait_end in zip(attempts, wait_ends, strict=False):
         view = attempt_view(task.id, attempt, secrets)
-        text = _describe_attempt(attempt, view.error_message, wait_end)
+        is_cancelled = status is Status.CANCELLED and attempt is attempts[-1]
+        text = _describe_attempt(attempt, view.error_message, wait_end, is_cancelled=is_cancelled)
         if _led_to_stop(attempt) and (attempt is not attempts[-1] or not status.is_finished):
             text += "; was replayed"
         steps.append(wire.ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
@@ -262,10 +263,13 @@ def explain_task(
     )
 
 
-def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int | None) -> str:
+def _describe_attempt(
+    attempt: AttemptRecord, error: str | None, wait_end: int | None, *, is_cancelled: bool
+) -> str:
     """Describe an attempt and the wait after it, which ended at `wait_end` (None: still waiting).
 
-    `error` is the error message of the attempt, with secrets redacted.
+    `error` is the error message of the attempt, with secrets redacted. `is_cancelled`: the task was
+    cancelled during the attempt or the wait.
     """
     if attempt.outcome == LOST:
         result = f"attempt {attempt.number} was lost with its worker"
@@ -283,10 +287,11 @@ def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int |
     waited_ms = None
     if wait_end is not None:
         waited_ms = wait_end - attempt.started_at - (attempt.duration_ms or 0.0)
-    return f"{result}; {_describe_decision(attempt.decision, waited_ms)}"
+    decision = _describe_decision(attempt.decision, waited_ms, is_cancelled=is_cancelled)
+    return f"{result}; {decision}"
 
 
-def _describe_decision(decision: Decision, waited_ms: float | None) -> str:
+def _describe_decision(decision: Decision, waited_ms: float | None, *, is_cancelled: bool) -> str:
     """Describe a decision; `waited_ms` is the actual wait, or None if the task still waits."""
     details: list[str] = []
     if decision.ceiling_ms is not None:
@@ -302,6 +307,8 @@ def _describe_decision(decision: Decision, waited_ms: float | None) -> str:
         return f"stopped: {_REASON_TEXTS.get(reason, reason)}{suffix}"
     delay_ms = decision.delay_ms or 0.0
     planned_wait = f"{format_duration(delay_ms / 1000)}{suffix}"
+    if is_cancelled:
+        return f"a retry was planned after {planned_wait}"
     if waited_ms is None:
         return f"waits {planned_wait}"
     if -_EARLY_TOLERANCE_MS <= waited_ms - delay_ms <= _LATE_TOLERANCE_MS:
