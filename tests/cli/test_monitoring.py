@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from typing import IO, Any
 
 import pytest
 
-from tarry.cli.monitoring import Snapshot, event_details, parse_metrics, summarize
+from tarry.cli.monitoring import Snapshot, event_details, parse_metrics, summarize, wait_for_quit
 from tarry.client import Client
 from tarry.wire.tasks import ServiceEvent
 from tests.cli.harness import CommandResult, run_command
@@ -111,6 +113,53 @@ def test_top_prints_json_lines(address: str, lane: str) -> None:
         assert (130, "") == interrupt(process)
     assert sample["tasks"]["SUCCEEDED"] > 0
     assert lane in [downstream["lane"] for downstream in sample["downstreams"]]
+
+
+def read_until(descriptor: int, text: bytes) -> bytes:
+    """Read from a terminal until `text` appears, or until the terminal is closed."""
+    received = b""
+    while text not in received:
+        try:
+            received += os.read(descriptor, 65536)
+        except OSError:  # Linux: no process has the terminal open any more
+            break
+    return received
+
+
+def test_q_quits_top(address: str) -> None:
+    """In a terminal, the key q ends `top`; the exit code is 0."""
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "tarry", "top", "--server", address]
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment
+    ) as process:
+        os.close(terminal)
+        try:
+            screen = read_until(controller, b"per second: ")
+            os.write(controller, b"q")
+            screen += read_until(controller, b"never printed")
+            assert 0 == process.wait(), screen
+        finally:
+            process.kill()
+            os.close(controller)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"), [(b"q", True), (b"xQ", True), (b"", True), (b"x", False)]
+)
+def test_wait_for_quit(keys: bytes, expected: bool) -> None:
+    """The wait ends when q is pressed, and when the terminal is closed."""
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, keys)
+        if not keys:
+            os.close(writer)
+        assert expected is wait_for_quit(reader, 60.0 if expected else 0.01)
+    finally:
+        os.close(reader)
+        if keys:
+            os.close(writer)
 
 
 def test_top_in_a_pipe_prints_one_table(

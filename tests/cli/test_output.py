@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tarry.cli.output import (
     check_output_path,
     format_cell,
+    table,
     time_of_day,
     time_since,
     time_until,
@@ -62,6 +64,21 @@ def test_cells_are_escaped() -> None:
     assert ["[bold]\\x1b[2J", "", "7"] == [
         format_cell(value).plain for value in ("[bold]\x1b[2J", None, 7)
     ]
+
+
+@pytest.mark.parametrize("width", [100, 60, 56])
+def test_only_one_column_is_cut(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a narrow terminal, the cells of one column are cut, and no word is split."""
+    headings = ("downstream", "state", "pending", "running", "dead", "p50", "p95")
+    row = ("https:orders.example.com:8443", "PROBING", "1234", "12", "3", "1.2s", "2.5s")
+
+    Console(width=width).print(table(headings, [row], cut_column="downstream"))
+
+    heading_line, row_line = capsys.readouterr().out.splitlines()
+    assert list(headings) == heading_line.split()
+    name, *cells = row_line.split()
+    assert list(row[1:]) == cells
+    assert name == row[0] if width == 100 else name.endswith("…")
 
 
 def test_times_are_relative() -> None:

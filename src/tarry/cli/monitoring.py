@@ -6,7 +6,12 @@ A downstream is the state that the service keeps for one target host: statistics
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import sys
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -28,7 +33,7 @@ from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from rich.console import RenderableType
 
@@ -73,7 +78,14 @@ def downstreams(
     with connect(server, api_key) as client:
         listed = list(islice(client.downstreams(), limit))
     if_empty = "none yet: a downstream is created with the first task for its host"
-    output.print_list(listed, _HEADINGS, _downstream_row, as_json=as_json, if_empty=if_empty)
+    output.print_list(
+        listed,
+        _HEADINGS,
+        _downstream_row,
+        as_json=as_json,
+        if_empty=if_empty,
+        cut_column="downstream",
+    )
 
 
 def _downstream_row(downstream: DownstreamInfo) -> tuple[object, ...]:
@@ -168,13 +180,18 @@ def top(
 ) -> None:
     """Show the number of tasks, rates and the busiest downstreams, once a second.
 
-    Runs until Ctrl-C. Without a terminal, prints one table. With --json, each line is a snapshot.
+    Runs until q or Ctrl-C. Without a terminal, prints one table. With --json, each line is a
+    snapshot.
     """
     from rich.live import Live
 
     terminal = output.console()
-    with connect(server, api_key) as client:
-        snapshot_pairs = pairwise(_snapshots(client, server, api_key))
+    reads_keys = terminal.is_terminal and not as_json
+    with (
+        connect(server, api_key) as client,
+        _quit_key() if reads_keys else nullcontext(_sleep) as wait,
+    ):
+        snapshot_pairs = pairwise(_snapshots(client, server, api_key, wait))
         if as_json:
             for previous, current in snapshot_pairs:
                 output.print_json(summarize(previous, current), indent=None)
@@ -209,9 +226,50 @@ def parse_metrics(text: str) -> dict[str, dict[str, float]]:
     return metrics
 
 
-def _snapshots(client: Client, server: str, api_key: str | None) -> Iterator[Snapshot]:
-    """Yield a snapshot every `REFRESH_INTERVAL_S` seconds, forever."""
-    while True:
+@contextmanager
+def _quit_key() -> Generator[Callable[[float], bool]]:
+    """Read single keys from the terminal; yield a function that waits until q is pressed.
+
+    Without a terminal as standard input, and on Windows, there is only Ctrl-C.
+    """
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        yield _sleep
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    attributes = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)  # keys are not echoed, and can be read without Enter
+    try:
+        yield partial(wait_for_quit, descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, attributes)
+
+
+def _sleep(seconds: float) -> bool:
+    environment.blocking_sleep(seconds, None)
+    return False
+
+
+def wait_for_quit(descriptor: int, seconds: float) -> bool:
+    """Wait, and return whether q was pressed or the terminal was closed; True ends the wait."""
+    end = environment.now() + seconds
+    while (remaining := end - environment.now()) > 0:
+        readable, _, _ = select.select([descriptor], [], [], remaining)
+        if readable:
+            keys = os.read(descriptor, 1024)
+            if not keys or b"q" in keys.lower():
+                return True
+    return False
+
+
+def _snapshots(
+    client: Client, server: str, api_key: str | None, wait: Callable[[float], bool]
+) -> Iterator[Snapshot]:
+    """Yield a snapshot every `REFRESH_INTERVAL_S` seconds until `wait` returns True."""
+    is_quit = False
+    while not is_quit:
         downstreams = sorted(
             islice(client.downstreams(), _MAX_DOWNSTREAMS),
             key=lambda info: (-info.pending - info.in_flight, -info.dead, info.lane),
@@ -219,7 +277,7 @@ def _snapshots(client: Client, server: str, api_key: str | None) -> Iterator[Sna
         text = _fetch_metrics(server, api_key)
         has_counters = "retry_attempts_total" in text
         yield Snapshot(environment.now(), parse_metrics(text), downstreams, has_counters)
-        environment.blocking_sleep(REFRESH_INTERVAL_S, None)
+        is_quit = wait(REFRESH_INTERVAL_S)
 
 
 def _fetch_metrics(server: str, api_key: str | None) -> str:
@@ -266,7 +324,11 @@ def _render(previous: Snapshot, current: Snapshot, max_rows: int) -> RenderableT
         Text(f"tasks: {tasks or 'none'}"),
         Text(f"per second: {rates}"),
         Text(),
-        output.table(_HEADINGS, map(_downstream_row, current.downstreams[: max(1, max_rows)])),
+        output.table(
+            _HEADINGS,
+            map(_downstream_row, current.downstreams[: max(1, max_rows)]),
+            cut_column="downstream",
+        ),
     )
 
 

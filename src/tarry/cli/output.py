@@ -98,18 +98,27 @@ def print_list(
 def table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], *, cut_column: str | None = None
 ) -> Table:
-    """Return a table; cells of the column `cut_column` are cut off at the terminal's edge."""
+    """Return a table that fits the terminal: cells of `cut_column` are cut, and no others.
+
+    Without `cut_column`, cells are wrapped, except in the first column, so that ids can be copied.
+    """
     from rich.table import Table
 
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    lines = [[format_cell(value) for value in row] for row in rows]
     for index, heading in enumerate(headings):
-        if heading == cut_column:
-            result.add_column(heading, overflow="ellipsis", no_wrap=True)
-        else:
-            # The first column is not wrapped, so that ids can be copied.
+        if cut_column is None:
             result.add_column(heading, overflow="fold", no_wrap=index == 0)
-    for row in rows:
-        result.add_row(*(format_cell(value) for value in row))
+        elif heading != cut_column:
+            width = max([len(heading), *(line[index].cell_len for line in lines)])
+            result.add_column(heading, no_wrap=True, min_width=width)
+        else:
+            # rich narrows only columns that may wrap, so the cells are marked instead.
+            result.add_column(heading, overflow="ellipsis", min_width=len(heading))
+            for line in lines:
+                line[index].no_wrap = True
+    for line in lines:
+        result.add_row(*line)
     return result
 
 
