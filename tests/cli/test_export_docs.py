@@ -15,9 +15,7 @@ from tarry.policyfile.defence import Defence
 from tarry.policyfile.grpc import to_grpc
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
-POLICY = next(
-    iter(re.findall(r"^```\n(# checkout\.toml\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
-)
+POLICY = next(iter(re.findall(r"^```\n(# policy\.toml\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)))
 COMMANDS = re.findall(
     r"^```console\n\$ tarry policy ([^\n]*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
 )
@@ -31,7 +29,7 @@ def test_command_prints_what_the_page_shows(
 ) -> None:
     """Each command on the page prints the output shown below it."""
     monkeypatch.chdir(tmp_path)
-    Path("checkout.toml").write_text(POLICY, encoding="utf-8")
+    Path("policy.toml").write_text(POLICY, encoding="utf-8")
     Path("config.json").write_text(service_config(), encoding="utf-8")
 
     result = CliRunner().invoke(app, shlex.split(command.removesuffix("2>/dev/null")))

@@ -151,6 +151,15 @@ def test_invalid_file_is_rejected_with_its_line(tmp_path: Path) -> None:
         assert f"{path}:2: initial_delay" in error_of(*command, path)
 
 
+@pytest.mark.parametrize("command", ["check", "explain"])
+def test_scenario_instead_of_a_policy_is_rejected(command: str) -> None:
+    """The error for a scenario file names the key of its policy."""
+    scenario = Path(__file__).parents[2] / "examples" / "checkout.toml"
+
+    expected = f"{scenario} is a scenario, not a policy: its policy is the value of clients.defence"
+    assert expected == error_of(command, scenario)
+
+
 def test_import_of_grpc_prints_toml(file: Path, tmp_path: Path) -> None:
     """An exported gRPC config is imported as the same policy, as far as gRPC supports it."""
     config = tmp_path / "config.json"

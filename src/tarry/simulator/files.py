@@ -66,7 +66,16 @@ _DISTRIBUTION_KINDS: dict[type, str] = {cls: kind for kind, cls in DISTRIBUTIONS
 
 def read_defence(path: Path) -> Defence:
     """Read a policy file: the data of `Defence.from_dict` in TOML, YAML or JSON."""
-    return build_defence(read_document(path).root)
+    return build_defence(read_policy_document(path).root)
+
+
+def read_policy_document(path: Path) -> Document:
+    """Read the document of a policy file; raise if the file is a scenario."""
+    document = read_document(path)
+    if "servers" in document.data:
+        msg = f"{path} is a scenario, not a policy: its policy is the value of clients.defence"
+        raise ConfigurationError(msg)
+    return document
 
 
 def read_study(path: Path) -> Study:
@@ -212,7 +221,7 @@ def _inline_files(document: Document) -> Document:
 
     def read_policy_file(value: DocumentValue) -> dict[str, Any]:
         try:
-            policy_document = read_document(document.path.parent / value.data)
+            policy_document = read_policy_document(document.path.parent / value.data)
         except ConfigurationError as error:
             raise value.error(f"defence: {error}") from None
         build_defence(policy_document.root)
