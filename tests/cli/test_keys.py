@@ -42,7 +42,8 @@ def test_only_the_key_is_on_standard_output(store: str) -> None:
     created = run_command("keys", "create", "--tenant", "shop", "--store", store)
 
     listed = run_command("keys", "list", "--store", store)
-    (document,) = run_command("keys", "list", "--tenant", "shop", "--store", store, "--json").json
+    listed_keys = run_command("keys", "list", "--tenant", "shop", "--store", store, "--json").json
+    (document,) = listed_keys["items"]
     other_tenant = run_command("keys", "list", "--tenant", "other", "--store", store)
 
     assert created.out.startswith("tarry_")
@@ -64,7 +65,7 @@ def test_store_is_configured_as_for_serve(
     keys = run_command("keys", "list", "--config", config, "--json").json
     monkeypatch.setenv("TARRY_STORE", store)
 
-    assert 1 == len(keys)
+    assert 1 == len(keys["items"])
     assert keys == run_command("keys", "list", "--json").json
 
 

@@ -255,7 +255,8 @@ def test_downstreams_have_state_backlog_and_latency(
 
     heading, *rows = run_cli("downstreams").out.splitlines()
     (row,) = [row.split() for row in rows if row.split()[0] == lane]
-    (document,) = [each for each in run_cli("downstreams", "--json").json if each["lane"] == lane]
+    listed = run_cli("downstreams", "--json").json["items"]
+    (document,) = [each for each in listed if each["lane"] == lane]
 
     assert "downstream state pending running dead p50 p95" == " ".join(heading.split())
     assert [lane, "ACTIVE", "1", "0", "0"] == row[:5]

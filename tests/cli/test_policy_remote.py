@@ -72,7 +72,7 @@ def test_list_has_stored_and_built_in_policies(run_cli: RunCli, file: Path) -> N
     run_cli("policy", "apply", file, "--name", "listed")
 
     rows = {line.split()[0]: line for line in run_cli("policy", "list").out.splitlines()}
-    names = [policy["policyId"] for policy in run_cli("policy", "list", "--json").json]
+    names = [policy["policyId"] for policy in run_cli("policy", "list", "--json").json["items"]]
 
     assert "  2.5 s  " in rows["listed"]
     assert "built in" in rows["webhook"]

@@ -45,18 +45,18 @@ def test_list_has_a_row_for_each_task(
 
 
 def test_list_as_json(run_cli: RunCli, lane: str, pending_task: str, failed_task: str) -> None:
-    """With --json the list is one document; filters and limit apply."""
-    unfiltered = run_cli("tasks", "list", "--lane", lane, "--json").json
-    limited = run_cli("tasks", "list", "--lane", lane, "--limit", "1", "--json").json
-    by_status = run_cli("tasks", "list", "--lane", lane, "--status", "pending", "--json").json
-    by_reason = run_cli("tasks", "list", "--lane", lane, "--reason", "permanent", "--json").json
-    by_policy = run_cli("tasks", "list", "--lane", lane, "--policy", "webhook", "--json").json
+    """With --json the list is one document, like a page of the API; filters and limit apply."""
 
-    assert [failed_task, pending_task] == [task["taskId"] for task in unfiltered]
-    assert [failed_task] == [task["taskId"] for task in limited]
-    assert [pending_task] == [task["taskId"] for task in by_status]
-    assert [failed_task] == [task["taskId"] for task in by_reason]
-    assert [] == by_policy
+    def list_ids(*options: str) -> list[str]:
+        document = run_cli("tasks", "list", "--lane", lane, *options, "--json").json
+        assert ["items"] == list(document)
+        return [task["taskId"] for task in document["items"]]
+
+    assert [failed_task, pending_task] == list_ids()
+    assert [failed_task] == list_ids("--limit", "1")
+    assert [pending_task] == list_ids("--status", "pending")
+    assert [failed_task] == list_ids("--reason", "permanent")
+    assert [] == list_ids("--policy", "webhook")
 
 
 def test_limited_list_is_reported(
@@ -66,10 +66,10 @@ def test_limited_list_is_reported(
     limited = run_cli("tasks", "list", "--lane", lane, "--limit", "1", "--json")
     complete = run_cli("tasks", "list", "--lane", lane, "--limit", "2", "--json")
 
-    assert [failed_task] == [task["taskId"] for task in limited.json]
+    assert [failed_task] == [task["taskId"] for task in limited.json["items"]]
     assert "only the first 1 are listed; use --limit to list more\n" == limited.err
     assert ([failed_task, pending_task], "") == (
-        [task["taskId"] for task in complete.json],
+        [task["taskId"] for task in complete.json["items"]],
         complete.err,
     )
 
@@ -103,7 +103,7 @@ def test_show_has_the_task_and_its_attempts(run_cli: RunCli, failed_task: str) -
     assert " 404     stopped: permanent" in second
     assert [failed_task, [503, 404]] == [
         document["taskId"],
-        [attempt["responseStatus"] for attempt in document["attempts"]],
+        [attempt["responseStatus"] for attempt in document["attempts"]["items"]],
     ]
 
 
@@ -244,7 +244,7 @@ def dead_letters(client: Client, target: FlakyServer) -> list[str]:
 def test_list_of_dead_letters(run_cli: RunCli, lane: str, dead_letters: list[str]) -> None:
     """The list has only dead letters, with the reason of each."""
     shown = run_cli("dead", "list", "--lane", lane)
-    document = run_cli("dead", "list", "--lane", lane, "--limit", "1", "--json").json
+    document = run_cli("dead", "list", "--lane", lane, "--limit", "1", "--json").json["items"]
 
     heading, *rows = shown.out.splitlines()
     assert ["task", "reason", "attempts", "finished", "target"] == heading.split()
@@ -260,7 +260,7 @@ def test_dry_run_replays_nothing(run_cli: RunCli, lane: str, dead_letters: list[
     result = run_cli("dead", "replay", "--lane", lane, "--dry-run")
 
     assert (0, "2 dead letters would be replayed\n", "") == result
-    assert 2 == len(run_cli("dead", "list", "--lane", lane, "--json").json)
+    assert 2 == len(run_cli("dead", "list", "--lane", lane, "--json").json["items"])
 
 
 def test_replay_of_a_downstream(
@@ -334,7 +334,7 @@ def test_replay_of_one_dead_letter(
     assert 0 == result.code, result.err
     assert "SUCCEEDED" == client.wait(dead_letters[0], 30).status
     assert dead_letters[1:] == [
-        task["taskId"] for task in run_cli("dead", "list", "--lane", lane, "--json").json
+        task["taskId"] for task in run_cli("dead", "list", "--lane", lane, "--json").json["items"]
     ]
 
 
@@ -356,7 +356,7 @@ def test_invalid_rate_names_the_option(run_cli: RunCli) -> None:
 def test_purge_asks_for_confirmation(run_cli: RunCli, lane: str, dead_letters: list[str]) -> None:
     """If the user declines, `purge` deletes nothing and exits with 1; "y" deletes."""
     declined = run_cli("dead", "purge", "--lane", lane, stdin=b"n\n", is_terminal=True)
-    remaining = run_cli("dead", "list", "--lane", lane, "--json").json
+    remaining = run_cli("dead", "list", "--lane", lane, "--json").json["items"]
     confirmed = run_cli("dead", "purge", "--lane", lane, stdin=b"y\n", is_terminal=True)
 
     assert 1 == declined.code
@@ -383,4 +383,4 @@ def test_purge_without_terminal_requires_yes(
 
     assert 2 == without_yes.code
     assert "--yes is required" in without_yes.err
-    assert {"purged": 2} == with_yes.json
+    assert {"purged": 2, "more": False} == with_yes.json

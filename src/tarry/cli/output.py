@@ -86,9 +86,9 @@ def print_list(
     if_empty: str = "none",
     cut_column: str | None = None,
 ) -> None:
-    """Print values as JSON, or as a table; `to_row` returns the cells of a value."""
+    """Print values as JSON, like a page of the API, or as a table of the cells of `to_row`."""
     if as_json:
-        print_json(values)
+        print_json({"items": values})
     elif not values:
         print_text(if_empty)
     else:

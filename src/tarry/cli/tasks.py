@@ -93,7 +93,7 @@ def show(
         task = client.get(task_id)
         attempts = list(client.attempts(task))
     if as_json:
-        output.print_json({**output.to_builtins(task), "attempts": output.to_builtins(attempts)})
+        output.print_json({**output.to_builtins(task), "attempts": {"items": attempts}})
         return
     terminal = output.console()
     terminal.print(output.table(("task", task.task_id), _properties(task)))
@@ -308,7 +308,7 @@ def purge(
                 raise typer.Exit(1)
         purged_count = client.purge(**filters) if match_count else 0
     text = f"{format_count(purged_count, 'dead letter')} deleted" if purged_count else _NO_MATCH
-    output.print_result({"purged": purged_count}, text, as_json=as_json)
+    output.print_result({"purged": purged_count, "more": False}, text, as_json=as_json)
 
 
 def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
