@@ -290,5 +290,6 @@ def test_help_lists_the_fields_of_a_policy(command: str) -> None:
         "that are retried. (list of statuses from 100 to 599; 408, 425, 429, 500, 502, 503, 504)",
         "that are retried. (list of code names; RESOURCE_EXHAUSTED, UNAVAILABLE)",
         "multiplies attempts. (true, false; false)",
+        "A field can also have its name and unit in the API: initialDelayMs = 50",
     ):
         assert text in result.stdout

@@ -49,13 +49,14 @@ def test_apply_reports_ignored_fields(run_cli: RunCli, client: Client, file: Pat
     assert put.max_hint_ms == applied.json["maxHintMs"]
 
 
+@pytest.mark.parametrize("option", [(), ("--json",)], ids=["toml", "json"])
 @pytest.mark.parametrize("name", ["default", "interactive", "patient", "quick", "webhook"])
 def test_show_output_can_be_applied(
-    run_cli: RunCli, client: Client, tmp_path: Path, name: str
+    run_cli: RunCli, client: Client, tmp_path: Path, name: str, option: tuple[str, ...]
 ) -> None:
     """The output of `show` can be applied without loss, schedules included."""
-    file = tmp_path / f"copy-of-{name}.toml"
-    file.write_text(run_cli("policy", "show", name).out)
+    file = tmp_path / f"copy-of-{name}{'.json' if option else '.toml'}"
+    file.write_text(run_cli("policy", "show", name, *option).out)
 
     applied = run_cli("policy", "apply", file, "--json")
 
@@ -100,9 +101,16 @@ def test_unknown_policy_exits_with_3(run_cli: RunCli) -> None:
         ("[hedging]\nafter = 0.1\n", ": the service does not support hedging"),
         ("max_attempts = 0\n", ":1: max_attempts must be"),
         ("attempt_timeout = 7200.0\n", ": attempt_timeout: attemptTimeoutMs must be"),
+        ("attemptTimeoutMs = 7200000\n", ": attempt_timeout: attemptTimeoutMs must be"),
         ("[backoff]\nschedule = [1e14]\n", ": backoff.schedule: scheduleMs must be"),
     ],
-    ids=["hedging", "found locally", "found by the service", "table found by the service"],
+    ids=[
+        "hedging",
+        "found locally",
+        "found by the service",
+        "name of the API",
+        "table found by the service",
+    ],
 )
 def test_invalid_file_is_reported(run_cli: RunCli, tmp_path: Path, text: str, message: str) -> None:
     """An error names the file and the field, whether found locally or by the service."""

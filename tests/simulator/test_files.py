@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tarry import Breaker, Policy
+from tarry import Breaker, Policy, Schedule
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.simulator import files
@@ -125,6 +125,22 @@ def test_policy_file_is_read_as_a_defence(tmp_path: Path) -> None:
 
     assert defence == read_defence(write_file(tmp_path, "p.toml", text))
     assert isinstance(defence.downstream("x").breaker, Breaker)
+
+
+def test_policy_file_with_names_of_the_api(tmp_path: Path) -> None:
+    """A policy file can have the names and units of the service's API."""
+    text = """{"policyId": "orders", "version": 3, "createdAt": 1, "maxAttempts": 7,
+        "initialDelayMs": 50, "multiplier": 3, "jitterType": "EQUAL", "totalBudgetMs": null,
+        "retryableStatusCodes": [503], "breaker": {"open_for": 3.0}}"""
+    policy = Policy(
+        max_attempts=7, initial_delay=0.05, multiplier=3.0, jitter="equal", retryable_statuses=[503]
+    )
+
+    path = write_file(tmp_path, "p.json", text)
+    assert Defence(policy, breaker={"open_for": 3.0}) == read_defence(path)
+    schedule = write_file(tmp_path, "s.toml", "scheduleMs = [50, 1500]\npreset = 'interactive'")
+    expected = Policy.preset("interactive").replace(backoff=Schedule([0.05, 1.5]))
+    assert expected == read_defence(schedule).policy
 
 
 def test_scenario_file_is_recognised_by_its_servers(tmp_path: Path) -> None:

@@ -170,6 +170,17 @@ POLICY_MISTAKES = [
     ("p.toml", "jitter = 'none'\n[hedging]\nafter = 1", "p.toml:2: a call has a policy or hedging"),
     ("p.toml", "[hedging]\nafter = 'p0'", "p.toml:2: hedging: after must be seconds or a perce"),
     ("p.toml", "preset = 'x'", "p.toml:1: preset must be one of default, interactive, patient, "),
+    (
+        "p.toml",
+        "jitter = 'none'\nmaxAttempts = 0",
+        "p.toml:2: maxAttempts must be at least 1, got 0",
+    ),
+    (
+        "p.toml",
+        "max_attempts = 3\nmaxAttempts = 3",
+        "p.toml:2: maxAttempts is the same field as max_attempts: leave one out",
+    ),
+    ("p.toml", "policyId = 'a'", "p.toml:1: 'policyId' is not a known key of the file; "),
     ("p.toml", f"max_attempts = {'9' * 5000}", "p.toml:1: not TOML: Exceeds the limit"),
     ("p.json", '{"max_attempts": 3,\n"jitter": "fll"}', "p.json:2: jitter must be one of decorr"),
     ("p.json", '{"jitter": "full",\n"jitter": "none"}', "p.json:2: the key 'jitter' appears twic"),

@@ -77,6 +77,7 @@ class _CommandWithFields(TyperCommand):
 
         rows = ((field.name, _describe_field(field)) for field in POLICY_FIELDS)
         Console().print(output.table(("Policy field", "Meaning (allowed values; default)"), rows))
+        output.print_text("A field can also have its name and unit in the API: initialDelayMs = 50")
 
 
 def _describe_field(field: PolicyField) -> str:
@@ -163,14 +164,14 @@ def apply(
 
     Tasks that are not pinned to a version use the new version from their next attempt on.
     """
-    from tarry.simulator.documents import read_document
-    from tarry.simulator.files import read_defence
+    from tarry.simulator.files import read_policy_document
+    from tarry.simulator.schema import build_defence
     from tarry.wire.policies import policy_to_json, service_policy_from_file
 
-    defence = read_defence(file)
-    if defence.hedging is not None:
+    document = read_policy_document(file)
+    if build_defence(document.root).hedging is not None:
         raise ConfigurationError(f"{file}: the service does not support hedging: remove [hedging]")
-    fields = dict(read_document(file).data)
+    fields = dict(document.data)
     for part in ("breaker", "budget", "limiter"):
         if fields.pop(part, None) is not None:
             typer.echo(f"{file}: [{part}] is ignored: the service has its own {part}", err=True)

@@ -26,9 +26,15 @@ from tarry.policyfile.defence import TABLE_NAMES, Defence, table_arguments
 from tarry.simulator.distributions import DISTRIBUTIONS, Empirical, Fixed
 from tarry.simulator.documents import Document, DocumentValue, read_document
 from tarry.simulator.scenario import Scenario
-from tarry.simulator.schema import build_defence, build_scenario, read_durations
+from tarry.simulator.schema import (
+    build_defence,
+    build_scenario,
+    read_durations,
+    with_location,
+)
 from tarry.simulator.simulate import run_trials
 from tarry.simulator.study import Column, Plot, Study
+from tarry.wire.policies import to_file_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,12 +76,16 @@ def read_defence(path: Path) -> Defence:
 
 
 def read_policy_document(path: Path) -> Document:
-    """Read the document of a policy file; raise if the file is a scenario."""
+    """Read the document of a policy file; raise if the file is a scenario.
+
+    Fields that have the names of the service's API get the names of `Policy`.
+    """
     document = read_document(path)
     if "servers" in document.data:
         msg = f"{path} is a scenario, not a policy: its policy is the value of clients.defence"
         raise ConfigurationError(msg)
-    return document
+    data = with_location(document.root, lambda: to_file_fields(document.data))
+    return replace(document, data=data)
 
 
 def read_study(path: Path) -> Study:

@@ -56,7 +56,7 @@ def build_defence(value: DocumentValue) -> Defence:
     for name in (*_CLASSES_WITHOUT_KIND, *_CLASSES_BY_KIND):
         if name in table:  # checked separately, so that an error names the key of the part
             _check_part(name, value.item(name))
-    return _with_location(value, lambda: Defence.from_dict(table))
+    return with_location(value, lambda: Defence.from_dict(table))
 
 
 def read_durations(value: DocumentValue) -> tuple[float, ...]:
@@ -87,7 +87,7 @@ def _check_part(name: str, value: DocumentValue) -> None:
         _check_arguments(value, kinds[_get_kind(value, kinds)], "kind")
     else:
         _check_arguments(value, _CLASSES_WITHOUT_KIND[name])
-    _with_location(value, lambda: Defence.from_dict({name: value.table()}))
+    with_location(value, lambda: Defence.from_dict({name: value.table()}))
 
 
 def _build_object(cls: type[T], value: DocumentValue) -> T:
@@ -96,7 +96,7 @@ def _build_object(cls: type[T], value: DocumentValue) -> T:
         name: _build_field(str(parameters[name].annotation), value.item(name))
         for name in value.table()
     }
-    return _with_location(value, lambda: cls(**arguments))
+    return with_location(value, lambda: cls(**arguments))
 
 
 def _check_arguments(
@@ -168,7 +168,7 @@ def _get_kind(value: DocumentValue, kinds: Mapping[str, object]) -> str:
     return kind
 
 
-def _with_location(value: DocumentValue, build: Callable[[], T]) -> T:
+def with_location(value: DocumentValue, build: Callable[[], T]) -> T:
     """Call `build`. Its errors get the line of their field, or of the first key they mention."""
     try:
         return build()

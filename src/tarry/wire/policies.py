@@ -56,6 +56,8 @@ JSON_FIELDS: dict[str, PolicyField] = {
     field.json_name: field for field in (*POLICY_FIELDS, SCHEDULE_FIELD) if field.json_name
 }
 """The policy fields by their JSON names."""
+_VERSION_FIELDS = ("policyId", "version", "createdAt")
+"""Fields of a stored policy that are not settings."""
 
 
 def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
@@ -146,6 +148,35 @@ def _move_schedule_to_backoff(changes: dict[str, Any], base: Policy) -> None:
     elif schedule is not None:
         rule = f"requires backoffType SCHEDULE, got {str(backoff).upper()}"
         raise ConfigurationError("scheduleMs", rule)
+
+
+def to_file_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a policy file with the field names and units of `Policy`.
+
+    A policy file may use the JSON names, with the values of the JSON. A policy that the service
+    returned can therefore be used as a file: the fields that identify it are dropped.
+    """
+    json_fields = {
+        name: value
+        for name, value in document.items()
+        if name in JSON_FIELDS and name != JSON_FIELDS[name].name
+    }
+    if not json_fields:
+        return dict(document)
+    dropped = {*json_fields, *_VERSION_FIELDS}
+    file_fields = {name: value for name, value in document.items() if name not in dropped}
+    policy_fields = policy_from_json(json_fields, Policy()).to_dict()
+    for json_name in json_fields:
+        name = _file_name(json_name)
+        if name in document:
+            raise ConfigurationError(json_name, f"is the same field as {name}: leave one out")
+        file_fields[name] = policy_fields.get(name)
+    return file_fields
+
+
+def _file_name(json_name: str) -> str:
+    field = JSON_FIELDS[json_name]
+    return "backoff" if field is SCHEDULE_FIELD else field.name
 
 
 def service_policy_from_file(file_fields: Mapping[str, Any]) -> Policy:
