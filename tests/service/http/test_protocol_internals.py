@@ -26,6 +26,8 @@ METHODS = {
     "connection_made": ["transport"],
     "connection_lost": ["exc"],
     "shutdown": [],
+    "pause_writing": [],
+    "resume_writing": [],
     "on_message_begin": [],
     "on_headers_complete": [],
     "on_body": ["body"],

@@ -77,6 +77,10 @@ _HEALTH_CHECKS = frozenset({b"/healthz", b"/readyz"})
 _CLOSED_SHARE = 16  # at the limit of clients, a sixteenth of the idle connections is closed
 _UNSENT_RESPONSE_GRACE_S = 1.0
 """At shutdown, a connection is aborted if part of its response is not sent for this long."""
+_STALL_TIMEOUT_S = 30.0
+_MIN_READ_BYTES = 16_384
+"""A client that does not read this much of its responses in `_STALL_TIMEOUT_S` is disconnected.
+Otherwise its responses would take up memory for as long as the client likes."""
 _IGNORED_TRAILERS: Any = deque[tuple[bytes, bytes]](maxlen=0)
 """A list of headers that stays empty. The parser reports trailers in the same way as headers, and a
 trailer must not become a header: authentication would accept an API key in a trailer."""
@@ -129,6 +133,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     _timer_for: _Awaited | None = None
     """The value of `_awaited` for which the running timer was set."""
     _timer: TimerHandle | None = None
+    _stall_timer: TimerHandle | None = None
+    """Runs while writing is paused, and after the connection was closed with unsent bytes."""
     _last_host: bytes | None = None
     """The last valid `Host` header. Most clients always send the same one."""
     _last_response_at = 0.0  # when the connection was opened, if there was no response yet
@@ -192,6 +198,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         self._awaited = None
         self._update_timer()
         self._unset_keepalive_if_required()
+        self._cancel_stall_timer()
         if self._served_cycle is not None:
             self._served_cycle.disconnected = True
             self._served_cycle.message_event.set()
@@ -214,6 +221,44 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         else:
             check = partial(self._abort_if_unsent, was_unsent=is_unsent)
             self.loop.call_later(_UNSENT_RESPONSE_GRACE_S, check)
+
+    def pause_writing(self) -> None:
+        """Start the stall timer. Called when the write buffer is full."""
+        super().pause_writing()
+        self._start_stall_timer()
+
+    def resume_writing(self) -> None:
+        """Cancel the stall timer. Called when most of the write buffer is sent."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._cancel_stall_timer()
+
+    def _start_stall_timer(self) -> None:
+        self._cancel_stall_timer()
+        check = partial(self._abort_if_stalled, self.transport.get_write_buffer_size())
+        self._stall_timer = self.loop.call_later(_STALL_TIMEOUT_S, check)
+
+    def _cancel_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _abort_if_stalled(self, previous_bytes: int) -> None:
+        """Abort the connection if the client has read too little since the last check."""
+        if previous_bytes - self.transport.get_write_buffer_size() < _MIN_READ_BYTES:
+            self.transport.abort()
+        else:
+            self._start_stall_timer()
+
+    def _close(self) -> None:
+        """Close the connection after its responses are sent, or after the stall timeout."""
+        self.transport.close()
+        self._limit_close()
+
+    def _limit_close(self) -> None:
+        """Start the stall timer if the connection was closed with unsent bytes."""
+        if self._stall_timer is None and self.transport.get_write_buffer_size() > 0:
+            self._start_stall_timer()
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, serve a request on the fast path if it is complete, apply the limits."""
@@ -388,6 +433,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         if self.pipeline or self.transport.is_closing():
             self._served_cycle = self.pipeline[-1][0] if self.pipeline else None
             super().on_response_complete()
+            if self.transport.is_closing():
+                self._limit_close()
             return
         self.server_state.total_requests += 1
         if self._rejection is not None:
@@ -441,8 +488,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             seconds_left = self.timeout_keep_alive
         if seconds_left > 0:
             self._check_idle_after(seconds_left)
-        else:
-            super().timeout_keep_alive_handler()
+        elif not self.transport.is_closing():
+            self._close()
 
     def _check_idle_after(self, seconds: float) -> None:
         check = self.timeout_keep_alive_handler
@@ -484,7 +531,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         if self._awaited == "body":
             rejected = self.cycle
             if rejected.response_started:
-                self.transport.close()
+                self._close()
                 return
             rejected.disconnected = True
             rejected.message_event.set()
@@ -507,4 +554,4 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         if problem is _TOO_MANY_CLIENTS:
             head = f"retry-after: 1\r\n{head}"
         self.transport.write(STATUS_LINE[problem.status] + head.encode() + body)
-        self.transport.close()
+        self._close()
