@@ -45,7 +45,7 @@ class Latency:
     __slots__ = ("_durations", "_sorted", "_unsorted", "add")
 
     def __init__(self) -> None:
-        self._durations: deque[float] = deque(maxlen=MAX_LATENCY_SAMPLES)
+        self._durations: deque[float] | None = None  # like `_sorted`, but in the order of adding
         self._unsorted: deque[float] = deque(maxlen=MAX_LATENCY_SAMPLES)
         self._sorted: list[float] = []
         self.add: Callable[[float], None] = self._unsorted.append
@@ -53,12 +53,14 @@ class Latency:
 
     def __len__(self) -> int:
         """Return the number of durations."""
-        return min(MAX_LATENCY_SAMPLES, len(self._durations) + len(self._unsorted))
+        return min(MAX_LATENCY_SAMPLES, len(self._sorted) + len(self._unsorted))
 
     def quantile(self, q: float) -> float | None:
         """Return the quantile `q` (0 to 1) of the durations, or None when there are none."""
         unsorted = self._unsorted
         if unsorted and (len(unsorted) >= _MIN_UNSORTED or len(self._sorted) < MAX_LATENCY_SAMPLES):
+            if self._durations is None:
+                self._durations = deque(maxlen=MAX_LATENCY_SAMPLES)
             self._durations.extend(unsorted)
             unsorted.clear()
             self._sorted = sorted(self._durations)
@@ -88,8 +90,9 @@ class Downstream:
         self.breaker: Breaker | None = breaker
         self.budget: Budget | None = budget
         self.latency: Latency = Latency()
-        self.transitions: deque[BreakerTransition] = deque(maxlen=_MAX_TRANSITIONS)
-        """The last 100 changes of the breaker's state that no listener has read yet."""
+        self.transitions: list[BreakerTransition] = []
+        """The last 100 changes of the breaker's state that no listener has read yet. It is a list,
+        because an empty deque takes 0.7 KB, and a service has thousands of downstreams."""
         self._limiters: tuple[Limiter, ...] = () if limiter is None else (limiter,)
         self._handles_throttling: bool = getattr(limiter, "handles_throttling", False)
         if max_in_flight is not None:
@@ -227,7 +230,7 @@ class Downstream:
             before = self.breaker.state
             self.breaker.force(state)
             if self.breaker.state is not before:
-                self.transitions.append(BreakerTransition(before, self.breaker.state))
+                self._add_transition(before, self.breaker.state)
 
     def on_recovery(self, now: float) -> None:
         """Close the breaker, and let the limits rise from a low value.
@@ -264,7 +267,11 @@ class Downstream:
 
     def _on_breaker_change(self, before: BreakerState, now: float) -> None:
         after = self.breaker.state if self.breaker is not None else before
-        self.transitions.append(BreakerTransition(before, after))
+        self._add_transition(before, after)
         if before == "half-open" and after == "closed":
             for limiter in self._limiters:
                 limiter.on_recovery(now)
+
+    def _add_transition(self, before: BreakerState, after: BreakerState) -> None:
+        self.transitions.append(BreakerTransition(before, after))
+        del self.transitions[:-_MAX_TRANSITIONS]

@@ -20,12 +20,14 @@ class SlidingWindow:
 
     def __init__(self, span: float, column_count: int) -> None:
         self._width = max(span / _BUCKET_COUNT, _MIN_BUCKET_WIDTH_S)
-        self._buckets = [[0] * column_count for _ in range(_BUCKET_COUNT)]
+        self._buckets: list[list[int] | None] = [None] * _BUCKET_COUNT
+        """A bucket is None until it is used: a service has thousands of windows with few events."""
         self.past: list[int] = [0] * column_count
         """The counts of the nine older buckets, summed for each column."""
         self._newest_number: int | None = None  # bucket n starts at the time n * _width
-        self.current: list[int] = self._buckets[0]
+        self.current: list[int] = [0] * column_count
         """The counts of the newest bucket."""
+        self._buckets[0] = self.current
         self.bucket_end: float = -inf
         """The time at which the newest bucket ends."""
 
@@ -44,11 +46,15 @@ class SlidingWindow:
             past[column] += count
         for age in range(min(step, _BUCKET_COUNT)):
             bucket = self._buckets[(number - age) % _BUCKET_COUNT]
-            for column, count in enumerate(bucket):
-                past[column] -= count
-                bucket[column] = 0
+            if bucket is not None:
+                for column, count in enumerate(bucket):
+                    past[column] -= count
+                    bucket[column] = 0
         self._newest_number = number
-        self.current = self._buckets[number % _BUCKET_COUNT]
+        current = self._buckets[number % _BUCKET_COUNT]
+        if current is None:
+            current = self._buckets[number % _BUCKET_COUNT] = [0] * len(past)
+        self.current = current
         self.bucket_end = (number + 1) * self._width
 
     def undo(self, column: int) -> None:
@@ -60,7 +66,7 @@ class SlidingWindow:
         if self._newest_number is not None:
             for age in range(_BUCKET_COUNT - 1, -1, -1):
                 bucket = self._buckets[(self._newest_number - age) % _BUCKET_COUNT]
-                if bucket[column]:
+                if bucket is not None and bucket[column]:
                     bucket[column] -= 1
                     self.past[column] -= age > 0  # `past` excludes the newest bucket (age 0)
                     return
@@ -68,4 +74,5 @@ class SlidingWindow:
     def clear(self) -> None:
         """Reset all counts to zero."""
         for counts in (self.past, *self._buckets):
-            counts[:] = [0] * len(counts)
+            if counts is not None:
+                counts[:] = [0] * len(counts)

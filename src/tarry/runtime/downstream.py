@@ -197,7 +197,7 @@ class LockedDownstream(CoreDownstream):
 
         while True:
             try:
-                transition = self.transitions.popleft()
+                transition = self.transitions.pop(0)
             except IndexError:  # all emitted, perhaps by another thread
                 return
             if bus.is_observed():
