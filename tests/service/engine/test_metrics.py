@@ -29,6 +29,16 @@ async def read_metrics(harness: EngineHarness, tenant: str | None = None) -> dic
     return parse_samples(page)
 
 
+def transitions(found: dict[str, float]) -> dict[str, float]:
+    """Return the number of breaker transitions by new state."""
+    prefix = "retry_breaker_transitions_total{to="
+    return {
+        name.removeprefix(prefix)[:-1]: value
+        for name, value in found.items()
+        if name.startswith(prefix)
+    }
+
+
 def test_attempts_and_finished_tasks_are_counted() -> None:
     """Metrics count the attempts, outcomes, delays and ages of three tasks."""
 
@@ -147,7 +157,7 @@ def test_metrics_are_counted_without_listeners() -> None:
 
 
 def test_actions_of_an_operator_are_counted() -> None:
-    """A cancelled task is counted as finished, and a resumed lane as a closed breaker."""
+    """A cancelled task is counted as finished; resuming a lane changes no closed breaker."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK))
@@ -155,11 +165,51 @@ def test_actions_of_an_operator_are_counted() -> None:
         await harness.engine.cancel(task.tenant, task.id)
         await harness.engine.pause(task.lane)
         await harness.engine.resume(task.lane)
+        await harness.engine.reset(task.lane)
         found = await read_metrics(harness)
 
         assert 1 == found["retry_task_outcomes_total{attempts=first,outcome=cancelled}"]
-        assert 1 == found["retry_breaker_transitions_total{to=closed}"]
-        assert 1 == sum(name.startswith("retry_breaker_transitions_total") for name in found)
+        assert {} == transitions(found)
+
+    run(main)
+
+
+@pytest.mark.parametrize("action", ["resume", "reset"])
+def test_operator_closes_an_open_breaker(action: str) -> None:
+    """Resuming a lane whose breaker is open counts one transition, and repeating it none."""
+
+    async def main() -> None:
+        harness = EngineHarness(
+            FakeTarget(BUSY), build_breaker=lambda: Breaker(min_calls=2, spread=0.0)
+        )
+        (task, *_) = await harness.add(harness.new_task(), harness.new_task())
+        await asyncio.sleep(0.5)
+        assert {"open": 1} == transitions(await read_metrics(harness))
+        for _ in range(2):
+            await getattr(harness.engine, action)(task.lane)
+        assert {"open": 1, "closed": 1} == transitions(await read_metrics(harness))
+
+    run(main)
+
+
+def test_every_transition_of_a_breaker_is_counted() -> None:
+    """Transitions are counted when they are stored together, and when another process made them."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        lane = harness.lanes["default/http:a.example:80"]
+        for state in ("open", "closed", "open"):
+            lane.downstream.force(state)
+        harness.engine.worker.result_writer.store_breaker_state(lane)
+        await asyncio.sleep(1)
+        assert {"forced-open": 2, "closed": 1} == transitions(await read_metrics(harness))
+
+        harness.engine.scheduler._adopt_lane_state(lane.name, 1, was_parked=False)
+        harness.engine.scheduler._adopt_lane_state(lane.name, None, was_parked=True)
+        harness.engine.scheduler._adopt_lane_state(lane.name, None, was_parked=True)
+        assert {"forced-open": 2, "half-open": 1, "closed": 2} == transitions(
+            await read_metrics(harness)
+        )
 
     run(main)
 

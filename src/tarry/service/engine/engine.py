@@ -214,8 +214,12 @@ class Engine:
         if lane is not None:
             lane.is_paused = False
             self._context.lanes.parked.discard(lane_name)
+            state_before = lane.breaker.state
             lane.downstream.on_recovery(self._context.clock.now_s())
+            unreported = [*lane.downstream.transitions, (state_before, lane.breaker.state)]
             lane.downstream.transitions.clear()
+            for before, after in unreported:
+                self._reporter.report_transition(before, after)
         self.scheduler.wake()
         self._reporter.report_lane_change("resumed", lane_name)
 
@@ -223,7 +227,9 @@ class Engine:
         """Reset the breaker, budget and latencies of a lane, and resume it."""
         lane = self._context.lanes.get(lane_name)
         if lane is not None:
+            state_before = lane.breaker.state
             lane.downstream = self._context.lanes.build_downstream(lane_name)
+            self._reporter.report_transition(state_before, lane.breaker.state)
         await self.resume(lane_name)
 
     def local_stats(self, lane_name: str) -> LocalStats | None:

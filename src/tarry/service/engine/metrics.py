@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
+    from tarry.core.breaker import BreakerState
     from tarry.service.engine.lanes import Lanes
     from tarry.service.model import AttemptRecord
     from tarry.service.store import Counters
@@ -44,8 +45,6 @@ _LONG_BUCKETS_MS = (
 )  # fmt: skip
 _MAX_SAMPLES = 500  # in a group: to sort a group is cheaper than to search each sample's bucket
 _BREAKER_STATES = ("closed", "open", "half-open")
-_BREAKER_STATE_OF_EVENT = {"parked": "open", "probing": "half-open", "resumed": "closed"}
-"""New breaker states by kind of lane event. Resuming a lane also closes its breaker."""
 
 
 class _LabeledCounter(Counter[tuple[str, ...]]):
@@ -138,11 +137,10 @@ class Metrics:
         if len(samples) >= _MAX_SAMPLES:
             self._count_tasks()
 
-    def count_transition(self, event_kind: str) -> None:
-        """Count a breaker transition, if this kind of lane event reports one."""
-        state = _BREAKER_STATE_OF_EVENT.get(event_kind)
-        if state is not None:
-            self._transitions[(state,)] += 1
+    def count_transition(self, before: BreakerState, after: BreakerState) -> None:
+        """Count a change of a breaker's state, if the states differ."""
+        if after is not before:
+            self._transitions[(str(after),)] += 1
 
     def render(
         self, store_counters: Counters, now_s: float, tenant: str | None = None

@@ -17,6 +17,7 @@ from tarry.service.model import Status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tarry.core.breaker import BreakerState
     from tarry.service.delivery import DeliveryResult
     from tarry.service.engine.metrics import Metrics
     from tarry.service.model import AttemptRecord, Task
@@ -187,9 +188,12 @@ class Reporter:
         self._metrics.attempts["lost", ""] += count
         self.events.publish(Event(kind="lost", at=now, tenant="", lane="", attempts=count))
 
+    def report_transition(self, before: BreakerState, after: BreakerState) -> None:
+        """Report the state of a breaker before and after an event that may have changed it."""
+        self._metrics.count_transition(before, after)
+
     def report_lane_change(self, kind: str, lane: str) -> None:
         """Report an event of a lane: `kind` is parked, probing, resumed or paused."""
-        self._metrics.count_transition(kind)
         if self.events.listeners:
             tenant = lane.partition("/")[0]
             self.events.publish(Event(kind=kind, at=self._read_clock(), tenant=tenant, lane=lane))

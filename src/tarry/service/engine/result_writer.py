@@ -207,6 +207,8 @@ class ResultWriter:
         if not transitions:
             return
         state = transitions[-1].after
+        for before, after in transitions:
+            self._reporter.report_transition(before, after)
         transitions.clear()
         write = asyncio.get_running_loop().create_task(self._write_breaker_state(lane, state))
         self._breaker_state_writes.add(write)

@@ -125,10 +125,11 @@ class Scheduler:
         """
         lane, now_s = self._context.lanes[name], self._context.clock.now_s()
         lane.is_paused = False  # the store leases no tasks of a paused lane
-        breaker = lane.breaker
+        breaker, state_before = lane.breaker, lane.breaker.state
         if consecutive_opens is not None:
             if breaker.state is BreakerState.CLOSED or not breaker.would_admit(now_s):
                 breaker.half_open(consecutive_opens)
         elif was_parked:  # another worker has unparked the lane, or an operator has resumed it
             self._context.lanes.parked.discard(name)
             lane.downstream.on_recovery(now_s)
+        self._context.reporter.report_transition(state_before, breaker.state)
