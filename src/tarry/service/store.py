@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_PAGE_BYTES = 2 << 20
+"""A page of tasks, attempts or policies ends with the item that reaches this size. Counted are the
+stored content of tasks, the encoded attempts, and the documents of policies."""
 MAX_REPLAY_LAG_MS = 1000
 """A replay that is behind its rate catches up on at most this much time."""
 _MAX_REPLAY_PAUSE_MS = 1e12
@@ -167,8 +170,9 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 class Page(msgspec.Struct, Generic[T]):
     """One page of a list; pass `cursor` to get the next page. It is None on the last page.
 
-    The store reads only a bounded number of rows for one page. So with a filter that rarely
-    matches, a page may be short or even empty, although it is not the last one.
+    The store reads only a bounded number of rows and bytes for one page. So a page with large items
+    may be short although it is not the last one. With a filter that rarely matches, a page may even
+    be empty.
     """
 
     items: list[T]
@@ -353,7 +357,11 @@ class Store(Protocol):
     async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
     ) -> list[AttemptRecord]:
-        """Return the attempt log of a task, starting after attempt number `after`."""
+        """Return up to `limit` attempts of a task, starting after attempt number `after`.
+
+        Fewer are returned if their size reaches `MAX_PAGE_BYTES`. Attempts are numbered from 1, and
+        `Task.attempts` is the number of the last one.
+        """
         ...
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:

@@ -263,6 +263,24 @@ def test_the_attempt_log_is_paged() -> None:
     run_with_api(test)
 
 
+def test_a_page_that_the_store_has_shortened_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of tasks and attempts have a cursor if the store returns fewer items than requested."""
+    monkeypatch.setattr("tests.service.stores.reference_store.store.MAX_PAGE_BYTES", 1)
+
+    async def test(api: ApiHarness) -> None:
+        task_id = (await api.create())["taskId"]
+        await api.create()
+        for _ in range(2):
+            await api.exhaust_due_tasks()
+            await api.request("POST", f"/retry-tasks/{task_id}/retry")
+        attempts = await read_all_pages(api, f"/retry-tasks/{task_id}/attempts?limit=100")
+        assert [[1], [2]] == [[attempt["attemptNumber"] for attempt in page] for page in attempts]
+        tasks = await read_all_pages(api, "/retry-tasks?limit=100")
+        assert [1, 1] == [len(page) for page in tasks]
+
+    run_with_api(test)
+
+
 def test_secrets_are_redacted_in_every_response() -> None:
     """Secrets are redacted in tasks, attempts, explanations and dead letters."""
 

@@ -184,16 +184,15 @@ class TaskResource:
             after_number = int(query.cursor)
         task = await self._find(request)
         attempts = await self._context.store.list_attempts(
-            request.tenant, task.id, after=after_number, limit=query.limit + 1
+            request.tenant, task.id, after=after_number, limit=query.limit
         )
-        # One more attempt than requested was read, to find out whether there is another page.
-        page, has_more = attempts[: query.limit], len(attempts) > query.limit
         secrets = find_secrets(views.read_content(self._context, task))
         items = [
             views.attempt_view(task.id, attempt, secrets)
-            for attempt in views.read_attempts(self._context, page)
+            for attempt in views.read_attempts(self._context, attempts)
         ]
-        next_cursor = str(page[-1].number) if has_more else None
+        has_more = bool(attempts) and attempts[-1].number < task.attempts
+        next_cursor = str(attempts[-1].number) if has_more else None
         return json_response(200, Page(items=items, next_cursor=next_cursor))
 
     @Operation("GET", f"{_TASK_PATH}/explain", "explainTask", wire.Explanation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tarry.service.model import ApiKeyRecord, PolicyVersion
-from tarry.service.store import PolicyWriteStatus
+from tarry.service.store import MAX_PAGE_BYTES, PolicyWriteStatus
 from tests.service.stores.harness import (
     START_MS,
     StoreHarness,
@@ -93,6 +93,20 @@ async def policies_are_listed_by_id(harness: StoreHarness) -> None:
                 break
         assert ids == [policy.id for policy in found]
         assert [1, 1, 1, 2, 1, 1, 1] == [policy.version for policy in found]
+
+
+@conformance_case
+async def pages_of_large_policies_are_short(harness: StoreHarness) -> None:
+    """A page ends with the policy that reaches the limit in bytes, and the next page continues."""
+    for policy_id in ("p0", "p1", "p2"):
+        policy = new_policy(policy_id, bytes(MAX_PAGE_BYTES // 2))
+        await harness.store.put_policy(policy, replace=False)
+
+    first = await harness.store.list_policies("acme", limit=1000)
+    second = await harness.store.list_policies("acme", cursor=first.cursor, limit=1000)
+
+    assert ["p0", "p1"] == [policy.id for policy in first.items]
+    assert (["p2"], None) == ([policy.id for policy in second.items], second.cursor)
 
 
 @conformance_case

@@ -6,7 +6,13 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status, Task
-from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, TaskFilter
+from tarry.service.store import (
+    MAX_PAGE_BYTES,
+    CancelStatus,
+    FinishStatus,
+    RetryNowStatus,
+    TaskFilter,
+)
 from tests.service.stores.harness import (
     HOUR_MS,
     LANE,
@@ -285,6 +291,29 @@ async def a_list_is_stable_while_tasks_are_added(harness: StoreHarness) -> None:
 
 
 @conformance_case
+async def pages_of_large_tasks_are_short(harness: StoreHarness) -> None:
+    """A page ends with the task that reaches the limit in bytes, and the next page continues."""
+    content = bytes(MAX_PAGE_BYTES // 4)
+    for number in range(10):
+        await harness.add(task(number, packed_content=content))
+    for query in (TaskFilter(), TaskFilter(status=Status.PENDING), TaskFilter(lane=LANE)):
+        pages = [await harness.store.list_tasks("acme", query, limit=1000)]
+        while pages[-1].cursor is not None:
+            pages.append(
+                await harness.store.list_tasks("acme", query, cursor=pages[-1].cursor, limit=1000)
+            )
+        assert [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]] == [task_numbers(page.items) for page in pages]
+
+
+@conformance_case
+async def a_task_above_the_limit_of_a_page_is_listed(harness: StoreHarness) -> None:
+    """A page has at least one task."""
+    for number in range(3):
+        await harness.add(task(number, packed_content=bytes(MAX_PAGE_BYTES + 1)))
+    assert [2, 1, 0] == task_numbers(await list_all(harness, TaskFilter(), 1000))
+
+
+@conformance_case
 async def filters_can_be_combined(harness: StoreHarness) -> None:
     """Tasks can be filtered by any combination of status, policy, lane and reason."""
     for number in range(24):
@@ -341,3 +370,22 @@ async def the_attempt_log_has_pages(harness: StoreHarness) -> None:
     assert [3, 4] == await list_numbers(2, 2)
     assert [6] == await list_numbers(5, 10)
     assert [] == await list_numbers(6, 10)
+
+
+@conformance_case
+async def pages_of_large_attempts_are_short(harness: StoreHarness) -> None:
+    """A page of attempts ends with the attempt that reaches the limit in bytes."""
+    leased = await harness.lease_new_task(1)
+    for _ in range(3):
+        result = retry_result(leased, harness.clock.now, renewed_lease=LEASE)
+        assert result.attempt is not None
+        result.attempt.excerpt = "x" * (MAX_PAGE_BYTES // 2)
+        await harness.store.finish([result])
+        leased = await harness.get_task(1)
+
+    pages = [
+        await harness.store.list_attempts("acme", leased.id, after=after, limit=1000)
+        for after in (0, 2)
+    ]
+
+    assert [[1, 2], [3]] == [[attempt.number for attempt in page] for page in pages]

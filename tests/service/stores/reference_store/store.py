@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heappop, heappush
@@ -22,6 +22,7 @@ from tarry.service.model import (
     Task,
 )
 from tarry.service.store import (
+    MAX_PAGE_BYTES,
     AddResult,
     AddStatus,
     AttemptsOfMinute,
@@ -307,24 +308,33 @@ class ReferenceStore:
         numbers = self.state.tenant(tenant).numbers
         end = len(numbers) if cursor is None else bisect_left(numbers, _parse_cursor(cursor))
         items: list[Task] = []
+        page_bytes = 0
         for number in reversed(numbers[:end]):
             row = self.state.rows.get(number)
             if row is None or not _matches(row.task, task_filter):
                 continue
-            if len(items) == limit:
+            if len(items) == limit or page_bytes >= MAX_PAGE_BYTES:
                 return Page(items, str(self.state.ids[items[-1].id]))
             items.append(copy(row.task))
+            page_bytes += len(row.task.packed_content)
         return Page(items, None)
 
     async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
     ) -> list[AttemptRecord]:
-        """Return a task's attempt log, starting after attempt number `after`."""
+        """Return a page of a task's attempt log, starting after attempt number `after`."""
         row = self.state.row(task_id, tenant)
-        encoded = [] if row is None else row.log
-        attempts = [msgspec.msgpack.decode(entry, type=AttemptRecord) for entry in encoded]
-        begin = bisect_right(attempts, after, key=lambda attempt: attempt.number)
-        return attempts[begin:][:limit]
+        attempts: list[AttemptRecord] = []
+        page_bytes = 0
+        for entry in [] if row is None else row.log:
+            attempt = msgspec.msgpack.decode(entry, type=AttemptRecord)
+            if attempt.number <= after:
+                continue
+            if len(attempts) == limit or page_bytes >= MAX_PAGE_BYTES:
+                break
+            attempts.append(attempt)
+            page_bytes += len(entry)
+        return attempts
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task."""
@@ -480,8 +490,14 @@ class ReferenceStore:
         """List the newest version of each policy, by id."""
         found = self.state.tenant(tenant).policies
         ids = sorted(policy_id for policy_id in found if cursor is None or policy_id > cursor)
-        items = [copy(found[policy_id][-1]) for policy_id in ids[:limit]]
-        return Page(items, ids[limit - 1] if len(ids) > limit else None)
+        items: list[PolicyVersion] = []
+        page_bytes = 0
+        for policy_id in ids:
+            if len(items) == limit or page_bytes >= MAX_PAGE_BYTES:
+                return Page(items, items[-1].id)
+            items.append(copy(found[policy_id][-1]))
+            page_bytes += len(items[-1].document)
+        return Page(items, None)
 
     async def delete_policy(self, tenant: str, policy_id: str) -> PolicyWriteStatus:
         """Delete all versions of a policy, unless unfinished tasks use it."""

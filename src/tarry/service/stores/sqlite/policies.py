@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace as copy_with
 
 from tarry.service.model import ApiKeyRecord, PolicyVersion
-from tarry.service.store import Page, PolicyWriteStatus
+from tarry.service.store import MAX_PAGE_BYTES, Page, PolicyWriteStatus
 from tarry.service.stores.sqlite.queries import decode_row
 
 if TYPE_CHECKING:
@@ -67,12 +67,13 @@ def list_policies(
 ) -> Page[PolicyVersion]:
     """List the newest version of each policy; the cursor is the previous page's last policy id."""
     policies: list[PolicyVersion] = []
-    after = cursor or ""
+    after, page_bytes = cursor or "", 0
     while row := tx.execute(_NEXT_POLICY, (tenant, after)).fetchone():
-        if len(policies) == limit:
+        if len(policies) == limit or page_bytes >= MAX_PAGE_BYTES:
             return Page(policies, after)
         policies.append(decode_row(row, PolicyVersion))
         after = policies[-1].id
+        page_bytes += len(policies[-1].document)
     return Page(policies, None)
 
 

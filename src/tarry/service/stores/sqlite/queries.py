@@ -9,7 +9,7 @@ import msgspec
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
-from tarry.service.store import AttemptsOfMinute, Counters, Page
+from tarry.service.store import MAX_PAGE_BYTES, AttemptsOfMinute, Counters, Page
 from tarry.service.stores.sqlite.transaction import MINUTE_MS, TENANT_COUNTERS
 
 if TYPE_CHECKING:
@@ -144,12 +144,19 @@ def get_task(tx: ReadTransaction, tenant: str, task_id: str) -> Task | None:
 def list_attempts(
     tx: ReadTransaction, tenant: str, task_id: str, after: int = 0, limit: int = 100
 ) -> list[AttemptRecord]:
-    """Return a task's attempt log, starting after attempt number `after`."""
+    """Return a page of a task's attempt log, starting after attempt number `after`."""
     row = tx.execute(_SEQ_BY_ID, (tenant, pack_id(task_id))).fetchone()
     if row is None:
         return []
     id_range = (attempt_row_id(row[0], after), attempt_row_id(row[0] + 1, 0))
-    return [_decode_attempt(log) for (log,) in tx.execute(_ATTEMPTS, (*id_range, limit))]
+    attempts: list[AttemptRecord] = []
+    page_bytes = 0
+    for (log,) in tx.execute(_ATTEMPTS, (*id_range, limit)):
+        attempts.append(_decode_attempt(log))
+        page_bytes += len(log)
+        if page_bytes >= MAX_PAGE_BYTES:
+            break
+    return attempts
 
 
 def list_tasks(
@@ -172,10 +179,10 @@ def list_tasks(
     is_filtered = is_live_status or (wanted_lane, wanted_policy, wanted_reason) != (None,) * 3
     max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
     items: list[Task] = []
-    scanned, last_seq = 0, before
+    scanned, last_seq, page_bytes = 0, before, 0
     rows = tx.execute(statement, (tenant_id, before, max_rows))
     for seq, status, lane_id, policy_id, reason in rows:
-        if len(items) == limit:
+        if len(items) == limit or page_bytes >= MAX_PAGE_BYTES:
             return Page(items, str(last_seq))
         scanned, last_seq = scanned + 1, seq
         if (
@@ -185,6 +192,7 @@ def list_tasks(
             and (wanted_reason is None or wanted_reason == reason)
         ):
             items.append(decode_task(tx.execute(_TASK_BY_SEQ, (seq,)).fetchone()))
+            page_bytes += len(items[-1].packed_content)
     return Page(items, str(last_seq) if scanned == max_rows else None)
 
 
