@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tarry.service.payloads import BodyStore
+from tarry.service.payloads import BodyStore, BodyStoreUnavailable
 from tests.integration.service import free_port
 from tests.service.body_store_cases import CASES, Case
 
@@ -51,3 +51,13 @@ def test_bodies_in_s3(case: Case, endpoint: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     asyncio.run(case(BodyStore("s3://bucket/", max_object_bytes=1 << 20, endpoint=endpoint)))
+
+
+def test_check_fails_with_a_wrong_secret(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies cannot be stored with a wrong secret, and the check reports it."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret-key-of-normal-length-40-c")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    body_store = BodyStore("s3://bucket/", max_object_bytes=1 << 20, endpoint=endpoint)
+    with pytest.raises(BodyStoreUnavailable, match="storage of bodies failed"):
+        asyncio.run(body_store.check())

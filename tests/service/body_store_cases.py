@@ -11,7 +11,7 @@ import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import TaskContent
-from tarry.service.payloads import BodyStore, BodyUnavailable
+from tarry.service.payloads import BodyStore, BodyStoreUnavailable, BodyUnavailable
 
 BODY = bytes(range(256)) * 100
 Case = Callable[[BodyStore], Coroutine[Any, Any, None]]
@@ -72,13 +72,27 @@ async def missing_storage_is_not_a_lost_body(payloads: BodyStore) -> None:
     content.checksum = None
     with pytest.raises(BodyUnavailable, match="no longer exists"):
         await payloads.read(content)
+    with pytest.raises(BodyStoreUnavailable, match=f"nor its marker .tarry/places/{location}"):
+        await payloads.check()
     other, _ = await payloads.put("default", "t4", BODY)
     assert location != other.split("/")[1]
     await payloads._obstore.put_async(payloads._store, f".tarry/places/{location}", b"")
+    await payloads.check()
     content.checksum = checksum
     with pytest.raises(BodyUnavailable, match="no longer exists"):
         await payloads.read(content)
     await payloads.delete([other])
+
+
+async def check_can_be_repeated(payloads: BodyStore) -> None:
+    """A check leaves one object, which is not taken for a body without a task."""
+
+    async def is_live(_tenant: str, _task_id: str) -> bool:
+        return False
+
+    for _ in range(2):
+        await payloads.check()
+    assert 0 == await payloads.delete_unreferenced(is_live, now=4e9, limit=10)
 
 
 async def deleting_twice_is_no_error(payloads: BodyStore) -> None:
@@ -126,6 +140,7 @@ CASES: list[Case] = [
     body_is_read_back,
     missing_storage_is_not_a_lost_body,
     damaged_body_is_not_used,
+    check_can_be_repeated,
     deleting_twice_is_no_error,
     changed_object_of_the_caller_is_rejected,
     unreferenced_bodies_are_deleted,

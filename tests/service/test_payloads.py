@@ -13,7 +13,7 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service import payloads as module
 from tarry.service.encryption import Codec
 from tarry.service.model import TaskContent
-from tarry.service.payloads import BodyStore, BodyUnavailable
+from tarry.service.payloads import BodyStore, BodyStoreUnavailable, BodyUnavailable
 from tests.service.body_store_cases import CASES, Case, SyncRecorder
 
 KILLED_DURING_PUT = """
@@ -69,6 +69,8 @@ def test_unwritable_folder_is_unavailable(tmp_path: Path) -> None:
     (folder / ".tarry").write_text("a file, where a folder should be")
     with pytest.raises(StoreUnavailable, match="storage of bodies failed"):
         asyncio.run(payloads.put("default", "t", b"x"))
+    with pytest.raises(BodyStoreUnavailable, match="storage of bodies failed"):
+        asyncio.run(payloads.check())
 
 
 def test_bodies_can_be_encrypted(tmp_path: Path) -> None:
@@ -254,7 +256,7 @@ def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None
             )
             for writer in writers:
                 writer.close()
-        assert [StoreUnavailable] * 6 == [type(error) for error in errors]
+        assert [BodyStoreUnavailable] * 6 == [type(error) for error in errors]
         assert {"the storage of bodies failed: no response within 0.05 seconds"} == {
             *map(str, errors)
         }

@@ -26,7 +26,14 @@ try:
     from tarry.service.delivery.http1.client import HttpDeliveryClient
     from tarry.service.delivery.signing import Signer
     from tarry.service.encryption import Codec
-    from tarry.service.engine.context import EngineContext, EngineLimits, Health, StoreClock
+    from tarry.service.engine.context import (
+        BODY_STORE,
+        EngineContext,
+        EngineLimits,
+        Health,
+        HealthCheck,
+        StoreClock,
+    )
     from tarry.service.engine.engine import Engine
     from tarry.service.engine.lanes import Lanes, build_downstream
     from tarry.service.engine.metrics import Metrics
@@ -48,6 +55,9 @@ if TYPE_CHECKING:
     from tarry.service.store import Store
     from tarry.wire.http import Receive, Scope, Send
 
+# Checks of an S3 bucket cost money: these are at most 2,880 a day for each process.
+_BODY_STORE_CHECK_INTERVAL_S = 30.0
+_FAILING_BODY_STORE_CHECK_INTERVAL_S = 5.0
 _logger = logging.getLogger("tarry.service")
 
 
@@ -112,6 +122,7 @@ class Service:
         clock = StoreClock(environment.now)  # epoch ms of the store, from monotonic seconds
         worker = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
+        health = Health()
         self.engine: Engine = Engine(
             EngineContext(
                 store=self.store,
@@ -120,7 +131,15 @@ class Service:
                 lanes=lanes,
                 clock=clock,
                 reporter=Reporter(self.metrics, clock.now_ms),
-                health=Health(),
+                health=health,
+                body_store_check=HealthCheck(
+                    health,
+                    BODY_STORE,
+                    body_store.check,
+                    environment.now,
+                    interval_s=_BODY_STORE_CHECK_INTERVAL_S,
+                    failing_interval_s=_FAILING_BODY_STORE_CHECK_INTERVAL_S,
+                ),
                 lease_terms=LeaseTerms(worker, settings.lease_duration_ms, settings.horizon_ms),
                 limits=limits,
                 retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),

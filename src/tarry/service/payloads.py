@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _ROOT = ".tarry"
 _MARKER_FOLDER = ".tarry/places"
+_CHECK_REF = ".tarry/check"  # not a body, which has four parts in its path
 _MARKER_TEXT = b"tarry stores request bodies in this storage. Keep this object with the bodies.\n"
 _MAX_REF_BYTES = 1024
 _MIN_UNREFERENCED_AGE = timedelta(hours=1)
@@ -45,6 +46,10 @@ _RESERVED_NAME = re.compile(r"[^#]*#[0-9]+")
 """File names that `obstore` uses internally in a folder, and that it does not list."""
 _INVALID_PATH_ERRORS = tuple(f"(os error {code})" for code in (errno.ENOTDIR, errno.ENAMETOOLONG))
 """Endings of the messages of `obstore` for a path that no file can have."""
+
+
+class BodyStoreUnavailable(StoreUnavailable):
+    """The storage of bodies is unreachable, full, missing or denies access. Try again later."""
 
 
 class BodyUnavailable(TarryError):
@@ -75,6 +80,8 @@ class BodyStore:
         self._max_object_bytes = max_object_bytes
         self._storage_id: str | None = None
         self._storage_id_lock = asyncio.Lock()
+        self._missing_ref: str | None = None
+        """A body whose storage was missing when `read` was called."""
         self._encrypt, self._decrypt = encrypt, decrypt
         try:
             if "://" in url:
@@ -93,6 +100,16 @@ class BodyStore:
         except Exception as error:
             msg = f"cannot use {short_repr(url)} for bodies: {_first_line(error)}"
             raise ConfigurationError(msg) from error
+
+    async def check(self) -> None:
+        """Write a small object; raise BodyStoreUnavailable if bodies cannot be stored.
+
+        Also raised while the storage of a body that could not be read is still missing.
+        """
+        if self._missing_ref is not None:
+            await self._check_storage(self._missing_ref)
+            self._missing_ref = None
+        await _call(self._obstore.put_async(self._store, _CHECK_REF, _MARKER_TEXT))
 
     async def put(self, tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
         """Store a body; return its path and its SHA-256."""
@@ -197,35 +214,35 @@ class BodyStore:
             await asyncio.to_thread(create_file, self._folder, ref, data)
 
     async def _check_storage(self, ref: str) -> None:
-        """Raise StoreUnavailable if the marker of the missing body `ref` is missing, too."""
+        """Raise BodyStoreUnavailable if the marker of the missing body `ref` is missing, too."""
         marker = f"{_MARKER_FOLDER}/{ref.split('/')[1]}"
         try:
             await _call_existing(self._obstore.head_async(self._store, marker))
         except FileNotFoundError:
-            self._storage_id = None
+            self._storage_id, self._missing_ref = None, ref
             msg = (
                 f"the storage of bodies is missing: neither {ref} nor its marker {marker} exists; "
                 "mount or restore the storage, or create an empty object "
                 "at the path of the marker to declare the bodies lost"
             )
-            raise StoreUnavailable(msg) from None
+            raise BodyStoreUnavailable(msg) from None
 
 
 async def _call(operation: Any) -> Any:
-    """Await a storage operation; raise StoreUnavailable if it fails or takes too long."""
+    """Await a storage operation; raise BodyStoreUnavailable if it fails or takes too long."""
     try:
         async with asyncio.timeout(_CALL_TIMEOUT_S):
             return await operation
     except Exception as error:
         cause = _first_line(error) or f"no response within {_CALL_TIMEOUT_S:g} seconds"
-        raise StoreUnavailable(f"the storage of bodies failed: {cause}") from error
+        raise BodyStoreUnavailable(f"the storage of bodies failed: {cause}") from error
 
 
 async def _call_existing(operation: Any) -> Any:
     """Await an operation on one object; raise FileNotFoundError if the object does not exist."""
     try:
         return await _call(operation)
-    except StoreUnavailable as error:
+    except BodyStoreUnavailable as error:
         cause = error.__cause__
         if isinstance(cause, FileNotFoundError) or str(error).endswith(_INVALID_PATH_ERRORS):
             raise FileNotFoundError from error

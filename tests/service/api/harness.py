@@ -19,7 +19,13 @@ from tarry.service.api.messages import ApiResponse
 from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.service.delivery.guard import Guard
 from tarry.service.encryption import Codec
-from tarry.service.engine.context import EngineLimits, Health, StoreClock
+from tarry.service.engine.context import (
+    BODY_STORE,
+    EngineLimits,
+    Health,
+    HealthCheck,
+    StoreClock,
+)
 from tarry.service.engine.engine import Engine
 from tarry.service.engine.lanes import Lanes
 from tarry.service.engine.metrics import Metrics
@@ -63,7 +69,9 @@ class FakeTime:
 class FakeEngine:
     """An engine that applies operations to the store and makes no attempts."""
 
-    def __init__(self, store: ReferenceStore, time: FakeTime, quota: int | None) -> None:
+    def __init__(
+        self, store: ReferenceStore, time: FakeTime, quota: int | None, payloads: FakePayloads
+    ) -> None:
         self.store = store
         self.clock = StoreClock(time.seconds)
         self.clock.synchronize(self.clock.local_ms(), time.ms)
@@ -71,6 +79,14 @@ class FakeEngine:
         self.events = self.reporter.events
         self.policies = PolicyCache(store, self.clock.now_ms)
         self.health = Health()
+        self.body_store_check = HealthCheck(
+            self.health,
+            BODY_STORE,
+            payloads.check,
+            time.seconds,
+            interval_s=30.0,
+            failing_interval_s=5.0,
+        )
         self.limits = EngineLimits(max_tenant_unfinished_tasks=quota)
         self.error: Exception | None = None
         """Raised by `submit` when set."""
@@ -123,9 +139,20 @@ class FakePayloads(BodyStore):
 
     def __init__(self) -> None:
         self.bodies: dict[str, bytes] = {}
+        self.error: Exception | None = None
+        """Raised by `check` and `put` when set."""
+        self.check_count = 0
+
+    async def check(self) -> None:
+        """Count the check."""
+        self.check_count += 1
+        if self.error is not None:
+            raise self.error
 
     async def put(self, tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
         """Store a body."""
+        if self.error is not None:
+            raise self.error
         self.bodies[f".tarry/{tenant}/{task_id}"] = body
         return f".tarry/{tenant}/{task_id}", sha256(body).digest()
 
@@ -202,8 +229,8 @@ class ApiHarness:
     ) -> None:
         self.time = FakeTime()
         self.store = ReferenceStore(self.time.milliseconds)
-        self.engine = FakeEngine(self.store, self.time, quota)
         self.payloads = FakePayloads()
+        self.engine = FakeEngine(self.store, self.time, quota, self.payloads)
         self.codec = Codec()
         numbers = count(1)
         self.context = ApiContext(

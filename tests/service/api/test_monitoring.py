@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
 from tarry.errors import StoreUnavailable
-from tests.service.api.harness import ApiHarness, run_with_api
+from tarry.service.payloads import BodyStoreUnavailable
+from tests.service.api.harness import ApiHarness, FakePayloads, run_with_api
+from tests.service.stores.reference_store import ReferenceStore
 
 
 def test_a_healthy_service_is_live_and_ready() -> None:
@@ -39,18 +42,16 @@ def test_readiness_is_503_while_a_component_fails() -> None:
     run_with_api(test)
 
 
-def test_readiness_pings_the_store() -> None:
+def test_readiness_pings_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is pinged at most once per second."""
+    pings: list[int] = []
+
+    async def ping(_store: ReferenceStore) -> int:
+        pings.append(1)
+        msg = "disk full"
+        raise StoreUnavailable(msg)
 
     async def test(api: ApiHarness) -> None:
-        pings: list[int] = []
-
-        async def ping() -> int:
-            pings.append(1)
-            msg = "disk full"
-            raise StoreUnavailable(msg)
-
-        api.store.ping = ping  # type: ignore[method-assign]
         for _ in range(3):
             assert {"store": "disk full"} == (await api.request("GET", "/readyz")).problem[
                 "failing"
@@ -60,6 +61,7 @@ def test_readiness_pings_the_store() -> None:
         await api.request("GET", "/readyz")
         assert 2 == len(pings)
 
+    monkeypatch.setattr(ReferenceStore, "ping", ping)
     run_with_api(test)
 
 
@@ -67,9 +69,9 @@ def test_causes_are_hidden_where_keys_are_required() -> None:
     """If keys are required, readiness, which needs no key, does not contain causes."""
 
     async def test(api: ApiHarness) -> None:
-        api.engine.health.mark_failing("store", "db.internal:5432 refused")
+        api.engine.health.mark_failing("delivery", "proxy.internal:3128 refused")
         response = await api.request("GET", "/readyz")
-        assert (503, {"store": "see the log"}) == (response.status, response.problem["failing"])
+        assert (503, {"delivery": "see the log"}) == (response.status, response.problem["failing"])
 
     run_with_api(test, keys=True)
 
@@ -89,15 +91,116 @@ def test_metrics_have_their_content_type() -> None:
 
 def test_a_store_that_does_not_respond_is_failing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readiness returns 503 after the timeout of the store check."""
-    monkeypatch.setattr("tarry.service.api.monitoring._STORE_CHECK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("tarry.service.engine.context._CHECK_TIMEOUT_S", 0.0)
+
+    async def ping(_store: ReferenceStore) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    monkeypatch.setattr(ReferenceStore, "ping", ping)
 
     async def test(api: ApiHarness) -> None:
-        async def ping() -> int:
-            await asyncio.Event().wait()
-            return 0
-
-        api.store.ping = ping  # type: ignore[method-assign]
         failing = (await api.request("GET", "/readyz")).problem["failing"]
         assert {"store": "no response for 0 s"} == failing
 
     run_with_api(test)
+
+
+def test_readiness_checks_the_body_store(caplog: pytest.LogCaptureFixture) -> None:
+    """The body store is checked every 30 s, or 5 s while it fails; a change is logged once."""
+
+    async def test(api: ApiHarness) -> None:
+        payloads = api.payloads
+        assert 200 == (await api.request("GET", "/readyz")).status
+        payloads.error = BodyStoreUnavailable("wrong secret")
+        api.time.ms += 29_000
+        assert 200 == (await api.request("GET", "/readyz")).status
+        api.time.ms += 1_000
+        for _ in range(3):
+            response = await api.request("GET", "/readyz")
+            assert (503, {"bodies": "wrong secret"}) == (
+                response.status,
+                response.problem["failing"],
+            )
+        assert 2 == payloads.check_count
+        api.time.ms += 5_000
+        assert 503 == (await api.request("GET", "/readyz")).status
+
+        payloads.error = None
+        api.time.ms += 5_000
+        assert 200 == (await api.request("GET", "/readyz")).status
+        assert 4 == payloads.check_count
+
+    with caplog.at_level(logging.WARNING, "tarry.service"):
+        run_with_api(test)
+    assert [
+        (logging.ERROR, "bodies is failing: wrong secret"),
+        (logging.WARNING, "bodies has recovered"),
+    ] == [(record.levelno, record.message) for record in caplog.records]
+
+
+def test_concurrent_requests_wait_for_the_same_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request returns 200 while the first check of the body store still runs."""
+    checks: list[asyncio.Event] = []
+
+    async def check_slowly(_payloads: FakePayloads) -> None:
+        checks.append(asyncio.Event())
+        await checks[-1].wait()
+        msg = "wrong secret"
+        raise BodyStoreUnavailable(msg)
+
+    async def test(api: ApiHarness) -> None:
+        requests = [asyncio.create_task(api.request("GET", "/readyz")) for _ in range(2)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        (check,) = checks
+        check.set()
+
+        assert [503, 503] == [(await request).status for request in requests]
+        assert 1 == len(checks)
+
+    monkeypatch.setattr(FakePayloads, "check", check_slowly)
+    run_with_api(test)
+
+
+def test_body_that_cannot_be_stored_is_logged_and_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A POST that cannot store its body gets a 503; the failure is an error in the log, once."""
+
+    async def test(api: ApiHarness) -> None:
+        assert 200 == (await api.request("GET", "/readyz")).status
+        api.payloads.error = BodyStoreUnavailable("wrong secret")
+        document = {"targetUrl": "https://example.com/hook", "body": "x" * 100_000}
+        for _ in range(3):
+            assert 503 == (await api.request("POST", "/retry-tasks", document)).status
+        response = await api.request("GET", "/readyz")
+        assert {"bodies": "wrong secret"} == response.problem["failing"]
+
+    with caplog.at_level(logging.ERROR, "tarry.service"):
+        run_with_api(test)
+    assert ["bodies is failing: wrong secret"] == [record.message for record in caplog.records]
+
+
+def test_failing_store_is_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that readiness finds failing is an error in the log, once until it recovers."""
+    errors = [StoreUnavailable("disk full")] * 3
+
+    async def ping(_store: ReferenceStore) -> int:
+        if errors:
+            raise errors.pop()
+        return 0
+
+    async def test(api: ApiHarness) -> None:
+        for status in (503, 503, 503, 200):
+            assert status == (await api.request("GET", "/readyz")).status
+            api.time.ms += 1_000
+
+    monkeypatch.setattr(ReferenceStore, "ping", ping)
+    with caplog.at_level(logging.WARNING, "tarry.service"):
+        run_with_api(test)
+    assert ["store is failing: disk full", "store has recovered"] == [
+        record.message for record in caplog.records
+    ]

@@ -13,7 +13,14 @@ import msgspec
 from tarry.core.breaker import Breaker
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.encryption import Codec
-from tarry.service.engine.context import EngineContext, EngineLimits, Health, StoreClock
+from tarry.service.engine.context import (
+    BODY_STORE,
+    EngineContext,
+    EngineLimits,
+    Health,
+    HealthCheck,
+    StoreClock,
+)
 from tarry.service.engine.engine import Engine
 from tarry.service.engine.lanes import Lanes, build_downstream
 from tarry.service.engine.metrics import Metrics
@@ -68,6 +75,8 @@ class EngineHarness:
         monotonic: Callable[[], float] | None = None,
         sign: Callable[[Task, bytes], list[tuple[str, str]]] | None = None,
         read_body: Callable[[TaskContent], Awaitable[bytes]] | None = None,
+        check_body_store: Callable[[], Awaitable[None]] | None = None,
+        delete_bodies: Callable[[list[str]], Awaitable[None]] | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.store: Store = store or ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000))
@@ -89,6 +98,7 @@ class EngineHarness:
         self.events = reporter.events
         self.published: list[Event] = []
         self.events.listen(self.published.append)
+        health = Health()
         self.context = EngineContext(
             store=self.store,
             delivery_client=target,
@@ -96,14 +106,22 @@ class EngineHarness:
             lanes=self.lanes,
             clock=clock,
             reporter=reporter,
-            health=Health(),
+            health=health,
+            body_store_check=HealthCheck(
+                health,
+                BODY_STORE,
+                check_body_store or _check_no_body_store,
+                loop.time,
+                interval_s=30.0,
+                failing_interval_s=5.0,
+            ),
             lease_terms=lease,
             limits=limits,
             retention=Retention(7 * DAY_MS, 30 * DAY_MS),
             draw=rng.random,
             unpack=codec.unpack,
             read_body=read_body or _fail_to_read_body,
-            delete_bodies=_delete_no_bodies,
+            delete_bodies=delete_bodies or _delete_no_bodies,
             delete_unreferenced_bodies=_delete_no_unreferenced_bodies,
             sign=sign or (lambda _task, _body: []),
             build_callback_task=partial(
@@ -165,6 +183,10 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 async def _fail_to_read_body(_content: TaskContent) -> bytes:
     msg = "this test has no body in the payload store"
     raise AssertionError(msg)
+
+
+async def _check_no_body_store() -> None:
+    pass
 
 
 async def _delete_no_unreferenced_bodies() -> int:

@@ -1,14 +1,16 @@
-"""Maintenance: rate, order and failures of replays."""
+"""Maintenance: rate, order and failures of replays; deletion of bodies."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
 from tarry.service.delivery import DeliveryResult
 from tarry.service.engine.maintenance import replay_step_size
 from tarry.service.model import ReplayRecord
+from tarry.service.payloads import BodyStoreUnavailable
 from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.reference_store import ReferenceStore
 
@@ -119,3 +121,43 @@ def test_failing_replay_does_not_affect_others(caplog: pytest.LogCaptureFixture)
     run(main)
     assert "replay step failed, replay=a" in caplog.text
     assert "maintenance failed" not in caplog.text
+
+
+def test_failing_body_store_is_not_a_failing_store(caplog: pytest.LogCaptureFixture) -> None:
+    """A body that cannot be deleted is deleted when the body store has recovered."""
+    deletions: list[list[str]] = []
+
+    async def main() -> None:
+        is_failing = True
+
+        async def delete_bodies(refs: list[str]) -> None:
+            deletions.append(refs)
+            if is_failing:
+                raise BodyStoreUnavailable("wrong secret")
+
+        async def check() -> None:
+            if is_failing:
+                raise BodyStoreUnavailable("wrong secret")
+
+        loop = asyncio.get_running_loop()
+        store = ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+        store.state.orphaned_bodies["body"] = None
+        harness = EngineHarness(
+            FakeTarget(), store=store, delete_bodies=delete_bodies, check_body_store=check
+        )
+        await harness.engine.start()
+        await asyncio.sleep(20)
+        assert {"bodies": "wrong secret"} == harness.context.health.failing
+        assert [["body"]] == deletions  # no further deletion before a check succeeds
+
+        is_failing = False
+        await asyncio.sleep(10)
+        assert {} == harness.context.health.failing
+        assert [["body"]] * 2 == deletions
+        await harness.engine.stop(0)
+
+    with caplog.at_level(logging.WARNING, "tarry.service"):
+        run(main)
+    assert ["bodies is failing: wrong secret", "bodies has recovered"] == [
+        record.message for record in caplog.records
+    ]

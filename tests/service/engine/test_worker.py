@@ -9,6 +9,7 @@ from tarry.core.breaker import Breaker
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import LOST, Status, TaskContent
+from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.store import (
     CancelStatus,
     FinishStatus,
@@ -238,6 +239,40 @@ def test_slow_body_read_counts_no_attempt() -> None:
         (request,) = target.requests
         assert (b"large", 50.0) == (request.body, round(request.timeout))
         finished = await harness.get_task(task)
+        assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_failing_body_store_is_not_a_failing_delivery() -> None:
+    """A body that cannot be read marks the body store as failing until a check succeeds."""
+
+    async def main() -> None:
+        is_failing = True
+
+        async def read_body(_content: TaskContent) -> bytes:
+            if is_failing:
+                raise BodyStoreUnavailable("wrong secret")
+            return b"large"
+
+        async def check() -> None:
+            if is_failing:
+                raise BodyStoreUnavailable("wrong secret")
+
+        harness = EngineHarness(FakeTarget(OK), read_body=read_body, check_body_store=check)
+        await harness.engine.start()
+        with_body, without_body = await harness.add(
+            harness.new_task(body_ref="x"), harness.new_task()
+        )
+        await asyncio.sleep(20)
+        assert {"bodies": "wrong secret"} == harness.context.health.failing
+        assert Status.SUCCEEDED is (await harness.get_task(without_body)).status
+
+        is_failing = False
+        await asyncio.sleep(10)
+        assert {} == harness.context.health.failing
+        finished = await harness.get_task(with_body)
         assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
         await harness.engine.stop(1)
 

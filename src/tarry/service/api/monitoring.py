@@ -19,6 +19,7 @@ from tarry.service.api.messages import ApiResponse, NoQuery, json_response
 from tarry.service.api.problems import ApiError
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import attempt_view, public_lane_name
+from tarry.service.engine.context import HealthCheck
 from tarry.service.engine.reporting import Subscription
 from tarry.wire.tasks import ServiceEvent
 
@@ -40,10 +41,7 @@ _STREAM_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-accel-buffering", b"no"),
 ]
-_STORE_CHECK_TIMEOUT_S = 5.0
-_STORE_CHECK_TTL_S = 1.0
-"""How long the result of a store check is cached, because /readyz needs no API key and each check
-writes to the store."""
+_STORE_CHECK_INTERVAL_S = 1.0
 _NOT_READY_RETRY_AFTER_S = 5.0
 
 
@@ -187,8 +185,14 @@ class HealthResource:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._store_checked_at = float("-inf")
-        self._store_error: str | None = None
+        self._store_check = HealthCheck(
+            context.engine.health,
+            "store",
+            context.store.ping,
+            context.monotonic,
+            interval_s=_STORE_CHECK_INTERVAL_S,
+            failing_interval_s=_STORE_CHECK_INTERVAL_S,
+        )
 
     @Operation("GET", "/healthz", "isAlive", HealthStatus, query=None, is_public=True)
     async def get_liveness(self, _: ApiRequest) -> ApiResponse:
@@ -198,10 +202,9 @@ class HealthResource:
     @Operation("GET", "/readyz", "isReady", HealthStatus, errors=(503,), query=None, is_public=True)
     async def get_readiness(self, _: ApiRequest) -> ApiResponse:
         """Readiness: the service can accept and process tasks."""
-        await self._check_store()
-        failing = self._context.engine.health.failing
-        if self._store_error is not None:
-            failing = {**failing, "store": self._store_error}
+        engine = self._context.engine
+        await asyncio.gather(self._store_check.run_if_due(), engine.body_store_check.run_if_due())
+        failing = engine.health.failing
         if not failing:
             return json_response(200, HealthStatus())
         # A cause may name hosts and files. If keys are required, causes are only logged, because
@@ -219,18 +222,3 @@ class HealthResource:
         tenant = None if reads_all else request.tenant
         body, content_type = await context.render_metrics(tenant)
         return ApiResponse(200, body, [(b"content-type", content_type.encode())])
-
-    async def _check_store(self) -> None:
-        now = self._context.monotonic()
-        if now - self._store_checked_at < _STORE_CHECK_TTL_S:
-            return
-        self._store_checked_at = now
-        try:
-            async with asyncio.timeout(_STORE_CHECK_TIMEOUT_S):
-                await self._context.store.ping()
-        except StoreUnavailable as error:
-            self._store_error = str(error)
-        except TimeoutError:
-            self._store_error = f"no response for {_STORE_CHECK_TIMEOUT_S:g} s"
-        else:
-            self._store_error = None

@@ -17,7 +17,9 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.policies import check_policy, check_policy_id, describe_versions
 from tarry.service.api.problems import MALFORMED, convert_errors, from_configuration_error, invalid
 from tarry.service.delivery.targets import parse_target
+from tarry.service.engine.context import BODY_STORE
 from tarry.service.model import Task, TaskContent
+from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.store import NewTask
 from tarry.wire.http import HOP_BY_HOP_HEADERS, SERVICE_HEADERS, is_idempotency_key
 from tarry.wire.tasks import MIN_TIME_MS
@@ -123,17 +125,25 @@ class TaskBuilder:
         await self._check_callback_policy(task.tenant, content.callback_policy_id)
         header_names = check_header_names(tuple(content.headers))
         task.fingerprint = _fingerprint(task, content, header_names)
+        try:
+            await self._store_body(task, content)
+        except BodyStoreUnavailable as error:
+            self._context.engine.health.mark_failing(BODY_STORE, error)
+            raise
+        task.packed_content = self._context.codec.pack(content)
+
+    async def _store_body(self, task: Task, content: TaskContent) -> None:
+        """Store a large body, or look up the object that a caller has named as the body."""
+        body_store = self._context.body_store
         if content.body_ref is not None:
-            body_store = self._context.body_store
             with convert_errors("bodyRef"):
                 body_store.check_ref(task.tenant, content.body_ref)
                 content.body_size, content.etag = await body_store.head_object(content.body_ref)
         elif len(content.body) > self._context.limits.inline_body_bytes:
-            put = self._context.body_store.put
-            content.body_ref, content.checksum = await put(task.tenant, task.id, content.body)
+            ref, checksum = await body_store.put(task.tenant, task.id, content.body)
+            content.body_ref, content.checksum = ref, checksum
             content.body, content.body_stored_by_service = b"", True
-            task.owned_body_ref = content.body_ref
-        task.packed_content = self._context.codec.pack(content)
+            task.owned_body_ref = ref
 
     async def delete_body(self, content: TaskContent) -> None:
         """Delete the body that `finish_building` has stored for a task that was then not added."""

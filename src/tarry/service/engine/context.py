@@ -26,6 +26,9 @@ T = TypeVar("T")
 _logger = logging.getLogger("tarry.service")
 FIRST_STORE_RETRY_PAUSE_S = 0.05
 _MAX_STORE_RETRY_PAUSE_S = 2.0
+_CHECK_TIMEOUT_S = 5.0
+BODY_STORE = "bodies"
+"""The component of `Health` for the storage of large bodies."""
 _UNKNOWN_OFFSET_MS = -1e15  # far in the past: no task is due before `StoreClock.synchronize`
 
 
@@ -60,6 +63,53 @@ class Health:
         """Mark a component as healthy."""
         if self.failing and self.failing.pop(component, None) is not None:
             _logger.warning("%s has recovered", component)
+
+
+class HealthCheck:
+    """Checks one component and records the result in `health`, at most every `interval_s`.
+
+    While the component is failing, the interval is `failing_interval_s`. The intervals bound the
+    number of checks, because `/readyz` needs no API key and each check makes a write.
+    """
+
+    def __init__(
+        self,
+        health: Health,
+        component: str,
+        check: Callable[[], Awaitable[object]],
+        monotonic: Callable[[], float],
+        *,
+        interval_s: float,
+        failing_interval_s: float,
+    ) -> None:
+        self._health = health
+        self._component = component
+        self._check = check
+        self._monotonic = monotonic
+        self._interval_s = interval_s
+        self._failing_interval_s = failing_interval_s
+        self._checked_at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def run_if_due(self) -> None:
+        """Check the component, unless the last check is recent; wait for a check that runs."""
+        async with self._lock:
+            is_failing = self._component in self._health.failing
+            interval_s = self._failing_interval_s if is_failing else self._interval_s
+            if self._monotonic() - self._checked_at < interval_s:
+                return
+            try:
+                async with asyncio.timeout(_CHECK_TIMEOUT_S):
+                    await self._check()
+            except StoreUnavailable as error:
+                self._health.mark_failing(self._component, error)
+            except TimeoutError:
+                self._health.mark_failing(
+                    self._component, f"no response for {_CHECK_TIMEOUT_S:g} s"
+                )
+            else:
+                self._health.mark_healthy(self._component)
+            self._checked_at = self._monotonic()
 
 
 class StoreClock:
@@ -112,6 +162,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     clock: StoreClock
     reporter: Reporter
     health: Health
+    body_store_check: HealthCheck
     lease_terms: LeaseTerms
     limits: EngineLimits
     retention: Retention

@@ -22,7 +22,13 @@ from tarry.wire.tasks import LocalStats
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.service.engine.context import EngineContext, EngineLimits, Health, StoreClock
+    from tarry.service.engine.context import (
+        EngineContext,
+        EngineLimits,
+        Health,
+        HealthCheck,
+        StoreClock,
+    )
     from tarry.service.engine.lanes import LeasedTask
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import EventPublisher
@@ -44,6 +50,7 @@ class Engine:
         self.events: EventPublisher = context.reporter.events
         self.policies: PolicyCache = context.policies
         self.health: Health = context.health
+        self.body_store_check: HealthCheck = context.body_store_check
         self.clock: StoreClock = context.clock
         self.limits: EngineLimits = context.limits
         self.worker: Worker = Worker(context)

@@ -12,6 +12,8 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from tarry.errors import StoreUnavailable
+from tarry.service.engine.context import BODY_STORE
+from tarry.service.payloads import BodyStoreUnavailable
 
 if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
@@ -41,8 +43,32 @@ class Maintenance:
         context, store = self._context, self._context.store
         sweep_result = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
         next_replay_at = await self._step_replays()
+        now = context.clock.now_ms()
+        if now >= self._next_idle_lane_check_at:
+            self._next_idle_lane_check_at = now + _IDLE_LANE_CHECK_INTERVAL_MS
+            context.lanes.forget_idle()
+        has_deleted_bodies = False
+        try:
+            has_deleted_bodies = await self._delete_bodies()
+        except BodyStoreUnavailable as error:
+            context.health.mark_failing(BODY_STORE, error)
+        if has_deleted_bodies or sweep_result.has_more:
+            return _BUSY_PAUSE_S
+        if next_replay_at is None:
+            return _IDLE_PAUSE_S
+        seconds_until_replay = (next_replay_at - context.clock.now_ms()) / 1000
+        return min(_IDLE_PAUSE_S, max(_BUSY_PAUSE_S, seconds_until_replay))
+
+    async def _delete_bodies(self) -> bool:
+        """Delete a few bodies whose task does not exist; return whether there were any."""
+        context, store = self._context, self._context.store
+        if BODY_STORE in context.health.failing:
+            # Until a check succeeds, no deletion is tried: each could take half a minute, during
+            # which replays would stop.
+            await context.body_store_check.run_if_due()
+            return False
         # The store lists orphaned bodies (their task was removed). Unreferenced bodies (their task
-        # was never added) are only found by a search of the body store, see below.
+        # was never added) are only found by a search of the body store.
         orphaned_bodies = await store.list_orphaned_bodies(_MAX_BODIES_PER_STEP)
         if orphaned_bodies:
             await context.delete_bodies(orphaned_bodies)
@@ -51,15 +77,7 @@ class Maintenance:
         if now >= self._next_body_search_at:
             self._next_body_search_at = now + _UNREFERENCED_BODY_SEARCH_INTERVAL_MS
             await context.delete_unreferenced_bodies()
-        if now >= self._next_idle_lane_check_at:
-            self._next_idle_lane_check_at = now + _IDLE_LANE_CHECK_INTERVAL_MS
-            context.lanes.forget_idle()
-        if orphaned_bodies or sweep_result.has_more:
-            return _BUSY_PAUSE_S
-        if next_replay_at is None:
-            return _IDLE_PAUSE_S
-        seconds_until_replay = (next_replay_at - context.clock.now_ms()) / 1000
-        return min(_IDLE_PAUSE_S, max(_BUSY_PAUSE_S, seconds_until_replay))
+        return bool(orphaned_bodies)
 
     async def _step_replays(self) -> int | None:
         """Do one step of each due replay; return when the next step is due (None: none runs)."""

@@ -34,12 +34,12 @@ from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.engine import attempts
 from tarry.service.engine.attempt_slots import AttemptSlots
-from tarry.service.engine.context import FIRST_STORE_RETRY_PAUSE_S
+from tarry.service.engine.context import BODY_STORE, FIRST_STORE_RETRY_PAUSE_S
 from tarry.service.engine.lanes import FAST_ATTEMPT_MS
 from tarry.service.engine.leased_tasks import LeasedTasks
 from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Decision, Status
-from tarry.service.payloads import BodyUnavailable
+from tarry.service.payloads import BodyStoreUnavailable, BodyUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Sequence
@@ -261,7 +261,8 @@ class Worker:
             async with asyncio.timeout_at(deadline):
                 body = await context.read_body(content)
         except TimeoutError:
-            return DeliveryResult(fault=Fault.INTERNAL, error="the body could not be read in time")
+            msg = "a body could not be read within the timeout of the attempt"
+            raise BodyStoreUnavailable(msg) from None
         signatures = context.sign(task, body)
         remaining = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
         request = attempts.build_request(task, content, policy, body, remaining, signatures)
@@ -290,7 +291,8 @@ class Worker:
         outcome = attempts.classify(delivery_result, effective_policy.policy, now_s)
         self._slots.release(slot)
         if outcome is None:
-            context.health.mark_failing("delivery", delivery_result.error)
+            component = BODY_STORE if isinstance(error, BodyStoreUnavailable) else "delivery"
+            context.health.mark_failing(component, delivery_result.error)
             call.cancel_attempt(now_s)
             self._continue_lane(lane)
             self.result_writer.release(leased_task, now + _INTERNAL_FAILURE_PAUSE_MS)
@@ -389,7 +391,7 @@ def _failed_delivery(task: Task, error: BaseException) -> DeliveryResult:
         # The request can never be sent, so this counts as a permanent failure. After any other
         # error, the task is released and no attempt is counted.
         return DeliveryResult(fault=Fault.INVALID, error=str(error))
-    if isinstance(error, StoreUnavailable):
+    if isinstance(error, BodyStoreUnavailable):
         return DeliveryResult(fault=Fault.INTERNAL, error=str(error))
     message = "attempt failed inside the service, task=%s attempt=%d"
     _logger.error(message, task.id, task.attempts + 1, exc_info=error)
