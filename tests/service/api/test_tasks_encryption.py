@@ -7,7 +7,7 @@ from cryptography.fernet import Fernet
 from tarry.service.encryption import Codec
 from tarry.service.model import AttemptRecord, Status
 from tarry.service.store import TaskResult
-from tests.service.api.harness import NOW, ApiHarness, run_with_api
+from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
 
 
 async def exhaust_task(api: ApiHarness, codec: Codec) -> str:
@@ -58,5 +58,20 @@ def test_texts_of_an_attempt_without_their_key_are_marked() -> None:
         assert ("[encrypted]", "[encrypted]", "reset") == (*texts, attempt["errorClass"])
         explanation = (await api.request("GET", f"{path}/explain")).json["text"]
         assert "attempt 1 failed (reset: [encrypted])" in explanation
+
+    run_with_api(test)
+
+
+def test_damaged_task_does_not_hide_other_tasks() -> None:
+    """A task whose content cannot be decoded is listed without its target."""
+
+    async def test(api: ApiHarness) -> None:
+        pack = api.codec.pack
+        api.codec.pack = lambda content: pack(content)[:-1]  # type: ignore[method-assign]
+        await api.create()
+        api.codec.pack = pack  # type: ignore[method-assign]
+        await api.create()
+        tasks = (await api.request("GET", "/retry-tasks")).json["items"]
+        assert [TARGET, "[encrypted]"] == [task["targetUrl"] for task in tasks]
 
     run_with_api(test)

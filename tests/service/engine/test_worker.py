@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from cryptography.fernet import Fernet
 
 from tarry.core.breaker import Breaker
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
+from tarry.service.encryption import Codec
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import LOST, Status, TaskContent
 from tarry.service.payloads import BodyStoreUnavailable
@@ -301,6 +303,53 @@ def test_task_that_cannot_be_started_does_not_block_others(
         assert Status.SUCCEEDED is (await harness.get_task(good)).status
         bad = await harness.get_task(bad)
         assert (Status.PENDING, 0) == (bad.status, bad.attempts)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_encryption_recovers_when_no_undecryptable_task_is_left() -> None:
+    """A task whose key is missing makes the encryption failing until it is cancelled."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        encrypted = harness.new_task()
+        codec = Codec([Fernet.generate_key().decode()])
+        encrypted.task.packed_content = codec.pack(TaskContent(url="http://a.example/"))
+        await harness.engine.start()
+        task, other = await harness.add(encrypted, harness.new_task())
+        failing = harness.context.health.failing
+        await asyncio.sleep(400)  # it is tried again every minute
+        assert ["encryption"] == list(failing)
+        assert Status.SUCCEEDED is (await harness.get_task(other)).status
+
+        await harness.engine.cancel(task.tenant, task.id)
+        await asyncio.sleep(200)
+        assert {} == failing
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_task_with_damaged_content_becomes_a_dead_letter(caplog: pytest.LogCaptureFixture) -> None:
+    """Damaged content can never be sent; it does not affect the health of the service."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        damaged = harness.new_task()
+        damaged.task.packed_content = damaged.task.packed_content[:-1]
+        await harness.engine.start()
+        (task,) = await harness.add(damaged)
+        await asyncio.sleep(5)
+
+        finished = await harness.get_task(task)
+        assert (Status.EXHAUSTED, "permanent", 0) == (
+            finished.status,
+            finished.reason,
+            finished.attempts,
+        )
+        assert {} == harness.context.health.failing
+        assert f"content of a task is damaged, task={task.id}" in caplog.text
         await harness.engine.stop(1)
 
     run(main)

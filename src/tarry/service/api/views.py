@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _ENCRYPTED = "[encrypted]"
 _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
-"""Shown instead of content that cannot be decrypted, because its key is not configured."""
+"""Shown instead of content that cannot be decrypted or decoded."""
 _REASON_TEXTS = {reason.value: reason.description for reason in Reason}
 _MAX_ERROR_CHARS = 200
 _EARLY_TOLERANCE_MS, _LATE_TOLERANCE_MS = 50, 1_000
@@ -79,10 +79,10 @@ def stored_task_view(context: ApiContext, task: Task) -> RetryTask:
 
 
 def read_content(context: ApiContext, task: Task) -> TaskContent | None:
-    """Return the content of a task, or None if its encryption key is not configured."""
+    """Return the content of a task, or None if its key is not configured or it is damaged."""
     try:
         return context.codec.unpack(task.packed_content)
-    except DecryptionFailed:
+    except (DecryptionFailed, msgspec.MsgspecError):
         return None  # the task can still be listed and cancelled
 
 

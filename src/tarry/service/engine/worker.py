@@ -29,9 +29,10 @@ from tarry.core.call import Defer
 from tarry.core.outcome import SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.verdict import Attempt as StartAttempt
 from tarry.core.verdict import Reason, Wait
-from tarry.errors import StoreUnavailable, TarryError
+from tarry.errors import StoreUnavailable
 from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.delivery import DeliveryResult, Fault
+from tarry.service.encryption import DecryptionFailed
 from tarry.service.engine import attempts
 from tarry.service.engine.attempt_slots import AttemptSlots
 from tarry.service.engine.context import BODY_STORE, FIRST_STORE_RETRY_PAUSE_S
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tarry.service")
 _DEFAULT_ATTEMPT_TIMEOUT_S = 30.0
 _INTERNAL_FAILURE_PAUSE_MS = 1_000  # after an attempt that failed in the service or its proxy
-_UNSTARTABLE_TASK_PAUSE_MS = 60_000  # after a failure to decode or to start a task
+_UNSTARTABLE_TASK_PAUSE_MS = 60_000  # after a failure to decrypt or to start a task
+_ENCRYPTION_RECOVERY_S = 150.0  # tasks that cannot be decrypted are found again every 60 s
 _MAX_LOST_ATTEMPTS = 10  # then a task is EXHAUSTED: it probably crashes its workers
 _MIN_SEND_TIMEOUT_S = 0.001
 _THROTTLED = Outcome(Kind.THROTTLED)
@@ -69,6 +71,7 @@ class Worker:
         self._context = context
         self._slots = AttemptSlots(context.limits.max_running_attempts)
         self._slow_attempt_timer: asyncio.TimerHandle | None = None
+        self._encryption_timer: asyncio.TimerHandle | None = None
         self._max_attempt_duration_s = (context.lease_terms.length_ms - LEASE_GRACE_MS) / 1000
         self.leased_tasks: LeasedTasks = LeasedTasks(
             context.lanes,
@@ -118,10 +121,13 @@ class Worker:
         if content is None:
             try:
                 content = leased_task.content = context.unpack(task.packed_content)
-            except (TarryError, MsgspecError) as error:
-                # The check in `/readyz` is named for the usual cause, a missing encryption key.
-                context.health.mark_failing("encryption", error)
+            except DecryptionFailed as error:
+                self._report_missing_key(error)
                 self._release_unstartable(leased_task)
+                return True
+            except MsgspecError:  # it can never be decoded
+                _logger.exception("content of a task is damaged, task=%s", task.id)
+                self._exhaust(leased_task, str(Reason.PERMANENT))
                 return True
         effective_policy = context.policies.get_cached(task, content.overrides)
         if effective_policy is None:
@@ -160,6 +166,16 @@ class Worker:
             return self._defer(leased_task, command)
         self._exhaust(leased_task, str(command.reason))
         return True
+
+    def _report_missing_key(self, error: DecryptionFailed) -> None:
+        """Mark the encryption as failing, until no task without a key was found for a while."""
+        health = self._context.health
+        health.mark_failing("encryption", error)
+        if self._encryption_timer is not None:
+            self._encryption_timer.cancel()
+        self._encryption_timer = asyncio.get_running_loop().call_later(
+            _ENCRYPTION_RECOVERY_S, health.mark_healthy, "encryption"
+        )
 
     def _release_unstartable(self, leased_task: LeasedTask) -> None:
         next_attempt_at = self._context.clock.now_ms() + _UNSTARTABLE_TASK_PAUSE_MS
@@ -354,8 +370,9 @@ class Worker:
         """Start no more attempts; tasks that are leased from now on are released."""
         self._is_stopping = True
         self.leased_tasks.stop_timer()
-        if self._slow_attempt_timer is not None:
-            self._slow_attempt_timer.cancel()
+        for timer in (self._slow_attempt_timer, self._encryption_timer):
+            if timer is not None:
+                timer.cancel()
 
     async def stop(self, timeout_s: float) -> None:
         """Start no more attempts, release waiting tasks, and wait for attempts in flight."""
