@@ -58,6 +58,8 @@ class InvariantChecker:
         """The status of each finished task, by id."""
         self.retried_now: set[str] = set()
         """Ids of tasks that `retry_now` may have made due."""
+        self.replaced: set[str] = set()
+        """Names of tasks that were cancelled and created again; `attempts` counts both tasks."""
         self.history: list[str] = []
         self.violation: InvariantViolation | None = None
         """The first violation. It is raised again at the end, because the engine may catch it."""
@@ -67,8 +69,13 @@ class InvariantChecker:
     def record_accepted(self, name: str, task_id: str, key: str) -> None:
         """Record a task that was accepted."""
         first_id, _ = self.accepted_tasks.setdefault(name, (task_id, key))
-        if first_id != task_id:
+        if first_id == task_id:
+            return
+        if any(task.id == first_id for task in self._list_tasks()):
             self._fail(5, f"{name} has two tasks: {first_id} and {task_id}")
+        # The first task was cancelled before the POST was repeated, and was replaced.
+        self.accepted_tasks[name] = (task_id, key)
+        self.replaced.add(name)
 
     def record_attempt(self, request: DeliveryRequest, process: str) -> None:
         """Record the start of an attempt, and check it."""
@@ -171,7 +178,7 @@ class InvariantChecker:
             numbers = [attempt.number for attempt in attempt_log]
             if numbers != list(range(1, task.attempts + 1)):
                 self._fail(3, f"{name} has {task.attempts} attempts, but its log has {numbers}")
-            if self.attempts[name] > task.attempts:
+            if self.attempts[name] > task.attempts and name not in self.replaced:
                 self._fail(
                     3, f"{name} was sent {self.attempts[name]} times, but its log has {numbers}"
                 )

@@ -143,7 +143,7 @@ def retry(
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the next attempt now; a dead letter gets all attempts of its policy again."""
+    """Make the next attempt now; a dead or cancelled task gets all attempts of its policy again."""
     with connect(server, api_key) as client:
         task = client.retry(task_id)
         status: str = task.status

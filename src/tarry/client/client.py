@@ -159,7 +159,7 @@ class Client:
         return self._run(self._api.cancel(task))
 
     def retry(self, task: str | RetryTask) -> RetryTask:
-        """Make the next attempt of a task now; a dead letter gets all its attempts again."""
+        """Make the next attempt of a task now; a dead or cancelled task gets all attempts again."""
         return self._send(self._api.retry(task))
 
     def dead_letters(self, **filters: Unpack[DeadLetterFilter]) -> Iterator[RetryTask]:
@@ -372,7 +372,7 @@ class AsyncClient:
         return await self._run(self._api.cancel(task))
 
     async def retry(self, task: str | RetryTask) -> RetryTask:
-        """Make the next attempt of a task now; a dead letter gets all its attempts again."""
+        """Make the next attempt of a task now; a dead or cancelled task gets all attempts again."""
         return await self._send(self._api.retry(task))
 
     def dead_letters(self, **filters: Unpack[DeadLetterFilter]) -> AsyncIterator[RetryTask]:

@@ -10,6 +10,7 @@ The states of a task, with the event that leads from one state to the next:
     IN_FLIGHT  ── cancel ─▶ CANCELLED    when the attempt ends without success
     IN_FLIGHT  ── release ▶ PENDING      when the worker cannot start the attempt
     EXHAUSTED  ── replay ─▶ PENDING
+    CANCELLED  ── retry ──▶ PENDING
 
 This module does no I/O. Times are epoch milliseconds on the store's clock. Durations are
 milliseconds, except `Task.previous_delay`.
@@ -33,7 +34,7 @@ class Status(IntEnum):
     CANCELLED = 4
 
     is_finished: bool
-    """Whether no other attempt follows. Only a replay continues an EXHAUSTED task."""
+    """Whether no other attempt follows, unless an EXHAUSTED or CANCELLED task is retried."""
 
     def __init__(self, number: int) -> None:
         self.is_finished = number > 1  # neither PENDING nor IN_FLIGHT
@@ -46,7 +47,7 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
     ),
     Status.SUCCEEDED: frozenset(),
     Status.EXHAUSTED: frozenset({Status.PENDING}),
-    Status.CANCELLED: frozenset(),
+    Status.CANCELLED: frozenset({Status.PENDING}),
 }
 """The statuses to which a task can change from each status."""
 

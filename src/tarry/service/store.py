@@ -82,7 +82,7 @@ class AddStatus(StrEnum):
     ADDED = "added"
     EXISTING = "existing"
     """A task with this idempotency key and fingerprint is stored already. A key can be used again
-    after its task was deleted."""
+    after its task was cancelled or deleted."""
     CONFLICT = "conflict"
     """A task with this idempotency key and another fingerprint is stored already."""
     OVER_QUOTA = "over_quota"
@@ -193,10 +193,10 @@ class RetryNowStatus(StrEnum):
     """The result of a request to retry a task now."""
 
     DUE = "due"
-    """The task was PENDING or EXHAUSTED, and is due now. Its lane may still be parked or paused."""
+    """The task was not IN_FLIGHT, and is due now. Its lane may still be parked or paused."""
     IN_FLIGHT = "in_flight"
     """The task is leased, so nothing was changed."""
-    SUCCEEDED_OR_CANCELLED = "succeeded_or_cancelled"
+    SUCCEEDED = "succeeded"
     """The task cannot be retried any more."""
 
 
@@ -273,7 +273,9 @@ class Store(Protocol):
         """Add tasks, and return a result for each; `quota` limits the live tasks of each tenant.
 
         If two tasks of a batch have the same tenant and idempotency key, the second is EXISTING or
-        CONFLICT. A task is OVER_QUOTA only if its key is new. `terms` are for `lease_on_add`.
+        CONFLICT. If another task with the key is CANCELLED, the new task replaces it: the cancelled
+        task is deleted. A task is OVER_QUOTA only if it would be added. `terms` are for
+        `lease_on_add`.
         """
         ...
 
@@ -369,12 +371,13 @@ class Store(Protocol):
         ...
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
-        """Make a PENDING or EXHAUSTED task due now; return None if the task does not exist.
+        """Make a task due now, unless it is IN_FLIGHT or SUCCEEDED; None: no such task.
 
-        A PENDING task that is overdue keeps its due time. An EXHAUSTED task is replayed:
-        `first_due_at` is set to now, and `replays` is incremented. `attempts_before_replay` is set
-        to `attempts`, so that the policy does not count the attempts so far. `lost_attempts`,
-        `previous_delay`, `backoff_offset` and `last_outcome_kind` are reset.
+        A PENDING task that is overdue keeps its due time. An EXHAUSTED or CANCELLED task is
+        replayed: `first_due_at` is set to now, and `replays` is incremented.
+        `attempts_before_replay` is set to `attempts`, so that the policy does not count the
+        attempts so far. `lost_attempts`, `previous_delay`, `backoff_offset`, `last_outcome_kind`
+        and `cancelling` are reset.
         """
         ...
 

@@ -152,7 +152,7 @@ def test_the_status_of_a_cancel_depends_on_the_task() -> None:
 
 
 def test_the_status_of_a_retry_depends_on_the_task() -> None:
-    """A pending or dead task gets a 200, a running attempt 202, a cancelled task 409."""
+    """A pending, dead or cancelled task gets a 200, a running attempt 202, a succeeded one 409."""
 
     async def test(api: ApiHarness) -> None:
         path = f"/retry-tasks/{(await api.create(delayMs=60_000))['taskId']}"
@@ -169,7 +169,28 @@ def test_the_status_of_a_retry_depends_on_the_task() -> None:
             replayed.json["replays"],
         )
         await api.request("DELETE", dead)
+        revived = await api.request("POST", f"{dead}/retry")
+        assert (200, "PENDING", 2) == (
+            revived.status,
+            revived.json["status"],
+            revived.json["replays"],
+        )
+        [leased] = await api.lease_due_tasks()
+        await api.store.finish([TaskResult(task=leased, attempt=None, status=Status.SUCCEEDED)])
         assert 409 == (await api.request("POST", f"{dead}/retry")).status
+
+    run_with_api(test)
+
+
+def test_the_key_of_a_cancelled_task_can_be_used_again() -> None:
+    """The new task gets a 201 and another id, also with other content."""
+
+    async def test(api: ApiHarness) -> None:
+        first = await api.create(idempotencyKey="order-7", delayMs=60_000)
+        await api.request("DELETE", f"/retry-tasks/{first['taskId']}")
+        second = await api.create(idempotencyKey="order-7", body={"changed": True})
+        assert first["taskId"] != second["taskId"]
+        assert 404 == (await api.request("GET", f"/retry-tasks/{first['taskId']}")).status
 
     run_with_api(test)
 

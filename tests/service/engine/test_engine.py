@@ -101,9 +101,7 @@ def test_retry_now_sends_at_once() -> None:
 
         await asyncio.sleep(1000)
         assert 2 == len(target.requests)
-        assert RetryNowStatus.SUCCEEDED_OR_CANCELLED is await harness.engine.retry_now(
-            "default", near.id
-        )
+        assert RetryNowStatus.SUCCEEDED is await harness.engine.retry_now("default", near.id)
         assert (
             await harness.engine.retry_now("default", "0190a000-0000-7000-8000-ffffffffffff")
             is None

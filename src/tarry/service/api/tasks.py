@@ -219,15 +219,16 @@ class TaskResource:
 
     @Operation("POST", f"{_TASK_PATH}/retry", "retryTask", RetryTask, (200, 202), errors=(409,))
     async def retry(self, request: ApiRequest) -> ApiResponse:
-        """Make the next attempt now; a dead letter is replayed. 202: an attempt is running."""
+        """Make the next attempt now, also of a dead or cancelled task. 202: an attempt runs."""
         request.parse_query(NoQuery)
         retry_status = await self._context.engine.retry_now(request.tenant, _task_id(request))
         task = await self._find(request)
         status, is_running = task.status.name, retry_status is RetryNowStatus.IN_FLIGHT
-        is_final = retry_status is RetryNowStatus.SUCCEEDED_OR_CANCELLED
-        if is_final or (is_running and task.cancelling):
-            state = "being cancelled" if is_running else status
-            detail = f"The task is {state}. Create a new one."
+        if retry_status is RetryNowStatus.SUCCEEDED:
+            detail = "The task is SUCCEEDED. Create a new one."
+            raise problems.ALREADY_FINISHED.error(detail, taskStatus=status)
+        if is_running and task.cancelling:
+            detail = "The task is being cancelled. Retry it when it is CANCELLED."
             raise problems.ALREADY_FINISHED.error(detail, taskStatus=status)
         return json_response(202 if is_running else 200, stored_task_view(self._context, task))
 

@@ -187,6 +187,43 @@ async def a_key_is_reserved_until_its_task_is_deleted(harness: StoreHarness) -> 
 
 
 @conformance_case
+async def a_new_task_replaces_a_cancelled_task_with_its_key(harness: StoreHarness) -> None:
+    """The key of a cancelled task can be used again, with any content; the old task is deleted."""
+    await harness.add(task(1, key="k", fingerprint=b"p", owned_body_ref="old"))
+    await harness.store.cancel("acme", task_id(1))
+
+    results = await harness.add(
+        task(2, key="new"),
+        task(3, key="k", fingerprint=b"q"),
+        task(4, key="k", fingerprint=b"q"),
+        task(5, key="last"),
+    )
+
+    assert [AddStatus.ADDED, AddStatus.ADDED, AddStatus.EXISTING, AddStatus.ADDED] == [
+        result.status for result in results
+    ]
+    assert task_id(3) == results[2].task.id
+    assert await harness.store.get_task("acme", task_id(1)) is None
+    assert [5, 3, 2] == task_numbers((await harness.store.list_tasks("acme", TaskFilter())).items)
+    assert ["old"] == await harness.store.list_orphaned_bodies(10)
+    assert {Status.PENDING: 3} == await harness.counts()
+    assert 3 == (await harness.get_lane()).pending
+
+
+@conformance_case
+async def a_cancelled_task_is_kept_if_its_replacement_is_not_added(harness: StoreHarness) -> None:
+    """A cancelled task stays if the new task is over quota, or is the cancelled task itself."""
+    await harness.add(task(1, key="k"), task(2))
+    await harness.store.cancel("acme", task_id(1))
+
+    [over_quota] = await harness.add(task(3, key="k"), quota=1)
+    [repeated] = await harness.add(task(1, key="k"))
+
+    assert (AddStatus.OVER_QUOTA, AddStatus.EXISTING) == (over_quota.status, repeated.status)
+    assert {Status.PENDING: 1, Status.CANCELLED: 1} == await harness.counts()
+
+
+@conformance_case
 async def a_quota_limits_unfinished_tasks_per_tenant(harness: StoreHarness) -> None:
     """Tasks of a batch that exceed the quota of their tenant are OVER_QUOTA."""
     results = await harness.add(task(1), task(2), task(3), task(4, tenant="beta"), task(5), quota=2)

@@ -211,23 +211,43 @@ async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
 
 @conformance_case
 async def retry_now_does_not_change_in_flight_and_finished_tasks(harness: StoreHarness) -> None:
-    """`retry_now` does not change tasks that are IN_FLIGHT, SUCCEEDED or CANCELLED."""
+    """`retry_now` does not change tasks that are IN_FLIGHT or SUCCEEDED."""
     await harness.add(task(1), task(2), task(3, next_attempt_at=START_MS + 500))
     first, _, _ = (await harness.claim()).tasks
     await harness.store.finish([success_result(first)])
-    await harness.add(task(4))
-    await harness.store.cancel("acme", task_id(4))
-    before = [await harness.get_task(number) for number in (1, 2, 3, 4)]
+    before = [await harness.get_task(number) for number in (1, 2, 3)]
 
-    results = [await harness.store.retry_now("acme", task_id(number)) for number in (1, 2, 3, 4)]
+    results = [await harness.store.retry_now("acme", task_id(number)) for number in (1, 2, 3)]
 
     assert [
-        RetryNowStatus.SUCCEEDED_OR_CANCELLED,
+        RetryNowStatus.SUCCEEDED,
         RetryNowStatus.IN_FLIGHT,
         RetryNowStatus.IN_FLIGHT,
-        RetryNowStatus.SUCCEEDED_OR_CANCELLED,
     ] == results
-    assert before == [await harness.get_task(number) for number in (1, 2, 3, 4)]
+    assert before == [await harness.get_task(number) for number in (1, 2, 3)]
+
+
+@conformance_case
+async def retry_now_revives_a_cancelled_task(harness: StoreHarness) -> None:
+    """A cancelled task that is retried is PENDING again, and its next result is not cancelled."""
+    leased = await harness.lease_new_task(1)
+    await harness.store.cancel("acme", leased.id)
+    await harness.store.finish([exhausted_result(leased)])
+    harness.clock.advance(HOUR_MS)
+
+    assert RetryNowStatus.DUE is await harness.store.retry_now("acme", leased.id)
+
+    revived = await harness.get_task(1)
+    assert (Status.PENDING, False, None) == (
+        revived.status,
+        revived.cancelling,
+        revived.finished_at,
+    )
+    assert (1, 1, 1) == (revived.attempts, revived.attempts_before_replay, revived.replays)
+    [leased] = (await harness.claim()).tasks
+    retry_at = harness.clock.now + HOUR_MS
+    assert [FinishStatus.APPLIED] == await harness.store.finish([retry_result(leased, retry_at)])
+    assert {Status.PENDING: 1} == await harness.counts()
 
 
 @conformance_case

@@ -349,7 +349,7 @@ class ReferenceState:
         self.change(row, now, **fields, status=status, worker=None, wake_at=0, finished_at=now)
 
     def revive(self, row: Row, now: int) -> None:
-        """Make a dead letter due now."""
+        """Make a dead letter or a cancelled task due now."""
         self.set_pending(
             row,
             now,
@@ -363,6 +363,7 @@ class ReferenceState:
             backoff_offset=0,
             last_outcome_kind=None,
             replays=row.task.replays + 1,
+            cancelling=False,
         )
 
     def delete(self, row: Row) -> None:

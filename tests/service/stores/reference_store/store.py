@@ -94,13 +94,19 @@ class ReferenceStore:
         self, new: NewTask, terms: LeaseTerms | None, quota: int | None, now: int
     ) -> AddResult:
         task, tenant = new.task, self.state.tenant(new.task.tenant)
-        if task.key in tenant.keys:
-            found = self.state.rows[tenant.keys[task.key]].task
+        existing = self.state.rows.get(tenant.keys.get(task.key, 0))
+        is_replaced = existing is not None and (
+            existing.task.status is Status.CANCELLED and existing.task.id != task.id
+        )
+        if existing is not None and not is_replaced:
+            found = existing.task
             is_same = found.fingerprint == task.fingerprint
             return AddResult(AddStatus.EXISTING if is_same else AddStatus.CONFLICT, copy(found))
         unfinished_count = tenant.counts[Status.PENDING] + tenant.counts[Status.IN_FLIGHT]
         if quota is not None and unfinished_count >= quota:
             return AddResult(AddStatus.OVER_QUOTA, copy(task))
+        if existing is not None:
+            self.state.delete(existing)
         due = task.next_attempt_at if new.delay_ms is None else now + new.delay_ms
         due_task = msgspec.structs.replace(task, next_attempt_at=max(now, due))
         row = self.state.add(due_task, now, terms if new.lease_on_add else None)
@@ -350,19 +356,19 @@ class ReferenceStore:
         return CancelStatus.REQUESTED
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
-        """Make a pending task or a dead letter due now."""
+        """Make a task due now, unless it is leased or succeeded."""
         row, now = self.state.row(task_id, tenant), self._clock()
         if row is None:
             return None
         match row.task.status:
             case Status.PENDING:
                 self.state.set_pending(row, min(row.task.next_attempt_at, now), now)
-            case Status.EXHAUSTED:
+            case Status.EXHAUSTED | Status.CANCELLED:
                 self.state.revive(row, now)
             case Status.IN_FLIGHT:
                 return RetryNowStatus.IN_FLIGHT
-            case Status.SUCCEEDED | Status.CANCELLED:
-                return RetryNowStatus.SUCCEEDED_OR_CANCELLED
+            case Status.SUCCEEDED:
+                return RetryNowStatus.SUCCEEDED
         return RetryNowStatus.DUE
 
     # --- dead letters -----------------------------------------------------------------------------

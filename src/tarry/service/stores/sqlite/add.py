@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from msgspec import Struct
 
 from tarry.errors import ConfigurationError
+from tarry.service.model import Status
 from tarry.service.store import AddResult, AddStatus
-from tarry.service.stores.sqlite.queries import SELECT_TASK, decode_task, pack_ids, unpack_id
+from tarry.service.stores.sqlite.queries import (
+    SELECT_TASK,
+    decode_task,
+    pack_id,
+    pack_ids,
+    unpack_id,
+)
+from tarry.service.stores.sqlite.terminal_tasks import delete_task
 from tarry.service.stores.sqlite.transaction import (
+    CANCELLED,
     IN_FLIGHT,
     NULL_NUMBER_PARAM,
     NULL_TEXT_PARAM,
@@ -28,6 +37,10 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import LaneRow, Transaction
 
 _FIND_BY_KEY = SELECT_TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant = ? AND key = ?)"
+_FIND_CANCELLED = f"""
+SELECT s.seq, s.tenant, s.lane, s.policy FROM task AS t CROSS JOIN state AS s ON s.seq = t.seq
+WHERE t.tenant = ? AND t.key = ? AND t.id != ? AND s.status = {CANCELLED}
+"""
 # `MultiRowStatement` repeats the part in brackets for each row. NULLABLE_..._SQL is the placeholder
 # of a column that may be NULL. Its parameter is NULL_..._PARAM instead of None.
 _INSERT_TASKS = MultiRowStatement(f"""
@@ -94,7 +107,9 @@ def add(
             results += add_without_quota(tx, [new], terms)
         else:
             existing = _find_existing(tx, tenant_id, new.task)
-            results.append(existing or AddResult(AddStatus.OVER_QUOTA, new.task))
+            if existing is None or existing.task.status is Status.CANCELLED:
+                existing = AddResult(AddStatus.OVER_QUOTA, new.task)
+            results.append(existing)
     return results
 
 
@@ -104,6 +119,12 @@ def add_without_quota(
     """Add tasks, however many live tasks their tenants have."""
     tenant_ids = [tx.names.tenant_id(new.task.tenant) for new in tasks]
     seqs = _insert_tasks(tx, tasks, tenant_ids)
+    if None in seqs and _delete_cancelled(tx, tasks, tenant_ids, seqs):
+        # Insert the whole batch again, so that its tasks stay in order.
+        first_seq = min((seq for seq in seqs if seq is not None), default=None)
+        if first_seq is not None:
+            tx.execute("DELETE FROM task WHERE seq >= ?", (first_seq,))
+        seqs = _insert_tasks(tx, tasks, tenant_ids)
     states = _insert_states(tx, tasks, tenant_ids, seqs, terms)
     return [
         state or _find_existing(tx, tenant_id, new.task) or _reject_id(new.task)
@@ -131,6 +152,26 @@ def _insert_tasks(
     for size, cursor in _INSERT_TASKS.execute_chunks(tx.execute, parameters):
         seqs += _inserted_seqs(tx, tasks[len(seqs) : len(seqs) + size], cursor)
     return seqs
+
+
+def _delete_cancelled(
+    tx: Transaction,
+    tasks: Sequence[NewTask],
+    tenant_ids: Sequence[int],
+    seqs: Sequence[int | None],
+) -> bool:
+    """Delete the CANCELLED tasks that have the keys of tasks without a `seq`.
+
+    Returns whether there were any.
+    """
+    rows: list[Any] = []
+    for new, tenant_id, seq in zip(tasks, tenant_ids, seqs, strict=True):
+        if seq is None:
+            parameters = (tenant_id, new.task.key, pack_id(new.task.id))
+            rows += tx.execute(_FIND_CANCELLED, parameters).fetchall()
+    for ids in dict.fromkeys(rows):  # two tasks of the batch may have the same key
+        delete_task(tx, ids, CANCELLED)
+    return bool(rows)
 
 
 def _inserted_seqs(

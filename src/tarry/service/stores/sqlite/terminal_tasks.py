@@ -22,7 +22,7 @@ from tarry.service.stores.sqlite.queries import (
     resolve_names,
 )
 from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, SUCCEEDED
-from tarry.service.stores.sqlite.transitions import end_leases_of_dead_workers, replay_dead_letter
+from tarry.service.stores.sqlite.transitions import end_leases_of_dead_workers, replay_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +104,7 @@ def purge(
     replay = ReplayRecord(id="", tenant=tenant, lane=lane, policy_id=policy_id, reason=reason)
     dead_letters, cursor = find_dead_letters(tx, replay, after, limit)
     for ids in dead_letters:
-        _delete_task(tx, ids, EXHAUSTED)
+        delete_task(tx, ids, EXHAUSTED)
     return len(dead_letters), cursor
 
 
@@ -152,7 +152,7 @@ def replay_step(tx: Transaction, replay_id: str, limit: int) -> ReplayRecord | N
     after = 0 if replay.cursor is None else parse_cursor(replay.cursor)
     dead_letters, cursor = find_dead_letters(tx, replay, after, limit)
     for ids in dead_letters:
-        replay_dead_letter(tx, ids)
+        replay_task(tx, ids, EXHAUSTED)
     replay.replayed += len(dead_letters)
     replay.next_at = next_replay_step_at(replay, len(dead_letters), tx.now)
     if cursor is not None:
@@ -199,7 +199,7 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
         parameters = (status, tx.now - max_age_ms, spared_tenant_ids, limit + 1 - len(old_tasks))
         old_tasks += tx.execute(_OLD_TASKS, parameters).fetchall()
     for *ids, status in old_tasks[:limit]:
-        _delete_task(tx, ids, status)
+        delete_task(tx, ids, status)
     old_counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - DAY_MS, limit))
     old_replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit))
     max_deleted = max(old_counts.rowcount, old_replays.rowcount)
@@ -229,7 +229,7 @@ def _shrink_file(tx: Transaction) -> bool:
     return bool(new_free_count < free_count)
 
 
-def _delete_task(tx: Transaction, ids: TaskRowIds, status: int) -> None:
+def delete_task(tx: Transaction, ids: TaskRowIds, status: int) -> None:
     """Delete a finished task and its attempt log; a body in the `BodyStore` becomes an orphan."""
     seq, tenant, lane_id, policy = ids
     execute = tx.execute

@@ -39,7 +39,8 @@ UPDATE state SET status = {CANCELLED}, finished_at = ?, attempts = ?, version = 
 _REPLAY = f"""
 UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, started_at = ?1,
     finished_at = NULL, reason = NULL, version = version + 1, forgiven = attempts,
-    replays = replays + 1, lost = 0, previous_delay = NULL, restarted = 0, last_kind = NULL
+    replays = replays + 1, lost = 0, previous_delay = NULL, restarted = 0, last_kind = NULL,
+    cancelling = 0
 WHERE seq = ?2
 """
 _LOCK_TOKENS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
@@ -123,25 +124,25 @@ def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
 
 
 def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | None:
-    """Make a pending task or a dead letter (an EXHAUSTED task) due now."""
+    """Make a task due now, unless it is IN_FLIGHT or SUCCEEDED; see `Store.retry_now`."""
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
     if row is None or row[_TENANT_COLUMN] != tx.names.tenant_id(tenant):
         return None
     *ids, _, status, _, _, due = row
-    if status == EXHAUSTED:
-        replay_dead_letter(tx, ids)
+    if status in {EXHAUSTED, CANCELLED}:
+        replay_task(tx, ids, status)
     elif status == PENDING:
         _make_pending(tx, ids, PENDING, min(due, tx.now))
     elif status == IN_FLIGHT:
         return RetryNowStatus.IN_FLIGHT
     else:
-        return RetryNowStatus.SUCCEEDED_OR_CANCELLED
+        return RetryNowStatus.SUCCEEDED
     return RetryNowStatus.DUE
 
 
-def replay_dead_letter(tx: Transaction, ids: TaskRowIds) -> None:
-    """Make a dead letter PENDING and due now; the policy will not count its attempts so far."""
-    _make_pending(tx, ids, EXHAUSTED, tx.now, _REPLAY)
+def replay_task(tx: Transaction, ids: TaskRowIds, old_status: int) -> None:
+    """Make a finished task PENDING and due now; the policy will not count its attempts so far."""
+    _make_pending(tx, ids, old_status, tx.now, _REPLAY)
 
 
 def end_leases_of_dead_workers(tx: Transaction, limit: int) -> bool:
