@@ -123,7 +123,7 @@ def test_stored_response_expires() -> None:
         assert [False, True, False] == clock.run(main)
 
 
-@pytest.mark.parametrize("key", [b"", b'""', b'"open', b"a b", b'"a", "b"', b"a" * 256])
+@pytest.mark.parametrize("key", [b"", b'""', b'"open', b"a\tb", b'"a", "b"', b"a" * 256])
 @pytest.mark.parametrize("require_key_paths", [(), ["/payments"]])
 def test_malformed_key_is_400(key: bytes, require_key_paths: list[str]) -> None:
     """A malformed key gets a 400, also where a key is optional."""
