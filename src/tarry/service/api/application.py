@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_origin
 
 import msgspec
 from starlette.routing import Route, Router
@@ -12,6 +12,7 @@ from tarry.service.api import problems
 from tarry.service.api.auth import DEFAULT_TENANT, Authenticator
 from tarry.service.api.dead_letters import DeadLetterResource
 from tarry.service.api.downstreams import DownstreamResource
+from tarry.service.api.large_responses import LargeResponseLimiter
 from tarry.service.api.messages import ApiResponse, problem_response
 from tarry.service.api.monitoring import EventResource, HealthResource
 from tarry.service.api.openapi import CONTENT_SECURITY_POLICY, build_docs_page, build_openapi
@@ -19,6 +20,7 @@ from tarry.service.api.policies import PolicyResource
 from tarry.service.api.routing import Endpoint, resource_operations
 from tarry.service.api.task_creation import TaskCreation
 from tarry.service.api.tasks import ResultWaiter, TaskResource
+from tarry.wire.tasks import BatchResults, Page
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
@@ -50,8 +52,14 @@ class Api:
         operations = [pair for resource in resources for pair in resource_operations(resource)]
         handlers = _docs_handlers(operations, version, require_api_keys=context.require_api_keys)
         public_paths = set(handlers)  # so far, those of the documentation
+        limiter = LargeResponseLimiter()
         for operation, handler in operations:
-            handlers.setdefault(operation.path, {})[operation.method] = handler
+            limited_handler = handler
+            if get_origin(operation.response) is Page:
+                limited_handler = limiter.limit_pages(handler)
+            elif operation.response is BatchResults:
+                limited_handler = limiter.limit_unread(handler)
+            handlers.setdefault(operation.path, {})[operation.method] = limited_handler
             if operation.is_public:
                 public_paths.add(operation.path)
         authenticator = Authenticator(context)

@@ -33,6 +33,9 @@ _COMMON_HEADER_LINES = b"".join(b"%b: %b\r\n" % header for header in _COMMON_HEA
 _JSON_CONTENT_TYPE = (b"content-type", b"application/json")
 _PROBLEM_CONTENT_TYPE = (b"content-type", PROBLEM_MEDIA_TYPE.encode())
 _NO_CONTENT = 204
+_MAX_BODY_PART_BYTES = 65_536
+"""A larger body is sent in parts. Each part waits until the client has read most of the previous
+parts. uvicorn would otherwise copy the whole body to the write buffer of the connection."""
 
 
 class _MemoryUse:
@@ -183,7 +186,12 @@ class ApiResponse(msgspec.Struct, eq=False):
             headers.append((b"content-length", b"%d" % len(self.body)))
         body = b"" if scope["method"] == "HEAD" else self.body
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        begin = 0
+        while len(body) - begin > _MAX_BODY_PART_BYTES:
+            part = body[begin : begin + _MAX_BODY_PART_BYTES]
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            begin += _MAX_BODY_PART_BYTES
+        await send({"type": "http.response.body", "body": body[begin:]})
 
 
 class PendingResponse(msgspec.Struct, eq=False):
