@@ -152,7 +152,7 @@ _MAX_DOWNSTREAMS = 1_000
 """Maximum number of downstreams to fetch; the busiest of them are shown."""
 _LINES_OUTSIDE_ROWS = 5
 """Terminal lines kept free for the totals and the headings."""
-_SAMPLE = re.compile(r"(retry_\w+)\{([^}]*)\} (\S+)")
+_SAMPLE = re.compile(r"(retry_\w+)\{(.*)\} (\S+)")
 """Line of the Prometheus text format, with its metric, labels and value."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _LABEL_OF_METRIC = {

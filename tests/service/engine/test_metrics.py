@@ -9,6 +9,8 @@ from tarry.core.breaker import Breaker
 from tarry.service.model import AttemptRecord, Decision
 from tests.service.engine.harness import BUSY, OK, EngineHarness, FakeTarget, run
 
+LANE = "default/http:a.example:80"
+
 
 def parse_samples(page: bytes) -> dict[str, float]:
     """Return the samples of a metrics page, as Prometheus parses them."""
@@ -47,15 +49,16 @@ def test_attempts_and_finished_tasks_are_counted() -> None:
         for overrides in ({}, {}, {"maxAttempts": 2}):
             await harness.add(harness.new_task(overrides=overrides or None))
             await asyncio.sleep(5)
-        harness.metrics.attempts["lost", ""] += 7
+        harness.metrics.attempts["lost", "", ""] += 7
         found = await read_metrics(harness)
 
-        assert 7 == found["retry_attempts_total{outcome=lost,policy=}"]
-        assert 3 == found["retry_attempts_total{outcome=transient,policy=default}"]
-        assert 2 == found["retry_attempts_total{outcome=success,policy=default}"]
-        assert 1 == found["retry_task_outcomes_total{attempts=retried,outcome=succeeded}"]
-        assert 1 == found["retry_task_outcomes_total{attempts=first,outcome=succeeded}"]
-        assert 1 == found["retry_task_outcomes_total{attempts=retried,outcome=exhausted}"]
+        assert 7 == found["retry_attempts_total{lane=,outcome=lost,policy=}"]
+        assert 3 == found[f"retry_attempts_total{{lane={LANE},outcome=transient,policy=default}}"]
+        assert 2 == found[f"retry_attempts_total{{lane={LANE},outcome=success,policy=default}}"]
+        finished = f"retry_task_outcomes_total{{attempts=%s,lane={LANE},outcome=%s}}"
+        assert 1 == found[finished % ("retried", "succeeded")]
+        assert 1 == found[finished % ("first", "succeeded")]
+        assert 1 == found[finished % ("retried", "exhausted")]
         assert 2 == found["retry_delay_seconds_count{}"]
         assert 5 == found["retry_scheduling_lag_seconds_count{}"]
         assert 5 == found["retry_attempt_duration_seconds_bucket{le=0.001}"]
@@ -86,8 +89,10 @@ def test_buffered_samples_are_included_when_metrics_are_read() -> None:
                     decision=decision,
                 ),
                 "p",
+                LANE,
             )
-            metrics.record_finished_task("succeeded", number % 3, 500 if number % 2 else -500)
+            age_ms = 500 if number % 2 else -500
+            metrics.record_finished_task("succeeded", number % 3, LANE, age_ms)
             max_buffered = max(
                 max_buffered, len(metrics._attempt_samples), len(metrics._task_samples)
             )
@@ -95,7 +100,7 @@ def test_buffered_samples_are_included_when_metrics_are_read() -> None:
                 continue
             found = await read_metrics(harness)
 
-            assert number == found["retry_attempts_total{outcome=success,policy=p}"]
+            assert number == found[f"retry_attempts_total{{lane={LANE},outcome=success,policy=p}}"]
             assert number // 3 == found["retry_attempt_duration_seconds_count{}"]
             assert number // 3 == found["retry_attempt_duration_seconds_bucket{le=0.005}"]
             assert 0 == found["retry_attempt_duration_seconds_bucket{le=0.002}"]
@@ -110,7 +115,7 @@ def test_buffered_samples_are_included_when_metrics_are_read() -> None:
             assert (
                 lags_ms.count(2) == number - found["retry_scheduling_lag_seconds_bucket{le=0.001}"]
             )
-            retried = "retry_task_outcomes_total{attempts=retried,outcome=succeeded}"
+            retried = f"retry_task_outcomes_total{{attempts=retried,lane={LANE},outcome=succeeded}}"
             assert (number + 1) // 3 == found.get(retried, 0)
         assert max_buffered < 500
 
@@ -128,10 +133,9 @@ def test_breakers_and_budgets_of_lanes_are_gauges() -> None:
         await asyncio.sleep(1)
         found = await read_metrics(harness)
 
-        lane = "default/http:a.example:80"
-        assert 1 == found[f"retry_breaker_state{{lane={lane},state=open}}"]
-        assert 0 == found[f"retry_breaker_state{{lane={lane},state=closed}}"]
-        assert found[f"retry_budget_balance{{lane={lane}}}"] > 0
+        assert 1 == found[f"retry_breaker_state{{lane={LANE},state=open}}"]
+        assert 0 == found[f"retry_breaker_state{{lane={LANE},state=closed}}"]
+        assert found[f"retry_budget_balance{{lane={LANE}}}"] > 0
         assert 1 == found["retry_breaker_transitions_total{to=open}"]
 
     run(main)
@@ -149,8 +153,9 @@ def test_metrics_are_counted_without_listeners() -> None:
         await asyncio.sleep(1)
         found = await read_metrics(harness)
 
-        assert 3 == found["retry_attempts_total{outcome=transient,policy=default}"]
-        assert 3 == found["retry_task_outcomes_total{attempts=first,outcome=exhausted}"]
+        assert 3 == found[f"retry_attempts_total{{lane={LANE},outcome=transient,policy=default}}"]
+        finished = f"retry_task_outcomes_total{{attempts=first,lane={LANE},outcome=exhausted}}"
+        assert 3 == found[finished]
         assert 1 == found["retry_breaker_transitions_total{to=open}"]
 
     run(main)
@@ -168,7 +173,8 @@ def test_actions_of_an_operator_are_counted() -> None:
         await harness.engine.reset(task.lane)
         found = await read_metrics(harness)
 
-        assert 1 == found["retry_task_outcomes_total{attempts=first,outcome=cancelled}"]
+        finished = f"retry_task_outcomes_total{{attempts=first,lane={LANE},outcome=cancelled}}"
+        assert 1 == found[finished]
         assert {} == transitions(found)
 
     run(main)
@@ -197,7 +203,7 @@ def test_every_transition_of_a_breaker_is_counted() -> None:
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK))
-        lane = harness.lanes["default/http:a.example:80"]
+        lane = harness.lanes[LANE]
         for state in ("open", "closed", "open"):
             lane.downstream.force(state)
         harness.engine.worker.result_writer.store_breaker_state(lane)
@@ -215,7 +221,7 @@ def test_every_transition_of_a_breaker_is_counted() -> None:
 
 
 def test_labels_are_bounded() -> None:
-    """Policies after the first hundred are counted as `other`; at most 100 lanes are listed."""
+    """Policies and lanes after the first hundred are counted as `other`."""
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(OK))
@@ -225,9 +231,43 @@ def test_labels_are_bounded() -> None:
         await asyncio.sleep(1)
         found = await read_metrics(harness)
 
-        assert 30 == found["retry_attempts_total{outcome=success,policy=other}"]
+        assert 30 == found["retry_attempts_total{lane=other,outcome=success,policy=other}"]
         assert 101 == sum(name.startswith("retry_attempts_total") for name in found)
+        finished = "retry_task_outcomes_total{attempts=first,lane=other,outcome=succeeded}"
+        assert 30 == found[finished]
+        assert 101 == sum(name.startswith("retry_task_outcomes_total") for name in found)
         assert 100 == sum(name.startswith("retry_budget_balance") for name in found)
+
+    run(main)
+
+
+def test_combinations_of_policy_and_lane_are_bounded() -> None:
+    """After 1,000 combinations of policy and lane, attempts of others have the lane `other`."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        attempt = AttemptRecord(number=1, scheduled_at=0, started_at=0, outcome="success")
+        for number in range(3_000):
+            policy_id, lane = f"p{number % 50}", f"default/http:h{number // 50}.example:80"
+            harness.metrics.record_attempt(attempt, policy_id, lane)
+        found = await read_metrics(harness)
+
+        assert 1_050 == sum(name.startswith("retry_attempts_total") for name in found)
+        assert 40 == found["retry_attempts_total{lane=other,outcome=success,policy=p49}"]
+
+    run(main)
+
+
+def test_deferrals_are_counted() -> None:
+    """An attempt that an open breaker rejects is counted with the reason and the lane."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        harness.lanes[LANE].downstream.force("open")
+        await harness.add(harness.new_task())
+        found = await read_metrics(harness)
+
+        assert 1 == found[f"retry_deferrals_total{{lane={LANE},reason=breaker-open}}"]
 
     run(main)
 

@@ -215,7 +215,7 @@ def test_only_the_tenth_lost_attempt_exhausts_a_task(lost_count: int, sent_count
         assert ["lost"] * lost_count == outcomes[:lost_count]
         assert [1] == [event.attempts for event in harness.published if event.kind == "lost"]
         page, _ = harness.metrics.render(await harness.store.counters(), 0.0)
-        assert b'retry_attempts_total{outcome="lost",policy=""} 1.0' in page
+        assert b'retry_attempts_total{lane="",outcome="lost",policy=""} 1.0' in page
 
     run(main)
 

@@ -3,15 +3,15 @@
 Recording must be cheap, because every attempt is recorded: it only appends a sample to a list.
 Samples are added to counters and histograms 500 at a time, or when the metrics are read. Objects of
 the Prometheus client are only built when the metrics are read. The number of label values is
-bounded: policies after the first hundred are counted as `other`, and only a hundred lanes have
-gauges (first those whose breaker is not closed, then those with the most leased tasks).
+bounded: policies and lanes after the first hundred are counted as `other`, and only a hundred lanes
+have gauges (first those whose breaker is not closed, then those with the most leased tasks).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tarry.core.checks import require_extra
 
@@ -31,11 +31,16 @@ if TYPE_CHECKING:
     from tarry.service.model import AttemptRecord
     from tarry.service.store import Counters
 
-    _AttemptSample: TypeAlias = tuple[str, str, int, float | None, float | None]
-    """Outcome, policy id, and in ms: lag after the due time, duration, delay of the retry."""
-    _TaskSample: TypeAlias = tuple[str, int, int]  # final status, number of attempts, age in ms
+    _AttemptSample: TypeAlias = tuple[str, str, str, int, float | None, float | None]
+    """Outcome, policy id, lane, and in ms: lag after the due time, duration, delay of the retry."""
+    _TaskSample: TypeAlias = tuple[str, int, str, int]
+    """Final status, number of attempts, lane, and age in ms."""
+
+T = TypeVar("T")
 
 _MAX_LABEL_VALUES = 100
+_MAX_POLICY_LANE_PAIRS = 1000
+_OTHER = "other"
 _SHORT_BUCKETS_MS = (
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000,
 )  # fmt: skip
@@ -59,6 +64,22 @@ class _LabeledCounter(Counter[tuple[str, ...]]):
         for values, count in self.items():
             family.add_metric(values, count)
         return family
+
+
+class _BoundedLabels(set[T]):
+    """The values of a label that are not counted as `other`: the first `limit` values."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def admit(self, value: T) -> bool:
+        """Return whether a value is one of the first `limit`."""
+        if value not in self:
+            if len(self) >= self._limit:
+                return False
+            self.add(value)
+        return True
 
 
 class _Histogram:
@@ -95,15 +116,21 @@ class Metrics:
         self._lanes = lanes
         self._attempt_samples: list[_AttemptSample] = []
         self._task_samples: list[_TaskSample] = []
-        self._labeled_policies: set[str] = set()
+        self._policies: _BoundedLabels[str] = _BoundedLabels(_MAX_LABEL_VALUES)
+        self._lane_names: _BoundedLabels[str] = _BoundedLabels(_MAX_LABEL_VALUES)
+        self._pairs: _BoundedLabels[tuple[str, str]] = _BoundedLabels(_MAX_POLICY_LANE_PAIRS)
+        """Label values of policy and lane. A hundred of each would be 10,000 pairs."""
+        help_text = "Attempts, by outcome, policy and lane."
         self.attempts: _LabeledCounter = _LabeledCounter(
-            "retry_attempts", "Attempts, by outcome and policy.", "outcome", "policy"
+            "retry_attempts", help_text, "outcome", "policy", "lane"
         )
-        """Includes lost attempts, whose worker disappeared. They have the policy label ""."""
-        help_text = "Finished tasks, by outcome (final status) and attempts (first or retried)."
+        """Includes lost attempts, whose worker disappeared. They have empty policy and lane."""
+        help_text = "Finished tasks, by outcome (final status), attempts (first or retried), lane."
         self._finished_tasks = _LabeledCounter(
-            "retry_task_outcomes", help_text, "outcome", "attempts"
+            "retry_task_outcomes", help_text, "outcome", "attempts", "lane"
         )
+        help_text = "Attempts that were postponed before they started, by reason and lane."
+        self._deferrals = _LabeledCounter("retry_deferrals", help_text, "reason", "lane")
         self._transitions = _LabeledCounter(
             "retry_breaker_transitions", "Breaker transitions, by the new state.", "to"
         )
@@ -121,21 +148,25 @@ class Metrics:
             "retry_attempt_duration_seconds", "Duration of attempts.", _SHORT_BUCKETS_MS
         )
 
-    def record_attempt(self, attempt: AttemptRecord, policy_id: str) -> None:
+    def record_attempt(self, attempt: AttemptRecord, policy_id: str, lane: str) -> None:
         """Record an attempt."""
         lag, decision = attempt.started_at - attempt.scheduled_at, attempt.decision
         delay = None if decision is None else decision.delay_ms
         samples = self._attempt_samples
-        samples.append((attempt.outcome, policy_id, lag, attempt.duration_ms, delay))
+        samples.append((attempt.outcome, policy_id, lane, lag, attempt.duration_ms, delay))
         if len(samples) >= _MAX_SAMPLES:
             self._count_attempts()
 
-    def record_finished_task(self, status: str, attempt_count: int, age_ms: int) -> None:
+    def record_finished_task(self, status: str, attempt_count: int, lane: str, age_ms: int) -> None:
         """Record a task that was finished `age_ms` after it was added."""
         samples = self._task_samples
-        samples.append((status, attempt_count, age_ms))
+        samples.append((status, attempt_count, lane, age_ms))
         if len(samples) >= _MAX_SAMPLES:
             self._count_tasks()
+
+    def count_deferral(self, reason: str, lane: str) -> None:
+        """Count an attempt that the downstream of a lane rejected before it started."""
+        self._deferrals[reason, self._lane_label(lane)] += 1
 
     def count_transition(self, before: BreakerState, after: BreakerState) -> None:
         """Count a change of a breaker's state, if the states differ."""
@@ -159,10 +190,16 @@ class Metrics:
     def _count_attempts(self) -> None:
         if not self._attempt_samples:
             return
-        outcomes, policies, lags, durations, delays = zip(*self._attempt_samples, strict=True)
-        self._attempt_samples.clear()
-        for (outcome, policy_id), count in Counter(zip(outcomes, policies, strict=True)).items():
-            self.attempts[outcome, self._policy_label(policy_id)] += count
+        samples = self._attempt_samples
+        outcomes, policies, lanes, lags, durations, delays = zip(*samples, strict=True)
+        samples.clear()
+        groups = Counter(zip(outcomes, policies, lanes, strict=True))
+        for (outcome, policy_id, lane), count in groups.items():
+            policy_label = policy_id if self._policies.admit(policy_id) else _OTHER
+            lane_label = self._lane_label(lane)
+            if not self._pairs.admit((policy_label, lane_label)):
+                lane_label = _OTHER
+            self.attempts[outcome, policy_label, lane_label] += count
         self._lag.observe(lags)
         self._duration.observe([duration for duration in durations if duration is not None])
         self._delay.observe([delay for delay in delays if delay is not None])
@@ -170,17 +207,20 @@ class Metrics:
     def _count_tasks(self) -> None:
         if not self._task_samples:
             return
-        statuses, attempts, ages = zip(*self._task_samples, strict=True)
+        statuses, attempts, lanes, ages = zip(*self._task_samples, strict=True)
         self._task_samples.clear()
-        for (status, attempt_count), count in Counter(zip(statuses, attempts, strict=True)).items():
-            self._finished_tasks[status, "first" if attempt_count <= 1 else "retried"] += count
+        groups = Counter(zip(statuses, attempts, lanes, strict=True))
+        for (status, attempt_count, lane), count in groups.items():
+            attempts_label = "first" if attempt_count <= 1 else "retried"
+            self._finished_tasks[status, attempts_label, self._lane_label(lane)] += count
         self._age.observe(ages)
 
     def _counters_and_histograms(self) -> Iterator[Metric]:
         self._count_attempts()
         self._count_tasks()
-        counters = self.attempts, self._finished_tasks, self._transitions, self.superseded
-        for metric in (*counters, self._age, self._delay, self._lag, self._duration):
+        counters = self.attempts, self._finished_tasks, self._deferrals, self._transitions
+        histograms = self._age, self._delay, self._lag, self._duration
+        for metric in (*counters, self.superseded, *histograms):
             yield metric.to_metric()
 
     def _gauges(self, counters: Counters, now_s: float, tenant: str | None) -> Iterator[Metric]:
@@ -199,13 +239,8 @@ class Metrics:
                 balances.add_metric([lane.name], balance)
         yield from (tasks, states, balances)
 
-    def _policy_label(self, policy_id: str) -> str:
-        """Return the label value of a policy: its id, or `other` after a hundred policies."""
-        if policy_id not in self._labeled_policies:
-            if len(self._labeled_policies) >= _MAX_LABEL_VALUES:
-                return "other"
-            self._labeled_policies.add(policy_id)
-        return policy_id
+    def _lane_label(self, lane: str) -> str:
+        return lane if self._lane_names.admit(lane) else _OTHER
 
 
 class _MetricsCollector:

@@ -123,7 +123,7 @@ class Reporter:
         task, attempt = result.task, result.attempt
         if attempt is None:
             return
-        self._metrics.record_attempt(attempt, task.policy_id)
+        self._metrics.record_attempt(attempt, task.policy_id, task.lane)
         if self.events.listeners:
             next_at, attempts = result.next_attempt_at or None, task.attempts + 1
             self._publish("attempt", task, attempts, now, attempt=attempt, next_attempt_at=next_at)
@@ -139,7 +139,7 @@ class Reporter:
     ) -> None:
         """Report that a task is finished after `attempts` attempts."""
         kind = _EVENT_KINDS[status]
-        self._metrics.record_finished_task(kind, attempts, now - task.created_at)
+        self._metrics.record_finished_task(kind, attempts, task.lane, now - task.created_at)
         if self.events.listeners:
             self._publish(kind, task, attempts, now, reason=reason)
         if task.id in self._waiters:
@@ -179,13 +179,14 @@ class Reporter:
 
     def report_deferred(self, task: Task, reason: str) -> None:
         """Report that the downstream rejected an attempt, and that the task was released."""
+        self._metrics.count_deferral(reason, task.lane)
         if self.events.listeners:
             self._publish("deferred", task, task.attempts, self._read_clock(), reason=reason)
 
     def report_lost_attempts(self, count: int, now: int) -> None:
         """Report attempts whose workers have disappeared."""
         _logger.warning("attempts lost, their workers have disappeared, count=%d", count)
-        self._metrics.attempts["lost", ""] += count
+        self._metrics.attempts["lost", "", ""] += count
         self.events.publish(Event(kind="lost", at=now, tenant="", lane="", attempts=count))
 
     def report_transition(self, before: BreakerState, after: BreakerState) -> None:
