@@ -9,7 +9,7 @@ Every implementation follows these rules, which one conformance suite checks:
 * The store's clock decides what is due; `claim` returns the time of that clock. Times are epoch ms.
 * The cost of a call depends on the number of tasks that it returns or changes, not on the number of
   stored tasks and lanes. Only `count_dead_letters` and `start_replay` read all dead letters
-  (EXHAUSTED tasks) of a tenant.
+  (EXHAUSTED tasks) of a tenant, and `counters` reads all lanes.
 * Counters are updated with each change, not computed when they are read.
 * Changes of one task are atomic. Every change of a task increments its version, except a request to
   cancel the task. `finish` and `release` detect a lost lease by the version.
@@ -31,15 +31,21 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
-from tarry.service.model import AttemptRecord, Status, Task  # noqa: TC001 - msgspec reads the types
+from tarry.service.model import (  # noqa: TC001 - msgspec reads the types
+    AttemptRecord,
+    LaneRecord,
+    Status,
+    Task,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from tarry.service.model import ApiKeyRecord, LaneRecord, PolicyVersion, ReplayRecord
+    from tarry.service.model import ApiKeyRecord, PolicyVersion, ReplayRecord
 
 T = TypeVar("T")
 
+MAX_BUSIEST_LANES = 100
 MAX_PAGE_BYTES = 2 << 20
 """A page of tasks, attempts or policies ends with the item that reaches this size. Counted are the
 stored content of tasks, the encoded attempts, and the documents of policies."""
@@ -221,6 +227,12 @@ class Counters(msgspec.Struct):
 
     task_counts: dict[Status, int]
     superseded_count: int = 0
+    oldest_due_at: int | None = None
+    """The earliest due time of the PENDING tasks that are due; None: no task is due. Tasks of
+    paused, parked and half-open lanes are ignored."""
+    busiest_lanes: list[LaneRecord] = []
+    """The `MAX_BUSIEST_LANES` lanes with the most PENDING tasks, then by name. Lanes without tasks
+    are omitted."""
 
 
 class AttemptsOfMinute(msgspec.Struct):

@@ -6,6 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tarry.core.breaker import Breaker
+from tarry.service.delivery import DeliveryRequest, DeliveryResult
+from tarry.service.engine.context import EngineLimits
 from tarry.service.model import AttemptRecord, Decision
 from tests.service.engine.harness import BUSY, OK, EngineHarness, FakeTarget, run
 
@@ -268,6 +270,56 @@ def test_deferrals_are_counted() -> None:
         found = await read_metrics(harness)
 
         assert 1 == found[f"retry_deferrals_total{{lane={LANE},reason=breaker-open}}"]
+
+    run(main)
+
+
+def test_age_of_the_oldest_due_task() -> None:
+    """The oldest due task is leased and waits for a slot, or is stored and waits for a claim."""
+
+    async def hang(_: DeliveryRequest) -> DeliveryResult:
+        await asyncio.sleep(30)
+        return OK
+
+    async def oldest_age_s(harness: EngineHarness, tenant: str | None = None) -> float:
+        return (await read_metrics(harness, tenant))["retry_oldest_due_task_age_seconds{}"]
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(hang), limits=EngineLimits(max_running_attempts=1))
+        await harness.add(harness.new_task())
+        assert 0 == await oldest_age_s(harness)
+        await asyncio.sleep(2)
+        await harness.add(harness.new_task("http://b.example:80/"))
+        await asyncio.sleep(5)
+        assert pytest.approx(5) == await oldest_age_s(harness)
+
+        await harness.store.add([harness.new_task("http://c.example:80/", tenant="ann")])
+        await asyncio.sleep(3)
+        assert pytest.approx(8) == await oldest_age_s(harness)
+        assert pytest.approx(3) == await oldest_age_s(harness, "ann")
+        await asyncio.sleep(21)  # the first attempt has ended, and the next one runs
+        assert pytest.approx(24) == await oldest_age_s(harness)
+
+    run(main)
+
+
+def test_tasks_of_busy_lanes_are_gauges() -> None:
+    """The tasks of a lane are counted by status."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK, BUSY))
+        await harness.add(harness.new_task())
+        await harness.add(harness.new_task(overrides={"maxAttempts": 1}))
+        await asyncio.sleep(1)
+        await harness.add(harness.new_task(delay_ms=60_000), harness.new_task(delay_ms=60_000))
+        found = await read_metrics(harness)
+
+        prefix = f"retry_lane_tasks{{lane={LANE},status="
+        assert {"PENDING": 2, "IN_FLIGHT": 0, "EXHAUSTED": 1} == {
+            name.removeprefix(prefix)[:-1]: value
+            for name, value in found.items()
+            if name.startswith(prefix)
+        }
 
     run(main)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import nlargest
+from itertools import chain
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -20,7 +21,7 @@ from tarry.core.budget import RatioBudget
 from tarry.core.downstream import Downstream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tarry.service.model import Task, TaskContent
 
@@ -180,8 +181,21 @@ class Lanes(dict[str, LaneState]):
 
     def most_notable(self, limit: int, tenant: str | None = None) -> list[LaneState]:
         """Return lanes of a tenant (None: of all): tripped lanes first, then by leased tasks."""
-        lanes = (lane for lane in self.values() if tenant in {None, lane.name.partition("/")[0]})
+        lanes = self._lanes_of(tenant)
         return nlargest(limit, lanes, key=lambda lane: (lane.is_tripped, lane.leased_count))
+
+    def oldest_due_at(self, tenant: str | None = None) -> int | None:
+        """Return the earliest due time of leased tasks that wait for a slot; None: none waits."""
+        due_times = (
+            leased_task.task.next_attempt_at
+            for lane in self._lanes_of(tenant)
+            for leased_task in chain(lane.due_first_attempts, lane.due_retries or ())
+            if not (leased_task.is_dropped or leased_task.is_busy)
+        )
+        return min(due_times, default=None)
+
+    def _lanes_of(self, tenant: str | None) -> Iterator[LaneState]:
+        return (lane for lane in self.values() if tenant in {None, lane.name.partition("/")[0]})
 
     def increment_leased(self, lane: LaneState) -> None:
         """Count a task that was leased to this process."""

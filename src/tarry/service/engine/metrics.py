@@ -14,6 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
 from tarry.core.checks import require_extra
+from tarry.service.model import Status
 
 with require_extra("metrics need prometheus-client", "service"):
     from prometheus_client import CollectorRegistry
@@ -49,6 +50,7 @@ _LONG_BUCKETS_MS = (
     86_400_000, 604_800_000,
 )  # fmt: skip
 _MAX_SAMPLES = 500  # in a group: to sort a group is cheaper than to search each sample's bucket
+_LANE_STATUSES = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
 _BREAKER_STATES = ("closed", "open", "half-open")
 
 
@@ -227,6 +229,17 @@ class Metrics:
         tasks = GaugeMetricFamily("retry_tasks", "Tasks, by status.", labels=["status"])
         for status, count in counters.task_counts.items():
             tasks.add_metric([status.name], count)
+        help_text = "Unfinished and exhausted tasks of the lanes with the most pending tasks."
+        lane_tasks = GaugeMetricFamily("retry_lane_tasks", help_text, labels=["lane", "status"])
+        for record in counters.busiest_lanes:
+            counts = (record.pending, record.in_flight, record.exhausted)
+            for status, count in zip(_LANE_STATUSES, counts, strict=True):
+                lane_tasks.add_metric([record.name, status.name], count)
+        due_times = counters.oldest_due_at, self._lanes.oldest_due_at(tenant)
+        oldest_due_at = min((at for at in due_times if at is not None), default=None)
+        age_s = 0.0 if oldest_due_at is None else max(0.0, now_s - oldest_due_at / 1000)
+        help_text = "Time since the earliest due time of the tasks that wait for an attempt."
+        oldest = GaugeMetricFamily("retry_oldest_due_task_age_seconds", help_text, age_s)
         help_text = "1 for the current state of the breaker of a lane."
         states = GaugeMetricFamily("retry_breaker_state", help_text, labels=["lane", "state"])
         help_text = "Retries that the budget of a lane still admits."
@@ -237,7 +250,7 @@ class Metrics:
                 states.add_metric([lane.name, state], state == current_state)
             if balance is not None:
                 balances.add_metric([lane.name], balance)
-        yield from (tasks, states, balances)
+        yield from (tasks, lane_tasks, oldest, states, balances)
 
     def _lane_label(self, lane: str) -> str:
         return lane if self._lane_names.admit(lane) else _OTHER

@@ -346,3 +346,71 @@ async def a_third_of_a_claim_are_retries(harness: StoreHarness) -> None:
     assert [[24], [25], [2]] == claimed
     rest = task_numbers((await harness.claim()).tasks)
     assert sorted([*range(3, 20), *range(26, 40)]) == sorted(rest)
+
+
+# --- counters -------------------------------------------------------------------------------------
+
+
+@conformance_case
+async def the_oldest_due_task_is_reported(harness: StoreHarness) -> None:
+    """Of PENDING tasks that are due, the earliest due time is reported, for one tenant or all."""
+
+    async def oldest_due_at(tenant: str | None = None) -> int | None:
+        return (await harness.store.counters(tenant)).oldest_due_at
+
+    assert await oldest_due_at() is None
+    await harness.add(
+        task(1, next_attempt_at=START_MS + HOUR_MS),
+        task(2, "b", next_attempt_at=START_MS + MINUTE_MS),
+        task(3, tenant="beta", next_attempt_at=START_MS + 2 * MINUTE_MS),
+    )
+    assert await oldest_due_at() is None
+    harness.clock.now = START_MS + MINUTE_MS
+    assert (START_MS + MINUTE_MS, None) == (await oldest_due_at(), await oldest_due_at("beta"))
+
+    harness.clock.advance(MINUTE_MS)
+    assert START_MS + 2 * MINUTE_MS == await oldest_due_at("beta")
+    leased = (await harness.claim()).tasks
+    assert [2, 3] == task_numbers(leased)
+    assert await oldest_due_at() is None
+    retry_at = harness.clock.now + SECOND_MS
+    await harness.store.finish([retry_result(leased[0], retry_at)])
+    harness.clock.now = START_MS + HOUR_MS
+    assert retry_at == await oldest_due_at()
+
+
+@conformance_case
+async def due_tasks_of_parked_and_paused_lanes_are_not_the_oldest(harness: StoreHarness) -> None:
+    """Tasks of paused, parked and half-open lanes do not count as due."""
+    await harness.add(task(1), task(2, "b", next_attempt_at=START_MS + 1))
+    harness.clock.advance(SECOND_MS)
+    store = harness.store
+    assert START_MS == (await store.counters()).oldest_due_at
+    await store.park(LANE, START_MS + MINUTE_MS, probes=1, consecutive_opens=1)
+    assert START_MS + 1 == (await store.counters()).oldest_due_at
+    await store.pause("acme/https:b.example:443")
+    assert (await store.counters()).oldest_due_at is None
+    harness.clock.now = START_MS + HOUR_MS
+    assert (await store.counters()).oldest_due_at is None
+    await store.unpark(LANE)
+    assert START_MS == (await store.counters()).oldest_due_at
+
+
+@conformance_case
+async def the_busiest_lanes_are_those_with_the_most_pending_tasks(harness: StoreHarness) -> None:
+    """Up to 100 lanes with tasks are reported: those with the most PENDING tasks, then by name."""
+    for number in range(105):
+        await harness.add(task(number, f"h{number:03}"))
+    await harness.add(task(200, "h103"), task(201, "h104"), task(202, "h104"))
+    await harness.store.pause("acme/https:unused.example:443")
+    await harness.add(task(300, tenant="beta"))
+    lanes = (await harness.store.counters("acme")).busiest_lanes
+
+    assert 100 == len(lanes)
+    assert [("h104", 3), ("h103", 2), ("h000", 1), ("h001", 1)] == [
+        (lane.name.removeprefix("acme/https:").partition(".")[0], lane.pending)
+        for lane in lanes[:4]
+    ]
+    [beta_lane] = (await harness.store.counters("beta")).busiest_lanes
+    assert await harness.get_lane(BETA) == beta_lane
+    assert 100 == len((await harness.store.counters()).busiest_lanes)

@@ -22,6 +22,7 @@ from tarry.service.model import (
     Task,
 )
 from tarry.service.store import (
+    MAX_BUSIEST_LANES,
     MAX_PAGE_BYTES,
     AddResult,
     AddStatus,
@@ -544,10 +545,33 @@ class ReferenceStore:
     # --- counters ---------------------------------------------------------------------------------
 
     async def counters(self, tenant: str | None = None) -> Counters:
-        """Return the number of tasks by status, of one tenant or of all."""
-        tenants = self._select_tenants(tenant)
-        tasks = {status: sum(owner.counts[status] for owner in tenants) for status in Status}
-        return Counters(tasks, sum(owner.superseded for owner in tenants))
+        """Return the counters of one tenant or of all, computed from all tasks and lanes."""
+        tenants, now = self._select_tenants(tenant), self._clock()
+        lanes = [
+            queue.lane
+            for queue in self.state.queues.values()
+            if tenant in {None, queue.lane.tenant}
+        ]
+        claimable = {lane.name for lane in lanes if not lane.paused and lane.parked_until is None}
+        used = [lane for lane in lanes if lane.pending or lane.in_flight or lane.exhausted]
+        busiest = sorted(used, key=lambda lane: (-lane.pending, lane.name))[:MAX_BUSIEST_LANES]
+        return Counters(
+            task_counts={
+                status: sum(owner.counts[status] for owner in tenants) for status in Status
+            },
+            superseded_count=sum(owner.superseded for owner in tenants),
+            oldest_due_at=min(
+                (
+                    row.task.wake_at
+                    for row in self.state.rows.values()
+                    if row.task.status is Status.PENDING
+                    and row.task.wake_at <= now
+                    and row.task.lane in claimable
+                ),
+                default=None,
+            ),
+            busiest_lanes=[copy(lane) for lane in busiest],
+        )
 
     async def attempts_per_minute(
         self, tenant: str | None, *, since: int

@@ -30,6 +30,8 @@ LEASE_SCAN = re.compile(r"SCAN state USING INDEX state_leased\b")
 """Scan of all leases, made only when a worker process has died."""
 MERGE_SORT = re.compile(r"USE TEMP B-TREE FOR ORDER BY\b")
 """Sort of one page that is merged from the pages of several statuses."""
+BUSIEST_LANES = "ORDER BY l.pending DESC"
+"""The metrics sort the lanes by their tasks. An index would have to change with each task."""
 
 
 def test_no_statement_scans_a_table(tmp_path: Path) -> None:
@@ -116,7 +118,8 @@ def _scans_or_sorts(step: str, statement: str) -> bool:
         return not (
             SMALL_SCAN.match(step) or LEASE_SCAN.match(step) or _stops_early(step, statement)
         )
-    return "TEMP B-TREE" in step and not (MERGE_SORT.match(step) and "UNION ALL" in statement)
+    is_allowed = MERGE_SORT.match(step) and ("UNION ALL" in statement or BUSIEST_LANES in statement)
+    return "TEMP B-TREE" in step and not is_allowed
 
 
 def _stops_early(step: str, statement: str) -> bool:

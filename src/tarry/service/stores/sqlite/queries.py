@@ -9,7 +9,13 @@ import msgspec
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
-from tarry.service.store import MAX_PAGE_BYTES, AttemptsOfMinute, Counters, Page
+from tarry.service.store import (
+    MAX_BUSIEST_LANES,
+    MAX_PAGE_BYTES,
+    AttemptsOfMinute,
+    Counters,
+    Page,
+)
 from tarry.service.stores.sqlite.transaction import MINUTE_MS, TENANT_COUNTERS
 
 if TYPE_CHECKING:
@@ -80,6 +86,19 @@ SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, 
 FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
 """
 _COUNTERS = ", ".join(f"ifnull(sum({name}), 0)" for name in TENANT_COUNTERS)
+# `lane.due_at` is a lower bound, so lanes without a due task may be among those that are searched.
+# With an ORDER BY and a LIMIT, SQLite sorts only as many rows as the limit.
+_OLDEST_DUE_TASKS = f"""
+SELECT min(first_attempt), min(retry) FROM (
+    SELECT (SELECT min(wake_at) FROM state
+            WHERE lane = l.id AND status = {int(Status.PENDING)} AND last_kind IS NULL)
+               AS first_attempt,
+           (SELECT min(wake_at) FROM state
+            WHERE lane = l.id AND status = {int(Status.PENDING)} AND last_kind IS NOT NULL) AS retry
+    FROM lane AS l WHERE l.due_at <= ?2 AND l.paused = 0 AND l.parked_until IS NULL
+"""
+_BUSIEST_LANES = f"{_SELECT_LANE} WHERE l.pending + l.in_flight + l.dead > 0"
+_BY_PENDING_TASKS = "ORDER BY l.pending DESC, l.name LIMIT ?2"
 _ATTEMPTS_PER_MINUTE = f"""
 SELECT minute, outcome, count FROM series
 WHERE tenant = iif(?1 IS NULL, 0, ({_TENANT_ID})) AND minute >= ?2 ORDER BY minute
@@ -222,7 +241,16 @@ def counters(tx: ReadTransaction, tenant: str | None = None) -> Counters:
     """Return the counters of one tenant, or their sums over all tenants (None)."""
     where, parameters = ("", ()) if tenant is None else ("WHERE name = ?", (tenant,))
     row = tx.execute(f"SELECT {_COUNTERS} FROM tenant {where}", parameters).fetchone()
-    return Counters({status: row[status] for status in Status}, row[len(Status)])
+    of_tenant = "" if tenant is None else f"AND l.tenant = ({_TENANT_ID})"
+    due_times = tx.execute(f"{_OLDEST_DUE_TASKS} {of_tenant})", (tenant, tx.now)).fetchone()
+    busiest_lanes = f"{_BUSIEST_LANES} {of_tenant} {_BY_PENDING_TASKS}"
+    lane_rows = tx.execute(busiest_lanes, (tenant, MAX_BUSIEST_LANES)).fetchall()
+    return Counters(
+        task_counts={status: row[status] for status in Status},
+        superseded_count=row[len(Status)],
+        oldest_due_at=min((at for at in due_times if at and at <= tx.now), default=None),
+        busiest_lanes=[decode_row(lane_row, LaneRecord) for lane_row in lane_rows],
+    )
 
 
 def attempts_per_minute(
