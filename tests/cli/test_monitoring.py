@@ -18,7 +18,7 @@ import pytest
 
 from tarry.cli.monitoring import Snapshot, event_details, parse_metrics, summarize, wait_for_quit
 from tarry.client import Client
-from tarry.wire.tasks import ServiceEvent
+from tarry.wire.tasks import DownstreamInfo, ServiceEvent
 from tests.cli.harness import CommandResult, run_command
 from tests.integration.flaky import FlakyServer
 from tests.integration.tenants import two_tenants
@@ -230,6 +230,28 @@ def test_rates_are_differences_over_time() -> None:
     ]
 
     assert [25.0, 0.0] == rates
+
+
+def test_tasks_are_counted_by_downstream_if_another_process_reports_them() -> None:
+    """Without `retry_tasks`, the unfinished tasks and dead letters of all downstreams are added."""
+    downstreams = [
+        DownstreamInfo(
+            lane=f"http:{host}:80",
+            state="ACTIVE",
+            parked_until=None,
+            consecutive_opens=0,
+            pending=2,
+            in_flight=1,
+            dead=dead,
+            last_claim_at=None,
+            local=None,
+        )
+        for host, dead in (("a", 0), ("b", 5))
+    ]
+    snapshot = Snapshot(10.0, parse_metrics(""), downstreams)
+
+    tasks = summarize(snapshot, snapshot)["tasks"]
+    assert {"PENDING": 4, "IN_FLIGHT": 2, "EXHAUSTED": 5} == tasks
 
 
 @pytest.mark.parametrize(

@@ -207,10 +207,24 @@ def top(
 def summarize(previous: Snapshot, current: Snapshot) -> dict[str, Any]:
     """Return task counts, downstreams, and rates per second, which are None without counters."""
     return {
-        "tasks": {status: int(count) for status, count in current.metrics["retry_tasks"].items()},
+        "tasks": _count_tasks(current),
         "attemptsPerSecond": _rates("retry_attempts_total", previous, current),
         "finishedPerSecond": _rates("retry_task_outcomes_total", previous, current),
         "downstreams": output.to_builtins(current.downstreams),
+    }
+
+
+def _count_tasks(snapshot: Snapshot) -> dict[str, int]:
+    """Return the number of tasks by status."""
+    counts = snapshot.metrics["retry_tasks"]
+    if counts:
+        return {status: int(count) for status, count in counts.items()}
+    # Another process of the service reports this metric. The downstreams are the same in all
+    # processes, but they do not count the tasks that have succeeded or were cancelled.
+    return {
+        "PENDING": sum(downstream.pending for downstream in snapshot.downstreams),
+        "IN_FLIGHT": sum(downstream.in_flight for downstream in snapshot.downstreams),
+        "EXHAUSTED": sum(downstream.dead for downstream in snapshot.downstreams),
     }
 
 
@@ -321,7 +335,7 @@ def _render(previous: Snapshot, current: Snapshot, max_rows: int) -> RenderableT
         finished = _format_rates("tasks", summary["finishedPerSecond"])
         rates = f"{attempts or 'no attempts yet'}  {finished}".rstrip()
     return Group(
-        Text(f"tasks: {tasks or 'none'}"),
+        Text(f"tasks: {tasks}"),
         Text(f"per second: {rates}"),
         Text(),
         output.table(

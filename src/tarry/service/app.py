@@ -213,7 +213,9 @@ class Service:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _render_metrics(self, tenant: str | None) -> tuple[bytes, str]:
-        counters = await self.store.counters(tenant)
+        # Only one process reports the tasks of the store, so that the metrics of all processes can
+        # be summed.
+        counters = await self.store.counters(tenant) if await self.store.try_lead() else None
         return self.metrics.render(counters, self.engine.clock.now_s(), tenant)
 
     def _sign(self, task: Task, body: bytes) -> list[tuple[str, str]]:

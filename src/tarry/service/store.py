@@ -482,6 +482,14 @@ class Store(Protocol):
         """Revoke an API key, unless it is revoked already; return whether the key exists."""
         ...
 
+    async def try_lead(self) -> bool:
+        """Return whether this store is the leader; become the leader if there is none.
+
+        Of all open stores with the same data, at most one is the leader, until it is closed or its
+        process ends. A store that cannot find this out is a leader.
+        """
+        ...
+
     async def counters(self, tenant: str | None = None) -> Counters:
         """Return the counters of one tenant, or their sums over all tenants (None)."""
         ...

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,6 +11,7 @@ from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import AttemptRecord, Decision
 from tests.service.engine.harness import BUSY, OK, EngineHarness, FakeTarget, run
+from tests.service.stores.reference_store import ReferenceStore
 
 LANE = "default/http:a.example:80"
 
@@ -26,9 +28,8 @@ def parse_samples(page: bytes) -> dict[str, float]:
 
 async def read_metrics(harness: EngineHarness, tenant: str | None = None) -> dict[str, float]:
     """Return the samples of the current metrics page."""
-    page, content_type = harness.metrics.render(
-        await harness.store.counters(tenant), harness.context.clock.now_s(), tenant
-    )
+    counters = await harness.store.counters(tenant) if await harness.store.try_lead() else None
+    page, content_type = harness.metrics.render(counters, harness.context.clock.now_s(), tenant)
     assert content_type.startswith("text/plain")
     return parse_samples(page)
 
@@ -320,6 +321,30 @@ def test_tasks_of_busy_lanes_are_gauges() -> None:
             for name, value in found.items()
             if name.startswith(prefix)
         }
+
+    run(main)
+
+
+def test_metrics_of_two_processes_can_be_summed() -> None:
+    """Each task is counted by one of two processes with the same store."""
+
+    async def main() -> None:
+        first = EngineHarness(FakeTarget(OK))
+        assert isinstance(first.store, ReferenceStore)
+        other_store = ReferenceStore(first.store._clock, first.store.state)
+        second = EngineHarness(FakeTarget(OK), store=other_store, seed=2)
+        for harness in (first, second):
+            await harness.add(harness.new_task(), harness.new_task(delay_ms=60_000))
+        await asyncio.sleep(1)
+        pages = [await read_metrics(harness) for harness in (first, second)]
+
+        totals = Counter[str]()
+        for page in pages:
+            totals.update({name: int(value) for name, value in page.items()})
+        assert 2 == totals["retry_tasks{status=SUCCEEDED}"] == totals["retry_tasks{status=PENDING}"]
+        assert 2 == totals[f"retry_lane_tasks{{lane={LANE},status=PENDING}}"]
+        await first.store.close()
+        assert 2 == (await read_metrics(second))["retry_tasks{status=PENDING}"]
 
     run(main)
 

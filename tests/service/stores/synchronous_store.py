@@ -23,10 +23,6 @@ class SynchronousSqliteStore(SqliteStore):
         """Open the file."""
         self.database.open()
 
-    async def close(self) -> None:
-        """Close the file."""
-        self.database.close()
-
     async def write(
         self, operation: Callable[[Transaction], T], weight: int = 1, *, urgent: bool = True
     ) -> T:

@@ -176,12 +176,13 @@ class Metrics:
             self._transitions[(str(after),)] += 1
 
     def render(
-        self, store_counters: Counters, now_s: float, tenant: str | None = None
+        self, store_counters: Counters | None, now_s: float, tenant: str | None = None
     ) -> tuple[bytes, str]:
         """Return the metrics page and its content type.
 
-        With `tenant`, the page has only the gauges of the tenant's lanes and tasks, because the
-        other metrics cover all tenants.
+        `store_counters` is None if another process reports the tasks of the store. With `tenant`,
+        the page has only the gauges of the tenant's lanes and tasks, because the other metrics
+        cover all tenants.
         """
         registry = CollectorRegistry()
         counters_and_histograms = self._counters_and_histograms() if tenant is None else ()
@@ -225,21 +226,17 @@ class Metrics:
         for metric in (*counters, self.superseded, *histograms):
             yield metric.to_metric()
 
-    def _gauges(self, counters: Counters, now_s: float, tenant: str | None) -> Iterator[Metric]:
-        tasks = GaugeMetricFamily("retry_tasks", "Tasks, by status.", labels=["status"])
-        for status, count in counters.task_counts.items():
-            tasks.add_metric([status.name], count)
-        help_text = "Unfinished and exhausted tasks of the lanes with the most pending tasks."
-        lane_tasks = GaugeMetricFamily("retry_lane_tasks", help_text, labels=["lane", "status"])
-        for record in counters.busiest_lanes:
-            counts = (record.pending, record.in_flight, record.exhausted)
-            for status, count in zip(_LANE_STATUSES, counts, strict=True):
-                lane_tasks.add_metric([record.name, status.name], count)
-        due_times = counters.oldest_due_at, self._lanes.oldest_due_at(tenant)
-        oldest_due_at = min((at for at in due_times if at is not None), default=None)
+    def _gauges(
+        self, counters: Counters | None, now_s: float, tenant: str | None
+    ) -> Iterator[Metric]:
+        oldest_due_at = self._lanes.oldest_due_at(tenant)
+        if counters is not None:
+            yield from _store_gauges(counters)
+            due_times = (oldest_due_at, counters.oldest_due_at)
+            oldest_due_at = min((at for at in due_times if at is not None), default=None)
         age_s = 0.0 if oldest_due_at is None else max(0.0, now_s - oldest_due_at / 1000)
         help_text = "Time since the earliest due time of the tasks that wait for an attempt."
-        oldest = GaugeMetricFamily("retry_oldest_due_task_age_seconds", help_text, age_s)
+        yield GaugeMetricFamily("retry_oldest_due_task_age_seconds", help_text, age_s)
         help_text = "1 for the current state of the breaker of a lane."
         states = GaugeMetricFamily("retry_breaker_state", help_text, labels=["lane", "state"])
         help_text = "Retries that the budget of a lane still admits."
@@ -250,10 +247,23 @@ class Metrics:
                 states.add_metric([lane.name, state], state == current_state)
             if balance is not None:
                 balances.add_metric([lane.name], balance)
-        yield from (tasks, lane_tasks, oldest, states, balances)
+        yield from (states, balances)
 
     def _lane_label(self, lane: str) -> str:
         return lane if self._lane_names.admit(lane) else _OTHER
+
+
+def _store_gauges(counters: Counters) -> Iterator[Metric]:
+    tasks = GaugeMetricFamily("retry_tasks", "Tasks, by status.", labels=["status"])
+    for status, count in counters.task_counts.items():
+        tasks.add_metric([status.name], count)
+    help_text = "Unfinished and exhausted tasks of the lanes with the most pending tasks."
+    lane_tasks = GaugeMetricFamily("retry_lane_tasks", help_text, labels=["lane", "status"])
+    for lane in counters.busiest_lanes:
+        counts = (lane.pending, lane.in_flight, lane.exhausted)
+        for status, count in zip(_LANE_STATUSES, counts, strict=True):
+            lane_tasks.add_metric([lane.name, status.name], count)
+    yield from (tasks, lane_tasks)
 
 
 class _MetricsCollector:

@@ -41,6 +41,18 @@ async def ping_returns_the_stores_time(harness: StoreHarness) -> None:
 
 
 @conformance_case
+async def one_of_several_stores_leads(harness: StoreHarness) -> None:
+    """The first store leads until it is closed; then another one leads."""
+    first = harness.store
+    assert await first.try_lead()
+    second = await harness.reopen()
+    if second is not first:  # data in memory has one store
+        assert [False, True] == [await store.try_lead() for store in (second, first)]
+        await first.close()
+    assert await second.try_lead()
+
+
+@conformance_case
 async def an_unknown_id_is_none(harness: StoreHarness) -> None:
     """Unknown and malformed ids return None or an empty list, and raise no error."""
     await harness.add(task(1))

@@ -272,6 +272,8 @@ class ReferenceState:
         self.replays: dict[str, ReplayRecord] = {}
         self.keys: dict[str, ApiKeyRecord] = {}
         self.digests: dict[bytes, str] = {}
+        self.leader: object | None = None
+        """The store that leads."""
         self._last_number = 0
         self._last_turn = 0
 

@@ -76,7 +76,9 @@ class ReferenceStore:
         """Do nothing: there is nothing to connect to."""
 
     async def close(self) -> None:
-        """Do nothing: the state stays available to a new store."""
+        """Stop leading; the state stays available to a new store."""
+        if self.state.leader is self:
+            self.state.leader = None
 
     async def ping(self) -> int:
         """Return the store's time."""
@@ -543,6 +545,12 @@ class ReferenceStore:
         return key is not None
 
     # --- counters ---------------------------------------------------------------------------------
+
+    async def try_lead(self) -> bool:
+        """Return whether this store leads the stores with the same state."""
+        if self.state.leader is None:
+            self.state.leader = self
+        return self.state.leader is self
 
     async def counters(self, tenant: str | None = None) -> Counters:
         """Return the counters of one tenant or of all, computed from all tasks and lanes."""

@@ -18,7 +18,7 @@ import pytest
 from tarry.service.model import LOST, Status
 from tarry.service.store import CancelStatus, FinishStatus, Retention
 from tarry.service.stores.sqlite import SqliteStore, store, worker_locks
-from tarry.service.stores.sqlite.worker_locks import WorkerLock
+from tarry.service.stores.sqlite.worker_locks import LeaderLock, WorkerLock
 from tests.service.stores.harness import (
     HOUR_MS,
     OTHER_LEASE,
@@ -303,3 +303,67 @@ def test_a_lock_file_that_cannot_be_deleted_is_released(
         assert [f"tasks.db.worker-{token}"] == lock_files(path)
     other.remove_leftover_files()
     assert [] == lock_files(path)
+
+
+LEADER_SCRIPT = """
+import sys
+from tarry.service.stores.sqlite.worker_locks import LeaderLock
+
+lock = LeaderLock(sys.argv[1])
+print(lock.try_acquire(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_leadership_ends_with_the_process(tmp_path: Path) -> None:
+    """Another store leads after the process of the leader was killed."""
+    path = tmp_path / "tasks.db"
+    process = subprocess.Popen(
+        [sys.executable, "-c", LEADER_SCRIPT, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with process:
+        assert process.stdout is not None
+        assert "True\n" == process.stdout.readline()
+        lock = LeaderLock(path)
+        assert not lock.try_acquire()
+        process.kill()
+        process.wait()
+        assert lock.try_acquire()
+        assert not LeaderLock(path).try_acquire()
+        lock.release()
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_leader_lock_whose_file_was_deleted_is_not_acquired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the file is deleted between opening and locking it, the next try uses a new file."""
+    lock, open_file = LeaderLock(tmp_path / "tasks.db"), os.open
+
+    def open_and_delete(path: Path, flags: int, mode: int) -> int:
+        descriptor = open_file(path, flags, mode)
+        path.unlink()
+        return descriptor
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_and_delete)
+        assert not lock.try_acquire()
+    assert lock.try_acquire()
+    lock.release()
+
+
+def test_every_store_leads_if_files_cannot_be_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without file locks, or in a folder that is missing, each store leads."""
+    assert LeaderLock(tmp_path / "missing" / "tasks.db").try_acquire()
+
+    def fail(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    assert [True, True] == [LeaderLock(tmp_path / "tasks.db").try_acquire() for _ in range(2)]

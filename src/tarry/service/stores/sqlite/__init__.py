@@ -10,7 +10,7 @@ while a transaction is committed share the next transaction.
     terminal_tasks              operations on finished tasks: replay, purge, retention
     transaction                 the time, lanes, counters and names that one transaction uses
     database, schema            connection, errors, write-ahead log, tables
-    worker_locks                which worker processes are alive
+    worker_locks                which worker processes are alive, and which is the leader
 """
 
 from tarry.service.stores.sqlite.database import IN_MEMORY, Database

@@ -25,7 +25,7 @@ from tarry.service.stores.sqlite import (
 )
 from tarry.service.stores.sqlite.database import IN_MEMORY, Database
 from tarry.service.stores.sqlite.executor import ThreadExecutor
-from tarry.service.stores.sqlite.worker_locks import WorkerLock
+from tarry.service.stores.sqlite.worker_locks import LeaderLock, WorkerLock
 from tarry.service.stores.sqlite.writer_process import (
     OperationCall,
     WriterProcessExecutor,
@@ -69,6 +69,7 @@ class SqliteStore:
         else:
             self._read_database = Database(path, clock)
             self.database = Database(path, clock, WorkerLock(path), self._read_database)
+        self._leader_lock = None if path == IN_MEMORY else LeaderLock(path)
         self._has_writer_process = writer_process
         self._writer: Executor | None = None
         self._reader: Executor | None = None
@@ -101,6 +102,8 @@ class SqliteStore:
         self.database.close()
         if self.database.worker_lock is not None:
             self.database.worker_lock.release()
+        if self._leader_lock is not None:
+            self._leader_lock.release()
 
     async def write(
         self, operation: Callable[[Transaction], T], weight: int = 1, *, urgent: bool = True
@@ -224,6 +227,9 @@ class SqliteStore:
 
     async def ping(self) -> int:
         return await self.write(OperationCall(ping))
+
+    async def try_lead(self) -> bool:
+        return self._leader_lock is None or self._leader_lock.try_acquire()
 
     async def counters(self, tenant: str | None = None) -> store.Counters:
         return await self.read(lambda tx: queries.counters(tx, tenant))

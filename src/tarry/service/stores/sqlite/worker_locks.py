@@ -1,8 +1,10 @@
-"""File locks that show which worker processes are alive.
+"""File locks that show which worker processes are alive, and which of them is the leader.
 
 Every open store holds a lock on its own file, `<database>.worker-<token>`, with a random *token*.
 The kernel releases the lock when the process ends, for whatever reason, but not when the process is
 suspended (SIGSTOP). So the leases of a dead process can be ended before they expire.
+
+One of the open stores holds the lock on `<database>.leader`, see `Store.try_lead`.
 """
 
 from __future__ import annotations
@@ -93,6 +95,41 @@ class WorkerLock:
             return True
         finally:
             os.close(descriptor)
+
+
+class LeaderLock:
+    """A lock that one of the open stores of a database holds."""
+
+    def __init__(self, database: str | os.PathLike[str]) -> None:
+        self._path = Path(f"{os.path.realpath(database)}.leader")
+        self._descriptor: int | None = None
+
+    def try_acquire(self) -> bool:
+        """Return whether this store has the lock, after acquiring it if no other store has it.
+
+        If files cannot be locked, each store has the lock.
+        """
+        if self._descriptor is not None:
+            return True
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError:
+            return True
+        is_locked = _try_lock(descriptor)
+        # Without a link, the file was deleted by `release` of another store after it was opened.
+        if is_locked and os.fstat(descriptor).st_nlink > 0:
+            self._descriptor = descriptor
+            return True
+        os.close(descriptor)
+        return is_locked is None
+
+    def release(self) -> None:
+        """Release the lock and delete its file."""
+        if self._descriptor is not None:
+            with suppress(OSError):  # for example on a read-only disk
+                self._path.unlink()
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 def _try_lock(descriptor: int) -> bool | None:
