@@ -14,7 +14,7 @@ from tests.service.api.harness import FakePayloads
 from tests.service.engine.harness import EngineHarness
 
 
-async def _no_metrics(_: str | None) -> tuple[bytes, str]:
+async def _no_metrics(_: str | None, _accept: str) -> tuple[bytes, str]:
     return b"", "text/plain"
 
 

@@ -212,11 +212,11 @@ class Service:
         await self.close()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _render_metrics(self, tenant: str | None) -> tuple[bytes, str]:
+    async def _render_metrics(self, tenant: str | None, accept: str) -> tuple[bytes, str]:
         # Only one process reports the tasks of the store, so that the metrics of all processes can
         # be summed.
         counters = await self.store.counters(tenant) if await self.store.try_lead() else None
-        return self.metrics.render(counters, self.engine.clock.now_s(), tenant)
+        return self.metrics.render(counters, self.engine.clock.now_s(), tenant, accept)
 
     def _sign(self, task: Task, body: bytes) -> list[tuple[str, str]]:
         if self._signer is None:

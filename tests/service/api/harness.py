@@ -367,5 +367,6 @@ def run_with_api(test: Callable[[ApiHarness], Coroutine[Any, Any, T]], **options
 __all__ = ["NOW", "TARGET", "ApiHarness", "Event", "Response", "TaskFilter", "run_with_api"]
 
 
-async def _metrics(tenant: str | None) -> tuple[bytes, str]:
-    return f"of {tenant or 'all'}\n".encode(), "text/plain; version=0.0.4; charset=utf-8"
+async def _metrics(tenant: str | None, accept: str) -> tuple[bytes, str]:
+    content_type = accept if accept not in {"", "*/*"} else "text/plain; version=0.0.4"
+    return f"of {tenant or 'all'}\n".encode(), content_type

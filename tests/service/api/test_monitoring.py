@@ -77,14 +77,15 @@ def test_causes_are_hidden_where_keys_are_required() -> None:
 
 
 def test_metrics_have_their_content_type() -> None:
-    """The rendered metrics are returned with their content type."""
+    """The rendered metrics are returned with their content type, which the client may choose."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request("GET", "/metrics")
-        assert (b"of all\n", "text/plain; version=0.0.4; charset=utf-8") == (
-            response.body,
-            response.header("content-type"),
-        )
+        assert b"of all\n" == response.body
+        assert "text/plain; version=0.0.4" == response.header("content-type")
+        accept = {"Accept": "application/openmetrics-text"}
+        response = await api.request("GET", "/metrics", headers=accept)
+        assert "application/openmetrics-text" == response.header("content-type")
 
     run_with_api(test)
 

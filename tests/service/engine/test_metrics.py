@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from tarry.core.breaker import Breaker
@@ -18,8 +21,13 @@ LANE = "default/http:a.example:80"
 
 def parse_samples(page: bytes) -> dict[str, float]:
     """Return the samples of a metrics page, as Prometheus parses them."""
+    return read_samples(text_string_to_metric_families(page.decode()))
+
+
+def read_samples(families: Iterable[Metric]) -> dict[str, float]:
+    """Return the samples of parsed metrics."""
     found = {}
-    for family in text_string_to_metric_families(page.decode()):
+    for family in families:
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sample.labels.items())
             found[f"{sample.name}{{{labels}}}"] = sample.value
@@ -345,6 +353,44 @@ def test_metrics_of_two_processes_can_be_summed() -> None:
         assert 2 == totals[f"retry_lane_tasks{{lane={LANE},status=PENDING}}"]
         await first.store.close()
         assert 2 == (await read_metrics(second))["retry_tasks{status=PENDING}"]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type"),
+    [
+        ("", "text/plain"),
+        ("*/*", "text/plain"),
+        ("text/plain;version=0.0.4", "text/plain"),
+        ("application/openmetrics-text", "application/openmetrics-text"),
+        ("Application/OpenMetrics-Text;version=abc, */*;q=0.1", "application/openmetrics-text"),
+        (
+            "text/html, application/openmetrics-text;version=1.0.0;q=0.5, text/plain;q=0.3",
+            "application/openmetrics-text",
+        ),
+    ],
+)
+def test_openmetrics_is_used_on_request(accept: str, media_type: str) -> None:
+    """The `Accept` header selects the format. Both formats have the same samples."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        await harness.add(harness.new_task())
+        await asyncio.sleep(1)
+        text, _ = harness.metrics.render(await harness.store.counters(), 0.0)
+        page, content_type = harness.metrics.render(
+            await harness.store.counters(), 0.0, accept=accept
+        )
+
+        assert media_type == content_type.partition(";")[0]
+        if media_type == "text/plain":
+            assert text == page
+        else:
+            assert page.endswith(b"# EOF\n")
+            parse = openmetrics_parser.text_string_to_metric_families
+            families = parse(page.decode())  # type: ignore[no-untyped-call]
+            assert parse_samples(text) == read_samples(families)
 
     run(main)
 

@@ -57,8 +57,9 @@ class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
     new_id: Callable[[], str]
     """Returns a new UUIDv7."""
     monotonic: Callable[[], float]
-    render_metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]
-    """Returns the metrics of one tenant (None: of all tenants), and their content type."""
+    render_metrics: Callable[[str | None, str], Awaitable[tuple[bytes, str]]]
+    """Returns the metrics of one tenant (None: of all tenants), and their content type. The second
+    argument is the `Accept` header of the request."""
     require_api_keys: bool = False
     """Whether an API key is required; if not, every request belongs to the default tenant."""
     operator_tenant: str = ""

@@ -20,6 +20,7 @@ from tarry.service.api.problems import ApiError
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import attempt_view, public_lane_name
 from tarry.service.engine.context import HealthCheck
+from tarry.service.engine.metrics import OPENMETRICS_MEDIA_TYPE
 from tarry.service.engine.reporting import Subscription
 from tarry.wire.tasks import ServiceEvent
 
@@ -53,7 +54,7 @@ class EventResource:
         self.authenticate: Final = Authenticator(context).authenticate
         self.streams: set[EventStream] = set()
 
-    @Operation("GET", "/events", "streamEvents", "text/event-stream")
+    @Operation("GET", "/events", "streamEvents", ("text/event-stream",))
     async def stream(self, request: ApiRequest) -> EventStream:
         """Stream attempts and state changes as server-sent events."""
         request.parse_query(NoQuery)
@@ -214,11 +215,12 @@ class HealthResource:
         detail = f"Failing: {', '.join(sorted(failing))}."
         raise problems.unavailable(detail, _NOT_READY_RETRY_AFTER_S, failing=failing)
 
-    @Operation("GET", "/metrics", "getMetrics", "text/plain", query=None)
+    @Operation("GET", "/metrics", "getMetrics", ("text/plain", OPENMETRICS_MEDIA_TYPE), query=None)
     async def get_metrics(self, request: ApiRequest) -> ApiResponse:
         """Get Prometheus metrics of the tenant; of all tenants for the operator or without keys."""
         context = self._context
         reads_all = not context.require_api_keys or request.tenant == context.operator_tenant
         tenant = None if reads_all else request.tenant
-        body, content_type = await context.render_metrics(tenant)
+        accept = b",".join(request.header_values(b"accept")).decode("latin-1")
+        body, content_type = await context.render_metrics(tenant, accept)
         return ApiResponse(200, body, [(b"content-type", content_type.encode())])

@@ -81,7 +81,7 @@ def build_openapi(
     query_names: set[str] = set()
     for operation, _ in operations:
         for json_type in (operation.response, operation.body, operation.callback):
-            if json_type is not None and not isinstance(json_type, str):
+            if json_type is not None and not isinstance(json_type, tuple):
                 types[str(json_type)] = json_type
         if operation.query is not None:
             types[str(operation.query)] = operation.query
@@ -148,8 +148,9 @@ def _describe_messages(
 ) -> dict[str, Any]:
     """Return the part of an OpenAPI operation about its requests, responses and callbacks."""
     response, response_body = operation.response, {}
-    if isinstance(response, str):  # a media type
-        response_body = {"content": {response: {"schema": {"type": "string"}}}}
+    if isinstance(response, tuple):  # media types
+        text = {"schema": {"type": "string"}}
+        response_body = {"content": dict.fromkeys(response, text)}
     elif response is not None:
         response_body = {"content": _json_content(schema_by_type[str(response)])}
     responses = {

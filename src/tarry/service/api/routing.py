@@ -41,7 +41,7 @@ class Operation(msgspec.Struct, frozen=True):
     path: str
     operation_id: str
     response: Any
-    """The type of a successful response's JSON, a media type as a string, or None for no body."""
+    """The type of a successful response's JSON, a tuple of other media types, or None: no body."""
     statuses: tuple[int, ...] = (200,)
     """Statuses of successful responses."""
     errors: tuple[int, ...] = ()

@@ -20,6 +20,7 @@ with require_extra("metrics need prometheus-client", "service"):
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+    from prometheus_client.openmetrics import exposition as openmetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+OPENMETRICS_MEDIA_TYPE = "application/openmetrics-text"
 _MAX_LABEL_VALUES = 100
 _MAX_POLICY_LANE_PAIRS = 1000
 _OTHER = "other"
@@ -176,18 +178,27 @@ class Metrics:
             self._transitions[(str(after),)] += 1
 
     def render(
-        self, store_counters: Counters | None, now_s: float, tenant: str | None = None
+        self,
+        store_counters: Counters | None,
+        now_s: float,
+        tenant: str | None = None,
+        accept: str = "",
     ) -> tuple[bytes, str]:
         """Return the metrics page and its content type.
 
         `store_counters` is None if another process reports the tasks of the store. With `tenant`,
         the page has only the gauges of the tenant's lanes and tasks, because the other metrics
-        cover all tenants.
+        cover all tenants. The format is OpenMetrics if `accept`, the header of the request, names
+        it, else the text format of Prometheus.
         """
         registry = CollectorRegistry()
         counters_and_histograms = self._counters_and_histograms() if tenant is None else ()
         metrics = [*counters_and_histograms, *self._gauges(store_counters, now_s, tenant)]
         registry.register(_MetricsCollector(metrics))
+        media_types = {entry.partition(";")[0].strip().lower() for entry in accept.split(",")}
+        if OPENMETRICS_MEDIA_TYPE in media_types:
+            page: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
+            return page, openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
     def _count_attempts(self) -> None:
