@@ -132,7 +132,10 @@ class FaultyStore:
 
 
 class FakeHost:
-    """A target that is healthy, down, overloaded, slow, or rejects some requests permanently."""
+    """A target that is healthy, down, overloaded, slow, or rejects some requests permanently.
+
+    Or no DNS server answers for its name.
+    """
 
     def __init__(self, name: str, rng: Random) -> None:
         self.name = name
@@ -142,12 +145,15 @@ class FakeHost:
     def change_state(self) -> None:
         """Change to a random state."""
         self.state = self._rng.choice(
-            ["healthy", "healthy", "down", "overloaded", "slow", "rejecting"]
+            ["healthy", "healthy", "down", "overloaded", "slow", "rejecting", "unresolved"]
         )
 
     def next_response(self) -> tuple[DeliveryResult, float]:
         """Return a response, and the seconds until it is sent."""
         rng, state = self._rng, self.state
+        if state == "unresolved":
+            error = "no DNS server has answered"
+            return DeliveryResult(fault=Fault.DNS, error=error, pause_s=5.0), rng.random() * 5
         if state == "down":
             return DeliveryResult(fault=Fault.REFUSED, error="refused"), 0.001
         if state == "overloaded" and rng.random() < 0.8:

@@ -109,8 +109,8 @@ class InvariantChecker:
 
     def record_received_result(self, request: DeliveryRequest, result: DeliveryResult) -> None:
         """Record the result that the service receives for an attempt."""
-        if result.fault is Fault.INTERNAL:
-            # An internal failure is not counted as an attempt.
+        if result.fault is Fault.INTERNAL or result.pause_s is not None:
+            # A failure that is not the target's is not counted as an attempt.
             self.attempts[_task_name(request)] -= 1
         if isinstance(result.status, int) and 200 <= result.status < 300:
             self.confirmed.add(_task_name(request))

@@ -13,8 +13,6 @@ from tests.integration.service import service, target
 from tests.integration.tenants import Tenants, two_tenants
 
 TARGET = "https://example.com/hook"
-MOUNT_HOSTS_FILE = 'mount --bind "$0" /etc/hosts && exec "$@"'
-NAMESPACE = ("unshare", "--map-root-user", "--mount", "sh", "-c", MOUNT_HOSTS_FILE)
 HOSTS = {
     "rebound.example": "127.0.0.1",
     "six.example": "::1",
@@ -94,13 +92,26 @@ def test_every_spelling_of_a_private_address_is_rejected(tenants: Tenants, field
         assert {422} == {result["status"] for result in results}
 
 
+def mount_file(folder: Path, path: str, text: str) -> tuple[str, ...]:
+    """Return a command that runs another one, for which the file at `path` has another text."""
+    file = folder / Path(path).name
+    file.write_text(text)
+    script = f'mount --bind "$0" {path} && exec "$@"'
+    command = ("unshare", "--map-root-user", "--mount", "sh", "-c", script, str(file))
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip(f"a private {path} needs user namespaces: run as root, or allow them")
+    return command
+
+
+def mount_hosts(folder: Path) -> tuple[str, ...]:
+    """Return a command that runs another one with `HOSTS` as its /etc/hosts."""
+    text = "".join(f"{address} {name}\n" for name, address in HOSTS.items())
+    return mount_file(folder, "/etc/hosts", text)
+
+
 def test_a_name_that_resolves_to_a_private_address_is_blocked_at_connect(tmp_path: Path) -> None:
     """The task is accepted, no request is sent, and the task is not retried."""
-    hosts = tmp_path / "hosts"
-    hosts.write_text("".join(f"{address} {name}\n" for name, address in HOSTS.items()))
-    command_prefix = (*NAMESPACE, str(hosts))
-    if subprocess.run([*command_prefix, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("a private /etc/hosts needs user namespaces: run as root, or allow them")
+    command_prefix = mount_hosts(tmp_path)
     with (
         target() as started_target,
         service(tmp_path, dev=False, command_prefix=command_prefix) as running_service,
@@ -117,6 +128,23 @@ def test_a_name_that_resolves_to_a_private_address_is_blocked_at_connect(tmp_pat
             assert "blocked" == attempt["errorClass"]
             assert not [each for each in HOSTS.values() if each in attempt["errorMessage"]]
         assert not started_target.received_requests
+
+
+def test_an_attempt_is_not_counted_if_no_dns_server_answers(tmp_path: Path) -> None:
+    """The task waits, its explanation has the reason, and the service is ready."""
+    nothing_listens = "nameserver 127.255.255.254\noptions timeout:1 attempts:1\n"
+    command_prefix = mount_file(tmp_path, "/etc/resolv.conf", nothing_listens)
+    with service(tmp_path, command_prefix=command_prefix) as running_service:
+        task_id = running_service.post(targetUrl="http://somewhere.example/")["taskId"]
+        path = f"/retry-tasks/{task_id}/explain"
+        expected = "Could not resolve somewhere.example: no DNS server has answered."
+        running_service.wait_for(
+            lambda: running_service.request("GET", path)[1]["text"].endswith(expected)
+        )
+        task = running_service.task(task_id)
+        assert ("PENDING", 0) == (task["status"], task["attemptNumber"])
+        assert not running_service.attempts(task_id)
+        assert 200 == running_service.request("GET", "/readyz")[0]
 
 
 # --- invalid documents ----------------------------------------------------------------------------

@@ -245,12 +245,14 @@ class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
     name: str
     tenant: str
     parked_until: int | None = None
-    """No task is leased before this time, because the breaker is open (the lane is parked). After
-    this time the lane is half-open, until it is unparked or resumed. None: the lane is neither."""
+    """No task is leased before this time, because the breaker is open, or because the target cannot
+    be attempted for a local reason (the lane is parked). After this time the lane is half-open,
+    until it is unparked or resumed. None: the lane is neither."""
     probes: int = 0
     """How many tasks may be leased at a time while the lane is half-open."""
     consecutive_opens: int = 0
-    """How often in a row the breaker has opened. Each time, the breaker stays open longer."""
+    """How often in a row the breaker has opened. Each time, the breaker stays open longer. 0 in a
+    parked lane: it was parked for a local reason, and its breaker is closed."""
     paused: bool = False
     """Whether an operator has paused the lane: no task is leased until the lane is resumed."""
     pending: int = 0

@@ -330,9 +330,10 @@ class Store(Protocol):
     async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
         """Lease no task of the lane until this time, and afterwards `probes` tasks at a time.
 
-        `consecutive_opens` is how often in a row the breaker has opened. The values of an earlier
-        call are overwritten. Like `pause`, this creates the lane if it does not exist. The part of
-        the lane's name before the first slash is the tenant.
+        `consecutive_opens` is how often in a row the breaker has opened. It is 0 if the breaker is
+        closed, and the target cannot be attempted for a local reason. The values of an earlier call
+        are overwritten. Like `pause`, this creates the lane if it does not exist. The part of the
+        lane's name before the first slash is the tenant.
         """
         ...
 

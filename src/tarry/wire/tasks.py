@@ -345,6 +345,8 @@ class LocalStats(_Body):
     """Number of tasks that this process has leased and not finished."""
     p50_ms: float | None = None
     p95_ms: float | None = None
+    wait_reason: str | None = None
+    """Why the lane is parked although its breaker is closed: its name cannot be resolved now."""
 
 
 class DownstreamInfo(_Body):

@@ -32,6 +32,7 @@ def test_downstreams_are_listed_with_their_local_state() -> None:
                 "leased": 2,
                 "p50Ms": 12.0,
                 "p95Ms": None,
+                "waitReason": None,
             },
         }
         assert expected == response.json["items"][0]

@@ -158,7 +158,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
         (
             build_task(),
             [],
-            LaneRecord(name="l", tenant="t", parked_until=NOW + 9_000),
+            LaneRecord(name="l", tenant="t", parked_until=NOW + 9_000, consecutive_opens=1),
             (
                 "no attempt was made yet. Attempt 1 of 5 waits for its downstream: the breaker "
                 "is open for another 9 s."
@@ -293,6 +293,29 @@ def test_a_blocked_target_is_explained_with_the_setting() -> None:
         "It is a dead letter: replay it when the operator has allowed its target "
         f"(POST /retry-tasks/{task.id}/retry)."
     )
+
+
+@pytest.mark.parametrize(
+    ("wait_reason", "expected"),
+    [
+        ("Could not resolve a", "Could not resolve a."),
+        (None, "the last attempt could not be made."),
+    ],
+)
+def test_a_lane_parked_for_a_local_reason_is_explained(
+    wait_reason: str | None, expected: str
+) -> None:
+    """The text has the reason, if this process knows it."""
+    returned = explain_task(
+        build_task(),
+        TaskContent(url="https://a/"),
+        [],
+        named_policy=SERVICE_PRESETS["quick"],
+        lane=LaneRecord(name="l", tenant="t", parked_until=NOW + 9_000),
+        wait_reason=wait_reason,
+        now=NOW,
+    )
+    assert f"Attempt 1 of 5 waits for another 9 s: {expected}" == returned.next.text
 
 
 @pytest.mark.parametrize("status", Status)

@@ -156,10 +156,10 @@ def test_certificate_is_checked_against_the_name(hostile: HostileTargets) -> Non
         trusting = GrpcDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca_file)
         resolve = trusting._resolve_grpc_target
 
-        async def resolve_to_loopback(target: Any) -> str:
+        async def resolve_to_loopback(tenant: str, target: Any) -> str:
             if target.host == "other.example":
                 return f"ipv4:127.0.0.1:{target.port}"
-            return await resolve(target)
+            return await resolve(tenant, target)
 
         trusting._resolve_grpc_target = resolve_to_loopback  # type: ignore[method-assign]
         return [

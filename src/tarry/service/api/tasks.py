@@ -207,12 +207,14 @@ class TaskResource:
         )
         policies = context.engine.policies
         named_policy = await policies.load(task.tenant, task.policy_id, task.policy_version)
+        local_stats = context.engine.local_stats(task.lane)
         explanation = views.explain_task(
             task,
             views.read_content(context, task),
             views.read_attempts(context, attempts),
             named_policy=None if named_policy is None else named_policy.policy,
             lane=await context.store.get_lane(task.lane),
+            wait_reason=None if local_stats is None else local_stats.wait_reason,
             now=context.engine.clock.now_ms(),
         )
         return json_response(200, explanation)

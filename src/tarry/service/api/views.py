@@ -211,11 +211,13 @@ def explain_task(
     *,
     named_policy: Policy | None,
     lane: LaneRecord | None,
+    wait_reason: str | None = None,
     now: int,
 ) -> wire.Explanation:
     """Explain the latest attempts of a task and its next step.
 
     `named_policy` is the policy that the task names, or None if that policy was deleted.
+    `wait_reason` is why the lane is parked, if its breaker is closed (`LocalStats.wait_reason`).
     """
     status = task.status_at(now)
     policy = named_policy or SERVICE_PRESETS["default"]
@@ -242,7 +244,7 @@ def explain_task(
             text += "; was replayed"
         steps.append(wire.ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
     is_blocked = bool(attempts) and attempts[-1].error_class == Fault.BLOCKED
-    next_step = _next_step(task, status, policy, lane, now, is_blocked=is_blocked)
+    next_step = _next_step(task, status, policy, lane, wait_reason, now, is_blocked=is_blocked)
     if named_policy is None and status not in {Status.SUCCEEDED, Status.CANCELLED}:
         note = f"Its policy {task.policy_id} was deleted: the task uses the default policy."
         next_step = wire.NextStep(text=f"{next_step.text} {note}", at=next_step.at)
@@ -327,6 +329,7 @@ def _next_step(
     status: Status,
     policy: Policy,
     lane: LaneRecord | None,
+    wait_reason: str | None,
     now: int,
     *,
     is_blocked: bool,
@@ -356,6 +359,9 @@ def _next_step(
     if lane is not None and lane.parked_until is not None and lane.parked_until > max(now, due):
         left = format_duration((lane.parked_until - now) / 1000)
         text = f"{attempt_text} waits for its downstream: the breaker is open for another {left}."
+        if not lane.consecutive_opens:
+            reason = wait_reason or "the last attempt could not be made"
+            text = f"{attempt_text} waits for another {left}: {reason}."
         return wire.NextStep(text=text, at=lane.parked_until)
     when = f"in {format_duration((due - now) / 1000)}" if due > now else "now"
     return wire.NextStep(text=f"{attempt_text} is due {when}.", at=due)

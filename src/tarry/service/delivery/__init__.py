@@ -51,6 +51,9 @@ class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
     excerpt: bytes = b""
     truncated: bool = False  # whether the response body is longer than the excerpt
     fault: Fault | None = None
+    pause_s: float | None = None
+    """If set, the fault is not the target's, and the attempt is not counted: the target can be
+    attempted again after this time. Attempts to other targets are not affected."""
     error: str | None = None  # describes the fault or the gRPC status; contains no secret
     remote: str | None = None  # the IP address that the attempt was connected to
     duration_ms: float = 0.0
@@ -63,9 +66,14 @@ class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
 class DeliveryError(Exception):
     """Raised in a client if a request cannot be sent; `send` returns its `fault` as a result."""
 
-    def __init__(self, fault: Fault, message: str) -> None:
+    def __init__(self, fault: Fault, message: str, *, pause_s: float | None = None) -> None:
         super().__init__(message)
         self.fault: Fault = fault
+        self.pause_s: float | None = pause_s
+
+    def to_result(self) -> DeliveryResult:
+        """Return the result of the request."""
+        return DeliveryResult(fault=self.fault, error=str(self), pause_s=self.pause_s)
 
 
 class DeliveryClient(Protocol):

@@ -22,7 +22,8 @@ import msgspec
 from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
-from tarry.service.delivery.http1.connector import DnsCache, select_allowed
+from tarry.service.delivery.dns import DEADLINE_PAUSE_S, DnsCache
+from tarry.service.delivery.http1.connector import select_allowed
 from tarry.service.delivery.targets import parse_target
 
 if TYPE_CHECKING:
@@ -115,9 +116,9 @@ class GrpcDeliveryClient:
                 channel = await self._acquire(request.tenant, target)
         except TimeoutError:
             message = "The host name was not resolved in time"
-            result = DeliveryResult(fault=Fault.TIMEOUT, error=message)
+            result = DeliveryResult(fault=Fault.DNS, error=message, pause_s=DEADLINE_PAUSE_S)
         except DeliveryError as error:
-            result = DeliveryResult(fault=error.fault, error=str(error))
+            result = error.to_result()
         else:
             deadline = started_at + request.timeout
             try:
@@ -182,7 +183,7 @@ class GrpcDeliveryClient:
         now, key = asyncio.get_running_loop().time(), (tenant, target.endpoint)
         channel = self._channels.get(key)
         if channel is None or now - channel.checked_at >= _ADDRESS_TTL_S:
-            grpc_target = await self._resolve_grpc_target(target)
+            grpc_target = await self._resolve_grpc_target(tenant, target)
             # Another attempt may have opened the channel while the name was resolved.
             channel = self._channels.get(key)
             if channel is None or channel.grpc_target != grpc_target:
@@ -210,11 +211,11 @@ class GrpcDeliveryClient:
         if channel is not None:
             self._draining_channels.append(channel)
 
-    async def _resolve_grpc_target(self, target: Target) -> str:
+    async def _resolve_grpc_target(self, tenant: str, target: Target) -> str:
         """Return the allowed addresses of a target's host in gRPC's format."""
         if self._proxy is not None:
             return f"dns:///{target.authority}"
-        addresses = await self._dns.resolve(target.host)
+        addresses = await self._dns.resolve(target.host, tenant)
         allowed = select_allowed(addresses, target.host, self._guard)
         is_ipv6 = ":" in allowed[0]  # gRPC's format cannot mix IPv4 and IPv6
         template = "[{}]:{}" if is_ipv6 else "{}:{}"

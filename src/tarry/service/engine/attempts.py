@@ -86,7 +86,7 @@ def build_request(
 def classify(delivery: DeliveryResult, policy: Policy, now_s: float) -> Outcome | None:
     """Return the outcome of a delivery; None if it failed inside the service and does not count."""
     status, fault = delivery.status, delivery.fault
-    if fault is Fault.INTERNAL:
+    if fault is Fault.INTERNAL or delivery.pause_s is not None:
         return None
     if fault is not None:
         if fault in _PERMANENT_FAULTS:

@@ -254,4 +254,5 @@ class Engine:
             leased=lane.leased_count,
             p50_ms=None if p50 is None else round(p50 * 1000, 3),
             p95_ms=None if p95 is None else round(p95 * 1000, 3),
+            wait_reason=lane.wait_reason,
         )

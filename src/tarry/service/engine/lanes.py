@@ -74,6 +74,10 @@ class LaneState:
     _mean_duration_ms: float = 0.0
     is_in_rotation: bool = False  # whether the lane is in a rotation of `LeasedTasks`
     is_paused: bool = False  # whether an operator paused the lane through this process
+    waits_until: int = 0
+    """No attempt starts before this time, because the last one could not be made (`pause_s`)."""
+    wait_reason: str | None = None
+    """Why the lane is parked although its breaker is closed; None: it is not, as far as known."""
     was_used: bool = True  # whether the lane had a task since the last call of `Lanes.forget_idle`
     observed_limit: int | None = None
     """`running_count` when the in-flight limit last rejected an attempt; None if not known."""

@@ -1,7 +1,8 @@
 """Writes results, released leases and breaker states to the store, and reports them afterwards.
 
 The breaker state of a lane is written so that it applies to all workers: the lane is parked when
-its breaker opens, and unparked when the breaker closes.
+its breaker opens, and unparked when the breaker closes. A lane is also parked while its target
+cannot be attempted for a local reason, such as a DNS server that does not answer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tarry.service.store import FinishStatus, Release
 from tarry.wire.tasks import STATUS_NAMES, CallbackBody
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
+    from typing import Any
 
     from tarry.service.delivery import DeliveryResult
     from tarry.service.engine.context import EngineContext
@@ -59,7 +61,7 @@ class ResultWriter:
         self._release_queue: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
             self._write_releases, max_items=MAX_TRANSACTION_TASKS, max_pending=None
         )
-        self._breaker_state_writes: set[asyncio.Task[None]] = set()
+        self._lane_writes: set[asyncio.Task[None]] = set()
 
     @property
     def has_pending_writes(self) -> bool:
@@ -75,9 +77,9 @@ class ResultWriter:
         """Cancel all writes; the leases of tasks whose result was not written expire."""
         await self.result_queue.stop()
         await self._release_queue.stop()
-        for write in self._breaker_state_writes:
+        for write in self._lane_writes:
             write.cancel()
-        await self._wait_for_breaker_state_writes()
+        await self._wait_for_lane_writes()
 
     def post(
         self, result: TaskResult, leased_task: LeasedTask, delivery_result: DeliveryResult | None
@@ -193,7 +195,7 @@ class ResultWriter:
 
     async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
         # A task that is released before its lane is parked would be claimed again at once.
-        await self._wait_for_breaker_state_writes()
+        await self._wait_for_lane_writes()
         context = self._context
         statuses = await retry_until_stored(lambda: context.store.release(releases), context.health)
         for release, finish_status in zip(releases, statuses, strict=True):
@@ -210,13 +212,34 @@ class ResultWriter:
         for before, after in transitions:
             self._reporter.report_transition(before, after)
         transitions.clear()
-        write = asyncio.get_running_loop().create_task(self._write_breaker_state(lane, state))
-        self._breaker_state_writes.add(write)
-        write.add_done_callback(self._breaker_state_writes.discard)
+        self._start_lane_write(self._write_breaker_state(lane, state))
 
-    async def _wait_for_breaker_state_writes(self) -> None:
-        if self._breaker_state_writes:
-            await asyncio.wait(self._breaker_state_writes)
+    def park_waiting_lane(self, lane: LaneState, pause_s: float, reason: str) -> None:
+        """Park a lane for `pause_s`, because its target cannot be attempted for a local reason.
+
+        Its tasks wait in the store, which costs nothing, and are not charged. Afterwards, the store
+        leases one task at a time, until `end_wait`. The breaker keeps its state.
+        """
+        now = self._context.clock.now_ms()
+        lane.wait_reason = reason
+        if now >= lane.waits_until and lane.breaker.state is not BreakerState.OPEN:
+            lane.waits_until = now + ceil(pause_s * 1000)
+            self._start_lane_write(self._write_wait(lane, lane.waits_until))
+
+    def end_wait(self, lane: LaneState) -> None:
+        """Unpark a lane after `park_waiting_lane`, because an attempt was made."""
+        lane.wait_reason, lane.waits_until = None, 0
+        if lane.breaker.state is BreakerState.CLOSED:
+            self._start_lane_write(self._unpark(lane))
+
+    def _start_lane_write(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        write = asyncio.get_running_loop().create_task(coroutine)
+        self._lane_writes.add(write)
+        write.add_done_callback(self._lane_writes.discard)
+
+    async def _wait_for_lane_writes(self) -> None:
+        if self._lane_writes:
+            await asyncio.wait(self._lane_writes)
 
     async def _write_breaker_state(self, lane: LaneState, state: BreakerState) -> None:
         context, breaker, now_s = self._context, lane.breaker, self._context.clock.now_s()
@@ -231,13 +254,29 @@ class ResultWriter:
             context.lanes.parked.add(lane.name)
             self._reporter.report_lane_change("parked", lane.name)
         elif state is BreakerState.CLOSED:
-            await retry_until_stored(lambda: store.unpark(lane.name), context.health)
-            context.lanes.parked.discard(lane.name)
+            await self._unpark(lane)
             # The public event is the same as when an operator resumes the lane.
             self._reporter.report_lane_change("resumed", lane.name)
-            self.on_capacity()
         else:
             self._reporter.report_lane_change("probing", lane.name)
+
+    async def _unpark(self, lane: LaneState) -> None:
+        context = self._context
+        await retry_until_stored(lambda: context.store.unpark(lane.name), context.health)
+        context.lanes.parked.discard(lane.name)
+        self.on_capacity()
+
+    async def _write_wait(self, lane: LaneState, until: int) -> None:
+        context, opens = self._context, lane.breaker.consecutive_opens
+        await retry_until_stored(
+            lambda: context.store.park(lane.name, until, probes=1, consecutive_opens=opens),
+            context.health,
+        )
+        context.lanes.parked.add(lane.name)
+        if lane.wait_reason is not None:
+            # Set again: a claim that ran meanwhile may have returned tasks of the lane, and have
+            # ended the wait in this process.
+            lane.waits_until = until
 
 
 def _encrypt_texts(

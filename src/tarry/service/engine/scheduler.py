@@ -121,12 +121,17 @@ class Scheduler:
         """Change the breaker of a lane to the state that the lane has in the store.
 
         `consecutive_opens` is how often in a row the breaker of a half-open lane has opened; None
-        if the lane is not half-open. `was_parked`: this process parked the lane before the claim.
+        if the lane is not half-open, 0 if it was parked although its breaker was closed.
+        `was_parked`: this process parked the lane before the claim.
         """
         lane, now_s = self._context.lanes[name], self._context.clock.now_s()
-        lane.is_paused = False  # the store leases no tasks of a paused lane
+        # The store leases no tasks of a lane that is paused or parked.
+        lane.is_paused, lane.waits_until = False, 0
         breaker, state_before = lane.breaker, lane.breaker.state
-        if consecutive_opens is not None:
+        if consecutive_opens == 0:
+            # Known after a restart, too: the next attempt that is made unparks the lane.
+            lane.wait_reason = lane.wait_reason or "the last attempt could not be made"
+        elif consecutive_opens is not None:
             if breaker.state is BreakerState.CLOSED or not breaker.would_admit(now_s):
                 breaker.half_open(consecutive_opens)
         elif was_parked:  # another worker has unparked the lane, or an operator has resumed it

@@ -141,6 +141,9 @@ class Worker:
         now = int(unrounded_ms)
         if now >= effective_policy.stale_at and context.policies.try_begin_refresh(task):
             self._spawn(self._load_policy(task))
+        if now < lane.waits_until:  # another attempt has just failed for a local reason
+            self.result_writer.release(leased_task)
+            return True
         if now < task.next_attempt_at:  # the store's clock was set back after the task was due
             self.leased_tasks.requeue(leased_task)
             return True
@@ -308,11 +311,12 @@ class Worker:
         self._slots.release(slot)
         if outcome is None:
             component = BODY_STORE if isinstance(error, BodyStoreUnavailable) else "delivery"
-            context.health.mark_failing(component, delivery_result.error)
             call.cancel_attempt(now_s)
+            self._release_uncounted(leased_task, delivery_result, component)
             self._continue_lane(lane)
-            self.result_writer.release(leased_task, now + _INTERNAL_FAILURE_PAUSE_MS)
             return
+        if lane.wait_reason is not None:
+            self.result_writer.end_wait(lane)
         lane.record_duration(now - started_at, timed_out=delivery_result.fault is Fault.TIMEOUT)
         if context.health.failing:
             context.health.mark_healthy("delivery")
@@ -338,6 +342,23 @@ class Worker:
             self.result_writer.store_breaker_state(lane)
         self.result_writer.post(result, leased_task, delivery_result)
         self._continue_lane(lane)
+
+    def _release_uncounted(
+        self, leased_task: LeasedTask, delivery_result: DeliveryResult, component: str
+    ) -> None:
+        """Release a task whose attempt failed for a reason that is not its target's.
+
+        Without a `pause_s`, the `component` of the service is marked as failing.
+        """
+        context, pause_s, error = self._context, delivery_result.pause_s, delivery_result.error
+        if pause_s is None:
+            context.health.mark_failing(component, error)
+            next_attempt_at = context.clock.now_ms() + _INTERNAL_FAILURE_PAUSE_MS
+            self.result_writer.release(leased_task, next_attempt_at)
+        else:  # other lanes are not affected: the service is healthy
+            context.reporter.report_deferred(leased_task.task, str(delivery_result.fault))
+            self.result_writer.park_waiting_lane(leased_task.lane, pause_s, error or "")
+            self.result_writer.release(leased_task)
 
     def release_expiring(self) -> None:
         """Release due tasks that have waited for a slot during half of their lease.

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("each_loop")
 
 PHASES = {
     "waiting": Fault.INTERNAL,
-    "resolving": Fault.TIMEOUT,
+    "resolving": Fault.DNS,
     "connecting": Fault.TIMEOUT,
     "handshake": Fault.TIMEOUT,
     "connecting to the proxy": Fault.INTERNAL,
@@ -166,6 +166,7 @@ def test_timeout_frees_the_connection(
 
     result, free_slots = run(main())
     assert (PHASES[phase], 3) == (result.fault, free_slots)
+    assert (phase == "resolving") == (result.pause_s is not None)
     assert "within 20 s" in (result.error or "")
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery.dns import DnsCache
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1 import connector
 from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.http1.connector import (
-    DnsCache,
     connect_to_any,
     select_allowed,
 )
@@ -53,13 +53,13 @@ class RecordingGuard(Guard):
 def test_ip_address_is_not_resolved(host: str, dns: dict[str, list[str]]) -> None:
     """An IP address is returned without a DNS lookup."""
     assert {} == dns
-    assert (host,) == run(DnsCache().resolve(host))
+    assert (host,) == run(DnsCache().resolve(host, "default"))
 
 
 def test_localhost_subdomains_are_loopback(dns: dict[str, list[str]]) -> None:
     """Names below .localhost resolve to the addresses of localhost, whatever DNS returns."""
     dns["localhost"], dns["a.localhost"] = ["127.0.0.1"], ["192.0.2.1"]
-    assert ("127.0.0.1",) == run(DnsCache().resolve("a.localhost"))
+    assert ("127.0.0.1",) == run(DnsCache().resolve("a.localhost", "default"))
 
 
 def test_guard_checks_every_connection(dns: dict[str, list[str]]) -> None:

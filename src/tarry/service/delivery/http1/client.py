@@ -27,12 +27,13 @@ from tarry.errors import ConfigurationError, short_repr
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery.dns import DnsCache
 from tarry.service.delivery.http1.connection import (
     METHODS_WITHOUT_BODY,
     DeadlineTimer,
     PendingRequest,
 )
-from tarry.service.delivery.http1.connector import Connector, DnsCache, parse_proxy
+from tarry.service.delivery.http1.connector import Connector, parse_proxy
 from tarry.service.delivery.http1.pool import ConnectionLimit, ConnectionPool
 from tarry.service.delivery.targets import parse_target
 from tarry.wire.http import HOP_BY_HOP_HEADERS
@@ -101,7 +102,7 @@ class HttpDeliveryClient:
             pool, head = self._prepare(request)
         except DeliveryError as error:
             failed: asyncio.Future[DeliveryResult] = loop.create_future()
-            failed.set_result(DeliveryResult(fault=error.fault, error=str(error)))
+            failed.set_result(error.to_result())
             return failed
         now = self._clock()
         pending = PendingRequest(loop, pool, request, head, now, self._deadlines)
@@ -170,7 +171,7 @@ class HttpDeliveryClient:
         pool = self._pools.get(key)
         if pool is None:
             pool = ConnectionPool(
-                Connector(target, self._guard, self._dns, self._tls, proxy),
+                Connector(tenant, target, self._guard, self._dns, self._tls, proxy),
                 self._limit,
                 self._clock,
                 partial(self._pools.pop, key, None),

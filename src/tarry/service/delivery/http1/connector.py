@@ -16,11 +16,9 @@ import os
 import socket
 import ssl
 from base64 import b64encode
-from collections import OrderedDict, deque
-from contextlib import suppress
+from collections import deque
 from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
-from threading import Thread
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -30,18 +28,12 @@ from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.service.delivery import DeliveryError, Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from tarry.service.delivery.dns import DnsCache
     from tarry.service.delivery.guard import Guard
     from tarry.service.delivery.targets import Target
 
-Addresses: TypeAlias = "tuple[str, ...]"
-_LookupResult: TypeAlias = "Addresses | str"  # the addresses of a host, or an error message
-
-_DNS_TTL_S = 60.0
-_MAX_CACHED_HOSTS = 65_536  # about 350 bytes each
-_MAX_LOOKUPS = 64  # at a time; each occupies a thread until the DNS server answers
-_MAX_HOST_ADDRESSES = 8
 _HEAD_START_S = 0.25  # time after which the next address is tried in parallel (RFC 8305, 5)
 _MAX_CONNECT_RESPONSE_BYTES = 16 * 1024
 _DEFAULT_PROXY_PORTS = {"http": 80, "https": 443}
@@ -72,8 +64,9 @@ class ConnectResult(msgspec.Struct):
 
 
 class Connector(msgspec.Struct, frozen=True):
-    """Opens connections to the origin of a target."""
+    """Opens connections of one tenant to the origin of a target."""
 
+    tenant: str
     target: Target
     guard: Guard
     dns: DnsCache
@@ -92,7 +85,7 @@ class Connector(msgspec.Struct, frozen=True):
         self, host: str, port: int, protocol: asyncio.Protocol, *, use_tls: bool
     ) -> ConnectResult:
         started_at = environment.now()
-        addresses: Sequence[str] = await self.dns.resolve(host)
+        addresses: Sequence[str] = await self.dns.resolve(host, self.tenant)
         resolved_at = environment.now()
         if self.proxy is None:
             addresses = select_allowed(addresses, host, self.guard)
@@ -277,86 +270,3 @@ async def _connect(address: str, port: int) -> tuple[asyncio.Transport, str]:
     sock = transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return transport, address
-
-
-class DnsCache:
-    """Caches the addresses of host names for a minute, in the order of the system's resolver."""
-
-    def __init__(self) -> None:
-        self._cached: OrderedDict[str, tuple[float, Addresses]] = OrderedDict()
-        """By host name: the time at which the entry expires, and the addresses; oldest first."""
-        self._lookups: dict[str, asyncio.Future[_LookupResult]] = {}
-        self._lookup_slots = asyncio.Semaphore(_MAX_LOOKUPS)
-        self._is_closed = False
-
-    async def resolve(self, host: str) -> Addresses:
-        """Return the addresses of a host (a canonical name or address), or raise DeliveryError."""
-        if ":" in host or host.replace(".", "").isdigit():
-            return (host,)
-        if host.endswith(".localhost"):
-            host = "localhost"  # RFC 6761, 6.3: the same host, which some resolvers do not know
-        addresses = self._get_cached(host)
-        if addresses is None and host not in self._lookups:
-            await self._lookup_slots.acquire()
-            addresses = self._get_cached(host)
-            if addresses is None and host not in self._lookups:
-                self._start_lookup(host)
-            else:  # another caller has started or finished the lookup meanwhile
-                self._lookup_slots.release()
-        if addresses is not None:
-            return addresses
-        # Shielded: cancelling this caller must not cancel the lookup, for which other callers may
-        # be waiting.
-        result = await asyncio.shield(self._lookups[host])
-        if isinstance(result, str):
-            raise DeliveryError(Fault.INTERNAL if self._is_closed else Fault.DNS, result)
-        return result
-
-    async def close(self) -> None:
-        """Fail the callers that wait for a lookup."""
-        self._is_closed = True
-        for lookup in self._lookups.values():
-            if not lookup.done():
-                lookup.set_result("the service is shutting down")
-
-    def _get_cached(self, host: str) -> Addresses | None:
-        expires_at, addresses = self._cached.get(host, (0.0, ()))
-        return addresses if asyncio.get_running_loop().time() < expires_at else None
-
-    def _start_lookup(self, host: str) -> None:
-        loop = asyncio.get_running_loop()
-        # One thread per lookup instead of a thread pool: names that cannot be resolved would occupy
-        # all threads of a pool, and the process would wait for those threads at exit.
-        thread = Thread(target=_resolve, args=(host, loop, self._on_resolved), daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            self._lookup_slots.release()
-            message = f"cannot start a thread for a DNS lookup: {error}"
-            raise DeliveryError(Fault.INTERNAL, message) from None
-        self._lookups[host] = loop.create_future()
-
-    def _on_resolved(self, host: str, result: _LookupResult) -> None:
-        self._lookup_slots.release()
-        if not isinstance(result, str):
-            self._cached[host] = asyncio.get_running_loop().time() + _DNS_TTL_S, result
-            self._cached.move_to_end(host)
-            if len(self._cached) > _MAX_CACHED_HOSTS:
-                self._cached.popitem(last=False)
-        lookup = self._lookups.pop(host)
-        if not lookup.done():
-            lookup.set_result(result)
-
-
-def _resolve(
-    host: str, loop: asyncio.AbstractEventLoop, on_resolved: Callable[[str, _LookupResult], None]
-) -> None:
-    """Resolve a name in a thread of its own, and pass the result to the event loop."""
-    result: _LookupResult
-    try:
-        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        result = tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))[:_MAX_HOST_ADDRESSES]
-    except (OSError, UnicodeError) as error:
-        result = f"Could not resolve {host}: {getattr(error, 'strerror', None) or error}"
-    with suppress(RuntimeError):  # raised if the loop is closed; then no caller waits
-        loop.call_soon_threadsafe(on_resolved, host, result)

@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery.dns import DEADLINE_PAUSE_S
 from tarry.service.delivery.http1.connection import CLOSED_WITHOUT_RESPONSE, Connection
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class ConnectionPool:
         try:
             connect_result = await self._connector.connect(connection)
         except DeliveryError as error:
-            pending.complete(DeliveryResult(fault=error.fault, error=str(error)), self._clock())
+            pending.complete(error.to_result(), self._clock())
             return False
         except BaseException:
             connection.abort()  # the transport may exist already
@@ -187,10 +188,13 @@ class ConnectionPool:
             result = pending.connection.fault_result(Fault.TIMEOUT, f"No response {within}")
         elif pending.connect_task is not None:
             _, connection = self._connect_tasks[pending.connect_task]
-            # A proxy that does not answer is a failure of the service, not of the target.
-            is_proxy_slow = self._connector.proxy is not None and not connection.is_open
-            fault = Fault.INTERNAL if is_proxy_slow else Fault.TIMEOUT
-            result = DeliveryResult(fault=fault, error=f"No connection {within}")
+            result = DeliveryResult(fault=Fault.TIMEOUT, error=f"No connection {within}")
+            # A proxy or a DNS server that does not answer is not a failure of the target.
+            if self._connector.proxy is not None and not connection.is_open:
+                result.fault = Fault.INTERNAL
+            elif pending.connect_task in self._connector.dns.waiting_tasks:
+                result.fault, result.pause_s = Fault.DNS, DEADLINE_PAUSE_S
+                result.error = f"The host name was not resolved {within}"
         else:
             message = f"No connection became free {within}: raise the connection limits"
             result = DeliveryResult(fault=Fault.INTERNAL, error=message)

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
 from typing import Any
 
 import pytest
 
-from tarry.service.delivery import DeliveryError, Fault
-from tarry.service.delivery.http1 import connector
-from tarry.service.delivery.http1.connector import Addresses, DnsCache
-from tests.service.delivery.harness import run, wait_for
+from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery import dns as dns_module
+from tarry.service.delivery.dns import Addresses, DnsCache
+from tarry.service.delivery.grpc import GrpcDeliveryClient
+from tarry.service.delivery.http1.client import HttpDeliveryClient
+from tests.service.delivery.harness import LOOPBACK_GUARD, new_request, run, send_all, wait_for
 
 pytestmark = pytest.mark.usefixtures("each_loop")
 
@@ -48,7 +51,9 @@ def test_addresses_keep_the_order_of_the_resolver(resolver: FakeResolver) -> Non
     async def main() -> tuple[Addresses, Addresses]:
         resolver.addresses["many.example"] = [f"192.0.2.{number}" for number in range(200)]
         cache = DnsCache()
-        return await cache.resolve("one.example"), await cache.resolve("many.example")
+        return await cache.resolve("one.example", "default"), await cache.resolve(
+            "many.example", "default"
+        )
 
     one, many = run(main())
     assert (("192.0.2.1", "2001:db8::1"), 8) == (one, len(many))
@@ -60,7 +65,9 @@ def test_concurrent_lookups_share_one_query(resolver: FakeResolver) -> None:
     async def main() -> list[Addresses]:
         resolver.may_answer.clear()
         cache = DnsCache()
-        first, *others = [asyncio.create_task(cache.resolve("one.example")) for _ in range(5)]
+        first, *others = [
+            asyncio.create_task(cache.resolve("one.example", "default")) for _ in range(5)
+        ]
         await wait_for(lambda: resolver.lookups)
         first.cancel()
         resolver.may_answer.set()
@@ -75,11 +82,18 @@ def test_answers_are_cached(resolver: FakeResolver, monkeypatch: pytest.MonkeyPa
 
     async def main() -> list[Addresses]:
         cache = DnsCache()
-        cached = [await cache.resolve("one.example"), await cache.resolve("one.example")]
-        monkeypatch.setattr(connector, "_DNS_TTL_S", 0.0)
+        cached = [
+            await cache.resolve("one.example", "default"),
+            await cache.resolve("one.example", "default"),
+        ]
+        monkeypatch.setattr(dns_module, "_TTL_S", 0.0)
         cache._cached.clear()
         resolver.addresses["one.example"] = ["192.0.2.9"]
-        return [*cached, await cache.resolve("one.example"), await cache.resolve("one.example")]
+        return [
+            *cached,
+            await cache.resolve("one.example", "default"),
+            await cache.resolve("one.example", "default"),
+        ]
 
     first, second, third, fourth = run(main())
     assert first == second
@@ -95,10 +109,10 @@ def test_failures_are_not_cached(resolver: FakeResolver) -> None:
         with pytest.raises(
             DeliveryError, match=r"Could not resolve new.example: Name or service"
         ) as raised:
-            await cache.resolve("new.example")
+            await cache.resolve("new.example", "default")
         assert Fault.DNS is raised.value.fault
         resolver.addresses["new.example"] = ["192.0.2.2"]
-        return await cache.resolve("new.example")
+        return await cache.resolve("new.example", "default")
 
     assert ("192.0.2.2",) == run(main())
 
@@ -110,7 +124,7 @@ def test_name_that_cannot_be_encoded_is_a_dns_fault(
     monkeypatch.undo()
 
     async def main() -> None:
-        await DnsCache().resolve("a" * 64 + ".invalid")
+        await DnsCache().resolve("a" * 64 + ".example", "default")
 
     with pytest.raises(DeliveryError, match="Could not resolve"):
         run(main())
@@ -118,13 +132,13 @@ def test_name_that_cannot_be_encoded_is_a_dns_fault(
 
 def test_cache_is_bounded(resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name that was resolved first is removed when the cache is full."""
-    monkeypatch.setattr(connector, "_MAX_CACHED_HOSTS", 4)
+    monkeypatch.setattr(dns_module, "_MAX_CACHED_HOSTS", 4)
 
     async def main() -> list[str]:
         cache = DnsCache()
         for number in range(10):
             resolver.addresses[f"{number}.example"] = ["192.0.2.1"]
-            await cache.resolve(f"{number}.example")
+            await cache.resolve(f"{number}.example", "default")
         return list(cache._cached)
 
     assert [f"{number}.example" for number in (6, 7, 8, 9)] == run(main())
@@ -133,8 +147,8 @@ def test_cache_is_bounded(resolver: FakeResolver, monkeypatch: pytest.MonkeyPatc
 def test_concurrent_lookups_are_bounded(
     resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lookups wait for a free slot, and waiting lookups of cancelled callers are skipped."""
-    monkeypatch.setattr(connector, "_MAX_LOOKUPS", 2)
+    """A tenant has a quarter of the slots. Lookups of cancelled callers are not started."""
+    monkeypatch.setattr(dns_module, "_MAX_LOOKUPS", 8)
 
     async def main() -> tuple[list[str], list[str], int]:
         resolver.may_answer.clear()
@@ -142,7 +156,7 @@ def test_concurrent_lookups_are_bounded(
         hosts = [f"{number}.example" for number in range(6)]
         for host in hosts:
             resolver.addresses[host] = ["192.0.2.1"]
-        tasks = [asyncio.create_task(cache.resolve(host)) for host in hosts]
+        tasks = [asyncio.create_task(cache.resolve(host, "default")) for host in hosts]
         await wait_for(lambda: len(resolver.lookups) == 2)
         started = sorted(resolver.lookups)
         for task in tasks[:5]:
@@ -151,9 +165,9 @@ def test_concurrent_lookups_are_bounded(
         resolver.may_answer.set()
         await tasks[5]
         await wait_for(lambda: not cache._lookups)
-        return started, resolver.lookups[2:], cache._lookup_slots._value
+        return started, resolver.lookups[2:], cache._free_slots
 
-    assert (["0.example", "1.example"], ["5.example"], 2) == run(main())
+    assert (["0.example", "1.example"], ["5.example"], 8) == run(main())
 
 
 def test_lack_of_threads_is_an_internal_fault(
@@ -170,9 +184,9 @@ def test_lack_of_threads_is_an_internal_fault(
             patch.setattr(threading.Thread, "start", start)
             for _ in range(100):
                 with pytest.raises(DeliveryError, match="cannot start a thread") as raised:
-                    await cache.resolve("one.example")
+                    await cache.resolve("one.example", "default")
                 assert Fault.INTERNAL is raised.value.fault
-        return await cache.resolve("one.example")
+        return await cache.resolve("one.example", "default")
 
     assert ("192.0.2.1", "2001:db8::1") == run(main())
 
@@ -183,7 +197,7 @@ def test_close_fails_waiting_callers(resolver: FakeResolver) -> None:
     async def main() -> Fault:
         resolver.may_answer.clear()
         cache = DnsCache()
-        task = asyncio.create_task(cache.resolve("one.example"))
+        task = asyncio.create_task(cache.resolve("one.example", "default"))
         await wait_for(lambda: resolver.lookups)
         await cache.close()
         with pytest.raises(DeliveryError, match="shutting down") as raised:
@@ -195,12 +209,45 @@ def test_close_fails_waiting_callers(resolver: FakeResolver) -> None:
     assert Fault.INTERNAL is run(main())
 
 
+@pytest.mark.parametrize("code", [socket.EAI_AGAIN, socket.EAI_MEMORY, None])
+def test_errors_that_are_no_answer(
+    resolver: FakeResolver, code: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of this machine or its DNS server have a pause, so no attempt is counted."""
+
+    def fail(*_: object, **__: object) -> None:
+        if code is None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        raise socket.gaierror(code, "Temporary failure in name resolution")
+
+    monkeypatch.setattr("socket.getaddrinfo", fail)
+    with pytest.raises(DeliveryError, match="no DNS server has answered") as raised:
+        run(DnsCache().resolve("one.example", "default"))
+    assert Fault.DNS is raised.value.fault
+    assert raised.value.pause_s is not None
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_deadline_during_a_lookup_is_not_counted(resolver: FakeResolver, scheme: str) -> None:
+    """If the deadline of an attempt passes before its name is resolved, it has a pause."""
+    resolver.may_answer.clear()
+
+    async def main() -> list[DeliveryResult]:
+        client = (HttpDeliveryClient if scheme == "http" else GrpcDeliveryClient)(LOOPBACK_GUARD)
+        return await send_all(client, new_request(f"{scheme}://one.example:1/S/M", timeout=0.05))
+
+    [result] = run(main())
+    resolver.may_answer.set()
+    assert (Fault.DNS, 1.0) == (result.fault, result.pause_s)
+    assert "not resolved" in (result.error or "")
+
+
 def test_answer_after_the_loop_is_closed_is_ignored(resolver: FakeResolver) -> None:
     """The resolver's thread ends without an error when the event loop is closed."""
     resolver.may_answer.clear()
 
     async def main() -> None:
-        task = asyncio.create_task(DnsCache().resolve("one.example"))
+        task = asyncio.create_task(DnsCache().resolve("one.example", "default"))
         await wait_for(lambda: resolver.lookups)
         task.cancel()
 
