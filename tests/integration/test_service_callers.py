@@ -147,6 +147,31 @@ def test_an_attempt_is_not_counted_if_no_dns_server_answers(tmp_path: Path) -> N
         assert 200 == running_service.request("GET", "/readyz")[0]
 
 
+def test_tasks_can_wait_until_their_target_is_allowed(tmp_path: Path) -> None:
+    """With `on_blocked = "wait"`, the task is sent when the operator has allowed its target."""
+    command_prefix = mount_hosts(tmp_path)
+    with target() as started_target:
+        port = started_target.url.rpartition(":")[2]
+        lane = f"http:rebound.example:{port}"
+        flags = "--set", "on_blocked=wait"
+        with service(tmp_path, *flags, dev=False, command_prefix=command_prefix) as running_service:
+            task_id = running_service.post(targetUrl=f"http://rebound.example:{port}/")["taskId"]
+            path = f"/retry-tasks/{task_id}/explain"
+            running_service.wait_for(
+                lambda: "waits" in running_service.request("GET", path)[1]["text"]
+            )
+            text = running_service.request("GET", path)[1]["text"]
+            assert "--allow-target rebound.example (setting allow_target)" in text
+            task = running_service.task(task_id)
+            assert ("PENDING", 0) == (task["status"], task["attemptNumber"])
+            assert not started_target.received_requests
+            running_service.stop()
+        flags = "--allow-target", "rebound.example"
+        with service(tmp_path, *flags, dev=False, command_prefix=command_prefix) as running_service:
+            running_service.request("POST", f"/downstreams/{lane}/resume")
+            assert "SUCCEEDED" == running_service.wait_until_finished(task_id)["status"]
+
+
 # --- invalid documents ----------------------------------------------------------------------------
 
 DEEPLY_NESTED = "[" * 100_000 + "]" * 100_000

@@ -84,3 +84,16 @@ def test_tenant_pending_of_zero_is_no_limit(tmp_path: Path) -> None:
         return [service.engine.limits.max_tenant_unfinished_tasks for service in services]
 
     assert [None, 5] == asyncio.run(main())
+
+
+def test_on_blocked_decides_whether_tasks_wait(tmp_path: Path) -> None:
+    """The engine parks the lane of a blocked target only with `on_blocked` "wait"."""
+
+    async def main() -> list[float | None]:
+        services = [
+            Service(Settings(store="memory:", bodies=str(tmp_path), on_blocked=on_blocked))
+            for on_blocked in ("fail", "wait")
+        ]
+        return [service.engine._context.blocked_pause_s for service in services]
+
+    assert [None, 60.0] == asyncio.run(main())

@@ -60,6 +60,9 @@ _BODY_STORE_CHECK_INTERVAL_S = 30.0
 _FAILING_BODY_STORE_CHECK_INTERVAL_S = 5.0
 _logger = logging.getLogger("tarry.service")
 
+_BLOCKED_PAUSE_S = 60.0
+"""With `on_blocked = "wait"`, tasks flow within this time after a restart with another setting."""
+
 
 class Service:
     """One process of the service: an ASGI application that starts and stops the engine.
@@ -150,6 +153,7 @@ class Service:
                 delete_unreferenced_bodies=partial(_delete_unreferenced, body_store, self.store),
                 sign=self._sign,
                 build_callback_task=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
+                blocked_pause_s=_BLOCKED_PAUSE_S if settings.on_blocked == "wait" else None,
                 encrypt_attempt=codec.encrypt_attempt if settings.encryption_keys else None,
             )
         )

@@ -65,6 +65,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     allow_target: Annotated[
         tuple[str, ...], _help("Allowed targets besides public addresses: networks, host names")
     ] = ()
+    on_blocked: Annotated[
+        Literal["fail", "wait"],
+        _help("Tasks with a target that is not allowed: fail (dead letter), or wait until it is"),
+    ] = "fail"
     require_keys: Annotated[bool, _help("Require API keys on a loopback `host`, too")] = False
     operator: Annotated[str, _help("The tenant that can read the metrics of all tenants")] = ""
     allow_host: Annotated[

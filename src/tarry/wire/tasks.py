@@ -346,7 +346,8 @@ class LocalStats(_Body):
     p50_ms: float | None = None
     p95_ms: float | None = None
     wait_reason: str | None = None
-    """Why the lane is parked although its breaker is closed: its name cannot be resolved now."""
+    """Why the lane is parked although its breaker is closed: its target is not allowed
+    (`on_blocked`), or its name cannot be resolved now."""
 
 
 class DownstreamInfo(_Body):

@@ -77,6 +77,7 @@ class EngineHarness:
         read_body: Callable[[TaskContent], Awaitable[bytes]] | None = None,
         check_body_store: Callable[[], Awaitable[None]] | None = None,
         delete_bodies: Callable[[list[str]], Awaitable[None]] | None = None,
+        blocked_pause_s: float | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.store: Store = store or ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000))
@@ -124,6 +125,7 @@ class EngineHarness:
             delete_bodies=delete_bodies or _delete_no_bodies,
             delete_unreferenced_bodies=_delete_no_unreferenced_bodies,
             sign=sign or (lambda _task, _body: []),
+            blocked_pause_s=blocked_pause_s,
             build_callback_task=partial(
                 build_callback_task, new_id=lambda: next(self.ids), pack=codec.pack
             ),

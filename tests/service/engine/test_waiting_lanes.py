@@ -12,6 +12,7 @@ from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeT
 from tests.service.stores.reference_store import ReferenceStore
 
 LANE = "default/http:a.example:80"
+BLOCKED = DeliveryResult(fault=Fault.BLOCKED, error="add --allow-target a.example")
 NO_ANSWER = DeliveryResult(fault=Fault.DNS, error="no DNS server has answered", pause_s=5.0)
 
 
@@ -162,6 +163,52 @@ def test_wait_of_a_half_open_lane_keeps_the_state_of_the_breaker() -> None:
         assert BreakerState.CLOSED is breaker.state
         for task in tasks:
             assert Status.SUCCEEDED is (await harness.get_task(task)).status
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_tasks_wait_while_their_target_is_not_allowed() -> None:
+    """With a pause, the target is tried once in a pause, and no attempt is counted."""
+
+    async def main() -> None:
+        target = ChangingTarget(BLOCKED)
+        harness = EngineHarness(target, blocked_pause_s=60.0)
+        await harness.engine.start()
+        tasks = await harness.add(*[harness.new_task() for _ in range(5)])
+        await asyncio.sleep(600)
+        assert len(target.requests) <= 5 + 10
+        for task in tasks:
+            waiting = await harness.get_task(task)
+            assert (Status.PENDING, 0) == (waiting.status, waiting.attempts)
+        breaker = harness.lanes[LANE].breaker
+        assert (0, 0, 0) == breaker.counts(harness.context.clock.now_s())
+        stats = harness.engine.local_stats(LANE)
+        assert stats is not None
+        assert "add --allow-target a.example" == stats.wait_reason
+        assert {"blocked"} == {each.reason for each in harness.published if each.kind == "deferred"}
+
+        target.result = OK
+        await asyncio.sleep(61)
+        for task in tasks:
+            finished = await harness.get_task(task)
+            assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_task_that_waits_for_its_target_ends_with_its_total_budget() -> None:
+    """The task becomes a dead letter without an attempt."""
+
+    async def main() -> None:
+        harness = EngineHarness(ChangingTarget(BLOCKED), blocked_pause_s=60.0)
+        await harness.engine.start()
+        (task,) = await harness.add(harness.new_task(overrides={"totalBudgetMs": 90_000}))
+        await asyncio.sleep(150)
+        finished = await harness.get_task(task)
+        assert (Status.EXHAUSTED, "total-budget") == (finished.status, finished.reason)
+        assert 0 == finished.attempts
         await harness.engine.stop(1)
 
     run(main)

@@ -173,6 +173,9 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     delete_unreferenced_bodies: Callable[[], Awaitable[int]]  # no task was added for them
     sign: Callable[[Task, bytes], list[tuple[str, str]]]  # returns the signature headers of a body
     build_callback_task: Callable[[Task, TaskContent, TaskResult], Task]  # for `callbackUrl`
+    blocked_pause_s: float | None = None
+    """How long a lane whose target is not allowed is parked, before its target is tried again.
+    None: its tasks become dead letters."""
     encrypt_attempt: Callable[[AttemptRecord], AttemptRecord] | None = None
     """Encrypts the texts of an attempt for the store; None if no keys are configured."""
 

@@ -307,6 +307,8 @@ class Worker:
         )
         unrounded_ms, random_number = context.clock.unrounded_ms(), context.draw()
         now, now_s = int(unrounded_ms), unrounded_ms / 1000
+        if delivery_result.fault is Fault.BLOCKED:
+            delivery_result.pause_s = context.blocked_pause_s
         outcome = attempts.classify(delivery_result, effective_policy.policy, now_s)
         self._slots.release(slot)
         if outcome is None:
