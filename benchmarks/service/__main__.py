@@ -9,12 +9,12 @@ import signal
 import sys
 from functools import cache
 
-from benchmarks.service import backlog, ingest, job
+from benchmarks.service import backlog, hosts, ingest, job
 from benchmarks.service.candidates import CANDIDATES
 from benchmarks.service.processes import BenchmarkError
 from benchmarks.service.report import Report
 
-PARTS = ("job", "lag", "memory", "ingest")
+PARTS = ("job", "lag", "memory", "ingest", "hosts")
 
 
 def print_progress(text: str) -> None:
@@ -89,6 +89,13 @@ def main() -> None:
         result = ingest.run(seconds, print_progress)
         new_checks = ingest.check_limits(result)
         print("\n".join([*ingest.table_lines(result), *map(str, new_checks)]))
+        checks += new_checks
+
+    if "hosts" in parts:
+        counts, tasks = ((1, 100, 1_000), 5_000) if quick else (hosts.HOST_COUNTS, hosts.TASKS)
+        results = [hosts.run(count, tasks, print_progress) for count in counts]
+        new_checks = hosts.check_limits(results[1], results[-1])
+        print("\n".join([*hosts.table_lines(results), *map(str, new_checks)]))
         checks += new_checks
 
     missed = sum(not check.met for check in checks)

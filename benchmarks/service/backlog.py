@@ -69,12 +69,12 @@ def run(pending: int, seconds: float, progress: Progress) -> BacklogResult:
     """Fill a store, run the service on it until the stream is done, and read the log."""
     with _temporary_folder() as folder, running_target(folder) as target:
         path = folder / "tarry.db"
-        asyncio.run(_fill(path, _backlog_tasks(target, pending), pending, progress))
+        asyncio.run(fill_store(path, _backlog_tasks(target, pending), pending, progress))
         count = int(ATTEMPTS_PER_SECOND * seconds)
         start = int((time.time() + START_LEAD_S) * 1000)
         due = [start + 1000 * i // ATTEMPTS_PER_SECOND for i in range(count)]
-        stream = [_build_task(f"{target.url}/ok/{i}", at) for i, at in enumerate(due)]
-        asyncio.run(_fill(path, iter(stream), count, progress))
+        stream = [build_task(f"{target.url}/ok/{i}", at) for i, at in enumerate(due)]
+        asyncio.run(fill_store(path, iter(stream), count, progress))
         progress(f"backlog of {pending:,}: {count:,} attempts at {ATTEMPTS_PER_SECOND}/s")
         resident_mib, steal_share = _serve(folder, target, start, count)
         requests = target.log()
@@ -100,7 +100,7 @@ def _serve(folder: Path, target: Target, start: int, count: int) -> tuple[float,
                 raise BenchmarkError(
                     f"{target.stats()['done']} of {count} done: {group.log_tail()}"
                 )
-            max_resident_bytes = max(max_resident_bytes, _resident_bytes(process))
+            max_resident_bytes = max(max_resident_bytes, resident_bytes(process))
             time.sleep(0.5)
         steal_share = psutil.cpu_times_percent().steal / 100
         process.terminate()  # at shutdown, the service stores the results of finished attempts
@@ -110,10 +110,11 @@ def _serve(folder: Path, target: Target, start: int, count: int) -> tuple[float,
 
 def _backlog_tasks(target: Target, count: int) -> Iterator[Task]:
     tomorrow = int(time.time() * 1000) + DAY_MS
-    return (_build_task(f"{target.url}/ok/0", tomorrow + i * DAY_MS // count) for i in range(count))
+    return (build_task(f"{target.url}/ok/0", tomorrow + i * DAY_MS // count) for i in range(count))
 
 
-def _build_task(url: str, due_ms: int) -> Task:
+def build_task(url: str, due_ms: int) -> Task:
+    """Return a task that sends a POST to a URL."""
     task_id = str(uuid7())
     body = BODY.encode()
     content = TaskContent(url=url, headers=HEADERS, body=body, body_size=len(body))
@@ -133,7 +134,8 @@ def _lane_name(url: str) -> str:
     return f"{TENANT}/{parse_target(url).endpoint}"
 
 
-async def _fill(path: Path, tasks: Iterator[Task], count: int, progress: Progress) -> None:
+async def fill_store(path: Path, tasks: Iterator[Task], count: int, progress: Progress) -> None:
+    """Add `count` tasks to a store."""
     store = SqliteStore(path)
     await store.open()
     for done in range(0, count, _BATCH_SIZE):
@@ -183,7 +185,7 @@ def _quantiles_by_window(result: BacklogResult, share: float) -> list[float]:
     return [quantile(result.lags_ms[i : i + WINDOW_ATTEMPTS], share) for i in starts]
 
 
-def _resident_bytes(process: psutil.Process) -> int:
+def resident_bytes(process: psutil.Process) -> int:
     """Return the resident bytes of a process and its descendants."""
     processes = (process, *process.children(recursive=True))
     return sum(each.memory_info().rss for each in processes)

@@ -8,8 +8,8 @@
  *   GET  /log      a line "ID ARRIVED GAP" for each id: the arrival of its first attempt (epoch ms),
  *                  and the time from its 503 to the next attempt (ms, -1 without a 503)
  *
- * Listens on a free port of the loopback address and prints the port. Exits when its standard input
- * is closed, so that it does not outlive the process that started it.
+ * Listens on a free port of all addresses of the loopback network and prints the port. Exits when
+ * its standard input is closed, so that it does not outlive the process that started it.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -22,6 +22,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -201,7 +202,13 @@ static void add_to_epoll(int epoll, int fd) {
 
 static void accept_all(int listener, int epoll) {
     int fd, yes = 1;
-    while ((fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK)) >= 0) {
+    struct sockaddr_in client;
+    socklen_t size = sizeof client;
+    while ((fd = accept4(listener, (struct sockaddr *)&client, &size, SOCK_NONBLOCK)) >= 0) {
+        if (ntohl(client.sin_addr.s_addr) >> 24 != IN_LOOPBACKNET) {
+            close(fd);
+            continue;
+        }
         if (fd >= MAX_DESCRIPTORS)
             fail("too many connections");
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
@@ -222,7 +229,12 @@ static void read_requests(int fd) {
 
 int main(void) {
     signal(SIGPIPE, SIG_IGN);
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct rlimit limit; /* each connection takes a descriptor */
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
     socklen_t size = sizeof address;
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), epoll = epoll_create1(0);
     if ((tasks = calloc(MAX_IDS, sizeof *tasks)) == NULL)
