@@ -38,6 +38,7 @@ _CLOCK_ERROR_S = 1e-6  # rounding errors of times in epoch seconds
 # arrive late allow less: at a latency L the rate exceeds the capacity for at least L.
 _SLOW_START_STEP = 1.4
 _LATENCY_WEIGHT = 6.0  # 1 / s
+_MAX_STEP_FACTOR = 2.0
 _CUBIC_SCALE = 0.07  # the rate is 7 % above the capacity after two periods of the curve
 _MIN_PERIOD_S, _MAX_PERIOD_S, _PERIOD_GROWTH = 2.0, 20.0, 2.0
 _MIN_PERIOD_RESULTS = 40.0  # a period is long enough for so many results at the capacity
@@ -63,6 +64,7 @@ _MIN_HISTORY_S = 0.7  # from C / 2, slow start reaches C within a sliding second
 _PAUSE_S = 0.2  # after a deep cut, until the queues and windows of the target are empty
 _LONG_PAUSE_S = 0.5  # after a burst without a rate limit
 _SETTLING_S = 0.25  # after a small cut: attempts that start in this time do not count for the test
+_WINDOW_S = 1.0  # after many refused attempts, a target that counts calls per second refuses more
 
 # Tests
 _MIN_TEST_S = 1.0  # at least one window of a target that counts calls per second
@@ -71,7 +73,7 @@ _MIN_TEST_RESULTS = 8
 _MIN_PASSED_RESULTS = 24  # results that confirm a capacity
 _MIN_DEAD_RESULTS = 32  # results without which a target is not taken for dead
 _PASSING_SHARE = 0.94  # of successes; with fewer the rate is still above the capacity
-_MOST_REFUSED_SHARE = 0.5  # of successes, below which `Retry-After` delays all attempts
+_MOST_REFUSED_SHARE = 0.5  # of successes, below which nearly all attempts were refused
 _DEAD_SHARE = 0.1  # of successes, below which nothing can be said about the capacity
 _BELOW_CAPACITY_SHARE = 0.97  # expected share of successes if the rate is below the capacity
 _MAX_SHARE_BEFORE = 0.9  # of successes before the cut; a higher one takes too long to distinguish
@@ -353,7 +355,10 @@ class AdaptiveLimit:
         capacity = self._capacity
         if capacity is None:
             step = _SLOW_START_STEP / (1 + _LATENCY_WEIGHT * self._latency) / (1 - self._base)
-            self._set_rate(rate + step)
+            # Attempts that are no evidence must not slow down the growth.
+            sent = self._window.total(_SENT)
+            evidence = sent - self._window.total(_IGNORED)
+            self._set_rate(rate + step * min(_MAX_STEP_FACTOR, sent / evidence))
             return
         position = (now - self._tested_at) / self._period - 1
         if position > _MAX_CURVE_POSITION:
@@ -415,6 +420,8 @@ class AdaptiveLimit:
             test.is_repeated = True
             test.restart(has_history=not is_dead)
             self._lower_rate(capacity, _PAUSE_S, share, now)
+            if share < _MOST_REFUSED_SHARE:
+                self._evidence_from += _WINDOW_S
         elif verdict == _UNRELATED:  # restore the rate, and tolerate this share of failures
             self._capacity = None
             self._set_rate(test.old_rate)
