@@ -1,5 +1,7 @@
 """Tests for DurableCall, whose progress is stored between attempts."""
 
+import pytest
+
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import TokenBudget
 from tarry.core.call import Defer, DurableCall
@@ -84,6 +86,16 @@ def test_rate_limit_defers_and_takes_no_token() -> None:
     assert deferred
     assert 1 == len({command.delay for command in deferred})
     assert all(command.reason is Reason.LIMIT for command in deferred)
+
+
+@pytest.mark.parametrize(("suspect", "is_limited"), [(False, True), (True, False)])
+def test_outcomes_of_suspect_tasks_do_not_change_the_rate(suspect: bool, is_limited: bool) -> None:
+    """A limiter ignores the outcomes of tasks that have failed before in a healthy lane."""
+    limiter = AdaptiveRate()
+    call = resume_call(Policy(), Downstream("d", limiter=limiter))
+    assert isinstance(call.start_or_defer(0.0, suspect=suspect), Attempt)
+    call.record_failure(Outcome(Kind.THROTTLED), 0.1, 0.5)
+    assert is_limited is (limiter.rate is not None)
 
 
 def test_empty_budget_defers_a_retry_and_releases_the_permit() -> None:

@@ -350,6 +350,20 @@ def test_a_throttled_probe_shows_that_the_dependency_works() -> None:
     assert BreakerState.CLOSED is breaker.state
 
 
+@pytest.mark.parametrize("duration", [0.0, 0.1])
+def test_outcome_of_a_suspect_attempt(duration: float) -> None:
+    """The limiter releases the slot of a suspect attempt; the breaker counts the failure."""
+    spy = SpyLimiter()
+    downstream = Downstream("d", breaker=Breaker(consecutive=1), limiter=spy)
+    permit = admit_attempt(downstream, 0.0)
+    downstream.record(permit, TRANSIENT, duration, 1.0, 0.0, suspect=True)
+    _, (name, outcome, released_duration, now) = spy.calls
+    assert ("release", None, 1.0) == (name, outcome, now)
+    assert isinstance(released_duration, float)
+    assert 0 < released_duration == pytest.approx(duration, abs=1e-6)
+    assert "open" == downstream.status(1.0)[0]
+
+
 def test_limiters_are_notified_of_a_recovery() -> None:
     """Only the change from half-open to closed is a recovery; each limiter is notified."""
     spy = SpyLimiter()

@@ -44,8 +44,9 @@ class Call:
     """The state of one call. All times are of one clock; a `random_number` is from [0, 1)."""
 
     __slots__ = (
-        "_attempt_started", "_cleared_delay", "_newest_step", "_paid", "_permit", "attempts",
-        "backoff_offset", "deadline", "downstream", "policy", "previous_delay", "started",
+        "_attempt_started", "_cleared_delay", "_newest_step", "_paid", "_permit", "_suspect",
+        "attempts", "backoff_offset", "deadline", "downstream", "policy", "previous_delay",
+        "started",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +72,7 @@ class Call:
             self._permit: int | None = None
             self._attempt_started = started
             self._paid = 0.0  # what the retry budget charged for the attempt
+            self._suspect = False  # whether the limiters ignore the outcome
 
     @property
     def progress(self) -> Progress:
@@ -205,7 +207,13 @@ class Call:
         if permit is not None:
             self._permit, self._paid = None, 0.0
             downstream.record(
-                permit, outcome, now - self._attempt_started, now, random_number, paid
+                permit,
+                outcome,
+                now - self._attempt_started,
+                now,
+                random_number,
+                paid,
+                suspect=self._suspect,
             )
 
     def _append_step(
@@ -242,12 +250,14 @@ class DurableCall(Call):
     __slots__ = ()
 
     def start_or_defer(
-        self, now: float, last_outcome: Outcome = TRANSIENT
+        self, now: float, last_outcome: Outcome = TRANSIENT, *, suspect: bool = False
     ) -> Attempt | Defer | Stop:
         """Start the next attempt or defer it. Return `Stop` when no attempts or no time is left.
 
         `last_outcome` is the outcome of the previous attempt; the cost of a retry depends on it.
+        With `suspect`, the limiters ignore the outcome of the attempt, see `Downstream.record`.
         """
+        self._suspect = suspect
         downstream, policy = self.downstream, self.policy
         # No attempt is left here if the worker of the last attempt died before it recorded the
         # result, or if `max_attempts` was lowered after the last attempt.

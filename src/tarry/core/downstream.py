@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _KIND_SUCCESS, _KIND_PERMANENT, _KIND_THROTTLED = Kind.SUCCESS, Kind.PERMANENT, Kind.THROTTLED
 _MAX_TRANSITIONS = 100
+_MIN_SENT_DURATION_S = 1e-9
 _MAX_HEDGE_CREDIT = 10.0  # pays for 10 hedges
 MAX_LATENCY_SAMPLES = 512
 _MIN_UNSORTED = 32
@@ -140,13 +141,22 @@ class Downstream:
         now: float,
         random_number: float,
         paid: float = 0.0,
+        *,
+        suspect: bool = False,
     ) -> None:
-        """Record the outcome of an attempt; `paid` is what the retry budget charged for it."""
+        """Record the outcome of an attempt; `paid` is what the retry budget charged for it.
+
+        `suspect`: the task has failed before, and perhaps always fails. The limiters ignore its
+        outcome, because other attempts show the state of the dependency better.
+        """
         if outcome.local:  # the attempt failed before the dependency was called
             Downstream.release(self, permit, duration, now)  # a subclass's release may lock again
             return
         for limiter in self._limiters:  # first, so that an error below leaves no slot taken
-            limiter.release(outcome, duration, now)
+            if suspect:  # a duration of 0 would mean that the attempt was not sent
+                limiter.release(None, max(duration, _MIN_SENT_DURATION_S), now)
+            else:
+                limiter.release(outcome, duration, now)
         kind, breaker = outcome.kind, self.breaker
         if breaker is not None and not (
             kind is _KIND_SUCCESS

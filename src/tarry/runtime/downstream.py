@@ -123,15 +123,18 @@ class LockedDownstream(CoreDownstream):
         now: float,
         random_number: float,
         paid: float = 0.0,
+        *,
+        suspect: bool = False,
     ) -> None:
         """Count an attempt that ended.
 
         `random_number` is from [0, 1), and varies how long the breaker stays open. `paid` is the
-        amount that `withdraw` returned for the attempt.
+        amount that `withdraw` returned for the attempt. The limiters ignore the outcome of a
+        `suspect` attempt.
         """
         with self._lock:
             self._count_successes_locked()
-            super().record(permit, outcome, duration, now, random_number, paid)
+            super().record(permit, outcome, duration, now, random_number, paid, suspect=suspect)
         if self.transitions:
             self._emit_transitions()
 
