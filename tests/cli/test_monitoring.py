@@ -280,7 +280,8 @@ def test_downstreams_have_state_backlog_and_latency(
     listed = run_cli("downstreams", "--json").json["items"]
     (document,) = [each for each in listed if each["lane"] == lane]
 
-    assert "downstream state pending running dead p50 p95" == " ".join(heading.split())
+    columns = "downstream state pending running dead p50 p95 rate limit"
+    assert columns == " ".join(heading.split())
     assert [lane, "ACTIVE", "1", "0", "0"] == row[:5]
     assert row[6] in {"ms", "s"}
     assert 1 == document["pending"]

@@ -31,6 +31,7 @@ from tarry.client.errors import ServiceUnavailable, ServiceUnreachable
 from tarry.core.checks import check_one_of
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.wire.tasks import LocalStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 ACTIONS = ("pause", "resume", "reset")
-_HEADINGS = ("downstream", "state", "pending", "running", "dead", "p50", "p95")
+_HEADINGS = ("downstream", "state", "pending", "running", "dead", "p50", "p95", "rate", "limit")
 
 
 def downstreams(
@@ -89,15 +90,17 @@ def downstreams(
 
 
 def _downstream_row(downstream: DownstreamInfo) -> tuple[object, ...]:
-    local = downstream.local  # statistics of the service process that responded
+    local = downstream.local or LocalStats()  # of the service process that responded
     return (
         downstream.lane,
         downstream.state,
         downstream.pending,
         downstream.in_flight,
         downstream.dead,
-        "" if local is None else output.format_ms(local.p50_ms),
-        "" if local is None else output.format_ms(local.p95_ms),
+        output.format_ms(local.p50_ms),
+        output.format_ms(local.p95_ms),
+        "" if local.rate_per_second is None else f"{local.rate_per_second:g}/s",
+        "" if local.concurrency_limit is None else local.concurrency_limit,
     )
 
 

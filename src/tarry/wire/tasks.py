@@ -348,6 +348,10 @@ class LocalStats(_Body):
     wait_reason: str | None = None
     """Why the lane is parked although its breaker is closed: its target is not allowed
     (`on_blocked`), or its name cannot be resolved now."""
+    rate_per_second: float | None = None
+    """The current limit of attempts per second; None: the rate is not limited."""
+    concurrency_limit: int | None = None
+    """The current limit of attempts at a time."""
 
 
 class DownstreamInfo(_Body):

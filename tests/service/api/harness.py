@@ -6,12 +6,12 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from itertools import count
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
-from tarry.core.downstream import Downstream
 from tarry.errors import ConfigurationError
 from tarry.service.api.application import Api
 from tarry.service.api.context import ApiContext, ApiLimits
@@ -27,7 +27,7 @@ from tarry.service.engine.context import (
     StoreClock,
 )
 from tarry.service.engine.engine import Engine
-from tarry.service.engine.lanes import Lanes
+from tarry.service.engine.lanes import Lanes, build_downstream
 from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.reporting import Event, FinishedTask, Reporter
@@ -75,7 +75,8 @@ class FakeEngine:
         self.store = store
         self.clock = StoreClock(time.seconds)
         self.clock.synchronize(self.clock.local_ms(), time.ms)
-        self.reporter = Reporter(Metrics(Lanes(Downstream, max_leased=0)), self.clock.now_ms)
+        lanes = Lanes(partial(build_downstream, max_in_flight=1), max_leased=0)
+        self.reporter = Reporter(Metrics(lanes), self.clock.now_ms)
         self.events = self.reporter.events
         self.policies = PolicyCache(store, self.clock.now_ms)
         self.health = Health()

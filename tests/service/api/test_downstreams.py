@@ -33,6 +33,8 @@ def test_downstreams_are_listed_with_their_local_state() -> None:
                 "p50Ms": 12.0,
                 "p95Ms": None,
                 "waitReason": None,
+                "ratePerSecond": None,
+                "concurrencyLimit": None,
             },
         }
         assert expected == response.json["items"][0]

@@ -26,40 +26,9 @@ def new_lanes(*names: str) -> Lanes:
     return lanes
 
 
-def new_lane(running_count: int) -> LaneState:
-    """Return a lane with this many running attempts."""
-    state = LaneState("tenant/http:a.example:80", build_downstream("a", max_in_flight=10))
-    state.running_count = running_count
-    return state
-
-
-def test_lane_is_at_its_in_flight_limit_until_an_attempt_ends() -> None:
-    """A lane that has reached its limit is below it when an attempt ends, until another starts."""
-    full = new_lane(2)
-    was_at_limit_before = full.is_at_in_flight_limit
-    full.on_limit_reached(1000)
-    was_at_limit_after = full.is_at_in_flight_limit
-    full.running_count -= 1
-    full.on_attempt_ended(1001)
-    was_below_limit = not full.is_at_in_flight_limit
-    full.running_count += 1
-    assert (False, True, True) == (was_at_limit_before, was_at_limit_after, was_below_limit)
-    assert full.is_at_in_flight_limit
-
-
-def test_reached_in_flight_limit_is_forgotten_after_50_ms() -> None:
-    """An attempt that ends 50 ms after the limit was reached or later resets the known limit."""
-    lane = new_lane(2)
-    lane.on_limit_reached(1000)
-    lane.on_attempt_ended(1050)
-    assert not lane.is_at_in_flight_limit
-
-
-def test_idle_lane_is_never_at_its_in_flight_limit() -> None:
-    """A lane without attempts is not at its limit: it would stay there, as no attempt could end."""
-    idle = new_lane(0)
-    idle.on_limit_reached(1000)
-    assert not idle.is_at_in_flight_limit
+def new_lane() -> LaneState:
+    """Return a lane."""
+    return LaneState("tenant/http:a.example:80", build_downstream("a", max_in_flight=10))
 
 
 def test_idle_healthy_lane_is_removed() -> None:
@@ -139,7 +108,7 @@ def queue_task(
 
 def test_every_third_attempt_is_a_retry() -> None:
     """After two tasks with their first attempt, one retry is sent, while there are both."""
-    busy = new_lane(0)
+    busy = new_lane()
     for _ in range(6):
         queue_task(busy)
         queue_task(busy, attempts=1)
@@ -151,7 +120,7 @@ def test_every_third_attempt_is_a_retry() -> None:
 
 def test_replays_and_lost_attempts_do_not_make_a_retry() -> None:
     """A replayed task whose only attempt since then was lost waits with the first attempts."""
-    busy = new_lane(0)
+    busy = new_lane()
 
     queue_task(busy, attempts=5, attempts_before_replay=4, lost=1)
 
@@ -160,7 +129,7 @@ def test_replays_and_lost_attempts_do_not_make_a_retry() -> None:
 
 def test_deferred_retries_are_spaced() -> None:
     """Retries deferred by an empty budget are 50 ms apart, from a second to a minute later."""
-    lane = new_lane(0)
+    lane = new_lane()
 
     first, second = lane.reserve_retry_time(10_000), lane.reserve_retry_time(10_000)
     last = max(lane.reserve_retry_time(10_000) for _ in range(5_000))
@@ -181,3 +150,28 @@ def test_lane_gets_no_leases_until_it_is_below_its_limit() -> None:
         is_full.append("t/a" in lanes.fully_leased)
 
     assert [True, True, False, False] == is_full
+
+
+def test_retries_are_no_evidence_while_first_attempts_are_made() -> None:
+    """The limiter ignores retries within a second of a first attempt, and all probes."""
+    lane = new_lane()
+    first, retry = queue_task(lane).task, queue_task(lane, attempts=1).task
+
+    assert not lane.is_suspect(retry, 5_000)
+    assert not lane.is_suspect(first, 10_000)
+    assert lane.is_suspect(retry, 10_999)
+    assert not lane.is_suspect(retry, 11_000)
+    lane.breaker.half_open(1)
+    assert lane.is_suspect(first, 20_000)
+
+
+def test_leases_are_limited_by_the_rate() -> None:
+    """A lane leases as many tasks as it can start in two seconds."""
+    lanes = new_lanes("t/a")
+    lanes["t/a"].downstream.limiter.restore(rate=1.5, limit=8)
+    is_full = []
+    for _ in range(4):
+        lanes.increment_leased(lanes["t/a"])
+        is_full.append("t/a" in lanes.fully_leased)
+
+    assert [False, False, False, True] == is_full

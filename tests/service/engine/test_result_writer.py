@@ -317,7 +317,7 @@ def test_parked_lane_is_probed_and_recovers() -> None:
     """After its parking a lane gets probes; if they succeed, the other tasks are sent."""
 
     async def main() -> None:
-        target = FakeTarget(*[BUSY] * 20, OK)
+        target = FakeTarget(*[BUSY] * 8, OK)  # a new lane starts 8 attempts at a time
         harness = EngineHarness(
             target, build_breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from cryptography.fernet import Fernet
 
+from tarry.core.adaptive_limit import AdaptiveLimit
 from tarry.core.breaker import Breaker
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.encryption import Codec
@@ -74,6 +75,13 @@ def test_delivery_that_raises_is_an_internal_failure() -> None:
     run(main)
 
 
+@pytest.fixture
+def constant_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not limit the rate of lanes in which attempts fail, so that only the budget does."""
+    monkeypatch.setattr(AdaptiveLimit, "_adapt_rate", lambda *_: None)
+
+
+@pytest.mark.usefixtures("constant_rate")
 def test_empty_retry_budget_defers_without_counting_attempts() -> None:
     """Retries that the budget rejects are deferred, and succeed later."""
 
@@ -95,6 +103,7 @@ def test_empty_retry_budget_defers_without_counting_attempts() -> None:
     run(main)
 
 
+@pytest.mark.usefixtures("constant_rate")
 def test_deferred_retries_return_at_the_rate_of_the_budget() -> None:
     """Fewer than three retries are deferred for each one that the budget admits."""
 

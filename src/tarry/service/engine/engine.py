@@ -215,7 +215,7 @@ class Engine:
         self._reporter.report_lane_change("paused", lane_name)
 
     async def resume(self, lane_name: str) -> None:
-        """Resume a lane that was paused or parked; its in-flight limit then grows in steps."""
+        """Resume a lane that was paused or parked; its rate and concurrency limit start low."""
         await self._context.store.resume(lane_name)
         lane = self._context.lanes.get(lane_name)
         if lane is not None:
@@ -227,6 +227,7 @@ class Engine:
             lane.downstream.transitions.clear()
             for before, after in unreported:
                 self._reporter.report_transition(before, after)
+            self.worker.end_rate_delay(lane)
         self.scheduler.wake()
         self._reporter.report_lane_change("resumed", lane_name)
 
@@ -246,6 +247,7 @@ class Engine:
             return None
         downstream = lane.downstream
         breaker, balance = downstream.status(self._context.clock.now_s())
+        rate = downstream.limiter.rate
         p50, p95 = downstream.latency.quantile(0.5), downstream.latency.quantile(0.95)
         return LocalStats(
             breaker=breaker,
@@ -255,4 +257,6 @@ class Engine:
             p50_ms=None if p50 is None else round(p50 * 1000, 3),
             p95_ms=None if p95 is None else round(p95 * 1000, 3),
             wait_reason=lane.wait_reason,
+            rate_per_second=None if rate is None else round(rate, 1),
+            concurrency_limit=downstream.limiter.limit,
         )

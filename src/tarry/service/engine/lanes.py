@@ -16,11 +16,13 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
+from tarry.core.adaptive_limit import AdaptiveLimit
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import RatioBudget
 from tarry.core.downstream import Downstream
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle
     from collections.abc import Callable, Iterator
 
     from tarry.service.model import Task, TaskContent
@@ -28,20 +30,38 @@ if TYPE_CHECKING:
 _MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
 _FIRST_ATTEMPTS_PER_RETRY = 2
 """First attempts between two retries of a lane. Retries of tasks that always fail are then at most
-a third of the attempts: too few to open the breaker of a healthy lane, which opens at one half."""
+a third of the attempts, while first attempts wait."""
 _MIN_RETRY_DEFERRAL_MS, _MAX_RETRY_DEFERRAL_MS = 1_000, 60_000  # while the retry budget is empty
 _DEFERRED_RETRY_SPACING_MS = 50
 """The deferred retries of a lane become due 20 a second. Its budget admits 10 a second plus a share
 of the calls, so at most about half of the deferred retries are deferred again."""
-_LIMIT_REFRESH_MS = 50  # time for which an observed in-flight limit is assumed to be unchanged
-
-
+_MAX_LIMITER_DELAY_S = 3600.0  # longer than any delay of `AdaptiveLimit`: attempts are not rejected
+_MAX_EVIDENCE_AGE_MS = 1_000
+"""A retry that starts so soon after a first attempt is no evidence for the limiter: the first
+attempts show the state of the target, and the retried task perhaps always fails."""
+_MAX_RATE_DELAY_S = 2.0
+"""How long leased tasks may wait for the rate of their lane. Later tasks are not leased yet, so that
+other processes can start them."""
 _MAX_SLOW_LANE_LEASED = 256
 """How many tasks of a slow lane are leased at a time. More would only wait for a slot, and their
 leases would be released before they start."""
 FAST_ATTEMPT_MS = 1_000
 """An attempt that takes longer is slow."""
 _DURATION_WEIGHT = 1 / 8  # of the newest attempt in the mean duration of a lane
+
+
+class LaneDownstream(Downstream):
+    """The downstream of a lane, with a limiter that follows the capacity of the target."""
+
+    __slots__ = ("limiter",)
+
+    def __init__(self, name: str, *, breaker: Breaker, max_in_flight: int) -> None:
+        # Ten retries a second are always admitted, so that a lane with only retries makes progress.
+        budget = RatioBudget(0.3, min_per_second=10.0)
+        self.limiter: AdaptiveLimit = AdaptiveLimit(
+            max_in_flight=max_in_flight, max_wait=_MAX_LIMITER_DELAY_S
+        )
+        super().__init__(name, breaker=breaker, budget=budget, limiter=self.limiter)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -58,7 +78,7 @@ class LaneState:
     """The downstream of a lane, and the lane's tasks that are leased to this process."""
 
     name: str
-    downstream: Downstream
+    downstream: LaneDownstream
     tenant: TenantState = field(default_factory=TenantState)
     due_retries: deque[LeasedTask] | None = None
     """Due tasks that were attempted before. They have their own queue, so that retries start near
@@ -79,9 +99,9 @@ class LaneState:
     wait_reason: str | None = None
     """Why the lane is parked although its breaker is closed; None: it is not, as far as known."""
     was_used: bool = True  # whether the lane had a task since the last call of `Lanes.forget_idle`
-    observed_limit: int | None = None
-    """`running_count` when the in-flight limit last rejected an attempt; None if not known."""
-    _limit_reached_at: int = 0
+    rate_timer: TimerHandle | None = None
+    """Set while the lane waits for its limiter to admit the next attempt."""
+    _first_attempt_at: int = 0
     _first_attempts_in_a_row: int = 0
     _last_reserved_time: int = 0
 
@@ -97,13 +117,20 @@ class LaneState:
 
     def due_queue(self, task: Task) -> deque[LeasedTask]:
         """Return the queue in which a due task waits."""
-        # Attempts before the last replay and lost attempts do not make the next attempt a retry.
-        is_retry = task.attempts > task.attempts_before_replay + task.lost_attempts
-        if not is_retry:
+        if not _is_retry(task):
             return self.due_first_attempts
         if self.due_retries is None:
             self.due_retries = deque()
         return self.due_retries
+
+    def is_suspect(self, task: Task, now: int) -> bool:
+        """Return whether the limiter must ignore the outcome of an attempt that starts now."""
+        is_retry = _is_retry(task)
+        if not is_retry:
+            self._first_attempt_at = now
+        has_better_evidence = now < self._first_attempt_at + _MAX_EVIDENCE_AGE_MS
+        # The breaker alone evaluates probes. The limiter starts over when the breaker closes.
+        return (is_retry and has_better_evidence) or self.is_tripped
 
     def record_duration(self, duration_ms: float, *, timed_out: bool) -> None:
         """Update `is_slow` after an attempt."""
@@ -130,20 +157,6 @@ class LaneState:
         return not self.leased_count and not self.running_count
 
     @property
-    def is_at_in_flight_limit(self) -> bool:
-        """Whether at least as many attempts run as when the in-flight limit last rejected one."""
-        return self.observed_limit is not None and self.running_count >= self.observed_limit
-
-    def on_limit_reached(self, now: int) -> None:
-        """Remember how many attempts run, because the in-flight limit has rejected another."""
-        self.observed_limit, self._limit_reached_at = max(1, self.running_count), now
-
-    def on_attempt_ended(self, now: int) -> None:
-        """Forget an observed limit that is not new, because the limit may have grown since."""
-        if now >= self._limit_reached_at + _LIMIT_REFRESH_MS:
-            self.observed_limit = None
-
-    @property
     def is_tripped(self) -> bool:
         """Whether the breaker is open or half-open."""
         state = self.breaker.state
@@ -164,9 +177,11 @@ class LeasedTask(Struct, eq=False):
 class Lanes(dict[str, LaneState]):
     """Lanes by name. `lanes[name]` creates a lane; `forget_idle` removes idle lanes."""
 
-    def __init__(self, build_downstream: Callable[[str], Downstream], *, max_leased: int) -> None:
+    def __init__(
+        self, build_downstream: Callable[[str], LaneDownstream], *, max_leased: int
+    ) -> None:
         super().__init__()
-        self.build_downstream: Callable[[str], Downstream] = build_downstream
+        self.build_downstream: Callable[[str], LaneDownstream] = build_downstream
         self._max_leased = max_leased
         self._tenants: WeakValueDictionary[str, TenantState] = WeakValueDictionary()
         self.parked: set[str] = set()  # names of lanes that this process has parked in the store
@@ -216,7 +231,10 @@ class Lanes(dict[str, LaneState]):
 
     def _lease_limit(self, lane: LaneState) -> int:
         limit = self._max_leased
-        return min(limit, _MAX_SLOW_LANE_LEASED) if lane.is_slow else limit
+        if lane.is_slow:
+            limit = min(limit, _MAX_SLOW_LANE_LEASED)
+        rate = lane.downstream.limiter.rate
+        return limit if rate is None else min(limit, 1 + int(rate * _MAX_RATE_DELAY_S))
 
     def forget_idle(self) -> int:
         """Remove disposable lanes that had no task since the last call; return their number."""
@@ -246,10 +264,23 @@ class Lanes(dict[str, LaneState]):
             self.parked.discard(lane.name)
 
 
+def _is_retry(task: Task) -> bool:
+    # Attempts before the last replay and lost attempts do not make the next attempt a retry.
+    return task.attempts > task.attempts_before_replay + task.lost_attempts
+
+
+def build_breaker() -> Breaker:
+    """Build the breaker of a lane.
+
+    It opens only when nearly all attempts fail, because the limiter handles a target that refuses
+    a part of them. It opens for a short time that grows slowly: a target that was down for T
+    seconds is tested again within about 0.5 s + 0.05 T.
+    """
+    return Breaker(failure_rate=0.9, timeouts=3, open_for=0.5, growth=1.05, close_after=1)
+
+
 def build_downstream(
-    name: str, *, max_in_flight: int, build_breaker: Callable[[], Breaker] = Breaker
-) -> Downstream:
-    """Build the downstream of a lane, with a breaker, a retry budget and an in-flight limit."""
-    # Ten retries a second are always admitted, so that a lane with only retries makes progress.
-    budget = RatioBudget(0.3, min_per_second=10.0)
-    return Downstream(name, breaker=build_breaker(), budget=budget, max_in_flight=max_in_flight)
+    name: str, *, max_in_flight: int, build_breaker: Callable[[], Breaker] = build_breaker
+) -> LaneDownstream:
+    """Build the downstream of a lane, with a breaker, a retry budget and a limiter."""
+    return LaneDownstream(name, breaker=build_breaker(), max_in_flight=max_in_flight)

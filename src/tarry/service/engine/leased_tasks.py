@@ -92,8 +92,9 @@ class LeasedTasks(dict[str, LeasedTask]):
     def pop_next_due(self) -> LeasedTask | None:
         """Remove the next lane from its rotation, and return one of its due tasks, or None."""
         while (lane := self._pop_lane()) is not None:
-            if lane.observed_limit is not None and lane.is_at_in_flight_limit:
-                continue  # the lane returns to the rotation when one of its attempts ends
+            # The lane returns to the rotation when its timer fires or one of its attempts ends.
+            if lane.rate_timer is not None or lane.downstream.limiter.is_full:
+                continue
             while (leased_task := lane.pop_due()) is not None:
                 leased_task.is_queued = False
                 # Dropped and busy tasks are skipped here, because finding them in a queue is slow.

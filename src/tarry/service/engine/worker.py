@@ -61,6 +61,7 @@ _UNSTARTABLE_TASK_PAUSE_MS = 60_000  # after a failure to decrypt or to start a 
 _ENCRYPTION_RECOVERY_S = 150.0  # tasks that cannot be decrypted are found again every 60 s
 _MAX_LOST_ATTEMPTS = 10  # then a task is EXHAUSTED: it probably crashes its workers
 _MIN_SEND_TIMEOUT_S = 0.001
+_MIN_RATE_TIMER_S = 0.001  # at a high rate, a timer starts several attempts
 _THROTTLED = Outcome(Kind.THROTTLED)
 
 
@@ -157,7 +158,8 @@ class Worker:
         # The retry budget distinguishes throttling from any other failure.
         was_throttled = task.attempts and task.last_outcome_kind == Kind.THROTTLED
         last_outcome = _THROTTLED if was_throttled else TRANSIENT
-        command = call.start_or_defer(unrounded_ms / 1000, last_outcome)
+        suspect = lane.is_suspect(task, now)
+        command = call.start_or_defer(unrounded_ms / 1000, last_outcome, suspect=suspect)
         if isinstance(command, StartAttempt):
             leased_task.is_busy = True
             slot = self._slots.acquire(lane, now)
@@ -195,9 +197,9 @@ class Worker:
         if command.reason is Reason.LIMIT:
             self.leased_tasks.return_to_front(leased_task)
             if command.delay is not None:
-                asyncio.get_running_loop().call_later(command.delay, self._continue_lane, lane)
-            else:
-                lane.on_limit_reached(self._context.clock.now_ms())
+                delay = max(command.delay, _MIN_RATE_TIMER_S)
+                loop = asyncio.get_running_loop()
+                lane.rate_timer = loop.call_later(delay, self.end_rate_delay, lane)
             return False  # `_continue_lane` follows after the delay, or when an attempt ends
         self.result_writer.store_breaker_state(lane)
         next_attempt_at = None
@@ -207,10 +209,15 @@ class Worker:
         self.result_writer.release(leased_task, next_attempt_at)
         return True
 
+    def end_rate_delay(self, lane: LaneState) -> None:
+        """Start tasks of a lane after the delay of its limiter, or after a reset of the limiter."""
+        if lane.rate_timer is not None:
+            lane.rate_timer.cancel()
+            lane.rate_timer = None
+        self._continue_lane(lane)
+
     def _continue_lane(self, lane: LaneState) -> None:
         """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
-        if lane.observed_limit is not None:
-            lane.on_attempt_ended(self._context.clock.now_ms())
         self.leased_tasks.add_to_rotation(lane)
         self.leased_tasks.on_slot_released()
         if self.leased_tasks.has_turns:

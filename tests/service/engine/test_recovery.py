@@ -1,0 +1,250 @@
+"""Recovery and overload: lanes follow the capacity of targets that refuse calls above it."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tarry.service.delivery import DeliveryResult, Fault
+from tarry.service.engine.lanes import build_breaker
+from tests.core.limiter_model import SlidingWindowTarget
+from tests.service.engine.harness import OK, EngineHarness, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.service.delivery import DeliveryRequest
+
+OUTAGE_S = 20.0
+CAPACITY = 200
+UNREACHABLE = DeliveryResult(fault=Fault.REFUSED, error="connection refused", duration_ms=1.0)
+BUSY = DeliveryResult(status=503, duration_ms=20.0)
+THROTTLED = DeliveryResult(status=429, headers=[("retry-after", "1")], duration_ms=20.0)
+
+
+class CapacityTarget:
+    """A target that is down until `up_at`, and then accepts `capacity` calls in any second.
+
+    Paths with "poison" are answered with 503, if the call is accepted.
+    """
+
+    def __init__(
+        self,
+        capacity: Callable[[float], float],
+        *,
+        up_at: float = 0.0,
+        refusal: DeliveryResult = BUSY,
+        latency: float = 0.02,
+    ) -> None:
+        self.target = SlidingWindowTarget(lambda now: capacity(now - up_at))
+        self.created_at = asyncio.get_running_loop().time()
+        self.up_at, self.refusal, self.latency = up_at, refusal, latency
+        self.random = Random(1)
+        self.starts: list[float] = []
+        """Times of the calls since the return of the target."""
+        self.refused_count = 0
+        self.succeeded_at: dict[str, float] = {}
+
+    async def send(self, request: DeliveryRequest) -> DeliveryResult:
+        """Answer a call."""
+        now = self.now()
+        if now < self.up_at:
+            await asyncio.sleep(0.001)
+            return UNREACHABLE
+        self.starts.append(now)
+        is_accepted = self.target.accept(now)
+        self.refused_count += not is_accepted
+        await asyncio.sleep(self.latency * self.random.uniform(0.8, 1.2))
+        if not is_accepted:
+            return self.refusal
+        if "poison" in request.url:
+            return BUSY
+        self.succeeded_at[request.url] = self.now()
+        return OK
+
+    def now(self) -> float:
+        """Return the seconds since the start of the test."""
+        return asyncio.get_running_loop().time() - self.created_at
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    @property
+    def waste(self) -> float:
+        """The share of refused calls."""
+        return self.refused_count / len(self.starts)
+
+    def peak(self) -> int:
+        """Return the highest number of calls in any second."""
+        peak = first = 0
+        for index, start in enumerate(self.starts):
+            while self.starts[first] <= start - 1:
+                first += 1
+            peak = max(peak, index - first + 1)
+        return peak
+
+
+class TargetsByHost:
+    """Sends each request to the target of its host."""
+
+    def __init__(self, targets: dict[str, CapacityTarget]) -> None:
+        self.targets = targets
+
+    async def send(self, request: DeliveryRequest) -> DeliveryResult:
+        """Send a request to the target of its host."""
+        return await self.targets[request.url.split("/")[2]].send(request)
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+async def wait_until_all_succeed(targets: list[CapacityTarget], count: int) -> float:
+    """Wait until each target has answered `count` tasks with success; return the last time."""
+    async with asyncio.timeout(600):  # of virtual time
+        for target in targets:
+            while len(target.succeeded_at) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+    return max(max(target.succeeded_at.values()) for target in targets)
+
+
+def url(number: int, host: str = "a.example:80") -> str:
+    """Return the URL of a task."""
+    return f"http://{host}/{number}"
+
+
+@pytest.mark.parametrize(("capacity", "latency"), [(200, 0.002), (200, 0.1), (20, 0.02)])
+def test_a_backlog_is_drained_at_the_capacity(capacity: int, latency: float) -> None:
+    """After an outage of 20 s, a backlog of 25 s is drained near the capacity of the target."""
+
+    async def main() -> None:
+        count = 25 * capacity
+        target = CapacityTarget(lambda _: capacity, up_at=OUTAGE_S, latency=latency)
+        harness = EngineHarness(target, build_breaker=build_breaker)
+        await harness.engine.start()
+        await harness.add(*(harness.new_task(url(number)) for number in range(count)))
+
+        ended = await wait_until_all_succeed([target], count)
+
+        assert ended - OUTAGE_S <= 1.3 * 25
+        assert target.peak() <= 1.2 * capacity
+        assert target.waste < 0.1
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_the_capacity_drops_during_the_drain() -> None:
+    """When the capacity drops from 200 to 50 per second after 10 s, the ideal drain takes 70 s."""
+
+    async def main() -> None:
+        target = CapacityTarget(lambda since: 200 if since < 10 else 50, up_at=OUTAGE_S)
+        harness = EngineHarness(target, build_breaker=build_breaker)
+        await harness.engine.start()
+        await harness.add(*(harness.new_task(url(number)) for number in range(5000)))
+
+        ended = await wait_until_all_succeed([target], 5000)
+
+        assert ended - OUTAGE_S <= 1.3 * 70
+        assert target.peak() <= 1.2 * CAPACITY
+        assert target.waste < 0.1
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_four_lanes_recover_at_once() -> None:
+    """Each of four lanes follows the capacity of its own target."""
+
+    async def main() -> None:
+        hosts = [f"h{number}.example:80" for number in range(4)]
+        targets = {host: CapacityTarget(lambda _: 100, up_at=OUTAGE_S) for host in hosts}
+        harness = EngineHarness(TargetsByHost(targets), build_breaker=build_breaker)
+        await harness.engine.start()
+        await harness.add(
+            *(harness.new_task(url(number, host)) for number in range(2000) for host in hosts)
+        )
+
+        ended = await wait_until_all_succeed(list(targets.values()), 2000)
+
+        assert ended - OUTAGE_S <= 1.3 * 2000 / 100
+        for target in targets.values():
+            assert target.peak() <= 1.2 * 100
+            assert target.waste < 0.1
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+async def offer(harness: EngineHarness, per_second: int, seconds: int, path: str = "") -> None:
+    """Add tasks at a constant rate."""
+    number = 0
+    for _ in range(seconds * 10):
+        tasks = [harness.new_task(url(number + each) + path) for each in range(per_second // 10)]
+        number += len(tasks)
+        await harness.add(*tasks)
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("per_second", [240, 450])
+def test_more_is_offered_than_the_target_accepts(per_second: int) -> None:
+    """A target that throttles above 200 per second gets nearly 200 per second that succeed."""
+
+    async def main() -> None:
+        target = CapacityTarget(lambda _: CAPACITY, refusal=THROTTLED)
+        harness = EngineHarness(target, build_breaker=build_breaker)
+        await harness.engine.start()
+
+        await offer(harness, per_second, 20)
+
+        assert len(target.succeeded_at) >= 0.85 * 20 * CAPACITY
+        assert target.waste < 0.1
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_tasks_that_always_fail_do_not_hold_up_others() -> None:
+    """With 40 % of tasks that always fail, the other tasks succeed within a few seconds."""
+
+    async def main() -> None:
+        target = CapacityTarget(lambda _: 10_000)
+        harness = EngineHarness(target, build_breaker=build_breaker)
+        await harness.engine.start()
+        added_at: dict[str, float] = {}
+        random = Random(1)
+        for number in range(600):
+            address = f"{url(number)}{'-poison' if random.random() < 0.4 else ''}"
+            added_at[address] = target.now()
+            await harness.add(harness.new_task(address))
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(10)
+
+        good = {address: at for address, at in added_at.items() if "poison" not in address}
+        assert good.keys() == target.succeeded_at.keys()
+        delays = [target.succeeded_at[address] - at for address, at in good.items()]
+        assert max(delays) < 10
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_a_backlog_with_tasks_that_always_fail() -> None:
+    """Of a backlog with 25 % of tasks that always fail, all other tasks succeed."""
+
+    async def main() -> None:
+        target = CapacityTarget(lambda _: 10_000)
+        harness = EngineHarness(target, build_breaker=build_breaker)
+        await harness.engine.start()
+        await harness.add(
+            *(harness.new_task(url(n) + ("-poison" if n % 4 == 0 else "")) for n in range(3000))
+        )
+
+        ended = await wait_until_all_succeed([target], 2250)
+
+        assert ended < 10
+        await harness.engine.stop(1)
+
+    run(main)
