@@ -164,6 +164,16 @@ class Release(msgspec.Struct, gc=False):
     next_attempt_at: int | None = None
 
 
+class LaneLimits(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The limits of a lane that a process has found, see `tarry.core.adaptive_limit`."""
+
+    lane: str
+    rate: float | None
+    """Attempts per second; None: not limited."""
+    concurrency: int
+    """Attempts at a time."""
+
+
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filter for tasks; None matches all."""
 
@@ -347,6 +357,17 @@ class Store(Protocol):
 
     async def pause(self, lane: str) -> None:
         """Lease no task of the lane until `resume`."""
+        ...
+
+    async def record_lane_limits(self, limits: Sequence[LaneLimits]) -> None:
+        """Store the limits of lanes, so that they are kept over a restart.
+
+        The limits of an earlier call are overwritten. Lanes that do not exist are ignored.
+        """
+        ...
+
+    async def list_lane_limits(self, limit: int) -> list[LaneLimits]:
+        """Return the limits of up to `limit` lanes whose rate is limited, sorted by lane."""
         ...
 
     async def list_lanes(

@@ -10,6 +10,7 @@ import pytest
 from tarry.core.breaker import BreakerState
 from tarry.service.engine.lanes import Lanes, LaneState, LeasedTask, build_downstream
 from tarry.service.model import Task
+from tarry.service.store import LaneLimits
 from tests.service.engine.harness import (
     OK,
     EngineHarness,
@@ -61,7 +62,7 @@ def test_lane_with_state_is_kept() -> None:
 
 def test_number_of_lanes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the limit, empty lanes are removed: first those whose breaker is closed, then others."""
-    monkeypatch.setattr("tarry.service.engine.lanes._MAX_LANES", 4)
+    monkeypatch.setattr("tarry.service.engine.lanes.MAX_LANES", 4)
     lanes = new_lanes("t/1", "t/2", "t/3", "t/4")
     lanes.increment_leased(lanes["t/1"])
     for name in ("t/1", "t/2", "t/3"):
@@ -175,3 +176,36 @@ def test_leases_are_limited_by_the_rate() -> None:
         is_full.append("t/a" in lanes.fully_leased)
 
     assert [False, False, False, True] == is_full
+
+
+def test_changed_rates_are_stored() -> None:
+    """A rate is stored again when it differs by a fifth, or when the limit has been removed."""
+    lanes = new_lanes("t/a", "t/b")
+    limiter = lanes["t/a"].downstream.limiter
+    assert [] == lanes.list_changed_limits()
+
+    changed = []
+    for rate in (100.0, 119.0, 120.0, 97.0, 96.0):
+        limiter.restore(rate=rate, limit=8)
+        limits = lanes.list_changed_limits()
+        lanes.mark_stored([*limits, LaneLimits("t/unknown", 1.0, 1)])
+        changed += [(each.lane, each.rate) for each in limits]
+    lanes["t/a"].downstream = lanes.build_downstream("t/a")
+    (removed,) = lanes.list_changed_limits()
+
+    assert [("t/a", 100.0), ("t/a", 120.0), ("t/a", 96.0)] == changed
+    assert LaneLimits("t/a", None, 8) == removed
+
+
+def test_a_new_lane_has_the_limits_of_the_removed_one() -> None:
+    """The limits of a lane are kept when the lane is removed from memory."""
+    lanes = new_lanes("t/b")
+    lanes.restore_limits([LaneLimits("t/a", 30.0, 4)])
+    lanes["t/b"].downstream.limiter.restore(rate=7.0, limit=3)
+    assert [LaneLimits("t/b", 7.0, 3)] == lanes.list_changed_limits()
+    for _ in range(2):
+        assert LaneLimits("t/a", 30.0, 4) == lanes["t/a"].limits
+        for _ in range(3):
+            lanes.forget_idle()
+        assert {} == lanes
+    assert LaneLimits("t/b", 7.0, 3) == lanes["t/b"].limits

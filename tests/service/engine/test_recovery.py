@@ -248,3 +248,29 @@ def test_a_backlog_with_tasks_that_always_fail() -> None:
         await harness.engine.stop(1)
 
     run(main)
+
+
+def test_a_restart_continues_at_the_stored_rate() -> None:
+    """The rate of a lane is stored, and the next process starts with it."""
+
+    async def main() -> None:
+        target = CapacityTarget(lambda _: 50, refusal=THROTTLED)
+        first = EngineHarness(target, build_breaker=build_breaker)
+        await first.engine.start()
+        await offer(first, 100, 20)
+        await first.engine.stop(1)
+        (stored,) = await first.store.list_lane_limits(10)
+        second = EngineHarness(target, store=first.store, build_breaker=build_breaker)
+        await second.engine.start()
+
+        assert stored.rate is not None
+        assert 30 < stored.rate < 60
+        info = second.engine.local_stats(stored.lane)
+        assert info is None  # no task of the lane is leased yet
+        await asyncio.sleep(1)
+        info = second.engine.local_stats(stored.lane)
+        assert info is not None
+        assert info.rate_per_second == pytest.approx(stored.rate, rel=0.2)
+        await second.engine.stop(1)
+
+    run(main)

@@ -7,9 +7,11 @@ are leased by the same write and passed to the worker.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.errors import StoreUnavailable
+from tarry.service.engine.lanes import MAX_LANES
 from tarry.service.engine.maintenance import Maintenance
 from tarry.service.engine.reporting import FinishedTask
 from tarry.service.engine.scheduler import Scheduler
@@ -64,9 +66,10 @@ class Engine:
         """The asyncio tasks of the scheduler and the maintenance, in this order, once started."""
 
     async def start(self) -> None:
-        """Read the store's time, then start the scheduler and the maintenance."""
-        sent_at = self.clock.local_ms()
-        self.clock.synchronize(sent_at, await self._context.store.ping())
+        """Read the store's time and the limits of lanes, then start scheduler and maintenance."""
+        store, sent_at = self._context.store, self.clock.local_ms()
+        self.clock.synchronize(sent_at, await store.ping())
+        self._context.lanes.restore_limits(await store.list_lane_limits(MAX_LANES))
         coroutines = (self.scheduler.run(), self.maintenance.run())
         self._background_tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
 
@@ -88,6 +91,8 @@ class Engine:
         self._is_stopping = True  # new tasks are not leased to this process any more
         await self._ingest_queue.flush()
         await self.worker.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
+        with suppress(StoreUnavailable):
+            await self.maintenance.store_limits()
 
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None

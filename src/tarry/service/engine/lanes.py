@@ -20,14 +20,16 @@ from tarry.core.adaptive_limit import AdaptiveLimit
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import RatioBudget
 from tarry.core.downstream import Downstream
+from tarry.service.store import LaneLimits
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tarry.service.model import Task, TaskContent
 
-_MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
+MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
+_MIN_STORED_CHANGE = 0.2  # a rate is written to the store again after a change by this factor
 _FIRST_ATTEMPTS_PER_RETRY = 2
 """First attempts between two retries of a lane. Retries of tasks that always fail are then at most
 a third of the attempts, while first attempts wait."""
@@ -40,8 +42,8 @@ _MAX_EVIDENCE_AGE_MS = 1_000
 """A retry that starts so soon after a first attempt is no evidence for the limiter: the first
 attempts show the state of the target, and the retried task perhaps always fails."""
 _MAX_RATE_DELAY_S = 2.0
-"""How long leased tasks may wait for the rate of their lane. Later tasks are not leased yet, so that
-other processes can start them."""
+"""How long leased tasks may wait for the rate of their lane. Later tasks are not leased yet, so
+that other processes can start them."""
 _MAX_SLOW_LANE_LEASED = 256
 """How many tasks of a slow lane are leased at a time. More would only wait for a slot, and their
 leases would be released before they start."""
@@ -101,6 +103,8 @@ class LaneState:
     was_used: bool = True  # whether the lane had a task since the last call of `Lanes.forget_idle`
     rate_timer: TimerHandle | None = None
     """Set while the lane waits for its limiter to admit the next attempt."""
+    stored_rate: float | None = None
+    """The rate that this process has last written to the store, or read from it."""
     _first_attempt_at: int = 0
     _first_attempts_in_a_row: int = 0
     _last_reserved_time: int = 0
@@ -157,6 +161,20 @@ class LaneState:
         return not self.leased_count and not self.running_count
 
     @property
+    def limits(self) -> LaneLimits:
+        """The limits to keep over a restart."""
+        limiter = self.downstream.limiter
+        return LaneLimits(self.name, limiter.settled_rate, limiter.limit)
+
+    @property
+    def has_changed_rate(self) -> bool:
+        """Whether the rate differs by a fifth or more from the stored rate."""
+        rate, stored_rate = self.downstream.limiter.settled_rate, self.stored_rate
+        if rate is None or stored_rate is None:
+            return rate is not stored_rate
+        return abs(rate - stored_rate) >= _MIN_STORED_CHANGE * stored_rate
+
+    @property
     def is_tripped(self) -> bool:
         """Whether the breaker is open or half-open."""
         state = self.breaker.state
@@ -186,17 +204,38 @@ class Lanes(dict[str, LaneState]):
         self._tenants: WeakValueDictionary[str, TenantState] = WeakValueDictionary()
         self.parked: set[str] = set()  # names of lanes that this process has parked in the store
         self.fully_leased: set[str] = set()  # names of lanes with as many leases as they may have
+        self._limits: dict[str, LaneLimits] = {}
+        """The limits of lanes that are not in the dict, for when they are created."""
 
     def __missing__(self, name: str) -> LaneState:
         """Create and return a lane."""
-        if len(self) >= _MAX_LANES:
+        if len(self) >= MAX_LANES:
             self._evict_empty()
         tenant_name = name.partition("/")[0]
         tenant = self._tenants.get(tenant_name)
         if tenant is None:
             tenant = self._tenants[tenant_name] = TenantState()
         lane = self[name] = LaneState(name, self.build_downstream(name), tenant)
+        limits = self._limits.pop(name, None)
+        if limits is not None:
+            lane.stored_rate = limits.rate
+            lane.downstream.limiter.restore(rate=limits.rate, limit=limits.concurrency)
         return lane
+
+    def restore_limits(self, limits: Iterable[LaneLimits]) -> None:
+        """Use these limits for lanes that are created from now on."""
+        self._limits.update((each.lane, each) for each in limits)
+
+    def list_changed_limits(self) -> list[LaneLimits]:
+        """Return the limits of lanes whose rate differs by a fifth from the stored rate."""
+        return [lane.limits for lane in self.values() if lane.has_changed_rate]
+
+    def mark_stored(self, limits: Iterable[LaneLimits]) -> None:
+        """Record that these limits are stored."""
+        for each in limits:
+            lane = self.get(each.lane)
+            if lane is not None:
+                lane.stored_rate = each.rate
 
     def most_notable(self, limit: int, tenant: str | None = None) -> list[LaneState]:
         """Return lanes of a tenant (None: of all): tripped lanes first, then by leased tasks."""
@@ -262,6 +301,8 @@ class Lanes(dict[str, LaneState]):
         for lane in lanes:
             del self[lane.name]
             self.parked.discard(lane.name)
+            if lane.downstream.limiter.rate is not None and len(self._limits) < MAX_LANES:
+                self._limits[lane.name] = lane.limits
 
 
 def _is_retry(task: Task) -> bool:

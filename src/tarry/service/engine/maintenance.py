@@ -1,7 +1,7 @@
 """Maintenance: removes expired tasks and bodies without a task, advances replays.
 
-It also forgets the in-memory state of idle lanes (a lane is the queue of one downstream). It works
-in small steps, so that the store is never blocked for long.
+It also stores the rates of lanes (a lane is the queue of one downstream), and forgets the in-memory
+state of idle lanes. It works in small steps, so that the store is never blocked for long.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _REPLAY_STEPS_PER_SECOND = 10
 _MAX_BODIES_PER_STEP = 100
 _UNREFERENCED_BODY_SEARCH_INTERVAL_MS = 600_000  # rare, because it lists all stored bodies
 _IDLE_LANE_CHECK_INTERVAL_MS = 300_000  # lanes that are idle between two checks are forgotten
+_STORE_LIMITS_INTERVAL_MS = 5_000
 _IDLE_PAUSE_S = 1.0  # after a step that left no work
 _BUSY_PAUSE_S = 0.02  # after a step that left more work to do
 
@@ -36,7 +37,7 @@ class Maintenance:
     def __init__(self, context: EngineContext, scheduler: Scheduler) -> None:
         self._context = context
         self._scheduler = scheduler
-        self._next_body_search_at = self._next_idle_lane_check_at = 0
+        self._next_body_search_at = self._next_idle_lane_check_at = self._next_store_limits_at = 0
 
     async def run_once(self) -> float:
         """Do a small step of each kind of maintenance; return the seconds to pause after it."""
@@ -74,10 +75,21 @@ class Maintenance:
             await context.delete_bodies(orphaned_bodies)
             await store.forget_orphaned_bodies(orphaned_bodies)
         now = context.clock.now_ms()
+        if now >= self._next_store_limits_at:
+            self._next_store_limits_at = now + _STORE_LIMITS_INTERVAL_MS
+            await self.store_limits()
         if now >= self._next_body_search_at:
             self._next_body_search_at = now + _UNREFERENCED_BODY_SEARCH_INTERVAL_MS
             await context.delete_unreferenced_bodies()
         return bool(orphaned_bodies)
+
+    async def store_limits(self) -> None:
+        """Write the limits of lanes whose rate has changed, so that a restart continues there."""
+        lanes = self._context.lanes
+        limits = lanes.list_changed_limits()
+        if limits:
+            await self._context.store.record_lane_limits(limits)
+            lanes.mark_stored(limits)
 
     async def _step_replays(self) -> int | None:
         """Do one step of each due replay; return when the next step is due (None: none runs)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tarry.service.store import FinishStatus, NewTask
+from tarry.service.store import FinishStatus, LaneLimits, NewTask
 from tests.service.stores.harness import (
     HOUR_MS,
     LANE,
@@ -346,6 +346,27 @@ async def a_third_of_a_claim_are_retries(harness: StoreHarness) -> None:
     assert [[24], [25], [2]] == claimed
     rest = task_numbers((await harness.claim()).tasks)
     assert sorted([*range(3, 20), *range(26, 40)]) == sorted(rest)
+
+
+@conformance_case
+async def limits_of_lanes_are_kept(harness: StoreHarness) -> None:
+    """The last limits of each existing lane are returned, if its rate is limited."""
+    other, missing = BETA.replace("beta", "acme2"), "acme/https:missing.example:443"
+    await harness.add(task(1))
+    await harness.store.pause(BETA)
+    await harness.store.pause(other)
+    first = [LaneLimits(LANE, 12.5, 8), LaneLimits(BETA, 3.0, 4), LaneLimits(missing, 1.0, 1)]
+    await harness.store.record_lane_limits([*first, LaneLimits(other, None, 128)])
+    assert first[:2] == await harness.store.list_lane_limits(10)
+
+    await harness.store.record_lane_limits([LaneLimits(LANE, None, 16), LaneLimits(BETA, 250.0, 9)])
+    await harness.claim()
+    await harness.store.resume(BETA)
+    await harness.reopen()
+
+    assert [LaneLimits(BETA, 250.0, 9)] == await harness.store.list_lane_limits(10)
+    await harness.store.record_lane_limits([LaneLimits(LANE, 1.5, 2)])
+    assert [LaneLimits(LANE, 1.5, 2)] == await harness.store.list_lane_limits(1)
 
 
 # --- counters -------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from tarry.service.store import (
     ClaimResult,
     Counters,
     FinishStatus,
+    LaneLimits,
     LeaseTerms,
     NewTask,
     Page,
@@ -282,6 +283,17 @@ class ReferenceStore:
         """Stop claims from a lane until it is resumed."""
         self.state.queue(lane).lane.paused = True
         self._reschedule(lane)
+
+    async def record_lane_limits(self, limits: Sequence[LaneLimits]) -> None:
+        """Store the limits of lanes that exist."""
+        for each in limits:
+            if each.lane in self.state.queues:
+                self.state.lane_limits[each.lane] = each
+
+    async def list_lane_limits(self, limit: int) -> list[LaneLimits]:
+        """Return the limits of lanes whose rate is limited, by name."""
+        limited = [each for each in self.state.lane_limits.values() if each.rate is not None]
+        return sorted(limited, key=lambda each: each.lane)[:limit]
 
     def _reschedule(self, lane: str) -> None:
         self.state.schedule(self.state.queues[lane], self._clock())

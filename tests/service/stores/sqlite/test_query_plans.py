@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from tarry.service.model import PolicyVersion, ReplayRecord, Status
-from tarry.service.store import NewTask, Release, Retention, TaskFilter
+from tarry.service.store import LaneLimits, NewTask, Release, Retention, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.harness import (
     HOUR_MS,
@@ -72,6 +72,8 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
             await store.list_tasks("acme", query, limit=2)
         await store.get_task("acme", leased[0].id)
         await store.list_attempts("acme", leased[0].id, after=1)
+        await store.record_lane_limits([LaneLimits(leased[0].lane, 5.0, 8)])
+        await store.list_lane_limits(10)
         await store.list_lanes("acme", limit=2)
         await store.list_lanes(None, limit=2)
         await store.start_replay(ReplayRecord(id="r", tenant="acme"))

@@ -14,6 +14,7 @@ from tarry.service.store import (
     MAX_PAGE_BYTES,
     AttemptsOfMinute,
     Counters,
+    LaneLimits,
     Page,
 )
 from tarry.service.stores.sqlite.transaction import MINUTE_MS, TENANT_COUNTERS
@@ -61,6 +62,10 @@ _match_id_lines = re.compile(f"(?:{_ID_PATTERN}\n)*+").fullmatch
 _TENANT_ID = "SELECT id FROM tenant WHERE name = ?1"
 _SEQ_BY_ID = f"SELECT seq FROM task WHERE id = ?2 AND tenant = ({_TENANT_ID})"
 _TASK_BY_SEQ = SELECT_TASK + "WHERE s.seq = ?"
+_LANE_LIMITS = """
+SELECT name, rate, concurrency FROM lane INDEXED BY lane_limited
+WHERE rate IS NOT NULL AND name > '' ORDER BY name LIMIT ?
+"""
 _ATTEMPTS = "SELECT log FROM attempt WHERE id > ? AND id < ? ORDER BY id LIMIT ?"
 _LIVE_TASKS = """
 SELECT seq, status, lane, policy, reason FROM state
@@ -270,6 +275,11 @@ def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
     """Return a lane, or None if it does not exist."""
     row = tx.execute(f"{_SELECT_LANE} WHERE l.name = ?", (name,)).fetchone()
     return None if row is None else decode_row(row, LaneRecord)
+
+
+def list_lane_limits(tx: ReadTransaction, limit: int) -> list[LaneLimits]:
+    """Return the limits of up to `limit` lanes whose rate is limited, sorted by lane."""
+    return [LaneLimits(*row) for row in tx.execute(_LANE_LIMITS, (limit,)).fetchall()]
 
 
 def list_lanes(

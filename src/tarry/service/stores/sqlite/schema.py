@@ -188,6 +188,11 @@ MIGRATIONS = (
     CREATE INDEX state_first ON state (lane, wake_at) WHERE status = 0 AND last_kind IS NULL;
     CREATE INDEX state_retry ON state (lane, wake_at) WHERE status = 0 AND last_kind IS NOT NULL;
     """,
+    """
+    ALTER TABLE lane ADD COLUMN rate REAL; -- attempts per second, NULL: not limited
+    ALTER TABLE lane ADD COLUMN concurrency INTEGER; -- attempts at a time
+    CREATE INDEX lane_limited ON lane (name) WHERE rate IS NOT NULL;
+    """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 

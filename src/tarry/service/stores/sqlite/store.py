@@ -187,6 +187,13 @@ class SqliteStore:
     async def pause(self, lane: str) -> None:
         await self.write(OperationCall(transitions.pause, lane))
 
+    async def record_lane_limits(self, limits: Sequence[store.LaneLimits]) -> None:
+        operation = OperationCall(transitions.record_lane_limits, limits)
+        await self.write(operation, len(limits), urgent=False)
+
+    async def list_lane_limits(self, limit: int) -> list[store.LaneLimits]:
+        return await self.read(lambda tx: queries.list_lane_limits(tx, limit))
+
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
     ) -> store.Page[model.LaneRecord]:

@@ -17,7 +17,7 @@ from tarry.service.stores.sqlite.transaction import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.service.store import Release
+    from tarry.service.store import LaneLimits, Release
     from tarry.service.stores.sqlite.transaction import TaskRowIds, Transaction
 
 _READ_STATE = """
@@ -205,3 +205,9 @@ def resume(tx: Transaction, lane: str) -> None:
     for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
         tx.lane(lane_id).paused = 0
     unpark(tx, lane)
+
+
+def record_lane_limits(tx: Transaction, limits: Sequence[LaneLimits]) -> None:
+    """Store the limits of lanes."""
+    rows = [(lane.rate, lane.concurrency, lane.lane) for lane in limits]
+    tx.executemany("UPDATE lane SET rate = ?, concurrency = ? WHERE name = ?", rows)

@@ -104,6 +104,7 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (transitions.unpark, tuple[str], None),
         (transitions.resume, tuple[str], None),
         (transitions.pause, tuple[str], None),
+        (transitions.record_lane_limits, tuple[list[store.LaneLimits]], None),
         (terminal_tasks.start_replay, tuple[ReplayRecord], ReplayRecord),
         (terminal_tasks.replay_step, tuple[str, int], ReplayRecord | None),
         (terminal_tasks.cancel_replay, tuple[str, str], ReplayRecord | None),
