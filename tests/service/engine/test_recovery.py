@@ -11,7 +11,7 @@ import pytest
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.engine.lanes import build_breaker
 from tests.core.limiter_model import SlidingWindowTarget
-from tests.service.engine.harness import OK, EngineHarness, run
+from tests.service.engine.harness import OK, EngineHarness, FakeTarget, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -245,6 +245,47 @@ def test_a_backlog_with_tasks_that_always_fail() -> None:
         ended = await wait_until_all_succeed([target], 2250)
 
         assert ended < 10
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_retries_do_not_keep_all_leases_of_a_lane() -> None:
+    """At a rate of 1 per second, tasks that fail every 100 ms do not keep new tasks waiting."""
+
+    async def main() -> None:
+        target = CapacityTarget(lambda _: 10_000)
+        harness = EngineHarness(target, build_breaker=build_breaker)
+        await harness.engine.start()
+        limiter = harness.lanes["default/http:a.example:80"].downstream.limiter
+        limiter.configure(max_rate=1.0, max_in_flight=8)
+        overrides = {"maxAttempts": 1000, "initialDelayMs": 100, "maxDelayMs": 100}
+        poison = [harness.new_task(f"{url(n)}-poison", overrides=overrides) for n in range(5)]
+        await harness.add(*poison)
+        await asyncio.sleep(10)
+        await harness.add(*(harness.new_task(url(number)) for number in range(5)))
+        await asyncio.sleep(1.5 * 6)
+
+        assert 5 == len(target.succeeded_at)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_a_task_is_not_probed_twice_in_a_row() -> None:
+    """A lane that is parked for a second is probed with other tasks each time."""
+
+    async def main() -> None:
+        target = FakeTarget(BUSY)
+        harness = EngineHarness(target, build_breaker=build_breaker)
+        await harness.engine.start()
+        overrides = {"maxAttempts": 1000, "initialDelayMs": 1100, "maxDelayMs": 1100}
+        await harness.add(*(harness.new_task(url(n), overrides=overrides) for n in range(40)))
+        await asyncio.sleep(60)
+
+        urls = [request.url for request in target.requests]
+        assert len(urls) > 100
+        assert all(len(set(urls[start : start + 6])) == 6 for start in range(20, len(urls) - 6))
         await harness.engine.stop(1)
 
     run(main)

@@ -341,8 +341,7 @@ class Worker:
             verdict = call.record_failure(outcome, now_s, random_number)
             record.decision = attempts.build_decision(verdict, outcome, effective_policy, call)
             if isinstance(verdict, Wait):
-                can_keep_lease = not (self._is_stopping or lane.is_paused)
-                lease_terms = context.lease_terms if can_keep_lease else None
+                lease_terms = context.lease_terms if self._can_keep_lease(lane) else None
                 result = attempts.retry_result(task, record, verdict, outcome, now, lease_terms)
             else:
                 reason = str(verdict.reason)
@@ -368,6 +367,13 @@ class Worker:
             context.reporter.report_deferred(leased_task.task, str(delivery_result.fault))
             self.result_writer.park_waiting_lane(leased_task.lane, pause_s, error or "")
             self.result_writer.release(leased_task)
+
+    def _can_keep_lease(self, lane: LaneState) -> bool:
+        """Return whether a task that has failed may keep its lease until its retry."""
+        # If other tasks of the lane may be waiting in the store, the next claim decides which of
+        # them are leased. Else a few tasks that always fail could keep all leases of the lane.
+        is_lane_limited = lane.is_tripped or lane.name in self._context.lanes.fully_leased
+        return not (self._is_stopping or lane.is_paused or is_lane_limited)
 
     def release_expiring(self) -> None:
         """Release due tasks that have waited for a slot during half of their lease.
