@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html import escape
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -148,9 +148,10 @@ def _describe_messages(
 ) -> dict[str, Any]:
     """Return the part of an OpenAPI operation about its requests, responses and callbacks."""
     response, response_body = operation.response, {}
-    if isinstance(response, tuple):  # media types
+    if isinstance(response, tuple):
+        media_types = cast("tuple[str, ...]", response)
         text = {"schema": {"type": "string"}}
-        response_body = {"content": dict.fromkeys(response, text)}
+        response_body = {"content": dict.fromkeys(media_types, text)}
     elif response is not None:
         response_body = {"content": _json_content(schema_by_type[str(response)])}
     responses = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from tarry.core.checks import require_extra
 from tarry.service.model import Status
@@ -197,8 +197,8 @@ class Metrics:
         registry.register(_MetricsCollector(metrics))
         media_types = {entry.partition(";")[0].strip().lower() for entry in accept.split(",")}
         if OPENMETRICS_MEDIA_TYPE in media_types:
-            page: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
-            return page, openmetrics.CONTENT_TYPE_LATEST
+            page = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
+            return cast("bytes", page), openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
     def _count_attempts(self) -> None:
