@@ -150,7 +150,7 @@ INVALID_ARGUMENTS = [
     ),
     (
         ["storm", "--compare", str(CHECKOUT)],
-        f"{CHECKOUT}:3: 'question' is not a known key of the file; it ",
+        f"{CHECKOUT} is a scenario, not a policy: ",
     ),
     (
         ["storm", "--set", "client=3"],

@@ -31,7 +31,6 @@ from tarry.client.errors import ServiceUnavailable, ServiceUnreachable
 from tarry.core.checks import check_one_of
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
-from tarry.wire.tasks import LocalStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -90,6 +89,8 @@ def downstreams(
 
 
 def _downstream_row(downstream: DownstreamInfo) -> tuple[object, ...]:
+    from tarry.wire.tasks import LocalStats
+
     local = downstream.local or LocalStats()  # of the service process that responded
     return (
         downstream.lane,
