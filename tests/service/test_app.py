@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tarry.errors import ConfigurationError
 from tarry.service.app import Service, are_api_keys_required, data_location, make_store
@@ -73,17 +74,18 @@ def test_an_unknown_store_is_an_error() -> None:
         make_store("redis:")
 
 
-def test_tenant_pending_of_zero_is_no_limit(tmp_path: Path) -> None:
-    """The number of unfinished tasks of a tenant is unlimited only with `tenant_pending` 0."""
+def test_a_tenant_limit_of_zero_is_no_limit(tmp_path: Path) -> None:
+    """`tenant_pending` and `tenant_lanes` are limits of the engine, unless they are 0."""
 
-    async def main() -> list[int | None]:
-        services = [
-            Service(Settings(store="memory:", bodies=str(tmp_path), tenant_pending=tenant_pending))
-            for tenant_pending in (0, 5)
+    async def main() -> list[tuple[int | None, int | None]]:
+        settings = Settings(store="memory:", bodies=str(tmp_path))
+        limits = [
+            Service(replace(settings, tenant_pending=n, tenant_lanes=2 * n)).engine.limits
+            for n in (0, 5)
         ]
-        return [service.engine.limits.max_tenant_unfinished_tasks for service in services]
+        return [(each.max_tenant_unfinished_tasks, each.max_tenant_lanes) for each in limits]
 
-    assert [None, 5] == asyncio.run(main())
+    assert [(None, None), (5, 10)] == asyncio.run(main())
 
 
 def test_on_blocked_decides_whether_tasks_wait(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ def test_the_engine_has_the_defaults_of_the_settings() -> None:
     assert settings.lane_in_flight == limits.max_lane_running_attempts == 128
 
 
-def test_unfinished_tasks_of_a_tenant_are_limited_by_default() -> None:
-    """The engine has the limit of the settings."""
-    assert 1_000_000 == Settings().tenant_pending == EngineLimits().max_tenant_unfinished_tasks
+def test_unfinished_tasks_and_lanes_of_a_tenant_are_limited_by_default() -> None:
+    """The engine has the limits of the settings."""
+    settings, limits = Settings(), EngineLimits()
+    assert 1_000_000 == settings.tenant_pending == limits.max_tenant_unfinished_tasks
+    assert 100_000 == settings.tenant_lanes == limits.max_tenant_lanes
 
 
 def test_the_http_client_has_the_default_of_the_settings() -> None:

@@ -119,6 +119,7 @@ class Service:
             max_running_attempts=in_flight,
             max_lane_running_attempts=settings.lane_in_flight,
             max_tenant_unfinished_tasks=settings.tenant_pending or None,
+            max_tenant_lanes=settings.tenant_lanes or None,
         )
         create_downstream = partial(build_downstream, max_in_flight=settings.lane_in_flight)
         lanes = Lanes(create_downstream, max_leased=limits.max_lane_leased)

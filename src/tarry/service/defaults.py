@@ -18,6 +18,8 @@ MAX_IN_FLIGHT: Final = 512
 """Maximum number of attempts in flight in one process."""
 MAX_TENANT_UNFINISHED_TASKS: Final = 1_000_000
 """Maximum number of unfinished tasks (PENDING or IN_FLIGHT) of one tenant."""
+MAX_TENANT_LANES: Final = 100_000
+"""Maximum number of lanes (the queues of downstreams) of one tenant."""
 MAX_TRANSACTION_TASKS: Final = 128
 """Number of tasks that one transaction claims or finishes, which takes about 5 ms.
 

@@ -93,10 +93,13 @@ class AddStatus(StrEnum):
     """A task with this idempotency key and another fingerprint is stored already."""
     OVER_QUOTA = "over_quota"
     """The tenant has reached its quota of live tasks; the task was not stored."""
+    TOO_MANY_LANES = "too_many_lanes"
+    """The task needs a new lane, but the tenant has reached its quota of lanes. The task was not
+    stored."""
 
 
 class AddResult(msgspec.Struct, gc=False):
-    """The result for one new task; `task` is the stored task, or the given one if OVER_QUOTA."""
+    """The result for one new task; `task` is the stored task, or the given one if rejected."""
 
     status: AddStatus
     task: Task
@@ -290,14 +293,20 @@ class Store(Protocol):
         ...
 
     async def add(
-        self, tasks: Sequence[NewTask], terms: LeaseTerms | None = None, *, quota: int | None = None
+        self,
+        tasks: Sequence[NewTask],
+        terms: LeaseTerms | None = None,
+        *,
+        quota: int | None = None,
+        lane_quota: int | None = None,
     ) -> list[AddResult]:
-        """Add tasks, and return a result for each; `quota` limits the live tasks of each tenant.
+        """Add tasks, and return a result for each.
 
-        If two tasks of a batch have the same tenant and idempotency key, the second is EXISTING or
-        CONFLICT. If another task with the key is CANCELLED, the new task replaces it: the cancelled
-        task is deleted. A task is OVER_QUOTA only if it would be added. `terms` are for
-        `lease_on_add`.
+        `quota` limits the live tasks of each tenant, and `lane_quota` its lanes. A task is rejected
+        because of a quota only if it would be added otherwise. If two tasks of a batch have the
+        same tenant and idempotency key, the second is EXISTING or CONFLICT. If another task with
+        the key is CANCELLED, the new task replaces it: the cancelled task is deleted. `terms` are
+        for `lease_on_add`.
         """
         ...
 

@@ -70,7 +70,12 @@ class FakeEngine:
     """An engine that applies operations to the store and makes no attempts."""
 
     def __init__(
-        self, store: ReferenceStore, time: FakeTime, quota: int | None, payloads: FakePayloads
+        self,
+        store: ReferenceStore,
+        time: FakeTime,
+        quota: int | None,
+        lane_quota: int | None,
+        payloads: FakePayloads,
     ) -> None:
         self.store = store
         self.clock = StoreClock(time.seconds)
@@ -88,7 +93,7 @@ class FakeEngine:
             interval_s=30.0,
             failing_interval_s=5.0,
         )
-        self.limits = EngineLimits(max_tenant_unfinished_tasks=quota)
+        self.limits = EngineLimits(max_tenant_unfinished_tasks=quota, max_tenant_lanes=lane_quota)
         self.error: Exception | None = None
         """Raised by `submit` when set."""
         self.waited_for: asyncio.Queue[str] = asyncio.Queue()
@@ -103,7 +108,11 @@ class FakeEngine:
     async def _add(self, new_tasks: list[NewTask]) -> Sequence[AddResult]:
         if self.error is not None:
             raise self.error
-        return await self.store.add(new_tasks, quota=self.limits.max_tenant_unfinished_tasks)
+        return await self.store.add(
+            new_tasks,
+            quota=self.limits.max_tenant_unfinished_tasks,
+            lane_quota=self.limits.max_tenant_lanes,
+        )
 
     async def wait_until_finished(self, task_id: str, seconds: float) -> FinishedTask | None:
         """Wait until the test passes the finished task to `reporter`."""
@@ -223,6 +232,7 @@ class ApiHarness:
         *,
         keys: bool = False,
         quota: int | None = None,
+        lane_quota: int | None = None,
         limits: ApiLimits | None = None,
         grpc: bool = True,
         operator: str = "",
@@ -231,7 +241,7 @@ class ApiHarness:
         self.time = FakeTime()
         self.store = ReferenceStore(self.time.milliseconds)
         self.payloads = FakePayloads()
-        self.engine = FakeEngine(self.store, self.time, quota, self.payloads)
+        self.engine = FakeEngine(self.store, self.time, quota, lane_quota, self.payloads)
         self.codec = Codec()
         numbers = count(1)
         self.context = ApiContext(

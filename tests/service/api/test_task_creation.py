@@ -456,6 +456,23 @@ def test_a_full_quota_is_429() -> None:
     run_with_api(test, quota=1)
 
 
+def test_a_target_above_the_limit_of_lanes_is_429() -> None:
+    """The detail names the setting; tasks of a batch to hosts that have a lane are added."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        other = {"targetUrl": "https://other.example/"}
+        full = await api.request("POST", "/retry-tasks", other)
+        assert (429, "10") == (full.status, full.header("retry-after"))
+        assert "its limit of 1 lanes (setting tenant_lanes)" in full.problem["detail"]
+        batch = await api.request(
+            "POST", "/retry-tasks/batch", {"tasks": [other, {"targetUrl": TARGET}]}
+        )
+        assert [429, 201] == [result["status"] for result in batch.json["results"]]
+
+    run_with_api(test, lane_quota=1)
+
+
 def test_a_request_above_the_rate_limit_is_429() -> None:
     """The 429 has Retry-After; each task of a batch takes a token; tokens are refilled."""
 

@@ -94,7 +94,7 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def add_initial_tasks(self, drafts: list[TaskDraft], batch: list[ResultDraft]) -> None:
         """Add tasks, and finish some of them."""
-        self.add(drafts, LEASE, None)
+        self.add(drafts, LEASE, None, None)
         self.comparison.clock.advance(SECOND_MS)
         self.claim_and_finish(LEASE, 2, frozenset(), batch)
 
@@ -109,12 +109,19 @@ class StoreMachine(RuleBasedStateMachine):
         drafts=st.lists(task_drafts, min_size=1, max_size=4),
         lease=st.one_of(st.none(), leases),
         quota=st.sampled_from([None, None, 3, 8]),
+        lane_quota=st.sampled_from([None, None, 1, 2]),
     )
-    def add(self, drafts: list[TaskDraft], lease: LeaseTerms | None, quota: int | None) -> None:
+    def add(
+        self,
+        drafts: list[TaskDraft],
+        lease: LeaseTerms | None,
+        quota: int | None,
+        lane_quota: int | None,
+    ) -> None:
         """Add tasks with new and existing keys, some of them directly leased."""
         new_tasks = [self._new_task(draft) for draft in drafts]
         results = self.comparison.call_each(
-            lambda _, store: store.add(new_tasks, lease, quota=quota)
+            lambda _, store: store.add(new_tasks, lease, quota=quota, lane_quota=lane_quota)
         )
         comparable = [[_comparable_result(added) for added in result] for result in results]
         assert [comparable[0]] * len(comparable) == comparable

@@ -40,8 +40,8 @@ _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _YIELD_EVERY_TASKS = 50
 """Number of tasks after which `create_batch` yields to the event loop."""
-_UNFINISHED_RETRY_AFTER_S = 10.0
-"""`Retry-After` for a tenant at its quota of live tasks (PENDING or IN_FLIGHT)."""
+_QUOTA_RETRY_AFTER_S = 10.0
+"""`Retry-After` for a tenant at its quota of live tasks (PENDING or IN_FLIGHT) or of lanes."""
 _MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
 _MAX_TENANT_BUCKETS = 10_000
 _MAX_CONSECUTIVE_STORE_FAILURES = 3
@@ -289,11 +289,18 @@ def _http_status(add_result: AddResult, limits: EngineLimits) -> int:
             "use a new key."
         )
         raise problems.IDEMPOTENCY_KEY_REUSED.error(detail, field="idempotencyKey")
-    detail = (
-        f"The tenant has reached its limit of {limits.max_tenant_unfinished_tasks:,} unfinished "
-        "tasks (setting tenant_pending). Wait until tasks are finished, or cancel some."
-    )
-    retry_after = problems.retry_after(_UNFINISHED_RETRY_AFTER_S)
+    if status is AddStatus.TOO_MANY_LANES:
+        detail = (
+            f"The tenant has reached its limit of {limits.max_tenant_lanes:,} lanes (setting "
+            "tenant_lanes). Each target host has a lane. Use hosts that have a lane already."
+        )
+    else:
+        detail = (
+            f"The tenant has reached its limit of {limits.max_tenant_unfinished_tasks:,} "
+            "unfinished tasks (setting tenant_pending). Wait until tasks are finished, or cancel "
+            "some."
+        )
+    retry_after = problems.retry_after(_QUOTA_RETRY_AFTER_S)
     raise problems.TENANT_LIMIT.error(detail, headers=[retry_after])
 
 

@@ -44,6 +44,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_lane_claimed: int = 100  # tasks of one lane that one call of `Store.claim` leases
     max_tenant_unfinished_tasks: int | None = defaults.MAX_TENANT_UNFINISHED_TASKS
     """PENDING or IN_FLIGHT tasks of one tenant (setting `tenant_pending`); None: no limit."""
+    max_tenant_lanes: int | None = defaults.MAX_TENANT_LANES
+    """Lanes of one tenant (setting `tenant_lanes`); None: no limit."""
 
 
 class Health:

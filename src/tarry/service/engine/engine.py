@@ -133,8 +133,12 @@ class Engine:
         """
         context, new_tasks = self._context, [new_task for new_task, _ in items]
         try:
-            quota = self.limits.max_tenant_unfinished_tasks
-            results = await context.store.add(new_tasks, context.lease_terms, quota=quota)
+            results = await context.store.add(
+                new_tasks,
+                context.lease_terms,
+                quota=self.limits.max_tenant_unfinished_tasks,
+                lane_quota=self.limits.max_tenant_lanes,
+            )
         except StoreUnavailable as error:
             context.health.mark_failing("store", error)
             raise

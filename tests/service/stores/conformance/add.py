@@ -257,6 +257,37 @@ async def a_quota_counts_only_unfinished_tasks(harness: StoreHarness) -> None:
 
 
 @conformance_case
+async def a_lane_quota_limits_the_lanes_of_each_tenant(harness: StoreHarness) -> None:
+    """Only a task that needs a new lane is TOO_MANY_LANES; other tenants can add lanes."""
+    tasks = [task(1, "a"), task(2, "b"), task(3, "c"), task(4, "a"), task(5, "c", "beta")]
+    results = await harness.add(*tasks, lane_quota=2)
+
+    assert [
+        AddStatus.ADDED,
+        AddStatus.ADDED,
+        AddStatus.TOO_MANY_LANES,
+        AddStatus.ADDED,
+        AddStatus.ADDED,
+    ] == [result.status for result in results]
+    assert task_id(3) == results[2].task.id
+    assert await harness.store.get_task("acme", task_id(3)) is None
+    assert await harness.store.get_lane("acme/https:c.example:443") is None
+    await harness.reopen()
+    repeated = [task(3, "c"), task(1, "c"), task(6, "c", key="key 1", fingerprint=b"other")]
+    statuses = [result.status for result in await harness.add(*repeated, lane_quota=2)]
+    assert [AddStatus.TOO_MANY_LANES, AddStatus.EXISTING, AddStatus.CONFLICT] == statuses
+    assert AddStatus.ADDED is (await harness.add(task(3, "c"), lane_quota=3))[0].status
+
+
+@conformance_case
+async def a_lane_quota_counts_lanes_without_tasks(harness: StoreHarness) -> None:
+    """A paused lane without tasks counts, and its first task needs no quota."""
+    await harness.store.pause("acme/https:a.example:443")
+    results = await harness.add(task(1, "a"), task(2, "b"), lane_quota=1)
+    assert [AddStatus.ADDED, AddStatus.TOO_MANY_LANES] == [result.status for result in results]
+
+
+@conformance_case
 async def lease_on_add_leases_to_the_adding_worker(harness: StoreHarness) -> None:
     """A task that is due within the horizon is leased to the worker that adds it."""
     [now, in_horizon] = await harness.store.add(

@@ -88,14 +88,24 @@ class ReferenceStore:
     # --- add --------------------------------------------------------------------------------------
 
     async def add(
-        self, tasks: Sequence[NewTask], terms: LeaseTerms | None = None, *, quota: int | None = None
+        self,
+        tasks: Sequence[NewTask],
+        terms: LeaseTerms | None = None,
+        *,
+        quota: int | None = None,
+        lane_quota: int | None = None,
     ) -> list[AddResult]:
         """Add tasks one by one."""
         now = self._clock()
-        return [self._add(new, terms, quota, now) for new in tasks]
+        return [self._add(new, terms, now, quota, lane_quota) for new in tasks]
 
     def _add(
-        self, new: NewTask, terms: LeaseTerms | None, quota: int | None, now: int
+        self,
+        new: NewTask,
+        terms: LeaseTerms | None,
+        now: int,
+        quota: int | None = None,
+        lane_quota: int | None = None,
     ) -> AddResult:
         task, tenant = new.task, self.state.tenant(new.task.tenant)
         existing = self.state.rows.get(tenant.keys.get(task.key, 0))
@@ -109,6 +119,10 @@ class ReferenceStore:
         unfinished_count = tenant.counts[Status.PENDING] + tenant.counts[Status.IN_FLIGHT]
         if quota is not None and unfinished_count >= quota:
             return AddResult(AddStatus.OVER_QUOTA, copy(task))
+        if lane_quota is not None and task.lane not in self.state.queues:
+            lane_count = sum(name.startswith(f"{task.tenant}/") for name in self.state.queues)
+            if lane_count >= lane_quota:
+                return AddResult(AddStatus.TOO_MANY_LANES, copy(task))
         if existing is not None:
             self.state.delete(existing)
         due = task.next_attempt_at if new.delay_ms is None else now + new.delay_ms
@@ -231,7 +245,7 @@ class ReferenceStore:
         else:
             state.set_pending(row, result.next_attempt_at, now, **fields)
         if result.callback_task is not None:
-            self._add(NewTask(result.callback_task), None, None, now)
+            self._add(NewTask(result.callback_task), None, now)
         return FinishStatus.APPLIED
 
     async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:

@@ -76,14 +76,18 @@ class DatabaseFile:
                 raise error
         return [value for value, _ in results]
 
-    def add(self, batch: list[NewTask], quota: int | None = None) -> list[AddResult]:
+    def add(
+        self, batch: list[NewTask], quota: int | None = None, lane_quota: int | None = None
+    ) -> list[AddResult]:
         """Add a batch."""
-        [results] = self.run(lambda tx: add.add(tx, batch, LEASE, quota))
+        [results] = self.run(lambda tx: add.add(tx, batch, LEASE, quota, lane_quota))
         return add.to_add_results(batch, LEASE, results)
 
-    def add_one_by_one(self, batch: list[NewTask], quota: int | None = None) -> list[AddResult]:
+    def add_one_by_one(
+        self, batch: list[NewTask], quota: int | None = None, lane_quota: int | None = None
+    ) -> list[AddResult]:
         """Add tasks one by one."""
-        return [added for new_task in batch for added in self.add([new_task], quota)]
+        return [added for new_task in batch for added in self.add([new_task], quota, lane_quota)]
 
     def finish(self, results: list[TaskResult]) -> list[FinishStatus]:
         """Finish a batch."""

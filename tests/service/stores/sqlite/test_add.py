@@ -44,24 +44,28 @@ def mixed_batch(size: int) -> list[NewTask]:
 
 
 @pytest.mark.parametrize("size", BATCH_SIZES)
-@pytest.mark.parametrize("quota", [None, 1000, 40])
+@pytest.mark.parametrize(
+    ("quota", "lane_quota"), [(None, None), (1000, 1000), (40, None), (None, 3)]
+)
 def test_adding_a_batch_equals_adding_its_tasks_one_by_one(
-    two_database_files: list[DatabaseFile], size: int, quota: int | None
+    two_database_files: list[DatabaseFile], size: int, quota: int | None, lane_quota: int | None
 ) -> None:
     """A batch with new and existing keys has the same effect as its tasks one by one."""
     batch = mixed_batch(size)
     for file in two_database_files:
-        file.add_one_by_one(batch[2::3])
+        file.add_one_by_one(batch[2::3] if lane_quota is None else batch[2::30])
     batch_file, one_by_one_file = two_database_files
 
-    results = batch_file.add(batch, quota)
+    results = batch_file.add(batch, quota, lane_quota)
 
-    assert one_by_one_file.add_one_by_one(batch, quota) == results
+    assert one_by_one_file.add_one_by_one(batch, quota, lane_quota) == results
     assert one_by_one_file.rows() == batch_file.rows()
     if size > 100:
         expected = {AddStatus.ADDED, AddStatus.EXISTING, AddStatus.CONFLICT}
         if quota == 40:
             expected.add(AddStatus.OVER_QUOTA)
+        if lane_quota == 3:
+            expected.add(AddStatus.TOO_MANY_LANES)
         assert expected == {result.status for result in results}
 
 

@@ -45,7 +45,10 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
             connection, _ = database.open()
             connection.set_trace_callback(statements.add)
         await store.add(
-            [NewTask(task(n, f"h{n % 3}"), lease_on_add=n > 8) for n in range(12)], LEASE, quota=99
+            [NewTask(task(n, f"h{n % 3}"), lease_on_add=n > 8) for n in range(12)],
+            LEASE,
+            quota=99,
+            lane_quota=99,
         )
         await store.add([NewTask(task(1, "h1"))])
         await store.park("acme/https:h1.example:443", START_MS, probes=2, consecutive_opens=1)

@@ -11,7 +11,7 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.model import PolicyVersion, Status
-from tarry.service.store import NewTask
+from tarry.service.store import AddStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore, database, schema
 from tests.service.stores.harness import task
 from tests.service.stores.sqlite.harness import open_error, run_on_store
@@ -36,6 +36,28 @@ def test_a_file_of_an_older_version_is_upgraded(
     run_on_store(path, write_policies)
     with closing(sqlite3.connect(path)) as connection:
         assert [(7,)] == connection.execute("SELECT added FROM policy_use").fetchall()
+
+
+def test_lanes_of_an_older_file_count_towards_the_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The migration that adds the number of lanes counts those of each tenant."""
+    path = tmp_path / "tasks.db"
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
+        with closing(database.connect(path)) as connection:
+            connection.execute("INSERT INTO tenant (id, name) VALUES (1, 'acme'), (2, 'beta')")
+            connection.execute(
+                "INSERT INTO lane (tenant, name) VALUES (1, 'acme/https:a.example:443'),"
+                " (1, 'acme/https:b.example:443'), (2, 'beta/https:a.example:443')"
+            )
+
+    async def add(store: SqliteStore) -> None:
+        tasks = [NewTask(task(1, "c")), NewTask(task(2, "b")), NewTask(task(3, "c", "beta"))]
+        statuses = [result.status for result in await store.add(tasks, lane_quota=2)]
+        assert [AddStatus.TOO_MANY_LANES, AddStatus.ADDED, AddStatus.ADDED] == statuses
+
+    run_on_store(path, add)
 
 
 def test_a_newer_schema_is_rejected(tmp_path: Path) -> None:

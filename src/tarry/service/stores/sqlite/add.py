@@ -90,33 +90,54 @@ def to_add_results(
 
 
 def add(
-    tx: Transaction, tasks: Sequence[NewTask], terms: LeaseTerms | None, quota: int | None
+    tx: Transaction,
+    tasks: Sequence[NewTask],
+    terms: LeaseTerms | None,
+    quota: int | None,
+    lane_quota: int | None = None,
 ) -> list[InitialState | AddResult]:
     """Add tasks, and lease those with `lease_on_add`; see `Store.add`."""
-    if quota is None:
-        return add_without_quota(tx, tasks, terms)
-    # Quick check: no tenant would exceed the quota even if all tasks of the batch were its tasks.
-    max_live = quota - len(tasks)
-    tenants = dict.fromkeys(new.task.tenant for new in tasks)
-    if all(tx.count_live_tasks(tx.names.tenant_id(tenant)) <= max_live for tenant in tenants):
+    if _find_exceeded_quota(tx, tasks, quota, lane_quota) is None:
         return add_without_quota(tx, tasks, terms)
     results: list[InitialState | AddResult] = []
     for new in tasks:
-        tenant_id = tx.names.tenant_id(new.task.tenant)
-        if tx.count_live_tasks(tenant_id) < quota:
+        rejection = _find_exceeded_quota(tx, [new], quota, lane_quota)
+        if rejection is None:
             results += add_without_quota(tx, [new], terms)
         else:
-            existing = _find_existing(tx, tenant_id, new.task)
+            existing = _find_existing(tx, tx.names.tenant_id(new.task.tenant), new.task)
             if existing is None or existing.task.status is Status.CANCELLED:
-                existing = AddResult(AddStatus.OVER_QUOTA, new.task)
+                existing = AddResult(rejection, new.task)
             results.append(existing)
     return results
+
+
+def _find_exceeded_quota(
+    tx: Transaction, tasks: Sequence[NewTask], quota: int | None, lane_quota: int | None
+) -> AddStatus | None:
+    """Return the status for a quota that the tenant of these tasks would exceed, or None.
+
+    For a batch of several tenants, this is a quick check: None means that no tenant would exceed a
+    quota even if all tasks of the batch were its tasks.
+    """
+    tenant_ids = {tx.names.tenant_id(new.task.tenant) for new in tasks}
+    if quota is not None:
+        max_live = quota - len(tasks)
+        if any(tx.count_live_tasks(tenant_id) > max_live for tenant_id in tenant_ids):
+            return AddStatus.OVER_QUOTA
+    if lane_quota is not None:
+        lanes = {new.task.lane for new in tasks}
+        new_count = sum(tx.names.find_lane(lane) is None for lane in lanes)
+        max_lanes = lane_quota - new_count
+        if new_count and any(tx.count_lanes(tenant_id) > max_lanes for tenant_id in tenant_ids):
+            return AddStatus.TOO_MANY_LANES
+    return None
 
 
 def add_without_quota(
     tx: Transaction, tasks: Sequence[NewTask], terms: LeaseTerms | None
 ) -> list[InitialState | AddResult]:
-    """Add tasks, however many live tasks their tenants have."""
+    """Add tasks, however many live tasks and lanes their tenants have."""
     tenant_ids = [tx.names.tenant_id(new.task.tenant) for new in tasks]
     seqs = _insert_tasks(tx, tasks, tenant_ids)
     if None in seqs and _delete_cancelled(tx, tasks, tenant_ids, seqs):

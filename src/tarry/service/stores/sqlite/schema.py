@@ -193,6 +193,10 @@ MIGRATIONS = (
     ALTER TABLE lane ADD COLUMN concurrency INTEGER; -- attempts at a time
     CREATE INDEX lane_limited ON lane (name) WHERE rate IS NOT NULL;
     """,
+    """
+    ALTER TABLE tenant ADD COLUMN lanes INTEGER NOT NULL DEFAULT 0; -- number of its lanes
+    UPDATE tenant SET lanes = (SELECT count(*) FROM lane WHERE lane.tenant = tenant.id);
+    """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 

@@ -126,8 +126,10 @@ class SqliteStore:
         terms: store.LeaseTerms | None = None,
         *,
         quota: int | None = None,
+        lane_quota: int | None = None,
     ) -> list[store.AddResult]:
-        results = await self.write(OperationCall(add.add, tasks, terms, quota), len(tasks))
+        call = OperationCall(add.add, tasks, terms, quota, lane_quota)
+        results = await self.write(call, len(tasks))
         return add.to_add_results(tasks, terms, results)
 
     async def claim(

@@ -98,6 +98,7 @@ _MOVE_DUE_CHECK_EARLIER, _MOVE_EXPIRY_CHECK_EARLIER = (
     f"WHERE id = ?2 AND ready = 0 AND ({column} IS NULL OR {column} > ?1)"
     for column in ("due_check_at", "expiry_check_at")
 )
+_INSERT_LANE = "INSERT INTO lane (tenant, name) VALUES (?, ?) RETURNING id"
 _ADD_TO_POLICY_USE = "UPDATE policy_use SET live_tasks = live_tasks + ? WHERE id = ?"
 _ADD_TO_ATTEMPTS_PER_MINUTE = MultiRowStatement("""
 INSERT INTO series (tenant, minute, outcome, count) VALUES [?, ?, ?, ?]
@@ -226,12 +227,21 @@ class InternedNames:
 
     def lane_id(self, name: str) -> int:
         """Return the id of a lane. The part of the name before the first slash is the tenant."""
-        return self._cache.get(("lane", name)) or self._find_or_insert(
-            ("lane", name),
-            "SELECT id FROM lane WHERE name = ?2",
-            "INSERT INTO lane (tenant, name) VALUES (?1, ?2) RETURNING id",
-            (self.tenant_id(name.partition("/")[0]), name),
-        )
+        lane_id = self.find_lane(name)
+        if lane_id is None:
+            values = (self.tenant_id(name.partition("/")[0]), name)
+            row = self._execute(_INSERT_LANE, values).fetchone()
+            self._execute("UPDATE tenant SET lanes = lanes + 1 WHERE id = ?", values[:1])
+            lane_id = self._cache_id(("lane", name), row)
+        return lane_id
+
+    def find_lane(self, name: str) -> int | None:
+        """Return the id of a lane, or None if the lane does not exist."""
+        lane_id = self._cache.get(("lane", name))
+        if lane_id is None:
+            row = self._execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
+            lane_id = None if row is None else self._cache_id(("lane", name), row)
+        return lane_id
 
     def policy_id(self, tenant: str, policy: str) -> int:
         """Return the id of a tenant's policy; the policy itself need not be stored."""
@@ -256,9 +266,12 @@ class InternedNames:
     ) -> int:
         """Return the id of a name that is not cached, and cache the id."""
         row = self._execute(select, values).fetchone() or self._execute(insert, values).fetchone()
+        return self._cache_id(key, row)
+
+    def _cache_id(self, key: str | tuple[str, ...], row: Sequence[int]) -> int:
         if len(self._cache) >= _MAX_CACHED_NAMES:
             self._cache.clear()
-        self._cache[key] = name_id = int(row[0])
+        self._cache[key] = name_id = row[0]
         return name_id
 
 
@@ -372,6 +385,11 @@ class Transaction(ReadTransaction):
             self._stored_live_counts[tenant] = row.fetchone()[0]
         changes = self._counter_changes.get(tenant, (0, 0))
         return self._stored_live_counts[tenant] + changes[PENDING] + changes[IN_FLIGHT]
+
+    def count_lanes(self, tenant: int) -> int:
+        """Return how many lanes a tenant has."""
+        row = self.execute("SELECT lanes FROM tenant WHERE id = ?", (tenant,)).fetchone()
+        return int(row[0])
 
     def flush(self) -> None:
         """Write the changed lanes and counters to the file, and empty the caches."""

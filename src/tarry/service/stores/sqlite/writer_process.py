@@ -91,7 +91,7 @@ OPERATIONS: dict[str, RemoteOperation] = {
     for run, argument_types, result_type in (
         (
             add.add,
-            tuple[list[store.NewTask], store.LeaseTerms | None, int | None],
+            tuple[list[store.NewTask], store.LeaseTerms | None, int | None, int | None],
             list[add.InitialState | store.AddResult],
         ),
         (claim.claim, tuple[store.LeaseTerms, int, int, list[str]], store.ClaimResult),
