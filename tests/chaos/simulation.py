@@ -196,10 +196,12 @@ class Simulation:
             **({"totalBudgetMs": 30_000} if rng.random() < 0.2 else {}),
         }
         host, delay = rng.choice(list(self.environment.hosts)), rng.choice([0, 0, 500, 5000])
+        lane_key = rng.choice([None, None, None, "customer-1", "customer-2"])
         tasks: list[dict[str, Any]] = [
             {
                 "targetUrl": f"http://{host}/{name}",
                 "idempotencyKey": f"key-{name}",
+                "laneKey": lane_key,
                 "delayMs": delay,
                 "policy": policy,
             }

@@ -38,6 +38,13 @@ def test_delivered_request(run_cli: RunCli, target: FlakyServer) -> None:
         assert ("7", "order-7") == (headers["x-shop"], headers["idempotency-key"])
 
 
+def test_lane_key(run_cli: RunCli, target: FlakyServer) -> None:
+    """The lane of the task has the key."""
+    task = run_cli("send", target.url, "--lane-key", "customer-7", "--json").json
+
+    assert task["lane"].endswith("@customer-7")
+
+
 def test_callback_and_its_policy(run_cli: RunCli, target: FlakyServer) -> None:
     """The task has the URL and the policy of the callback."""
     task = run_cli(

@@ -42,6 +42,10 @@ def send(
             help="Commands with the same key enqueue only one task.", show_default="generated"
         ),
     ] = None,
+    lane_key: Annotated[
+        str | None,
+        typer.Option(help="Own lane (queue) for tasks with this key, such as a customer's id."),
+    ] = None,
     callback: Annotated[
         str | None, typer.Option(metavar="URL", help="URL that receives the result of the task.")
     ] = None,
@@ -85,6 +89,7 @@ def send(
             headers=headers or None,
             policy=policy,
             key=idempotency_key,
+            lane_key=lane_key,
             delay=delay_s,
             callback=callback,
             callback_policy=callback_policy,

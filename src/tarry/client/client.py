@@ -125,8 +125,8 @@ class Client:
         When this method returns, the task is stored durably. `body` is text, bytes or any JSON
         value. With `wait`, the service responds once the task has finished, or after `wait`
         seconds. The options are described in `EnqueueOptions`: method, headers, body_ref, policy,
-        policy_version, key (the idempotency key), delay, at, overrides, callback, callback_policy,
-        prior_attempts.
+        policy_version, key (the idempotency key), lane_key, delay, at, overrides, callback,
+        callback_policy, prior_attempts.
         """
         return self._send(self._api.enqueue(url, body, wait, options))
 

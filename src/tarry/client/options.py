@@ -33,11 +33,13 @@ class EnqueueOptions(TypedDict, total=False):
     """Keyword arguments of `enqueue`.
 
     `body_ref` names an object in the body store of the service. `policy` names a policy. `key` is
-    the idempotency key of the task and its attempts; by default, the client generates one. `delay`
-    or `at` sets the time of the first attempt. `overrides` changes fields of the policy for
-    this task, such as `{"maxAttempts": 3}`. `callback` is the URL that receives the result, and
-    `callback_policy` names the policy for sending it. `prior_attempts` is the number of attempts
-    made before the task was created; the header `X-Retry-Attempt` of the task includes them.
+    the idempotency key of the task and its attempts; by default, the client generates one.
+    `lane_key`, such as the id of a customer, gives the tasks with this key their own lane among the
+    tasks for the same host. `delay` or `at` sets the time of the first attempt. `overrides` changes
+    fields of the policy for this task, such as `{"maxAttempts": 3}`. `callback` is the URL that
+    receives the result, and `callback_policy` names the policy for sending it. `prior_attempts` is
+    the number of attempts made before the task was created; the header `X-Retry-Attempt` of the
+    task includes them.
     """
 
     method: str
@@ -46,6 +48,7 @@ class EnqueueOptions(TypedDict, total=False):
     policy: str
     policy_version: int | None
     key: str | None
+    lane_key: str | None
     delay: Duration | None
     at: Instant | None
     overrides: Mapping[str, Any] | None
@@ -169,6 +172,7 @@ def build_task_request(
         policy_id=policy,
         policy_version=options.get("policy_version"),
         idempotency_key=key,
+        lane_key=options.get("lane_key"),
         delay_ms=None if delay is None else round(to_seconds("delay", delay) * 1000),
         next_attempt_at=None if at is None else to_epoch_ms("at", at),
         policy=_to_dict("overrides", options.get("overrides")),

@@ -90,7 +90,8 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     """A UUIDv7 in its text form."""
     tenant: str
     lane: str
-    """The name of the lane (the queue of one downstream): `tenant/scheme:host:port`."""
+    """The name of the lane (the queue of one downstream): `tenant/scheme:host:port`, and `@key` if
+    the task has a lane key."""
     key: str
     """The idempotency key, which is sent with every attempt and never changes."""
     fingerprint: bytes

@@ -106,7 +106,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, _help("Maximum unfinished (PENDING or IN_FLIGHT) tasks of a tenant; 0: no limit", ge=0)
     ] = defaults.MAX_TENANT_UNFINISHED_TASKS
     tenant_lanes: Annotated[
-        int, _help("Maximum number of lanes (target hosts) of a tenant; 0: no limit", ge=0)
+        int, _help("Maximum lanes (target hosts and lane keys) of a tenant; 0: no limit", ge=0)
     ] = defaults.MAX_TENANT_LANES
     tenant_rate: Annotated[
         float, _help("Maximum number of tasks that a tenant may add per second; 0: no limit", ge=0)

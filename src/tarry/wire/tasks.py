@@ -47,6 +47,14 @@ _KEY_SCHEMA = {
 IdempotencyKeyText: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=255, extra_json_schema=_KEY_SCHEMA)
 ]
+LaneKeyText: TypeAlias = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=64,
+        extra_json_schema={"pattern": "^[A-Za-z0-9][A-Za-z0-9._~-]*$"},
+    ),
+]
 UrlText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=8192)]
 EpochMs: TypeAlias = Annotated[
     int, Meta(ge=0, le=MAX_TIME_MS, extra_json_schema={"minimum": MIN_TIME_MS})
@@ -79,6 +87,8 @@ class RetryTaskRequest(_RequestBody):
     policy_id: PolicyName | None = None
     policy_version: Annotated[int, Meta(ge=1, le=2**53)] | None = None
     idempotency_key: IdempotencyKeyText | None = None
+    lane_key: LaneKeyText | None = None
+    """Gives the tasks with this key a lane of their own among the tasks for the same host."""
     delay_ms: Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)] | None = None
     next_attempt_at: EpochMs | None = None
     policy: dict[str, Any] | None = None  # values that replace fields of the policy

@@ -211,6 +211,55 @@ def test_a_repeated_key_returns_the_existing_task() -> None:
     run_with_api(test)
 
 
+def test_a_lane_key_gives_a_task_its_own_lane() -> None:
+    """The name of the lane has the key, in tasks, lists and downstreams, also after a batch."""
+
+    async def test(api: ApiHarness) -> None:
+        lane = "https:example.com:443"
+        assert lane == (await api.create())["lane"]
+        assert f"{lane}@customer-7" == (await api.create(laneKey="customer-7"))["lane"]
+        batch = {"tasks": [{"targetUrl": TARGET, "laneKey": "Customer_8.~-"}]}
+        response = await api.request("POST", "/retry-tasks/batch", batch)
+        assert f"{lane}@Customer_8.~-" == response.json["results"][0]["task"]["lane"]
+        lanes = [lane, f"{lane}@Customer_8.~-", f"{lane}@customer-7"]
+        listed = (await api.request("GET", "/downstreams")).json["items"]
+        assert lanes == [downstream["lane"] for downstream in listed]
+        for name in lanes:
+            downstream = await api.request("POST", f"/downstreams/{name}/pause")
+            assert (name, "PAUSED") == (downstream.json["lane"], downstream.json["state"])
+            tasks = (await api.request("GET", f"/retry-tasks?lane={name}")).json["items"]
+            assert [name] == [task["lane"] for task in tasks]
+
+    run_with_api(test)
+
+
+def test_a_repeated_key_with_another_lane_key_is_a_conflict() -> None:
+    """The lane key is part of the task's content."""
+
+    async def test(api: ApiHarness) -> None:
+        document = {"targetUrl": TARGET, "idempotencyKey": "k"}
+        responses = [
+            await api.request("POST", "/retry-tasks", {**document, "laneKey": lane_key})
+            for lane_key in ("a", "a", None, "b")
+        ]
+        assert [201, 200, 422, 422] == [response.status for response in responses]
+
+    run_with_api(test)
+
+
+def test_lane_keys_count_towards_the_limit_of_lanes() -> None:
+    """The 429 names the setting; tasks with an existing key are accepted."""
+
+    async def test(api: ApiHarness) -> None:
+        documents = [{"targetUrl": TARGET, "laneKey": lane_key} for lane_key in ("a", "b", "c")]
+        responses = [await api.request("POST", "/retry-tasks", each) for each in documents]
+        assert [201, 201, 429] == [response.status for response in responses]
+        assert "limit of 2 lanes (setting tenant_lanes)" in responses[2].problem["detail"]
+        assert "b" == (await api.create(laneKey="b"))["lane"].partition("@")[2]
+
+    run_with_api(test, lane_quota=2)
+
+
 def test_a_repeated_key_with_another_callback_policy_is_a_conflict() -> None:
     """The policy of the callback is part of the task's content."""
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarry.errors import ConfigurationError
-from tarry.service.delivery.targets import MAX_URL_BYTES, parse_target
+from tarry.service.delivery.targets import MAX_URL_BYTES, lane_name, parse_target
 
 CANONICAL = [
     ("http://example.com", "http://example.com/"),
@@ -170,3 +170,10 @@ def test_accepted_url_is_canonical_ascii(rest: str, start: str) -> None:
     assert target.url.isprintable()
     assert not set(' \\"<>^`{|}#') & set(target.url)
     assert target == parse_target(target.url)
+
+
+def test_lane_names() -> None:
+    """A lane has the name of tenant and endpoint, and the lane key after `@`."""
+    target = parse_target("https://[::1]/a@b?c@d")
+    assert "acme/https:[::1]:443" == lane_name("acme", target)
+    assert "acme/https:[::1]:443@customer-7" == lane_name("acme", target, "customer-7")

@@ -12,6 +12,7 @@ import msgspec
 
 from tarry.core.breaker import Breaker
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
+from tarry.service.delivery.targets import lane_name, parse_target
 from tarry.service.encryption import Codec
 from tarry.service.engine.context import (
     BODY_STORE,
@@ -133,7 +134,7 @@ class EngineHarness:
         self.engine = Engine(self.context)
 
     def new_task(self, url: str = "http://a.example:80/", **changes: Any) -> NewTask:
-        """Return a task to add; `changes` are fields of `Task` or `TaskContent`."""
+        """Return a task to add; `changes` are fields of `Task` or `TaskContent`, or `lane_key`."""
         content = {
             name: changes.pop(name)
             for name in tuple(changes)
@@ -141,12 +142,12 @@ class EngineHarness:
         }
         delay_ms = changes.pop("delay_ms", 0)
         tenant = changes.pop("tenant", "default")
-        scheme, _, rest = url.partition("://")
+        lane_key = changes.pop("lane_key", None)
         task_id = next(self.ids)
         task = Task(
             id=task_id,
             tenant=tenant,
-            lane=f"{tenant}/{scheme}:{rest.split('/')[0]}",
+            lane=lane_name(tenant, parse_target(url), lane_key),
             key=changes.pop("key", task_id),
             fingerprint=b"fingerprint",
             packed_content=Codec().pack(TaskContent(url=url, **content)),

@@ -7,11 +7,13 @@ from functools import partial
 
 import pytest
 
-from tarry.core.breaker import BreakerState
+from tarry.core.breaker import Breaker, BreakerState
+from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.lanes import Lanes, LaneState, LeasedTask, build_downstream
-from tarry.service.model import Task
+from tarry.service.model import Status, Task
 from tarry.service.store import LaneLimits
 from tests.service.engine.harness import (
+    BUSY,
     OK,
     EngineHarness,
     FakeTarget,
@@ -73,6 +75,37 @@ def test_number_of_lanes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "t/6" == lanes["t/6"].name
     assert ["t/1", "t/5", "t/6"] == sorted(lane.name for lane in lanes.most_notable(9))
     assert {"t/1"} == lanes.parked
+
+
+def test_lane_keys_separate_customers_of_one_host() -> None:
+    """The failures of one customer park its lane only; tasks of another are delivered meanwhile."""
+
+    async def main() -> None:
+        async def respond(request: DeliveryRequest) -> DeliveryResult:
+            return BUSY if request.url.endswith("/customer-1") else OK
+
+        harness = EngineHarness(FakeTarget(respond), build_breaker=lambda: Breaker(min_calls=5))
+        await harness.engine.start()
+
+        async def add(customer: str) -> list[Task]:
+            new_tasks = [
+                harness.new_task(f"http://a.example:80/{customer}", lane_key=customer)
+                for _ in range(10)
+            ]
+            return await harness.add(*new_tasks)
+
+        await add("customer-1")
+        await asyncio.sleep(2)
+        tasks = await add("customer-2")
+        await asyncio.sleep(1)
+
+        parked = await harness.store.get_lane("default/http:a.example:80@customer-1")
+        assert parked is not None
+        assert parked.parked_until is not None
+        assert {Status.SUCCEEDED} == {(await harness.get_task(task)).status for task in tasks}
+        await harness.engine.stop(1)
+
+    run(main)
 
 
 def test_maintenance_removes_idle_lanes() -> None:

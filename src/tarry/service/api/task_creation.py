@@ -292,7 +292,7 @@ def _http_status(add_result: AddResult, limits: EngineLimits) -> int:
     if status is AddStatus.TOO_MANY_LANES:
         detail = (
             f"The tenant has reached its limit of {limits.max_tenant_lanes:,} lanes (setting "
-            "tenant_lanes). Each target host has a lane. Use hosts that have a lane already."
+            "tenant_lanes). Each target host and each laneKey has a lane. Use existing ones."
         )
     else:
         detail = (

@@ -51,7 +51,7 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     scheme: str  # `http`, `https`, `grpc` or `grpcs`
     host: str  # the host in ASCII and lower case; an IPv6 address has no brackets
     port: int
-    endpoint: str  # `scheme:host:port`; the lane of a task is named `tenant/endpoint`
+    endpoint: str  # `scheme:host:port`; part of the name of a lane, see `lane_name`
     path_and_query: str  # for gRPC `/package.Service/Method`
 
     @property
@@ -79,6 +79,15 @@ def parse_target(text: str) -> Target:
     if len(url) > MAX_URL_BYTES:
         _reject(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
     return Target(url, scheme, host, port, endpoint, path_and_query)
+
+
+def lane_name(tenant: str, target: Target, lane_key: str | None = None) -> str:
+    """Return the name of a task's lane: `tenant/scheme:host:port`, and `@key` with a lane key.
+
+    Tenants and endpoints have no `@`, so lanes with and without a key have different names.
+    """
+    name = f"{tenant}/{target.endpoint}"
+    return name if lane_key is None else f"{name}@{lane_key}"
 
 
 def parse_host(text: str) -> str:

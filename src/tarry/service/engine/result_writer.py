@@ -16,7 +16,7 @@ import msgspec
 
 from tarry.core.breaker import BreakerState
 from tarry.service.defaults import MAX_TRANSACTION_TASKS
-from tarry.service.delivery.targets import parse_target
+from tarry.service.delivery.targets import lane_name, parse_target
 from tarry.service.engine.context import retry_until_stored
 from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Status, Task, TaskContent
@@ -322,7 +322,7 @@ def build_callback_task(
     return Task(
         id=new_id(),
         tenant=task.tenant,
-        lane=f"{task.tenant}/{target.endpoint}",
+        lane=lane_name(task.tenant, target),
         # A task that is replayed and finishes again sends another callback.
         key=f"{task.id}-callback-{task.replays}",
         fingerprint=b"",
