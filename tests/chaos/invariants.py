@@ -7,13 +7,14 @@
 4. A finished task is not sent again.
 5. A task keeps its id and its idempotency key.
 6. No attempt starts before it is due.
+7. A live process knows the tasks that the store has leased to it, soon after a lost reply.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.service.delivery import Fault
@@ -154,7 +155,14 @@ class InvariantChecker:
         if details:
             self._add_to_history(f"{method}: {', '.join(details)}")
 
-    # --- final checks -----------------------------------------------------------------------------
+    # --- checks after the faults ------------------------------------------------------------------
+
+    def check_leases(self, worker: str, known_ids: Collection[str]) -> None:
+        """Check that a process, whose worker has this name, knows its leases in the store."""
+        for task in self._list_tasks():
+            is_leased = task.status is Status.IN_FLIGHT and task.worker == worker
+            if is_leased and task.id not in known_ids:
+                self._fail(7, f"{worker} does not know its lease of {task.key}")
 
     def all_tasks_finished(self) -> bool:
         """Return whether every task has a terminal status."""

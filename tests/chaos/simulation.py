@@ -73,6 +73,7 @@ class Simulation:
         for _ in range(int(RECOVERY_TIMEOUT_S / CHECK_INTERVAL_S)):
             done, _ = await asyncio.wait([*callers, *background], timeout=CHECK_INTERVAL_S)
             self._raise_first_error(done)
+            self._check_leases()
             if (
                 all(caller.done() for caller in callers)
                 and self.environment.invariants.all_tasks_finished()
@@ -87,6 +88,13 @@ class Simulation:
         if self.environment.invariants.violation is not None:
             raise self.environment.invariants.violation
         await self.environment.invariants.check_final_state()
+
+    def _check_leases(self) -> None:
+        for slot, harness in enumerate(self.harnesses):
+            if harness is not None and self._running_process(slot) is not None:
+                self.environment.invariants.check_leases(
+                    harness.context.lease_terms.worker, harness.engine._known_lease_ids()
+                )
 
     def _raise_first_error(self, futures: Any) -> None:
         for future in futures:

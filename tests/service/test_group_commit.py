@@ -35,6 +35,7 @@ def test_items_that_arrive_during_a_commit_share_the_next_commit() -> None:
         first = group_commit.submit([1])
         await asyncio.sleep(0)
         others = [group_commit.submit([2, 3]), group_commit.submit([4])]
+        assert [1, 2, 3, 4] == sorted(group_commit.pending_items())
         commit.may_finish.set()
 
         assert [2] == list(await first)
@@ -42,6 +43,7 @@ def test_items_that_arrive_during_a_commit_share_the_next_commit() -> None:
         assert [[1], [2, 3, 4]] == commit.calls
         await group_commit.flush()
         assert 0 == group_commit.pending_count
+        assert [] == group_commit.pending_items()
 
     asyncio.run(main())
 

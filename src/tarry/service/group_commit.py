@@ -30,6 +30,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
@@ -213,6 +214,11 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             return
         last.work.append(item)
         self._count_appended_item(last)
+
+    def pending_items(self) -> list[T]:
+        """Return the items that wait or are in flight."""
+        entries = [*self._urgent, *self._bulk, *chain.from_iterable(self._groups_in_flight)]
+        return [item for entry in entries for item in entry.work]
 
     def _start_soon(self) -> None:
         committer = asyncio.get_running_loop().create_task(self._commit_groups())

@@ -346,6 +346,16 @@ class Store(Protocol):
         """
         ...
 
+    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+        """Release all leases of this worker, except those of tasks with one of `known_ids`.
+
+        Called after a lost reply: the store may have leased tasks of which the worker does not
+        know. The tasks keep their due times, and no attempt is counted, also if a lease has
+        expired. If a cancellation was requested, the task becomes CANCELLED. Return the number of
+        released leases.
+        """
+        ...
+
     async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
         """Lease no task of the lane until this time, and afterwards `probes` tasks at a time.
 

@@ -227,6 +227,11 @@ class OutageStore(ReferenceStore):
         self._check_available()
         return await super().release(releases)
 
+    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+        """Release leases, or raise during an outage."""
+        self._check_available()
+        return await super().release_unknown_leases(worker, known_ids)
+
     def _check_available(self) -> None:
         if self.is_unavailable:
             raise StoreUnavailable("the store is unavailable")

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from tarry.service.delivery import DeliveryResult
+import pytest
+
+from tarry.errors import StoreUnavailable
+from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.model import Status
-from tarry.service.store import ClaimResult, LeaseTerms
+from tarry.service.store import (
+    AddResult,
+    ClaimResult,
+    FinishStatus,
+    LeaseTerms,
+    NewTask,
+    TaskResult,
+)
 from tests.service.engine.harness import (
+    BUSY,
     EPOCH_S,
     OK,
     EngineHarness,
@@ -88,5 +99,123 @@ def test_stop_does_not_wait_for_a_slow_claim_beyond_its_timeout() -> None:
         await harness.engine.stop(0.5)
 
         assert loop.time() - started_at <= 0.5
+
+    run(main)
+
+
+class LostReplyStore(ReferenceStore):
+    """A store that applies the next call of the method `lost_reply`, and then raises an error."""
+
+    lost_reply = ""
+
+    async def add(
+        self,
+        tasks: Sequence[NewTask],
+        terms: LeaseTerms | None = None,
+        *,
+        quota: int | None = None,
+        lane_quota: int | None = None,
+    ) -> list[AddResult]:
+        """Add tasks."""
+        added = await super().add(tasks, terms, quota=quota, lane_quota=lane_quota)
+        self._lose_reply("add")
+        return added
+
+    async def claim(
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, skipped_lanes: Collection[str] = ()
+    ) -> ClaimResult:
+        """Claim tasks; only the reply of a claim with tasks is lost."""
+        claimed = await super().claim(
+            terms, limit=limit, per_lane=per_lane, skipped_lanes=skipped_lanes
+        )
+        if claimed.tasks:
+            self._lose_reply("claim")
+        return claimed
+
+    async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
+        """Write results."""
+        statuses = await super().finish(results)
+        self._lose_reply("finish")
+        return statuses
+
+    def _lose_reply(self, method: str) -> None:
+        if self.lost_reply == method:
+            self.lost_reply = ""
+            raise StoreUnavailable("the writer process was killed")
+
+
+def new_lost_reply_harness(target: FakeTarget) -> tuple[EngineHarness, LostReplyStore]:
+    """Return a harness whose store can lose a reply."""
+    loop = asyncio.get_running_loop()
+    store = LostReplyStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+    return EngineHarness(target, store=store), store
+
+
+@pytest.mark.parametrize(
+    ("method", "outcomes"),
+    [("add", ["success"]), ("claim", ["success"]), ("finish", ["transient", "success"])],
+)
+def test_lease_of_a_lost_reply_is_released(method: str, outcomes: list[str]) -> None:
+    """A task whose lease this process does not know is sent soon, not when the lease expires."""
+
+    async def main() -> None:
+        target = FakeTarget(*[BUSY] * (len(outcomes) - 1), OK)
+        harness, store = new_lost_reply_harness(target)
+        await harness.engine.start()
+        overrides = {"maxAttempts": 2, "initialDelayMs": 500, "jitterType": "NONE"}
+        new_task = harness.new_task(overrides=overrides)
+        store.lost_reply = method
+        if method == "claim":
+            await store.add([new_task])
+        elif method == "finish":
+            await harness.add(new_task)
+        else:
+            with pytest.raises(StoreUnavailable):
+                await harness.add(new_task)
+        await asyncio.sleep(5)
+
+        assert "" == store.lost_reply
+        log = await harness.list_attempts(new_task.task)
+        assert outcomes == [attempt.outcome for attempt in log]
+        assert len(outcomes) == len(target.requests)
+        assert Status.SUCCEEDED is (await harness.get_task(new_task.task)).status
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+class SlowReleaseStore(LostReplyStore):
+    """A store that releases unknown leases one second after the call."""
+
+    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+        """Wait, and release."""
+        await asyncio.sleep(1)
+        return await super().release_unknown_leases(worker, known_ids)
+
+
+def test_task_added_during_the_release_of_unknown_leases_keeps_its_lease() -> None:
+    """Leases that begin while unknown leases are released are not taken for unknown ones."""
+
+    async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
+        await asyncio.sleep(10)
+        return OK
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = SlowReleaseStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+        target = FakeTarget(respond_slowly)
+        harness = EngineHarness(target, store=store)
+        await harness.engine.start()
+        store.lost_reply = "add"
+        with pytest.raises(StoreUnavailable):
+            await harness.add(harness.new_task())
+        await asyncio.sleep(0.6)  # the scheduler runs every half second
+        (task,) = await harness.add(harness.new_task())
+        await asyncio.sleep(30)
+
+        assert 2 == len(target.requests)
+        finished = await harness.get_task(task)
+        assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
+        await harness.engine.stop(1)
 
     run(main)

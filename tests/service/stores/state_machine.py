@@ -265,6 +265,15 @@ class StoreMachine(RuleBasedStateMachine):
             )
         )
 
+    @precondition(lambda self: self.known_leases)
+    @rule(indexes=st.lists(st.integers(0, MAX_KNOWN_LEASES - 1), max_size=3))
+    def release_unknown_leases(self, indexes: list[int]) -> None:
+        """Release all leases of a worker except a few."""
+        known_ids = [self._lease_at(number)[0].id for number in indexes]
+        self.comparison.call_and_compare(
+            lambda store: store.release_unknown_leases(LEASE.worker, known_ids)
+        )
+
     @rule()
     def crash(self) -> None:
         """Restart all stores over their data."""

@@ -56,7 +56,7 @@ class Engine:
         self.clock: StoreClock = context.clock
         self.limits: EngineLimits = context.limits
         self.worker: Worker = Worker(context)
-        self.scheduler: Scheduler = Scheduler(context, self.worker)
+        self.scheduler: Scheduler = Scheduler(context, self.worker, self._known_lease_ids)
         self.maintenance: Maintenance = Maintenance(context, self.scheduler)
         self._ingest_queue: AsyncGroupCommit[_IngestItem, AddResult] = AsyncGroupCommit(
             self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.max_unwritten
@@ -102,11 +102,10 @@ class Engine:
         `contents` are the unpacked contents of the tasks, so that the worker need not unpack them.
         Raises `Overloaded` if too many tasks wait to be written.
         """
-        # Each task that waits to be written may take one of the slots.
-        free_slots = 0
-        if not self._is_stopping:
-            free_slots = self.worker.leased_tasks.free_slots - self._ingest_queue.pending_count
-        lanes = self._context.lanes
+        free_slots, leased_tasks, lanes = 0, self.worker.leased_tasks, self._context.lanes
+        if not (self._is_stopping or leased_tasks.may_be_incomplete):
+            # Each task that waits to be written may take one of the slots.
+            free_slots = leased_tasks.free_slots - self._ingest_queue.pending_count
         can_lease: dict[str, bool] = {}
         for new_task in new_tasks:
             if free_slots <= 0:
@@ -141,6 +140,7 @@ class Engine:
             )
         except StoreUnavailable as error:
             context.health.mark_failing("store", error)
+            self.worker.leased_tasks.lost_reply_count += 1
             raise
         context.health.mark_healthy("store")
         horizon_end = context.clock.now_ms() + context.lease_terms.horizon_ms
@@ -161,6 +161,12 @@ class Engine:
         if tasks:
             self.worker.add(tasks, contents)
         return results
+
+    def _known_lease_ids(self) -> list[str]:
+        """Return the ids of tasks that are leased to this process, or may be by a pending write."""
+        new_ids = [new_task.task.id for new_task, _ in self._ingest_queue.pending_items()]
+        releasing_ids = self.worker.result_writer.pending_release_ids()
+        return [*self.worker.leased_tasks, *new_ids, *releasing_ids]
 
     async def wait_until_finished(self, task_id: str, timeout_s: float) -> FinishedTask | None:
         """Wait until this process finishes a task; return None after `timeout_s`."""

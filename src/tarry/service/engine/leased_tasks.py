@@ -52,11 +52,24 @@ class LeasedTasks(dict[str, LeasedTask]):
         self._is_turn_of_slow_lanes = True
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
+        self.lost_reply_count: int = 0
+        """Number of failed store calls that may have leased tasks to this process all the same."""
+        self.reconciled_count: int = 0
+        """`lost_reply_count` when the scheduler last released the leases of these calls."""
 
     @property
     def free_slots(self) -> int:
         """How many more tasks may be leased."""
         return self._max_leased - len(self)
+
+    @property
+    def may_be_incomplete(self) -> bool:
+        """Whether the store may have leased tasks to this process that are not here.
+
+        Until the scheduler has released them, no task is leased when it is added: its new lease
+        could be taken for one of these.
+        """
+        return self.reconciled_count != self.lost_reply_count
 
     def add(
         self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None

@@ -163,6 +163,8 @@ class ResultWriter:
         self._leased_tasks.drop(leased_task)
         if finish_status is FinishStatus.SUPERSEDED:
             _logger.warning("result discarded, the lease was lost, task=%s", task.id)
+            # Or the result was written before, its reply was lost, and the store renewed the lease.
+            self._leased_tasks.lost_reply_count += 1
             self._reporter.report_superseded(task, now)
             return
         self._reporter.report_attempt(result, now)
@@ -193,6 +195,10 @@ class ResultWriter:
         for task in tasks:
             self._release_queue.post(Release(task))
 
+    def pending_release_ids(self) -> list[str]:
+        """Return the ids of tasks that were dropped, but are not released in the store yet."""
+        return [release.task.id for release in self._release_queue.pending_items()]
+
     async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
         # A task that is released before its lane is parked would be claimed again at once.
         await self._wait_for_lane_writes()
@@ -201,6 +207,9 @@ class ResultWriter:
         for release, finish_status in zip(releases, statuses, strict=True):
             if finish_status is FinishStatus.CANCELLED:
                 self._reporter.report_cancelled(release.task)
+            elif finish_status is FinishStatus.SUPERSEDED:
+                # Perhaps this process has claimed the task again, and the reply was lost.
+                self._leased_tasks.lost_reply_count += 1
         return [None] * len(releases)
 
     def store_breaker_state(self, lane: LaneState) -> None:

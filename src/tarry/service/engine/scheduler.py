@@ -14,6 +14,8 @@ from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.worker import Worker
     from tarry.service.store import ClaimResult
@@ -26,9 +28,12 @@ _MIN_PAUSE_S = 0.02  # pause between two claims, unless the first has left due t
 class Scheduler:
     """Claims tasks for a worker."""
 
-    def __init__(self, context: EngineContext, worker: Worker) -> None:
+    def __init__(
+        self, context: EngineContext, worker: Worker, known_lease_ids: Callable[[], list[str]]
+    ) -> None:
         self._context = context
         self._worker = worker
+        self._known_lease_ids = known_lease_ids
         worker.result_writer.on_capacity = self._on_capacity
         self._wakeup = asyncio.Event()
         self._was_capacity_limited = self._is_stopping = False
@@ -62,6 +67,8 @@ class Scheduler:
         """
         context, limits = self._context, self._context.limits
         lanes = context.lanes
+        if self._worker.leased_tasks.may_be_incomplete:
+            await self._release_unknown_leases()
         capacity = 0 if self._check_outage_backlog() else self._worker.leased_tasks.free_slots
         self._was_capacity_limited = capacity < limits.max_claimed or bool(lanes.fully_leased)
         limit, parked_before = max(0, min(limits.max_claimed, capacity)), set(lanes.parked)
@@ -89,6 +96,20 @@ class Scheduler:
             self._worker.release_expiring()
         return claim
 
+    async def _release_unknown_leases(self) -> None:
+        """Release tasks that the store has leased to this process by a call whose reply was lost.
+
+        Otherwise, they would wait until their leases expire.
+        """
+        context, leased_tasks = self._context, self._worker.leased_tasks
+        lost_reply_count = leased_tasks.lost_reply_count  # it may grow during the call
+        count = await context.store.release_unknown_leases(
+            context.lease_terms.worker, self._known_lease_ids()
+        )
+        leased_tasks.reconciled_count = lost_reply_count
+        if count:
+            _logger.info("released leases of which the store's reply was lost, count=%d", count)
+
     def _check_outage_backlog(self) -> bool:
         """Return whether results of an outage are unwritten; must be called before each claim."""
         results = self._worker.result_writer.result_queue
@@ -104,6 +125,7 @@ class Scheduler:
                 claim = await self.run_once()
             except StoreUnavailable as error:
                 self._context.health.mark_failing("store", error)
+                self._worker.leased_tasks.lost_reply_count += 1
             except Exception:
                 _logger.exception("claim failed")
             else:

@@ -116,3 +116,64 @@ async def a_lease_on_add_is_a_normal_lease(harness: StoreHarness) -> None:
     assert [1, 4] == task_numbers(tasks)
     assert [0, 1] == [leased.attempts for leased in tasks]
     assert next_attempt(tasks[1]).number == 2
+
+
+@conformance_case
+async def unknown_leases_of_a_worker_are_released(harness: StoreHarness) -> None:
+    """Leases of tasks that the worker does not know end; the tasks keep their due times."""
+    batch = [
+        NewTask(task(number, next_attempt_at=START_MS + 500), lease_on_add=True)
+        for number in (1, 2, 3)
+    ]
+    added = [result.task for result in await harness.store.add(batch, LEASE)]
+    other = NewTask(task(4), lease_on_add=True)
+    [other_added] = await harness.store.add([other], OTHER_LEASE)
+    known_ids = [added[1].id, task_id(77)]
+
+    assert 2 == await harness.store.release_unknown_leases(LEASE.worker, known_ids)
+
+    for number in (1, 3):
+        released = await harness.get_task(number)
+        assert (Status.PENDING, None, 0, START_MS + 500) == (
+            released.status,
+            released.worker,
+            released.attempts,
+            released.next_attempt_at,
+        )
+        assert [] == await harness.store.list_attempts("acme", released.id)
+    assert added[1] == await harness.get_task(2)
+    assert other_added.task == await harness.get_task(4)
+    assert {Status.PENDING: 2, Status.IN_FLIGHT: 2} == await harness.counts()
+    assert 0 == await harness.store.release_unknown_leases(LEASE.worker, known_ids)
+    assert [1, 3] == task_numbers((await harness.claim(LEASE)).tasks)
+    assert [FinishStatus.SUPERSEDED] == await harness.store.finish([success_result(added[0])])
+
+
+@conformance_case
+async def an_unknown_lease_that_has_expired_is_not_lost(harness: StoreHarness) -> None:
+    """No attempt of the task was started, so none is logged as lost."""
+    leased = await harness.lease_new_task(1)
+    harness.clock.now = leased.wake_at + 1
+
+    assert 1 == await harness.store.release_unknown_leases(LEASE.worker, [])
+
+    [claimed] = (await harness.claim()).tasks
+    assert (0, 0, leased.next_attempt_at) == (
+        claimed.attempts,
+        claimed.lost_attempts,
+        claimed.next_attempt_at,
+    )
+
+
+@conformance_case
+async def a_cancel_request_applies_when_an_unknown_lease_is_released(
+    harness: StoreHarness,
+) -> None:
+    """A task with a cancel request is CANCELLED when its unknown lease is released."""
+    leased = await harness.lease_new_task(1)
+    await harness.store.cancel("acme", leased.id)
+
+    assert 1 == await harness.store.release_unknown_leases(LEASE.worker, [])
+
+    assert Status.CANCELLED is (await harness.get_task(1)).status
+    assert {Status.CANCELLED: 1} == await harness.counts()

@@ -265,6 +265,21 @@ class ReferenceStore:
         )
         return FinishStatus.APPLIED
 
+    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+        """Release the leases of a worker, except those of known tasks."""
+        known_ids = set(known_ids)
+        unknown = [
+            row.task
+            for row in self.state.rows.values()
+            if row.task.status is Status.IN_FLIGHT
+            and row.task.worker == worker
+            and row.task.id not in known_ids
+        ]
+        now = self._clock()
+        for task in unknown:
+            self._release(Release(task), now)
+        return len(unknown)
+
     # --- lanes ------------------------------------------------------------------------------------
 
     async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:

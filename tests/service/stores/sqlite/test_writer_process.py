@@ -20,6 +20,7 @@ from tarry.service.stores.sqlite import SqliteStore
 from tarry.service.stores.sqlite.transaction import Transaction
 from tarry.service.stores.sqlite.writer_process import (
     OperationCall,
+    WriterProcess,
     WriterProcessExecutor,
     decode_answers,
     encode_calls,
@@ -130,6 +131,27 @@ def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
         claimed = await store.claim(LEASE, limit=10, per_lane=10)
         assert [2, 3] == sorted(task_numbers(claimed.tasks))
         assert [FinishStatus.APPLIED] == await store.finish([success_result(added.task)])
+
+    run_on_store(tmp_path / "tasks.db", main)
+
+
+@pytest.mark.usefixtures("each_loop")
+def test_lease_of_an_unacknowledged_task_can_be_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that is killed after a commit leaves a lease that the service does not know."""
+
+    def kill_and_discard_answer(process: WriterProcess, _fd: int, _data: bytes) -> None:
+        os.kill(process.pid, signal.SIGKILL)
+
+    async def main(store: SqliteStore) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(WriterProcess, "pipe_data_received", kill_and_discard_answer)
+            with pytest.raises(StoreUnavailable, match="started again"):
+                await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
+        assert [] == (await store.claim(LEASE, limit=10, per_lane=10)).tasks
+        assert 1 == await store.release_unknown_leases(LEASE.worker, [])
+        assert [1] == task_numbers((await store.claim(LEASE, limit=10, per_lane=10)).tasks)
 
     run_on_store(tmp_path / "tasks.db", main)
 

@@ -151,6 +151,10 @@ class SqliteStore:
         operation = OperationCall(transitions.release, releases)
         return await self.write(operation, len(releases), urgent=False)
 
+    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+        operation = OperationCall(transitions.release_unknown_leases, worker, known_ids)
+        return await self.write(operation, urgent=False)
+
     async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
         return await self.read(lambda tx: queries.get_task(tx, tenant, task_id))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus
-from tarry.service.stores.sqlite.queries import attempt_row_id, pack_id
+from tarry.service.stores.sqlite.queries import attempt_row_id, pack_id, unpack_id
 from tarry.service.stores.sqlite.transaction import (
     CANCELLED,
     EXHAUSTED,
@@ -15,7 +15,7 @@ from tarry.service.stores.sqlite.transaction import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from tarry.service.store import LaneLimits, Release
     from tarry.service.stores.sqlite.transaction import TaskRowIds, Transaction
@@ -42,6 +42,11 @@ UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, started
     replays = replays + 1, lost = 0, previous_delay = NULL, restarted = 0, last_kind = NULL,
     cancelling = 0
 WHERE seq = ?2
+"""
+_LEASES_OF_WORKER = f"""
+SELECT task.id, seq, state.tenant, lane, policy, next_attempt_at, cancelling, attempts
+FROM state INDEXED BY state_leased JOIN task USING (seq)
+WHERE status = {IN_FLIGHT} AND worker IN (SELECT id FROM worker WHERE name = ?)
 """
 _LOCK_TOKENS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
 _LEASES_OF_LOCK = f"""
@@ -79,6 +84,19 @@ def _release(tx: Transaction, release: Release) -> FinishStatus:
     due = due if release.next_attempt_at is None else max(due, release.next_attempt_at)
     _make_pending(tx, ids, IN_FLIGHT, due)
     return FinishStatus.APPLIED
+
+
+def release_unknown_leases(tx: Transaction, worker: str, known_ids: Collection[str]) -> int:
+    """Release leases of which a worker does not know; see `Store.release_unknown_leases`."""
+    known = set(known_ids)
+    rows = tx.execute(_LEASES_OF_WORKER, (worker,)).fetchall()
+    unknown = [row for packed_id, *row in rows if unpack_id(packed_id) not in known]
+    for *ids, due, cancelling, attempts in unknown:
+        if cancelling:
+            mark_cancelled(tx, ids, IN_FLIGHT, attempts)
+        else:
+            _make_pending(tx, ids, IN_FLIGHT, due)
+    return len(unknown)
 
 
 def _make_pending(
