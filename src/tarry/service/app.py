@@ -148,6 +148,7 @@ class Service:
                 limits=limits,
                 retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),
                 draw=environment.draw_random,
+                unix_time=environment.unix_time,
                 unpack=codec.unpack,
                 read_body=body_store.read,
                 delete_bodies=body_store.delete,

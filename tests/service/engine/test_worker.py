@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from email.utils import formatdate
 
 import pytest
 from cryptography.fernet import Fernet
@@ -285,6 +286,26 @@ def test_failing_body_store_is_not_a_failing_delivery() -> None:
         assert {} == harness.context.health.failing
         finished = await harness.get_task(with_body)
         assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_date_in_retry_after_is_read_by_the_wall_clock() -> None:
+    """The store's time may differ from the wall clock, to which the target's date refers."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        wall_clock_s = EPOCH_S + 3600.0
+        date = formatdate(wall_clock_s + loop.time() + 10, usegmt=True)
+        target = FakeTarget(DeliveryResult(status=503, headers=[("retry-after", date)]), OK)
+        harness = EngineHarness(target, unix_time=lambda: wall_clock_s + loop.time())
+        await harness.engine.start()
+        await harness.add(harness.new_task())
+        await asyncio.sleep(60)
+
+        first, second = target.times
+        assert 9 <= second - first <= 12
         await harness.engine.stop(1)
 
     run(main)

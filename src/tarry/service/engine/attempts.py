@@ -83,8 +83,11 @@ def build_request(
     )
 
 
-def classify(delivery: DeliveryResult, policy: Policy, now_s: float) -> Outcome | None:
-    """Return the outcome of a delivery; None if it failed inside the service and does not count."""
+def classify(delivery: DeliveryResult, policy: Policy, unix_time: float) -> Outcome | None:
+    """Return the outcome of a delivery; None if it failed inside the service and does not count.
+
+    `unix_time` is the time of the wall clock, by which a date in `Retry-After` is read.
+    """
     status, fault = delivery.status, delivery.fault
     if fault is Fault.INTERNAL or delivery.pause_s is not None:
         return None
@@ -98,7 +101,7 @@ def classify(delivery: DeliveryResult, policy: Policy, now_s: float) -> Outcome 
                 return SUCCESS
             return PERMANENT.replace(detail=str(status))  # a redirect, which is not followed
         return outcome_of_status(
-            status, delivery.headers, now=now_s, retryable=policy.retryable_statuses
+            status, delivery.headers, now=unix_time, retryable=policy.retryable_statuses
         )
     return outcome_of_code(status or "UNKNOWN", delivery.headers, retryable=policy.retryable_codes)
 

@@ -169,6 +169,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     limits: EngineLimits
     retention: Retention
     draw: Callable[[], float]  # returns a random number in [0, 1)
+    unix_time: Callable[[], float]  # to compare with dates of targets; not the store's time
     unpack: Callable[[bytes], TaskContent]  # decodes (and decrypts) the content of a task
     read_body: Callable[[TaskContent], Awaitable[bytes]]  # fetches a body and verifies it
     delete_bodies: Callable[[list[str]], Awaitable[None]]
