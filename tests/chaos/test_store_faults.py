@@ -20,7 +20,7 @@ from tests.integration.service import Service, service, target
 Fault: TypeAlias = Callable[[Service], AbstractContextManager[None]]
 UNSHARE_MOUNTS = ("unshare", "--map-root-user", "--mount", "sh", "-c")
 MOUNT_AND_EXEC = 'mount -t tmpfs -o size=8m tmpfs "$0" && exec "$@"'
-RUNNING_COUNT, DELAYED_COUNT = 20, 20
+RUNNING_COUNT, DELAYED_COUNT = 8, 20  # a new lane starts 8 attempts at a time
 
 
 @contextmanager
