@@ -1,4 +1,4 @@
-"""Maintenance: rate, order and failures of replays; deletion of bodies."""
+"""Maintenance: rate, order and failures of replays; deletion of bodies; rates of lanes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import logging
 import pytest
 
 from tarry.service.delivery import DeliveryResult
+from tarry.service.engine.context import BODY_STORE
 from tarry.service.engine.maintenance import replay_step_size
 from tarry.service.model import ReplayRecord
 from tarry.service.payloads import BodyStoreUnavailable
+from tarry.service.store import LaneLimits
 from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.reference_store import ReferenceStore
 
@@ -161,3 +163,23 @@ def test_failing_body_store_is_not_a_failing_store(caplog: pytest.LogCaptureFixt
     assert ["bodies is failing: wrong secret", "bodies has recovered"] == [
         record.message for record in caplog.records
     ]
+
+
+def test_rates_are_stored_while_the_body_store_fails() -> None:
+    """The rates of lanes are stored every 5 s, also while bodies cannot be deleted."""
+
+    async def main() -> None:
+        async def check() -> None:
+            raise BodyStoreUnavailable("wrong secret")
+
+        harness = EngineHarness(FakeTarget(), check_body_store=check)
+        harness.context.health.mark_failing(BODY_STORE, "wrong secret")
+        (task,) = await harness.add(harness.new_task())
+        harness.lanes[task.lane].downstream.limiter.restore(rate=30.0, limit=4)
+        await harness.engine.start()
+        await asyncio.sleep(6)
+
+        assert [LaneLimits(task.lane, 30.0, 4)] == await harness.store.list_lane_limits(10)
+        await harness.engine.stop(0)
+
+    run(main)

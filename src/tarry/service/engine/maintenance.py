@@ -45,6 +45,9 @@ class Maintenance:
         sweep_result = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
         next_replay_at = await self._step_replays()
         now = context.clock.now_ms()
+        if now >= self._next_store_limits_at:
+            self._next_store_limits_at = now + _STORE_LIMITS_INTERVAL_MS
+            await self.store_limits()
         if now >= self._next_idle_lane_check_at:
             self._next_idle_lane_check_at = now + _IDLE_LANE_CHECK_INTERVAL_MS
             context.lanes.forget_idle()
@@ -75,9 +78,6 @@ class Maintenance:
             await context.delete_bodies(orphaned_bodies)
             await store.forget_orphaned_bodies(orphaned_bodies)
         now = context.clock.now_ms()
-        if now >= self._next_store_limits_at:
-            self._next_store_limits_at = now + _STORE_LIMITS_INTERVAL_MS
-            await self.store_limits()
         if now >= self._next_body_search_at:
             self._next_body_search_at = now + _UNREFERENCED_BODY_SEARCH_INTERVAL_MS
             await context.delete_unreferenced_bodies()
