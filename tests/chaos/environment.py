@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.store import Store
+from tarry.service.stores.sqlite.clock import AnchoredClock
 from tests.chaos.invariants import InvariantChecker, run_synchronously
 from tests.service.stores.reference_store import ReferenceStore
 from tests.service.stores.synchronous_store import SynchronousSqliteStore
@@ -36,8 +37,8 @@ class Faults:
         """The store applies a call, but its reply is lost."""
         self.delay = rng.choice([0.0, 0.1, 0.5])
         self.network_fault = rng.choice([0.0, 0.1, 0.3])
-        self.max_clock_jump_s = rng.choice([0.0, 0.0, 3.0, 200.0])
-        """An amplitude in seconds, not a probability."""
+        self.max_clock_jump_s = rng.choice([0.0, 0.0, 200.0, 7200.0])
+        """An amplitude of the wall clock in seconds, not a probability."""
 
     @property
     def hosts_may_fail(self) -> bool:
@@ -209,27 +210,28 @@ class Environment:
         self.rng = Random(seed)
         self.faults = Faults(self.rng)
         self.clock_offset_s = 0.0
-        self.clock_jumped_at = float("-inf")
-        self.store: Store = ReferenceStore(self._now_ms)
+        loop = asyncio.get_running_loop()
+        clock = AnchoredClock(
+            unix_time=lambda: self.now_s() + self.clock_offset_s,
+            boot_ms=lambda: int(loop.time() * 1000),
+            boot_id=lambda: 1,
+        )
+        self.store: Store = ReferenceStore(clock)
         if folder is not None:
-            self.store = SynchronousSqliteStore(folder / "tasks.db", self._now_ms)
+            self.store = SynchronousSqliteStore(folder / "tasks.db", clock)
             run_synchronously(self.store.open())
         self.invariants = InvariantChecker(self.store, self)
         self.hosts = {name: FakeHost(name, self.rng) for name in ("a.example", "b.example")}
         task_factory: Any = _create_task
-        asyncio.get_running_loop().set_task_factory(task_factory)
-
-    def _now_ms(self) -> int:
-        return int(self.now_s() * 1000)
+        loop.set_task_factory(task_factory)
 
     def now_s(self) -> float:
-        """Return the store's time in epoch seconds."""
-        return EPOCH_S + asyncio.get_running_loop().time() + self.clock_offset_s
+        """Return the time in epoch seconds, which jumps of the wall clock do not change."""
+        return EPOCH_S + asyncio.get_running_loop().time()
 
     def jump_clock(self) -> None:
-        """Set the clock of the store to another time."""
+        """Set the wall clock of the machine to another time."""
         self.clock_offset_s = (self.rng.random() - 0.5) * self.faults.max_clock_jump_s
-        self.clock_jumped_at = asyncio.get_running_loop().time()
 
 
 def _create_task(

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from tarry.service.store import Store
     from tests.chaos.environment import Environment
 
-_CLOCK_JUMP_GRACE_S = 10.0
-"""For this long after a clock jump, early and repeated attempts are tolerated: a worker notices the
-jump only at its next successful claim."""
 _ROUNDING_MS = 0.001
 """Tolerance for floating-point times."""
 T = TypeVar("T")
@@ -91,15 +88,10 @@ class InvariantChecker:
         task = self._find_task(key_header)
         if task is None:
             return
-        # After a clock jump, a lease may expire too soon, and an attempt that was due may seem to
-        # be sent before its time.
-        seconds_since_jump = asyncio.get_running_loop().time() - self._environment.clock_jumped_at
-        clock_jumped = seconds_since_jump < _CLOCK_JUMP_GRACE_S
-        if task.id in self.finished and not clock_jumped:
+        if task.id in self.finished:
             self._fail(4, f"{name} was sent although it was {self.finished[task.id]}")
         now_ms = int(self._environment.now_s() * 1000 + _ROUNDING_MS)
-        is_early = now_ms < task.next_attempt_at and task.id not in self.retried_now
-        if is_early and not clock_jumped:
+        if now_ms < task.next_attempt_at and task.id not in self.retried_now:
             self._fail(6, f"{name} was sent {task.next_attempt_at - now_ms} ms early")
 
     def log_target_response(self, request: DeliveryRequest, result: DeliveryResult) -> None:

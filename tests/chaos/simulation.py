@@ -6,8 +6,8 @@
 
 Callers post, cancel, retry and replay tasks; one or two processes share one store. A process may
 crash whenever it calls the store or the network, the store rejects calls or loses replies, the
-network and the targets fail, and the clock of the store jumps. Then the faults stop, and invariants
-are checked.
+network and the targets fail, and the clock of the machine jumps. Then the faults stop, and
+invariants are checked.
 """
 
 from __future__ import annotations

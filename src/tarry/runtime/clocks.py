@@ -48,6 +48,17 @@ _random = random.Random()
 after_fork(_random.seed)
 
 
+# Of the clocks that run while the machine is suspended: Linux has the first, macOS the second.
+_BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+
+def read_boot_ms() -> int:
+    """Return the milliseconds since the start of the machine, including suspended time."""
+    if _BOOT_CLOCK is None:
+        return time.monotonic_ns() // 1_000_000
+    return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
+
+
 class CancelToken:
     """Interrupts the waits of functions that are not coroutines, for example at shutdown.
 

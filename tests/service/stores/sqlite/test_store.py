@@ -12,7 +12,7 @@ from tarry.errors import StoreUnavailable
 from tarry.runtime.clocks import environment
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask
-from tarry.service.stores.sqlite import Database, SqliteStore, add
+from tarry.service.stores.sqlite import Database, SqliteStore, add, clock
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
 from tests.service.stores.harness import (
     LEASE,
@@ -77,6 +77,7 @@ def test_two_stores_share_a_file(tmp_path: Path) -> None:
 def test_default_clock_is_the_system_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a clock argument the store's time is the Unix time in milliseconds."""
     monkeypatch.setattr(environment, "unix_time", lambda: 12.3456)
+    monkeypatch.setattr(clock, "read_boot_ms", lambda: 99)
 
     async def main() -> int:
         store = SqliteStore(str(tmp_path / "tasks.db"))

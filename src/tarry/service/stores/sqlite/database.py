@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.retry import call
 from tarry.service.stores.sqlite import schema
+from tarry.service.stores.sqlite.clock import AnchoredClock
 from tarry.service.stores.sqlite.transaction import InternedNames, ReadTransaction, Transaction
 
 if TYPE_CHECKING:
@@ -171,6 +172,11 @@ class Database:
             )
         if self._connection_and_names is None:
             connection = connect(self.path)
+            try:
+                token = self._register_worker(connection)
+            except BaseException:
+                connection.close()
+                raise
             if self._is_on_disk:
                 self._file_id = _read_file_id(self.path)
                 try:
@@ -180,12 +186,26 @@ class Database:
                     cause = f"its write-ahead log cannot be opened ({error})"
                     raise self._unavailable(cause) from error
                 self._wal_ids = self._read_wal_ids()
-            token = None
-            if self.worker_lock is not None:
-                self.worker_lock.acquire()
-                token = self.worker_lock.token
             self._connection_and_names = connection, InternedNames(connection, token)
         return self._connection_and_names
+
+    def _register_worker(self, connection: sqlite3.Connection) -> str | None:
+        """Acquire the worker lock, if there is one, and set the clock; return the lock's token."""
+        clock = self._clock if self._is_on_disk and isinstance(self._clock, AnchoredClock) else None
+        worker_lock = self.worker_lock
+        if worker_lock is None or worker_lock.token is not None:
+            if clock is not None:
+                clock.load_offset(connection)
+        else:
+            # Under the write lock, so that of two processes that start at the same time only the
+            # first sets the clock, and the second uses its time.
+            connection.execute("BEGIN IMMEDIATE")
+            worker_lock.acquire()
+            is_alone = worker_lock.token is not None and not worker_lock.has_other_holders()
+            if clock is not None and (is_alone or not clock.load_offset(connection)):
+                clock.store_offset(connection)
+            connection.execute("COMMIT")
+        return None if worker_lock is None else worker_lock.token
 
     def prepare(self) -> None:
         """Create the file and acquire the worker lock, before the writer process opens the file."""

@@ -23,6 +23,7 @@ from tarry.service.stores.sqlite import (
     terminal_tasks,
     transitions,
 )
+from tarry.service.stores.sqlite.clock import AnchoredClock
 from tarry.service.stores.sqlite.database import IN_MEMORY, Database
 from tarry.service.stores.sqlite.executor import ThreadExecutor
 from tarry.service.stores.sqlite.worker_locks import LeaderLock, WorkerLock
@@ -30,7 +31,6 @@ from tarry.service.stores.sqlite.writer_process import (
     OperationCall,
     WriterProcessExecutor,
     ping,
-    system_clock,
 )
 
 T = TypeVar("T")
@@ -51,15 +51,16 @@ _MAX_LEASES_PER_TRANSACTION = 1000
 class SqliteStore:
     """A store in the SQLite file at `path`, which is created if it is missing.
 
-    `clock` returns epoch milliseconds. Several processes of one machine may use one file. If
-    `writer_process` is true, another process makes all changes. It uses the machine's clock, and
-    `clock` applies only to queries. With the path `IN_MEMORY`, everything is kept in the memory of
-    this process until the store is closed.
+    `clock` returns epoch milliseconds; the default is an `AnchoredClock`. Several processes of one
+    machine may use one file. If `writer_process` is true, another process makes all changes. It
+    uses its own `AnchoredClock`, and `clock` applies only to queries. With the path `IN_MEMORY`,
+    everything is kept in the memory of this process until the store is closed.
     """
 
     def __init__(
-        self, path: StorePath, *, clock: Clock = system_clock, writer_process: bool = False
+        self, path: StorePath, *, clock: Clock | None = None, writer_process: bool = False
     ) -> None:
+        clock = clock or AnchoredClock()
         if path == IN_MEMORY:
             if writer_process:
                 raise ConfigurationError("a store in memory cannot have a writer process")

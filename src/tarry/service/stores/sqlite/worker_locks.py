@@ -69,10 +69,17 @@ class WorkerLock:
 
     def remove_leftover_files(self) -> None:
         """Delete the lock files of processes that died before they registered a worker."""
+        self.remove_dead_locks(self._list_tokens())
+
+    def has_other_holders(self) -> bool:
+        """Return whether another store is open, in this process or another."""
+        other_tokens = [token for token in self._list_tokens() if token != self.token]
+        return len(self.remove_dead_locks(other_tokens)) < len(other_tokens)
+
+    def _list_tokens(self) -> list[str]:
         prefix = self._path_prefix.name
         names = [path.name for path in self._path_prefix.parent.iterdir()]
-        tokens = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-        self.remove_dead_locks(tokens)
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
     def _path(self, token: str) -> Path:
         return self._path_prefix.with_name(self._path_prefix.name + token)

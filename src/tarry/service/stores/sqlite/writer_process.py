@@ -28,10 +28,10 @@ from msgspec.msgpack import Decoder, Encoder
 
 from tarry import errors
 from tarry.errors import StoreUnavailable
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.service import store
 from tarry.service.model import ApiKeyRecord, PolicyVersion, ReplayRecord
 from tarry.service.stores.sqlite import add, claim, finish, policies, terminal_tasks, transitions
+from tarry.service.stores.sqlite.clock import AnchoredClock
 from tarry.service.stores.sqlite.database import Database
 from tarry.service.stores.sqlite.executor import Executor
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
@@ -310,7 +310,8 @@ def main(path: str, lock_token: str, service_version: str) -> None:
         signal.signal(signal_number, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # a stray print() must not end up between two frames
-    database = Database(path, system_clock, WorkerLock(path, lock_token or None))
+    clock = AnchoredClock(logs_deviation=False)  # the service logs it
+    database = Database(path, clock, WorkerLock(path, lock_token or None))
     header_size = _FRAME_HEADER.size
     with suppress(BrokenPipeError):  # the service has ended
         # A short read also means that the service has ended.
@@ -322,8 +323,3 @@ def main(path: str, lock_token: str, service_version: str) -> None:
             sink.write(_FRAME_HEADER.pack(len(answer_payload)) + answer_payload)
             sink.flush()
     database.close()
-
-
-def system_clock() -> int:
-    """Return the machine's time in epoch milliseconds."""
-    return int(environment.unix_time() * 1000)
