@@ -12,9 +12,10 @@ from tarry.service.api import problems
 from tarry.service.api.auth import DEFAULT_TENANT, Authenticator
 from tarry.service.api.dead_letters import DeadLetterResource
 from tarry.service.api.downstreams import DownstreamResource
+from tarry.service.api.events import EventResource
 from tarry.service.api.large_responses import LargeResponseLimiter
 from tarry.service.api.messages import ApiResponse, problem_response
-from tarry.service.api.monitoring import EventResource, HealthResource
+from tarry.service.api.monitoring import HealthResource
 from tarry.service.api.openapi import CONTENT_SECURITY_POLICY, build_docs_page, build_openapi
 from tarry.service.api.policies import PolicyResource
 from tarry.service.api.routing import Endpoint, resource_operations

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 _EVENT_KINDS = {status: status.name.lower() for status in Status}
-_MAX_QUEUED_EVENTS = 1000
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -67,28 +66,6 @@ class EventPublisher:
                 listener(event)
             except Exception:
                 _logger.exception("event listener failed, event=%s", event.kind)
-
-
-class Subscription:
-    """A bounded queue of one tenant's events; a slow reader misses the oldest events."""
-
-    def __init__(self, publisher: EventPublisher, tenant: str) -> None:
-        self._tenant = tenant
-        self._queue: asyncio.Queue[Event] = asyncio.Queue(_MAX_QUEUED_EVENTS)
-        self.missed_count: int = 0  # events dropped since the reader last reset this to 0
-        self.close: Callable[[], None] = publisher.listen(self._enqueue)  # stops queueing events
-
-    def _enqueue(self, event: Event) -> None:
-        if event.tenant != self._tenant:
-            return
-        if self._queue.full():
-            self._queue.get_nowait()
-            self.missed_count += 1
-        self._queue.put_nowait(event)
-
-    async def next(self) -> Event:
-        """Wait for the next event."""
-        return await self._queue.get()
 
 
 class FinishedTask(msgspec.Struct):

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tarry.errors import StoreUnavailable
+from tarry.service.api import events
 from tarry.service.api.application import Api
 from tarry.service.api.context import ApiLimits
-from tarry.service.api.monitoring import EventResource
+from tarry.service.api.events import EventResource
 from tarry.service.engine.reporting import Event
 from tarry.service.model import AttemptRecord
 from tarry.testing import VirtualClock
@@ -20,11 +21,15 @@ from tests.service.api.test_auth import create_key
 
 
 class EventReader:
-    """A client of `/events` that disconnects when `disconnect` is set."""
+    """A client of `/events`. It reads while `is_reading` is set, until `disconnect` is set."""
 
     def __init__(self, api: Api, method: str = "GET", key: str = "") -> None:
         self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.disconnect = asyncio.Event()
+        self.is_reading = asyncio.Event()
+        self.is_reading.set()
+        self._unread: list[bytes] = []
+        """Events of the last part."""
         scope = {
             "type": "http",
             "method": method,
@@ -39,6 +44,7 @@ class EventReader:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
+        await self.is_reading.wait()
         await self.sent.put(message)
 
     async def wait_for_start(self) -> dict[str, Any]:
@@ -49,10 +55,19 @@ class EventReader:
 
     async def next_event(self) -> tuple[str, str, Any]:
         """Return the id, the name and the data of the next event."""
-        lines = (await self.sent.get())["body"].decode().split("\n")
-        assert ["", ""] == lines[3:]
-        number, kind, data = (line.partition(": ")[2] for line in lines[:3])
-        return number, kind, json.loads(data)
+        if not self._unread:
+            *self._unread, end = (await self.sent.get())["body"].split(b"\n\n")
+            assert b"" == end
+        lines = self._unread.pop(0).decode().split("\n")
+        fields = dict(line.split(": ", 1) for line in lines)
+        return fields.get("id", ""), fields["event"], json.loads(fields["data"])
+
+    async def read_all(self) -> list[tuple[str, str, Any]]:
+        """Return all events that have been sent."""
+        found: list[tuple[str, str, Any]] = []
+        while self._unread or not self.sent.empty():
+            found.append(await self.next_event())
+        return found
 
 
 def build_event(kind: str, tenant: str = "default", **fields: Any) -> Event:
@@ -112,26 +127,165 @@ def test_events_contain_no_text_of_the_target() -> None:
     run_with_api(test)
 
 
-def test_a_slow_reader_receives_the_number_of_missed_events() -> None:
-    """A `missed` event precedes the next event."""
+def test_an_event_is_encoded_once_for_all_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that happen together are sent together, and other tenants' are not encoded."""
+    encoded: list[Any] = []
+    encode = events._encode
+
+    def count_and_encode(event: Any) -> bytes:
+        encoded.append(event)
+        return encode(event)
+
+    monkeypatch.setattr(events, "_encode", count_and_encode)
+
+    async def test(api: ApiHarness) -> None:
+        readers = [EventReader(api.api) for _ in range(100)]
+        for reader in readers:
+            await reader.wait_for_start()
+        for i in range(50):
+            api.engine.events.publish(build_event("added", task_id=str(i)))
+            api.engine.events.publish(build_event("added", "other", task_id=str(i)))
+        await asyncio.sleep(60)
+        assert 50 == len(encoded)
+        for reader in readers:
+            parts = [reader.sent.get_nowait() for _ in range(reader.sent.qsize())]
+            assert 1 == len([part for part in parts if b"data: " in part["body"]])
+            assert 50 == sum(part["body"].count(b"data: ") for part in parts)
+            reader.disconnect.set()
+            await reader.task
+
+    VirtualClock().run(lambda: test(ApiHarness()))
+
+
+def test_a_busy_stream_sends_its_events_together() -> None:
+    """The first event is sent at once, and about ten parts a second follow, with all events."""
 
     async def test(api: ApiHarness) -> None:
         reader = EventReader(api.api)
         await reader.wait_for_start()
-        for i in range(1_005):
+        for i in range(1_000):
             api.engine.events.publish(build_event("added", task_id=str(i)))
-        first = await reader.next_event()
-        assert ("missed", {"kind": "missed", "missed": 5}) == first[1:]
-        assert "5" == (await reader.next_event())[2]["taskId"]
+            await asyncio.sleep(0.01)
+            if not i:
+                assert 1 == reader.sent.qsize()
+        await asyncio.sleep(1)
+        assert 70 < reader.sent.qsize() < 140
+        found = await reader.read_all()
+        assert [str(i) for i in range(1_000)] == [data["taskId"] for _, _, data in found]
         reader.disconnect.set()
         await reader.task
 
-    run_with_api(test)
+    VirtualClock().run(lambda: test(ApiHarness()))
+
+
+def test_streams_do_not_send_all_at_the_same_time() -> None:
+    """An event wakes all idle streams. While more events follow, the streams send in turn."""
+    clock = VirtualClock()
+    sent_at: list[float] = []
+
+    class TimedReader(EventReader):
+        async def _send(self, message: Any) -> None:
+            sent_at.append(clock.now())
+            await super()._send(message)
+
+    async def test(api: ApiHarness) -> None:
+        readers = [TimedReader(api.api) for _ in range(20)]
+        for _ in range(3_000):
+            api.engine.events.publish(build_event("added"))
+            await asyncio.sleep(0.001)
+        last_second = [moment for moment in sent_at if moment > clock.now() - 1]
+        assert 140 < len(last_second) < 280
+        assert max(map(last_second.count, last_second)) <= 3
+        for reader in readers:
+            reader.disconnect.set()
+            await reader.task
+
+    clock.run(lambda: test(ApiHarness()))
+
+
+def test_a_slow_reader_receives_the_number_of_missed_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It misses the events that the buffer has dropped. Other readers miss nothing."""
+    monkeypatch.setattr(events, "_MAX_TENANT_BUFFER_BYTES", 50_000)
+
+    async def test(api: ApiHarness) -> None:
+        slow, fast = EventReader(api.api), EventReader(api.api)
+        await slow.wait_for_start()
+        await fast.wait_for_start()
+        slow.is_reading.clear()
+        for i in range(2_000):
+            api.engine.events.publish(build_event("added", task_id=str(i)))
+            await asyncio.sleep(0.001)
+        buffer = api.api._events._buffers["default"]
+        assert 49_000 < sum(map(len, buffer._events)) == buffer._buffered_bytes <= 50_000
+        slow.is_reading.set()
+        await asyncio.sleep(1)
+
+        assert [str(i) for i in range(2_000)] == [
+            data["taskId"] for _, _, data in await fast.read_all()
+        ]
+        first, missed, *rest = await slow.read_all()
+        assert "0" == first[2]["taskId"]
+        assert ("", "missed") == missed[:2]
+        assert {"kind": "missed", "missed": 2_000 - 1 - len(rest)} == missed[2]
+        assert [str(i) for i in range(2_000 - len(rest), 2_000)] == [
+            data["taskId"] for _, _, data in rest
+        ]
+        for reader in (slow, fast):
+            reader.disconnect.set()
+            await reader.task
+
+    VirtualClock().run(lambda: test(ApiHarness()))
+
+
+def test_a_stream_that_is_behind_sends_small_parts() -> None:
+    """The parts have about 64 KiB, and follow each other more quickly than new events."""
+
+    async def test(api: ApiHarness) -> None:
+        reader = EventReader(api.api)
+        await reader.wait_for_start()
+        for i in range(5_000):
+            api.engine.events.publish(build_event("added", task_id=str(i)))
+        await asyncio.sleep(0.05)
+        parts = [reader.sent.get_nowait()["body"] for _ in range(reader.sent.qsize())]
+        assert 5 < len(parts)
+        assert max(map(len, parts)) < 70_000
+        assert 5_000 == sum(part.count(b"data: ") for part in parts)
+        reader.disconnect.set()
+        await reader.task
+
+    VirtualClock().run(lambda: test(ApiHarness()))
+
+
+def test_tenants_share_the_memory_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many tenants, a buffer is smaller. It is removed with the last stream of its tenant."""
+    monkeypatch.setattr(events, "_MAX_BUFFER_BYTES", 10_000)
+
+    async def test(api: ApiHarness) -> None:
+        tenants = ["acme", "beta"]
+        readers = [
+            EventReader(api.api, key=(await create_key(api, tenant))[0]) for tenant in tenants
+        ]
+        for reader in readers:
+            await reader.wait_for_start()
+        for _ in range(1_000):
+            for tenant in tenants:
+                api.engine.events.publish(build_event("added", tenant))
+        buffers = api.api._events._buffers
+        assert set(tenants) == set(buffers)
+        assert all(4_500 < buffer._buffered_bytes <= 5_000 for buffer in buffers.values())
+        for reader in readers:
+            reader.disconnect.set()
+            await reader.task
+        assert not buffers
+
+    run_with_api(test, keys=True)
 
 
 def test_an_idle_stream_sends_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comments are sent regularly, so that proxies keep the connection open."""
-    monkeypatch.setattr("tarry.service.api.monitoring._HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(events, "_HEARTBEAT_S", 0.0)
 
     async def test(api: ApiHarness) -> None:
         reader = EventReader(api.api)
@@ -238,15 +392,17 @@ def test_a_stream_ends_when_its_key_cannot_be_checked(
     clock.run(test)
 
 
-def test_an_error_in_a_stream_is_raised() -> None:
-    """The error is raised, and the stream is removed from the listeners."""
+def test_an_event_that_cannot_be_encoded_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    """The error is logged, and the streams continue."""
 
     async def test(api: ApiHarness) -> None:
         reader = EventReader(api.api)
         await reader.wait_for_start()
         api.engine.events.publish(build_event("odd", reason=object()))
-        with pytest.raises(TypeError):
-            await reader.task
-        assert not api.engine.events.listeners
+        api.engine.events.publish(build_event("added"))
+        assert "added" == (await reader.next_event())[1]
+        assert "event listener failed, event=odd" in caplog.text
+        reader.disconnect.set()
+        await reader.task
 
     run_with_api(test)
