@@ -9,12 +9,12 @@ import signal
 import sys
 from functools import cache
 
-from benchmarks.service import backlog, hosts, ingest, job
+from benchmarks.service import backlog, events, hosts, ingest, job
 from benchmarks.service.candidates import CANDIDATES
 from benchmarks.service.processes import BenchmarkError
 from benchmarks.service.report import Report
 
-PARTS = ("job", "lag", "memory", "ingest", "hosts")
+PARTS = ("job", "lag", "memory", "ingest", "events", "hosts")
 
 
 def print_progress(text: str) -> None:
@@ -89,6 +89,11 @@ def main() -> None:
         result = ingest.run(seconds, print_progress)
         new_checks = ingest.check_limits(result)
         print("\n".join([*ingest.table_lines(result), *map(str, new_checks)]))
+        checks += new_checks
+    if "events" in parts:
+        result = events.run(seconds, print_progress)
+        new_checks = events.check_limits(result)
+        print("\n".join([*events.table_lines(result), *map(str, new_checks)]))
         checks += new_checks
 
     if "hosts" in parts:

@@ -18,6 +18,7 @@ import uvloop
 
 from benchmarks.service import tarry_server
 from benchmarks.service.client import Connections
+from benchmarks.service.event_readers import EventCounts, running_event_readers
 from benchmarks.service.limits import LimitCheck, quantile
 from benchmarks.service.peers.common import BODY, HEADERS
 from benchmarks.service.processes import BenchmarkError, ProcessGroup, free_port
@@ -39,9 +40,11 @@ class IngestResult:
     """The time of each POST."""
     deliveries_per_second: float
     """The rate of deliveries while POSTs were sent."""
+    event_counts: EventCounts
+    """What readers of `/events` have received meanwhile."""
 
 
-def run(seconds: float, progress: Callable[[str], None]) -> IngestResult:
+def run(seconds: float, progress: Callable[[str], None], *, event_readers: int = 0) -> IngestResult:
     """Run the service under a steady stream of new tasks."""
     with (
         tempfile.TemporaryDirectory(prefix="tarry-bench-") as home,
@@ -50,11 +53,15 @@ def run(seconds: float, progress: Callable[[str], None]) -> IngestResult:
         folder, port = Path(home), free_port()
         with ProcessGroup(tarry_server.environ(folder, port), folder) as group:
             tarry_server.start(group, port)
-            progress(f"ingest: {TASKS_PER_SECOND}/s for {seconds:g} s")
-            return uvloop.run(_measure(tarry_server.address(port), target, seconds))
+            readers = f", {event_readers} readers of /events" if event_readers else ""
+            progress(f"ingest: {TASKS_PER_SECOND}/s for {seconds:g} s{readers}")
+            with running_event_readers(group, port, event_readers) as event_counts:
+                measured = uvloop.run(_measure(tarry_server.address(port), target, seconds))
+            return IngestResult(*measured, event_counts)
 
 
-async def _measure(address: str, target: Target, seconds: float) -> IngestResult:
+async def _measure(address: str, target: Target, seconds: float) -> tuple[list[float], float]:
+    """Return the time of each POST in milliseconds, and the number of deliveries per second."""
     connections = await Connections.open(address, CONNECTIONS, {"Content-Type": "application/json"})
     await _post_tasks(connections, target.url, WARM_UP_S)
     before = target.stats()["requests"]
@@ -62,7 +69,7 @@ async def _measure(address: str, target: Target, seconds: float) -> IngestResult
     times = await _post_tasks(connections, target.url, seconds)
     deliveries_per_second = (target.stats()["requests"] - before) / (time.monotonic() - started)
     connections.close()
-    return IngestResult(times, deliveries_per_second)
+    return times, deliveries_per_second
 
 
 async def _post_tasks(connections: Connections, target: str, seconds: float) -> list[float]:
