@@ -250,8 +250,9 @@ def test_limits_on_the_page_match_the_code() -> None:
         engine.max_leased,
         engine.max_lane_leased,
     ]
-    # 503 is the status that two rows name: it is sent when their limit is reached.
-    expected += [engine.max_unwritten, 503, api.max_waiting_requests, api.max_event_streams, 503]
+    # 429 and 503 are the statuses that two rows name: they are sent when a limit is reached.
+    expected += [engine.max_unwritten, 503]
+    expected += [api.max_waiting_requests, api.max_event_streams, 429, 503]
     expected += share_descriptors(1_000_000, in_flight=engine.max_running_attempts)
     assert expected == documented
 

@@ -16,13 +16,17 @@ class TenantShares:
         self._free = total
         self._used_by_tenant: dict[str, int] = {}
 
+    def used_by(self, tenant: str) -> int:
+        """Return the number of units that the tenant uses."""
+        return self._used_by_tenant.get(tenant, 0)
+
     def is_available(self, tenant: str) -> bool:
         """Return whether the tenant may use one more unit."""
-        return self._used_by_tenant.get(tenant, 0) < self._free
+        return self.used_by(tenant) < self._free
 
     def acquire(self, tenant: str, count: int = 1) -> None:
         """Count units as used by a tenant, whether or not they are available."""
-        self._used_by_tenant[tenant] = self._used_by_tenant.get(tenant, 0) + count
+        self._used_by_tenant[tenant] = self.used_by(tenant) + count
         self._free -= count
 
     def release(self, tenant: str, count: int = 1) -> None:

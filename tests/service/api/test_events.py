@@ -311,24 +311,47 @@ def test_streams_end_with_the_service() -> None:
     run_with_api(test)
 
 
-def test_the_number_of_streams_is_limited() -> None:
-    """A stream above the limit gets a 503 with Retry-After; a closed stream frees its slot."""
+def test_tenants_share_the_streams() -> None:
+    """A tenant may have as many streams as are free; then it gets a 429, but others a stream."""
 
     async def test(api: ApiHarness) -> None:
-        reader = EventReader(api.api)
+        secrets = [(await create_key(api, tenant))[0] for tenant in ("acme", "beta")]
+        acme, beta = ({"X-API-Key": secret} for secret in secrets)
+        readers = [EventReader(api.api, key=secrets[0]) for _ in range(2)]
+        for reader in readers:
+            await reader.wait_for_start()
+        rejected = await api.request("GET", "/events", headers=acme)
+        assert (429, "10") == (rejected.status, rejected.header("retry-after"))
+        assert "2 open event streams" in rejected.problem["detail"]
+        readers.append(EventReader(api.api, key=secrets[1]))
+        await readers[-1].wait_for_start()
+        assert 429 == (await api.request("GET", "/events", headers=beta)).status
+        for reader in readers:
+            reader.disconnect.set()
+            await reader.task
+
+    run_with_api(test, keys=True, limits=ApiLimits(max_event_streams=4))
+
+
+def test_the_number_of_streams_is_limited() -> None:
+    """Without a free stream, all tenants are rejected; a closed stream frees its slot."""
+
+    async def test(api: ApiHarness) -> None:
+        secrets = [(await create_key(api, tenant))[0] for tenant in ("acme", "beta")]
+        reader = EventReader(api.api, key=secrets[0])
         await reader.wait_for_start()
-        rejected = await api.request("GET", "/events")
+        rejected = await api.request("GET", "/events", headers={"X-API-Key": secrets[1]})
         assert (503, "10") == (rejected.status, rejected.header("retry-after"))
         reader.disconnect.set()
         await reader.task
-        head = EventReader(api.api, "HEAD")
+        head = EventReader(api.api, "HEAD", secrets[1])
         await head.task
         assert 200 == (await head.sent.get())["status"]
         assert b"" == (await head.sent.get())["body"]
         assert isinstance(api.api._events, EventResource)
         assert not api.engine.events.listeners
 
-    run_with_api(test, limits=ApiLimits(max_event_streams=1))
+    run_with_api(test, keys=True, limits=ApiLimits(max_event_streams=1))
 
 
 @pytest.mark.parametrize("is_busy", [True, False])

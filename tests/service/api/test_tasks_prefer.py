@@ -13,6 +13,7 @@ from tarry.service.delivery import DeliveryResult
 from tarry.service.engine.reporting import FinishedTask
 from tarry.service.model import Status, Task
 from tests.service.api.harness import ApiHarness, Response, run_with_api
+from tests.service.api.test_auth import create_key
 
 
 async def read_and_wait(api: ApiHarness, task_id: str, wait: int = 5) -> Response:
@@ -160,6 +161,31 @@ def test_new_and_existing_tasks_share_the_limit_of_waiting_requests() -> None:
         assert "wait=0" == (await read_and_wait(api, task_id, 0)).header("preference-applied")
 
     run_with_api(test, limits=ApiLimits(max_waiting_requests=1))
+
+
+def test_tenants_share_the_waiting_requests() -> None:
+    """A tenant may have as many waiting requests as are free; then others can still wait."""
+
+    async def test(api: ApiHarness) -> None:
+        secrets = [(await create_key(api, tenant))[0] for tenant in ("acme", "beta")]
+
+        async def create_and_wait(secret: str) -> Response:
+            headers = {"X-API-Key": secret, "Prefer": "wait=5"}
+            document = {"targetUrl": "https://example.com/"}
+            return await api.request("POST", "/retry-tasks", document, headers=headers)
+
+        waiting = [asyncio.create_task(create_and_wait(secrets[0])) for _ in range(2)]
+        task_ids = [await api.engine.waited_for.get() for _ in waiting]
+        assert (await create_and_wait(secrets[0])).header("preference-applied") is None
+        waiting.append(asyncio.create_task(create_and_wait(secrets[1])))
+        task_ids.append(await api.engine.waited_for.get())
+        for task_id in task_ids:
+            finished = FinishedTask(Status.CANCELLED, None, None)
+            api.engine.reporter.notify_waiters(task_id, finished)
+        responses = await asyncio.gather(*waiting)
+        assert ["wait=5"] * 3 == [each.header("preference-applied") for each in responses]
+
+    run_with_api(test, keys=True, limits=ApiLimits(max_waiting_requests=4))
 
 
 def test_shutdown_ends_all_waits() -> None:

@@ -32,9 +32,11 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Largest total size of the header names and values of one task."""
     max_wait_s: int = 60
     """Longest wait for a result (`Prefer: wait`); a longer one is reduced to this."""
-    max_waiting_requests: int = 1_000
-    """Requests that may wait for a result at the same time; further requests do not wait."""
-    max_event_streams: int = 100
+    max_waiting_requests: int = 2_000
+    """Requests that may wait for a result at the same time; further requests do not wait. A tenant
+    may have as many as are still free, see `TenantShares`."""
+    max_event_streams: int = 200
+    """Open event streams. A tenant may have as many as are still free."""
     max_attempt_timeout_s: float = defaults.MAX_ATTEMPT_TIMEOUT_MS / 1000
     """Longest attempt timeout of a policy. Leases are longer than this."""
     tenant_tasks_per_s: float | None = None

@@ -20,6 +20,7 @@ from tarry.service.api.messages import NoQuery
 from tarry.service.api.problems import ApiError
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import attempt_view, public_lane_name
+from tarry.service.tenant_shares import TenantShares
 from tarry.wire.tasks import ServiceEvent
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ class EventBuffer:
     """
 
     def __init__(self) -> None:
-        self.stream_count: int = 0
         self.end: int = 0  # the position after the last event
         self._events: list[bytes] = []
         self._buffered_bytes = 0
@@ -103,22 +103,28 @@ class EventResource:
         self.context: ApiContext = context
         self.authenticate: Final = Authenticator(context).authenticate
         self.streams: set[EventStream] = set()
+        self._slots = TenantShares(context.limits.max_event_streams)
         self._opened_count = 0
         self._buffers: dict[str, EventBuffer] = {}
         """By tenant, for tenants with open streams."""
         self._stop_listening: Callable[[], None] | None = None
 
-    @Operation("GET", "/events", "streamEvents", ("text/event-stream",))
+    @Operation("GET", "/events", "streamEvents", ("text/event-stream",), errors=(429,))
     async def stream(self, request: ApiRequest) -> EventStream:
         """Stream attempts and state changes as server-sent events."""
         request.parse_query(NoQuery)
-        if len(self.streams) >= self.context.limits.max_event_streams:
-            detail = f"{len(self.streams)} event streams are open already."
+        tenant = request.tenant
+        if not self._slots.is_available(tenant):
+            if count := self._slots.used_by(tenant):
+                detail = f"The tenant has {count} open event streams. Close some of them."
+                retry_after = problems.retry_after(_TOO_MANY_STREAMS_RETRY_AFTER_S)
+                raise problems.TENANT_LIMIT.error(detail, headers=[retry_after])
+            detail = "Too many event streams are open."
             raise problems.unavailable(detail, _TOO_MANY_STREAMS_RETRY_AFTER_S)
+        self._slots.acquire(tenant)
         if self._stop_listening is None:
             self._stop_listening = self.context.engine.events.listen(self._on_event)
-        buffer = self._buffers.setdefault(request.tenant, EventBuffer())
-        buffer.stream_count += 1
+        buffer = self._buffers.setdefault(tenant, EventBuffer())
         self._opened_count += 1
         stream = EventStream(self, request, buffer, self._opened_count)
         self.streams.add(stream)
@@ -127,9 +133,8 @@ class EventResource:
     def remove(self, stream: EventStream, tenant: str) -> None:
         """Remove a stream that has ended."""
         self.streams.remove(stream)
-        buffer = self._buffers[tenant]
-        buffer.stream_count -= 1
-        if not buffer.stream_count:
+        self._slots.release(tenant)
+        if not self._slots.used_by(tenant):
             del self._buffers[tenant]
         if self._stop_listening is not None and not self._buffers:
             self._stop_listening()

@@ -107,8 +107,8 @@ IDEMPOTENCY_KEY_REUSED = ProblemType(
     "idempotency-key-reused", (422,), "idempotencyKey is already used",
     "The idempotencyKey was used with a different task. Use a new key for a new task.")
 TENANT_LIMIT = ProblemType("tenant-limit", (429,), "Tenant limit reached",
-    "The tenant has reached the setting `tenant_rate`, `tenant_pending` or `tenant_lanes`. Wait "
-    "for `Retry-After`.")
+    "The tenant has reached a limit, such as the setting `tenant_rate` or `tenant_pending`. "
+    "`detail` names the limit. Wait for `Retry-After`.")
 HEADERS_TOO_LARGE = ProblemType("headers-too-large", (431,), "Request Header Fields Too Large",
     "Request line and headers, or the trailers, are too large. Send fewer or shorter ones.")
 INTERNAL_ERROR = ProblemType("internal-error", (500,), "Internal error",

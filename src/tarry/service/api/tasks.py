@@ -17,6 +17,7 @@ from tarry.service.api.views import stored_task_view
 from tarry.service.model import Status
 from tarry.service.redaction import find_secrets
 from tarry.service.store import CancelStatus, RetryNowStatus, TaskFilter
+from tarry.service.tenant_shares import TenantShares
 from tarry.wire import tasks as wire
 from tarry.wire.tasks import AttemptLog, Page, RetryTask
 
@@ -70,7 +71,7 @@ class ResultWaiter:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._waiting_request_count = 0
+        self._slots = TenantShares(context.limits.max_waiting_requests)
         self._is_closed = False
 
     async def wait(
@@ -80,19 +81,19 @@ class ResultWaiter:
 
         Return the current view of the task, and the response header that confirms the wait. If this
         process finished the task during the wait, the view has the response of the target. There is
-        no wait if the request has no valid `Prefer: wait`, or if too many requests wait already.
+        no wait if the request has no valid `Prefer: wait`, or if too many requests of the tenant
+        wait already.
         """
-        limits = self._context.limits
         wait_match = _WAIT_PREFERENCE.search(b",".join(request.header_values(b"prefer")))
-        if wait_match is None or self._waiting_request_count >= limits.max_waiting_requests:
+        if wait_match is None or not self._slots.is_available(request.tenant):
             return view, []
-        seconds = min(int(wait_match[1]), limits.max_wait_s)
+        seconds = min(int(wait_match[1]), self._context.limits.max_wait_s)
         if not task.status.is_finished:
-            self._waiting_request_count += 1
+            self._slots.acquire(request.tenant)
             try:
                 view = await self._poll(task, view, seconds)
             finally:
-                self._waiting_request_count -= 1
+                self._slots.release(request.tenant)
         return view, [(b"preference-applied", b"wait=%d" % seconds)]
 
     def close(self) -> None:
