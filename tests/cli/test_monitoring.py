@@ -309,7 +309,7 @@ def test_invalid_arguments_are_reported(run_cli: RunCli) -> None:
     """An unknown action, a missing and an unknown downstream are reported."""
     unknown_action = run_cli("downstreams", "stop", "http:x")
     no_lane = run_cli("downstreams", "pause")
-    unknown_lane = run_cli("downstreams", "pause", "http:nowhere:80")
+    unknown_lane = run_cli("downstreams", "resume", "http:nowhere:80")
 
     assert 2 == unknown_action.code
     assert "must be one of pause, reset, resume, got 'stop'" in unknown_action.err

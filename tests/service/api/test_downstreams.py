@@ -80,8 +80,43 @@ def test_a_parked_lane_is_probed_after_its_time() -> None:
     run_with_api(test)
 
 
+def test_downstream_can_be_paused_before_its_first_task() -> None:
+    """Pausing creates the lane, under its canonical name; the first task waits."""
+
+    async def test(api: ApiHarness) -> None:
+        paused = await api.request("POST", "/downstreams/https:Example.com/pause")
+        assert (200, LANE, "PAUSED") == (paused.status, paused.json["lane"], paused.json["state"])
+        await api.create()
+        downstream = (await api.request("GET", f"/downstreams/{LANE}")).json
+        assert ("PAUSED", 1) == (downstream["state"], downstream["pending"])
+
+    run_with_api(test)
+
+
+@pytest.mark.parametrize(
+    ("lane", "rule"),
+    [
+        ("x", "must be scheme:host:port, such as https:example.com:443"),
+        ("ftp:example.com:21", "must be scheme:host:port, such as https:example.com:443"),
+        ("https:example.com:0", "must have a port from 1 to 65535"),
+        ("https:user@example.com:443", "must have a lane key after the @"),
+        ("grpc:example.com", "must name the port of a gRPC server"),
+    ],
+)
+def test_name_of_a_paused_lane_is_checked(lane: str, rule: str) -> None:
+    """A name that no lane can have is rejected, and no lane is created."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("POST", f"/downstreams/{lane}/pause")
+        assert (422, "lane") == (response.status, response.problem["field"])
+        assert response.problem["rule"].startswith(rule)
+        assert [] == (await api.store.list_lanes(None)).items
+
+    run_with_api(test)
+
+
 @pytest.mark.parametrize("lane", ["x", "a/b/c", "https://example.com", "default%2Fx"])
-@pytest.mark.parametrize("action", ["", "/pause", "/resume", "/reset"])
+@pytest.mark.parametrize("action", ["", "/resume", "/reset"])
 def test_an_unknown_downstream_is_404(lane: str, action: str) -> None:
     """A request for an unknown lane does not create the lane."""
 

@@ -8,6 +8,7 @@ from tarry.service.api import problems
 from tarry.service.api.messages import NoQuery, PageQuery, json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import downstream_view, stored_lane_name
+from tarry.service.delivery.targets import parse_lane_name
 from tarry.wire.tasks import DownstreamInfo, Page
 
 if TYPE_CHECKING:
@@ -37,8 +38,11 @@ class DownstreamResource:
 
     @Operation("POST", "/downstreams/{lane}/pause", "pauseDownstream", DownstreamInfo)
     async def pause(self, request: ApiRequest) -> ApiResponse:
-        """Start no more attempts until the downstream is resumed. Running attempts finish."""
-        return await self._change(request, self._context.engine.pause)
+        """Start no more attempts, also before the first task, until the downstream is resumed."""
+        request.parse_query(NoQuery)
+        name = _parse_lane_name(request)
+        await self._context.engine.pause(name)
+        return await self._get(name)
 
     @Operation("POST", "/downstreams/{lane}/resume", "resumeDownstream", DownstreamInfo)
     async def resume(self, request: ApiRequest) -> ApiResponse:
@@ -54,18 +58,21 @@ class DownstreamResource:
     async def get(self, request: ApiRequest) -> ApiResponse:
         """Get a downstream."""
         request.parse_query(NoQuery)
-        return json_response(200, self._view(await self._find(request)))
+        return await self._get(stored_lane_name(request.tenant, request.path_parameter("lane")))
 
     async def _change(
         self, request: ApiRequest, change: Callable[[str], Awaitable[None]]
     ) -> ApiResponse:
         request.parse_query(NoQuery)
-        lane = await self._find(request)
-        await change(lane.name)
-        return json_response(200, self._view(await self._find(request)))
-
-    async def _find(self, request: ApiRequest) -> LaneRecord:
         name = stored_lane_name(request.tenant, request.path_parameter("lane"))
+        await self._find(name)
+        await change(name)
+        return await self._get(name)
+
+    async def _get(self, name: str) -> ApiResponse:
+        return json_response(200, self._view(await self._find(name)))
+
+    async def _find(self, name: str) -> LaneRecord:
         lane = await self._context.store.get_lane(name)
         if lane is None:
             raise problems.no_such("downstream")
@@ -74,3 +81,9 @@ class DownstreamResource:
     def _view(self, lane: LaneRecord) -> DownstreamInfo:
         engine = self._context.engine
         return downstream_view(lane, engine.local_stats(lane.name), engine.clock.now_ms())
+
+
+def _parse_lane_name(request: ApiRequest) -> str:
+    """Return the name in the store of a lane that need not exist."""
+    with problems.convert_errors("lane"):
+        return stored_lane_name(request.tenant, parse_lane_name(request.path_parameter("lane")))

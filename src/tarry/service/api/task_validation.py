@@ -16,7 +16,7 @@ import msgspec
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.policies import check_policy, check_policy_id, describe_versions
 from tarry.service.api.problems import MALFORMED, convert_errors, from_configuration_error, invalid
-from tarry.service.delivery.targets import lane_name, parse_target
+from tarry.service.delivery.targets import LANE_KEY, lane_name, parse_target
 from tarry.service.engine.context import BODY_STORE
 from tarry.service.model import Task, TaskContent
 from tarry.service.payloads import BodyStoreUnavailable
@@ -38,7 +38,6 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
 """Matches visible ASCII with spaces or tabs inside (RFC 9110, 5.5). No header can be injected."""
 _MAX_HEADER_NAME_CHARS = 256
-_LANE_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]*")
 _UNKNOWN_POLICY = "must be an existing policy (GET /retry-policies lists them)"
 
 _encode_canonically = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -81,7 +80,7 @@ class TaskBuilder:
                 raise invalid("nextAttemptAt", "must not be given together with delayMs")
             check_epoch_ms("nextAttemptAt", next_attempt_at)
         lane_key = request.lane_key
-        if lane_key is not None and not _LANE_KEY.fullmatch(lane_key):
+        if lane_key is not None and not LANE_KEY.fullmatch(lane_key):
             rule = "must consist of A-Z a-z 0-9 . _ ~ - and begin with a letter or digit"
             raise invalid("laneKey", rule, lane_key)
         idempotency_key = _choose_idempotency_key(request.idempotency_key, header_key)

@@ -41,6 +41,7 @@ _ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
 """Matches a host whose last label is a number: it must be an IPv4 address (WHATWG URL)."""
 _UNENCODED_CHARS = "/?:@!$&'()*+,;=._~%[]-"  # besides letters and digits
 _PERCENT_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+LANE_KEY: re.Pattern[str] = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,63}")
 _GRPC_METHOD = re.compile(r"/[A-Za-z_][\w.]*/[A-Za-z_]\w*", re.ASCII)
 
 
@@ -88,6 +89,17 @@ def lane_name(tenant: str, target: Target, lane_key: str | None = None) -> str:
     """
     name = f"{tenant}/{target.endpoint}"
     return name if lane_key is None else f"{name}@{lane_key}"
+
+
+def parse_lane_name(text: str) -> str:
+    """Return the canonical name of a lane in the API: `scheme:host:port`, and perhaps `@key`."""
+    endpoint, at, lane_key = text.partition("@")
+    scheme, _, authority = endpoint.partition(":")
+    if scheme.lower() not in _SCHEMES or authority.startswith("/"):
+        _reject("must be scheme:host:port, such as https:example.com:443")
+    if at and LANE_KEY.fullmatch(lane_key) is None:
+        _reject(f"must have a lane key after the @, got {short_repr(lane_key)}")
+    return _parse_origin(f"{scheme}://{authority}")[-1] + at + lane_key
 
 
 def parse_host(text: str) -> str:
