@@ -305,6 +305,43 @@ def test_pause_resume_and_reset(
     assert "SUCCEEDED" == client.wait(unfinished.json["taskId"], 30).status
 
 
+def test_limits_are_set_and_removed(run_cli: RunCli, lane: str) -> None:
+    """`set` replaces the limits of a downstream, which need not exist; no option removes them."""
+    limited = run_cli(
+        "downstreams", "set", lane, "--rate", "50", "--concurrency", "10",
+        "--breaker", "failureRate=0.5,openForMs=5000", "--budget", "off",
+    )  # fmt: skip
+    document = run_cli("downstreams", "set", lane, "--rate", "7", "--json").json
+    removed = run_cli("downstreams", "set", lane)
+
+    limits = (
+        '{"ratePerSecond": 50.0, "concurrency": 10, '
+        '"breaker": {"failureRate": 0.5, "openForMs": 5000}, "budget": {"enabled": false}}'
+    )
+    assert (0, f"{lane} ACTIVE, limits: {limits}\n") == (limited.code, limited.out)
+    assert ({"ratePerSecond": 7.0}, "API") == (document["limits"], document["limitsSource"])
+    assert f"{lane} ACTIVE, limits: {{}}\n" == removed.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("pause", "http:a:80", "--rate", "5"), "--rate can only be given with"),
+        (("set", "http:a:80", "--budget", "ratio"), "--budget must be `off`, or fields"),
+        (("set", "http:a:80", "--breaker", "x=1"), "breaker.x is not a known field"),
+        (("set", "http:a:80", "--rate", "0"), "ratePerSecond"),
+        (("set", "nowhere"), "lane must be scheme:host:port"),
+    ],
+)
+def test_invalid_limits_are_reported(
+    run_cli: RunCli, arguments: tuple[str, ...], message: str
+) -> None:
+    """Invalid options, fields and names of downstreams are reported."""
+    result = run_cli("downstreams", *arguments)
+    assert 2 == result.code
+    assert message in result.err
+
+
 def test_invalid_arguments_are_reported(run_cli: RunCli) -> None:
     """An unknown action, a missing and an unknown downstream are reported."""
     unknown_action = run_cli("downstreams", "stop", "http:x")
@@ -312,7 +349,7 @@ def test_invalid_arguments_are_reported(run_cli: RunCli) -> None:
     unknown_lane = run_cli("downstreams", "resume", "http:nowhere:80")
 
     assert 2 == unknown_action.code
-    assert "must be one of pause, reset, resume, got 'stop'" in unknown_action.err
+    assert "must be one of pause, reset, resume, set, got 'stop'" in unknown_action.err
     assert 2 == no_lane.code
     assert "LANE is required: the downstream to pause" in no_lane.err
     assert (3, "", "error: There is no such downstream.\n") == unknown_lane

@@ -320,6 +320,29 @@ def test_lane_name_is_one_path_segment(
     assert [path, path] == [request.path for request in service.requests[1:]]
 
 
+def test_limits_are_sent_with_the_names_of_the_api(
+    driver: ClientDriver, service: FakeService
+) -> None:
+    """`set_limits` sends all limits, because they replace the earlier ones."""
+    path = "/downstreams/https%3Aa.example%3A443"
+    limits = {"ratePerSecond": 5.0, "futureField": 1}
+    response = {**DOWNSTREAM, "limits": limits, "limitsSource": "API"}
+    service.responses[f"PUT {path}"] = (200, response)
+
+    downstream = driver.call(
+        "set_limits", "https:a.example:443", rate_per_second=5.0, budget={"ratio": 0.1}
+    )
+
+    assert (5.0, "API") == (downstream.limits.rate_per_second, downstream.limits_source)
+    expected = {
+        "ratePerSecond": 5.0,
+        "concurrency": None,
+        "breaker": None,
+        "budget": {"ratio": 0.1},
+    }
+    assert expected == service.requests[0].json
+
+
 def test_health_sends_one_request(driver: ClientDriver, service: FakeService) -> None:
     """`health` sends one request, also when the service is not ready."""
     service.responses["GET /readyz"] = (200, {"status": "ok"})

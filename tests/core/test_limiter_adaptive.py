@@ -369,12 +369,23 @@ def test_configure() -> None:
     limiter = AdaptiveLimit()
     limiter.configure(max_rate=50.0, max_in_flight=4)
     assert (50.0, 4) == (limiter.rate, limiter.limit)
+    limiter.configure(max_rate=0.001, max_in_flight=4)
+    assert 0.001 == limiter.rate
     limiter.configure(max_rate=20.0, max_in_flight=4)
     assert 20.0 == limiter.rate
     limiter.configure(max_rate=None, max_in_flight=100)
+    assert limiter.settled_rate is None
     assert 4 == limiter.limit
     result = run(limiter, UnlimitedTarget(), backlog=3000, seed=1)
     assert result.ended < 10
+
+
+def test_configure_keeps_a_rate_that_the_limiter_has_found() -> None:
+    """A higher upper limit does not raise a rate that was below the old one."""
+    limiter = AdaptiveLimit(max_rate=50.0)
+    limiter.restore(rate=30.0, limit=8)
+    limiter.configure(max_rate=None, max_in_flight=128)
+    assert 30.0 == limiter.rate
 
 
 def test_a_rate_limit_that_the_operator_sets_is_kept() -> None:

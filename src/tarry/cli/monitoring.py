@@ -6,6 +6,7 @@ A downstream is the state that the service keeps for one target host: statistics
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import select
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import DownstreamInfo, ServiceEvent
 
 
-ACTIONS = ("pause", "resume", "reset")
+ACTIONS = ("pause", "resume", "reset", "set")
 _HEADINGS = ("downstream", "state", "pending", "running", "dead", "p50", "p95", "rate", "limit")
 
 
@@ -52,28 +53,60 @@ def downstreams(
             metavar="|".join(ACTIONS),
             help=(
                 "pause: start no more attempts. resume: start attempts again, slowly at first. "
-                "reset: discard the statistics of the downstream, and resume."
+                "reset: discard the statistics of the downstream, and resume. "
+                "set: replace its limits by those of the options; without options, remove them."
             ),
         ),
     ] = None,
     lane: Annotated[
         str | None, typer.Argument(metavar="LANE", help="Name, such as https:example.com:443.")
     ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="set: attempts per second, of all processes together.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="set: attempts at a time, of all processes together.")
+    ] = None,
+    breaker: Annotated[
+        str | None,
+        typer.Option(help="set: `off`, or fields of the API: failureRate=0.5,openForMs=5000."),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="set: `off`, or fields of the API: ratio=0.1,minPerSecond=1.")
+    ] = None,
     limit: LimitOption = DEFAULT_LIMIT,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the downstreams (target hosts), or pause, resume or reset one of them."""
+    """List the downstreams (target hosts), or pause, resume, reset or limit one of them."""
+    limits = {"rate": rate, "concurrency": concurrency, "breaker": breaker, "budget": budget}
+    for name, value in limits.items():
+        if value is not None and action != "set":
+            raise ConfigurationError(f"--{name}", "can only be given with `tarry downstreams set`")
     if action is not None:
         check_one_of("the first argument", action, ACTIONS)
         if lane is None:
             rule = f"is required: the downstream to {action}; `tarry downstreams` lists all of them"
             raise ConfigurationError("LANE", rule)
         with connect(server, api_key) as client:
-            methods = {"pause": client.pause, "resume": client.resume, "reset": client.reset}
+            methods: dict[str, Callable[[str], DownstreamInfo]] = {
+                "pause": client.pause,
+                "resume": client.resume,
+                "reset": client.reset,
+                "set": partial(
+                    client.set_limits,
+                    rate_per_second=rate,
+                    concurrency=concurrency,
+                    breaker=_parse_fields("--breaker", breaker),
+                    budget=_parse_fields("--budget", budget),
+                ),
+            }
             downstream = methods[action](lane)
-        output.print_result(downstream, f"{downstream.lane} {downstream.state}", as_json=as_json)
+        text = f"{downstream.lane} {downstream.state}"
+        if action == "set":
+            text += f", limits: {json.dumps(output.to_builtins(downstream.limits))}"
+        output.print_result(downstream, text, as_json=as_json)
         return
     with connect(server, api_key) as client:
         listed = list(islice(client.downstreams(), limit))
@@ -86,6 +119,21 @@ def downstreams(
         if_empty=if_empty,
         cut_column="downstream",
     )
+
+
+def _parse_fields(option: str, text: str | None) -> dict[str, Any] | None:
+    """Parse `off`, or fields such as `ratio=0.1,minPerSecond=1`."""
+    if text is None or text == "off":
+        return None if text is None else {"enabled": False}
+    fields: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        try:
+            fields[name.strip()] = json.loads(value)
+        except ValueError:
+            rule = "must be `off`, or fields with numbers such as ratio=0.1,minPerSecond=1"
+            raise ConfigurationError(option, rule, part) from None
+    return fields
 
 
 def _downstream_row(downstream: DownstreamInfo) -> tuple[object, ...]:

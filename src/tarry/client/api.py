@@ -345,6 +345,25 @@ class ServiceApi:
         path = f"/downstreams/{_path_segment('lane', lane)}/{action}"
         return ClientRequest("POST", path, _decoder(wire.DownstreamInfo), _idempotency_header())
 
+    def set_limits(
+        self,
+        lane: str,
+        rate_per_second: float | None,
+        concurrency: int | None,
+        breaker: Mapping[str, Any] | None,
+        budget: Mapping[str, Any] | None,
+    ) -> ClientRequest[wire.DownstreamInfo]:
+        """Replace the limits of a lane."""
+        limits = {
+            "ratePerSecond": rate_per_second,
+            "concurrency": concurrency,
+            "breaker": breaker,
+            "budget": budget,
+        }
+        path = f"/downstreams/{_path_segment('lane', lane)}"
+        content = options.encode_mapping("limits", limits)
+        return ClientRequest("PUT", path, _decoder(wire.DownstreamInfo), _JSON_HEADERS, content)
+
     def health(self) -> ClientRequest[Health]:
         """Check the health of the service. Not retried, because "not ready" is a valid result."""
 

@@ -216,6 +216,18 @@ class Client:
         """Discard the statistics of a lane's downstream, and resume the lane."""
         return self._send(self._api.change_lane(lane, "reset"))
 
+    def set_limits(
+        self,
+        lane: str,
+        *,
+        rate_per_second: float | None = None,
+        concurrency: int | None = None,
+        breaker: Mapping[str, Any] | None = None,
+        budget: Mapping[str, Any] | None = None,
+    ) -> DownstreamInfo:
+        """Replace the limits of a lane. A mapping must use the API's field names."""
+        return self._send(self._api.set_limits(lane, rate_per_second, concurrency, breaker, budget))
+
     def events(self) -> Generator[ServiceEvent, None, None]:
         """Iterate over new events; events sent while the connection is lost are missed."""
         import httpx
@@ -423,6 +435,20 @@ class AsyncClient:
     async def reset(self, lane: str) -> DownstreamInfo:
         """Discard the statistics of a lane's downstream, and resume the lane."""
         return await self._send(self._api.change_lane(lane, "reset"))
+
+    async def set_limits(
+        self,
+        lane: str,
+        *,
+        rate_per_second: float | None = None,
+        concurrency: int | None = None,
+        breaker: Mapping[str, Any] | None = None,
+        budget: Mapping[str, Any] | None = None,
+    ) -> DownstreamInfo:
+        """Replace the limits of a lane. A mapping must use the API's field names."""
+        return await self._send(
+            self._api.set_limits(lane, rate_per_second, concurrency, breaker, budget)
+        )
 
     def events(self) -> AsyncGenerator[ServiceEvent, None]:
         """Iterate over new events; events sent while the connection is lost are missed."""

@@ -200,6 +200,7 @@ class AdaptiveLimit:
         self._limit = float(_START_LIMIT)
         self._in_flight = 0
         self._tokens = 0.0  # negative while attempts wait for a token
+        self._max_rate = inf
         self._forget(0.0)
         self.configure(max_rate=max_rate, max_in_flight=max_in_flight)
 
@@ -236,12 +237,15 @@ class AdaptiveLimit:
         return self._in_flight + 1 > self._limit
 
     def configure(self, *, max_rate: float | None, max_in_flight: int) -> None:
-        """Set the upper limits."""
+        """Set the upper limits. A rate that only the old limit has bounded follows the new one."""
         self._max_in_flight = check_count("max_in_flight", max_in_flight)
-        self._max_rate = inf if max_rate is None else float(check_positive("max_rate", max_rate))
         self._limit = min(self._limit, float(max_in_flight))
-        if max_rate is not None:
-            self._set_rate(self._max_rate if self.rate is None else self.rate)
+        was_at_maximum = self.rate is None or self.rate >= self._max_rate
+        self._max_rate = inf if max_rate is None else float(check_positive("max_rate", max_rate))
+        if was_at_maximum:
+            self.rate = None if max_rate is None else self._max_rate
+        elif self.rate is not None:
+            self._set_rate(self.rate)
 
     def restore(self, *, rate: float | None, limit: int) -> None:
         """Continue with the `rate` and `limit` of an earlier process."""

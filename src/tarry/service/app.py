@@ -35,7 +35,8 @@ try:
         StoreClock,
     )
     from tarry.service.engine.engine import Engine
-    from tarry.service.engine.lanes import Lanes, build_downstream
+    from tarry.service.engine.lanes import Lanes
+    from tarry.service.engine.limits import LimitTable
     from tarry.service.engine.metrics import Metrics
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
@@ -121,8 +122,8 @@ class Service:
             max_tenant_unfinished_tasks=settings.tenant_pending or None,
             max_tenant_lanes=settings.tenant_lanes or None,
         )
-        create_downstream = partial(build_downstream, max_in_flight=settings.lane_in_flight)
-        lanes = Lanes(create_downstream, max_leased=limits.max_lane_leased)
+        limit_table = LimitTable(max_in_flight=settings.lane_in_flight)
+        lanes = Lanes(limit_table.build_downstream, max_leased=limits.max_lane_leased)
         clock = StoreClock(environment.now)  # epoch ms of the store, from monotonic seconds
         worker = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
@@ -133,6 +134,7 @@ class Service:
                 delivery_client=self._delivery_client,
                 policies=PolicyCache(self.store, clock.now_ms),
                 lanes=lanes,
+                limit_table=limit_table,
                 clock=clock,
                 reporter=Reporter(self.metrics, clock.now_ms),
                 health=health,

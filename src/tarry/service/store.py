@@ -37,6 +37,7 @@ from tarry.service.model import (  # noqa: TC001 - msgspec reads the types
     Status,
     Task,
 )
+from tarry.wire.tasks import DownstreamLimits  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -175,6 +176,16 @@ class LaneLimits(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Attempts per second; None: not limited."""
     concurrency: int
     """Attempts at a time."""
+
+
+class ConfiguredLimits(msgspec.Struct, frozen=True):
+    """The limits of lanes that operators have set, and what else the limits depend on."""
+
+    version: int = 0
+    """A number that grows with each change of the limits."""
+    process_count: int = 1
+    """The number of processes that lease tasks; they share the limits."""
+    by_lane: dict[str, DownstreamLimits] = {}
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -387,6 +398,19 @@ class Store(Protocol):
 
     async def list_lane_limits(self, limit: int) -> list[LaneLimits]:
         """Return the limits of up to `limit` lanes whose rate is limited, sorted by lane."""
+        ...
+
+    async def set_limits(
+        self, lane: str, limits: DownstreamLimits | None, *, max_lanes: int
+    ) -> bool:
+        """Set the limits of a lane, which is created if it is missing; None removes the limits.
+
+        Return False, and change nothing, if `max_lanes` other lanes of the tenant have limits.
+        """
+        ...
+
+    async def load_limits(self, known: ConfiguredLimits) -> ConfiguredLimits | None:
+        """Return the limits that were set for lanes; None if nothing has changed since `known`."""
         ...
 
     async def list_lanes(

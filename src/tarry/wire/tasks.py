@@ -29,6 +29,7 @@ STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
 """The index of a name is the number of the status in the store."""
 LaneStateName: TypeAlias = Literal["ACTIVE", "PAUSED", "PARKED", "PROBING"]
 """PAUSED: by an operator. PARKED: its breaker is open. PROBING: half-open. ACTIVE: otherwise."""
+LimitsSource: TypeAlias = Literal["API", "SETTINGS", "DEFAULT"]
 BackoffType: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
 JitterType: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
 KeyFormatName: TypeAlias = Literal["PLAIN", "QUOTED"]
@@ -345,6 +346,66 @@ class PurgeResult(_Body):
     more: bool
 
 
+class _Settings(
+    msgspec.Struct, rename="camel", kw_only=True, gc=False, omit_defaults=True, frozen=True
+):
+    """Base class of limits, which are compared and shared."""
+
+
+class BreakerSettings(_Settings, frozen=True):
+    """The breaker of a downstream. Omitted fields have the service's defaults."""
+
+    enabled: bool = True
+    failure_rate: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """The share of failed attempts in the window at which the breaker opens."""
+    min_calls: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    """The attempts in the window below which `failureRate` does not apply."""
+    window_ms: Annotated[int, Meta(ge=1_000, le=3_600_000)] | None = None
+    consecutive_failures: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    """The breaker also opens after so many failures in a row."""
+    open_for_ms: Annotated[int, Meta(ge=1, le=MAX_DURATION_MS)] | None = None
+    """How long the breaker stays open; longer each time in a row, up to `maxOpenMs`."""
+    max_open_ms: Annotated[int, Meta(ge=1, le=MAX_DURATION_MS)] | None = None
+    probes: Annotated[int, Meta(ge=1, le=1_000)] | None = None
+    """The attempts at a time that test the downstream before the breaker closes."""
+
+
+class BudgetSettings(_Settings, frozen=True):
+    """The retry budget of a downstream. Omitted fields have the service's defaults."""
+
+    enabled: bool = True
+    ratio: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """Retries per attempt, in the last ten seconds."""
+    min_per_second: Annotated[float, Meta(ge=0, le=100_000)] | None = None
+    """Retries per second that are allowed in addition."""
+
+
+class DownstreamLimits(_Settings, frozen=True):
+    """The limits of a downstream. Omitted fields have the service's defaults."""
+
+    rate_per_second: Annotated[float, Meta(ge=0.001, le=100_000)] | None = None
+    """Attempts per second, of all processes together."""
+    concurrency: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    """Attempts at a time, of all processes together."""
+    breaker: BreakerSettings | None = None
+    budget: BudgetSettings | None = None
+
+
+class BreakerSettingsRequest(BreakerSettings, frozen=True, forbid_unknown_fields=True):
+    """`BreakerSettings` in a request: unknown fields are rejected."""
+
+
+class BudgetSettingsRequest(BudgetSettings, frozen=True, forbid_unknown_fields=True):
+    """`BudgetSettings` in a request: unknown fields are rejected."""
+
+
+class DownstreamLimitsRequest(DownstreamLimits, frozen=True, forbid_unknown_fields=True):
+    """The body that sets the limits of a downstream. An empty body removes them."""
+
+    breaker: BreakerSettingsRequest | None = None
+    budget: BudgetSettingsRequest | None = None
+
+
 class LocalStats(_Body):
     """The state of a downstream in this process; `running` is the number of running attempts."""
 
@@ -378,3 +439,6 @@ class DownstreamInfo(_Body):
     last_claim_at: int | None
     """The time at which a worker last claimed a task of the lane."""
     local: LocalStats | None
+    limits: DownstreamLimits = DownstreamLimits()
+    limits_source: LimitsSource = "DEFAULT"
+    """Where the limits are set: with `PUT /downstreams/{lane}`, or in the service's settings."""

@@ -28,6 +28,7 @@ from tarry.service.engine.context import (
 )
 from tarry.service.engine.engine import Engine
 from tarry.service.engine.lanes import Lanes, build_downstream
+from tarry.service.engine.limits import LimitTable
 from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.reporting import Event, FinishedTask, Reporter
@@ -36,13 +37,14 @@ from tarry.service.payloads import BodyStore
 from tarry.service.store import (
     AddResult,
     CancelStatus,
+    ConfiguredLimits,
     LeaseTerms,
     NewTask,
     RetryNowStatus,
     TaskFilter,
     TaskResult,
 )
-from tarry.wire.tasks import LocalStats
+from tarry.wire.tasks import DownstreamLimits, LimitsSource, LocalStats
 from tests.service.stores.reference_store import ReferenceStore
 
 T = TypeVar("T")
@@ -93,6 +95,7 @@ class FakeEngine:
             interval_s=30.0,
             failing_interval_s=5.0,
         )
+        self.limit_table = LimitTable(max_in_flight=1)
         self.limits = EngineLimits(max_tenant_unfinished_tasks=quota, max_tenant_lanes=lane_quota)
         self.error: Exception | None = None
         """Raised by `submit` when set."""
@@ -138,6 +141,18 @@ class FakeEngine:
     async def reset(self, lane: str) -> None:
         """Resume a lane."""
         await self.store.resume(lane)
+
+    async def set_limits(self, lane: str, limits: DownstreamLimits | None) -> bool:
+        """Set the limits of a lane; two lanes may have limits."""
+        is_set = await self.store.set_limits(lane, limits, max_lanes=2)
+        self.limit_table.stored = (
+            await self.store.load_limits(ConfiguredLimits(-1)) or ConfiguredLimits()
+        )
+        return is_set
+
+    def configured_limits(self, lane: str) -> tuple[DownstreamLimits, LimitsSource]:
+        """Return the limits of a lane."""
+        return self.limit_table.find(lane)
 
     def local_stats(self, lane: str) -> LocalStats | None:
         """Return the same state for every lane."""

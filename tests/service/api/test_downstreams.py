@@ -36,6 +36,8 @@ def test_downstreams_are_listed_with_their_local_state() -> None:
                 "ratePerSecond": None,
                 "concurrencyLimit": None,
             },
+            "limits": {},
+            "limitsSource": "DEFAULT",
         }
         assert expected == response.json["items"][0]
         assert [LANE, "https:example.org:443"] == [
@@ -89,6 +91,68 @@ def test_downstream_can_be_paused_before_its_first_task() -> None:
         await api.create()
         downstream = (await api.request("GET", f"/downstreams/{LANE}")).json
         assert ("PAUSED", 1) == (downstream["state"], downstream["pending"])
+
+    run_with_api(test)
+
+
+def test_limits_can_be_set_before_the_first_task() -> None:
+    """PUT replaces all limits of a downstream and creates its lane; `{}` removes the limits."""
+
+    async def test(api: ApiHarness) -> None:
+        limits = {
+            "ratePerSecond": 0.5,
+            "concurrency": 3,
+            "breaker": {"failureRate": 0.5, "openForMs": 5000},
+            "budget": {"enabled": False},
+        }
+        response = await api.request("PUT", "/downstreams/https:EXAMPLE.com:443", limits)
+        assert (200, LANE, limits, "API", 0) == (
+            response.status,
+            response.json["lane"],
+            response.json["limits"],
+            response.json["limitsSource"],
+            response.json["pending"],
+        )
+        await api.request("PUT", f"/downstreams/{LANE}", {"concurrency": 4})
+        downstream = (await api.request("GET", f"/downstreams/{LANE}")).json
+        assert {"concurrency": 4} == downstream["limits"]
+
+        removed = (await api.request("PUT", f"/downstreams/{LANE}", {})).json
+        assert ({}, "DEFAULT") == (removed["limits"], removed["limitsSource"])
+
+    run_with_api(test)
+
+
+@pytest.mark.parametrize(
+    ("limits", "field"),
+    [
+        ({"ratePerSecond": 0}, "ratePerSecond"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": 1.5}, "concurrency"),
+        ({"breaker": {"failureRate": 1.1}}, "breaker.failureRate"),
+        ({"breaker": {"failurerate": 0.5}}, "breaker.failurerate"),
+        ({"budget": {"ratio": 0}}, "budget.ratio"),
+        ({"rate": 5}, "rate"),
+    ],
+)
+def test_invalid_limits_are_rejected(limits: dict[str, object], field: str) -> None:
+    """The error names the field, and no lane is created."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("PUT", f"/downstreams/{LANE}", limits)
+        assert (422, field) == (response.status, response.problem["field"])
+        assert [] == (await api.store.list_lanes(None)).items
+
+    run_with_api(test)
+
+
+def test_number_of_downstreams_with_limits_is_bounded() -> None:
+    """The tenant limit is a 429; the harness allows two downstreams with limits."""
+
+    async def test(api: ApiHarness) -> None:
+        paths = [f"/downstreams/https:{number}.example:443" for number in range(3)]
+        statuses = [(await api.request("PUT", path, {"concurrency": 1})).status for path in paths]
+        assert [200, 200, 429] == statuses
 
     run_with_api(test)
 

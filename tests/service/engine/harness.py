@@ -23,7 +23,8 @@ from tarry.service.engine.context import (
     StoreClock,
 )
 from tarry.service.engine.engine import Engine
-from tarry.service.engine.lanes import Lanes, build_downstream
+from tarry.service.engine.lanes import Lanes
+from tarry.service.engine.limits import LimitPattern, LimitTable
 from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.reporting import Event, Reporter
@@ -73,6 +74,7 @@ class EngineHarness:
         seed: int = 1,
         lease: LeaseTerms = LEASE,
         build_breaker: Callable[[], Breaker] = Breaker,
+        patterns: Sequence[LimitPattern] = (),
         monotonic: Callable[[], float] | None = None,
         unix_time: Callable[[], float] | None = None,
         sign: Callable[[Task, bytes], list[tuple[str, str]]] | None = None,
@@ -88,14 +90,10 @@ class EngineHarness:
         self.ids = (f"0190a000-0000-7000-8000-{i:012x}" for i in range(seed << 24, 1 << 47))
         codec = Codec()
         clock = StoreClock(monotonic or loop.time)
-        self.lanes = Lanes(
-            partial(
-                build_downstream,
-                max_in_flight=limits.max_lane_running_attempts,
-                build_breaker=build_breaker,
-            ),
-            max_leased=limits.max_lane_leased,
+        limit_table = LimitTable(
+            patterns, max_in_flight=limits.max_lane_running_attempts, build_breaker=build_breaker
         )
+        self.lanes = Lanes(limit_table.build_downstream, max_leased=limits.max_lane_leased)
         self.metrics = Metrics(self.lanes)
         reporter = Reporter(self.metrics, clock.now_ms)
         self.events = reporter.events
@@ -107,6 +105,7 @@ class EngineHarness:
             delivery_client=target,
             policies=PolicyCache(self.store, clock.now_ms),
             lanes=self.lanes,
+            limit_table=limit_table,
             clock=clock,
             reporter=reporter,
             health=health,

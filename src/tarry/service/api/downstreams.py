@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tarry.service.api import problems
-from tarry.service.api.messages import NoQuery, PageQuery, json_response
+from tarry.service.api.messages import NoQuery, PageQuery, decode_json, json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import downstream_view, stored_lane_name
 from tarry.service.delivery.targets import parse_lane_name
-from tarry.wire.tasks import DownstreamInfo, Page
+from tarry.service.engine.limits import MAX_CONFIGURED_LANES
+from tarry.wire.tasks import DownstreamInfo, DownstreamLimitsRequest, Page
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, ApiResponse
     from tarry.service.model import LaneRecord
+
+
+_limits_decoder = msgspec.json.Decoder(DownstreamLimitsRequest)
 
 
 class DownstreamResource:
@@ -35,6 +41,27 @@ class DownstreamResource:
             )
         items = [self._view(lane) for lane in page.items]
         return json_response(200, Page(items=items, next_cursor=page.cursor))
+
+    @Operation(
+        "PUT",
+        "/downstreams/{lane}",
+        "setDownstreamLimits",
+        DownstreamInfo,
+        errors=(429,),
+        body=DownstreamLimitsRequest,
+    )
+    async def set_limits(self, request: ApiRequest) -> ApiResponse:
+        """Replace the limits of a downstream, also before its first task; `{}` removes them."""
+        body = await request.read_body(self._context.limits.max_request_bytes)
+        limits = decode_json(_limits_decoder, body)
+        name = _parse_lane_name(request)
+        is_default = limits == DownstreamLimitsRequest()
+        if not await self._context.engine.set_limits(name, None if is_default else limits):
+            raise problems.TENANT_LIMIT.error(
+                f"{MAX_CONFIGURED_LANES} downstreams of the tenant have limits. "
+                "Remove limits that are not needed: PUT /downstreams/LANE with the body {}."
+            )
+        return await self._get(name)
 
     @Operation("POST", "/downstreams/{lane}/pause", "pauseDownstream", DownstreamInfo)
     async def pause(self, request: ApiRequest) -> ApiResponse:
@@ -80,7 +107,8 @@ class DownstreamResource:
 
     def _view(self, lane: LaneRecord) -> DownstreamInfo:
         engine = self._context.engine
-        return downstream_view(lane, engine.local_stats(lane.name), engine.clock.now_ms())
+        limits = engine.configured_limits(lane.name)
+        return downstream_view(lane, limits, engine.local_stats(lane.name), engine.clock.now_ms())
 
 
 def _parse_lane_name(request: ApiRequest) -> str:

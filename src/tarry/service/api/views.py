@@ -173,9 +173,13 @@ def replay_view(replay: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJo
 
 
 def downstream_view(
-    lane: LaneRecord, local_stats: wire.LocalStats | None, now: int
+    lane: LaneRecord,
+    configured_limits: tuple[wire.DownstreamLimits, wire.LimitsSource],
+    local_stats: wire.LocalStats | None,
+    now: int,
 ) -> wire.DownstreamInfo:
     """Return the view of a lane (downstream of the API); `local_stats` is that of this process."""
+    limits, limits_source = configured_limits
     state: wire.LaneStateName = "ACTIVE"
     if lane.paused:
         state = "PAUSED"
@@ -191,6 +195,8 @@ def downstream_view(
         dead=lane.exhausted,
         last_claim_at=lane.last_claim_at,
         local=local_stats,
+        limits=limits,
+        limits_source=limits_source,
     )
 
 

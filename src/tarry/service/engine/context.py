@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from tarry.service.delivery import DeliveryClient
     from tarry.service.engine.lanes import Lanes
+    from tarry.service.engine.limits import LimitTable
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
     from tarry.service.model import AttemptRecord, Task, TaskContent
@@ -161,6 +162,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     delivery_client: DeliveryClient
     policies: PolicyCache
     lanes: Lanes
+    limit_table: LimitTable
     clock: StoreClock
     reporter: Reporter
     health: Health

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.lanes import MAX_LANES
+from tarry.service.engine.limits import MAX_CONFIGURED_LANES
 from tarry.service.engine.maintenance import Maintenance
 from tarry.service.engine.reporting import FinishedTask
 from tarry.service.engine.scheduler import Scheduler
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.reporting import EventPublisher
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import AddResult, NewTask
+    from tarry.wire.tasks import DownstreamLimits, LimitsSource
 
 _MAX_GROUP_ITEMS = 64  # small, because results have to wait while a group is written
 _MAX_URGENT_TASKS = 8
@@ -69,6 +71,7 @@ class Engine:
         """Read the store's time and the limits of lanes, then start scheduler and maintenance."""
         store, sent_at = self._context.store, self.clock.local_ms()
         self.clock.synchronize(sent_at, await store.ping())
+        await self.scheduler.load_limits()
         self._context.lanes.restore_limits(await store.list_lane_limits(MAX_LANES))
         coroutines = (self.scheduler.run(), self.maintenance.run())
         self._background_tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
@@ -254,6 +257,18 @@ class Engine:
             lane.downstream = self._context.lanes.build_downstream(lane_name)
             self._reporter.report_transition(state_before, lane.breaker.state)
         await self.resume(lane_name)
+
+    async def set_limits(self, lane_name: str, limits: DownstreamLimits | None) -> bool:
+        """Set the limits of a lane (None: remove them); return False for too many lanes."""
+        is_set = await self._context.store.set_limits(
+            lane_name, limits, max_lanes=MAX_CONFIGURED_LANES
+        )
+        await self.scheduler.load_limits()
+        return is_set
+
+    def configured_limits(self, lane_name: str) -> tuple[DownstreamLimits, LimitsSource]:
+        """Return the configured limits of a lane, and where they are configured."""
+        return self._context.limit_table.find(lane_name)
 
     def local_stats(self, lane_name: str) -> LocalStats | None:
         """Return the state of a lane in this process; None if this process has no such lane."""

@@ -21,6 +21,7 @@ from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import RatioBudget
 from tarry.core.downstream import Downstream
 from tarry.service.store import LaneLimits
+from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
@@ -49,17 +50,20 @@ _MAX_SLOW_LANE_LEASED = 256
 leases would be released before they start."""
 FAST_ATTEMPT_MS = 1_000
 """An attempt that takes longer is slow."""
+DEFAULT_LIMITS = DownstreamLimits()  # one object for all lanes
+_NEVER = 1 << 62  # calls in the window
 _DURATION_WEIGHT = 1 / 8  # of the newest attempt in the mean duration of a lane
 
 
 class LaneDownstream(Downstream):
     """The downstream of a lane, with a limiter that follows the capacity of the target."""
 
-    __slots__ = ("limiter",)
+    __slots__ = ("limiter", "limits")
 
     def __init__(self, name: str, *, breaker: Breaker, max_in_flight: int) -> None:
-        # Ten retries a second are always admitted, so that a lane with only retries makes progress.
-        budget = RatioBudget(0.3, min_per_second=10.0)
+        budget = build_budget()
+        self.limits: DownstreamLimits = DEFAULT_LIMITS
+        """The configured limits, see `LimitTable`."""
         self.limiter: AdaptiveLimit = AdaptiveLimit(
             max_in_flight=max_in_flight, max_wait=_MAX_LIMITER_DELAY_S
         )
@@ -310,14 +314,39 @@ def _is_retry(task: Task) -> bool:
     return task.attempts > task.attempts_before_replay + task.lost_attempts
 
 
-def build_breaker() -> Breaker:
+def build_budget(settings: BudgetSettings | None = None) -> RatioBudget | None:
+    """Build the retry budget of a lane; None if it is not enabled."""
+    settings = settings or BudgetSettings()
+    if not settings.enabled:
+        return None
+    ratio = 0.3 if settings.ratio is None else settings.ratio
+    # Ten retries a second are always admitted, so that a lane with only retries makes progress.
+    min_per_second = 10.0 if settings.min_per_second is None else settings.min_per_second
+    return RatioBudget(ratio, min_per_second=min_per_second)
+
+
+def build_breaker(settings: BreakerSettings | None = None) -> Breaker:
     """Build the breaker of a lane.
 
     It opens only when nearly all attempts fail, because the limiter handles a target that refuses
     a part of them. It opens for a short time that grows slowly: a target that was down for T
     seconds is tested again within about 0.5 s + 0.05 T.
     """
-    return Breaker(failure_rate=0.9, timeouts=3, open_for=0.5, growth=1.05, close_after=1)
+    settings = settings or BreakerSettings()
+    open_for = (settings.open_for_ms or 500) / 1000
+    return Breaker(
+        failure_rate=settings.failure_rate or 0.9,
+        # A breaker that is not enabled still closes after it was opened by an earlier process.
+        min_calls=(settings.min_calls or 20) if settings.enabled else _NEVER,
+        window=(settings.window_ms or 10_000) / 1000,
+        consecutive=settings.consecutive_failures if settings.enabled else None,
+        timeouts=3 if settings.enabled else None,
+        open_for=open_for,
+        growth=1.05,
+        max_open=max(open_for, (settings.max_open_ms or 300_000) / 1000),
+        probes=settings.probes or 3,
+        close_after=1,
+    )
 
 
 def build_downstream(

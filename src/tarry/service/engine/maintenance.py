@@ -42,6 +42,7 @@ class Maintenance:
     async def run_once(self) -> float:
         """Do a small step of each kind of maintenance; return the seconds to pause after it."""
         context, store = self._context, self._context.store
+        await self._scheduler.load_limits()
         sweep_result = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
         next_replay_at = await self._step_replays()
         now = context.clock.now_ms()

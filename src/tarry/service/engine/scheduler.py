@@ -110,6 +110,18 @@ class Scheduler:
         if count:
             _logger.info("released leases of which the store's reply was lost, count=%d", count)
 
+    async def load_limits(self) -> None:
+        """Apply the limits that operators have set, if they have changed."""
+        context = self._context
+        limits = await context.store.load_limits(context.limit_table.stored)
+        if limits is None or limits.version < context.limit_table.stored.version:
+            return  # not changed, or a newer version was loaded meanwhile
+        context.limit_table.stored = limits
+        for lane in context.lanes.values():
+            context.limit_table.configure(lane.downstream)
+            if lane.rate_timer is not None:  # the rate may be higher now
+                self._worker.end_rate_delay(lane)
+
     def _check_outage_backlog(self) -> bool:
         """Return whether results of an outage are unwritten; must be called before each claim."""
         results = self._worker.result_writer.result_queue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tarry.service.store import FinishStatus, LaneLimits, NewTask
+from tarry.service.store import ConfiguredLimits, FinishStatus, LaneLimits, NewTask
+from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
 from tests.service.stores.harness import (
     HOUR_MS,
     LANE,
@@ -435,3 +436,53 @@ async def the_busiest_lanes_are_those_with_the_most_pending_tasks(harness: Store
     [beta_lane] = (await harness.store.counters("beta")).busiest_lanes
     assert await harness.get_lane(BETA) == beta_lane
     assert 100 == len((await harness.store.counters()).busiest_lanes)
+
+
+@conformance_case
+async def limits_that_operators_set_are_returned_when_they_change(harness: StoreHarness) -> None:
+    """Limits can be set before the first task, survive a restart, and are removed with None."""
+    store, unknown = harness.store, ConfiguredLimits(version=-1)
+    empty = await store.load_limits(unknown)
+    assert empty is not None
+    assert {} == empty.by_lane
+    assert await store.load_limits(empty) is None
+    first = DownstreamLimits(
+        rate_per_second=0.5, concurrency=3, breaker=BreakerSettings(enabled=False, probes=2)
+    )
+    second = DownstreamLimits(budget=BudgetSettings(ratio=0.25))
+    assert await store.set_limits(BETA, first, max_lanes=9)
+    assert await store.set_limits(LANE, second, max_lanes=9)
+    await harness.add(task(1))
+    await harness.claim()
+    await harness.reopen()
+    store = harness.store
+
+    loaded = await store.load_limits(empty)
+    assert loaded is not None
+    assert ({BETA: first, LANE: second}, True) == (loaded.by_lane, loaded.version > empty.version)
+    assert await store.load_limits(loaded) is None
+    lane = await store.get_lane(BETA)
+    assert lane is not None
+    assert ("beta", 0) == (lane.tenant, lane.pending)
+
+    assert await store.set_limits(BETA, None, max_lanes=0)
+    changed = await store.load_limits(loaded)
+    assert changed is not None
+    assert {LANE: second} == changed.by_lane
+
+
+@conformance_case
+async def a_tenant_can_set_the_limits_of_few_lanes(harness: StoreHarness) -> None:
+    """Beyond `max_lanes`, nothing is changed; limits of the tenant's lanes can be replaced."""
+    store, limits = harness.store, DownstreamLimits(concurrency=1)
+    names = [f"acme/https:{number}.example:443" for number in range(3)]
+    assert await store.set_limits(names[0], limits, max_lanes=2)
+    assert await store.set_limits(names[1], limits, max_lanes=2)
+    before = await store.load_limits(ConfiguredLimits(version=-1))
+    assert before is not None
+
+    assert not await store.set_limits(names[2], limits, max_lanes=2)
+    assert await store.load_limits(before) is None
+    assert await store.get_lane(names[2]) is None
+    assert await store.set_limits(names[1], DownstreamLimits(concurrency=2), max_lanes=2)
+    assert await store.set_limits(BETA, limits, max_lanes=2)

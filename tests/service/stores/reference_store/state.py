@@ -19,7 +19,7 @@ from tarry.service.model import (
     Status,
     Task,
 )
-from tarry.service.store import LaneLimits, LeaseTerms
+from tarry.service.store import ConfiguredLimits, LaneLimits, LeaseTerms
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -260,6 +260,7 @@ class ReferenceState:
         self.ids: dict[str, int] = {}
         self.queues: dict[str, Queue] = {}
         self.lane_limits: dict[str, LaneLimits] = {}
+        self.limits = ConfiguredLimits()
         self.tenants: dict[str, Tenant] = {}
         self.due_alarms: LaneAlarms = LaneAlarms()
         """Lanes by the due time of their earliest task. Claims add their horizon to the time."""

@@ -29,6 +29,7 @@ from tarry.service.store import (
     AttemptsOfMinute,
     CancelStatus,
     ClaimResult,
+    ConfiguredLimits,
     Counters,
     FinishStatus,
     LaneLimits,
@@ -44,6 +45,7 @@ from tarry.service.store import (
     TaskResult,
     next_replay_step_at,
 )
+from tarry.wire.tasks import DownstreamLimits
 from tests.service.stores.reference_store.state import (
     DAY_MS,
     MINUTE_MS,
@@ -323,6 +325,25 @@ class ReferenceStore:
         """Return the limits of lanes whose rate is limited, by name."""
         limited = [each for each in self.state.lane_limits.values() if each.rate is not None]
         return sorted(limited, key=lambda each: each.lane)[:limit]
+
+    async def set_limits(
+        self, lane: str, limits: DownstreamLimits | None, *, max_lanes: int
+    ) -> bool:
+        """Set the limits of a lane."""
+        by_lane, tenant = dict(self.state.limits.by_lane), lane.partition("/")[0]
+        by_lane.pop(lane, None)
+        if limits is not None:
+            if max_lanes <= sum(name.partition("/")[0] == tenant for name in by_lane):
+                return False
+            by_lane[lane] = limits
+        self.state.queue(lane)
+        self.state.limits = ConfiguredLimits(self.state.limits.version + 1, by_lane=by_lane)
+        return True
+
+    async def load_limits(self, known: ConfiguredLimits) -> ConfiguredLimits | None:
+        """Return the limits, unless they are known."""
+        limits = self.state.limits
+        return None if limits.version == known.version else limits
 
     def _reschedule(self, lane: str) -> None:
         self.state.schedule(self.state.queues[lane], self._clock())

@@ -6,8 +6,16 @@ import re
 from pathlib import Path
 
 from tarry.service.model import PolicyVersion, ReplayRecord, Status
-from tarry.service.store import LaneLimits, NewTask, Release, Retention, TaskFilter
+from tarry.service.store import (
+    ConfiguredLimits,
+    LaneLimits,
+    NewTask,
+    Release,
+    Retention,
+    TaskFilter,
+)
 from tarry.service.stores.sqlite import SqliteStore
+from tarry.wire.tasks import DownstreamLimits
 from tests.service.stores.harness import (
     HOUR_MS,
     LEASE,
@@ -32,6 +40,14 @@ MERGE_SORT = re.compile(r"USE TEMP B-TREE FOR ORDER BY\b")
 """Sort of one page that is merged from the pages of several statuses."""
 BUSIEST_LANES = "ORDER BY l.pending DESC"
 """The metrics sort the lanes by their tasks. An index would have to change with each task."""
+
+
+async def use_limits(store: SqliteStore, lane: str) -> None:
+    """Call the operations on the limits of lanes."""
+    await store.record_lane_limits([LaneLimits(lane, 5.0, 8)])
+    await store.list_lane_limits(10)
+    await store.set_limits(lane, DownstreamLimits(concurrency=1), max_lanes=9)
+    await store.load_limits(ConfiguredLimits())
 
 
 def test_no_statement_scans_a_table(tmp_path: Path) -> None:
@@ -75,8 +91,7 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
             await store.list_tasks("acme", query, limit=2)
         await store.get_task("acme", leased[0].id)
         await store.list_attempts("acme", leased[0].id, after=1)
-        await store.record_lane_limits([LaneLimits(leased[0].lane, 5.0, 8)])
-        await store.list_lane_limits(10)
+        await use_limits(store, leased[0].lane)
         await store.list_lanes("acme", limit=2)
         await store.list_lanes(None, limit=2)
         await store.start_replay(ReplayRecord(id="r", tenant="acme"))

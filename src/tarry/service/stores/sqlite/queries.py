@@ -13,11 +13,13 @@ from tarry.service.store import (
     MAX_BUSIEST_LANES,
     MAX_PAGE_BYTES,
     AttemptsOfMinute,
+    ConfiguredLimits,
     Counters,
     LaneLimits,
     Page,
 )
 from tarry.service.stores.sqlite.transaction import MINUTE_MS, TENANT_COUNTERS
+from tarry.wire.tasks import DownstreamLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,6 +67,10 @@ _TASK_BY_SEQ = SELECT_TASK + "WHERE s.seq = ?"
 _LANE_LIMITS = """
 SELECT name, rate, concurrency FROM lane INDEXED BY lane_limited
 WHERE rate IS NOT NULL AND name > '' ORDER BY name LIMIT ?
+"""
+_LIMITS_VERSION = "SELECT value FROM meta WHERE name = 'limits_version'"
+_CONFIGURED_LIMITS = """
+SELECT name, limits FROM lane INDEXED BY lane_configured WHERE limits IS NOT NULL AND tenant > 0
 """
 _ATTEMPTS = "SELECT log FROM attempt WHERE id > ? AND id < ? ORDER BY id LIMIT ?"
 _LIVE_TASKS = """
@@ -114,6 +120,7 @@ SELECT ({_TENANT_ID}), (SELECT id FROM lane WHERE name = ?2),
 """
 
 encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
+_decode_limits: Callable[[str], DownstreamLimits] = msgspec.json.Decoder(DownstreamLimits).decode
 _decode_attempt: Callable[[bytes], AttemptRecord] = msgspec.msgpack.Decoder(AttemptRecord).decode
 
 
@@ -280,6 +287,18 @@ def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
 def list_lane_limits(tx: ReadTransaction, limit: int) -> list[LaneLimits]:
     """Return the limits of up to `limit` lanes whose rate is limited, sorted by lane."""
     return [LaneLimits(*row) for row in tx.execute(_LANE_LIMITS, (limit,)).fetchall()]
+
+
+def load_limits(tx: ReadTransaction, known: ConfiguredLimits) -> ConfiguredLimits | None:
+    """Return the limits that were set for lanes; None if nothing has changed since `known`."""
+    version = tx.execute(_LIMITS_VERSION).fetchone()[0]
+    locks = tx.execute("SELECT lock FROM worker WHERE lock IS NOT NULL").fetchall()
+    process_count = max(1, len(set(locks)))  # each process has one lock
+    if (version, process_count) == (known.version, known.process_count):
+        return None
+    rows = tx.execute(_CONFIGURED_LIMITS).fetchall()
+    limits = {name: _decode_limits(text) for name, text in rows}
+    return ConfiguredLimits(version, process_count, limits)
 
 
 def list_lanes(

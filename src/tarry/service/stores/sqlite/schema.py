@@ -197,6 +197,11 @@ MIGRATIONS = (
     ALTER TABLE tenant ADD COLUMN lanes INTEGER NOT NULL DEFAULT 0; -- number of its lanes
     UPDATE tenant SET lanes = (SELECT count(*) FROM lane WHERE lane.tenant = tenant.id);
     """,
+    """
+    ALTER TABLE lane ADD COLUMN limits TEXT; -- the DownstreamLimits that an operator has set
+    CREATE INDEX lane_configured ON lane (tenant, name, limits) WHERE limits IS NOT NULL;
+    INSERT INTO meta VALUES ('limits_version', 0);
+    """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.executor import Executor
     from tarry.service.stores.sqlite.schema import StorePath
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+    from tarry.wire.tasks import DownstreamLimits
 
 
 _MAX_LEASES_PER_TRANSACTION = 1000
@@ -200,6 +201,14 @@ class SqliteStore:
 
     async def list_lane_limits(self, limit: int) -> list[store.LaneLimits]:
         return await self.read(lambda tx: queries.list_lane_limits(tx, limit))
+
+    async def set_limits(
+        self, lane: str, limits: DownstreamLimits | None, *, max_lanes: int
+    ) -> bool:
+        return await self.write(OperationCall(transitions.set_limits, lane, limits, max_lanes))
+
+    async def load_limits(self, known: store.ConfiguredLimits) -> store.ConfiguredLimits | None:
+        return await self.read(lambda tx: queries.load_limits(tx, known))
 
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100

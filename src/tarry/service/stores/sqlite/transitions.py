@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
+
 from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus
 from tarry.service.stores.sqlite.queries import attempt_row_id, pack_id, unpack_id
 from tarry.service.stores.sqlite.transaction import (
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from tarry.service.store import LaneLimits, Release
     from tarry.service.stores.sqlite.transaction import TaskRowIds, Transaction
+    from tarry.wire.tasks import DownstreamLimits
 
 _READ_STATE = """
 SELECT seq, tenant, lane, policy, version, status, cancelling, attempts, next_attempt_at
@@ -47,6 +50,10 @@ _LEASES_OF_WORKER = f"""
 SELECT task.id, seq, state.tenant, lane, policy, next_attempt_at, cancelling, attempts
 FROM state INDEXED BY state_leased JOIN task USING (seq)
 WHERE status = {IN_FLIGHT} AND worker IN (SELECT id FROM worker WHERE name = ?)
+"""
+_COUNT_CONFIGURED_LANES = """
+SELECT count(*) FROM lane INDEXED BY lane_configured
+WHERE tenant = ? AND limits IS NOT NULL AND name != ?
 """
 _LOCK_TOKENS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
 _LEASES_OF_LOCK = f"""
@@ -229,3 +236,15 @@ def record_lane_limits(tx: Transaction, limits: Sequence[LaneLimits]) -> None:
     """Store the limits of lanes."""
     rows = [(lane.rate, lane.concurrency, lane.lane) for lane in limits]
     tx.executemany("UPDATE lane SET rate = ?, concurrency = ? WHERE name = ?", rows)
+
+
+def set_limits(tx: Transaction, lane: str, limits: DownstreamLimits | None, max_lanes: int) -> bool:
+    """Set the limits of a lane; return False if the tenant has too many lanes with limits."""
+    tenant_id = tx.names.tenant_id(lane.partition("/")[0])
+    count = tx.execute(_COUNT_CONFIGURED_LANES, (tenant_id, lane)).fetchone()[0]
+    if limits is not None and count >= max_lanes:
+        return False
+    text = None if limits is None else msgspec.json.encode(limits).decode()
+    tx.execute("UPDATE lane SET limits = ? WHERE id = ?", (text, tx.names.lane_id(lane)))
+    tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'limits_version'")
+    return True

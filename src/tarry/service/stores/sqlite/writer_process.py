@@ -35,6 +35,7 @@ from tarry.service.stores.sqlite.clock import AnchoredClock
 from tarry.service.stores.sqlite.database import Database
 from tarry.service.stores.sqlite.executor import Executor
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
+from tarry.wire.tasks import DownstreamLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,6 +107,7 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (transitions.resume, tuple[str], None),
         (transitions.pause, tuple[str], None),
         (transitions.record_lane_limits, tuple[list[store.LaneLimits]], None),
+        (transitions.set_limits, tuple[str, DownstreamLimits | None, int], bool),
         (terminal_tasks.start_replay, tuple[ReplayRecord], ReplayRecord),
         (terminal_tasks.replay_step, tuple[str, int], ReplayRecord | None),
         (terminal_tasks.cancel_replay, tuple[str, str], ReplayRecord | None),

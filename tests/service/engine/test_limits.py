@@ -1,0 +1,202 @@
+"""Configured limits of downstreams: rate, concurrency, breaker and budget of running lanes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tarry.core.breaker import BreakerState
+from tarry.service.delivery import DeliveryRequest, DeliveryResult
+from tarry.service.engine.lanes import build_breaker, build_budget
+from tarry.service.engine.limits import LimitPattern, LimitTable
+from tarry.service.model import LOST, Status
+from tarry.service.store import ConfiguredLimits
+from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
+from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget, run
+from tests.service.stores.reference_store import ReferenceStore
+
+LANE = "default/http:a.example:80"
+
+
+def new_table(
+    *patterns: LimitPattern, stored: dict[str, DownstreamLimits] | None = None, processes: int = 1
+) -> LimitTable:
+    """Return a table with patterns and stored limits."""
+    table = LimitTable(patterns, max_in_flight=16)
+    table.stored = ConfiguredLimits(1, processes, stored or {})
+    return table
+
+
+def test_stored_limits_have_priority_over_patterns() -> None:
+    """The first pattern that matches tenant and lane applies to lanes without stored limits."""
+    limits = [DownstreamLimits(concurrency=number) for number in range(1, 5)]
+    table = new_table(
+        LimitPattern("acme", "https:*.example:443", limits[0]),
+        LimitPattern("*", "https:[::1]:443", limits[1]),
+        LimitPattern("*", "https:*", limits[2]),
+        stored={"acme/https:b.example:443": limits[3]},
+    )
+    expected = {
+        "acme/https:a.example:443": (limits[0], "SETTINGS"),
+        "acme/https:b.example:443": (limits[3], "API"),
+        "beta/https:a.example:443": (limits[2], "SETTINGS"),
+        "beta/https:[::1]:443": (limits[1], "SETTINGS"),
+        "beta/http:a.example:80": (DownstreamLimits(), "DEFAULT"),
+    }
+    assert expected == {lane: table.find(lane) for lane in expected}
+
+
+def test_processes_share_rate_and_concurrency() -> None:
+    """Each process gets an equal share, and at least one attempt at a time."""
+    limits = DownstreamLimits(rate_per_second=9, concurrency=7)
+    shares = []
+    for processes in (1, 3, 9):
+        limiter = (
+            new_table(stored={LANE: limits}, processes=processes).build_downstream(LANE).limiter
+        )
+        shares.append((limiter.rate, limiter._max_in_flight))
+    assert [(9.0, 7), (3.0, 2), (1.0, 1)] == shares
+
+
+def test_a_new_breaker_keeps_a_lane_half_open() -> None:
+    """A lane that is parked when its breaker changes is still probed before it is used."""
+    table = new_table()
+    downstream = table.build_downstream(LANE)
+    assert downstream.breaker is not None
+    downstream.breaker.half_open(4)
+    table.stored = ConfiguredLimits(
+        2, 1, {LANE: DownstreamLimits(breaker=BreakerSettings(probes=7))}
+    )
+    table.configure(downstream)
+
+    breaker = downstream.breaker
+    assert (BreakerState.HALF_OPEN, 4, 7) == (
+        breaker.state,
+        breaker.consecutive_opens,
+        breaker.probes,
+    )
+    table.configure(downstream)
+    assert breaker is downstream.breaker  # unchanged settings change nothing
+
+
+@pytest.mark.parametrize(
+    ("settings", "failures"),
+    [
+        (BreakerSettings(min_calls=5), 5),
+        (BreakerSettings(consecutive_failures=2), 2),
+        (BreakerSettings(open_for_ms=900_000), 20),
+        (BreakerSettings(enabled=False, consecutive_failures=2), None),
+    ],
+)
+def test_breaker_settings(settings: BreakerSettings, failures: int | None) -> None:
+    """A breaker opens by its settings, or never if it is not enabled."""
+    breaker = build_breaker(settings)
+    count = 0
+    while breaker.state is BreakerState.CLOSED and count < 100:
+        permit = breaker.admit(0.0)
+        assert permit is not None
+        count += 1
+        breaker.record(permit, True, 0.1, 0.0, 0.0, timed_out=count % 2 == 0)
+    assert (failures or 100) == count
+
+
+def test_rate_and_lease_of_a_slow_lane() -> None:
+    """At most five attempts a second start, and no lease of a waiting task is lost."""
+
+    async def main() -> None:
+        limits = DownstreamLimits(rate_per_second=5)
+        target = FakeTarget(OK)
+        harness = EngineHarness(target, patterns=[LimitPattern("*", "*", limits)])
+        await harness.engine.start()
+        tasks = await harness.add(*(harness.new_task() for _ in range(100)))
+        await asyncio.sleep(10)
+        assert 45 <= len(target.times) <= 52
+        for start in target.times:
+            assert sum(start <= time < start + 1 for time in target.times) <= 7
+        await asyncio.sleep(15)
+        for task in tasks:
+            assert Status.SUCCEEDED is (await harness.get_task(task)).status
+            assert all(attempt.outcome != LOST for attempt in await harness.list_attempts(task))
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_limits_of_a_running_lane_can_be_changed() -> None:
+    """A lower concurrency applies at once, a removed rate ends the wait for it."""
+    running: list[DeliveryRequest] = []
+    peaks: list[int] = []
+
+    async def respond(request: DeliveryRequest) -> DeliveryResult:
+        running.append(request)
+        peaks.append(len(running))
+        await asyncio.sleep(1)
+        running.remove(request)
+        return OK
+
+    async def main() -> None:
+        target = FakeTarget(respond)
+        harness = EngineHarness(target)
+        engine = harness.engine
+        await engine.start()
+        await harness.add(*(harness.new_task() for _ in range(40)))
+        await asyncio.sleep(0.5)
+        assert 8 == len(running)
+        lane = harness.lanes.most_notable(1)[0].name
+
+        assert await engine.set_limits(lane, DownstreamLimits(concurrency=2))
+        peaks.clear()
+        await asyncio.sleep(2)
+        assert {1, 2} >= set(peaks)
+        assert peaks
+
+        assert await engine.set_limits(lane, DownstreamLimits(rate_per_second=0.001))
+        await asyncio.sleep(2)
+        sent = len(peaks)
+        await asyncio.sleep(20)
+        assert sent + 1 >= len(peaks)
+
+        assert await engine.set_limits(lane, None)
+        await asyncio.sleep(30)
+        assert not running
+        assert 40 == len(target.requests)
+        await engine.stop(1)
+
+    run(main)
+
+
+def test_limits_of_another_process_are_adopted() -> None:
+    """A process applies limits that were set through another one within two seconds."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+        first = EngineHarness(FakeTarget(OK), store=store)
+        second = EngineHarness(FakeTarget(OK), store=store, seed=2)
+        await first.engine.start()
+        await second.engine.start()
+        downstream = second.lanes[LANE].downstream
+        limits = DownstreamLimits(rate_per_second=3, budget=BudgetSettings(enabled=False))
+        assert await first.engine.set_limits(LANE, limits)
+        await asyncio.sleep(2)
+        assert (3.0, None) == (downstream.limiter.rate, downstream.budget)
+        assert (limits, "API") == second.engine.configured_limits(LANE)
+
+        restarted = EngineHarness(FakeTarget(OK), store=store, seed=3)
+        await restarted.engine.start()
+        assert 3.0 == restarted.lanes[LANE].downstream.limiter.rate
+        for harness in (first, second, restarted):
+            await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_budget_settings() -> None:
+    """A budget of one retry a second admits about that many."""
+    settings = BudgetSettings(ratio=0.01, min_per_second=1)
+    budget = build_budget(settings)
+    assert budget is not None
+    retries = sum(budget.withdraw(1.0, 1000 + second / 10) for second in range(600))
+    assert 50 <= retries <= 75
+    assert build_budget(BudgetSettings(enabled=False)) is None
