@@ -11,6 +11,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.service.settings import Settings, check_environment, load_settings, sqlite_path
+from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
 
 _KEY = "A" * 43 + "="
 _FILE = __file__
@@ -304,3 +305,57 @@ def test_service_links_of_kubernetes_are_ignored() -> None:
     }
 
     assert Settings() == load_settings({}, service_links).settings
+
+
+def test_limits_of_downstreams_are_read_from_the_file(tmp_path: Path) -> None:
+    """Patterns have the fields of the API, in lower case with underscores."""
+    file = tmp_path / "tarry.toml"
+    file.write_text("""
+[[downstreams]]
+lane = "https:*.example.com:443"
+rate_per_second = 50
+breaker = { failure_rate = 0.5, open_for_ms = 5000 }
+
+[[downstreams]]
+lane = "http:a.example:80"
+tenant = "acme"
+budget = { enabled = false }
+""")
+    loaded = load_settings({}, {}, file)
+    first, second = loaded.settings.downstreams
+
+    breaker = BreakerSettings(failure_rate=0.5, open_for_ms=5000)
+    assert DownstreamLimits(rate_per_second=50, breaker=breaker) == first.limits
+    assert DownstreamLimits(budget=BudgetSettings(enabled=False)) == second.limits
+    patterns = "*/https:*.example.com:443, acme/http:a.example:80"
+    assert patterns == loaded.format("downstreams")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("rate_per_second = 5", r"\[0\]: Object missing required field `lane`"),
+        ('lane = "*"\nrate = 5', r"\[0\]: Object contains unknown field `rate`"),
+        ('lane = "*"\nrate_per_second = 0', r"\[0\].rate_per_second: Expected `float` >= 0.001"),
+        ('lane = "*"\nbreaker = {probes = 0}', r"\[0\].breaker.probes: Expected `int` >= 1"),
+        ('lane = "example.com"', "must be scheme:host:port"),
+        ('lane = "https:Example.com"', "must write the lane as https:example.com:443"),
+    ],
+)
+def test_invalid_limits_of_downstreams_are_reported(
+    tmp_path: Path, entry: str, message: str
+) -> None:
+    """The error names the file, the entry and the field."""
+    file = tmp_path / "tarry.toml"
+    file.write_text(f"[[downstreams]]\n{entry}\n")
+    with pytest.raises(ConfigurationError, match=rf"^downstreams in .*tarry.toml.*{message}"):
+        load_settings({}, {}, file)
+
+
+def test_limits_of_downstreams_can_only_be_set_in_a_file() -> None:
+    """A variable or `--set` cannot hold patterns with several fields."""
+    message = "can only be set in a settings file"
+    with pytest.raises(ConfigurationError, match=f"^TARRY_DOWNSTREAMS: {message}"):
+        load_settings({}, {"TARRY_DOWNSTREAMS": "a"})
+    with pytest.raises(ConfigurationError, match=f"^--set downstreams: {message}"):
+        load_settings({}, {}, set_values={"downstreams": "a"})

@@ -36,7 +36,7 @@ try:
     )
     from tarry.service.engine.engine import Engine
     from tarry.service.engine.lanes import Lanes
-    from tarry.service.engine.limits import LimitTable
+    from tarry.service.engine.limits import LimitPattern, LimitTable
     from tarry.service.engine.metrics import Metrics
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
@@ -122,7 +122,10 @@ class Service:
             max_tenant_unfinished_tasks=settings.tenant_pending or None,
             max_tenant_lanes=settings.tenant_lanes or None,
         )
-        limit_table = LimitTable(max_in_flight=settings.lane_in_flight)
+        patterns = [
+            LimitPattern(each.tenant, each.lane, each.limits) for each in settings.downstreams
+        ]
+        limit_table = LimitTable(patterns, max_in_flight=settings.lane_in_flight)
         lanes = Lanes(limit_table.build_downstream, max_leased=limits.max_lane_leased)
         clock = StoreClock(environment.now)  # epoch ms of the store, from monotonic seconds
         worker = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -29,6 +29,7 @@ from tarry.errors import ConfigurationError, short_repr
 from tarry.service import defaults
 from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.redaction import REDACTED
+from tarry.wire.tasks import DownstreamLimits, DownstreamLimitsRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,6 +46,22 @@ _OTHER_STORE = re.compile(r"memory|sqlite|(?!sqlite:)[A-Za-z][A-Za-z0-9+.-]+:.*"
 
 def _help(text: str, *, ge: int | None = None, le: int | None = None) -> Meta:
     return Meta(description=text, ge=ge, le=le)
+
+
+class DownstreamPattern(DownstreamLimitsRequest, frozen=True, kw_only=True):
+    """Limits of all downstreams whose lane and tenant match; `*` stands for any characters."""
+
+    lane: Annotated[str, Meta(min_length=1)]
+    tenant: Annotated[str, Meta(min_length=1)] = "*"
+
+    def __str__(self) -> str:
+        """Return the pattern of tenant and lane."""
+        return f"{self.tenant}/{self.lane}"
+
+    @property
+    def limits(self) -> DownstreamLimits:
+        """The limits without the pattern."""
+        return msgspec.convert(self, DownstreamLimits, from_attributes=True)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +104,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lane_in_flight: Annotated[
         int, _help("Maximum attempts in flight to one downstream (lane), in one process", ge=1)
     ] = defaults.MAX_LANE_IN_FLIGHT
+    downstreams: Annotated[
+        tuple[DownstreamPattern, ...], _help("Limits of downstreams; only in a settings file")
+    ] = ()
     max_body_bytes: Annotated[
         int, _help("The largest body of an API request (except batches) or a bodyRef", ge=1)
     ] = defaults.MAX_REQUEST_BYTES
@@ -281,6 +301,8 @@ def _unknown_setting(
 def _convert(source: str, name: str, value: Any, *, is_typed: bool) -> Any:
     if name not in _SETTING_TYPES:
         raise _unknown_setting(source, name, _SETTING_TYPES, str)
+    if name == "downstreams":
+        return _convert_downstreams(source, value, is_typed=is_typed)
     setting_type = get_args(_SETTING_TYPES[name])[0]  # without Annotated
     base_type = get_origin(setting_type) or setting_type
     if base_type is tuple and isinstance(value, str) and not is_typed:
@@ -298,6 +320,28 @@ def _convert(source: str, name: str, value: Any, *, is_typed: bool) -> Any:
         got = "" if name in SECRET_SETTINGS else f", got {value_text}"
         msg = f"{source}: must be {rule}{bound[0] if bound else ''}{got}"
         raise ConfigurationError(msg) from error
+
+
+def _convert_downstreams(source: str, value: Any, *, is_typed: bool) -> Any:
+    if not is_typed:
+        raise ConfigurationError(f"{source}: can only be set in a settings file")
+    try:
+        return msgspec.convert(_rename_keys(value), tuple[DownstreamPattern, ...])
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$")
+        path = re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", path.rstrip("`"))
+        raise ConfigurationError(f"{source}{path}: {text}") from error
+
+
+def _rename_keys(value: Any) -> Any:
+    """Return a value of a TOML file with the names of the API: `open_for_ms` as `openForMs`."""
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return {
+            re.sub("_([a-z])", lambda match: match[1].upper(), name): _rename_keys(item)
+            for name, item in items
+        }
+    return [_rename_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def check_setting(name: str, value: Any) -> None:
@@ -323,6 +367,7 @@ def check_setting(name: str, value: Any) -> None:
         "ca_file": _check_certificates,
         "signing_secrets": Signer,
         "encryption_keys": Codec,
+        "downstreams": _check_patterns,
     }
     if name not in checks:
         return
@@ -402,6 +447,15 @@ def _check_host(host: str) -> None:
         ip_address(host)
     except ValueError:
         parse_host(host)
+
+
+def _check_patterns(patterns: Sequence[DownstreamPattern]) -> None:
+    from tarry.service.delivery.targets import parse_lane_name
+
+    for pattern in patterns:
+        name = pattern.lane if "*" in pattern.lane else parse_lane_name(pattern.lane)
+        if name != pattern.lane:
+            raise ConfigurationError("downstreams", f"must write the lane as {name}", pattern.lane)
 
 
 def _check_hosts(hosts: Sequence[str]) -> None:
