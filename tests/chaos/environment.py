@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextvars import ContextVar
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
@@ -17,11 +18,14 @@ from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.store import Store
 from tarry.service.stores.sqlite.clock import AnchoredClock
 from tests.chaos.invariants import InvariantChecker, run_synchronously
+from tests.core.limiter_model import SlidingWindowTarget
 from tests.service.stores.reference_store import ReferenceStore
 from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
 _process: ContextVar[SimulatedProcess | None] = ContextVar("process", default=None)
 EPOCH_S = 1_800_000_000.0
+FAULT_EFFECT_S = 20.0
+"""How long most faults have effects: a lease lasts 15 s, an open breaker up to 16.5 s."""
 
 
 class Faults:
@@ -39,6 +43,8 @@ class Faults:
         self.network_fault = rng.choice([0.0, 0.1, 0.3])
         self.max_clock_jump_s = rng.choice([0.0, 0.0, 200.0, 7200.0])
         """An amplitude of the wall clock in seconds, not a probability."""
+        if rng.random() < 0.3:  # so that waiting times can be checked from the start
+            self.stop()
 
     @property
     def hosts_may_fail(self) -> bool:
@@ -70,6 +76,7 @@ class SimulatedProcess:
         """Delay or crash the process, according to the faults."""
         faults, rng = self.environment.faults, self.environment.rng
         if self.is_alive and rng.random() < faults.delay:
+            self.environment.disturb()
             await asyncio.sleep(rng.random() * rng.choice([0.01, 1.0]))
         if self.is_alive and rng.random() < faults.crash:
             self.kill()
@@ -80,6 +87,7 @@ class SimulatedProcess:
         """Crash as by `kill -9`: from now on, no call of this process has an effect."""
         if self.is_alive:
             self.is_alive = False
+            self.environment.disturb()
             self.crashed.set_result(None)
             current = asyncio.current_task()
             for task in tuple(self.tasks):
@@ -119,12 +127,14 @@ class FaultyStore:
         async def call(*args: Any, **kwargs: Any) -> Any:
             await self._process.reach_fault_point()
             if environment.rng.random() < environment.faults.store_rejection:
+                environment.disturb()
                 msg = f"{name}: the call was rejected"
                 raise StoreUnavailable(msg)
             returned = await method(*args, **kwargs)
             environment.invariants.record_store_call(name, args, returned)
             await self._process.reach_fault_point()
             if environment.rng.random() < environment.faults.store_reply_loss:
+                environment.disturb()
                 msg = f"{name}: the reply was lost"
                 raise StoreUnavailable(msg)
             return returned
@@ -135,13 +145,19 @@ class FaultyStore:
 class FakeHost:
     """A target that is healthy, down, overloaded, slow, or rejects some requests permanently.
 
-    Or no DNS server answers for its name.
+    Or no DNS server answers for its name. It may have a capacity, and a share of its tasks are
+    poison tasks, which it never accepts.
     """
 
     def __init__(self, name: str, rng: Random) -> None:
         self.name = name
         self.state = "healthy"
+        self.poison_share = rng.choice([0.0, 0.0, 0.25, 0.4, 0.75])
         self._rng = rng
+        capacity = rng.choice([inf, inf, 5, 20])  # calls per second
+        self._window = SlidingWindowTarget(lambda _: capacity)
+        throttled = DeliveryResult(status=429, headers=[("retry-after", "1")])
+        self._refusal = rng.choice([DeliveryResult(status=503), throttled])
 
     def change_state(self) -> None:
         """Change to a random state."""
@@ -149,14 +165,18 @@ class FakeHost:
             ["healthy", "healthy", "down", "overloaded", "slow", "rejecting", "unresolved"]
         )
 
-    def next_response(self) -> tuple[DeliveryResult, float]:
-        """Return a response, and the seconds until it is sent."""
+    def next_response(self, name: str) -> tuple[DeliveryResult, float]:
+        """Return the response to a task, and the seconds until it is sent."""
         rng, state = self._rng, self.state
         if state == "unresolved":
             error = "no DNS server has answered"
             return DeliveryResult(fault=Fault.DNS, error=error, pause_s=5.0), rng.random() * 5
         if state == "down":
             return DeliveryResult(fault=Fault.REFUSED, error="refused"), 0.001
+        if not self._window.accept(asyncio.get_running_loop().time()):
+            return self._refusal, 0.01
+        if name.startswith("poison"):
+            return DeliveryResult(status=503), 0.01
         if state == "overloaded" and rng.random() < 0.8:
             headers = [("retry-after", str(rng.randrange(8)))] if rng.random() < 0.3 else []
             return DeliveryResult(status=rng.choice([503, 429, 500]), headers=headers), 0.01
@@ -182,15 +202,19 @@ class FaultyNetwork:
         await process.reach_fault_point()
         rng, faults = environment.rng, environment.faults
         if rng.random() < faults.network_fault / 3:
+            environment.disturb()
             result = DeliveryResult(fault=Fault.INTERNAL, error="egress proxy down")
             environment.invariants.record_received_result(request, result)
             return result
         if rng.random() < faults.network_fault / 3:
+            environment.disturb()
             return DeliveryResult(fault=Fault.DNS, error="no such name")
-        result, seconds = environment.hosts[request.url.split("/")[2]].next_response()
+        host, name = request.url.split("/")[2:]
+        result, seconds = environment.hosts[host].next_response(name)
         environment.invariants.log_target_response(request, result)
         is_lost = rng.random() < faults.network_fault / 3
         if is_lost or seconds > request.timeout:
+            environment.disturb()
             await asyncio.sleep(request.timeout)
             result = DeliveryResult(fault=Fault.TIMEOUT, error="timed out")
         else:
@@ -210,6 +234,7 @@ class Environment:
         self.rng = Random(seed)
         self.faults = Faults(self.rng)
         self.clock_offset_s = 0.0
+        self._calm_at = -inf
         loop = asyncio.get_running_loop()
         clock = AnchoredClock(
             unix_time=lambda: self.now_s() + self.clock_offset_s,
@@ -232,6 +257,17 @@ class Environment:
     def jump_clock(self) -> None:
         """Set the wall clock of the machine to another time."""
         self.clock_offset_s = (self.rng.random() - 0.5) * self.faults.max_clock_jump_s
+
+    def disturb(self, seconds: float = FAULT_EFFECT_S) -> None:
+        """Record that a fault has effects for some seconds."""
+        self._calm_at = max(self._calm_at, asyncio.get_running_loop().time() + seconds)
+
+    @property
+    def calm_at(self) -> float:
+        """The time at which the effects of all faults have ended, as far as it is known."""
+        if any(host.state != "healthy" for host in self.hosts.values()):
+            self.disturb()
+        return self._calm_at
 
 
 def _create_task(

@@ -8,11 +8,15 @@
 5. A task keeps its id and its idempotency key.
 6. No attempt starts before it is due.
 7. A live process knows the tasks that the store has leased to it, soon after a lost reply.
+8. The first attempt of a task starts within `5 + 1.5 (n + 1) + p (n / 3 + 1)` seconds after the
+   task is due and the faults have ended. In this time, n other first attempts of the lane start,
+   and the lane is parked for up to p seconds at a time, because no attempt succeeds.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -48,6 +52,10 @@ class InvariantChecker:
         """Id and idempotency key of each task that was accepted with 200 or 201, by name."""
         self.attempts: dict[str, int] = defaultdict(int)
         """Number of attempts, by task name."""
+        self.first_attempt_times: dict[str, list[float]] = defaultdict(list)
+        """The start times of first attempts, by lane."""
+        self.parkings: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        """The start and the end of each time for which a lane was parked, by lane."""
         self.key_headers: dict[str, str] = {}
         """`Idempotency-Key` header of the first attempt, by task name."""
         self.confirmed: set[str] = set()
@@ -93,6 +101,22 @@ class InvariantChecker:
         now_ms = int(self._environment.now_s() * 1000 + _ROUNDING_MS)
         if now_ms < task.next_attempt_at and task.id not in self.retried_now:
             self._fail(6, f"{name} was sent {task.next_attempt_at - now_ms} ms early")
+        if task.attempts == task.attempts_before_replay + task.lost_attempts:
+            self._check_wait(name, task)
+
+    def _check_wait(self, name: str, task: Task) -> None:
+        """Check how long a task has waited for its first attempt."""
+        environment, now = self._environment, asyncio.get_running_loop().time()
+        due = now - environment.now_s() + task.next_attempt_at / 1000
+        since = max(due, environment.calm_at)
+        times = self.first_attempt_times[task.lane]
+        before = len(times) - bisect_left(times, since)
+        times.append(now)
+        parkings = (end - start for start, end in self.parkings[task.lane] if end > since)
+        parked_s = max(parkings, default=0.0)
+        if now - since > 5 + 1.5 * (before + 1) + parked_s * (before / 3 + 1):
+            wait = f"{now - since:.1f} s, while {before} others started"
+            self._fail(8, f"{name} has waited for {wait}")
 
     def log_target_response(self, request: DeliveryRequest, result: DeliveryResult) -> None:
         """Add the response of a target to the history; the service may not receive it."""
@@ -121,6 +145,11 @@ class InvariantChecker:
         elif method == "retry_now" and returned is RetryNowStatus.DUE:
             self.finished.pop(args[1], None)
             self.retried_now.add(args[1])
+        elif method == "park":
+            lane, until = args
+            parked_s = until / 1000 - self._environment.now_s()
+            now = asyncio.get_running_loop().time()
+            self.parkings[lane].append((now, now + parked_s))
         elif method == "replay_step":
             for task in self._list_tasks():
                 if task.status is Status.PENDING:

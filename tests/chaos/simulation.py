@@ -6,8 +6,8 @@
 
 Callers post, cancel, retry and replay tasks; one or two processes share one store. A process may
 crash whenever it calls the store or the network, the store rejects calls or loses replies, the
-network and the targets fail, and the clock of the machine jumps. Then the faults stop, and
-invariants are checked.
+network and the targets fail, and the clock of the machine jumps. Targets have a capacity, and never
+accept some of the tasks. Then the faults stop, and invariants are checked.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Simulation:
         self.environment.faults.stop()
         for host in self.environment.hosts.values():
             host.state = "healthy"
+        self.environment.disturb()
         for _ in range(int(RECOVERY_TIMEOUT_S / CHECK_INTERVAL_S)):
             done, _ = await asyncio.wait([*callers, *background], timeout=CHECK_INTERVAL_S)
             self._raise_first_error(done)
@@ -110,7 +111,9 @@ class Simulation:
             name = f"p{self.started_process_count}"
             process = SimulatedProcess(self.environment, name, clock_skew_s=self.rng.random() * 1e6)
             self.processes.append(process)
+            self.environment.disturb(seconds=0.0)  # tasks may have waited for a process
             await process.run(self._serve(slot, process))
+            self.environment.disturb()
             if process.is_alive:  # after a graceful shutdown
                 process.is_alive = False
             self.harnesses[slot] = self.apis[slot] = None
@@ -134,7 +137,13 @@ class Simulation:
             seed=int(process.name[1:]),
             lease=LeaseTerms(process.name, LEASE_MS, HORIZON_MS),
             build_breaker=lambda: Breaker(
-                min_calls=rng.choice([3, 50]), open_for=3.0, max_open=15.0
+                failure_rate=0.9,
+                min_calls=rng.choice([3, 50]),
+                timeouts=3,
+                open_for=1.0,
+                growth=1.1,
+                max_open=15.0,
+                close_after=1,
             ),
             monotonic=process.monotonic,
         )
@@ -155,6 +164,7 @@ class Simulation:
             await asyncio.sleep(self.rng.random() * 15)
             if self.environment.faults.hosts_may_fail:
                 self.rng.choice(list(self.environment.hosts.values())).change_state()
+                self.environment.disturb()
 
     async def _make_clock_jumps(self) -> None:
         while True:
@@ -195,7 +205,11 @@ class Simulation:
     async def _post(self) -> None:
         """Post one task or a batch again and again until all tasks are accepted."""
         rng = self.rng
-        names = [f"t{next(self.task_numbers)}" for _ in range(rng.choice([1, 1, 5]))]
+        host = rng.choice(list(self.environment.hosts.values()))
+        names = [
+            f"{'poison' if rng.random() < host.poison_share else 't'}{next(self.task_numbers)}"
+            for _ in range(rng.choice([1, 1, 5, 10]))
+        ]
         policy = {
             "maxAttempts": rng.randint(1, 6),
             "initialDelayMs": rng.choice([10, 500, 3000]),
@@ -203,11 +217,11 @@ class Simulation:
             "attemptTimeoutMs": 5_000,
             **({"totalBudgetMs": 30_000} if rng.random() < 0.2 else {}),
         }
-        host, delay = rng.choice(list(self.environment.hosts)), rng.choice([0, 0, 500, 5000])
+        delay = rng.choice([0, 0, 500, 5000])
         lane_key = rng.choice([None, None, None, "customer-1", "customer-2"])
         tasks: list[dict[str, Any]] = [
             {
-                "targetUrl": f"http://{host}/{name}",
+                "targetUrl": f"http://{host.name}/{name}",
                 "idempotencyKey": f"key-{name}",
                 "laneKey": lane_key,
                 "delayMs": delay,

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from tarry.core.breaker import Breaker
 from tarry.service.engine import attempts
 from tarry.service.engine.context import StoreClock
 from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus
+from tests.chaos import simulation
 from tests.chaos.invariants import InvariantViolation
 from tests.chaos.simulation import simulate
 from tests.service.stores.reference_store import ReferenceStore
@@ -89,6 +91,11 @@ def _keep_unknown_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReferenceStore, "release_unknown_leases", release_nothing)
 
 
+def _park_lanes_in_which_half_of_the_attempts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open the breaker of a lane in which some attempts succeed."""
+    monkeypatch.setattr(simulation, "Breaker", lambda **_: Breaker(min_calls=3))
+
+
 @pytest.mark.parametrize(
     "break_service",
     [
@@ -97,6 +104,7 @@ def _keep_unknown_leases(monkeypatch: pytest.MonkeyPatch) -> None:
         _lose_added_tasks,
         _requeue_finished_tasks,
         _keep_unknown_leases,
+        _park_lanes_in_which_half_of_the_attempts_fail,
     ],
 )
 def test_invariant_checks_detect_a_broken_service(
