@@ -341,7 +341,10 @@ def _rename_keys(value: Any) -> Any:
             re.sub("_([a-z])", lambda match: match[1].upper(), name): _rename_keys(item)
             for name, item in items
         }
-    return [_rename_keys(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        elements: list[Any] = value
+        return [_rename_keys(element) for element in elements]
+    return value
 
 
 def check_setting(name: str, value: Any) -> None:
