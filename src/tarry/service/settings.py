@@ -342,8 +342,7 @@ def _rename_keys(value: Any) -> Any:
             for name, item in items
         }
     if isinstance(value, list):
-        elements: list[Any] = value
-        return [_rename_keys(element) for element in elements]
+        return [_rename_keys(item) for item in cast("Sequence[Any]", value)]
     return value
 
 
