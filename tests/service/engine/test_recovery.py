@@ -308,7 +308,7 @@ def test_a_restart_continues_at_the_stored_rate() -> None:
         assert 30 < stored.rate < 60
         info = second.engine.local_stats(stored.lane)
         assert info is None  # no task of the lane is leased yet
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.1)  # later the rate may be lowered: it is close to the capacity
         info = second.engine.local_stats(stored.lane)
         assert info is not None
         assert info.rate_per_second == pytest.approx(stored.rate, rel=0.2)
