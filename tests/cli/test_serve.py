@@ -91,6 +91,15 @@ def test_greeting_says_how_to_get_a_key(tmp_path: Path) -> None:
     assert 130 == code
 
 
+def test_greeting_says_for_whom_the_signing_secrets_sign(tmp_path: Path) -> None:
+    """With API keys, the greeting names the command that creates secrets of other tenants."""
+    flags = ("--store", "memory:", "--set", f"signing_secrets={SECRET}")
+    with run_serve(tmp_path, *flags, "--set", "require_keys=true") as (_, greeting):
+        assert "only for the tenant default; others: tarry secrets create" in greeting
+    with run_serve(tmp_path, *flags) as (_, greeting):
+        assert "signing_secrets" not in greeting
+
+
 def test_greeting_says_how_to_allow_internal_targets(tmp_path: Path) -> None:
     """The greeting has the setting, unless it is set."""
     with run_serve(tmp_path, "--store", "memory:") as (_, greeting):

@@ -63,6 +63,7 @@ def test_id_with_a_slash_sends_no_request() -> None:
             (client.cancel, "task"),
             (client.policy, "policy"),
             (client.delete_policy, "policy"),
+            (client.delete_signing_secret, "secret"),
         ):
             with pytest.raises(NotFound, match=rf"^There is no such {kind}: '\.\./x' has a slash"):
                 call("../x")

@@ -19,6 +19,7 @@ from tarry.wire.tasks import (
     RetryPolicy,
     RetryTask,
     ServiceEvent,
+    SigningSecret,
 )
 
 
@@ -50,6 +51,9 @@ def check_client() -> None:
         assert_type(client.put_policy("x", tarry.Policy()), RetryPolicy)
         assert_type(client.put_policy("x", {"maxAttempts": 3}), RetryPolicy)
         assert_type(client.pause("x"), DownstreamInfo)
+        assert_type(client.create_signing_secret(type="ED25519"), SigningSecret)
+        client.create_signing_secret(type="RSA")  # type: ignore[arg-type]
+        assert_type(client.signing_secrets(), list[SigningSecret])
         assert_type(client.events(), Generator[ServiceEvent, None, None])
         assert_type(client.health(), Health)
 

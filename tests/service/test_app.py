@@ -88,6 +88,18 @@ def test_a_tenant_limit_of_zero_is_no_limit(tmp_path: Path) -> None:
     assert [(None, None), (5, 10)] == asyncio.run(main())
 
 
+def test_signing_secrets_are_shared_only_if_configured(tmp_path: Path) -> None:
+    """The secrets of the settings sign for the tenant `default`, or for all tenants."""
+
+    async def main() -> list[str | None]:
+        settings = Settings(store="memory:", bodies=str(tmp_path))
+        shared = Settings(store="memory:", bodies=str(tmp_path), share_signing_secrets=True)
+        services = [Service(settings), Service(shared)]
+        return [service.engine.signers._fallback_tenant for service in services]
+
+    assert ["default", None] == asyncio.run(main())
+
+
 def test_on_blocked_decides_whether_tasks_wait(tmp_path: Path) -> None:
     """The engine parks the lane of a blocked target only with `on_blocked` "wait"."""
 

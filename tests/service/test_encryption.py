@@ -52,3 +52,14 @@ def test_invalid_key_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="32 random bytes") as raised:
         Codec(["hush"])
     assert "hush" not in str(raised.value)
+
+
+def test_signing_secret_is_encrypted() -> None:
+    """A secret is unreadable with keys, and can be read if it was stored before there were keys."""
+    codec, other = (Codec([Fernet.generate_key().decode()]) for _ in range(2))
+    stored = codec.encrypt_secret("whsec_hush")
+    assert b"hush" not in stored
+    assert "whsec_hush" == codec.decrypt_secret(stored)
+    assert "whsec_hush" == codec.decrypt_secret(Codec().encrypt_secret("whsec_hush"))
+    with pytest.raises(DecryptionFailed, match="a key that is not configured"):
+        other.decrypt_secret(stored)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tarry.cli import keys, policy
+from tarry.cli import keys, policy, signing_secrets
 from tarry.cli.demo import demo
 from tarry.cli.exit_codes import EXIT_CODES
 from tarry.cli.monitoring import downstreams, tail, top
@@ -85,6 +85,7 @@ _add_command(_SERVICE_PANEL, "tarry demo", demo)
 _add_command(_SERVICE_PANEL, "tarry serve --dev", serve)
 _add_command(_SERVICE_PANEL, "tarry config --port 9000", config)
 app.add_typer(keys.app, name="keys", rich_help_panel=_SERVICE_PANEL)
+app.add_typer(signing_secrets.app, name="secrets", rich_help_panel=_SERVICE_PANEL)
 _add_command(_TASKS_PANEL, "tarry send https://example.com/hook -d @order.json --wait 5", send)
 app.add_typer(tasks_app, name="tasks", rich_help_panel=_TASKS_PANEL)
 app.add_typer(dead_app, name="dead", rich_help_panel=_TASKS_PANEL)

@@ -207,6 +207,10 @@ def _print_greeting(address: str, loaded: LoadedSettings) -> None:
         store_option = "" if is_default_store else f" --store {settings.store}"
         lines.append(f"requests need an API key: tarry keys create --tenant NAME{store_option}")
         auth_option = " -H 'Authorization: Bearer KEY'"
+        if settings.signing_secrets and not settings.share_signing_secrets:
+            lines.append(
+                "signing_secrets: only for the tenant default; others: tarry secrets create"
+            )
     # With --dev, the target in the example is the service itself, so that the call succeeds.
     task: dict[str, Any] = {"targetUrl": f"{local_url}/healthz", "method": "GET"}
     if not settings.dev:

@@ -364,6 +364,30 @@ class ServiceApi:
         content = options.encode_mapping("limits", limits)
         return ClientRequest("PUT", path, _decoder(wire.DownstreamInfo), _JSON_HEADERS, content)
 
+    def create_signing_secret(
+        self,
+        lane: str | None,
+        type_: wire.SecretType,
+        secret: str | None,
+        expire_previous: Duration | None,
+    ) -> ClientRequest[wire.SigningSecret]:
+        """Create a signing secret. As in `retry`, the request has no idempotency key."""
+        fields = wire.SigningSecretRequest(lane=lane, type=type_, secret=secret)
+        if expire_previous is not None:
+            seconds = options.to_seconds("expire_previous", expire_previous)
+            fields.expire_previous_ms = round(seconds * 1000)
+        content, parse = msgspec.json.encode(fields), _decoder(wire.SigningSecret)
+        return ClientRequest("POST", "/signing-secrets", parse, _JSON_HEADERS, content)
+
+    def signing_secrets(self) -> ClientRequest[Page[wire.SigningSecret]]:
+        """List signing secrets."""
+        return ClientRequest("GET", "/signing-secrets", _decoder(Page[wire.SigningSecret]))
+
+    def delete_signing_secret(self, secret_id: str) -> ClientRequest[None]:
+        """Delete a signing secret."""
+        path = f"/signing-secrets/{_path_segment_of_id('secret_id', secret_id)}"
+        return ClientRequest("DELETE", path, lambda _: None)
+
     def health(self) -> ClientRequest[Health]:
         """Check the health of the service. Not retried, because "not ready" is a valid result."""
 

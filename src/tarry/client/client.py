@@ -55,7 +55,9 @@ if TYPE_CHECKING:
         ReplayJob,
         RetryPolicy,
         RetryTask,
+        SecretType,
         ServiceEvent,
+        SigningSecret,
     )
 
 T = TypeVar("T")
@@ -227,6 +229,30 @@ class Client:
     ) -> DownstreamInfo:
         """Replace the limits of a lane. A mapping must use the API's field names."""
         return self._send(self._api.set_limits(lane, rate_per_second, concurrency, breaker, budget))
+
+    def create_signing_secret(
+        self,
+        *,
+        lane: str | None = None,
+        type: SecretType = "HMAC",  # noqa: A002 - the API's word
+        secret: str | None = None,
+        expire_previous: Duration | None = None,
+    ) -> SigningSecret:
+        """Create a signing secret (Standard Webhooks) for a lane, or for all without their own.
+
+        The result has the `secret`, which cannot be fetched again, or the `public_key` (ED25519).
+        `secret` is your own secret; by default the service generates one of this `type`. The
+        previous secrets sign, too, for `expire_previous` (by default 24 hours).
+        """
+        return self._send(self._api.create_signing_secret(lane, type, secret, expire_previous))
+
+    def signing_secrets(self) -> list[SigningSecret]:
+        """Return the signing secrets that have not expired, newest first, without the secrets."""
+        return self._send(self._api.signing_secrets()).items
+
+    def delete_signing_secret(self, secret_id: str) -> None:
+        """Delete a signing secret; it signs no more attempts."""
+        self._send(self._api.delete_signing_secret(secret_id))
 
     def events(self) -> Generator[ServiceEvent, None, None]:
         """Iterate over new events; events sent while the connection is lost are missed."""
@@ -449,6 +475,27 @@ class AsyncClient:
         return await self._send(
             self._api.set_limits(lane, rate_per_second, concurrency, breaker, budget)
         )
+
+    async def create_signing_secret(
+        self,
+        *,
+        lane: str | None = None,
+        type: SecretType = "HMAC",  # noqa: A002 - the API's word
+        secret: str | None = None,
+        expire_previous: Duration | None = None,
+    ) -> SigningSecret:
+        """Create a signing secret; see `Client.create_signing_secret`."""
+        return await self._send(
+            self._api.create_signing_secret(lane, type, secret, expire_previous)
+        )
+
+    async def signing_secrets(self) -> list[SigningSecret]:
+        """Return the signing secrets that have not expired, newest first, without the secrets."""
+        return (await self._send(self._api.signing_secrets())).items
+
+    async def delete_signing_secret(self, secret_id: str) -> None:
+        """Delete a signing secret; it signs no more attempts."""
+        await self._send(self._api.delete_signing_secret(secret_id))
 
     def events(self) -> AsyncGenerator[ServiceEvent, None]:
         """Iterate over new events; events sent while the connection is lost are missed."""

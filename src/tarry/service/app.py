@@ -17,7 +17,7 @@ try:
     from uuid_utils import uuid7
 
     from tarry.service.api.application import Api
-    from tarry.service.api.auth import is_loopback
+    from tarry.service.api.auth import DEFAULT_TENANT, is_loopback
     from tarry.service.api.context import ApiContext, ApiLimits
     from tarry.service.delivery import DeliveryDispatcher
     from tarry.service.delivery.grpc import GrpcDeliveryClient
@@ -41,6 +41,7 @@ try:
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
     from tarry.service.engine.result_writer import build_callback_task
+    from tarry.service.engine.signers import SignerCache
     from tarry.service.file_descriptors import current_limit, share_descriptors
     from tarry.service.payloads import BodyStore
     from tarry.service.settings import MEMORY_URL, check_setting, sqlite_path
@@ -51,7 +52,6 @@ except ImportError as _missing:
 
 if TYPE_CHECKING:
     from tarry.service.delivery import DeliveryClient
-    from tarry.service.model import Task
     from tarry.service.settings import Settings
     from tarry.service.store import Store
     from tarry.wire.http import Receive, Scope, Send
@@ -115,7 +115,15 @@ class Service:
             encrypt=codec.encrypt_body,
             decrypt=codec.decrypt_body,
         )
-        self._signer = Signer(settings.signing_secrets) if settings.signing_secrets else None
+        clock = StoreClock(environment.now)  # epoch ms of the store, from monotonic seconds
+        signers = SignerCache(
+            self.store,
+            clock.now_ms,
+            codec.decrypt_secret,
+            environment.unix_time,
+            fallback=Signer(settings.signing_secrets) if settings.signing_secrets else None,
+            fallback_tenant=None if settings.share_signing_secrets else DEFAULT_TENANT,
+        )
         limits = EngineLimits(
             max_running_attempts=in_flight,
             max_lane_running_attempts=settings.lane_in_flight,
@@ -127,7 +135,6 @@ class Service:
         ]
         limit_table = LimitTable(patterns, max_in_flight=settings.lane_in_flight)
         lanes = Lanes(limit_table.build_downstream, max_leased=limits.max_lane_leased)
-        clock = StoreClock(environment.now)  # epoch ms of the store, from monotonic seconds
         worker = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
         health = Health()
@@ -158,7 +165,7 @@ class Service:
                 read_body=body_store.read,
                 delete_bodies=body_store.delete,
                 delete_unreferenced_bodies=partial(_delete_unreferenced, body_store, self.store),
-                sign=self._sign,
+                signers=signers,
                 build_callback_task=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
                 blocked_pause_s=_BLOCKED_PAUSE_S if settings.on_blocked == "wait" else None,
                 encrypt_attempt=codec.encrypt_attempt if settings.encryption_keys else None,
@@ -228,11 +235,6 @@ class Service:
         # be summed.
         counters = await self.store.counters(tenant) if await self.store.try_lead() else None
         return self.metrics.render(counters, self.engine.clock.now_s(), tenant, accept)
-
-    def _sign(self, task: Task, body: bytes) -> list[tuple[str, str]]:
-        if self._signer is None:
-            return []
-        return self._signer.headers(task.id, int(environment.unix_time()), body)
 
 
 def make_store(url: str, *, writer_process: bool = False) -> Store:

@@ -1,6 +1,6 @@
 """Encoding of a task's content for the store: msgpack, encrypted if keys are configured.
 
-The texts of attempts (errors and excerpts of responses) are encrypted, too.
+The texts of attempts (errors and excerpts of responses) and signing secrets are encrypted, too.
 
 Encrypted content starts with a byte with which msgpack data never starts. A store can therefore
 also contain content that was stored before keys were configured. New content is encrypted with the
@@ -36,7 +36,7 @@ class DecryptionFailed(TarryError):
 
 
 class Codec:
-    """Encodes and decodes task content, large bodies and the texts of attempts.
+    """Encodes and decodes task content, large bodies, the texts of attempts and signing secrets.
 
     `keys` are Fernet keys, newest first.
     """
@@ -79,6 +79,17 @@ class Codec:
         if stored[:1] != _ENCRYPTED_PREFIX:
             return _decode_content(stored)
         return _decode_content(self._decrypt(stored[1:]))
+
+    def encrypt_secret(self, secret: str) -> bytes:
+        """Encrypt a signing secret for the store; only encode it if no keys are configured."""
+        if self._fernet is None:
+            return secret.encode()
+        return _ENCRYPTED_PREFIX + self._fernet.encrypt(secret.encode())
+
+    def decrypt_secret(self, stored: bytes) -> str:
+        """Decrypt a signing secret; raise DecryptionFailed if its key is not configured."""
+        is_encrypted = stored[:1] == _ENCRYPTED_PREFIX
+        return (self._decrypt(stored[1:]) if is_encrypted else stored).decode()
 
     def encrypt_attempt(self, attempt: AttemptRecord) -> AttemptRecord:
         """Return an attempt for the store: its error and its excerpt are encrypted.

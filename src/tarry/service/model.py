@@ -274,6 +274,18 @@ class ApiKeyRecord(msgspec.Struct, kw_only=True, gc=False):
     revoked_at: int | None = None
 
 
+class SigningSecretRecord(msgspec.Struct, kw_only=True, gc=False):
+    """A secret that signs the attempts of a tenant (Standard Webhooks)."""
+
+    tenant: str
+    id: str
+    lane: str | None = None  # None: signs in all lanes that have no secret of their own
+    secret: bytes  # encrypted if encryption keys are configured
+    public_key: str | None = None  # `whpk_...` of an ed25519 key; None: HMAC-SHA256
+    created_at: int = 0
+    expires_at: int | None = None  # set when another secret replaces this one
+
+
 class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
     """A replay: it makes dead letters (EXHAUSTED tasks) PENDING again, step by step.
 

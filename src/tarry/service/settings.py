@@ -140,8 +140,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, _help("A PEM file of CA certificates to trust instead of those of the system")
     ] = ""
     signing_secrets: Annotated[
-        tuple[str, ...], _help("Standard Webhooks secrets (whsec_...), the newest first")
+        tuple[str, ...],
+        _help("Standard Webhooks secrets (whsec_...) of the tenant `default`, the newest first"),
     ] = ()
+    share_signing_secrets: Annotated[
+        bool, _help("Use `signing_secrets` for all tenants that have no signing secrets")
+    ] = False
     encryption_keys: Annotated[
         tuple[str, ...],
         _help("Keys that encrypt tasks, bodies, errors and excerpts, the newest first"),

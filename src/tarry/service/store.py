@@ -42,7 +42,12 @@ from tarry.wire.tasks import DownstreamLimits  # noqa: TC001
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from tarry.service.model import ApiKeyRecord, PolicyVersion, ReplayRecord
+    from tarry.service.model import (
+        ApiKeyRecord,
+        PolicyVersion,
+        ReplayRecord,
+        SigningSecretRecord,
+    )
 
 T = TypeVar("T")
 
@@ -52,6 +57,10 @@ MAX_PAGE_BYTES = 2 << 20
 stored content of tasks, the encoded attempts, and the documents of policies."""
 MAX_REPLAY_LAG_MS = 1000
 """A replay that is behind its rate catches up on at most this much time."""
+MAX_SIGNING_SECRETS = 1_000
+"""Maximum number of signing secrets of a tenant that have not expired."""
+MAX_LANE_SIGNING_SECRETS = 10
+"""Those with the same lane. Each of them adds a signature to every attempt."""
 _MAX_REPLAY_PAUSE_MS = 1e12
 """About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
 
@@ -547,6 +556,28 @@ class Store(Protocol):
         """Revoke an API key, unless it is revoked already; return whether the key exists."""
         ...
 
+    async def put_signing_secret(
+        self, secret: SigningSecretRecord, *, expire_previous_ms: int
+    ) -> SigningSecretRecord | None:
+        """Store a signing secret, unless a secret with this id is stored already; return it.
+
+        Other secrets of the same tenant and lane expire after `expire_previous_ms`, unless they
+        expire sooner. Returns None if the tenant has `MAX_SIGNING_SECRETS` secrets, or
+        `MAX_LANE_SIGNING_SECRETS` with the same lane.
+        """
+        ...
+
+    async def list_signing_secrets(self, tenant: str) -> list[SigningSecretRecord]:
+        """Return the signing secrets of a tenant that have not expired, sorted by id, descending.
+
+        The ids of the service are UUIDv7, so the newest secret is the first.
+        """
+        ...
+
+    async def delete_signing_secret(self, tenant: str, secret_id: str) -> bool:
+        """Delete a signing secret; return whether it existed."""
+        ...
+
     async def try_lead(self) -> bool:
         """Return whether this store is the leader; become the leader if there is none.
 
@@ -571,6 +602,8 @@ class Store(Protocol):
 
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Remove up to `limit` finished tasks after their retention time, with their attempt logs.
+
+        Signing secrets that have expired are removed, too.
 
         `list_orphaned_bodies` then returns their bodies. While a replay of a tenant runs, the
         tenant's dead letters stay, because the replay has counted them. Replays that have ended are

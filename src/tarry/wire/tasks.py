@@ -32,6 +32,7 @@ LaneStateName: TypeAlias = Literal["ACTIVE", "PAUSED", "PARKED", "PROBING"]
 LimitsSource: TypeAlias = Literal["API", "SETTINGS", "DEFAULT"]
 BackoffType: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
 JitterType: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
+SecretType: TypeAlias = Literal["HMAC", "ED25519"]
 KeyFormatName: TypeAlias = Literal["PLAIN", "QUOTED"]
 PolicyName: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=100, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -404,6 +405,33 @@ class DownstreamLimitsRequest(DownstreamLimits, frozen=True, forbid_unknown_fiel
 
     breaker: BreakerSettingsRequest | None = None
     budget: BudgetSettingsRequest | None = None
+
+
+class SigningSecretRequest(_RequestBody):
+    """The body that creates a signing secret. Without `secret`, the service generates one."""
+
+    lane: LaneName | None = None
+    """The lane whose attempts it signs; null: all lanes without secrets of their own."""
+    type: SecretType = "HMAC"  # not used if `secret` is set
+    secret: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    """Your own secret: whsec_... (HMAC-SHA256) or whsk_... (ed25519)."""
+    expire_previous_ms: Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)] = 86_400_000
+    """How long the previous secrets of this lane sign, too."""
+
+
+class SigningSecret(_Body, omit_defaults=True):
+    """A signing secret."""
+
+    secret_id: str
+    lane: str | None
+    type: SecretType
+    created_at: int
+    expires_at: int | None
+    """When it stops signing, because another secret has replaced it."""
+    public_key: str | None = None
+    """The public key of an ED25519 secret (whpk_...). Receivers verify signatures with it."""
+    secret: str | None = None
+    """Only in the response that creates an HMAC secret, unless the request contained it."""
 
 
 class LocalStats(_Body):

@@ -32,6 +32,7 @@ from tarry.service.engine.limits import LimitTable
 from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.reporting import Event, FinishedTask, Reporter
+from tarry.service.engine.signers import SignerCache
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.payloads import BodyStore
 from tarry.service.store import (
@@ -86,6 +87,9 @@ class FakeEngine:
         self.reporter = Reporter(Metrics(lanes), self.clock.now_ms)
         self.events = self.reporter.events
         self.policies = PolicyCache(store, self.clock.now_ms)
+        self.signers = SignerCache(
+            store, self.clock.now_ms, Codec().decrypt_secret, self.clock.now_s
+        )
         self.health = Health()
         self.body_store_check = HealthCheck(
             self.health,

@@ -12,6 +12,7 @@ import msgspec
 
 from tarry.core.breaker import Breaker
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
+from tarry.service.delivery.signing import Signer
 from tarry.service.delivery.targets import lane_name, parse_target
 from tarry.service.encryption import Codec
 from tarry.service.engine.context import (
@@ -29,6 +30,7 @@ from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.reporting import Event, Reporter
 from tarry.service.engine.result_writer import build_callback_task
+from tarry.service.engine.signers import SignerCache
 from tarry.service.model import AttemptRecord, Task, TaskContent
 from tarry.service.store import AddResult, LeaseTerms, NewTask, Retention, Store
 from tarry.testing import VirtualClock
@@ -77,7 +79,8 @@ class EngineHarness:
         patterns: Sequence[LimitPattern] = (),
         monotonic: Callable[[], float] | None = None,
         unix_time: Callable[[], float] | None = None,
-        sign: Callable[[Task, bytes], list[tuple[str, str]]] | None = None,
+        signing_secrets: Sequence[str] = (),
+        codec: Codec | None = None,
         read_body: Callable[[TaskContent], Awaitable[bytes]] | None = None,
         check_body_store: Callable[[], Awaitable[None]] | None = None,
         delete_bodies: Callable[[list[str]], Awaitable[None]] | None = None,
@@ -88,7 +91,7 @@ class EngineHarness:
         limits = limits or EngineLimits()
         rng = Random(seed)
         self.ids = (f"0190a000-0000-7000-8000-{i:012x}" for i in range(seed << 24, 1 << 47))
-        codec = Codec()
+        codec = codec or Codec()
         clock = StoreClock(monotonic or loop.time)
         limit_table = LimitTable(
             patterns, max_in_flight=limits.max_lane_running_attempts, build_breaker=build_breaker
@@ -126,7 +129,14 @@ class EngineHarness:
             read_body=read_body or _fail_to_read_body,
             delete_bodies=delete_bodies or _delete_no_bodies,
             delete_unreferenced_bodies=_delete_no_unreferenced_bodies,
-            sign=sign or (lambda _task, _body: []),
+            signers=SignerCache(
+                self.store,
+                clock.now_ms,
+                codec.decrypt_secret,
+                lambda: EPOCH_S + loop.time(),
+                fallback=Signer(signing_secrets) if signing_secrets else None,
+                fallback_tenant="default",
+            ),
             blocked_pause_s=blocked_pause_s,
             build_callback_task=partial(
                 build_callback_task, new_id=lambda: next(self.ids), pack=codec.pack

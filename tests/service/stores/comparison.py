@@ -58,6 +58,7 @@ class StoreSnapshot(NamedTuple):
     replays: list[ReplayRecord]
     policies: list[Any]
     keys: list[Any]
+    signing_secrets: list[Any]
     orphaned_bodies: list[str]
 
 
@@ -149,6 +150,7 @@ async def snapshot(store: Store) -> StoreSnapshot:
         [replace(replay, cursor=None) for replay in await store.list_replays(running=False)],
         [await store.list_policies(tenant) for tenant in TENANTS],
         sorted(await store.list_api_keys(), key=lambda key: key.id),
+        [await store.list_signing_secrets(tenant) for tenant in TENANTS],
         sorted(await store.list_orphaned_bodies(1000)),
     )
 

@@ -13,6 +13,7 @@ from tarry.service.model import (
     AttemptRecord,
     PolicyVersion,
     ReplayRecord,
+    SigningSecretRecord,
     Status,
     Task,
 )
@@ -437,6 +438,28 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self.comparison.call_and_compare(lambda store: store.put_api_key(key))
         self.comparison.call_and_compare(lambda store: store.find_api_key(key.digest))
+
+    @rule(
+        tenant=tenants,
+        number=st.integers(0, 5),
+        lane=st.sampled_from([None, "acme/a"]),
+        delete=st.booleans(),
+        expire_previous_ms=st.integers(0, 5_000),
+    )
+    def change_signing_secret(
+        self, tenant: str, number: int, lane: str | None, delete: bool, expire_previous_ms: int
+    ) -> None:
+        """Store or delete a signing secret."""
+        id_ = f"secret {number}"
+        secret = SigningSecretRecord(tenant=tenant, id=id_, lane=lane, secret=b"secret")
+        if delete:
+            self.comparison.call_and_compare(lambda store: store.delete_signing_secret(tenant, id_))
+        else:
+            self.comparison.call_and_compare(
+                lambda store: store.put_signing_secret(
+                    secret, expire_previous_ms=expire_previous_ms
+                )
+            )
 
 
 def _comparable_result(added: AddResult) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from tarry.service.api.monitoring import HealthResource
 from tarry.service.api.openapi import CONTENT_SECURITY_POLICY, build_docs_page, build_openapi
 from tarry.service.api.policies import PolicyResource
 from tarry.service.api.routing import Endpoint, resource_operations
+from tarry.service.api.signing_secrets import SigningSecretResource
 from tarry.service.api.task_creation import TaskCreation
 from tarry.service.api.tasks import ResultWaiter, TaskResource
 from tarry.wire.tasks import BatchResults, Page
@@ -47,6 +48,7 @@ class Api:
             DeadLetterResource(context, tasks),
             PolicyResource(context),
             DownstreamResource(context),
+            SigningSecretResource(context),
             self._events,
             HealthResource(context),
         )

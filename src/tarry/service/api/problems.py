@@ -94,6 +94,8 @@ POLICY_IN_USE = ProblemType("policy-in-use", (409,), "Policy is in use",
     "Unfinished tasks use this policy. Wait until they are finished, or cancel them.")
 POLICY_BUILT_IN = ProblemType("policy-built-in", (409,), "Policy cannot be deleted",
     "The policy is built in. `PUT` creates a policy of yours that replaces it.")
+TOO_MANY_SECRETS = ProblemType("too-many-secrets", (409,), "Too many signing secrets",
+    "The tenant or the lane has the maximum number of signing secrets. Delete one of them first.")
 TOO_LARGE = ProblemType("too-large", (413,), "Content is too large",
     "The body is larger than `max_body_bytes`, or the batch is larger than 16 MiB. Use `bodyRef`, "
     "or split the batch.",

@@ -1,8 +1,8 @@
 """Signatures of Standard Webhooks 1.0.0, by which a target verifies the sender of an attempt.
 
 The signed text is `id.timestamp.body`, with the body exactly as it is sent. All attempts of a task
-have the same id; each attempt has its own timestamp. An attempt has one signature per secret. To
-replace a secret, configure the old and the new secret until every target knows the new one.
+have the same id; each attempt has its own timestamp. An attempt has one signature per secret: while
+a secret is replaced, the old and the new secret sign, until every target knows the new one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import binascii
 import hmac
 from base64 import b64decode, b64encode
+from secrets import token_bytes
 from typing import TYPE_CHECKING
 
 from tarry.core.checks import require_extra
@@ -18,7 +19,10 @@ from tarry.errors import ConfigurationError, ConfigurationTypeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tarry.wire.tasks import SecretType
+
 _MIN_SECRET_BYTES, _MAX_SECRET_BYTES = 24, 64
+_GENERATED_KEY_BYTES = 32
 _ED25519_KEY_BYTES = 32  # of the private key, and of the public key that some libraries append
 
 
@@ -49,6 +53,23 @@ class Signer:
             ("webhook-timestamp", str(timestamp)),
             ("webhook-signature", " ".join([sign(signed_text) for sign in self._sign_functions])),
         ]
+
+
+def generate_secret(type_: SecretType) -> str:
+    """Return a new random secret."""
+    prefix = "whsk" if type_ == "ED25519" else "whsec"
+    return f"{prefix}_{b64encode(token_bytes(_GENERATED_KEY_BYTES)).decode()}"
+
+
+def derive_public_key(secret: str) -> str | None:
+    """Return the public key (`whpk_...`) of a valid ed25519 secret; None for HMAC-SHA256."""
+    if not secret.startswith("whsk_"):
+        return None
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = b64decode(secret.removeprefix("whsk_"))[:_ED25519_KEY_BYTES]
+    public_key = Ed25519PrivateKey.from_private_bytes(key).public_key()
+    return f"whpk_{b64encode(public_key.public_bytes_raw()).decode()}"
 
 
 def _create_sign_function(field: str, secret: str) -> Callable[[bytes], str]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.limits import LimitTable
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
+    from tarry.service.engine.signers import SignerCache
     from tarry.service.model import AttemptRecord, Task, TaskContent
     from tarry.service.store import LeaseTerms, Retention, Store, TaskResult
 
@@ -176,7 +177,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     read_body: Callable[[TaskContent], Awaitable[bytes]]  # fetches a body and verifies it
     delete_bodies: Callable[[list[str]], Awaitable[None]]
     delete_unreferenced_bodies: Callable[[], Awaitable[int]]  # no task was added for them
-    sign: Callable[[Task, bytes], list[tuple[str, str]]]  # returns the signature headers of a body
+    signers: SignerCache
     build_callback_task: Callable[[Task, TaskContent, TaskResult], Task]  # for `callbackUrl`
     blocked_pause_s: float | None = None
     """How long a lane whose target is not allowed is parked, before its target is tried again.

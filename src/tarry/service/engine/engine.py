@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.lanes import LeasedTask
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import EventPublisher
+    from tarry.service.engine.signers import SignerCache
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import AddResult, NewTask
     from tarry.wire.tasks import DownstreamLimits, LimitsSource
@@ -53,6 +54,7 @@ class Engine:
         self._reporter = context.reporter
         self.events: EventPublisher = context.reporter.events
         self.policies: PolicyCache = context.policies
+        self.signers: SignerCache = context.signers
         self.health: Health = context.health
         self.body_store_check: HealthCheck = context.body_store_check
         self.clock: StoreClock = context.clock

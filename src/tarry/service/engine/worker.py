@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask
     from tarry.service.engine.policies import EffectivePolicy
+    from tarry.service.engine.signers import TenantSigners
     from tarry.service.model import Task, TaskContent
 
 _logger = logging.getLogger("tarry.service")
@@ -131,17 +132,18 @@ class Worker:
                 self._exhaust(leased_task, str(Reason.PERMANENT))
                 return True
         effective_policy = context.policies.get_cached(task, content.overrides)
-        if effective_policy is None:
-            leased_task.is_busy = True  # so that `cancel` and `retry_now` leave the task alone
-            self._spawn(self._load_policy(task, waiting_task=leased_task))
-            return True
-        timeout = effective_policy.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S
-        timeout = min(timeout, self._max_attempt_duration_s)
         # The clock is read once: `now` is in whole milliseconds, the core needs unrounded seconds.
         unrounded_ms = context.clock.unrounded_ms()
         now = int(unrounded_ms)
+        signers = context.signers.get_cached(task.tenant, now)
+        if effective_policy is None or signers is None:
+            leased_task.is_busy = True  # so that `cancel` and `retry_now` leave the task alone
+            self._spawn(self._load_policy_and_signers(task, waiting_task=leased_task))
+            return True
+        timeout = effective_policy.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S
+        timeout = min(timeout, self._max_attempt_duration_s)
         if now >= effective_policy.stale_at and context.policies.try_begin_refresh(task):
-            self._spawn(self._load_policy(task))
+            self._spawn(self._load_policy_and_signers(task))
         if now < lane.waits_until:  # another attempt has just failed for a local reason
             self.result_writer.release(leased_task)
             return True
@@ -165,7 +167,7 @@ class Worker:
             slot = self._slots.acquire(lane, now)
             if self._slow_attempt_timer is None and not slot.is_slow:
                 self._set_slow_attempt_timer()
-            self._send(leased_task, slot, content, effective_policy, call, timeout, now)
+            self._send(leased_task, slot, content, effective_policy, signers, call, timeout, now)
             return True
         if isinstance(command, Defer):
             return self._defer(leased_task, command)
@@ -223,12 +225,24 @@ class Worker:
         if self.leased_tasks.has_turns:
             self._start_due_tasks()
 
-    async def _load_policy(self, task: Task, waiting_task: LeasedTask | None = None) -> None:
-        """Load the policy of a task into the cache, then requeue `waiting_task` to be started."""
+    async def _load_policy_and_signers(
+        self, task: Task, waiting_task: LeasedTask | None = None
+    ) -> None:
+        """Load what the attempts of a task need, then requeue `waiting_task` to be started."""
+        context = self._context
         try:
-            await self._context.policies.load_for_task(task)
+            try:
+                await context.policies.load_for_task(task)
+            finally:  # also after a failure, so that the signers stay usable meanwhile
+                await context.signers.load(task.tenant)
+        except DecryptionFailed as error:
+            self._report_missing_key(error)
+            # The task must not be sent without a signature.
+            if waiting_task is not None and not waiting_task.is_dropped:
+                self._release_unstartable(waiting_task)
+            return
         except StoreUnavailable as error:
-            self._context.health.mark_failing("store", error)
+            context.health.mark_failing("store", error)
             if waiting_task is not None:
                 await asyncio.sleep(FIRST_STORE_RETRY_PAUSE_S)
         if waiting_task is not None:
@@ -251,6 +265,7 @@ class Worker:
         slot: Slot,
         content: TaskContent,
         effective_policy: EffectivePolicy,
+        signers: TenantSigners,
         call: DurableCall,
         timeout: float,
         started_at: int,
@@ -261,11 +276,13 @@ class Worker:
         try:
             if content.body_ref is None:
                 body = content.body
-                signatures = context.sign(task, body)
+                signatures = signers.sign(task, body)
                 request = attempts.build_request(task, content, policy, body, timeout, signatures)
                 pending_delivery = context.delivery_client.send(request)
             else:
-                pending_delivery = self._fetch_body_and_send(task, content, policy, timeout)
+                pending_delivery = self._fetch_body_and_send(
+                    task, content, policy, signers, timeout
+                )
             # HTTP deliveries are futures already: no asyncio task is created for them.
             if not isinstance(pending_delivery, asyncio.Future):
                 pending_delivery = asyncio.ensure_future(pending_delivery)
@@ -279,7 +296,12 @@ class Worker:
         pending_delivery.add_done_callback(on_done)
 
     async def _fetch_body_and_send(
-        self, task: Task, content: TaskContent, policy: Policy, timeout: float
+        self,
+        task: Task,
+        content: TaskContent,
+        policy: Policy,
+        signers: TenantSigners,
+        timeout: float,
     ) -> DeliveryResult:
         context, loop = self._context, asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -289,7 +311,7 @@ class Worker:
         except TimeoutError:
             msg = "a body could not be read within the timeout of the attempt"
             raise BodyStoreUnavailable(msg) from None
-        signatures = context.sign(task, body)
+        signatures = signers.sign(task, body)
         remaining = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
         request = attempts.build_request(task, content, policy, body, remaining, signatures)
         return await context.delivery_client.send(request)

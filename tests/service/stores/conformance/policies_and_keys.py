@@ -1,11 +1,17 @@
-"""Conformance: policies and API keys."""
+"""Conformance: policies, API keys and signing secrets."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tarry.service.model import ApiKeyRecord, PolicyVersion
-from tarry.service.store import MAX_PAGE_BYTES, PolicyWriteStatus
+from tarry.service.model import ApiKeyRecord, PolicyVersion, SigningSecretRecord
+from tarry.service.store import (
+    MAX_LANE_SIGNING_SECRETS,
+    MAX_PAGE_BYTES,
+    MAX_SIGNING_SECRETS,
+    PolicyWriteStatus,
+    Retention,
+)
 from tests.service.stores.harness import (
     START_MS,
     StoreHarness,
@@ -213,3 +219,92 @@ async def keys_are_listed_by_tenant(harness: StoreHarness) -> None:
     assert ["key3"] == await key_ids("beta")
     assert ["key0", "key1", "key2", "key3"] == await key_ids()
     assert [] == await key_ids("unknown")
+
+
+# --- signing secrets ------------------------------------------------------------------------------
+
+
+def new_secret(number: int, **fields: Any) -> SigningSecretRecord:
+    """Return a signing secret to store."""
+    values = {"tenant": "acme", "id": f"secret{number:04}", "secret": b"%d" % number, **fields}
+    return SigningSecretRecord(**values)
+
+
+@conformance_case
+async def a_signing_secret_replaces_those_of_its_lane(harness: StoreHarness) -> None:
+    """Earlier secrets of the same tenant and lane expire; those of others do not."""
+    store = harness.store
+    others = [new_secret(1, tenant="beta"), new_secret(2, lane="acme/a", public_key="whpk_x")]
+    for secret in (new_secret(3), *others):
+        await store.put_signing_secret(secret, expire_previous_ms=100)
+    harness.clock.advance(5)
+
+    stored = await store.put_signing_secret(new_secret(4), expire_previous_ms=100)
+    repeated = await store.put_signing_secret(new_secret(4), expire_previous_ms=0)
+
+    assert new_secret(4, created_at=START_MS + 5) == stored == repeated
+    await harness.reopen()
+    expected = [
+        new_secret(4, created_at=START_MS + 5),
+        new_secret(3, created_at=START_MS, expires_at=START_MS + 105),
+        new_secret(2, lane="acme/a", public_key="whpk_x", created_at=START_MS),
+    ]
+    assert expected == await harness.store.list_signing_secrets("acme")
+    [of_beta] = await harness.store.list_signing_secrets("beta")
+    assert of_beta.expires_at is None
+    assert [] == await harness.store.list_signing_secrets("unknown")
+
+
+@conformance_case
+async def an_expired_signing_secret_is_not_listed(harness: StoreHarness) -> None:
+    """A secret expires at the earliest time that any replacement has set, and is swept then."""
+    store = harness.store
+    for number, expire_previous_ms in ((1, 0), (2, 100), (3, 50), (4, 200)):
+        secret = new_secret(number, lane="acme/a")
+        await store.put_signing_secret(secret, expire_previous_ms=expire_previous_ms)
+
+    async def list_numbers() -> list[int]:
+        return [int(secret.secret) for secret in await store.list_signing_secrets("acme")]
+
+    assert [4, 3, 2, 1] == await list_numbers()
+    harness.clock.advance(49)
+    await store.sweep(Retention(1000, 1000), 10)
+    assert [4, 3, 2, 1] == await list_numbers()
+    harness.clock.advance(1)
+    assert [4, 3] == await list_numbers()
+    await store.sweep(Retention(1000, 1000), 10)
+    assert not await store.delete_signing_secret("acme", "secret0002")
+    harness.clock.advance(150)
+    assert [4] == await list_numbers()
+    assert await store.put_signing_secret(new_secret(5, lane="acme/a"), expire_previous_ms=0)
+    assert [5] == await list_numbers()
+
+
+@conformance_case
+async def a_signing_secret_is_deleted_by_its_tenant_only(harness: StoreHarness) -> None:
+    """A secret of another tenant is missing."""
+    await harness.store.put_signing_secret(new_secret(1), expire_previous_ms=0)
+
+    assert not await harness.store.delete_signing_secret("beta", "secret0001")
+    assert 1 == len(await harness.store.list_signing_secrets("acme"))
+    assert await harness.store.delete_signing_secret("acme", "secret0001")
+    assert not await harness.store.delete_signing_secret("acme", "secret0001")
+    assert [] == await harness.store.list_signing_secrets("acme")
+
+
+@conformance_case
+async def the_number_of_signing_secrets_is_limited(harness: StoreHarness) -> None:
+    """A tenant and each lane have a maximum; a rejected secret does not let others expire."""
+    store = harness.store
+    for number in range(MAX_LANE_SIGNING_SECRETS):
+        await store.put_signing_secret(new_secret(number), expire_previous_ms=100)
+    before = await store.list_signing_secrets("acme")
+    assert await store.put_signing_secret(new_secret(9999), expire_previous_ms=0) is None
+    assert before == await store.list_signing_secrets("acme")
+    for number in range(MAX_LANE_SIGNING_SECRETS, MAX_SIGNING_SECRETS):
+        secret = new_secret(number, lane=f"acme/{number}")
+        assert await store.put_signing_secret(secret, expire_previous_ms=100)
+    secret = new_secret(9999, lane="acme/other")
+    assert await store.put_signing_secret(secret, expire_previous_ms=0) is None
+    await store.delete_signing_secret("acme", "secret0500")
+    assert await store.put_signing_secret(secret, expire_previous_ms=0)

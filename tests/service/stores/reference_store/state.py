@@ -16,6 +16,7 @@ from tarry.service.model import (
     LaneRecord,
     PolicyVersion,
     ReplayRecord,
+    SigningSecretRecord,
     Status,
     Task,
 )
@@ -273,6 +274,7 @@ class ReferenceState:
         self.orphaned_bodies: dict[str, None] = {}
         self.replays: dict[str, ReplayRecord] = {}
         self.keys: dict[str, ApiKeyRecord] = {}
+        self.signing_secrets: dict[tuple[str, str], SigningSecretRecord] = {}
         self.digests: dict[bytes, str] = {}
         self.leader: object | None = None
         """The store that leads."""

@@ -18,12 +18,15 @@ from tarry.service.model import (
     LaneRecord,
     PolicyVersion,
     ReplayRecord,
+    SigningSecretRecord,
     Status,
     Task,
 )
 from tarry.service.store import (
     MAX_BUSIEST_LANES,
+    MAX_LANE_SIGNING_SECRETS,
     MAX_PAGE_BYTES,
+    MAX_SIGNING_SECRETS,
     AddResult,
     AddStatus,
     AttemptsOfMinute,
@@ -606,6 +609,39 @@ class ReferenceStore:
             key.revoked_at = self._clock()
         return key is not None
 
+    # --- signing secrets --------------------------------------------------------------------------
+
+    async def put_signing_secret(
+        self, secret: SigningSecretRecord, *, expire_previous_ms: int
+    ) -> SigningSecretRecord | None:
+        """Store a secret and let the others of its lane expire, unless there are too many."""
+        others = await self.list_signing_secrets(secret.tenant)
+        if same := [other for other in others if other.id == secret.id]:
+            return same[0]
+        lane_count = sum(other.lane == secret.lane for other in others)
+        if len(others) >= MAX_SIGNING_SECRETS or lane_count >= MAX_LANE_SIGNING_SECRETS:
+            return None
+        expires_at = self._clock() + expire_previous_ms
+        for other in self.state.signing_secrets.values():
+            if (other.tenant, other.lane) == (secret.tenant, secret.lane):
+                other.expires_at = min(other.expires_at or expires_at, expires_at)
+        new = msgspec.structs.replace(secret, created_at=self._clock(), expires_at=None)
+        self.state.signing_secrets[new.tenant, new.id] = new
+        return copy(new)
+
+    async def list_signing_secrets(self, tenant: str) -> list[SigningSecretRecord]:
+        """List the secrets of a tenant that have not expired, by id, descending."""
+        now = self._clock()
+        return [
+            copy(secret)
+            for _, secret in sorted(self.state.signing_secrets.items(), reverse=True)
+            if secret.tenant == tenant and (secret.expires_at is None or secret.expires_at > now)
+        ]
+
+    async def delete_signing_secret(self, tenant: str, secret_id: str) -> bool:
+        """Delete a secret; return False if it does not exist."""
+        return self.state.signing_secrets.pop((tenant, secret_id), None) is not None
+
     # --- counters ---------------------------------------------------------------------------------
 
     async def try_lead(self) -> bool:
@@ -684,6 +720,9 @@ class ReferenceStore:
         for entry in skipped_entries:
             heappush(self.state.finished[True], entry)
         self._delete_replays(now - retention.exhausted_ms)
+        for key, secret in tuple(self.state.signing_secrets.items()):
+            if secret.expires_at is not None and secret.expires_at <= now:
+                del self.state.signing_secrets[key]
         return SweepResult(deleted, has_more)
 
     def _delete_replays(self, until: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tarry.service.model import PolicyVersion, ReplayRecord, Status
+from tarry.service.model import PolicyVersion, ReplayRecord, SigningSecretRecord, Status
 from tarry.service.store import (
     ConfiguredLimits,
     LaneLimits,
@@ -107,7 +107,7 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
         await store.delete_policy("acme", "p")
         await store.attempts_per_minute("acme", since=0)
         await store.counters("acme")
-        await store.find_api_key(b"digest")
+        await _use_keys_and_secrets(store)
         await store.sweep(Retention(1, 1), 10)
         await store.release_unknown_leases(LEASE.worker, [])
         for database in (store.database, store._read_database):
@@ -131,6 +131,13 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
         assert [] == unused, "an unused index makes every write slower"
 
     run_on_store(tmp_path / "tasks.db", main)
+
+
+async def _use_keys_and_secrets(store: SqliteStore) -> None:
+    await store.find_api_key(b"digest")
+    secret = SigningSecretRecord(tenant="acme", id="s", secret=b"")
+    await store.put_signing_secret(secret, expire_previous_ms=0)
+    await store.delete_signing_secret("acme", "s")
 
 
 def _scans_or_sorts(step: str, statement: str) -> bool:

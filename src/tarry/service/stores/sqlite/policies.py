@@ -1,19 +1,26 @@
-"""Policies with their versions, and API keys."""
+"""Policies with their versions, API keys and signing secrets."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import astuple
 from msgspec.structs import replace as copy_with
 
-from tarry.service.model import ApiKeyRecord, PolicyVersion
-from tarry.service.store import MAX_PAGE_BYTES, Page, PolicyWriteStatus
+from tarry.service.model import ApiKeyRecord, PolicyVersion, SigningSecretRecord
+from tarry.service.store import (
+    MAX_LANE_SIGNING_SECRETS,
+    MAX_PAGE_BYTES,
+    MAX_SIGNING_SECRETS,
+    Page,
+    PolicyWriteStatus,
+)
 from tarry.service.stores.sqlite.queries import decode_row
 
 if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
-# The columns are in the order of the fields of `PolicyVersion` and `ApiKeyRecord`.
+# The columns are in the order of the fields of the records.
 _SELECT_POLICY = """
 SELECT n.name, p.id, p.version, p.document, p.created_at
 FROM policy AS p CROSS JOIN tenant AS n ON n.id = p.tenant
@@ -115,3 +122,40 @@ def revoke_api_key(tx: Transaction, key_id: str) -> bool:
     """Revoke an API key, unless it is revoked already; return whether the key exists."""
     statement = "UPDATE api_key SET revoked_at = ifnull(revoked_at, ?) WHERE id = ?"
     return tx.execute(statement, (tx.now, key_id)).rowcount > 0
+
+
+def put_signing_secret(
+    tx: Transaction, secret: SigningSecretRecord, expire_previous_ms: int
+) -> SigningSecretRecord | None:
+    """Store a signing secret, and let others of its lane expire; None if there are too many."""
+    others = list_signing_secrets(tx, secret.tenant)
+    for other in others:
+        if other.id == secret.id:
+            return other
+    lane_count = sum(other.lane == secret.lane for other in others)
+    if len(others) >= MAX_SIGNING_SECRETS or lane_count >= MAX_LANE_SIGNING_SECRETS:
+        return None
+    expires_at = tx.now + expire_previous_ms
+    tx.execute(
+        "UPDATE signing_secret SET expires_at = ? "
+        "WHERE tenant = ? AND lane IS ? AND ifnull(expires_at > ?, 1)",
+        (expires_at, secret.tenant, secret.lane, expires_at),
+    )
+    new = copy_with(secret, created_at=tx.now, expires_at=None)
+    tx.execute("INSERT OR REPLACE INTO signing_secret VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(new))
+    return new
+
+
+def list_signing_secrets(tx: ReadTransaction, tenant: str) -> list[SigningSecretRecord]:
+    """List the signing secrets of a tenant that have not expired, newest first."""
+    statement = (
+        "SELECT * FROM signing_secret WHERE tenant = ? AND ifnull(expires_at > ?, 1) "
+        "ORDER BY id DESC"
+    )
+    return [decode_row(row, SigningSecretRecord) for row in tx.execute(statement, (tenant, tx.now))]
+
+
+def delete_signing_secret(tx: Transaction, tenant: str, secret_id: str) -> bool:
+    """Delete a signing secret; return whether it existed."""
+    statement = "DELETE FROM signing_secret WHERE tenant = ? AND id = ?"
+    return tx.execute(statement, (tenant, secret_id)).rowcount > 0

@@ -202,6 +202,19 @@ MIGRATIONS = (
     CREATE INDEX lane_configured ON lane (tenant, name, limits) WHERE limits IS NOT NULL;
     INSERT INTO meta VALUES ('limits_version', 0);
     """,
+    """
+    CREATE TABLE signing_secret (
+        tenant TEXT NOT NULL,
+        id TEXT NOT NULL,
+        lane TEXT, -- NULL: all lanes without secrets of their own
+        secret BLOB NOT NULL,
+        public_key TEXT,
+        created_at INTEGER NOT NULL,
+        expires_at INTEGER,
+        PRIMARY KEY (tenant, id)
+    ) WITHOUT ROWID;
+    CREATE INDEX signing_secret_expiry ON signing_secret (expires_at) WHERE expires_at IS NOT NULL;
+    """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 

@@ -248,6 +248,18 @@ class SqliteStore:
     async def revoke_api_key(self, key_id: str) -> bool:
         return await self.write(OperationCall(policies.revoke_api_key, key_id))
 
+    async def put_signing_secret(
+        self, secret: model.SigningSecretRecord, *, expire_previous_ms: int
+    ) -> model.SigningSecretRecord | None:
+        call = OperationCall(policies.put_signing_secret, secret, expire_previous_ms)
+        return await self.write(call)
+
+    async def list_signing_secrets(self, tenant: str) -> list[model.SigningSecretRecord]:
+        return await self.read(lambda tx: policies.list_signing_secrets(tx, tenant))
+
+    async def delete_signing_secret(self, tenant: str, secret_id: str) -> bool:
+        return await self.write(OperationCall(policies.delete_signing_secret, tenant, secret_id))
+
     async def ping(self) -> int:
         return await self.write(OperationCall(ping))
 

@@ -181,7 +181,7 @@ def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
 
 
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
-    """Delete old tasks, replays and attempt counts, and end leases of dead workers.
+    """Delete old tasks, replays, attempt counts and secrets, and end leases of dead workers.
 
     At most `limit` of each are deleted or ended. When none is left, the file is shrunk by a few
     pages.
@@ -200,6 +200,7 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
         old_tasks += tx.execute(_OLD_TASKS, parameters).fetchall()
     for *ids, status in old_tasks[:limit]:
         delete_task(tx, ids, status)
+    tx.execute("DELETE FROM signing_secret WHERE expires_at <= ?", (tx.now,))
     old_counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - DAY_MS, limit))
     old_replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit))
     max_deleted = max(old_counts.rowcount, old_replays.rowcount)

@@ -29,7 +29,7 @@ from msgspec.msgpack import Decoder, Encoder
 from tarry import errors
 from tarry.errors import StoreUnavailable
 from tarry.service import store
-from tarry.service.model import ApiKeyRecord, PolicyVersion, ReplayRecord
+from tarry.service.model import ApiKeyRecord, PolicyVersion, ReplayRecord, SigningSecretRecord
 from tarry.service.stores.sqlite import add, claim, finish, policies, terminal_tasks, transitions
 from tarry.service.stores.sqlite.clock import AnchoredClock
 from tarry.service.stores.sqlite.database import Database
@@ -122,6 +122,12 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (policies.delete_policy, tuple[str, str], store.PolicyWriteStatus),
         (policies.put_api_key, tuple[ApiKeyRecord], None),
         (policies.revoke_api_key, tuple[str], bool),
+        (
+            policies.put_signing_secret,
+            tuple[SigningSecretRecord, int],
+            SigningSecretRecord | None,
+        ),
+        (policies.delete_signing_secret, tuple[str, str], bool),
         (ping, tuple[()], int),
     )
 }

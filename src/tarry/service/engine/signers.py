@@ -1,0 +1,108 @@
+"""The signers of each tenant: its own signing secrets in the store, or those of the settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tarry.errors import StoreUnavailable
+from tarry.service.delivery.signing import Signer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tarry.service.model import SigningSecretRecord, Task
+    from tarry.service.store import Store
+
+_MAX_CACHED_TENANTS = 10_000
+_TTL_MS = 5_000
+"""Secrets are loaded again after this time, because another process may have changed them."""
+_MAX_STALE_MS = 5_000
+"""Stale signers are used for this time while they are loaded again. After that, attempts wait."""
+
+
+class TenantSigners(msgspec.Struct):
+    """The signers of one tenant."""
+
+    records: list[SigningSecretRecord]
+    by_lane: dict[str | None, Signer]  # None: for lanes without secrets of their own
+    stale_at: int
+    unix_time: Callable[[], float]
+
+    def sign(self, task: Task, body: bytes) -> list[tuple[str, str]]:
+        """Return the signature headers of an attempt; none if there is no secret for its lane."""
+        by_lane = self.by_lane
+        signer = (by_lane.get(task.lane) or by_lane.get(None)) if by_lane else None
+        return [] if signer is None else signer.headers(task.id, int(self.unix_time()), body)
+
+
+class SignerCache:
+    """A cache of the signers of each tenant.
+
+    `fallback` signs for the lanes without a secret in the store: those of `fallback_tenant`, or of
+    all tenants (None).
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        now_ms: Callable[[], int],
+        decrypt: Callable[[bytes], str],
+        unix_time: Callable[[], float],
+        *,
+        fallback: Signer | None = None,
+        fallback_tenant: str | None = None,
+    ) -> None:
+        self._store = store
+        self._now_ms = now_ms
+        self._decrypt = decrypt
+        self._unix_time = unix_time
+        self._fallback = fallback
+        self._fallback_tenant = fallback_tenant
+        self._signers: dict[str, TenantSigners] = {}
+        self._change_count = 0  # calls of `forget`
+
+    def get_cached(self, tenant: str, now_ms: int) -> TenantSigners | None:
+        """Return the signers of a tenant, or None if they must be loaded first."""
+        cached = self._signers.get(tenant)
+        return cached if cached is not None and now_ms < cached.stale_at + _MAX_STALE_MS else None
+
+    async def load(self, tenant: str) -> None:
+        """Load the signers of a tenant, unless they are cached and fresh.
+
+        Raises DecryptionFailed if the encryption key of a secret is not configured.
+        """
+        cached, now = self._signers.get(tenant), self._now_ms()
+        if cached is not None and now < cached.stale_at:
+            return
+        change_count = self._change_count
+        try:
+            records = await self._store.list_signing_secrets(tenant)
+        except StoreUnavailable:
+            if cached is not None:
+                cached.stale_at = now + _TTL_MS
+            raise
+        if change_count != self._change_count:  # the records may be from before the change
+            await self.load(tenant)
+            return
+        if cached is not None and cached.records == records:
+            by_lane = cached.by_lane
+        else:
+            secrets: dict[str | None, list[str]] = {}
+            for record in records:
+                secrets.setdefault(record.lane, []).append(self._decrypt(record.secret))
+            by_lane = {lane: Signer(lane_secrets) for lane, lane_secrets in secrets.items()}
+            if self._fallback is not None and self._fallback_tenant in {None, tenant}:
+                by_lane.setdefault(None, self._fallback)
+        # At the expiry of a secret, the signers are loaded again without it.
+        expiry_times = [record.expires_at for record in records if record.expires_at is not None]
+        stale_at = min([now + _TTL_MS, *expiry_times])
+        if len(self._signers) >= _MAX_CACHED_TENANTS:
+            del self._signers[next(iter(self._signers))]
+        self._signers[tenant] = TenantSigners(records, by_lane, stale_at, self._unix_time)
+
+    def forget(self, tenant: str) -> None:
+        """Remove the signers of a tenant from the cache, because its secrets were changed."""
+        self._change_count += 1
+        self._signers.pop(tenant, None)
