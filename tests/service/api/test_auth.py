@@ -206,7 +206,7 @@ def test_resources_of_other_tenants_are_not_visible() -> None:
             ("GET", "/retry-policies/mine"),
             ("DELETE", "/retry-policies/mine"),
             ("GET", "/downstreams/https:example.com:443"),
-            ("POST", "/downstreams/acme/https:example.com:443/pause"),
+            ("GET", "/downstreams/acme/https:example.com:443"),
             ("GET", f"/dead-letters/replays/{replay}"),
             ("DELETE", f"/dead-letters/replays/{replay}"),
         ]
@@ -217,6 +217,8 @@ def test_resources_of_other_tenants_are_not_visible() -> None:
         # A lane of the same name can be paused, but it belongs to the tenant that paused it.
         pause_path = "/downstreams/https:example.com:443/pause"
         assert 200 == (await request(other, "POST", pause_path)).status
+        pause_path = "/downstreams/acme/https:example.com:443/pause"
+        assert 422 == (await request(other, "POST", pause_path)).status
         assert task == (await request(one, "GET", task_path)).json
         assert "ACTIVE" == (await request(one, "GET", "/downstreams")).json["items"][0]["state"]
 
