@@ -39,9 +39,12 @@ def test_list_has_a_row_for_each_task(
 
     heading, first, second = result.out.splitlines()
     assert 0 == result.code, result.err
-    assert ["task", "status", "attempts", "next", "target"] == heading.split()
-    assert [failed_task, "EXHAUSTED", "2", "POST"] == first.split()[:4]
-    assert [pending_task, "PENDING", "0", "in"] == second.split()[:4]
+    assert ["task", "status", "attempts", "last", "age", "next", "target"] == heading.split()
+    assert [failed_task, "EXHAUSTED", "2", "404"] == first.split()[:4]
+    assert [pending_task, "PENDING", "0"] == second.split()[:3]
+    assert " in " in second
+    age_column = heading.index("age")
+    assert "s" in first[age_column:].split("POST")[0]
 
 
 def test_list_as_json(run_cli: RunCli, lane: str, pending_task: str, failed_task: str) -> None:
@@ -57,6 +60,28 @@ def test_list_as_json(run_cli: RunCli, lane: str, pending_task: str, failed_task
     assert [pending_task] == list_ids("--status", "pending")
     assert [failed_task] == list_ids("--reason", "permanent")
     assert [] == list_ids("--policy", "webhook")
+    assert [failed_task] == list_ids("--last-status", "4xx")
+
+
+def test_search(
+    run_cli: RunCli, client: Client, target: FlakyServer, lane: str, failed_task: str
+) -> None:
+    """Tasks and dead letters are found by URL, key, time and error."""
+    task = client.enqueue(f"{target.url}/orders/7", key="order-7", delay=3600)
+
+    def list_ids(command: str, *options: str) -> list[str]:
+        result = run_cli(command, "list", "--lane", lane, *options, "--json")
+        return [found["taskId"] for found in result.json["items"]]
+
+    assert [task.task_id] == list_ids("tasks", "--url", f"{target.url}/orders")
+    assert [task.task_id] == list_ids("tasks", "--idempotency-key", "order-7")
+    assert [task.task_id, failed_task] == list_ids("tasks", "--since", "1h")
+    assert [] == list_ids("tasks", "--until", "1h")
+    assert [failed_task] == list_ids("dead", "--since", "1h", "--until", "2100-01-01")
+    assert [] == list_ids("dead", "--error", "timeout")
+    invalid = run_cli("tasks", "list", "--since", "yesterday")
+    assert 2 == invalid.code
+    assert "--since must be a time such as" in invalid.err
 
 
 def test_limited_list_is_reported(
@@ -247,9 +272,9 @@ def test_list_of_dead_letters(run_cli: RunCli, lane: str, dead_letters: list[str
     document = run_cli("dead", "list", "--lane", lane, "--limit", "1", "--json").json["items"]
 
     heading, *rows = shown.out.splitlines()
-    assert ["task", "reason", "attempts", "finished", "target"] == heading.split()
-    assert [[letter, "permanent", "1"] for letter in dead_letters] == [
-        row.split()[:3] for row in rows
+    assert ["task", "reason", "attempts", "last", "age", "finished", "target"] == heading.split()
+    assert [[letter, "permanent", "1", "404"] for letter in dead_letters] == [
+        row.split()[:4] for row in rows
     ]
     assert all(re.search(r" ago +POST http://", row) for row in rows)  # the width of the age varies
     assert dead_letters[:1] == [task["taskId"] for task in document]
@@ -343,7 +368,7 @@ def test_task_id_and_filters_are_exclusive(run_cli: RunCli) -> None:
     result = run_cli("dead", "replay", "some-id", "--lane", "x")
 
     assert 2 == result.code
-    assert "TASK cannot be combined with --policy" in result.err
+    assert "TASK cannot be combined with filters" in result.err
 
 
 def test_invalid_rate_names_the_option(run_cli: RunCli) -> None:

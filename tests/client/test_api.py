@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -84,6 +84,42 @@ def test_list_has_all_pages(driver: ClientDriver, service: FakeService) -> None:
         {**filters, "limit": "1000", "cursor": "100"},
         {**filters, "limit": "1000", "cursor": "200"},
     ] == [request.query for request in service.requests]
+
+
+@pytest.mark.parametrize("method", ["tasks", "dead_letters", "purge", "replay"])
+def test_search_filters(driver: ClientDriver, service: FakeService, method: str) -> None:
+    """All filters are sent with the names of the API, and times in milliseconds."""
+    service.responses["GET /retry-tasks"] = (200, {"items": [], "nextCursor": None})
+    service.responses["GET /dead-letters"] = (200, {"items": [], "nextCursor": None})
+    service.responses["DELETE /dead-letters"] = (200, {"purged": 0, "more": False})
+    service.responses["POST /dead-letters/replays"] = (201, REPLAY)
+
+    found = driver.call(
+        method,
+        url_prefix=HOOK,
+        key="order-7",
+        created_after=1_700_000_000.5,
+        created_before=datetime(2027, 1, 1, tzinfo=UTC),
+        finished_after=1_700_000_001,
+        finished_before=None,
+        last_status=503,
+        error="timeout",
+    )
+    if method in {"tasks", "dead_letters"}:
+        assert [] == list(found)
+    [request] = service.requests
+    sent = request.json["filter"] if method == "replay" else request.query
+    assert {
+        "urlPrefix": HOOK,
+        "idempotencyKey": "order-7",
+        "createdAfter": "1700000000500",
+        "createdBefore": "1798761600000",
+        "finishedAfter": "1700000001000",
+        "lastStatus": "503",
+        "error": "timeout",
+    } == {name: str(value) for name, value in sent.items()}
+    if method == "replay":
+        assert (1_700_000_000_500, "503") == (sent["createdAfter"], sent["lastStatus"])
 
 
 def test_lost_page_is_requested_again(driver: ClientDriver, service: FakeService) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Annotated
 
 import typer
 
 from tarry.core.checks import check_positive
 from tarry.errors import ConfigurationError
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 DEFAULT_LIMIT = 50
-_DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|min|h|)\s*", re.ASCII)
-_SECONDS_BY_UNIT = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|min|h|d|)\s*", re.ASCII)
+_SECONDS_BY_UNIT = {
+    "ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0
+}  # fmt: skip
 
 ServerOption = Annotated[
     str,
@@ -34,11 +38,24 @@ def example_epilog(command: str) -> str:
     return f"[bold]Example[/bold]\n\n[bold cyan]  {command}[/bold cyan]"
 
 
+def parse_time(option: str, text: str | None) -> float | None:
+    """Return a time in seconds since 1970: an ISO 8601 time, or a duration such as 2h ago."""
+    if text is None:
+        return None
+    if _DURATION.fullmatch(text):
+        return environment.unix_time() - (parse_duration(option, text) or 0.0)
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError):
+        rule = "must be a time such as 2026-11-16T08:00, or a duration before now such as 2h"
+        raise ConfigurationError(option, rule, text) from None
+
+
 def parse_duration(option: str, text: str | None) -> float | None:
     """Return a duration such as 500ms or 1.5 min in seconds, the default unit; None for None."""
     if text is None:
         return None
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise ConfigurationError(option, "must be a time such as 500ms, 2s, 10m or 24h", text)
+        raise ConfigurationError(option, "must be a time such as 500ms, 2s, 10m, 24h or 7d", text)
     return check_positive(option, float(match[1]) * _SECONDS_BY_UNIT[match[2]])

@@ -18,11 +18,12 @@ from tarry.cli.options import (
     LimitOption,
     ServerOption,
     example_epilog,
+    parse_time,
 )
 from tarry.cli.remote import connect
 from tarry.client.errors import NotFound
 from tarry.core.checks import check_one_of, check_positive
-from tarry.core.text import format_count
+from tarry.core.text import format_count, format_duration
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
@@ -41,6 +42,44 @@ LaneFilter = Annotated[
 ]
 ReasonFilter = Annotated[
     str | None, typer.Option("--reason", help="Only tasks that finished for this reason.")
+]
+
+UrlFilter = Annotated[
+    str | None,
+    typer.Option("--url", help="Only tasks whose target URL starts with this URL.", metavar="URL"),
+]
+KeyFilter = Annotated[
+    str | None, typer.Option("--idempotency-key", help="Only the task with this key.")
+]
+_TIME_HELP = "Only tasks {} this time: 2h (ago), 7d or 2026-11-16T08:00."
+SinceFilter = Annotated[
+    str | None,
+    typer.Option("--since", help=_TIME_HELP.format("created since"), metavar="TIME"),
+]
+UntilFilter = Annotated[
+    str | None,
+    typer.Option("--until", help=_TIME_HELP.format("created until"), metavar="TIME"),
+]
+FinishedSinceFilter = Annotated[
+    str | None,
+    typer.Option("--since", help=_TIME_HELP.format("finished since"), metavar="TIME"),
+]
+FinishedUntilFilter = Annotated[
+    str | None,
+    typer.Option("--until", help=_TIME_HELP.format("finished until"), metavar="TIME"),
+]
+LastStatusFilter = Annotated[
+    str | None,
+    typer.Option(
+        "--last-status",
+        help="Only tasks whose last attempt got this status: 503, 5xx, UNAVAILABLE.",
+    ),
+]
+ErrorFilter = Annotated[
+    str | None,
+    typer.Option(
+        "--error", help="Only tasks whose last attempt failed with this class or part of a message."
+    ),
 ]
 
 _NO_MATCH = "no dead letters match"
@@ -63,21 +102,30 @@ def list_tasks(
     policy: PolicyFilter = None,
     lane: LaneFilter = None,
     reason: ReasonFilter = None,
+    url: UrlFilter = None,
+    key: KeyFilter = None,
+    since: SinceFilter = None,
+    until: UntilFilter = None,
+    last_status: LastStatusFilter = None,
+    error: ErrorFilter = None,
     limit: LimitOption = DEFAULT_LIMIT,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List tasks, newest first."""
+    filters: DeadLetterFilter = {
+        **_base_filters(policy, lane, reason, url, key, last_status, error),
+        "created_after": parse_time("--since", since),
+        "created_before": parse_time("--until", until),
+    }
     with connect(server, api_key) as client:
         from tarry.wire.tasks import STATUS_NAMES
 
         if status is not None:
             status = status.upper().replace("-", "_")
             check_one_of("--status", status, STATUS_NAMES)
-        tasks = client.tasks(
-            status=cast("StatusName | None", status), policy=policy, lane=lane, reason=reason
-        )
+        tasks = client.tasks(status=cast("StatusName | None", status), **filters)
         _print_tasks(tasks, limit, as_json=as_json)
 
 
@@ -179,15 +227,24 @@ def _print_tasks(
 
     def to_row(task: RetryTask) -> tuple[object, ...]:
         target = f"{task.method} {task.target_url}"
+        age = format_duration(max(0.0, now - task.created_at / 1000))
+        results = (task.attempt_number, _last_result(task), age)
         if are_dead:
             finished = output.time_since(task.finished_at, now)
-            return task.task_id, task.reason, task.attempt_number, finished, target
+            return task.task_id, task.reason, *results, finished, target
         next_attempt = output.time_until(task.next_attempt_at, now)
-        return task.task_id, task.status, task.attempt_number, next_attempt, target
+        return task.task_id, task.status, *results, next_attempt, target
 
-    columns = ("reason", "attempts", "finished") if are_dead else ("status", "attempts", "next")
-    headings = ("task", *columns, "target")
+    first, last = ("reason", "finished") if are_dead else ("status", "next")
+    headings = ("task", first, "attempts", "last", "age", last, "target")
     output.print_list(listed, headings, to_row, as_json=as_json, cut_column="target")
+
+
+def _last_result(task: RetryTask) -> str:
+    """Return the result of the last attempt: a status such as 503, or an error such as timeout."""
+    if task.last_status is not None:
+        return str(task.last_status)
+    return (task.last_error or "").partition(":")[0]
 
 
 def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:
@@ -226,14 +283,23 @@ def list_dead_letters(
     policy: PolicyFilter = None,
     lane: LaneFilter = None,
     reason: ReasonFilter = None,
+    url: UrlFilter = None,
+    key: KeyFilter = None,
+    since: FinishedSinceFilter = None,
+    until: FinishedUntilFilter = None,
+    last_status: LastStatusFilter = None,
+    error: ErrorFilter = None,
     limit: LimitOption = DEFAULT_LIMIT,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List dead letters, newest first."""
+    filters = _dead_letter_filters(
+        policy, lane, reason, url, key, last_status, error, since=since, until=until
+    )
     with connect(server, api_key) as client:
-        dead_letters = client.dead_letters(policy=policy, lane=lane, reason=reason)
+        dead_letters = client.dead_letters(**filters)
         _print_tasks(dead_letters, limit, as_json=as_json, are_dead=True)
 
 
@@ -245,6 +311,12 @@ def replay(
     policy: PolicyFilter = None,
     lane: LaneFilter = None,
     reason: ReasonFilter = None,
+    url: UrlFilter = None,
+    key: KeyFilter = None,
+    since: FinishedSinceFilter = None,
+    until: FinishedUntilFilter = None,
+    last_status: LastStatusFilter = None,
+    error: ErrorFilter = None,
     rate: Annotated[
         float | None, typer.Option(help="Tasks to replay per second.", show_default="all at once")
     ] = None,
@@ -260,15 +332,17 @@ def replay(
     The service replays them in the background. Tasks keep their ids and idempotency keys. If no
     dead letter matches, no replay is started.
     """
+    filters = _dead_letter_filters(
+        policy, lane, reason, url, key, last_status, error, since=since, until=until
+    )
     if task_id is not None:
-        if dry_run or any(value is not None for value in (policy, lane, reason, rate)):
-            msg = "TASK cannot be combined with --policy, --lane, --reason, --rate or --dry-run"
+        if dry_run or rate is not None or any(value is not None for value in filters.values()):
+            msg = "TASK cannot be combined with filters, --rate or --dry-run"
             raise ConfigurationError(msg)
         retry(task_id, server, api_key, as_json)
         return
     if rate is not None:
         check_positive("--rate", rate)
-    filters: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
     with connect(server, api_key) as client:
         # Without matches, make a dry run, which returns the empty result and starts no replay.
         is_dry_run = not _count_matches(client, filters) or dry_run
@@ -288,6 +362,12 @@ def purge(
     policy: PolicyFilter = None,
     lane: LaneFilter = None,
     reason: ReasonFilter = None,
+    url: UrlFilter = None,
+    key: KeyFilter = None,
+    since: FinishedSinceFilter = None,
+    until: FinishedUntilFilter = None,
+    last_status: LastStatusFilter = None,
+    error: ErrorFilter = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
@@ -297,7 +377,9 @@ def purge(
     if not yes and not sys.stdin.isatty():
         rule = "is required when standard input is not a terminal: purging cannot be undone"
         raise ConfigurationError("--yes", rule)
-    filters: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
+    filters = _dead_letter_filters(
+        policy, lane, reason, url, key, last_status, error, since=since, until=until
+    )
     with connect(server, api_key) as client:
         match_count = _count_matches(client, filters)
         if match_count and not yes:
@@ -309,6 +391,38 @@ def purge(
         purged_count = client.purge(**filters) if match_count else 0
     text = f"{format_count(purged_count, 'dead letter')} deleted" if purged_count else _NO_MATCH
     output.print_result({"purged": purged_count, "more": False}, text, as_json=as_json)
+
+
+def _base_filters(
+    policy: str | None,
+    lane: str | None,
+    reason: str | None,
+    url: str | None,
+    key: str | None,
+    last_status: str | None,
+    error: str | None,
+) -> DeadLetterFilter:
+    """Return the filters of the client for the options of a command, without times."""
+    return {
+        "policy": policy,
+        "lane": lane,
+        "reason": reason,
+        "url_prefix": url,
+        "key": key,
+        "last_status": last_status,
+        "error": error,
+    }
+
+
+def _dead_letter_filters(
+    *options: str | None, since: str | None, until: str | None
+) -> DeadLetterFilter:
+    """Return the filters of the client for the options of a command for dead letters."""
+    return {
+        **_base_filters(*options),
+        "finished_after": parse_time("--since", since),
+        "finished_before": parse_time("--until", until),
+    }
 
 
 def _count_matches(client: Client, filters: DeadLetterFilter) -> int:

@@ -211,7 +211,7 @@ class ServiceApi:
 
     def tasks(self, cursor: str | None, filters: TaskFilter) -> ClientRequest[Page[RetryTask]]:
         """List tasks."""
-        query = _to_query("tasks", filters)
+        query = options.to_query("tasks", filters)
         return _page_request("/retry-tasks", _decoder(Page[RetryTask]), cursor, query)
 
     def attempts(
@@ -253,33 +253,33 @@ class ServiceApi:
         self, cursor: str | None, filters: DeadLetterFilter
     ) -> ClientRequest[Page[RetryTask]]:
         """List dead letters."""
-        query = _to_query("dead_letters", filters)
+        query = options.to_query("dead_letters", filters)
         return _page_request("/dead-letters", _decoder(Page[RetryTask]), cursor, query)
 
     def purge(self, filters: DeadLetterFilter) -> Operation[int]:
         """Delete all matching dead letters; return how many were deleted."""
-        path = _with_query("/dead-letters", _to_query("purge", filters))
+        query = options.to_query("purge", filters)
         purged_count, has_more = 0, True
         while has_more:  # the service limits the number of dead letters that a request deletes
+            path = _with_query("/dead-letters", query)
             response = yield ClientRequest("DELETE", path, _decoder(wire.PurgeResult))
             purged_count += response.purged
-            has_more = response.more
+            has_more, query["cursor"] = response.more, response.next_cursor
         return purged_count
 
     def replay(self, arguments: options.ReplayOptions) -> ClientRequest[ReplayJob]:
         """Start a replay of dead letters. As in `retry`, the request has no idempotency key."""
-        options.check_argument_names("replay", arguments)
-        before, rate = arguments.get("before"), arguments.get("rate")
-        replay = wire.ReplayRequest(
-            filter=wire.ReplayFilter(
-                lane=arguments.get("lane"),
-                policy_id=arguments.get("policy"),
-                reason=arguments.get("reason"),
-                before=None if before is None else options.to_epoch_ms("before", before),
-            ),
-            rate=None if rate is None else check_positive("rate", rate),
-            dry_run=arguments.get("dry_run", False),
-        )
+        query = options.to_query("replay", arguments)
+        rate, dry_run = query.pop("rate", None), query.pop("dry_run", False)
+        if query.get("lastStatus") is not None:
+            query["lastStatus"] = str(query["lastStatus"])
+        replay: dict[str, Any] = {
+            "filter": {name: value for name, value in query.items() if value is not None}
+        }
+        if rate is not None:
+            replay["rate"] = check_positive("rate", cast("float", rate))
+        if dry_run:
+            replay["dryRun"] = dry_run
         content, parse = msgspec.json.encode(replay), _decoder(ReplayJob)
         return ClientRequest("POST", "/dead-letters/replays", parse, _JSON_HEADERS, content)
 
@@ -475,24 +475,17 @@ def _path_segment_of_id(argument: str, id_: str) -> str:
     return segment
 
 
-def _with_query(path: str, query: Mapping[str, str | None]) -> str:
+def _with_query(path: str, query: Mapping[str, str | int | None]) -> str:
     """Return a path with a query string; parameters that are None are left out."""
     parameters = {name: value for name, value in query.items() if value is not None}
     return f"{path}?{urlencode(parameters)}" if parameters else path
-
-
-def _to_query(method: str, filters: TaskFilter | DeadLetterFilter) -> Mapping[str, str | None]:
-    """Return the filters of a client's method as query parameters of the API."""
-    options.check_argument_names(method, filters)
-    values = cast("Mapping[str, str | None]", filters)
-    return {"policyId" if name == "policy" else name: value for name, value in values.items()}
 
 
 def _page_request(
     path: str,
     parse: Callable[[httpx.Response], Page[T]],
     cursor: str | None,
-    query: Mapping[str, str | None] | None = None,
+    query: Mapping[str, str | int | None] | None = None,
 ) -> ClientRequest[Page[T]]:
     """Return the request for the page of a list that starts at a cursor."""
     # The first page has the service's default size, because many callers need no second page. The

@@ -141,7 +141,7 @@ class Client:
         return self._send(self._api.get(task))
 
     def tasks(self, **filters: Unpack[TaskFilter]) -> Iterator[RetryTask]:
-        """Iterate over tasks, newest first; filters: status, policy, lane, reason."""
+        """Iterate over tasks, newest first; the filters are described in `TaskFilter`."""
         return self._iterate_pages(lambda cursor: self._api.tasks(cursor, filters))
 
     def attempts(self, task: str | RetryTask) -> Iterator[AttemptLog]:
@@ -165,15 +165,15 @@ class Client:
         return self._send(self._api.retry(task))
 
     def dead_letters(self, **filters: Unpack[DeadLetterFilter]) -> Iterator[RetryTask]:
-        """Iterate over dead letters, newest first; filters: policy, lane, reason."""
+        """Iterate over dead letters, newest first; for the filters see `DeadLetterFilter`."""
         return self._iterate_pages(lambda cursor: self._api.dead_letters(cursor, filters))
 
     def replay(self, **options: Unpack[ReplayOptions]) -> Replay:
         """Start a replay of dead letters.
 
-        Filters: policy, lane, reason, before (only tasks that became dead letters at that time or
-        earlier). `rate` is in tasks per second; by default, all are replayed at once. With
-        `dry_run`, the matching dead letters are only counted.
+        The filters are described in `DeadLetterFilter`; `before` is the same as `finished_before`.
+        `rate` is in tasks per second; by default, all are replayed at once. With `dry_run`, the
+        matching dead letters are only counted.
         """
         return Replay(self._send(self._api.replay(options)), self._api, self._run)
 
@@ -390,7 +390,7 @@ class AsyncClient:
         return await self._send(self._api.get(task))
 
     def tasks(self, **filters: Unpack[TaskFilter]) -> AsyncIterator[RetryTask]:
-        """Iterate over tasks, newest first; filters: status, policy, lane, reason."""
+        """Iterate over tasks, newest first; the filters are described in `TaskFilter`."""
         return self._iterate_pages(lambda cursor: self._api.tasks(cursor, filters))
 
     def attempts(self, task: str | RetryTask) -> AsyncIterator[AttemptLog]:
@@ -414,7 +414,7 @@ class AsyncClient:
         return await self._send(self._api.retry(task))
 
     def dead_letters(self, **filters: Unpack[DeadLetterFilter]) -> AsyncIterator[RetryTask]:
-        """Iterate over dead letters, newest first; filters: policy, lane, reason."""
+        """Iterate over dead letters, newest first; for the filters see `DeadLetterFilter`."""
         return self._iterate_pages(lambda cursor: self._api.dead_letters(cursor, filters))
 
     async def replay(self, **options: Unpack[ReplayOptions]) -> AsyncReplay:

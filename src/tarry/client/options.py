@@ -67,28 +67,38 @@ class EnqueueArguments(EnqueueOptions, total=False):
     body: Any
 
 
-class TaskFilter(TypedDict, total=False):
+class DeadLetterFilter(TypedDict, total=False):
+    """Filter for dead letters; an empty filter matches all dead letters.
+
+    `url_prefix` is the beginning of the target URL, with the whole host. `key` is the idempotency
+    key. `last_status` is the status of the last attempt: 503, "5xx" or a gRPC code such as
+    "UNAVAILABLE". `error` is the class of its error, such as "timeout", or a part of the message.
+    """
+
+    policy: str | None
+    lane: str | None
+    reason: str | None
+    url_prefix: str | None
+    key: str | None
+    created_after: Instant | None
+    created_before: Instant | None
+    finished_after: Instant | None
+    finished_before: Instant | None
+    last_status: int | str | None
+    error: str | None
+
+
+class TaskFilter(DeadLetterFilter, total=False):
     """Filter for tasks; an empty filter matches all tasks."""
 
     status: StatusName | None
-    policy: str | None
-    lane: str | None
-    reason: str | None
-
-
-class DeadLetterFilter(TypedDict, total=False):
-    """Filter for dead letters; an empty filter matches all dead letters."""
-
-    policy: str | None
-    lane: str | None
-    reason: str | None
 
 
 class ReplayOptions(DeadLetterFilter, total=False):
     """Which dead letters to replay, and how fast.
 
-    `before` matches tasks that became dead letters at that time or earlier. `rate` is in tasks per
-    second; without it, all are replayed at once. A dry run only counts the matching dead letters.
+    `before` is the same as `finished_before`. `rate` is in tasks per second; without it, all are
+    replayed at once. A dry run only counts the matching dead letters.
     """
 
     before: Instant | None
@@ -98,11 +108,26 @@ class ReplayOptions(DeadLetterFilter, total=False):
 
 _ARGUMENT_NAMES: dict[str, tuple[str, ...]] = {
     "enqueue": ("url", "body", *EnqueueOptions.__annotations__),
-    "tasks": tuple(TaskFilter.__annotations__),
+    "tasks": ("status", *DeadLetterFilter.__annotations__),
     "dead_letters": tuple(DeadLetterFilter.__annotations__),
     "purge": tuple(DeadLetterFilter.__annotations__),
     "replay": tuple(ReplayOptions.__annotations__),
 }
+
+
+_API_NAME_BY_FILTER = {
+    "policy": "policyId",
+    "url_prefix": "urlPrefix",
+    "key": "idempotencyKey",
+    "created_after": "createdAfter",
+    "created_before": "createdBefore",
+    "finished_after": "finishedAfter",
+    "finished_before": "finishedBefore",
+    "last_status": "lastStatus",
+}
+_TIME_FILTERS = frozenset({
+    "created_after", "created_before", "finished_after", "finished_before", "before",
+})  # fmt: skip
 
 
 def check_argument_names(method: str, arguments: Iterable[str]) -> None:
@@ -126,6 +151,17 @@ def to_epoch_ms(argument: str, instant: Instant) -> int:
         rule = f"must be in seconds since 1970, got {instant!r}: are these milliseconds?"
         raise ConfigurationError(argument, rule)
     return ms
+
+
+def to_query(method: str, filters: Mapping[str, Any]) -> dict[str, str | int | None]:
+    """Return the filters of a client's method with the names and units of the API."""
+    check_argument_names(method, filters)
+    return {
+        _API_NAME_BY_FILTER.get(name, name): (
+            to_epoch_ms(name, value) if name in _TIME_FILTERS and value is not None else value
+        )
+        for name, value in filters.items()
+    }
 
 
 def to_seconds(argument: str, duration: Duration) -> float:

@@ -46,6 +46,7 @@ try:
     from tarry.service.payloads import BodyStore
     from tarry.service.settings import MEMORY_URL, check_setting, sqlite_path
     from tarry.service.store import LeaseTerms, Retention
+    from tarry.service.task_search import TaskFinder
 except ImportError as _missing:
     _message = f"the service needs {_missing.name}: pip install 'tarry[service]'"
     raise MissingExtra(_message) from _missing
@@ -159,6 +160,7 @@ class Service:
                 lease_terms=LeaseTerms(worker, settings.lease_duration_ms, settings.horizon_ms),
                 limits=limits,
                 retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),
+                task_finder=TaskFinder(self.store, codec),
                 draw=environment.draw_random,
                 unix_time=environment.unix_time,
                 unpack=codec.unpack,

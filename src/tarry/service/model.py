@@ -289,8 +289,8 @@ class SigningSecretRecord(msgspec.Struct, kw_only=True, gc=False):
 class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
     """A replay: it makes dead letters (EXHAUSTED tasks) PENDING again, step by step.
 
-    Only dead letters with the same tenant, lane, policy and reason match; None matches all. The
-    progress of the replay is stored, so that the replay continues after a crash.
+    Only dead letters that match its filters, the fields of `TaskSearch`, are replayed; None matches
+    all. The progress of the replay is stored, so that the replay continues after a crash.
     """
 
     id: str
@@ -300,6 +300,14 @@ class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
     reason: str | None = None
     before: int = 0
     """Only dead letters that became EXHAUSTED at this time or earlier are replayed."""
+    lane_prefix: str | None = None
+    key: str | None = None
+    created_from: int | None = None
+    created_until: int | None = None
+    finished_from: int | None = None
+    url_prefix: str | None = None
+    last_status: str | None = None
+    error: str | None = None
     rate: float = 0.0
     """The maximum number of tasks per second; 0: no limit."""
     matched: int = 0

@@ -3,13 +3,13 @@
 Every implementation follows these rules, which one conformance suite checks:
 
 * Every call may be repeated after an error or a lost reply. The same change is not made twice: a
-  repeated `claim`, `replay_step`, `purge` or `sweep` continues with other tasks.
+  repeated `claim` or `sweep` continues with other tasks.
 * The changes of a call are durable when it returns. `add`, `finish` and `release` take batches. If
   one of them raises `StoreUnavailable`, it has applied its whole batch or nothing of it.
 * The store's clock decides what is due; `claim` returns the time of that clock. Times are epoch ms.
 * The cost of a call depends on the number of tasks that it returns or changes, not on the number of
-  stored tasks and lanes. Only `count_dead_letters` and `start_replay` read all dead letters
-  (EXHAUSTED tasks) of a tenant, and `counters` reads all lanes.
+  stored tasks and lanes. Only `count_tasks` reads all tasks of a tenant, and `counters` reads all
+  lanes.
 * Counters are updated with each change, not computed when they are read.
 * Changes of one task are atomic. Every change of a task increments its version, except a request to
   cancel the task. `finish` and `release` detect a lost lease by the version.
@@ -203,7 +203,14 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     status: Status | None = None  # as stored: a task leased before its due time is IN_FLIGHT
     policy_id: str | None = None
     lane: str | None = None
+    lane_prefix: str | None = None
+    """Matches tasks of lanes whose names start with this text."""
     reason: str | None = None
+    key: str | None = None
+    created_from: int | None = None  # the limits of both windows are part of the window
+    created_until: int | None = None
+    finished_from: int | None = None
+    finished_until: int | None = None
 
 
 class Page(msgspec.Struct, Generic[T]):
@@ -437,9 +444,26 @@ class Store(Protocol):
         ...
 
     async def list_tasks(
-        self, tenant: str, task_filter: TaskFilter, *, cursor: str | None = None, limit: int = 100
+        self,
+        tenant: str,
+        task_filter: TaskFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+        oldest_first: bool = False,
     ) -> Page[Task]:
-        """List tasks, newest first. Raises `ConfigurationError` for a malformed cursor."""
+        """List tasks, newest first by default.
+
+        Raises `ConfigurationError` for a malformed cursor.
+        """
+        ...
+
+    async def count_tasks(self, tenant: str, task_filter: TaskFilter) -> int:
+        """Return the number of tasks that match a filter."""
+        ...
+
+    async def last_attempts(self, tenant: str, task_ids: Sequence[str]) -> dict[str, AttemptRecord]:
+        """Return the latest entry of the attempt log of each task that has one, by task id."""
         ...
 
     async def list_attempts(
@@ -467,19 +491,11 @@ class Store(Protocol):
         """
         ...
 
-    async def count_dead_letters(self, replay: ReplayRecord) -> int:
-        """Return how many dead letters a replay would replay; nothing is changed.
-
-        A dead letter matches if it has the tenant, lane, policy and reason of the replay (None
-        matches all) and became EXHAUSTED at `replay.before` or earlier; a `before` of 0 means now.
-        """
-        ...
-
     async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
         """Store a replay, whose first step is due at once, and return it.
 
         If a replay with this id is stored already, return the stored one unchanged. The store sets
-        `matched` and the times. A `before` of 0 or in the future is set to now.
+        the times. A `before` of 0 or in the future is set to now.
         """
         ...
 
@@ -491,13 +507,21 @@ class Store(Protocol):
         """Return up to 100 replays, newest first; if `running`, running replays by due time."""
         ...
 
-    async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
-        """Replay up to `limit` dead letters, oldest first, if the replay is running and due.
+    async def replay_step(
+        self,
+        replay_id: str,
+        cursor: str | None,
+        task_ids: Sequence[str],
+        next_cursor: str | None,
+    ) -> ReplayRecord | None:
+        """Replay those of the tasks that are dead letters, if the replay is running and due.
 
-        Returns the replay as it is afterwards, or None if it does not exist. After n tasks the next
-        step is due n / rate seconds later, counted from the due time of this step. So a replay that
-        is behind catches up, on at most `MAX_REPLAY_LAG_MS`. The replay ends with the first step
-        that finds no more dead letters before it has replayed `limit`.
+        `task_ids` are the page of the replay's dead letters at `cursor`. If the replay has another
+        cursor, another process has made this step, and nothing is changed. `next_cursor` is the
+        cursor of the next page; None ends the replay. Returns the replay as it is afterwards, or
+        None if it does not exist. After n replayed tasks the next step is due n / rate seconds
+        later, counted from the due time of this step. So a replay that is behind catches up, on at
+        most `MAX_REPLAY_LAG_MS`.
         """
         ...
 
@@ -505,11 +529,10 @@ class Store(Protocol):
         """End a running replay; tasks that it has replayed do not change. None: no such replay."""
         ...
 
-    async def purge(self, tenant: str, task_filter: TaskFilter, limit: int) -> int:
-        """Remove up to `limit` dead letters with their attempt logs, oldest first; return how many.
+    async def delete_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> int:
+        """Remove those of the tasks that are dead letters; return how many.
 
-        `list_orphaned_bodies` then returns their bodies. If `task_filter` has a status other than
-        EXHAUSTED, nothing is removed.
+        Their attempt logs are removed, too. `list_orphaned_bodies` then returns their bodies.
         """
         ...
 

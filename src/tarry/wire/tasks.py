@@ -57,7 +57,19 @@ LaneKeyText: TypeAlias = Annotated[
         extra_json_schema={"pattern": "^[A-Za-z0-9][A-Za-z0-9._~-]*$"},
     ),
 ]
+KeyFilterText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=255)]
+"""An idempotency key to search for: any text. A key that is not valid matches no task."""
 UrlText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=8192)]
+_LAST_STATUS_SCHEMA = {"description": "503, a class such as 5xx, or a gRPC code."}
+LastStatusText: TypeAlias = Annotated[
+    str,
+    Meta(
+        max_length=30,
+        pattern="^([1-5][0-9]{2}|[1-5][xX]{2}|[A-Za-z_]+)$",
+        extra_json_schema=_LAST_STATUS_SCHEMA,
+    ),
+]
+ErrorText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
 EpochMs: TypeAlias = Annotated[
     int, Meta(ge=0, le=MAX_TIME_MS, extra_json_schema={"minimum": MIN_TIME_MS})
 ]
@@ -144,6 +156,12 @@ class RetryTask(_Body, kw_only=False):
     replays: int  # the number of replays of this dead letter
     version: int
     """Incremented by every change of the task, except a request to cancel it."""
+    last_status: int | str | None = None
+    """The status of the last attempt; null without a response. Set only in lists, like the next
+    two fields."""
+    last_error: str | None = None
+    """The error of the last attempt: its class, and the message if there is one."""
+    last_attempt_at: int | None = None
     response: TargetResponse | None = None
     """Set only when the API request waited for the result (`Prefer: wait`)."""
 
@@ -316,7 +334,15 @@ class ReplayFilter(_RequestBody):
     policy_id: PolicyName | None = None
     reason: ReasonName | None = None
     before: EpochMs | None = None
-    """Matches tasks that became dead letters at this time or earlier."""
+    """Matches tasks that became dead letters at this time or earlier, like `finishedBefore`."""
+    url_prefix: UrlText | None = None
+    idempotency_key: KeyFilterText | None = None
+    created_after: EpochMs | None = None
+    created_before: EpochMs | None = None
+    finished_after: EpochMs | None = None
+    finished_before: EpochMs | None = None
+    last_status: LastStatusText | None = None
+    error: ErrorText | None = None
 
 
 class ReplayRequest(_RequestBody):
@@ -341,10 +367,14 @@ class ReplayJob(_Body):
 
 
 class PurgeResult(_Body):
-    """The number of deleted dead letters; `more` is true if a further request can delete others."""
+    """The number of deleted dead letters; `more` is true if a further request can delete others.
+
+    The further request has `nextCursor` as `cursor`, so that it does not search the same tasks.
+    """
 
     purged: int
     more: bool
+    next_cursor: str | None = None
 
 
 class _Settings(

@@ -35,6 +35,64 @@ def test_dead_letters_are_listed() -> None:
     run_with_api(test)
 
 
+def test_dead_letters_can_be_searched() -> None:
+    """URL prefix, key, time, status and error select dead letters in lists, replays and purges."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.create(targetUrl="https://example.com/orders/1", idempotencyKey="order-1")
+        (first,) = await api.exhaust_due_tasks()
+        api.time.ms += 5_000
+        await api.create(targetUrl="https://EXAMPLE.com:443/users")
+        (second,) = await api.exhaust_due_tasks()
+
+        async def list_ids(query: str) -> list[str]:
+            response = await api.request("GET", f"/dead-letters?{query}")
+            return [letter["taskId"] for letter in response.json["items"]]
+
+        assert [first] == await list_ids("urlPrefix=https://example.com/orders")
+        assert [second, first] == await list_ids("urlPrefix=https://Example.com")
+        assert [second, first] == await list_ids("lastStatus=5xx&lane=https:example.com:443")
+        assert [] == await list_ids("lastStatus=404")
+        assert [] == await list_ids("error=timeout")
+        assert [first] == await list_ids("idempotencyKey=order-1")
+        assert [second] == await list_ids(f"createdAfter={NOW + 1}")
+        assert [first] == await list_ids(f"createdBefore={NOW + 1}")
+        assert [second] == await list_ids(f"finishedAfter={NOW + 1}")
+        assert [first] == await list_ids(f"finishedBefore={NOW + 1}")
+        search = {"urlPrefix": "https://example.com/users", "lastStatus": "503"}
+        job = await api.request("POST", "/dead-letters/replays", {"filter": search, "dryRun": True})
+        assert (1, search) == (job.json["matched"], job.json["filter"])
+        purged = await api.request("DELETE", "/dead-letters?urlPrefix=https://example.com/users")
+        assert {"purged": 1, "more": False, "nextCursor": None} == purged.json
+        assert [first] == await list_ids("")
+
+    run_with_api(test)
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("urlPrefix=example.com/orders", "urlPrefix"),
+        ("urlPrefix=https:", "urlPrefix"),
+        ("createdAfter=1700000000", "createdAfter"),
+        ("finishedBefore=x", "finishedBefore"),
+        ("lastStatus=600", "lastStatus"),
+        ("lastStatus=5*", "lastStatus"),
+        ("error=", "error"),
+        ("idempotencyKey=", "idempotencyKey"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/retry-tasks", "/dead-letters"])
+def test_an_invalid_search_is_422_with_its_field(path: str, query: str, field: str) -> None:
+    """An invalid value is rejected, because an empty list would be misleading."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("GET", f"{path}?{query}")
+        assert (422, field) == (response.status, response.problem["field"])
+
+    run_with_api(test)
+
+
 def test_a_dry_run_counts_and_changes_nothing() -> None:
     """The response is a 200 without a replay id."""
 
@@ -89,7 +147,7 @@ def test_a_replay_that_is_done_cannot_be_cancelled() -> None:
         await api.create()
         (letter,) = await api.exhaust_due_tasks()
         job = (await api.request("POST", "/dead-letters/replays", {})).json
-        await api.store.replay_step(job["replayId"], 10)
+        await api.store.replay_step(job["replayId"], None, [letter], None)
         assert (
             409 == (await api.request("DELETE", f"/dead-letters/replays/{job['replayId']}")).status
         )
@@ -169,10 +227,11 @@ def test_matching_dead_letters_are_purged() -> None:
         await api.exhaust_due_tasks("permanent")
         await api.create()
         response = await api.request("DELETE", "/dead-letters?reason=permanent")
-        assert (200, {"purged": 1, "more": False}) == (response.status, response.json)
+        result = {"purged": 1, "more": False, "nextCursor": None}
+        assert (200, result) == (response.status, response.json)
         assert 2 == await api.count_tasks()
         everything = await api.request("DELETE", "/dead-letters")
-        assert {"purged": 1, "more": False} == everything.json
+        assert result == everything.json
         assert 1 == await api.count_tasks()
 
     run_with_api(test)
@@ -187,7 +246,11 @@ def test_one_request_purges_a_limited_number(monkeypatch: pytest.MonkeyPatch) ->
         for _ in range(5):
             await api.create()
         await api.exhaust_due_tasks()
-        purged = [(await api.request("DELETE", "/dead-letters")).json for _ in range(2)]
-        assert [{"purged": 4, "more": True}, {"purged": 1, "more": False}] == purged
+        first = (await api.request("DELETE", "/dead-letters")).json
+        assert (4, True) == (first["purged"], first["more"])
+        second = await api.request("DELETE", f"/dead-letters?cursor={first['nextCursor']}")
+        assert {"purged": 1, "more": False, "nextCursor": None} == second.json
+        invalid = await api.request("DELETE", "/dead-letters?cursor=x")
+        assert (422, "cursor") == (invalid.status, invalid.problem["field"])
 
     run_with_api(test)

@@ -16,6 +16,11 @@ from tests.service.api.harness import TARGET, ApiHarness, run_with_api
 
 JSON = {b"content-type": b"application/json"}
 
+PURGE_DETAIL = (
+    "body must be empty: use the query parameters cursor, policyId, lane, reason, urlPrefix, "
+    "idempotencyKey, createdAfter, createdBefore, finishedAfter, finishedBefore, lastStatus, error."
+)
+
 
 def chunked_request(*chunks: bytes) -> ApiRequest:
     """Return a request whose body arrives in chunks."""
@@ -51,7 +56,7 @@ def test_the_total_size_of_incomplete_bodies_is_limited(monkeypatch: pytest.Monk
         (
             "DELETE",
             "/dead-letters",
-            "body must be empty: use the query parameters policyId, lane, reason.",
+            PURGE_DETAIL,
         ),
         ("DELETE", "/retry-tasks/{task}", "body must be empty."),
         ("POST", "/retry-tasks/{task}/retry", "body must be empty."),

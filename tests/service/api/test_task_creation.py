@@ -53,6 +53,9 @@ def test_a_created_task_is_returned() -> None:
             "replays": 0,
             "version": 0,
             "response": None,
+            "lastStatus": None,
+            "lastError": None,
+            "lastAttemptAt": None,
         }
         assert expected == response.json
         task, content = await api.stored_task(task_id)

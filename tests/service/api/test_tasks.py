@@ -126,6 +126,37 @@ def test_tasks_can_be_filtered() -> None:
     run_with_api(test)
 
 
+def test_a_list_has_the_last_result_of_each_task() -> None:
+    """Status, error and time of the last attempt are in lists; the error has no secrets."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.create(headers={"Authorization": "Bearer sesame-two"})
+        (leased,) = await api.lease_due_tasks()
+        attempt = AttemptRecord(
+            number=1,
+            scheduled_at=NOW,
+            started_at=NOW + 5,
+            outcome="transient",
+            error_class="tls",
+            error="certificate of sesame-two",
+        )
+        await api.store.finish([
+            TaskResult(task=leased, attempt=attempt, status=Status.EXHAUSTED, reason="attempts")
+        ])  # fmt: skip
+        second = await api.create()
+        await fail_once(api, second["taskId"])
+        third = await api.create()
+        items = (await api.request("GET", "/retry-tasks")).json["items"]
+        assert third == items[0]
+        assert [
+            (None, None, None),
+            (503, None, NOW),
+            (None, "tls: certificate of [redacted]", NOW + 5),
+        ] == [(task["lastStatus"], task["lastError"], task["lastAttemptAt"]) for task in items]
+
+    run_with_api(test)
+
+
 def test_the_status_of_a_cancel_depends_on_the_task() -> None:
     """A pending task gets a 200, a task with a running attempt 202, a finished task 409."""
 

@@ -33,6 +33,7 @@ from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.engine.signers import SignerCache
 from tarry.service.model import AttemptRecord, Task, TaskContent
 from tarry.service.store import AddResult, LeaseTerms, NewTask, Retention, Store
+from tarry.service.task_search import TaskFinder
 from tarry.testing import VirtualClock
 from tests.service.stores.reference_store import ReferenceStore
 
@@ -123,6 +124,7 @@ class EngineHarness:
             lease_terms=lease,
             limits=limits,
             retention=Retention(7 * DAY_MS, 30 * DAY_MS),
+            task_finder=TaskFinder(self.store, codec),
             draw=rng.random,
             unix_time=unix_time or (lambda: EPOCH_S + loop.time()),
             unpack=codec.unpack,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
@@ -93,11 +94,11 @@ def test_many_slow_replays_do_not_delay_another() -> None:
 class FailingReplayStore(ReferenceStore):
     """A store that fails for the replay `a`."""
 
-    async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
+    async def replay_step(self, replay_id: str, *arguments: Any) -> ReplayRecord | None:
         """Fail for the replay `a`."""
         if replay_id == "a":
             raise OverflowError
-        return await super().replay_step(replay_id, limit)
+        return await super().replay_step(replay_id, *arguments)
 
 
 def test_failing_replay_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,8 +6,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
-from tarry.service.store import AddResult, ClaimResult, LeaseTerms, NewTask, Store, TaskResult
+from tarry.service.model import AttemptRecord, LaneRecord, ReplayRecord, Status, Task
+from tarry.service.store import (
+    AddResult,
+    ClaimResult,
+    LeaseTerms,
+    NewTask,
+    Store,
+    TaskFilter,
+    TaskResult,
+)
+from tarry.service.task_search import search_of_replay
 
 START_MS = 1_800_000_000_000
 """Time at which every test starts; the first millisecond of a minute."""
@@ -196,3 +205,23 @@ def exhausted_result(leased: Task, reason: str = "attempts", **fields: Any) -> T
 def task_numbers(tasks: list[Task]) -> list[int]:
     """Return the numbers of tasks, in the same order."""
     return [int(found.id[-12:], 16) for found in tasks]
+
+
+async def step_replay(store: Store, replay_id: str, limit: int = 100) -> ReplayRecord | None:
+    """Make a step of a replay of acme or beta, as the maintenance of the service does."""
+    for tenant in ("acme", "beta"):
+        replay = await store.get_replay(tenant, replay_id)
+        if replay is not None:
+            task_filter = search_of_replay(replay).filter
+            page = await store.list_tasks(
+                tenant, task_filter, cursor=replay.cursor, limit=limit, oldest_first=True
+            )
+            task_ids = [found.id for found in page.items]
+            return await store.replay_step(replay_id, replay.cursor, task_ids, page.cursor)
+    return await store.replay_step(replay_id, None, [], None)
+
+
+async def purge(store: Store, tenant: str, task_filter: TaskFilter, limit: int) -> int:
+    """Delete up to `limit` tasks that match a filter, oldest first, if they are dead letters."""
+    page = await store.list_tasks(tenant, task_filter, limit=limit, oldest_first=True)
+    return await store.delete_dead_letters(tenant, [found.id for found in page.items])

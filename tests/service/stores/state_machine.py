@@ -27,13 +27,24 @@ from tarry.service.store import (
     TaskFilter,
     TaskResult,
 )
+from tarry.service.task_search import search_of_replay
 from tests.service.stores.comparison import (
     TENANTS,
     StoreComparison,
     check_claim,
     comparable_task,
 )
-from tests.service.stores.harness import DAY_MS, HOUR_MS, LEASE, MINUTE_MS, SECOND_MS, task, task_id
+from tests.service.stores.harness import (
+    DAY_MS,
+    HOUR_MS,
+    LEASE,
+    MINUTE_MS,
+    SECOND_MS,
+    purge,
+    step_replay,
+    task,
+    task_id,
+)
 from tests.service.stores.strategies import (
     MAX_KNOWN_LEASES,
     POLICIES,
@@ -47,6 +58,7 @@ from tests.service.stores.strategies import (
     maybe_policy,
     maybe_reason,
     result_drafts,
+    search_fields,
     task_drafts,
     tenants,
 )
@@ -322,15 +334,29 @@ class StoreMachine(RuleBasedStateMachine):
         policy_id=maybe_policy,
         lane=maybe_lane,
         reason=maybe_reason,
+        more_fields=search_fields,
+        limit=st.sampled_from([1, 3, 100]),
+        oldest_first=st.booleans(),
     )
-    def list_tasks(self, tenant: str, **fields: Any) -> None:
-        """List tasks with a filter."""
-        query = TaskFilter(**fields)
+    def list_tasks(
+        self,
+        tenant: str,
+        more_fields: dict[str, Any],
+        limit: int,
+        oldest_first: bool,
+        **fields: Any,
+    ) -> None:
+        """List tasks with a filter, and read the last attempts."""
+        query = TaskFilter(**fields, **more_fields)
 
-        async def list_comparable_tasks(store: Store) -> list[Task]:
-            return [comparable_task(task) for task in (await store.list_tasks(tenant, query)).items]
+        async def list_comparable_tasks(store: Store) -> Any:
+            page = await store.list_tasks(tenant, query, limit=limit, oldest_first=oldest_first)
+            attempts = await store.last_attempts(tenant, [task.id for task in page.items])
+            tasks = [comparable_task(task) for task in page.items]
+            return tasks, page.cursor is None, attempts
 
         self.comparison.call_and_compare(list_comparable_tasks)
+        self.comparison.call_and_compare(lambda store: store.count_tasks(tenant, query))
 
     # --- dead letters -----------------------------------------------------------------------------
 
@@ -350,11 +376,10 @@ class StoreMachine(RuleBasedStateMachine):
         record = ReplayRecord(
             id=self.replay_id(0), tenant=tenant, rate=rate, before=before, **filter_fields
         )
-        matched = self.comparison.call_and_compare(lambda store: store.count_dead_letters(record))
-        assert (
-            matched
-            == self.comparison.call_and_compare(lambda store: store.start_replay(record)).matched
+        record.matched = self.comparison.call_and_compare(
+            lambda store: store.count_tasks(tenant, search_of_replay(record).filter)
         )
+        self.comparison.call_and_compare(lambda store: store.start_replay(record))
         self.continue_replay(0, limit, tenant, cancel=False)
 
     def replay_id(self, age: int) -> str:
@@ -376,7 +401,7 @@ class StoreMachine(RuleBasedStateMachine):
             record = await (
                 store.cancel_replay(tenant, chosen_id)
                 if cancel
-                else store.replay_step(chosen_id, limit)
+                else step_replay(store, chosen_id, limit)
             )
             return record and replace(record, cursor=None)
 
@@ -386,7 +411,7 @@ class StoreMachine(RuleBasedStateMachine):
     def purge(self, tenant: str, filter_fields: dict[str, Any], limit: int) -> None:
         """Purge dead letters."""
         self.comparison.call_and_compare(
-            lambda store: store.purge(tenant, TaskFilter(**filter_fields), limit)
+            lambda store: purge(store, tenant, TaskFilter(**filter_fields), limit)
         )
 
     # --- maintenance ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tarry.service.model import Status
 from tarry.service.store import LeaseTerms
 from tests.service.stores.comparison import TENANTS
-from tests.service.stores.harness import HOUR_MS
+from tests.service.stores.harness import HOUR_MS, MINUTE_MS, START_MS
 
 WORKERS = ("one", "two")
 POLICIES = ("default", "webhook")
@@ -29,6 +29,15 @@ filters: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries({"reason": st.sampled_from(REASONS)}),
     st.fixed_dictionaries({"policy_id": st.sampled_from(POLICIES)}),
     st.fixed_dictionaries({"lane": lanes}),
+)
+times = st.integers(0, 3).map(lambda minutes: START_MS + minutes * MINUTE_MS)
+search_fields: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"key": st.integers(0, 9).map("key {}".format)}),
+    st.fixed_dictionaries({"lane_prefix": st.sampled_from(["acme/https:a", "acme/", "beta/x"])}),
+    st.fixed_dictionaries({"created_from": times, "created_until": times}),
+    st.fixed_dictionaries({"finished_from": times}),
+    st.fixed_dictionaries({"finished_until": times}),
 )
 leases = st.builds(
     LeaseTerms,

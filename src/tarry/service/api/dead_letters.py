@@ -10,9 +10,10 @@ from tarry.service.api import problems
 from tarry.service.api.messages import NoQuery, decode_json, json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.task_validation import check_epoch_ms
-from tarry.service.api.tasks import DeadLetterQuery, PurgeQuery, build_filter, check_reason
-from tarry.service.api.views import replay_view, stored_lane_name
+from tarry.service.api.tasks import DeadLetterQuery, PurgeQuery, build_search
+from tarry.service.api.views import replay_view
 from tarry.service.model import ReplayRecord, Status
+from tarry.service.task_search import search_of_replay
 from tarry.wire.tasks import Page, PurgeResult, ReplayFilter, ReplayJob, ReplayRequest, RetryTask
 
 if TYPE_CHECKING:
@@ -47,15 +48,20 @@ class DeadLetterResource:
     async def purge(self, request: ApiRequest) -> ApiResponse:
         """Delete dead letters permanently."""
         query = request.parse_query(PurgeQuery)
-        task_filter = build_filter(request.tenant, query, Status.EXHAUSTED)
-        purged_count, has_more = 0, True
+        tenant, store = request.tenant, self._context.store
+        search = build_search(tenant, query, Status.EXHAUSTED)
+        purged_count, cursor = 0, query.cursor
         for _ in range(_MAX_PURGE_CHUNKS):
-            count = await self._context.store.purge(request.tenant, task_filter, _PURGE_CHUNK_TASKS)
-            purged_count += count
-            has_more = count == _PURGE_CHUNK_TASKS
-            if not has_more:
+            with problems.convert_errors("cursor"):
+                page = await self._tasks.finder.find_ids(
+                    tenant, search, cursor=cursor, limit=_PURGE_CHUNK_TASKS
+                )
+            purged_count += await store.delete_dead_letters(tenant, page.items)
+            cursor = page.cursor
+            if cursor is None:
                 break
-        return json_response(200, PurgeResult(purged=purged_count, more=has_more))
+        result = PurgeResult(purged=purged_count, more=cursor is not None, next_cursor=cursor)
+        return json_response(200, result)
 
     @Operation(
         "POST", _REPLAYS_PATH, "createReplay", ReplayJob, statuses=(200, 201), body=ReplayRequest
@@ -66,19 +72,28 @@ class DeadLetterResource:
         replay_request = decode_json(_replay_decoder, body)
         replay_filter = replay_request.filter or ReplayFilter()
         check_epoch_ms("filter.before", replay_filter.before)
-        check_reason("filter.reason", replay_filter.reason)
-        lane = replay_filter.lane
+        search = build_search(request.tenant, replay_filter, Status.EXHAUSTED, "filter.")
+        task_filter = search.filter
+        limits = filter(None, (replay_filter.before, replay_filter.finished_before))
         replay = ReplayRecord(
             id=self._context.new_id(),
             tenant=request.tenant,
-            lane=None if lane is None else stored_lane_name(request.tenant, lane),
-            policy_id=replay_filter.policy_id,
-            reason=replay_filter.reason,
-            before=replay_filter.before or 0,
+            lane=task_filter.lane,
+            lane_prefix=task_filter.lane_prefix,
+            policy_id=task_filter.policy_id,
+            reason=task_filter.reason,
+            key=task_filter.key,
+            created_from=task_filter.created_from,
+            created_until=task_filter.created_until,
+            finished_from=task_filter.finished_from,
+            before=min(limits, default=0),  # 0: the store sets it to its time
+            url_prefix=search.url_prefix,
+            last_status=search.last_status,
+            error=search.error,
             rate=replay_request.rate or 0.0,
         )
+        replay.matched = await self._tasks.finder.count(request.tenant, search_of_replay(replay))
         if replay_request.dry_run:
-            replay.matched = await self._context.store.count_dead_letters(replay)
             return json_response(200, replay_view(replay, dry_run=True))
         replay = await self._context.store.start_replay(replay)
         location = (b"location", f"{_REPLAYS_PATH}/{replay.id}".encode())

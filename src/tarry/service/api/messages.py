@@ -38,6 +38,10 @@ _MAX_BODY_PART_BYTES = 65_536
 parts. uvicorn would otherwise copy the whole body to the write buffer of the connection."""
 
 
+PageLimit: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)]
+PageCursor: TypeAlias = Annotated[str, Meta(max_length=1024)]
+
+
 class _MemoryUse:
     buffered_body_bytes = 0  # of all requests of this process
 
@@ -51,8 +55,8 @@ class PageQuery(
 ):
     """The page of a list to return."""
 
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = 100
-    cursor: Annotated[str, Meta(max_length=1024)] | None = None
+    limit: PageLimit = 100
+    cursor: PageCursor | None = None
 
 
 class Disconnected(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import TYPE_CHECKING
 
@@ -11,12 +10,21 @@ import msgspec
 from tarry.core.verdict import Reason
 from tarry.errors import StoreUnavailable
 from tarry.service.api import problems, views
-from tarry.service.api.messages import NoQuery, PageQuery, json_response
+from tarry.service.api.messages import (
+    NoQuery,
+    PageCursor,
+    PageLimit,
+    PageQuery,
+    json_response,
+)
 from tarry.service.api.routing import Operation
+from tarry.service.api.task_validation import check_epoch_ms
 from tarry.service.api.views import stored_task_view
+from tarry.service.delivery.targets import parse_target_prefix
 from tarry.service.model import Status
 from tarry.service.redaction import find_secrets
 from tarry.service.store import CancelStatus, RetryNowStatus, TaskFilter
+from tarry.service.task_search import TaskFinder, TaskSearch
 from tarry.service.tenant_shares import TenantShares
 from tarry.wire import tasks as wire
 from tarry.wire.tasks import AttemptLog, Page, RetryTask
@@ -37,24 +45,36 @@ _TASK_PATH = "/retry-tasks/{taskId}"
 _REASONS = tuple(Reason)
 _MAX_EXPLAINED_ATTEMPTS = 100
 _ATTEMPT_CURSOR = re.compile(r"[0-9]{1,9}")
-_YIELD_EVERY_TASKS = 100
-"""Number of tasks after which the decoding of a page yields to the event loop."""
 
 
-class PurgeQuery(msgspec.Struct, rename="camel", frozen=True, forbid_unknown_fields=True):
-    """Filter for the dead letters to purge; an empty filter matches all."""
+class SearchQuery(
+    msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid_unknown_fields=True
+):
+    """Filter for tasks; an empty filter matches all."""
 
     policy_id: wire.PolicyName | None = None
     lane: wire.LaneName | None = None
     reason: wire.ReasonName | None = None
+    url_prefix: wire.UrlText | None = None
+    idempotency_key: wire.KeyFilterText | None = None
+    created_after: wire.EpochMs | None = None
+    created_before: wire.EpochMs | None = None
+    finished_after: wire.EpochMs | None = None
+    finished_before: wire.EpochMs | None = None
+    last_status: wire.LastStatusText | None = None
+    error: wire.ErrorText | None = None
 
 
-class DeadLetterQuery(PageQuery, frozen=True):
+class PurgeQuery(SearchQuery, frozen=True):
+    """Filter for the dead letters to purge, and the `nextCursor` of an earlier response."""
+
+    cursor: PageCursor | None = None
+
+
+class DeadLetterQuery(PurgeQuery, frozen=True):
     """Query parameters of a list of dead letters: filter and page."""
 
-    policy_id: wire.PolicyName | None = None
-    lane: wire.LaneName | None = None
-    reason: wire.ReasonName | None = None
+    limit: PageLimit = 100
 
 
 class TaskQuery(DeadLetterQuery, frozen=True):
@@ -128,6 +148,7 @@ class TaskResource:
 
     def __init__(self, context: ApiContext, result_waiter: ResultWaiter) -> None:
         self._context = context
+        self.finder: TaskFinder = TaskFinder(context.store, context.codec)
         self._result_waiter = result_waiter
 
     @Operation("GET", "/retry-tasks", "listTasks", Page[RetryTask], query=TaskQuery)
@@ -141,16 +162,13 @@ class TaskResource:
         self, tenant: str, query: DeadLetterQuery, status: Status | None
     ) -> Page[RetryTask]:
         """Return a page of the tasks that match `query` and `status`; None matches any status."""
-        task_filter = build_filter(tenant, query, status)
+        search = build_search(tenant, query, status)
         with problems.convert_errors("cursor"):
-            page = await self._context.store.list_tasks(
-                tenant, task_filter, cursor=query.cursor, limit=query.limit
+            page = await self.finder.find_page(
+                tenant, search, cursor=query.cursor, limit=query.limit
             )
-        items: list[RetryTask] = []
-        for i, task in enumerate(page.items, 1):
-            items.append(stored_task_view(self._context, task))
-            if not i % _YIELD_EVERY_TASKS:
-                await asyncio.sleep(0)
+        now = self._context.engine.clock.now_ms()
+        items = [views.found_task_view(found, now) for found in page.items]
         return Page(items=items, next_cursor=page.cursor)
 
     @Operation("GET", _TASK_PATH, "getTask", RetryTask, headers=WAIT_HEADER)
@@ -242,23 +260,47 @@ class TaskResource:
         return task
 
 
-def build_filter(
-    tenant: str, query: DeadLetterQuery | PurgeQuery, status: Status | None
-) -> TaskFilter:
-    """Return the filter for a query and a status; None matches any status."""
-    check_reason("reason", query.reason)
-    return TaskFilter(
-        status=status,
-        policy_id=query.policy_id,
-        lane=None if query.lane is None else views.stored_lane_name(tenant, query.lane),
-        reason=query.reason,
+def build_search(
+    tenant: str,
+    query: SearchQuery | wire.ReplayFilter,
+    status: Status | None,
+    parent_field: str = "",
+) -> TaskSearch:
+    """Return the search for a query and a status; None matches any status.
+
+    Raises ApiError for an invalid field; its name in the error starts with `parent_field`.
+    """
+    if query.reason is not None and query.reason not in _REASONS:
+        # An empty list would look as if no task had failed.
+        rule = f"must be {' or '.join(_REASONS)}"
+        raise problems.invalid(f"{parent_field}reason", rule, query.reason)
+    check_epoch_ms(f"{parent_field}createdAfter", query.created_after)
+    check_epoch_ms(f"{parent_field}createdBefore", query.created_before)
+    check_epoch_ms(f"{parent_field}finishedAfter", query.finished_after)
+    check_epoch_ms(f"{parent_field}finishedBefore", query.finished_before)
+    url_prefix = lane_prefix = None
+    if query.url_prefix is not None:
+        # The store selects the lanes of the host, so that fewer tasks have to be decoded.
+        with problems.convert_errors(f"{parent_field}urlPrefix"):
+            target = parse_target_prefix(query.url_prefix)
+        url_prefix, lane_prefix = target.url, views.stored_lane_name(tenant, target.endpoint)
+    return TaskSearch(
+        filter=TaskFilter(
+            status=status,
+            policy_id=query.policy_id,
+            lane=None if query.lane is None else views.stored_lane_name(tenant, query.lane),
+            lane_prefix=lane_prefix,
+            reason=query.reason,
+            key=query.idempotency_key,
+            created_from=query.created_after,
+            created_until=query.created_before,
+            finished_from=query.finished_after,
+            finished_until=query.finished_before,
+        ),
+        url_prefix=url_prefix,
+        last_status=query.last_status,
+        error=query.error,
     )
-
-
-def check_reason(field: str, reason: str | None) -> None:
-    """Raise ApiError for an unknown reason: an empty list would look as if no task had failed."""
-    if reason is not None and reason not in _REASONS:
-        raise problems.invalid(field, f"must be {' or '.join(_REASONS)}", reason)
 
 
 def prefers_minimal(request: ApiRequest) -> bool:

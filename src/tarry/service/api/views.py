@@ -22,6 +22,7 @@ from tarry.service.redaction import (
     redact_text,
     redact_url,
 )
+from tarry.service.task_search import last_error_class
 from tarry.wire import tasks as wire
 from tarry.wire.policies import MAX_ATTEMPTS, SERVICE_PRESETS, policy_from_json
 from tarry.wire.tasks import STATUS_NAMES, RetryTask
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.delivery import DeliveryResult
     from tarry.service.model import AttemptRecord, Decision, LaneRecord, ReplayRecord, Task
+    from tarry.service.task_search import FoundTask
 
 _ENCRYPTED = "[encrypted]"
 _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
@@ -76,6 +78,19 @@ def stored_task_view(context: ApiContext, task: Task) -> RetryTask:
     """Return the view of a task that was read from the store."""
     status = task.status_at(context.engine.clock.now_ms())
     return task_view(task, read_content(context, task) or _UNREADABLE_CONTENT, status)
+
+
+def found_task_view(found: FoundTask, now: int) -> RetryTask:
+    """Return the view of a task of a list, with the result of its last attempt."""
+    task, attempt = found.task, found.last_attempt
+    view = task_view(task, found.content or _UNREADABLE_CONTENT, task.status_at(now))
+    if attempt is not None:
+        view.last_status, view.last_attempt_at = attempt.status, attempt.started_at
+        message = attempt.error
+        if message is not None:
+            message = redact_text(message, find_secrets(found.content))[:_MAX_ERROR_CHARS]
+        view.last_error = ": ".join(filter(None, (last_error_class(attempt), message))) or None
+    return view
 
 
 def read_content(context: ApiContext, task: Task) -> TaskContent | None:
@@ -163,6 +178,13 @@ def replay_view(replay: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJo
             policy_id=replay.policy_id,
             reason=replay.reason,
             before=replay.before or None,
+            url_prefix=replay.url_prefix,
+            idempotency_key=replay.key,
+            created_after=replay.created_from,
+            created_before=replay.created_until,
+            finished_after=replay.finished_from,
+            last_status=replay.last_status,
+            error=replay.error,
         ),
         rate=replay.rate,
         matched=replay.matched,

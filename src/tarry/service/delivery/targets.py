@@ -63,6 +63,18 @@ class Target(msgspec.Struct, frozen=True, gc=False):
 
 def parse_target(text: str) -> Target:
     """Parse a target URL; raise ConfigurationError for the field `targetUrl` if it is invalid."""
+    target = parse_target_prefix(text)
+    scheme = target.scheme
+    if scheme in _GRPC_SCHEMES and _GRPC_METHOD.fullmatch(target.path_and_query) is None:
+        _reject(f"must name a gRPC method: {scheme}://host:port/package.Service/Method")
+    return target
+
+
+def parse_target_prefix(text: str) -> Target:
+    """Parse the beginning of a target URL, with the whole host; see `parse_target`.
+
+    A gRPC URL may have no method.
+    """
     if not isinstance(text, str):
         raise ConfigurationTypeError("targetUrl", f"must be a string, got {short_repr(text)}")
     if len(text) > MAX_URL_BYTES:
@@ -70,8 +82,6 @@ def parse_target(text: str) -> Target:
     match = _NEEDS_NO_ENCODING.fullmatch(text)
     origin, path_and_query = _split_and_encode(text) if match is None else match.groups()
     scheme, host, port, canonical_origin, endpoint = _parse_origin(origin)
-    if scheme in _GRPC_SCHEMES and _GRPC_METHOD.fullmatch(path_and_query) is None:
-        _reject(f"must name a gRPC method: {scheme}://host:port/package.Service/Method")
     if not path_and_query.startswith("/"):
         path_and_query = f"/{path_and_query}"
     if "%" in path_and_query:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.signers import SignerCache
     from tarry.service.model import AttemptRecord, Task, TaskContent
     from tarry.service.store import LeaseTerms, Retention, Store, TaskResult
+    from tarry.service.task_search import TaskFinder
 
 T = TypeVar("T")
 
@@ -171,6 +172,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     lease_terms: LeaseTerms
     limits: EngineLimits
     retention: Retention
+    task_finder: TaskFinder
     draw: Callable[[], float]  # returns a random number in [0, 1)
     unix_time: Callable[[], float]  # to compare with dates of targets; not the store's time
     unpack: Callable[[bytes], TaskContent]  # decodes (and decrypts) the content of a task

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.context import BODY_STORE
 from tarry.service.payloads import BodyStoreUnavailable
+from tarry.service.task_search import search_of_replay
 
 if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
@@ -100,7 +101,15 @@ class Maintenance:
             record: ReplayRecord | None = replay  # after the step, if one is due
             if replay.next_at <= self._context.clock.now_ms():
                 try:
-                    record = await store.replay_step(replay.id, replay_step_size(replay.rate))
+                    page = await self._context.task_finder.find_ids(
+                        replay.tenant,
+                        search_of_replay(replay),
+                        cursor=replay.cursor,
+                        limit=replay_step_size(replay.rate),
+                    )
+                    record = await store.replay_step(
+                        replay.id, replay.cursor, page.items, page.cursor
+                    )
                 except StoreUnavailable:
                     raise
                 except Exception:  # other replays continue

@@ -16,6 +16,7 @@ from tests.service.stores.harness import (
     StoreHarness,
     conformance_case,
     exhausted_result,
+    purge,
     task,
     task_id,
     task_numbers,
@@ -180,7 +181,7 @@ async def a_key_is_reserved_until_its_task_is_deleted(harness: StoreHarness) -> 
     [existing] = await harness.add(task(2, key="k", fingerprint=b"fingerprint 1"))
     assert (AddStatus.EXISTING, Status.EXHAUSTED) == (existing.status, existing.task.status)
 
-    assert 1 == await harness.store.purge("acme", TaskFilter(), 10)
+    assert 1 == await purge(harness.store, "acme", TaskFilter(), 10)
 
     [added_again] = await harness.add(task(2, key="k"))
     assert AddStatus.ADDED is added_again.status

@@ -14,6 +14,8 @@ from tests.service.stores.harness import (
     StoreHarness,
     conformance_case,
     exhausted_result,
+    purge,
+    step_replay,
     success_result,
     task,
     task_id,
@@ -32,7 +34,7 @@ async def replay_step(
     harness: StoreHarness, limit: int = 100, replay_id: str = REPLAY_ID
 ) -> ReplayRecord:
     """Make one step of a replay that must exist."""
-    found = await harness.store.replay_step(replay_id, limit)
+    found = await step_replay(harness.store, replay_id, limit)
     assert found is not None
     return found
 
@@ -71,31 +73,31 @@ async def dead_letters_are_counted_by_filter(harness: StoreHarness) -> None:
     await harness.add(task(4, next_attempt_at=START_MS + HOUR_MS))
     harness.clock.advance(10)
     await harness.add_dead_letter(5, "attempts", host="b", policy_id="webhook")
-    replays_by_count = {
-        3: replay_of_all(),
-        1: replay_of_all(tenant="beta"),
-        2: replay_of_all(policy_id="webhook"),
-        0: replay_of_all(lane="acme/https:unknown:443"),
-    }
 
-    for expected, replay in replays_by_count.items():
-        assert expected == await harness.store.count_dead_letters(replay)
-    assert 2 == await harness.store.count_dead_letters(replay_of_all(before=START_MS + 9))
-    assert 3 == await harness.store.count_dead_letters(replay_of_all(before=START_MS + 10))
-    assert 1 == await harness.store.count_dead_letters(
-        replay_of_all(policy_id="webhook", reason="attempts")
-    )
-    assert 1 == await harness.store.count_dead_letters(replay_of_all(lane=LANE))
+    async def count(tenant: str = "acme", **fields: Any) -> int:
+        task_filter = TaskFilter(status=Status.EXHAUSTED, **fields)
+        return await harness.store.count_tasks(tenant, task_filter)
+
+    assert 3 == await count()
+    assert 1 == await count("beta")
+    assert 2 == await count(policy_id="webhook")
+    assert 0 == await count(lane="acme/https:unknown:443")
+    assert 2 == await count(finished_until=START_MS + 9)
+    assert 3 == await count(finished_until=START_MS + 10)
+    assert 1 == await count(policy_id="webhook", reason="attempts")
+    assert 1 == await count(lane=LANE)
     assert {Status.EXHAUSTED: 4, Status.PENDING: 1} == await harness.counts()
 
 
 @conformance_case
-async def a_replay_is_stored_with_the_number_of_matches(harness: StoreHarness) -> None:
-    """The store sets the creation time and the number of matches; a new replay is due."""
+async def a_replay_is_stored(harness: StoreHarness) -> None:
+    """The store sets the times of a replay; a new replay is due."""
     await add_dead_letters(harness, 3)
     harness.clock.advance(5)
 
-    created = await harness.store.start_replay(replay_of_all(reason="attempts", rate=2.0))
+    created = await harness.store.start_replay(
+        replay_of_all(reason="attempts", rate=2.0, matched=3)
+    )
 
     assert (START_MS + 5, START_MS + 5, START_MS + 5) == (
         created.created_at,
@@ -139,7 +141,6 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
 
     assert ("running", 2) == _status_and_count(await replay_step(harness, 2))
     assert [0, 1] == await pending_numbers(harness)
-    await replay_step(harness, 2)
     done = await replay_step(harness, 2)
 
     assert ("done", 4, START_MS + HOUR_MS) == (done.status, done.replayed, done.finished_at)
@@ -186,7 +187,6 @@ async def a_replay_does_not_revive_a_task_twice(harness: StoreHarness) -> None:
         [exhausted_result(leased) for leased in (await harness.claim()).tasks]
     )
 
-    await replay_step(harness, 2)
     done = await replay_step(harness, 2)
 
     assert ("done", 3) == _status_and_count(done)
@@ -224,7 +224,7 @@ async def a_replay_ignores_later_dead_letters(harness: StoreHarness) -> None:
 
     done = await replay_step(harness)
 
-    assert (START_MS, 1, 1) == (created.before, created.matched, done.replayed)
+    assert (START_MS, 1) == (created.before, done.replayed)
     assert [1] == await pending_numbers(harness)
 
 
@@ -278,7 +278,7 @@ async def a_replay_continues_after_a_crash(harness: StoreHarness) -> None:
     """Each dead letter is revived once, although the store crashes between steps."""
     await add_dead_letters(harness, 5)
     current = await harness.store.start_replay(replay_of_all())
-    for _ in range(6):
+    for _ in range(5):
         current = await replay_step(harness, 1)
         await harness.reopen()
         assert current == await harness.store.get_replay("acme", REPLAY_ID)
@@ -293,12 +293,47 @@ async def a_replay_skips_retried_and_purged_dead_letters(harness: StoreHarness) 
     await add_dead_letters(harness, 4)
     await harness.store.start_replay(replay_of_all())
     assert RetryNowStatus.DUE is await harness.store.retry_now("acme", task_id(1))
-    assert 1 == await harness.store.purge("acme", TaskFilter(), 1)
+    assert 1 == await purge(harness.store, "acme", TaskFilter(), 1)
 
     done = await replay_step(harness)
 
-    assert ("done", 2, 4) == (done.status, done.replayed, done.matched)
+    assert ("done", 2) == _status_and_count(done)
     assert 1 == (await harness.get_task(1)).replays
+
+
+@conformance_case
+async def a_step_is_made_once(harness: StoreHarness) -> None:
+    """A step with an old cursor changes nothing: another process has made it."""
+    await add_dead_letters(harness, 3)
+    await harness.store.start_replay(replay_of_all())
+    page = await harness.store.list_tasks("acme", TaskFilter(), limit=2, oldest_first=True)
+    task_ids = [found.id for found in page.items]
+
+    first = await harness.store.replay_step(REPLAY_ID, None, task_ids, page.cursor)
+    results = [exhausted_result(leased) for leased in (await harness.claim()).tasks]
+    await harness.store.finish(results)
+    repeated = await harness.store.replay_step(REPLAY_ID, None, task_ids, page.cursor)
+
+    assert first == repeated
+    assert [1, 1, 0] == [(await harness.get_task(number)).replays for number in range(3)]
+
+
+@conformance_case
+async def a_step_replays_only_dead_letters_of_its_tenant(harness: StoreHarness) -> None:
+    """Tasks that are not dead letters, unknown ids and tasks of other tenants are skipped."""
+    await add_dead_letters(harness, 1)
+    await harness.add_dead_letter(1, tenant="beta")
+    leased = await harness.lease_new_task(2)
+    await harness.store.finish([success_result(leased)])
+    await harness.store.start_replay(replay_of_all())
+    task_ids = [task_id(2), task_id(1), task_id(0), task_id(99), "unknown"]
+
+    done = await harness.store.replay_step(REPLAY_ID, None, task_ids, None)
+
+    assert done is not None
+    assert ("done", 1) == _status_and_count(done)
+    assert {Status.PENDING: 1, Status.SUCCEEDED: 1} == await harness.counts("acme")
+    assert {Status.EXHAUSTED: 1} == await harness.counts("beta")
 
 
 @conformance_case
@@ -342,7 +377,7 @@ async def replays_belong_to_a_tenant(harness: StoreHarness) -> None:
     for tenant, replay_id in (("beta", REPLAY_ID), ("acme", "unknown"), ("acme", "")):
         assert await harness.store.get_replay(tenant, replay_id) is None
         assert await harness.store.cancel_replay(tenant, replay_id) is None
-    assert await harness.store.replay_step("unknown", 10) is None
+    assert await harness.store.replay_step("unknown", None, [], None) is None
     assert [] == await harness.store.list_replays(running=False, tenant="beta")
     assert [created] == await harness.store.list_replays(running=True, tenant="acme")
     assert 1 == (await replay_step(harness)).replayed
@@ -396,7 +431,7 @@ async def a_purge_deletes_dead_letters(harness: StoreHarness) -> None:
     leased = await harness.lease_new_task(11)
     await harness.store.finish([success_result(leased)])
 
-    assert 3 == await harness.store.purge("acme", TaskFilter(), 3)
+    assert 3 == await purge(harness.store, "acme", TaskFilter(), 3)
 
     assert [11, 10, 3] == task_numbers((await harness.store.list_tasks("acme", TaskFilter())).items)
     assert [] == await harness.store.list_attempts("acme", task_id(0))
@@ -404,22 +439,21 @@ async def a_purge_deletes_dead_letters(harness: StoreHarness) -> None:
     assert {Status.PENDING: 1, Status.SUCCEEDED: 1, Status.EXHAUSTED: 1} == await harness.counts()
     assert 1 == (await harness.get_lane()).exhausted
     assert AddStatus.ADDED is (await harness.add(task(0)))[0].status
-    assert 1 == await harness.store.purge("acme", TaskFilter(), 3)
-    assert 0 == await harness.store.purge("acme", TaskFilter(), 3)
+    dead_letters = TaskFilter(status=Status.EXHAUSTED)
+    assert 1 == await purge(harness.store, "acme", dead_letters, 3)
+    assert 0 == await purge(harness.store, "acme", dead_letters, 3)
 
 
 @conformance_case
-async def a_purge_applies_its_filter(harness: StoreHarness) -> None:
-    """A purge can be filtered by lane, policy and reason; other statuses are not deleted."""
-    await harness.add_dead_letter(1, "budget")
-    await harness.add_dead_letter(2, "attempts", policy_id="webhook")
-    await harness.add_dead_letter(3, "attempts", host="b")
-    await harness.add(task(4))
-    purge = harness.store.purge
+async def a_purge_deletes_only_dead_letters_of_its_tenant(harness: StoreHarness) -> None:
+    """Tasks that are not dead letters, unknown ids and tasks of other tenants are not deleted."""
+    await harness.add_dead_letter(1)
+    await harness.add_dead_letter(2, tenant="beta")
+    await harness.add(task(3))
+    task_ids = [task_id(1), task_id(2), task_id(3), task_id(99), "unknown"]
 
-    assert 0 == await purge("acme", TaskFilter(status=Status.PENDING), 10)
-    assert 0 == await purge("acme", TaskFilter(reason="unknown"), 10)
-    assert 1 == await purge("acme", TaskFilter(status=Status.EXHAUSTED, reason="budget"), 10)
-    assert 1 == await purge("acme", TaskFilter(policy_id="webhook"), 10)
-    assert 1 == await purge("acme", TaskFilter(lane="acme/https:b.example:443"), 10)
-    assert {Status.PENDING: 1} == await harness.counts()
+    assert 1 == await harness.store.delete_dead_letters("acme", task_ids)
+    assert 0 == await harness.store.delete_dead_letters("acme", [])
+
+    assert {Status.PENDING: 1} == await harness.counts("acme")
+    assert {Status.EXHAUSTED: 1} == await harness.counts("beta")

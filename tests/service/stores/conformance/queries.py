@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tarry.errors import ConfigurationError
@@ -14,6 +16,7 @@ from tarry.service.store import (
     TaskFilter,
 )
 from tests.service.stores.harness import (
+    DAY_MS,
     HOUR_MS,
     LANE,
     LEASE,
@@ -78,7 +81,8 @@ async def tasks_of_another_tenant_are_invisible(harness: StoreHarness) -> None:
         assert await store.retry_now("beta", task_id(number)) is None
     assert [] == (await store.list_tasks("beta", TaskFilter())).items
     assert [] == (await store.list_tasks("beta", TaskFilter(lane=LANE))).items
-    assert 0 == await store.purge("beta", TaskFilter(), 10)
+    assert 0 == await store.delete_dead_letters("beta", [dead.id])
+    assert {} == await store.last_attempts("beta", [dead.id])
     assert {} == await harness.counts("beta")
     assert [] == await store.attempts_per_minute("beta", since=0)
 
@@ -374,6 +378,100 @@ async def filters_can_be_combined(harness: StoreHarness) -> None:
             and query.reason in {None, found.reason}
         ]
         assert expected == await list_all(harness, query, 5)
+
+
+@conformance_case
+async def tasks_are_found_by_key_and_lane_prefix(harness: StoreHarness) -> None:
+    """A key matches one task of the tenant; a prefix matches all lanes that start with it."""
+    await harness.add(task(1, "a"), task(2, "ab"), task(3, "b"), task(4, "a", "beta", key="k"))
+    await harness.add(task(5, "b", key="k"))
+
+    async def list_numbers(**fields: Any) -> list[int]:
+        return task_numbers(await list_all(harness, TaskFilter(**fields), 10))
+
+    assert [5] == await list_numbers(key="k")
+    assert [] == await list_numbers(key="k", status=Status.CANCELLED)
+    assert [] == await list_numbers(key="unknown")
+    assert [2, 1] == await list_numbers(lane_prefix="acme/https:a")
+    assert [1] == await list_numbers(lane_prefix="acme/https:a.example:443")
+    assert [] == await list_numbers(lane_prefix="acme/https:a", lane="acme/https:b.example:443")
+    assert [] == await list_numbers(lane_prefix="beta/")
+
+
+@conformance_case
+async def tasks_are_found_by_time(harness: StoreHarness) -> None:
+    """The limits of a window are part of it; a window of `finished_at` has no unfinished task."""
+    for number in range(5):
+        await harness.add_dead_letter(2 * number)
+        await harness.add(task(2 * number + 1, next_attempt_at=START_MS + 30 * DAY_MS))
+        harness.clock.advance(HOUR_MS)
+
+    async def list_numbers(**fields: Any) -> list[int]:
+        return task_numbers(await list_all(harness, TaskFilter(**fields), 2))
+
+    first, last = START_MS + HOUR_MS, START_MS + 3 * HOUR_MS
+    assert [7, 6, 5, 4, 3, 2] == await list_numbers(created_from=first, created_until=last)
+    assert [9, 8, 7, 6] == await list_numbers(created_from=last)
+    assert [5, 4, 3, 2] == await list_numbers(created_from=first, created_until=last - 1)
+    assert [] == await list_numbers(created_from=last + 1, created_until=last + 2)
+    assert [6, 4, 2] == await list_numbers(finished_from=first, finished_until=last)
+    assert [2, 0] == await list_numbers(finished_until=last - HOUR_MS - 1)
+    assert [8] == await list_numbers(finished_from=last + 1, created_until=last + DAY_MS)
+
+
+@conformance_case
+async def a_small_step_of_the_clock_hides_no_task(harness: StoreHarness) -> None:
+    """A window of creation times is exact, although the clock was set back by a few seconds."""
+    for number, offset in enumerate((0, 10_000, -5_000, -5_000, 20_000)):
+        harness.clock.now += offset
+        await harness.add(task(number))
+    created_at = [(await harness.get_task(number)).created_at for number in range(5)]
+
+    for start, end in ((START_MS, START_MS), (START_MS + 5_000, START_MS + 9_999)):
+        expected = [n for n in (4, 3, 2, 1, 0) if start <= created_at[n] <= end]
+        query = TaskFilter(created_from=start, created_until=end)
+        assert expected == task_numbers(await list_all(harness, query, 2))
+
+
+@conformance_case
+async def tasks_can_be_listed_oldest_first(harness: StoreHarness) -> None:
+    """Both orders have the same pages in reverse; the last page has no cursor."""
+    for number in range(6):
+        await harness.add_dead_letter(number, "attempts" if number % 2 else "budget")
+    for query in (TaskFilter(), TaskFilter(reason="attempts"), TaskFilter(status=Status.EXHAUSTED)):
+        expected = task_numbers(await list_all(harness, query, 100))[::-1]
+        found: list[int] = []
+        cursor = None
+        for _ in range(len(expected) // 3):
+            page = await harness.store.list_tasks(
+                "acme", query, cursor=cursor, limit=3, oldest_first=True
+            )
+            found += task_numbers(page.items)
+            cursor = page.cursor
+        assert (expected, None) == (found, cursor)
+        assert len(expected) == await harness.store.count_tasks("acme", query)
+
+
+@conformance_case
+async def the_last_attempts_are_read_together(harness: StoreHarness) -> None:
+    """The last attempt of each task is returned by id, also after a replay and a lost attempt."""
+    leased = await harness.lease_new_task(1)
+    await harness.store.finish([retry_result(leased, harness.clock.now, renewed_lease=LEASE)])
+    await harness.store.finish([success_result(await harness.get_task(1))])
+    await harness.lease_new_task(2)
+    await harness.add_dead_letter(3)
+    await harness.add(task(4, next_attempt_at=START_MS + 30 * DAY_MS))
+    harness.clock.advance(HOUR_MS)
+    await harness.claim(OTHER_LEASE)
+    await harness.store.retry_now("acme", task_id(3))
+    ids = [*map(task_id, (1, 2, 3, 4, 99)), "unknown"]
+
+    attempts = await harness.store.last_attempts("acme", ids)
+
+    assert {task_id(1): 2, task_id(2): 1, task_id(3): 1} == {
+        found_id: attempt.number for found_id, attempt in attempts.items()
+    }
+    assert "lost" == attempts[task_id(2)].outcome
 
 
 @conformance_case

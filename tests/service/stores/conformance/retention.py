@@ -13,6 +13,7 @@ from tests.service.stores.harness import (
     conformance_case,
     exhausted_result,
     retry_result,
+    step_replay,
     success_result,
     task,
     task_id,
@@ -209,7 +210,7 @@ async def finished_replays_are_swept(harness: StoreHarness) -> None:
     await harness.store.start_replay(ReplayRecord(id=finished_id, tenant="acme"))
     await harness.store.start_replay(ReplayRecord(id=running_id, tenant="acme"))
     harness.clock.advance(DAY_MS)
-    await harness.store.replay_step(finished_id, 1)
+    await step_replay(harness.store, finished_id, 1)
     harness.clock.advance(DAY_MS - 1)
     await sweep_all(harness, 10)
     assert await harness.store.get_replay("acme", finished_id) is not None
@@ -230,7 +231,7 @@ async def dead_letters_of_a_running_replay_are_not_swept(harness: StoreHarness) 
     await harness.add_dead_letter(3, tenant="beta")
     replay = ReplayRecord(id=task_id(7), tenant="acme", rate=0.001)
     await harness.store.start_replay(replay)
-    await harness.store.replay_step(replay.id, 1)
+    await step_replay(harness.store, replay.id, 1)
     harness.clock.advance(DAY_MS)
 
     assert 1 == await sweep_all(harness, 10)

@@ -221,7 +221,6 @@ class Tenant:
     __slots__ = (
         "attempts_per_minute",
         "counts",
-        "dead_letters",
         "keys",
         "last_turn",
         "name",
@@ -239,7 +238,6 @@ class Tenant:
         """Numbers of its tasks by idempotency key."""
         self.numbers: list[int] = []
         """Numbers of its tasks in the order of addition, including some deleted tasks."""
-        self.dead_letters: set[int] = set()
         self.counts: Counter[Status] = Counter()
         self.superseded: int = 0
         self.attempts_per_minute: dict[int, Counter[str]] = defaultdict(Counter)
@@ -461,7 +459,6 @@ class ReferenceState:
             lane.in_flight += by
         elif task.status is Status.EXHAUSTED:
             lane.exhausted += by
-            (tenant.dead_letters.add if by > 0 else tenant.dead_letters.discard)(row.number)
 
     def _add_to_heap(self, row: Row, now: int) -> None:
         task, queue = row.task, self.queues[row.task.lane]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heappop, heappush
@@ -376,14 +376,25 @@ class ReferenceStore:
         return None if row is None else copy(row.task)
 
     async def list_tasks(
-        self, tenant: str, task_filter: TaskFilter, *, cursor: str | None = None, limit: int = 100
+        self,
+        tenant: str,
+        task_filter: TaskFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+        oldest_first: bool = False,
     ) -> Page[Task]:
-        """List tasks, newest first."""
+        """List tasks, newest first by default."""
         numbers = self.state.tenant(tenant).numbers
-        end = len(numbers) if cursor is None else bisect_left(numbers, _parse_cursor(cursor))
+        if oldest_first:
+            begin = 0 if cursor is None else bisect_right(numbers, _parse_cursor(cursor))
+            numbers = numbers[begin:]
+        else:
+            end = len(numbers) if cursor is None else bisect_left(numbers, _parse_cursor(cursor))
+            numbers = numbers[:end][::-1]
         items: list[Task] = []
         page_bytes = 0
-        for number in reversed(numbers[:end]):
+        for number in numbers:
             row = self.state.rows.get(number)
             if row is None or not _matches(row.task, task_filter):
                 continue
@@ -392,6 +403,11 @@ class ReferenceStore:
             items.append(copy(row.task))
             page_bytes += len(row.task.packed_content)
         return Page(items, None)
+
+    async def count_tasks(self, tenant: str, task_filter: TaskFilter) -> int:
+        """Count tasks."""
+        rows = [self.state.rows.get(number) for number in self.state.tenant(tenant).numbers]
+        return sum(row is not None and _matches(row.task, task_filter) for row in rows)
 
     async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
@@ -409,6 +425,15 @@ class ReferenceStore:
             attempts.append(attempt)
             page_bytes += len(entry)
         return attempts
+
+    async def last_attempts(self, tenant: str, task_ids: Sequence[str]) -> dict[str, AttemptRecord]:
+        """Return the latest attempt of each task."""
+        rows = [(task_id, self.state.row(task_id, tenant)) for task_id in task_ids]
+        return {
+            task_id: msgspec.msgpack.decode(row.log[-1], type=AttemptRecord)
+            for task_id, row in rows
+            if row is not None and row.log
+        }
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task."""
@@ -441,21 +466,9 @@ class ReferenceStore:
 
     # --- dead letters -----------------------------------------------------------------------------
 
-    def _find_dead_letters(self, replay: ReplayRecord, now: int) -> list[Row]:
-        """Return the dead letters of a replay after its cursor, oldest task first."""
-        tenant = self.state.tenant(replay.tenant)
-        task_filter = TaskFilter(policy_id=replay.policy_id, lane=replay.lane, reason=replay.reason)
-        before, after = replay.before or now, int(replay.cursor or 0)
-        rows = [self.state.rows[number] for number in sorted(tenant.dead_letters) if number > after]
-        return [
-            row
-            for row in rows
-            if (row.task.finished_at or 0) <= before and _matches(row.task, task_filter)
-        ]
-
-    async def count_dead_letters(self, replay: ReplayRecord) -> int:
-        """Return how many dead letters a replay would revive."""
-        return len(self._find_dead_letters(replay, self._clock()))
+    def _find_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> list[Row]:
+        rows = [self.state.row(task_id, tenant) for task_id in task_ids]
+        return [row for row in rows if row is not None and row.task.status is Status.EXHAUSTED]
 
     async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
         """Store a replay; if its id exists, return the stored replay."""
@@ -471,7 +484,6 @@ class ReferenceStore:
                 next_at=now,
                 finished_at=None,
             )
-            new.matched = len(self._find_dead_letters(new, now))
             self.state.replays[new.id] = new
         return copy(self.state.replays[replay.id])
 
@@ -493,20 +505,27 @@ class ReferenceStore:
             replays.sort(key=lambda replay: (replay.created_at, replay.id), reverse=True)
         return replays[:MAX_LISTED_REPLAYS]
 
-    async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
-        """If the replay is due, revive up to `limit` dead letters, and set the next due time."""
+    async def replay_step(
+        self,
+        replay_id: str,
+        cursor: str | None,
+        task_ids: Sequence[str],
+        next_cursor: str | None,
+    ) -> ReplayRecord | None:
+        """If the replay is due, revive dead letters, and set the next due time."""
         replay, now = self.state.replays.get(replay_id), self._clock()
         if replay is None:
             return None
-        if replay.status == "running" and replay.next_at <= now:
-            rows = self._find_dead_letters(replay, now)[:limit]
+        if replay.status == "running" and replay.next_at <= now and replay.cursor == cursor:
+            rows = self._find_dead_letters(replay.tenant, task_ids)
             for row in rows:
                 self.state.revive(row, now)
-                replay.cursor = str(row.number)
             replay.replayed += len(rows)
             replay.next_at = next_replay_step_at(replay, len(rows), now)
-            if len(rows) < limit:
+            if next_cursor is None:
                 replay.status, replay.finished_at = "done", now
+            else:
+                replay.cursor = next_cursor
         return copy(replay)
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
@@ -518,14 +537,9 @@ class ReferenceStore:
             replay.status, replay.finished_at = "cancelled", self._clock()
         return copy(replay)
 
-    async def purge(self, tenant: str, task_filter: TaskFilter, limit: int) -> int:
-        """Delete up to `limit` dead letters, oldest first."""
-        if task_filter.status not in {None, Status.EXHAUSTED}:
-            return 0
-        rows = [
-            self.state.rows[number] for number in sorted(self.state.tenant(tenant).dead_letters)
-        ]
-        rows = [row for row in rows if _matches(row.task, task_filter)][:limit]
+    async def delete_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> int:
+        """Delete dead letters."""
+        rows = self._find_dead_letters(tenant, task_ids)
         for row in rows:
             self.state.delete(row)
         return len(rows)
@@ -774,5 +788,18 @@ def _matches(task: Task, task_filter: TaskFilter) -> bool:
         (task_filter.policy_id, task.policy_id),
         (task_filter.lane, task.lane),
         (task_filter.reason, task.reason),
+        (task_filter.key, task.key),
     )
-    return all(wanted is None or wanted == found for wanted, found in pairs)
+    windows: Iterable[tuple[int | None, int | None, int | None]] = (
+        (task.created_at, task_filter.created_from, task_filter.created_until),
+        (task.finished_at, task_filter.finished_from, task_filter.finished_until),
+    )
+    return (
+        all(wanted is None or wanted == found for wanted, found in pairs)
+        and task.lane.startswith(task_filter.lane_prefix or "")
+        and all(
+            (start is None or (time is not None and start <= time))
+            and (end is None or (time is not None and time <= end))
+            for time, start, end in windows
+        )
+    )

@@ -17,6 +17,7 @@ from tarry.service.store import (
     Counters,
     LaneLimits,
     Page,
+    TaskFilter,
 )
 from tarry.service.stores.sqlite.transaction import MINUTE_MS, TENANT_COUNTERS
 from tarry.wire.tasks import DownstreamLimits
@@ -24,7 +25,6 @@ from tarry.wire.tasks import DownstreamLimits
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tarry.service.store import TaskFilter
     from tarry.service.stores.sqlite.transaction import ReadTransaction
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -73,23 +73,46 @@ _CONFIGURED_LIMITS = """
 SELECT name, limits FROM lane INDEXED BY lane_configured WHERE limits IS NOT NULL AND tenant > 0
 """
 _ATTEMPTS = "SELECT log FROM attempt WHERE id > ? AND id < ? ORDER BY id LIMIT ?"
-_LIVE_TASKS = """
-SELECT seq, status, lane, policy, reason FROM state
-WHERE tenant = ?1 AND finished_at IS NULL AND seq < ?2 ORDER BY seq DESC LIMIT ?3
+_LAST_ATTEMPT = f"""
+SELECT a.log FROM state AS s
+CROSS JOIN attempt AS a ON a.id = s.seq << {_ATTEMPT_NUMBER_BITS} | s.attempts
+WHERE s.seq = ({_SEQ_BY_ID})
 """
-_FINISHED_TASKS = {
-    status: f"""
-SELECT seq, status, lane, policy, reason FROM state
-WHERE tenant = ?1 AND status = {int(status)} AND finished_at IS NOT NULL AND seq < ?2
-ORDER BY seq DESC LIMIT ?3
+_SELECT_RANGE = """
+SELECT seq, status, lane, policy, reason, finished_at FROM state
+WHERE tenant = ?1 AND {condition} AND seq > ?2 AND seq < ?3 ORDER BY seq {order} LIMIT ?4
 """
-    for status in Status
-    if status.is_finished
-}
-# In the order of adding, one index has the live tasks of a tenant, and another the tasks of each
-# finished status. A list of all tasks merges these index ranges by `seq`, which is column 1.
-_TASK_RANGES = [f"SELECT * FROM ({query})" for query in (_LIVE_TASKS, *_FINISHED_TASKS.values())]
-_ALL_TASKS = " UNION ALL ".join(_TASK_RANGES) + " ORDER BY 1 DESC LIMIT ?3"
+
+
+def _build_list_statements(order: str) -> dict[Status | None, str]:
+    """Return the statement that lists tasks of each status, and of all statuses (None).
+
+    In the order of adding, one index has the live tasks of a tenant, and another the tasks of each
+    finished status. A list of all tasks merges these index ranges by `seq`, which is column 1.
+    """
+    live_tasks = _SELECT_RANGE.format(condition="finished_at IS NULL", order=order)
+    statements: dict[Status | None, str] = {
+        status: _SELECT_RANGE.format(
+            condition=f"status = {int(status)} AND finished_at IS NOT NULL", order=order
+        )
+        for status in Status
+        if status.is_finished
+    }
+    ranges = [f"SELECT * FROM ({query})" for query in (live_tasks, *statements.values())]
+    statements[Status.PENDING] = statements[Status.IN_FLIGHT] = live_tasks
+    statements[None] = " UNION ALL ".join(ranges) + f" ORDER BY 1 {order} LIMIT ?4"
+    return statements
+
+
+_LIST_NEWEST_FIRST = _build_list_statements("DESC")
+_LIST_OLDEST_FIRST = _build_list_statements("ASC")
+_LANES_BY_PREFIX = "SELECT id FROM lane WHERE tenant = ? AND name >= ? AND name < ?"
+_LAST_CHARACTER = "\U0010ffff"
+_SEQ_BY_KEY = "SELECT seq FROM task WHERE tenant = ? AND key = ?"
+_CREATED_AT = "SELECT created_at FROM task WHERE seq = ?"
+_NEXT_CREATED_AT = "SELECT seq, created_at FROM task WHERE seq >= ? ORDER BY seq LIMIT 1"
+_CLOCK_STEP_TOLERANCE_MS = 60_000
+"""`seq` and `created_at` have the same order, unless the clock was set back by more than this."""
 # The columns are in the order of the fields of `LaneRecord`.
 _SELECT_LANE = """
 SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, l.in_flight, l.dead,
@@ -190,41 +213,132 @@ def list_attempts(
     return attempts
 
 
+def last_attempts(
+    tx: ReadTransaction, tenant: str, task_ids: Sequence[str]
+) -> dict[str, AttemptRecord]:
+    """Return the latest entry of the attempt log of each task that has one, by task id."""
+    attempts: dict[str, AttemptRecord] = {}
+    for task_id in task_ids:
+        row = tx.execute(_LAST_ATTEMPT, (tenant, pack_id(task_id))).fetchone()
+        if row is not None:
+            attempts[task_id] = _decode_attempt(row[0])
+    return attempts
+
+
 def list_tasks(
-    tx: ReadTransaction, tenant: str, task_filter: TaskFilter, cursor: str | None, limit: int
+    tx: ReadTransaction,
+    tenant: str,
+    task_filter: TaskFilter,
+    cursor: str | None,
+    limit: int,
+    *,
+    oldest_first: bool = False,
 ) -> Page[Task]:
-    """List tasks, newest first; the cursor is the last `seq` read for the previous page."""
-    before = _AFTER_ALL_ROWS if cursor is None else parse_cursor(cursor)
+    """List tasks; the cursor is the last `seq` read for the previous page."""
+    page = find_tasks(tx, tenant, task_filter, cursor, limit, oldest_first=oldest_first)
+    tasks: list[Task] = []
+    page_bytes = 0
+    for seq in page.items:
+        tasks.append(decode_task(tx.execute(_TASK_BY_SEQ, (seq,)).fetchone()))
+        page_bytes += len(tasks[-1].packed_content)
+        if page_bytes >= MAX_PAGE_BYTES and seq != page.items[-1]:
+            return Page(tasks, str(seq))
+    return Page(tasks, page.cursor)
+
+
+def find_tasks(
+    tx: ReadTransaction,
+    tenant: str,
+    task_filter: TaskFilter,
+    cursor: str | None,
+    limit: int,
+    *,
+    oldest_first: bool,
+) -> Page[int]:
+    """Find the `seq` of matching tasks; see `list_tasks`."""
+    position = None if cursor is None else parse_cursor(cursor)
     name_ids = resolve_names(tx, tenant, task_filter.lane, task_filter.policy_id)
     if name_ids is None:
         return Page(items=[], cursor=None)
     tenant_id, wanted_lane, wanted_policy = name_ids
+    wanted_lanes = None if wanted_lane is None else {wanted_lane}
+    if (prefix := task_filter.lane_prefix) is not None:
+        name_range = (prefix, prefix + _LAST_CHARACTER)
+        lanes = {lane for (lane,) in tx.execute(_LANES_BY_PREFIX, (tenant_id, *name_range))}
+        wanted_lanes = lanes if wanted_lanes is None else wanted_lanes & lanes
+    after, before = _seq_range(tx, tenant_id, task_filter)
+    if position is not None and oldest_first:
+        after = max(after, position)
+    elif position is not None:
+        before = min(before, position)
     wanted_status, wanted_reason = task_filter.status, task_filter.reason
-    if wanted_status is None:
-        statement = _ALL_TASKS
-    else:
-        statement = _FINISHED_TASKS.get(wanted_status, _LIVE_TASKS)
-    # The statement selects by tenant and, if the wanted status is a finished one, by status. With
-    # any other filter, some rows that the statement returns do not match.
+    statement = (_LIST_OLDEST_FIRST if oldest_first else _LIST_NEWEST_FIRST)[wanted_status]
+    # The statement selects by tenant and `seq` and, if the wanted status is a finished one, by
+    # status. With any other filter, some rows that the statement returns do not match.
     is_live_status = wanted_status is not None and not wanted_status.is_finished
-    is_filtered = is_live_status or (wanted_lane, wanted_policy, wanted_reason) != (None,) * 3
+    is_filtered = is_live_status or task_filter != TaskFilter(status=wanted_status)
     max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
-    items: list[Task] = []
-    scanned, last_seq, page_bytes = 0, before, 0
-    rows = tx.execute(statement, (tenant_id, before, max_rows))
-    for seq, status, lane_id, policy_id, reason in rows:
-        if len(items) == limit or page_bytes >= MAX_PAGE_BYTES:
-            return Page(items, str(last_seq))
+    created_from, created_until = task_filter.created_from, task_filter.created_until
+    finished_from, finished_until = task_filter.finished_from, task_filter.finished_until
+    found: list[int] = []
+    scanned = last_seq = 0
+    rows = tx.execute(statement, (tenant_id, after, before, max_rows))
+    for seq, status, lane_id, policy_id, reason, finished_at in rows:
         scanned, last_seq = scanned + 1, seq
         if (
-            (wanted_status is None or wanted_status == status)
-            and (wanted_lane is None or wanted_lane == lane_id)
-            and (wanted_policy is None or wanted_policy == policy_id)
-            and (wanted_reason is None or wanted_reason == reason)
+            (wanted_status is not None and wanted_status != status)
+            or (wanted_lanes is not None and lane_id not in wanted_lanes)
+            or (wanted_policy is not None and wanted_policy != policy_id)
+            or (wanted_reason is not None and wanted_reason != reason)
+            or not _is_within(finished_at, finished_from, finished_until)
         ):
-            items.append(decode_task(tx.execute(_TASK_BY_SEQ, (seq,)).fetchone()))
-            page_bytes += len(items[-1].packed_content)
-    return Page(items, str(last_seq) if scanned == max_rows else None)
+            continue
+        if created_from is not None or created_until is not None:
+            [(created_at,)] = tx.execute(_CREATED_AT, (seq,))
+            if not _is_within(created_at, created_from, created_until):
+                continue
+        if len(found) == limit:
+            return Page(found, str(found[-1]))
+        found.append(seq)
+    return Page(found, str(last_seq) if scanned == max_rows else None)
+
+
+def _is_within(time: int | None, start: int | None, end: int | None) -> bool:
+    """Return whether a time is in a window, including its limits; None: no limit."""
+    if time is None:
+        return start is None and end is None
+    return (start is None or start <= time) and (end is None or time <= end)
+
+
+def _seq_range(tx: ReadTransaction, tenant_id: int, task_filter: TaskFilter) -> tuple[int, int]:
+    """Return exclusive limits of the `seq` of tasks with the wanted key and creation time."""
+    after, before = -1, _AFTER_ALL_ROWS
+    if task_filter.key is not None:
+        row = tx.execute(_SEQ_BY_KEY, (tenant_id, task_filter.key)).fetchone()
+        if row is None:
+            return 0, 0
+        after, before = row[0] - 1, row[0] + 1
+    if task_filter.created_from is not None:
+        time = task_filter.created_from - _CLOCK_STEP_TOLERANCE_MS
+        after = max(after, _first_seq_created_at(tx, time) - 1)
+    if task_filter.created_until is not None:
+        time = task_filter.created_until + _CLOCK_STEP_TOLERANCE_MS + 1
+        before = min(before, _first_seq_created_at(tx, time))
+    return after, before
+
+
+def _first_seq_created_at(tx: ReadTransaction, time: int) -> int:
+    """Return the lowest `seq` of tasks created at `time` or later, found by bisection."""
+    [(last_seq,)] = tx.execute("SELECT ifnull(max(seq), 0) FROM task")
+    low, high = 0, last_seq + 1
+    while low < high:
+        middle = (low + high) // 2
+        row = tx.execute(_NEXT_CREATED_AT, (middle,)).fetchone()
+        if row is None or row[1] >= time:
+            high = middle
+        else:
+            low = row[0] + 1
+    return low
 
 
 def parse_cursor(cursor: str) -> int:

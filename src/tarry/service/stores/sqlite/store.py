@@ -11,8 +11,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec.structs import replace as copy_with
-
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.stores.sqlite import (
     add,
@@ -167,10 +165,18 @@ class SqliteStore:
         *,
         cursor: str | None = None,
         limit: int = 100,
+        oldest_first: bool = False,
     ) -> store.Page[model.Task]:
         return await self.read(
-            lambda tx: queries.list_tasks(tx, tenant, task_filter, cursor, limit)
+            lambda tx: queries.list_tasks(
+                tx, tenant, task_filter, cursor, limit, oldest_first=oldest_first
+            )
         )
+
+    async def last_attempts(
+        self, tenant: str, task_ids: Sequence[str]
+    ) -> dict[str, model.AttemptRecord]:
+        return await self.read(lambda tx: queries.last_attempts(tx, tenant, task_ids))
 
     async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
@@ -289,42 +295,42 @@ class SqliteStore:
     async def list_orphaned_bodies(self, limit: int) -> list[str]:
         return await self.read(lambda tx: terminal_tasks.list_orphaned_bodies(tx, limit))
 
-    async def count_dead_letters(self, replay: model.ReplayRecord) -> int:
-        """Count dead letters in steps, so that other queries can run in between."""
-        total, after = 0, 0
+    async def count_tasks(self, tenant: str, task_filter: store.TaskFilter) -> int:
+        """Count tasks in steps, so that other queries can run in between."""
+        count, cursor = 0, None
         while True:
-            find = partial(terminal_tasks.find_dead_letters, replay=replay, after=after)
-            found, cursor = await self.read(find)
-            total += len(found)
+            find = partial(
+                queries.find_tasks,
+                tenant=tenant,
+                task_filter=task_filter,
+                cursor=cursor,
+                limit=queries.MAX_SCANNED_ROWS,
+                oldest_first=True,
+            )
+            page = await self.read(find)
+            count += len(page.items)
+            cursor = page.cursor
             if cursor is None:
-                return total
-            after = cursor
+                return count
 
     async def start_replay(self, replay: model.ReplayRecord) -> model.ReplayRecord:
-        existing, now = await self.read(
-            lambda tx: (terminal_tasks.find_replay(tx, replay.id), tx.now)
+        return await self.write(OperationCall(terminal_tasks.start_replay, replay))
+
+    async def replay_step(
+        self,
+        replay_id: str,
+        cursor: str | None,
+        task_ids: Sequence[str],
+        next_cursor: str | None,
+    ) -> model.ReplayRecord | None:
+        operation = OperationCall(
+            terminal_tasks.replay_step, replay_id, cursor, task_ids, next_cursor
         )
-        if existing is not None:
-            return existing
-        new = copy_with(replay, before=min(replay.before or now, now))
-        new.matched = await self.count_dead_letters(new)
-        return await self.write(OperationCall(terminal_tasks.start_replay, new))
+        return await self.write(operation, len(task_ids), urgent=False)
 
-    async def replay_step(self, replay_id: str, limit: int) -> model.ReplayRecord | None:
-        operation = OperationCall(terminal_tasks.replay_step, replay_id, limit)
-        return await self.write(operation, limit, urgent=False)
-
-    async def purge(self, tenant: str, task_filter: store.TaskFilter, limit: int) -> int:
-        """Delete dead letters in steps, so that other operations can run in between."""
-        total, after = 0, 0
-        while total < limit:
-            step = OperationCall(terminal_tasks.purge, tenant, task_filter, after, limit - total)
-            count, cursor = await self.write(step, limit - total, urgent=False)
-            total += count
-            if cursor is None:
-                break
-            after = cursor
-        return total
+    async def delete_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> int:
+        operation = OperationCall(terminal_tasks.delete_dead_letters, tenant, task_ids)
+        return await self.write(operation, len(task_ids), urgent=False)
 
     async def sweep(self, retention: store.Retention, limit: int) -> store.SweepResult:
         operation = OperationCall(terminal_tasks.sweep, retention, limit)

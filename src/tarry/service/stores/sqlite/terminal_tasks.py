@@ -11,30 +11,22 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.service.model import ReplayRecord, Status
+from tarry.service.model import ReplayRecord
 from tarry.service.store import SweepResult, next_replay_step_at
-from tarry.service.stores.sqlite.queries import (
-    DAY_MS,
-    MAX_SCANNED_ROWS,
-    attempt_row_id,
-    encode,
-    parse_cursor,
-    resolve_names,
-)
+from tarry.service.stores.sqlite.queries import DAY_MS, attempt_row_id, encode, pack_ids
 from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, SUCCEEDED
 from tarry.service.stores.sqlite.transitions import end_leases_of_dead_workers, replay_task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.service.store import Retention, TaskFilter
+    from tarry.service.store import Retention
     from tarry.service.stores.sqlite.transaction import ReadTransaction, TaskRowIds, Transaction
 
 _MAX_LISTED_REPLAYS = 100
-_DEAD_LETTERS = f"""
-SELECT seq, lane, policy, reason, finished_at FROM state
-WHERE tenant = ? AND status = {EXHAUSTED} AND finished_at IS NOT NULL AND seq > ?
-ORDER BY seq LIMIT ?
+_READ_DEAD_LETTER = f"""
+SELECT seq, tenant, lane, policy FROM state
+WHERE seq = (SELECT seq FROM task WHERE id = ?) AND tenant = ? AND status = {EXHAUSTED}
 """
 _INSERT_REPLAY = """
 INSERT INTO replay (id, tenant, created_at, next_at, running, job) VALUES (?, ?, ?, ?, 1, ?)
@@ -66,52 +58,28 @@ _MAX_RELEASED_PAGES, _MAX_RELEASE_COST = 64, 1_000_000  # of one sweep; the cost
 _decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
 
 
-def find_dead_letters(
-    tx: ReadTransaction, replay: ReplayRecord, after: int, limit: int = MAX_SCANNED_ROWS
-) -> tuple[list[TaskRowIds], int | None]:
-    """Find up to `limit` dead letters that match the filters of a replay, oldest first.
-
-    Returns the ids of those with a `seq` above `after`, and the next `after` (None: no more).
-    """
-    name_ids = resolve_names(tx, replay.tenant, replay.lane, replay.policy_id)
-    if name_ids is None:
-        return [], None
-    tenant, lane, policy = name_ids
-    matched: list[TaskRowIds] = []
-    scanned, last_seq = 0, after
-    rows = tx.execute(_DEAD_LETTERS, (tenant, after, MAX_SCANNED_ROWS))
-    for seq, lane_id, policy_id, reason, finished_at in rows:
-        if len(matched) == limit:
-            return matched, last_seq
-        scanned, last_seq = scanned + 1, seq
-        if (
-            (lane is None or lane == lane_id)
-            and (policy is None or policy == policy_id)
-            and (replay.reason is None or replay.reason == reason)
-            and (not replay.before or finished_at <= replay.before)
-        ):
-            matched.append((seq, tenant, lane_id, policy_id))
-    return matched, last_seq if scanned == MAX_SCANNED_ROWS else None
-
-
-def purge(
-    tx: Transaction, tenant: str, task_filter: TaskFilter, after: int, limit: int
-) -> tuple[int, int | None]:
-    """Delete matching dead letters; return how many, and the next `after` (None: no more)."""
-    if task_filter.status not in {None, Status.EXHAUSTED}:
-        return 0, None
-    lane, policy_id, reason = task_filter.lane, task_filter.policy_id, task_filter.reason
-    replay = ReplayRecord(id="", tenant=tenant, lane=lane, policy_id=policy_id, reason=reason)
-    dead_letters, cursor = find_dead_letters(tx, replay, after, limit)
+def delete_dead_letters(tx: Transaction, tenant: str, task_ids: Sequence[str]) -> int:
+    """Delete those of the tasks that are dead letters; return how many."""
+    dead_letters = _find_dead_letters(tx, tenant, task_ids)
     for ids in dead_letters:
         delete_task(tx, ids, EXHAUSTED)
-    return len(dead_letters), cursor
+    return len(dead_letters)
+
+
+def _find_dead_letters(tx: Transaction, tenant: str, task_ids: Sequence[str]) -> list[TaskRowIds]:
+    tenant_id = tx.names.tenant_id(tenant)
+    rows = [
+        tx.execute(_READ_DEAD_LETTER, (packed_id, tenant_id)).fetchone()
+        for packed_id in pack_ids(task_ids)
+    ]
+    return [row for row in rows if row is not None]
 
 
 def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
     """Store a replay and return it; if its id is stored already, return the stored replay."""
     now = tx.now
     new = msgspec.structs.replace(replay, created_at=now, next_at=now, replayed=0)
+    new.before = min(replay.before or now, now)
     new.status, new.cursor, new.finished_at = "running", None, None
     tx.execute(_INSERT_REPLAY, (replay.id, replay.tenant, now, now, encode(new)))
     return find_replay(tx, replay.id) or new
@@ -144,23 +112,28 @@ def list_replays(
     return [_decode_replay(job) for (job,) in rows]
 
 
-def replay_step(tx: Transaction, replay_id: str, limit: int) -> ReplayRecord | None:
-    """Replay up to `limit` dead letters if the replay is due, and set when it is due again."""
+def replay_step(
+    tx: Transaction,
+    replay_id: str,
+    cursor: str | None,
+    task_ids: Sequence[str],
+    next_cursor: str | None,
+) -> ReplayRecord | None:
+    """Replay dead letters if the replay is due, and set when it is due again."""
     replay = find_replay(tx, replay_id)
-    if replay is None or replay.status != "running" or replay.next_at > tx.now:
+    if replay is None or replay.status != "running":
         return replay
-    after = 0 if replay.cursor is None else parse_cursor(replay.cursor)
-    dead_letters, cursor = find_dead_letters(tx, replay, after, limit)
+    if replay.next_at > tx.now or replay.cursor != cursor:
+        return replay
+    dead_letters = _find_dead_letters(tx, replay.tenant, task_ids)
     for ids in dead_letters:
         replay_task(tx, ids, EXHAUSTED)
     replay.replayed += len(dead_letters)
     replay.next_at = next_replay_step_at(replay, len(dead_letters), tx.now)
-    if cursor is not None:
-        replay.cursor = str(cursor)
-    elif len(dead_letters) < limit:
-        replay.status, replay.finished_at = "done", tx.now
+    if next_cursor is not None:
+        replay.cursor = next_cursor
     else:
-        replay.cursor = str(dead_letters[-1][0])
+        replay.status, replay.finished_at = "done", tx.now
     _update_replay(tx, replay)
     return replay
 

@@ -109,9 +109,13 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (transitions.record_lane_limits, tuple[list[store.LaneLimits]], None),
         (transitions.set_limits, tuple[str, DownstreamLimits | None, int], bool),
         (terminal_tasks.start_replay, tuple[ReplayRecord], ReplayRecord),
-        (terminal_tasks.replay_step, tuple[str, int], ReplayRecord | None),
+        (
+            terminal_tasks.replay_step,
+            tuple[str, str | None, list[str], str | None],
+            ReplayRecord | None,
+        ),
         (terminal_tasks.cancel_replay, tuple[str, str], ReplayRecord | None),
-        (terminal_tasks.purge, tuple[str, store.TaskFilter, int, int], tuple[int, int | None]),
+        (terminal_tasks.delete_dead_letters, tuple[str, list[str]], int),
         (terminal_tasks.sweep, tuple[store.Retention, int], store.SweepResult),
         (terminal_tasks.forget_orphaned_bodies, tuple[list[str]], None),
         (
