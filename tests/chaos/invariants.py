@@ -11,6 +11,7 @@
 8. The first attempt of a task starts within `5 + 1.5 (n + 1) + p (n / 3 + 1)` seconds after the
    task is due and the faults have ended. In this time, n other first attempts of the lane start,
    and the lane is parked for up to p seconds at a time, because no attempt succeeds.
+9. A replay ends, and counts every task that it has replayed.
 """
 
 from __future__ import annotations
@@ -186,8 +187,9 @@ class InvariantChecker:
                 self._fail(7, f"{worker} does not know its lease of {task.key}")
 
     def all_tasks_finished(self) -> bool:
-        """Return whether every task has a terminal status."""
-        return all(task.status.is_finished for task in self._list_tasks())
+        """Return whether every task has a terminal status, and every replay has ended."""
+        replays = run_synchronously(self._store.list_replays(running=True))
+        return not replays and all(task.status.is_finished for task in self._list_tasks())
 
     async def check_final_state(self) -> None:
         """Check the final state of all tasks, after the faults have stopped."""
@@ -211,6 +213,9 @@ class InvariantChecker:
                 self._fail(
                     3, f"{name} was sent {self.attempts[name]} times, but its log has {numbers}"
                 )
+        for replay in await self._store.list_replays(running=False):
+            if replay.status != "done" or replay.replayed != sum(replay.finished.values()):
+                self._fail(9, f"a replay is not done, or has not counted its tasks: {replay}")
         expected_counts: dict[Status, int] = defaultdict(int)
         for task in tasks.values():
             expected_counts[task.status] += 1

@@ -600,6 +600,11 @@ class BaseReplay(Generic[R]):
         """Number of dead letters that were replayed so far."""
         return self.job.replayed
 
+    @property
+    def finished(self) -> dict[str, int]:
+        """Number of replayed tasks that have finished so far, by their final status."""
+        return self.job.finished
+
     def _update(self, job: ReplayJob) -> Self:
         self.job = job
         return self
@@ -616,7 +621,7 @@ class Replay(BaseReplay["ReplayJob"]):
         return self._update(self._run(self._api.fetch_replay(self.job)))
 
     def wait(self, timeout: Duration | None = None) -> Self:
-        """Wait until the replay has finished; raise `NotFinished` after the timeout."""
+        """Wait until all replayed tasks have finished; raise `NotFinished` after the timeout."""
         return self._update(self._run(self._api.wait_for_replay(self.job, timeout)))
 
     def cancel(self) -> Self:
@@ -632,7 +637,7 @@ class AsyncReplay(BaseReplay[Awaitable["ReplayJob"]]):
         return self._update(await self._run(self._api.fetch_replay(self.job)))
 
     async def wait(self, timeout: Duration | None = None) -> Self:
-        """Wait until the replay has finished; raise `NotFinished` after the timeout."""
+        """Wait until all replayed tasks have finished; raise `NotFinished` after the timeout."""
         return self._update(await self._run(self._api.wait_for_replay(self.job, timeout)))
 
     async def cancel(self) -> Self:

@@ -316,9 +316,24 @@ class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
     """The number of dead letters replayed so far."""
     cursor: str | None = None
     """The position after which the next step continues, in a format that the store chooses."""
+    unfinished: int = 0
+    """The number of replayed tasks that have not finished yet, or were not counted yet."""
+    finished: dict[str, int] = {}
+    """The number of replayed tasks that have finished, by their final status or `DELETED`."""
+    count_cursor: str | None = None
+    """The task after which the search for finished tasks continues."""
     status: str = "running"
-    """`running`, `done` or `cancelled`."""
+    """`running`, `waiting` (all dead letters were replayed, and some have not finished), `done` or
+    `cancelled`."""
     created_at: int = 0
     next_at: int = 0
     """When the next step is due. Depends on `rate`."""
     finished_at: int | None = None
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether there are dead letters to replay or replayed tasks to wait for.
+
+        A cancelled replay still counts the tasks that it has replayed.
+        """
+        return self.status == "running" or self.unfinished > 0

@@ -63,6 +63,8 @@ MAX_LANE_SIGNING_SECRETS = 10
 """Those with the same lane. Each of them adds a signature to every attempt."""
 _MAX_REPLAY_PAUSE_MS = 1e12
 """About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
+REPLAY_COUNT_INTERVAL_MS = 1000
+"""How often a replay that waits for its tasks looks for finished ones."""
 
 
 class LeaseTerms(msgspec.Struct, frozen=True):
@@ -504,7 +506,10 @@ class Store(Protocol):
         ...
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
-        """Return up to 100 replays, newest first; if `running`, running replays by due time."""
+        """Return up to 100 replays, newest first.
+
+        If `running`, only replays that need further steps are returned, by due time.
+        """
         ...
 
     async def replay_step(
@@ -514,19 +519,22 @@ class Store(Protocol):
         task_ids: Sequence[str],
         next_cursor: str | None,
     ) -> ReplayRecord | None:
-        """Replay those of the tasks that are dead letters, if the replay is running and due.
+        """Make a step of a replay, if it is due; return the replay, or None if it does not exist.
 
-        `task_ids` are the page of the replay's dead letters at `cursor`. If the replay has another
-        cursor, another process has made this step, and nothing is changed. `next_cursor` is the
-        cursor of the next page; None ends the replay. Returns the replay as it is afterwards, or
-        None if it does not exist. After n replayed tasks the next step is due n / rate seconds
-        later, counted from the due time of this step. So a replay that is behind catches up, on at
-        most `MAX_REPLAY_LAG_MS`.
+        A running replay replays those of the tasks that are dead letters. `task_ids` are the page
+        of the replay's dead letters at `cursor`. If the replay has another cursor, another process
+        has made this step, and nothing is changed. `next_cursor` is the cursor of the next page;
+        None: all dead letters were replayed. After n replayed tasks the next step is due n / rate
+        seconds later, counted from the due time of this step. So a replay that is behind catches
+        up, on at most `MAX_REPLAY_LAG_MS`.
+
+        Each step also counts replayed tasks that have finished since the last step. The replay is
+        done when all have finished. A task that was deleted is counted as `DELETED`.
         """
         ...
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
-        """End a running replay; tasks that it has replayed do not change. None: no such replay."""
+        """End a replay; tasks that it has replayed do not change. None: no such replay."""
         ...
 
     async def delete_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> int:

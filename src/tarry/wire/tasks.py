@@ -354,7 +354,10 @@ class ReplayRequest(_RequestBody):
 
 
 class ReplayJob(_Body):
-    """The progress of a replay. A `rate` of 0 means no limit. A dry run has no id."""
+    """The progress of a replay. A `rate` of 0 means no limit. A dry run has no id.
+
+    The replay is DONE when all replayed tasks have finished.
+    """
 
     replay_id: str | None
     status: Literal["DRY_RUN", "RUNNING", "DONE", "CANCELLED"]
@@ -364,6 +367,9 @@ class ReplayJob(_Body):
     replayed: int  # the number of dead letters that were replayed
     created_at: int | None
     finished_at: int | None
+    finished: dict[str, int] = {}
+    """The number of replayed tasks that have finished, by their final status: SUCCEEDED, EXHAUSTED
+    or CANCELLED; or DELETED."""
 
 
 class PurgeResult(_Body):

@@ -130,6 +130,7 @@ def test_a_replay_is_a_job() -> None:
             "replayed": 0,
             "createdAt": NOW,
             "finishedAt": None,
+            "finished": {},
         }
         assert expected == response.json == (await api.request("GET", path)).json
         assert [expected] == (await api.request("GET", "/dead-letters/replays")).json["items"]
@@ -141,17 +142,23 @@ def test_a_replay_is_a_job() -> None:
 
 
 def test_a_replay_that_is_done_cannot_be_cancelled() -> None:
-    """The response is a 409, and the replayed tasks are not affected."""
+    """A replay is DONE when its tasks have finished; then cancelling it is a 409."""
 
     async def test(api: ApiHarness) -> None:
         await api.create()
         (letter,) = await api.exhaust_due_tasks()
-        job = (await api.request("POST", "/dead-letters/replays", {})).json
+        path = (await api.request("POST", "/dead-letters/replays", {})).header("location") or ""
+        job = (await api.request("GET", path)).json
         await api.store.replay_step(job["replayId"], None, [letter], None)
-        assert (
-            409 == (await api.request("DELETE", f"/dead-letters/replays/{job['replayId']}")).status
-        )
-        assert "PENDING" == (await api.request("GET", f"/retry-tasks/{letter}")).json["status"]
+        running = (await api.request("GET", path)).json
+        assert ("RUNNING", 1, {}) == (running["status"], running["replayed"], running["finished"])
+        await api.exhaust_due_tasks()
+        api.time.ms += 1_000
+        await api.store.replay_step(job["replayId"], None, [], None)
+        done = (await api.request("GET", path)).json
+        assert ("DONE", {"EXHAUSTED": 1}) == (done["status"], done["finished"])
+        assert 409 == (await api.request("DELETE", path)).status
+        assert "EXHAUSTED" == (await api.request("GET", f"/retry-tasks/{letter}")).json["status"]
 
     run_with_api(test)
 

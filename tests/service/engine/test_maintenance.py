@@ -14,7 +14,7 @@ from tarry.service.engine.maintenance import replay_step_size
 from tarry.service.model import ReplayRecord
 from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.store import LaneLimits
-from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget, run
+from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.reference_store import ReferenceStore
 
 BAD_REQUEST = DeliveryResult(status=400, duration_ms=1.0)
@@ -86,6 +86,32 @@ def test_many_slow_replays_do_not_delay_another() -> None:
         replay = await harness.store.get_replay("other", "b")
         assert replay is not None
         assert ("done", 10) == (replay.status, replay.replayed)
+        await harness.engine.stop(0)
+
+    run(main)
+
+
+def test_replay_is_done_when_its_tasks_have_finished() -> None:
+    """A replay waits for the attempts of its tasks, and counts their final statuses."""
+
+    async def main() -> None:
+        target = FakeTarget()
+        harness = EngineHarness(target)
+        await harness.engine.start()
+        await add_dead_letters(harness, target, 3)
+        target.responses = [BUSY, OK, BAD_REQUEST]  # the first task is retried
+        await harness.store.start_replay(ReplayRecord(id="r", tenant="default", rate=2.0))
+        await asyncio.sleep(0.1)
+
+        running = await harness.store.get_replay("default", "r")
+        await asyncio.sleep(60)
+        done = await harness.store.get_replay("default", "r")
+
+        assert running is not None
+        assert "running" == running.status
+        assert done is not None
+        assert ("done", 3, 0) == (done.status, done.replayed, done.unfinished)
+        assert {"SUCCEEDED": 1, "EXHAUSTED": 2} == done.finished
         await harness.engine.stop(0)
 
     run(main)

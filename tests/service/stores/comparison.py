@@ -147,7 +147,10 @@ async def snapshot(store: Store) -> StoreSnapshot:
         lanes,
         counts,
         {tenant: await store.attempts_per_minute(tenant, since=0) for tenant in (None, *TENANTS)},
-        [replace(replay, cursor=None) for replay in await store.list_replays(running=False)],
+        [
+            replace(replay, cursor=None, count_cursor=None)
+            for replay in await store.list_replays(running=False)
+        ],
         [await store.list_policies(tenant) for tenant in TENANTS],
         sorted(await store.list_api_keys(), key=lambda key: key.id),
         [await store.list_signing_secrets(tenant) for tenant in TENANTS],

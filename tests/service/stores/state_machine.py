@@ -403,7 +403,7 @@ class StoreMachine(RuleBasedStateMachine):
                 if cancel
                 else step_replay(store, chosen_id, limit)
             )
-            return record and replace(record, cursor=None)
+            return record and replace(record, cursor=None, count_cursor=None)
 
         self.comparison.call_and_compare(step)
 

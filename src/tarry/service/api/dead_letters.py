@@ -119,7 +119,7 @@ class DeadLetterResource:
 
     @Operation("DELETE", _REPLAY_PATH, "cancelReplay", ReplayJob, errors=(409,))
     async def cancel_replay(self, request: ApiRequest) -> ApiResponse:
-        """Cancel a running replay. Tasks that it has replayed are not affected."""
+        """Cancel a replay. Tasks that it has replayed are not affected."""
         request.parse_query(NoQuery)
         replay_id = request.path_parameter("replayId")
         replay = await self._context.store.cancel_replay(request.tenant, replay_id)

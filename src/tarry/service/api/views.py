@@ -169,7 +169,12 @@ def attempt_view(
 
 def replay_view(replay: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJob:
     """Return the view of a replay; with `dry_run`, of a replay that was not started."""
-    status_names: dict[str, Any] = {"running": "RUNNING", "done": "DONE", "cancelled": "CANCELLED"}
+    status_names: dict[str, Any] = {
+        "running": "RUNNING",
+        "waiting": "RUNNING",
+        "done": "DONE",
+        "cancelled": "CANCELLED",
+    }
     return wire.ReplayJob(
         replay_id=None if dry_run else replay.id,
         status="DRY_RUN" if dry_run else status_names[replay.status],
@@ -189,6 +194,7 @@ def replay_view(replay: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJo
         rate=replay.rate,
         matched=replay.matched,
         replayed=replay.replayed,
+        finished=replay.finished,
         created_at=None if dry_run else replay.created_at,
         finished_at=replay.finished_at,
     )

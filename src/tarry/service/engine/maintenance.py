@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.context import BODY_STORE
 from tarry.service.payloads import BodyStoreUnavailable
+from tarry.service.store import Page
 from tarry.service.task_search import search_of_replay
 
 if TYPE_CHECKING:
@@ -101,12 +102,14 @@ class Maintenance:
             record: ReplayRecord | None = replay  # after the step, if one is due
             if replay.next_at <= self._context.clock.now_ms():
                 try:
-                    page = await self._context.task_finder.find_ids(
-                        replay.tenant,
-                        search_of_replay(replay),
-                        cursor=replay.cursor,
-                        limit=replay_step_size(replay.rate),
-                    )
+                    page: Page[str] = Page([], None)
+                    if replay.status == "running":
+                        page = await self._context.task_finder.find_ids(
+                            replay.tenant,
+                            search_of_replay(replay),
+                            cursor=replay.cursor,
+                            limit=replay_step_size(replay.rate),
+                        )
                     record = await store.replay_step(
                         replay.id, replay.cursor, page.items, page.cursor
                     )
@@ -118,7 +121,7 @@ class Maintenance:
             if record is not None:
                 if record.replayed > replay.replayed:
                     self._scheduler.wake()
-                if record.status == "running":
+                if record.needs_steps:
                     next_times.append(record.next_at)
         return min(next_times, default=None)
 

@@ -15,6 +15,7 @@ from tests.service.stores.harness import (
     conformance_case,
     exhausted_result,
     purge,
+    retry_result,
     step_replay,
     success_result,
     task,
@@ -143,7 +144,7 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
     assert [0, 1] == await pending_numbers(harness)
     done = await replay_step(harness, 2)
 
-    assert ("done", 4, START_MS + HOUR_MS) == (done.status, done.replayed, done.finished_at)
+    assert ("waiting", 4, None) == (done.status, done.replayed, done.finished_at)
     assert [0, 1, 2, 4] == await pending_numbers(harness)
     for number in (0, 1, 2, 4):
         revived, dead = await harness.get_task(number), before[number]
@@ -189,7 +190,7 @@ async def a_replay_does_not_revive_a_task_twice(harness: StoreHarness) -> None:
 
     done = await replay_step(harness, 2)
 
-    assert ("done", 3) == _status_and_count(done)
+    assert ("waiting", 3) == _status_and_count(done)
     assert [2] == await pending_numbers(harness)
     assert (2, 1, 1) == _attempt_counts(await harness.get_task(0))
     harness.clock.advance(1)
@@ -209,7 +210,7 @@ async def a_task_that_fails_at_once_is_not_revived_twice(harness: StoreHarness) 
             [exhausted_result(leased) for leased in (await harness.claim()).tasks]
         )
 
-    assert ("done", 3) == _status_and_count(await replay_step(harness, 5))
+    assert ("waiting", 3) == _status_and_count(await replay_step(harness, 5))
 
     assert [1, 1, 1] == [(await harness.get_task(number)).replays for number in range(3)]
 
@@ -246,7 +247,7 @@ async def a_rate_delays_the_next_step(harness: StoreHarness) -> None:
     second = await replay_step(harness, 3)
     assert (6, START_MS + 3000) == (second.replayed, second.next_at)
     harness.clock.advance(10 * SECOND_MS)
-    assert ("done", 7) == _status_and_count(await replay_step(harness, 3))
+    assert ("waiting", 7) == _status_and_count(await replay_step(harness, 3))
 
 
 @conformance_case
@@ -283,7 +284,7 @@ async def a_replay_continues_after_a_crash(harness: StoreHarness) -> None:
         await harness.reopen()
         assert current == await harness.store.get_replay("acme", REPLAY_ID)
 
-    assert ("done", 5) == _status_and_count(current)
+    assert ("waiting", 5) == _status_and_count(current)
     assert [1] * 5 == [(await harness.get_task(number)).replays for number in range(5)]
 
 
@@ -297,7 +298,7 @@ async def a_replay_skips_retried_and_purged_dead_letters(harness: StoreHarness) 
 
     done = await replay_step(harness)
 
-    assert ("done", 2) == _status_and_count(done)
+    assert ("waiting", 2) == _status_and_count(done)
     assert 1 == (await harness.get_task(1)).replays
 
 
@@ -331,7 +332,7 @@ async def a_step_replays_only_dead_letters_of_its_tenant(harness: StoreHarness) 
     done = await harness.store.replay_step(REPLAY_ID, None, task_ids, None)
 
     assert done is not None
-    assert ("done", 1) == _status_and_count(done)
+    assert ("waiting", 1) == _status_and_count(done)
     assert {Status.PENDING: 1, Status.SUCCEEDED: 1} == await harness.counts("acme")
     assert {Status.EXHAUSTED: 1} == await harness.counts("beta")
 
@@ -360,11 +361,76 @@ async def a_cancelled_replay_stops(harness: StoreHarness) -> None:
         cancelled.replayed,
         cancelled.finished_at,
     )
-    harness.clock.advance(5)
-    assert cancelled == await replay_step(harness)
     assert cancelled == await harness.store.cancel_replay("acme", REPLAY_ID)
     assert cancelled == await harness.store.get_replay("acme", REPLAY_ID)
+    harness.clock.advance(5)
+    assert ("cancelled", 1) == _status_and_count(await replay_step(harness))
     assert {Status.PENDING: 1, Status.EXHAUSTED: 3} == await harness.counts()
+
+
+@conformance_case
+async def a_replay_is_done_when_its_tasks_have_finished(harness: StoreHarness) -> None:
+    """A replay counts its tasks by final status, and is done when the last one has finished."""
+    await add_dead_letters(harness, 4)
+    await harness.store.start_replay(replay_of_all())
+    await replay_step(harness)
+    first, second, third, fourth = (await harness.claim()).tasks
+    await harness.store.finish([success_result(first), exhausted_result(second)])
+    await harness.store.finish([retry_result(third, START_MS + HOUR_MS)])
+    await harness.store.finish([exhausted_result(fourth)])
+    await purge(harness.store, "acme", TaskFilter(key=fourth.key), 1)
+
+    early = await replay_step(harness)
+    harness.clock.advance(SECOND_MS)
+    waiting = await replay_step(harness)
+    await harness.reopen()
+    [listed] = await harness.store.list_replays(running=True)
+    await harness.store.cancel("acme", third.id)
+    harness.clock.advance(SECOND_MS)
+    done = await replay_step(harness)
+
+    assert {} == early.finished
+    assert listed == waiting
+    assert ("waiting", 1, {"SUCCEEDED": 1, "EXHAUSTED": 1, "DELETED": 1}) == (
+        waiting.status,
+        waiting.unfinished,
+        waiting.finished,
+    )
+    assert ("done", 0, START_MS + 2 * SECOND_MS) == (
+        done.status,
+        done.unfinished,
+        done.finished_at,
+    )
+    assert {"SUCCEEDED": 1, "EXHAUSTED": 1, "DELETED": 1, "CANCELLED": 1} == done.finished
+    assert [] == await harness.store.list_replays(running=True)
+    assert done == await replay_step(harness)
+
+
+@conformance_case
+async def a_waiting_replay_can_be_cancelled(harness: StoreHarness) -> None:
+    """A cancelled replay ends at once, and still counts the tasks that it has replayed."""
+    await add_dead_letters(harness, 1)
+    await harness.store.start_replay(replay_of_all())
+    await replay_step(harness)
+
+    cancelled = await harness.store.cancel_replay("acme", REPLAY_ID)
+
+    assert cancelled is not None
+    assert ("cancelled", 1, START_MS) == (
+        cancelled.status,
+        cancelled.unfinished,
+        cancelled.finished_at,
+    )
+    [leased] = (await harness.claim()).tasks
+    await harness.store.finish([success_result(leased)])
+    harness.clock.advance(SECOND_MS)
+    counted = await replay_step(harness)
+    assert ("cancelled", {"SUCCEEDED": 1}, START_MS) == (
+        counted.status,
+        counted.finished,
+        counted.finished_at,
+    )
+    assert [] == await harness.store.list_replays(running=True)
 
 
 @conformance_case

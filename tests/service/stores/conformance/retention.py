@@ -244,6 +244,21 @@ async def dead_letters_of_a_running_replay_are_not_swept(harness: StoreHarness) 
 
 
 @conformance_case
+async def dead_letters_are_swept_while_a_replay_waits(harness: StoreHarness) -> None:
+    """A replay that only waits for its tasks does not keep dead letters; it is not swept itself."""
+    await harness.add_dead_letter(1)
+    await harness.store.start_replay(ReplayRecord(id=task_id(7), tenant="acme"))
+    await step_replay(harness.store, task_id(7))
+    await harness.claim()
+    await harness.add_dead_letter(2)
+    harness.clock.advance(DAY_MS)
+
+    assert 1 == await sweep_all(harness, 10)
+
+    assert await harness.store.get_replay("acme", task_id(7)) is not None
+
+
+@conformance_case
 async def closing_twice_is_harmless(harness: StoreHarness) -> None:
     """A second close does nothing."""
     await harness.add(task(1))

@@ -271,6 +271,8 @@ class ReferenceState:
         """Finished tasks by `finished_at`. Dead letters are in `finished[True]`."""
         self.orphaned_bodies: dict[str, None] = {}
         self.replays: dict[str, ReplayRecord] = {}
+        self.replayed_ids: dict[str, set[str]] = {}
+        """For each replay: ids of replayed tasks that were not counted as finished yet."""
         self.keys: dict[str, ApiKeyRecord] = {}
         self.signing_secrets: dict[tuple[str, str], SigningSecretRecord] = {}
         self.digests: dict[bytes, str] = {}

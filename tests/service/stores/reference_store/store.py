@@ -27,6 +27,7 @@ from tarry.service.store import (
     MAX_LANE_SIGNING_SECRETS,
     MAX_PAGE_BYTES,
     MAX_SIGNING_SECRETS,
+    REPLAY_COUNT_INTERVAL_MS,
     AddResult,
     AddStatus,
     AttemptsOfMinute,
@@ -478,6 +479,9 @@ class ReferenceStore:
                 replay,
                 before=min(replay.before or now, now),
                 replayed=0,
+                unfinished=0,
+                finished={},
+                count_cursor=None,
                 cursor=None,
                 status="running",
                 created_at=now,
@@ -485,19 +489,19 @@ class ReferenceStore:
                 finished_at=None,
             )
             self.state.replays[new.id] = new
-        return copy(self.state.replays[replay.id])
+        return copy_replay(self.state.replays[replay.id])
 
     async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         """Return a replay of a tenant."""
         replay = self.state.replays.get(replay_id)
-        return None if replay is None or replay.tenant != tenant else copy(replay)
+        return None if replay is None or replay.tenant != tenant else copy_replay(replay)
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
-        """List all replays, newest first, or the running replays by due time."""
+        """List all replays, newest first, or replays that need further steps by due time."""
         replays = [
-            copy(replay)
+            copy_replay(replay)
             for replay in self.state.replays.values()
-            if tenant in {None, replay.tenant} and (not running or replay.status == "running")
+            if tenant in {None, replay.tenant} and (not running or replay.needs_steps)
         ]
         if running:
             replays.sort(key=lambda replay: (replay.next_at, replay.id))
@@ -516,26 +520,44 @@ class ReferenceStore:
         replay, now = self.state.replays.get(replay_id), self._clock()
         if replay is None:
             return None
-        if replay.status == "running" and replay.next_at <= now and replay.cursor == cursor:
+        if not replay.needs_steps or replay.next_at > now:
+            return copy_replay(replay)
+        replayed_ids = self.state.replayed_ids.setdefault(replay.id, set())
+        if replay.status == "running":
+            if replay.cursor != cursor:
+                return copy_replay(replay)
             rows = self._find_dead_letters(replay.tenant, task_ids)
             for row in rows:
                 self.state.revive(row, now)
+                replayed_ids.add(row.task.id)
             replay.replayed += len(rows)
             replay.next_at = next_replay_step_at(replay, len(rows), now)
             if next_cursor is None:
-                replay.status, replay.finished_at = "done", now
+                replay.status = "waiting"
             else:
                 replay.cursor = next_cursor
-        return copy(replay)
+        for replayed_id in list(replayed_ids):
+            task = await self.get_task(replay.tenant, replayed_id)
+            if task is None or task.status.is_finished:
+                name = "DELETED" if task is None else task.status.name
+                replay.finished[name] = replay.finished.get(name, 0) + 1
+                replayed_ids.remove(replayed_id)
+        replay.unfinished = len(replayed_ids)
+        if replay.status != "running":
+            replay.next_at = now + REPLAY_COUNT_INTERVAL_MS
+        if replay.status == "waiting" and not replay.unfinished:
+            replay.status, replay.finished_at = "done", now
+        return copy_replay(replay)
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         """Stop a replay."""
         replay = self.state.replays.get(replay_id)
         if replay is None or replay.tenant != tenant:
             return None
-        if replay.status == "running":
+        if replay.status in {"running", "waiting"}:
             replay.status, replay.finished_at = "cancelled", self._clock()
-        return copy(replay)
+            replay.next_at = replay.finished_at
+        return copy_replay(replay)
 
     async def delete_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> int:
         """Delete dead letters."""
@@ -741,7 +763,8 @@ class ReferenceStore:
 
     def _delete_replays(self, until: int) -> None:
         for replay in list(self.state.replays.values()):
-            if replay.finished_at and replay.finished_at <= until:
+            is_finished = replay.finished_at is not None and not replay.needs_steps
+            if is_finished and (replay.finished_at or 0) <= until:
                 del self.state.replays[replay.id]
 
     def _first_finished(self, until: int, *, is_exhausted: bool) -> Row | None:
@@ -772,6 +795,11 @@ def _system_clock() -> int:
 def copy(value: S) -> S:
     """Return a copy, so that callers cannot change the store's state."""
     return msgspec.structs.replace(value)
+
+
+def copy_replay(replay: ReplayRecord) -> ReplayRecord:
+    """Return a copy of a replay."""
+    return msgspec.structs.replace(replay, finished=dict(replay.finished))
 
 
 def _parse_cursor(cursor: str) -> int:

@@ -15,7 +15,15 @@ from tarry.service.store import NewTask, Retention, SweepResult, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore, terminal_tasks
 from tests.service.stores.conformance import dead_letters, retention
 from tests.service.stores.conformance.suite import Case, case_name
-from tests.service.stores.harness import LEASE, exhausted_result, step_replay, success_result, task
+from tests.service.stores.harness import (
+    LEASE,
+    START_MS,
+    ManualClock,
+    exhausted_result,
+    step_replay,
+    success_result,
+    task,
+)
 from tests.service.stores.sqlite.harness import DatabaseFile, cases_of, run_case, run_on_store
 
 PAGE_BYTES = 4096
@@ -44,6 +52,40 @@ def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
         while (current := await step_replay(store, "replay", 10)) and current.status == "running":
             step_count += 1
         assert (1, 3) == (current and current.replayed, step_count)
+
+    run_on_store(tmp_path / "tasks.db", main)
+
+
+def test_finished_tasks_of_a_replay_are_counted_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step reads a limited number of tasks; tasks behind unfinished ones are counted, too."""
+    monkeypatch.setattr(terminal_tasks, "MAX_COUNTED_TASKS", 2)
+
+    async def main(store: SqliteStore) -> None:
+        clock = store.database._clock
+        assert isinstance(clock, ManualClock)
+        new_tasks = [NewTask(task(number), lease_on_add=True) for number in range(5)]
+        leased = [added.task for added in await store.add(new_tasks, LEASE)]
+        await store.finish([exhausted_result(task) for task in leased])
+        await store.start_replay(ReplayRecord(id="replay", tenant="acme"))
+        await step_replay(store, "replay")
+        replayed = (await store.claim(LEASE, limit=10, per_lane=10)).tasks
+        await store.finish([success_result(task) for task in replayed[3:]])
+        replay = await step_replay(store, "replay")
+        assert replay is not None
+        assert ({"SUCCEEDED": 1}, START_MS) == (replay.finished, replay.next_at)
+        replay = await step_replay(store, "replay")
+        assert replay is not None
+        assert ({"SUCCEEDED": 2}, START_MS + 1000) == (replay.finished, replay.next_at)
+        await store.finish([success_result(task) for task in replayed[:3]])
+        clock.advance(1000)
+        replay = await step_replay(store, "replay")
+        assert replay is not None
+        assert ("waiting", 1) == (replay.status, replay.unfinished)
+        replay = await step_replay(store, "replay")
+        assert replay is not None
+        assert ("done", {"SUCCEEDED": 5}) == (replay.status, replay.finished)
 
     run_on_store(tmp_path / "tasks.db", main)
 

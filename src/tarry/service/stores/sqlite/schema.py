@@ -215,6 +215,15 @@ MIGRATIONS = (
     ) WITHOUT ROWID;
     CREATE INDEX signing_secret_expiry ON signing_secret (expires_at) WHERE expires_at IS NOT NULL;
     """,
+    """
+    CREATE TABLE replay_task ( -- a replayed task that has not finished yet
+        replay TEXT NOT NULL,
+        task BLOB NOT NULL,
+        PRIMARY KEY (replay, task)
+    ) WITHOUT ROWID;
+    DROP INDEX replay_running; -- replay.running: 2 if the replay only waits for its tasks
+    CREATE INDEX replay_unfinished ON replay (next_at, id) WHERE running > 0;
+    """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.service.model import ReplayRecord
-from tarry.service.store import SweepResult, next_replay_step_at
-from tarry.service.stores.sqlite.queries import DAY_MS, attempt_row_id, encode, pack_ids
+from tarry.service.model import ReplayRecord, Status
+from tarry.service.store import REPLAY_COUNT_INTERVAL_MS, SweepResult, next_replay_step_at
+from tarry.service.stores.sqlite.queries import (
+    DAY_MS,
+    attempt_row_id,
+    encode,
+    pack_id,
+    pack_ids,
+    unpack_id,
+)
 from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, SUCCEEDED
 from tarry.service.stores.sqlite.transitions import end_leases_of_dead_workers, replay_task
 
@@ -32,6 +39,15 @@ _INSERT_REPLAY = """
 INSERT INTO replay (id, tenant, created_at, next_at, running, job) VALUES (?, ?, ?, ?, 1, ?)
 ON CONFLICT DO NOTHING
 """
+_ADD_REPLAYED_TASK = "INSERT OR IGNORE INTO replay_task VALUES (?, ?)"
+_REPLAYED_TASKS = """
+SELECT r.task, t.seq, s.status FROM replay_task AS r
+LEFT JOIN task AS t ON t.id = r.task LEFT JOIN state AS s ON s.seq = t.seq
+WHERE r.replay = ? AND r.task > ? ORDER BY r.task LIMIT ?
+"""
+_DELETE_REPLAYED_TASK = "DELETE FROM replay_task WHERE replay = ? AND task = ?"
+MAX_COUNTED_TASKS = 500
+"""Maximum number of replayed tasks that one step reads to find finished ones."""
 _UPDATE_REPLAY = "UPDATE replay SET running = ?, next_at = ?, job = ? WHERE id = ?"
 _OLD_TASKS = """
 SELECT seq, tenant, lane, policy, status FROM state
@@ -39,7 +55,8 @@ WHERE status = ? AND finished_at IS NOT NULL AND finished_at <= ?
     AND tenant NOT IN (SELECT value FROM json_each(?)) ORDER BY finished_at LIMIT ?
 """
 _TENANTS_WITH_REPLAYS = """
-SELECT tenant FROM replay INDEXED BY replay_running WHERE running = 1 ORDER BY next_at, id LIMIT ?
+SELECT tenant FROM replay INDEXED BY replay_unfinished WHERE running > 0 AND running = 1
+ORDER BY next_at, id LIMIT ?
 """
 _MAX_TENANTS_WITH_REPLAYS = 1_000
 _DELETE_OLD_ATTEMPT_COUNTS = """
@@ -61,18 +78,22 @@ _decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
 def delete_dead_letters(tx: Transaction, tenant: str, task_ids: Sequence[str]) -> int:
     """Delete those of the tasks that are dead letters; return how many."""
     dead_letters = _find_dead_letters(tx, tenant, task_ids)
-    for ids in dead_letters:
+    for ids in dead_letters.values():
         delete_task(tx, ids, EXHAUSTED)
     return len(dead_letters)
 
 
-def _find_dead_letters(tx: Transaction, tenant: str, task_ids: Sequence[str]) -> list[TaskRowIds]:
+def _find_dead_letters(
+    tx: Transaction, tenant: str, task_ids: Sequence[str]
+) -> dict[bytes, TaskRowIds]:
+    """Return the row ids of those of the tasks that are dead letters, by packed task id."""
     tenant_id = tx.names.tenant_id(tenant)
-    rows = [
-        tx.execute(_READ_DEAD_LETTER, (packed_id, tenant_id)).fetchone()
-        for packed_id in pack_ids(task_ids)
-    ]
-    return [row for row in rows if row is not None]
+    dead_letters: dict[bytes, TaskRowIds] = {}
+    for packed_id in pack_ids(task_ids):
+        row = tx.execute(_READ_DEAD_LETTER, (packed_id, tenant_id)).fetchone()
+        if packed_id is not None and row is not None:
+            dead_letters[bytes(packed_id)] = row
+    return dead_letters
 
 
 def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
@@ -81,6 +102,7 @@ def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
     new = msgspec.structs.replace(replay, created_at=now, next_at=now, replayed=0)
     new.before = min(replay.before or now, now)
     new.status, new.cursor, new.finished_at = "running", None, None
+    new.unfinished, new.finished, new.count_cursor = 0, {}, None
     tx.execute(_INSERT_REPLAY, (replay.id, replay.tenant, now, now, encode(new)))
     return find_replay(tx, replay.id) or new
 
@@ -100,10 +122,10 @@ def find_replay(tx: ReadTransaction, replay_id: str) -> ReplayRecord | None:
 def list_replays(
     tx: ReadTransaction, *, running: bool, tenant: str | None = None
 ) -> list[ReplayRecord]:
-    """List up to 100 replays, newest first; with `running`, only running ones, by due time."""
+    """List up to 100 replays, newest first; with `running`, those that need steps, by due time."""
     tenant_condition = "" if tenant is None else "AND tenant = ?"
     if running:
-        source = f"replay INDEXED BY replay_running WHERE running = 1 {tenant_condition}"
+        source = f"replay INDEXED BY replay_unfinished WHERE running > 0 {tenant_condition}"
         order = "next_at, id"
     else:
         source, order = f"replay WHERE true {tenant_condition}", "created_at DESC, id DESC"
@@ -119,38 +141,64 @@ def replay_step(
     task_ids: Sequence[str],
     next_cursor: str | None,
 ) -> ReplayRecord | None:
-    """Replay dead letters if the replay is due, and set when it is due again."""
-    replay = find_replay(tx, replay_id)
-    if replay is None or replay.status != "running":
+    """Replay dead letters and count finished tasks, if the replay is due; see `Store`."""
+    replay, now = find_replay(tx, replay_id), tx.now
+    if replay is None or not replay.needs_steps or replay.next_at > now:
         return replay
-    if replay.next_at > tx.now or replay.cursor != cursor:
-        return replay
-    dead_letters = _find_dead_letters(tx, replay.tenant, task_ids)
-    for ids in dead_letters:
-        replay_task(tx, ids, EXHAUSTED)
-    replay.replayed += len(dead_letters)
-    replay.next_at = next_replay_step_at(replay, len(dead_letters), tx.now)
-    if next_cursor is not None:
-        replay.cursor = next_cursor
-    else:
-        replay.status, replay.finished_at = "done", tx.now
+    if replay.status == "running":
+        if replay.cursor != cursor:
+            return replay
+        dead_letters = _find_dead_letters(tx, replay.tenant, task_ids)
+        for packed_id, ids in dead_letters.items():
+            replay_task(tx, ids, EXHAUSTED)
+            replay.unfinished += tx.execute(_ADD_REPLAYED_TASK, (replay.id, packed_id)).rowcount
+        replay.replayed += len(dead_letters)
+        replay.next_at = next_replay_step_at(replay, len(dead_letters), now)
+        if next_cursor is None:
+            replay.status = "waiting"
+        else:
+            replay.cursor = next_cursor
+    _count_finished_tasks(tx, replay)
+    if replay.status != "running":
+        is_complete_pass = replay.count_cursor is None
+        replay.next_at = now + REPLAY_COUNT_INTERVAL_MS if is_complete_pass else now
+    if replay.status == "waiting" and not replay.unfinished:
+        replay.status, replay.finished_at = "done", now
     _update_replay(tx, replay)
     return replay
+
+
+def _count_finished_tasks(tx: Transaction, replay: ReplayRecord) -> None:
+    """Count the replayed tasks that have finished; a step reads a limited number of tasks."""
+    after = b"" if replay.count_cursor is None else pack_id(replay.count_cursor)
+    parameters = (replay.id, after, MAX_COUNTED_TASKS)
+    rows = tx.execute(_REPLAYED_TASKS, parameters).fetchall()
+    for packed_id, seq, status in rows:
+        if seq is not None and not Status(status).is_finished:
+            continue
+        name = "DELETED" if seq is None else Status(status).name
+        replay.finished[name] = replay.finished.get(name, 0) + 1
+        replay.unfinished -= 1
+        tx.execute(_DELETE_REPLAYED_TASK, (replay.id, packed_id))
+    # The next step continues after the last row, or starts again.
+    replay.count_cursor = unpack_id(rows[-1][0]) if len(rows) == MAX_COUNTED_TASKS else None
 
 
 def cancel_replay(tx: Transaction, tenant: str, replay_id: str) -> ReplayRecord | None:
     """End a replay; see `Store.cancel_replay`."""
     replay = get_replay(tx, tenant, replay_id)
-    if replay is not None and replay.status == "running":
-        replay.status, replay.finished_at = "cancelled", tx.now
+    if replay is not None and replay.status in {"running", "waiting"}:
+        replay.status, replay.finished_at, replay.next_at = "cancelled", tx.now, tx.now
         _update_replay(tx, replay)
     return replay
 
 
 def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
-    # The column `next_at` of a replay that has ended is the time of its end, for retention.
-    next_at = replay.finished_at or replay.next_at
-    tx.execute(_UPDATE_REPLAY, (replay.status == "running", next_at, encode(replay), replay.id))
+    next_at = replay.next_at
+    if not replay.needs_steps and replay.finished_at is not None:
+        next_at = replay.finished_at  # for retention
+    running = 1 if replay.status == "running" else 2 if replay.unfinished else 0
+    tx.execute(_UPDATE_REPLAY, (running, next_at, encode(replay), replay.id))
 
 
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
