@@ -301,6 +301,39 @@ def test_replay_of_a_downstream(
     assert ["SUCCEEDED"] * 2 == [client.wait(letter, 30).status for letter in dead_letters]
 
 
+def test_replay_of_everything_asks_for_confirmation(
+    run_cli: RunCli, client: Client, dead_letters: list[str]
+) -> None:
+    """Without a filter, `replay` asks; if the user declines, nothing is replayed."""
+    before = [job.replay_id for job in client.replays()]
+    declined = run_cli("dead", "replay", stdin=b"n\n", is_terminal=True)
+    without_terminal = run_cli("dead", "replay")
+
+    assert (1, "") == (declined.code, declined.out)
+    assert re.search(r"Replay all \d+ dead letters, 50 per second\? \[y/N\] ", declined.err)
+    assert declined.err.endswith("nothing was replayed\n")
+    assert (2, "") == (without_terminal.code, without_terminal.out)
+    assert "--yes or a filter is required" in without_terminal.err
+    assert before == [job.replay_id for job in client.replays()]
+
+
+def test_replay_waits_for_its_tasks(
+    run_cli: RunCli, client: Client, target: FlakyServer, lane: str, dead_letters: list[str]
+) -> None:
+    """With --wait, the counts by final status are printed; a failed task exits with 1."""
+    succeeded = run_cli("dead", "replay", "--lane", lane, "--rate", "0", "--wait")
+    client.enqueue(f"{target.url}/?plan=404&run=c", wait=30)
+    failed = run_cli("dead", "replay", "--lane", lane, "--wait", "--json")
+
+    assert 0 == succeeded.code, succeeded.err
+    assert succeeded.out.endswith(" DONE: 2 SUCCEEDED\n")
+    assert (1, "DONE", {"EXHAUSTED": 1}) == (
+        failed.code,
+        failed.json["status"],
+        failed.json["finished"],
+    )
+
+
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--json",)])
 def test_replay_without_match_creates_no_job(
     run_cli: RunCli, client: Client, lane: str, dead_letters: list[str], options: tuple[str, ...]
@@ -375,7 +408,7 @@ def test_invalid_rate_names_the_option(run_cli: RunCli) -> None:
     """An invalid rate is reported under the name of the option."""
     result = run_cli("dead", "replay", "--rate", "-1")
 
-    assert (2, "", "error: --rate must be greater than 0, got -1.0\n") == result
+    assert (2, "", "error: --rate must be at least 0, got -1.0\n") == result
 
 
 def test_purge_asks_for_confirmation(run_cli: RunCli, lane: str, dead_letters: list[str]) -> None:

@@ -22,7 +22,7 @@ from tarry.cli.options import (
 )
 from tarry.cli.remote import connect
 from tarry.client.errors import NotFound
-from tarry.core.checks import check_one_of, check_positive
+from tarry.core.checks import check_at_least, check_one_of
 from tarry.core.text import format_count, format_duration
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
@@ -81,6 +81,8 @@ ErrorFilter = Annotated[
         "--error", help="Only tasks whose last attempt failed with this class or part of a message."
     ),
 ]
+
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 _NO_MATCH = "no dead letters match"
 
@@ -318,43 +320,67 @@ def replay(
     last_status: LastStatusFilter = None,
     error: ErrorFilter = None,
     rate: Annotated[
-        float | None, typer.Option(help="Tasks to replay per second.", show_default="all at once")
+        float | None,
+        typer.Option(help="Tasks to replay per second; 0: all at once.", show_default="50"),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only count the matching dead letters.")
     ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until all replayed tasks have finished.")
+    ] = False,
+    yes: YesOption = False,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay dead letters: all of them, or those that match the options.
+    """Replay dead letters: those that match the options, or all of them after a confirmation.
 
     The service replays them in the background. Tasks keep their ids and idempotency keys. If no
-    dead letter matches, no replay is started.
+    dead letter matches, no replay is started. With --wait, the exit code is 1 if a task fails
+    again.
     """
     filters = _dead_letter_filters(
         policy, lane, reason, url, key, last_status, error, since=since, until=until
     )
+    has_filters = any(value is not None for value in filters.values())
     if task_id is not None:
-        if dry_run or rate is not None or any(value is not None for value in filters.values()):
-            msg = "TASK cannot be combined with filters, --rate or --dry-run"
+        if dry_run or wait or rate is not None or has_filters:
+            msg = "TASK cannot be combined with filters, --rate, --wait or --dry-run"
             raise ConfigurationError(msg)
         retry(task_id, server, api_key, as_json)
         return
     if rate is not None:
-        check_positive("--rate", rate)
+        check_at_least("--rate", rate, 0)
+    needs_confirmation = not (has_filters or yes or dry_run)
+    if needs_confirmation and not sys.stdin.isatty():
+        rule = "or a filter is required when standard input is not a terminal"
+        raise ConfigurationError("--yes", rule)
     with connect(server, api_key) as client:
+        from tarry.wire.tasks import DEFAULT_REPLAY_RATE
+
+        match_count = _count_matches(client, filters)
+        effective_rate = DEFAULT_REPLAY_RATE if rate is None else rate
+        pace = f"{effective_rate:g} per second" if effective_rate else "all at once"
+        if match_count and needs_confirmation:
+            dead_letters = format_count(match_count, "dead letter")
+            _confirm(f"Replay all {dead_letters}, {pace}?", "nothing was replayed")
         # Without matches, make a dry run, which returns the empty result and starts no replay.
-        is_dry_run = not _count_matches(client, filters) or dry_run
-        job = client.replay(**filters, rate=rate, dry_run=is_dry_run).job
+        is_dry_run = not match_count or dry_run
+        started = client.replay(**filters, rate=rate, dry_run=is_dry_run)
+        job = started.wait().job if wait else started.job
     matched = format_count(job.matched, "dead letter")
-    pace = "" if rate is None else f", {rate:g} per second"
-    text = f"replay {job.replay_id}: {matched} to replay{pace}"
+    text = f"replay {job.replay_id}: {matched} to replay, {pace}"
     if not job.matched:
         text = _NO_MATCH
     elif is_dry_run:
         text = f"{matched} would be replayed"
+    elif wait:
+        counts = [f"{count} {status}" for status, count in sorted(job.finished.items())]
+        text = f"replay {job.replay_id} {job.status}: {', '.join(counts)}"
     output.print_result(job, text, as_json=as_json)
+    if wait and job.finished.keys() - {"SUCCEEDED"}:
+        raise typer.Exit(1)
 
 
 @dead_app.command(epilog=example_epilog("tarry dead purge --reason permanent"))
@@ -368,7 +394,7 @@ def purge(
     until: FinishedUntilFilter = None,
     last_status: LastStatusFilter = None,
     error: ErrorFilter = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: YesOption = False,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
@@ -383,14 +409,19 @@ def purge(
     with connect(server, api_key) as client:
         match_count = _count_matches(client, filters)
         if match_count and not yes:
-            question = f"Delete {format_count(match_count, 'dead letter')} permanently? [y/N] "
-            typer.echo(question, nl=False, err=True)
-            if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-                typer.echo("nothing was deleted", err=True)
-                raise typer.Exit(1)
+            dead_letters = format_count(match_count, "dead letter")
+            _confirm(f"Delete {dead_letters} permanently?", "nothing was deleted")
         purged_count = client.purge(**filters) if match_count else 0
     text = f"{format_count(purged_count, 'dead letter')} deleted" if purged_count else _NO_MATCH
     output.print_result({"purged": purged_count, "more": False}, text, as_json=as_json)
+
+
+def _confirm(question: str, refusal: str) -> None:
+    """Ask a question on standard error; if the answer is not yes, print `refusal` and exit."""
+    typer.echo(f"{question} [y/N] ", nl=False, err=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        typer.echo(refusal, err=True)
+        raise typer.Exit(1)
 
 
 def _base_filters(

@@ -16,7 +16,7 @@ import msgspec
 
 from tarry.client import errors, options
 from tarry.client.transport import STREAM_READ_TIMEOUT_S, is_event_stream
-from tarry.core.checks import check_positive
+from tarry.core.checks import check_at_least, check_positive
 from tarry.core.hints import parse_retry_after
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, TarryError, short_repr
@@ -277,7 +277,7 @@ class ServiceApi:
             "filter": {name: value for name, value in query.items() if value is not None}
         }
         if rate is not None:
-            replay["rate"] = check_positive("rate", cast("float", rate))
+            replay["rate"] = check_at_least("rate", cast("float", rate), 0)
         if dry_run:
             replay["dryRun"] = dry_run
         content, parse = msgspec.json.encode(replay), _decoder(ReplayJob)

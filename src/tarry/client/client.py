@@ -172,8 +172,8 @@ class Client:
         """Start a replay of dead letters.
 
         The filters are described in `DeadLetterFilter`; `before` is the same as `finished_before`.
-        `rate` is in tasks per second; by default, all are replayed at once. With `dry_run`, the
-        matching dead letters are only counted.
+        `rate` is in tasks per second, by default 50; 0: all at once. With `dry_run`, the matching
+        dead letters are only counted.
         """
         return Replay(self._send(self._api.replay(options)), self._api, self._run)
 

@@ -97,8 +97,8 @@ class TaskFilter(DeadLetterFilter, total=False):
 class ReplayOptions(DeadLetterFilter, total=False):
     """Which dead letters to replay, and how fast.
 
-    `before` is the same as `finished_before`. `rate` is in tasks per second; without it, all are
-    replayed at once. A dry run only counts the matching dead letters.
+    `before` is the same as `finished_before`. `rate` is in tasks per second, by default 50; 0: all
+    at once. A dry run only counts the matching dead letters.
     """
 
     before: Instant | None

@@ -23,6 +23,9 @@ MAX_TIME_MS = 253_402_300_799_999
 """The end of the year 9999."""
 MAX_BATCH_SIZE = 1_000
 MAX_PAGE_SIZE = 1_000
+DEFAULT_REPLAY_RATE = 50.0
+"""Dead letters that a replay replays per second if its request has no rate."""
+MIN_REPLAY_RATE = 0.001
 
 StatusName: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED", "CANCELLED"]
 STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
@@ -345,11 +348,14 @@ class ReplayFilter(_RequestBody):
     error: ErrorText | None = None
 
 
+_RATE_SCHEMA: dict[str, Any] = {"anyOf": [{"const": 0}, {"minimum": MIN_REPLAY_RATE}]}
+
+
 class ReplayRequest(_RequestBody):
-    """A request to replay dead letters: `rate` per second, or all at once without a rate."""
+    """A request to replay dead letters: `rate` per second, by default 50; 0: all at once."""
 
     filter: ReplayFilter | None = None
-    rate: Annotated[float, Meta(ge=0.001, le=1_000_000)] | None = None
+    rate: Annotated[float, Meta(ge=0, le=1_000_000, extra_json_schema=_RATE_SCHEMA)] | None = None
     dry_run: bool = False
 
 

@@ -141,6 +141,17 @@ def test_a_replay_is_a_job() -> None:
     run_with_api(test)
 
 
+@pytest.mark.parametrize(("document", "rate"), [({}, 50), ({"rate": 0}, 0), ({"rate": 7}, 7)])
+def test_a_replay_has_a_default_rate(document: dict[str, object], rate: float) -> None:
+    """Without a rate, a replay has 50 tasks per second; 0 means no limit."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("POST", "/dead-letters/replays", document)
+        assert (201, rate) == (response.status, response.json["rate"])
+
+    run_with_api(test)
+
+
 def test_a_replay_that_is_done_cannot_be_cancelled() -> None:
     """A replay is DONE when its tasks have finished; then cancelling it is a 409."""
 
@@ -177,7 +188,7 @@ def test_an_unknown_replay_is_404(method: str) -> None:
     ("document", "field"),
     [
         ({"rate": -1}, "rate"),
-        ({"rate": 0}, "rate"),
+        ({"rate": 0.0009}, "rate"),
         ({"rate": 1e-300}, "rate"),
         ({"filter": {"before": NOW // 1000}}, "filter.before"),
         ({"filter": {"reason": "bogus"}}, "filter.reason"),

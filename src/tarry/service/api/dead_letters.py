@@ -14,7 +14,16 @@ from tarry.service.api.tasks import DeadLetterQuery, PurgeQuery, build_search
 from tarry.service.api.views import replay_view
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.task_search import search_of_replay
-from tarry.wire.tasks import Page, PurgeResult, ReplayFilter, ReplayJob, ReplayRequest, RetryTask
+from tarry.wire.tasks import (
+    DEFAULT_REPLAY_RATE,
+    MIN_REPLAY_RATE,
+    Page,
+    PurgeResult,
+    ReplayFilter,
+    ReplayJob,
+    ReplayRequest,
+    RetryTask,
+)
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
@@ -67,10 +76,14 @@ class DeadLetterResource:
         "POST", _REPLAYS_PATH, "createReplay", ReplayJob, statuses=(200, 201), body=ReplayRequest
     )
     async def start_replay(self, request: ApiRequest) -> ApiResponse:
-        """Start a replay of dead letters, at `rate` per second if given. A dry run counts them."""
+        """Start a replay of dead letters, at `rate` per second. A dry run counts them."""
         body = await request.read_body(self._context.limits.max_request_bytes)
         replay_request = decode_json(_replay_decoder, body)
         replay_filter = replay_request.filter or ReplayFilter()
+        rate = DEFAULT_REPLAY_RATE if replay_request.rate is None else replay_request.rate
+        if 0 < rate < MIN_REPLAY_RATE:
+            rule = f"must be at least {MIN_REPLAY_RATE}, or 0 to replay all at once"
+            raise problems.invalid("rate", rule, rate)
         check_epoch_ms("filter.before", replay_filter.before)
         search = build_search(request.tenant, replay_filter, Status.EXHAUSTED, "filter.")
         task_filter = search.filter
@@ -90,7 +103,7 @@ class DeadLetterResource:
             url_prefix=search.url_prefix,
             last_status=search.last_status,
             error=search.error,
-            rate=replay_request.rate or 0.0,
+            rate=rate,
         )
         replay.matched = await self._tasks.finder.count(request.tenant, search_of_replay(replay))
         if replay_request.dry_run:
