@@ -174,6 +174,40 @@ def test_cancel(run_cli: RunCli, pending_task: str) -> None:
     assert (0, "CANCELLED") == (again.code, again.json["status"])
 
 
+def test_cancel_of_matching_tasks(
+    run_cli: RunCli, client: Client, target: FlakyServer, lane: str, failed_task: str
+) -> None:
+    """Matching tasks are counted, and cancelled after a confirmation or with --yes."""
+    urls = [f"{target.url}/{path}" for path in ("orders/1", "orders/2", "users")]
+    tasks = [client.enqueue(url, delay=3600).task_id for url in urls]
+    options = ("tasks", "cancel", "--url", f"{target.url}/orders")
+
+    counted = run_cli(*options, "--dry-run")
+    declined = run_cli(*options, stdin=b"n\n", is_terminal=True)
+    without_terminal = run_cli(*options)
+    unchanged = [client.get(task).status for task in tasks]
+    cancelled = run_cli(*options, "--yes")
+    again = run_cli(*options, "--yes", "--json")
+
+    assert (0, "2 tasks would be cancelled\n", "") == counted
+    assert (1, "", "Cancel 2 tasks? [y/N] nothing was cancelled\n") == declined
+    assert 2 == without_terminal.code
+    assert ["PENDING"] * 3 == unchanged
+    assert (0, "2 tasks cancelled\n", "") == cancelled
+    assert 0 == again.json["matched"]
+    assert ["CANCELLED", "CANCELLED", "PENDING"] == [client.get(task).status for task in tasks]
+    assert "EXHAUSTED" == client.get(failed_task).status
+
+
+@pytest.mark.parametrize("options", [(), (UNKNOWN_TASK_ID, "--lane", "x")])
+def test_cancel_needs_a_task_or_filters(run_cli: RunCli, options: tuple[str, ...]) -> None:
+    """`cancel` without a task and filters does not cancel everything."""
+    result = run_cli("tasks", "cancel", *options)
+
+    assert (2, "") == (result.code, result.out)
+    assert "name either a TASK, or filters" in result.err
+
+
 def test_cancel_message_depends_on_status(
     run_cli: RunCli,
     client: Client,

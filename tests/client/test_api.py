@@ -122,6 +122,23 @@ def test_search_filters(driver: ClientDriver, service: FakeService, method: str)
         assert (1_700_000_000_500, "503") == (sent["createdAfter"], sent["lastStatus"])
 
 
+def test_cancel_many_continues_until_the_last_part(
+    driver: ClientDriver, service: FakeService
+) -> None:
+    """The parts of a bulk cancel are requested one after the other and added up."""
+    parts = [
+        {"matched": 3, "cancelled": 2, "running": 1, "nextCursor": "7"},
+        {"matched": 1, "cancelled": 1, "running": 0, "nextCursor": None},
+    ]
+    service.responses["POST /retry-tasks/cancellations"] = lambda _: (200, parts.pop(0))
+
+    result = driver.call("cancel_many", url_prefix=HOOK, last_status=503)
+
+    assert (4, 3, 1) == (result.matched, result.cancelled, result.running)
+    body = {"dryRun": False, "filter": {"urlPrefix": HOOK, "lastStatus": "503"}}
+    assert [body, {**body, "cursor": "7"}] == [request.json for request in service.requests]
+
+
 def test_lost_page_is_requested_again(driver: ClientDriver, service: FakeService) -> None:
     """A page whose response was lost is requested again, without gaps or duplicates."""
     service.responses["GET /dead-letters"] = paged_response(
@@ -132,7 +149,7 @@ def test_lost_page_is_requested_again(driver: ClientDriver, service: FakeService
     assert [task_json(n)["taskId"] for n in range(5)] == [task.task_id for task in found]
 
 
-@pytest.mark.parametrize("method", ["tasks", "dead_letters", "purge", "replay"])
+@pytest.mark.parametrize("method", ["tasks", "dead_letters", "purge", "replay", "cancel_many"])
 def test_unknown_filter_is_rejected(
     driver: ClientDriver, service: FakeService, method: str
 ) -> None:
@@ -141,7 +158,7 @@ def test_unknown_filter_is_rejected(
         driver.call(method, polcy="webhook")
     assert f"polcy is not an argument of {method}; did you mean 'policy'?" == str(caught.value)
     with pytest.raises(
-        TypeError, match=rf"^zzz is not an argument of {method}; it has .*lane, reason"
+        TypeError, match=rf"^zzz is not an argument of {method}; it has .*policy, lane"
     ):
         driver.call(method, zzz=1)
     assert [] == service.requests

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tarry.client import Client
-    from tarry.client.options import DeadLetterFilter
+    from tarry.client.options import DeadLetterFilter, SearchFilter
     from tarry.wire.tasks import AttemptLog, Explanation, RetryTask, StatusName
 
 TaskIdArgument = Annotated[str, typer.Argument(metavar="TASK", help="Id of the task.")]
@@ -171,19 +171,80 @@ def explain(
         print_explanation(explanation)
 
 
-@tasks_app.command(epilog=example_epilog("tarry tasks cancel 0199c0de-0000-7000-8000-000000000000"))
+@tasks_app.command(
+    epilog=example_epilog("tarry tasks cancel --url https://example.com/orders --dry-run")
+)
 def cancel(
-    task_id: TaskIdArgument,
+    task_id: Annotated[
+        str | None, typer.Argument(metavar="TASK", help="Id of a single task to cancel.")
+    ] = None,
+    policy: PolicyFilter = None,
+    lane: LaneFilter = None,
+    url: UrlFilter = None,
+    key: KeyFilter = None,
+    since: SinceFilter = None,
+    until: UntilFilter = None,
+    last_status: LastStatusFilter = None,
+    error: ErrorFilter = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only count the matching tasks.")
+    ] = False,
+    yes: YesOption = False,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel a task. A running attempt may finish; no other attempt follows."""
+    """Cancel a task, or all unfinished tasks that match the options, after a confirmation.
+
+    A running attempt may finish; no other attempt follows.
+    """
+    filters: SearchFilter = {
+        "policy": policy,
+        "lane": lane,
+        "url_prefix": url,
+        "key": key,
+        "created_after": parse_time("--since", since),
+        "created_before": parse_time("--until", until),
+        "last_status": last_status,
+        "error": error,
+    }
+    has_filters = any(value is not None for value in filters.values())
+    if (task_id is None) is not (has_filters or dry_run):
+        raise ConfigurationError("name either a TASK, or filters for the tasks to cancel")
+    if task_id is None:
+        _cancel_many(server, api_key, filters, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
     with connect(server, api_key) as client:
         task = client.cancel(task_id)
     is_running = task.status == "IN_FLIGHT"
     message = "cancelled; the running attempt may finish" if is_running else "cancelled"
     output.print_result(task, f"{task.task_id} {task.status}: {message}", as_json=as_json)
+
+
+def _cancel_many(
+    server: str,
+    api_key: str | None,
+    filters: SearchFilter,
+    *,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    if not (yes or dry_run) and not sys.stdin.isatty():
+        rule = "is required when standard input is not a terminal"
+        raise ConfigurationError("--yes", rule)
+    with connect(server, api_key) as client:
+        result = client.cancel_many(**filters, dry_run=True)
+        tasks = format_count(result.matched, "task")
+        text = f"{tasks} would be cancelled" if result.matched else "no unfinished tasks match"
+        if result.matched and not dry_run:
+            if not yes:
+                _confirm(f"Cancel {tasks}?", "nothing was cancelled")
+            result = client.cancel_many(**filters)
+            text = f"{format_count(result.cancelled, 'task')} cancelled"
+            if result.running:
+                text += f"; {format_count(result.running, 'running attempt')} may finish"
+    output.print_result(result, text, as_json=as_json)
 
 
 @tasks_app.command(epilog=example_epilog("tarry tasks retry 0199c0de-0000-7000-8000-000000000000"))

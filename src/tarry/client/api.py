@@ -59,6 +59,7 @@ _ERROR_TYPE_BY_STATUS: dict[int, type[errors.ServiceError]] = {
 _CONFLICT_STATUS = 409
 _UNAVAILABLE_STATUS = 503
 _JSON_HEADERS = {"content-type": "application/json"}
+_CANCELLATIONS_PATH = "/retry-tasks/cancellations"
 
 _POLL_BACKOFF = Policy(initial_delay=0.05, multiplier=1.5, max_delay=2.0, jitter="equal")
 """Pauses after polls to which the service responded without waiting."""
@@ -243,6 +244,25 @@ class ServiceApi:
             cancelled_task = yield self.get(task)
         return cast("RetryTask", cancelled_task)
 
+    def cancel_many(self, arguments: options.CancelOptions) -> Operation[wire.BulkCancelResult]:
+        """Cancel all matching tasks, with as many requests as needed."""
+        query = options.to_query("cancel_many", arguments)
+        body: dict[str, Any] = {"dryRun": query.pop("dry_run", False)}
+        body["filter"] = {name: value for name, value in query.items() if value is not None}
+        total = wire.BulkCancelResult(matched=0, cancelled=0, running=0, next_cursor=None)
+        while True:
+            # Repeating a request is harmless: a cancelled task is not matched again.
+            headers, content = _JSON_HEADERS | _idempotency_header(), msgspec.json.encode(body)
+            part: wire.BulkCancelResult = yield ClientRequest(
+                "POST", _CANCELLATIONS_PATH, _decoder(wire.BulkCancelResult), headers, content
+            )
+            total.matched += part.matched
+            total.cancelled += part.cancelled
+            total.running += part.running
+            if part.next_cursor is None:
+                return total
+            body["cursor"] = part.next_cursor
+
     def retry(self, task: str | RetryTask) -> ClientRequest[RetryTask]:
         """Make the next attempt of a task now."""
         # Without an idempotency key, the client does not repeat a request that the service may have
@@ -271,8 +291,6 @@ class ServiceApi:
         """Start a replay of dead letters. As in `retry`, the request has no idempotency key."""
         query = options.to_query("replay", arguments)
         rate, dry_run = query.pop("rate", None), query.pop("dry_run", False)
-        if query.get("lastStatus") is not None:
-            query["lastStatus"] = str(query["lastStatus"])
         replay: dict[str, Any] = {
             "filter": {name: value for name, value in query.items() if value is not None}
         }

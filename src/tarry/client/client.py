@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from tarry.client.api import ClientRequest, Health, Operation, ServiceApi
     from tarry.client.options import (
+        CancelOptions,
         DeadLetterFilter,
         Duration,
         EnqueueArguments,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import (
         AttemptLog,
         BatchResult,
+        BulkCancelResult,
         DownstreamInfo,
         Explanation,
         Page,
@@ -159,6 +161,13 @@ class Client:
     def cancel(self, task: str | RetryTask) -> RetryTask:
         """Cancel a task. `task.cancelling` is True while a running attempt has not ended."""
         return self._run(self._api.cancel(task))
+
+    def cancel_many(self, **options: Unpack[CancelOptions]) -> BulkCancelResult:
+        """Cancel all unfinished tasks that match the filters of `SearchFilter`.
+
+        With `dry_run`, the matching tasks are only counted. Without a filter, all tasks match.
+        """
+        return self._run(self._api.cancel_many(options))
 
     def retry(self, task: str | RetryTask) -> RetryTask:
         """Make the next attempt of a task now; a dead or cancelled task gets all attempts again."""
@@ -408,6 +417,10 @@ class AsyncClient:
     async def cancel(self, task: str | RetryTask) -> RetryTask:
         """Cancel a task. `task.cancelling` is True while a running attempt has not ended."""
         return await self._run(self._api.cancel(task))
+
+    async def cancel_many(self, **options: Unpack[CancelOptions]) -> BulkCancelResult:
+        """Cancel all unfinished tasks that match the filters; see `Client.cancel_many`."""
+        return await self._run(self._api.cancel_many(options))
 
     async def retry(self, task: str | RetryTask) -> RetryTask:
         """Make the next attempt of a task now; a dead or cancelled task gets all attempts again."""

@@ -67,8 +67,8 @@ class EnqueueArguments(EnqueueOptions, total=False):
     body: Any
 
 
-class DeadLetterFilter(TypedDict, total=False):
-    """Filter for dead letters; an empty filter matches all dead letters.
+class SearchFilter(TypedDict, total=False):
+    """Filter for tasks; an empty filter matches all tasks.
 
     `url_prefix` is the beginning of the target URL, with the whole host. `key` is the idempotency
     key. `last_status` is the status of the last attempt: 503, "5xx" or a gRPC code such as
@@ -77,19 +77,24 @@ class DeadLetterFilter(TypedDict, total=False):
 
     policy: str | None
     lane: str | None
-    reason: str | None
     url_prefix: str | None
     key: str | None
     created_after: Instant | None
     created_before: Instant | None
-    finished_after: Instant | None
-    finished_before: Instant | None
     last_status: int | str | None
     error: str | None
 
 
+class DeadLetterFilter(SearchFilter, total=False):
+    """Filter for dead letters; an empty filter matches all dead letters. See `SearchFilter`."""
+
+    reason: str | None
+    finished_after: Instant | None
+    finished_before: Instant | None
+
+
 class TaskFilter(DeadLetterFilter, total=False):
-    """Filter for tasks; an empty filter matches all tasks."""
+    """Filter for lists of tasks; see `SearchFilter`."""
 
     status: StatusName | None
 
@@ -106,9 +111,16 @@ class ReplayOptions(DeadLetterFilter, total=False):
     dry_run: bool
 
 
+class CancelOptions(SearchFilter, total=False):
+    """Which tasks to cancel. A dry run only counts the matching tasks."""
+
+    dry_run: bool
+
+
 _ARGUMENT_NAMES: dict[str, tuple[str, ...]] = {
     "enqueue": ("url", "body", *EnqueueOptions.__annotations__),
-    "tasks": ("status", *DeadLetterFilter.__annotations__),
+    "tasks": tuple(TaskFilter.__annotations__),
+    "cancel_many": tuple(CancelOptions.__annotations__),
     "dead_letters": tuple(DeadLetterFilter.__annotations__),
     "purge": tuple(DeadLetterFilter.__annotations__),
     "replay": tuple(ReplayOptions.__annotations__),
@@ -156,6 +168,8 @@ def to_epoch_ms(argument: str, instant: Instant) -> int:
 def to_query(method: str, filters: Mapping[str, Any]) -> dict[str, str | int | None]:
     """Return the filters of a client's method with the names and units of the API."""
     check_argument_names(method, filters)
+    if filters.get("last_status") is not None:
+        filters = {**filters, "last_status": str(filters["last_status"])}
     return {
         _API_NAME_BY_FILTER.get(name, name): (
             to_epoch_ms(name, value) if name in _TIME_FILTERS and value is not None else value

@@ -203,6 +203,8 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filter for tasks; None matches all."""
 
     status: Status | None = None  # as stored: a task leased before its due time is IN_FLIGHT
+    is_live: bool = False
+    """Whether only live (PENDING or IN_FLIGHT) tasks match."""
     policy_id: str | None = None
     lane: str | None = None
     lane_prefix: str | None = None

@@ -330,22 +330,48 @@ class RetryPolicy(_Body, omit_defaults=True):
     schedule_ms: list[int | float] | None = None
 
 
-class ReplayFilter(_RequestBody):
-    """A filter for dead letters; an empty filter matches all dead letters."""
+class SearchFilter(_RequestBody):
+    """A filter for tasks; an empty filter matches all."""
 
     lane: LaneName | None = None
     policy_id: PolicyName | None = None
-    reason: ReasonName | None = None
-    before: EpochMs | None = None
-    """Matches tasks that became dead letters at this time or earlier, like `finishedBefore`."""
     url_prefix: UrlText | None = None
     idempotency_key: KeyFilterText | None = None
     created_after: EpochMs | None = None
     created_before: EpochMs | None = None
-    finished_after: EpochMs | None = None
-    finished_before: EpochMs | None = None
     last_status: LastStatusText | None = None
     error: ErrorText | None = None
+
+
+class ReplayFilter(SearchFilter):
+    """A filter for dead letters; an empty filter matches all dead letters."""
+
+    reason: ReasonName | None = None
+    before: EpochMs | None = None
+    """Matches tasks that became dead letters at this time or earlier, like `finishedBefore`."""
+    finished_after: EpochMs | None = None
+    finished_before: EpochMs | None = None
+
+
+class BulkCancelRequest(_RequestBody):
+    """A request to cancel all unfinished tasks that match the filter; a dry run counts them.
+
+    `cursor` is the `nextCursor` of an earlier response with the same filter.
+    """
+
+    filter: SearchFilter | None = None
+    dry_run: bool = False
+    cursor: Annotated[str, Meta(max_length=1024)] | None = None
+
+
+class BulkCancelResult(_Body):
+    """The number of tasks that a request has cancelled. `nextCursor` is null if it was the last."""
+
+    matched: int
+    cancelled: int
+    running: int
+    """Number of tasks with a running attempt, which is the last one and may still succeed."""
+    next_cursor: str | None
 
 
 _RATE_SCHEMA: dict[str, Any] = {"anyOf": [{"const": 0}, {"minimum": MIN_REPLAY_RATE}]}

@@ -182,6 +182,63 @@ def test_the_status_of_a_cancel_depends_on_the_task() -> None:
     run_with_api(test)
 
 
+def test_matching_tasks_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unfinished tasks that match the filter are cancelled, in parts; a dry run counts them."""
+    monkeypatch.setattr("tarry.service.api.tasks._CANCEL_CHUNK_TASKS", 2)
+    monkeypatch.setattr("tarry.service.api.tasks._MAX_CANCEL_CHUNKS", 2)
+
+    async def test(api: ApiHarness) -> None:
+        await api.create(targetUrl="https://example.com/orders/dead")
+        await api.exhaust_due_tasks()
+        await api.create(targetUrl="https://example.com/orders/running")
+        await api.lease_due_tasks()
+        for number in range(5):
+            await api.create(targetUrl=f"https://example.com/orders/{number}")
+        other = await api.create(targetUrl="https://example.com/users")
+        document = {"filter": {"urlPrefix": "https://example.com/orders"}}
+
+        async def cancel(**fields: Any) -> Any:
+            response = await api.request(
+                "POST", "/retry-tasks/cancellations", {**document, **fields}
+            )
+            assert 200 == response.status, response.body
+            return response.json
+
+        nothing = {"cancelled": 0, "running": 0, "nextCursor": None}
+        assert {"matched": 6, **nothing} == await cancel(dryRun=True)
+        first = await cancel()
+        assert (4, 3, 1) == (first["matched"], first["cancelled"], first["running"])
+        second = await cancel(cursor=first["nextCursor"])
+        assert {"matched": 2, "cancelled": 2, "running": 0, "nextCursor": None} == second
+        assert {"matched": 1, "cancelled": 0, "running": 1, "nextCursor": None} == await cancel()
+        [left] = (await api.request("GET", "/retry-tasks?status=PENDING")).json["items"]
+        assert other["taskId"] == left["taskId"]
+
+    run_with_api(test)
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"filter": {"urlPrefix": "orders"}}, "filter.urlPrefix"),
+        ({"filter": {"reason": "attempts"}}, "filter.reason"),
+        ({"filter": {"createdAfter": 5}}, "filter.createdAfter"),
+        ({"cursor": "x"}, "cursor"),
+        ({"dryRun": "yes"}, "dryRun"),
+    ],
+)
+def test_an_invalid_cancellation_is_422(document: dict[str, Any], field: str) -> None:
+    """Nothing is cancelled if a field is invalid."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        response = await api.request("POST", "/retry-tasks/cancellations", document)
+        assert (422, field) == (response.status, response.problem["field"])
+        assert 1 == len((await api.request("GET", "/retry-tasks?status=PENDING")).json["items"])
+
+    run_with_api(test)
+
+
 def test_the_status_of_a_retry_depends_on_the_task() -> None:
     """A pending, dead or cancelled task gets a 200, a running attempt 202, a succeeded one 409."""
 

@@ -36,6 +36,7 @@ search_fields: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries({"key": st.integers(0, 9).map("key {}".format)}),
     st.fixed_dictionaries({"lane_prefix": st.sampled_from(["acme/https:a", "acme/", "beta/x"])}),
     st.fixed_dictionaries({"created_from": times, "created_until": times}),
+    st.fixed_dictionaries({"is_live": st.just(value=True)}),
     st.fixed_dictionaries({"finished_from": times}),
     st.fixed_dictionaries({"finished_until": times}),
 )

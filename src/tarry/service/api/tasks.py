@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from tarry.service.api.messages import (
     PageCursor,
     PageLimit,
     PageQuery,
+    decode_json,
     json_response,
 )
 from tarry.service.api.routing import Operation
@@ -27,7 +29,7 @@ from tarry.service.store import CancelStatus, RetryNowStatus, TaskFilter
 from tarry.service.task_search import TaskFinder, TaskSearch
 from tarry.service.tenant_shares import TenantShares
 from tarry.wire import tasks as wire
-from tarry.wire.tasks import AttemptLog, Page, RetryTask
+from tarry.wire.tasks import AttemptLog, BulkCancelRequest, BulkCancelResult, Page, RetryTask
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
@@ -42,6 +44,11 @@ _POLL_INTERVAL_S = 1.0
 """A task is polled, because another process may finish it without notifying this process."""
 _TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _TASK_PATH = "/retry-tasks/{taskId}"
+_CANCELLATIONS_PATH = "/retry-tasks/cancellations"
+_CANCEL_CHUNK_TASKS = 200
+_MAX_CANCEL_CHUNKS = 10
+"""Maximum number of chunks that one request cancels; `nextCursor` of its response is the rest."""
+_bulk_cancel_decoder = msgspec.json.Decoder(BulkCancelRequest)
 _REASONS = tuple(Reason)
 _MAX_EXPLAINED_ATTEMPTS = 100
 _ATTEMPT_CURSOR = re.compile(r"[0-9]{1,9}")
@@ -192,6 +199,39 @@ class TaskResource:
         http_status = 202 if cancel_status is CancelStatus.REQUESTED else 200
         return json_response(http_status, stored_task_view(self._context, task))
 
+    @Operation("POST", _CANCELLATIONS_PATH, "cancelTasks", BulkCancelResult, body=BulkCancelRequest)
+    async def cancel_many(self, request: ApiRequest) -> ApiResponse:
+        """Cancel all unfinished tasks that match a filter, or count them."""
+        body = await request.read_body(self._context.limits.max_request_bytes)
+        cancel_request = decode_json(_bulk_cancel_decoder, body)
+        tenant, engine = request.tenant, self._context.engine
+        fields = msgspec.convert(
+            cancel_request.filter or wire.SearchFilter(), wire.ReplayFilter, from_attributes=True
+        )
+        search = build_search(tenant, fields, None, "filter.", is_live=True)
+        result = BulkCancelResult(
+            matched=0, cancelled=0, running=0, next_cursor=cancel_request.cursor
+        )
+        if cancel_request.dry_run:
+            result.matched, result.next_cursor = await self.finder.count(tenant, search), None
+            return json_response(200, result)
+        for _ in range(_MAX_CANCEL_CHUNKS):
+            with problems.convert_errors("cursor"):
+                page = await self.finder.find_ids(
+                    tenant, search, cursor=result.next_cursor, limit=_CANCEL_CHUNK_TASKS
+                )
+            # The store applies concurrent calls in one transaction.
+            statuses = await asyncio.gather(
+                *(engine.cancel(tenant, task_id) for task_id in page.items)
+            )
+            result.matched += len(page.items)
+            result.cancelled += statuses.count(CancelStatus.CANCELLED)
+            result.running += statuses.count(CancelStatus.REQUESTED)
+            result.next_cursor = page.cursor
+            if page.cursor is None:
+                break
+        return json_response(200, result)
+
     @Operation("GET", f"{_TASK_PATH}/attempts", "listAttempts", Page[AttemptLog], query=PageQuery)
     async def list_attempts(self, request: ApiRequest) -> ApiResponse:
         """List the attempts of a task, oldest first."""
@@ -265,6 +305,8 @@ def build_search(
     query: SearchQuery | wire.ReplayFilter,
     status: Status | None,
     parent_field: str = "",
+    *,
+    is_live: bool = False,
 ) -> TaskSearch:
     """Return the search for a query and a status; None matches any status.
 
@@ -287,6 +329,7 @@ def build_search(
     return TaskSearch(
         filter=TaskFilter(
             status=status,
+            is_live=is_live,
             policy_id=query.policy_id,
             lane=None if query.lane is None else views.stored_lane_name(tenant, query.lane),
             lane_prefix=lane_prefix,

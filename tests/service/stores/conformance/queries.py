@@ -434,6 +434,22 @@ async def a_small_step_of_the_clock_hides_no_task(harness: StoreHarness) -> None
 
 
 @conformance_case
+async def live_tasks_can_be_listed(harness: StoreHarness) -> None:
+    """`is_live` matches PENDING and IN_FLIGHT tasks, and can be combined with a status."""
+    await harness.lease_new_task(1)
+    await harness.add_dead_letter(2)
+    await harness.add(task(3), task(4))
+    await harness.store.cancel("acme", task_id(4))
+
+    live = TaskFilter(is_live=True)
+    assert [3, 1] == task_numbers(await list_all(harness, live, 1))
+    pending = TaskFilter(is_live=True, status=Status.PENDING)
+    assert [3] == task_numbers(await list_all(harness, pending, 1))
+    assert [] == await list_all(harness, TaskFilter(is_live=True, status=Status.EXHAUSTED), 1)
+    assert 2 == await harness.store.count_tasks("acme", live)
+
+
+@conformance_case
 async def tasks_can_be_listed_oldest_first(harness: StoreHarness) -> None:
     """Both orders have the same pages in reverse; the last page has no cursor."""
     for number in range(6):

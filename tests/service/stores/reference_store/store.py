@@ -825,6 +825,7 @@ def _matches(task: Task, task_filter: TaskFilter) -> bool:
     return (
         all(wanted is None or wanted == found for wanted, found in pairs)
         and task.lane.startswith(task_filter.lane_prefix or "")
+        and not (task_filter.is_live and task.status.is_finished)
         and all(
             (start is None or (time is not None and start <= time))
             and (end is None or (time is not None and time <= end))

@@ -272,11 +272,16 @@ def find_tasks(
     elif position is not None:
         before = min(before, position)
     wanted_status, wanted_reason = task_filter.status, task_filter.reason
-    statement = (_LIST_OLDEST_FIRST if oldest_first else _LIST_NEWEST_FIRST)[wanted_status]
+    range_status = wanted_status
+    if task_filter.is_live and wanted_status is None:
+        range_status = Status.PENDING  # its statement lists all live tasks
+    statement = (_LIST_OLDEST_FIRST if oldest_first else _LIST_NEWEST_FIRST)[range_status]
     # The statement selects by tenant and `seq` and, if the wanted status is a finished one, by
     # status. With any other filter, some rows that the statement returns do not match.
     is_live_status = wanted_status is not None and not wanted_status.is_finished
-    is_filtered = is_live_status or task_filter != TaskFilter(status=wanted_status)
+    is_filtered = is_live_status or task_filter != TaskFilter(
+        status=wanted_status, is_live=task_filter.is_live
+    )
     max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
     created_from, created_until = task_filter.created_from, task_filter.created_until
     finished_from, finished_until = task_filter.finished_from, task_filter.finished_until
@@ -287,6 +292,7 @@ def find_tasks(
         scanned, last_seq = scanned + 1, seq
         if (
             (wanted_status is not None and wanted_status != status)
+            or (task_filter.is_live and finished_at is not None)
             or (wanted_lanes is not None and lane_id not in wanted_lanes)
             or (wanted_policy is not None and wanted_policy != policy_id)
             or (wanted_reason is not None and wanted_reason != reason)
