@@ -129,7 +129,8 @@ def test_a_backlog_is_drained_at_the_capacity(capacity: int, latency: float) -> 
         ended = await wait_until_all_succeed([target], count)
 
         assert ended - OUTAGE_S <= 1.3 * 25
-        assert target.peak() <= 1.2 * capacity
+        # At low rates a second may begin and end with an attempt.
+        assert target.peak() <= 1.2 * capacity + 1
         assert target.waste < 0.1
         await harness.engine.stop(1)
 
