@@ -67,14 +67,14 @@ def test_search(
     run_cli: RunCli, client: Client, target: FlakyServer, lane: str, failed_task: str
 ) -> None:
     """Tasks and dead letters are found by URL, key, time and error."""
-    task = client.enqueue(f"{target.url}/orders/7", key="order-7", delay=3600)
+    task = client.enqueue(f"{target.url}/orders/7", key="found", delay=3600)
 
     def list_ids(command: str, *options: str) -> list[str]:
         result = run_cli(command, "list", "--lane", lane, *options, "--json")
         return [found["taskId"] for found in result.json["items"]]
 
     assert [task.task_id] == list_ids("tasks", "--url", f"{target.url}/orders")
-    assert [task.task_id] == list_ids("tasks", "--idempotency-key", "order-7")
+    assert [task.task_id] == list_ids("tasks", "--idempotency-key", "found")
     assert [task.task_id, failed_task] == list_ids("tasks", "--since", "1h")
     assert [] == list_ids("tasks", "--until", "1h")
     assert [failed_task] == list_ids("dead", "--since", "1h", "--until", "2100-01-01")

@@ -211,17 +211,22 @@ def test_settings_on_the_page_match_the_code() -> None:
     assert actual == documented
 
 
-def test_file_on_the_page_can_be_loaded(tmp_path: Path) -> None:
-    """The TOML example is a valid settings file."""
-    blocks = blocks_of(DOCS / "service-configuration.md")
-    (block,) = [block for block in blocks if block.info == ""]
+def test_files_on_the_page_can_be_loaded(tmp_path: Path) -> None:
+    """The TOML examples are valid settings files."""
     file = tmp_path / "tarry.toml"
-    file.write_text(block.text, encoding="utf-8")
+    bodies, downstreams = [
+        block.text for block in blocks_of(DOCS / "service-configuration.md") if block.info == ""
+    ]
 
+    file.write_text(bodies, encoding="utf-8")
     settings = load_settings({}, environ={}, file=file).settings
-
-    expected = tomllib.loads(block.text)
+    expected = tomllib.loads(bodies)
     assert expected == {name: getattr(settings, name) for name in expected}
+
+    file.write_text(downstreams, encoding="utf-8")
+    patterns = load_settings({}, environ={}, file=file).settings.downstreams
+    assert ["*/https:*.partner.example:443", "trial-*/*"] == [str(each) for each in patterns]
+    assert [50, None] == [each.rate_per_second for each in patterns]
 
 
 def test_statuses_on_the_page_match_the_code() -> None:

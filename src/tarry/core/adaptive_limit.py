@@ -240,11 +240,11 @@ class AdaptiveLimit:
         """Set the upper limits. A rate that only the old limit has bounded follows the new one."""
         self._max_in_flight = check_count("max_in_flight", max_in_flight)
         self._limit = min(self._limit, float(max_in_flight))
-        was_at_maximum = self.rate is None or self.rate >= self._max_rate
+        old_maximum = self._max_rate
         self._max_rate = inf if max_rate is None else float(check_positive("max_rate", max_rate))
-        if was_at_maximum:
+        if self.rate is None or self.rate >= old_maximum:
             self.rate = None if max_rate is None else self._max_rate
-        elif self.rate is not None:
+        else:
             self._set_rate(self.rate)
 
     def restore(self, *, rate: float | None, limit: int) -> None:

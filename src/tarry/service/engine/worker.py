@@ -233,8 +233,10 @@ class Worker:
         try:
             try:
                 await context.policies.load_for_task(task)
-            finally:  # also after a failure, so that the signers stay usable meanwhile
+            except StoreUnavailable:  # a failed load keeps the cached signers usable meanwhile
                 await context.signers.load(task.tenant)
+                raise
+            await context.signers.load(task.tenant)
         except DecryptionFailed as error:
             self._report_missing_key(error)
             # The task must not be sent without a signature.
