@@ -8,7 +8,7 @@
 5. A task keeps its id and its idempotency key.
 6. No attempt starts before it is due.
 7. A live process knows the tasks that the store has leased to it, soon after a lost reply.
-8. The first attempt of a task starts within `5 + 1.5 (n + 1) + p (n / 3 + 1)` seconds after the
+8. The first attempt of a task starts within `5 + 2.5 (n + 1) + p (n / 3 + 1)` seconds after the
    task is due and the faults have ended. In this time, n other first attempts of the lane start,
    and the lane is parked for up to p seconds at a time, because no attempt succeeds.
 9. A replay ends, and counts every task that it has replayed.
@@ -115,7 +115,7 @@ class InvariantChecker:
         times.append(now)
         parkings = (end - start for start, end in self.parkings[task.lane] if end > since)
         parked_s = max(parkings, default=0.0)
-        if now - since > 5 + 1.5 * (before + 1) + parked_s * (before / 3 + 1):
+        if now - since > 5 + 2.5 * (before + 1) + parked_s * (before / 3 + 1):
             wait = f"{now - since:.1f} s, while {before} others started"
             self._fail(8, f"{name} has waited for {wait}")
 
