@@ -145,7 +145,10 @@ def test_same_key_adds_one_task(run_cli: RunCli) -> None:
         (["-H", "no colon"], "--header must have the format 'Name: value', got 'no colon'"),
         (["-H", "A: 1", "-H", "a: 2"], "--header sets a twice"),
         (["-d", "@none.json"], "--data: cannot read none.json: No such file or directory"),
-        (["--delay", "soon"], "--delay must be a time such as 500ms, 2s, 10m, 24h or 7d, got 'soon'"),
+        (
+            ["--delay", "soon"],
+            "--delay must be a time such as 500ms, 2s, 10m, 24h or 7d, got 'soon'",
+        ),
         (["--wait", "0"], "--wait must be greater than 0"),
         (["--policy", "none"], "policyId must be an existing policy"),
         (["-X", "G T"], "method"),
