@@ -86,7 +86,9 @@ def test_response_is_sent_while_the_handler_uses_the_last_connection(
     asyncio.run(main())
 
 
-def test_exhausted_pool_is_unavailable(postgres_dsn: str, table: str) -> None:
+def test_exhausted_pool_is_unavailable(
+    postgres_dsn: str, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request whose claim gets no connection gets a 503, and its key stays free."""
     payments = PaymentsApp()
 
@@ -97,6 +99,7 @@ def test_exhausted_pool_is_unavailable(postgres_dsn: str, table: str) -> None:
             app = IdempotencyMiddleware(payments, store)
             async with pool.acquire():
                 assert 503 == (await send_request(app)).status
+            monkeypatch.setattr(lease, "STORE_TIMEOUT_S", 60.0)
             assert 201 == (await send_request(app)).status
 
     asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib import import_module
@@ -25,8 +26,11 @@ def main() -> None:
     # On SIGTERM raise SystemExit, so that a simulation stops its worker processes.
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(128 + signal.SIGTERM))
     try:
-        app(prog_name="tarry")
-        sys.stdout.flush()  # so that a closed pipe raises here, not when Python exits
+        try:
+            app(prog_name="tarry")
+        finally:  # flush here, so that a closed pipe raises here, not when Python exits
+            if sys.__stdout__ is not None:
+                sys.__stdout__.flush()
     except TarryError as error:
         from tarry.cli.output import to_printable_line
 
@@ -36,5 +40,6 @@ def main() -> None:
         sys.stderr.write("interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        sys.stdout = None  # otherwise Python flushes stdout at exit, which fails again
+        # Python flushes stdout again at exit, which must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
