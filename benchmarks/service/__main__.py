@@ -90,6 +90,15 @@ def main() -> None:
         new_checks = ingest.check_limits(result)
         print("\n".join([*ingest.table_lines(result), *map(str, new_checks)]))
         checks += new_checks
+        overdue = 20_000 if quick else ingest.OVERDUE_TASKS
+        for name, single_tasks in (
+            ("next to batches", ingest.run_bulk(seconds, print_progress)),
+            ("overdue backlog", ingest.run_overdue(overdue, seconds, print_progress)),
+        ):
+            new_checks = ingest.check_single_tasks(name, single_tasks)
+            lines = ingest.single_tasks_lines(name, single_tasks)
+            print("\n".join([*lines, *map(str, new_checks)]))
+            checks += new_checks
     if "events" in parts:
         result = events.run(seconds, print_progress)
         new_checks = events.check_limits(result)

@@ -114,7 +114,7 @@ def _backlog_tasks(target: Target, count: int) -> Iterator[Task]:
 
 
 def build_task(url: str, due_ms: int) -> Task:
-    """Return a task that sends a POST to a URL."""
+    """Return a task that is due at `due_ms`, to be added to a store."""
     task_id = str(uuid7())
     body = BODY.encode()
     content = TaskContent(url=url, headers=HEADERS, body=body, body_size=len(body))
@@ -135,7 +135,7 @@ def _lane_name(url: str) -> str:
 
 
 async def fill_store(path: Path, tasks: Iterator[Task], count: int, progress: Progress) -> None:
-    """Add `count` tasks to a store."""
+    """Add `count` tasks to the store at `path`, while no service uses it."""
     store = SqliteStore(path)
     await store.open()
     for done in range(0, count, _BATCH_SIZE):
