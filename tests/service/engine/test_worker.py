@@ -199,6 +199,37 @@ def test_waiting_task_does_not_lose_its_lease() -> None:
     run(main)
 
 
+def test_many_due_tasks_do_not_block_the_event_loop() -> None:
+    """Of many due tasks, 64 are started at a time, and other callbacks run in between."""
+
+    async def main() -> None:
+        async def hang(_request: DeliveryRequest) -> DeliveryResult:
+            await asyncio.sleep(30.0)
+            return OK
+
+        harness = EngineHarness(
+            FakeTarget(OK, hang),
+            limits=EngineLimits(max_running_attempts=1_000, max_lane_running_attempts=1_000),
+        )
+        await harness.add(harness.new_task())  # loads the policy
+        await asyncio.sleep(1)
+        urls = [f"http://host{number}.example:80/" for number in range(200)]
+        await harness.store.add([harness.new_task(url) for url in urls])
+        claimed = await harness.store.claim(harness.context.lease_terms, limit=200, per_lane=1)
+        worker = harness.engine.worker
+        worker.add(claimed.tasks)
+
+        counts = [worker.running_count]
+        for _ in range(4):
+            await asyncio.sleep(0)
+            counts.append(worker.running_count)
+
+        assert [64, 128, 192, 200, 200] == counts
+        await harness.engine.stop(60)
+
+    run(main)
+
+
 @pytest.mark.parametrize(("lost_count", "sent_count"), [(1, 1), (9, 1), (10, 0)])
 def test_only_the_tenth_lost_attempt_exhausts_a_task(lost_count: int, sent_count: int) -> None:
     """Lost attempts do not count for `maxAttempts`, but the tenth exhausts the task."""

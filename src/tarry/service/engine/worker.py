@@ -63,6 +63,8 @@ _ENCRYPTION_RECOVERY_S = 150.0  # tasks that cannot be decrypted are found again
 _MAX_LOST_ATTEMPTS = 10  # then a task is EXHAUSTED: it probably crashes its workers
 _MIN_SEND_TIMEOUT_S = 0.001
 _MIN_RATE_TIMER_S = 0.001  # at a high rate, a timer starts several attempts
+_MAX_CONSECUTIVE_STARTS = 64
+"""Attempts that are started (60 us each) before the event loop handles other events."""
 _THROTTLED = Outcome(Kind.THROTTLED)
 
 
@@ -84,6 +86,7 @@ class Worker:
         )
         self.result_writer: ResultWriter = ResultWriter(context, self.leased_tasks)
         self._is_stopping = False
+        self._is_start_scheduled = False
         self._jobs: set[asyncio.Future[Any]] = set()  # attempts in flight, loading of policies
 
     @property
@@ -102,7 +105,11 @@ class Worker:
 
     def _start_due_tasks(self) -> None:
         """Start due tasks, while `AttemptSlots` admits their lanes."""
-        while not (self._slots.is_full or self._is_stopping):
+        if self._is_start_scheduled:
+            return
+        for _ in range(_MAX_CONSECUTIVE_STARTS):
+            if self._slots.is_full or self._is_stopping:
+                return
             leased_task = self.leased_tasks.pop_next_due()
             if leased_task is None:
                 return
@@ -115,6 +122,13 @@ class Worker:
                 can_lane_continue = True
             if can_lane_continue:
                 self.leased_tasks.add_to_rotation(leased_task.lane)
+        # A claim returns many due tasks. If all were started now, API requests would have to wait.
+        self._is_start_scheduled = True
+        asyncio.get_running_loop().call_soon(self._continue_starting)
+
+    def _continue_starting(self) -> None:
+        self._is_start_scheduled = False
+        self._start_due_tasks()
 
     def _start(self, leased_task: LeasedTask) -> bool:
         """Start, defer or finish a task; return whether its lane may start other tasks."""
