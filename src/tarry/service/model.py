@@ -51,6 +51,8 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 }
 """The statuses to which a task can change from each status."""
 
+MAX_ATTEMPT_NUMBER = 2**24 - 1
+"""The largest number of an attempt; the number is part of the row id of the attempt log."""
 LOST = "lost"
 """The logged outcome of an attempt whose lease expired before the worker reported a result."""
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _DAY_S = 24 * 3600.0
+MIN_DURATION_MS = 0.001
+"""The shortest duration of a field for which 0 is not allowed."""
 MAX_DURATION_MS = 3_155_760_000_000
 """A hundred years."""
 MAX_NUMBER = 2**53
@@ -30,8 +32,9 @@ SCHEDULE = "SCHEDULE"
 """The `backoffType` for a list of delays in `scheduleMs`."""
 
 MAX_ATTEMPTS = 100_000
-"""`max_attempts` of the service's default policy: far more attempts than its total budget allows
-(50 to 75 in 24 hours), so that only the total budget ends a task."""
+"""Largest `max_attempts` of a policy in the service, and that of its default policy: far more
+attempts than its total budget allows (50 to 75 in 24 hours), so that only the total budget ends a
+task."""
 
 SERVICE_PRESETS: dict[str, Policy] = {
     name: preset.replace(
@@ -64,7 +67,8 @@ def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
     """Return `base` with the fields of a JSON document applied.
 
     `maxDelayMs` also limits the initial delay. Without `maxDelayMs`, a longer `initialDelayMs`
-    raises `max_delay`. Errors use the JSON names.
+    raises `max_delay`. Errors use the JSON names. Numbers outside the limits of `check_limits` are
+    replaced by the limit, because older versions of the service stored policies without it.
     """
     changes: dict[str, Any] = {}
     for name, value in document.items():
@@ -80,6 +84,16 @@ def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
     else:
         changes["max_delay"] = max(base.max_delay, initial_delay)
     return base.replace(**changes)
+
+
+def check_limits(document: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for a number that the policy of a new request must not have."""
+    for name, value in document.items():
+        field = JSON_FIELDS[name]
+        _check_size(name, value, json_maximum(field))
+        is_positive_duration = field.type == "seconds" and not field.is_minimum_allowed
+        if is_positive_duration and isinstance(value, float) and 0 < value < MIN_DURATION_MS:
+            raise ConfigurationError(name, f"must be at least {MIN_DURATION_MS}", value)
 
 
 def _from_json_value(field: PolicyField, name: str, value: object) -> Any:
@@ -100,7 +114,16 @@ def _from_json_value(field: PolicyField, name: str, value: object) -> Any:
     checked = field.check(value, name)
     if field.type == "header":
         _check_header(name, checked)
-    return checked / 1000 if field.type == "seconds" and checked is not None else checked
+    if field.type == "count":
+        return min(checked, MAX_ATTEMPTS)
+    if field.type != "seconds" or checked is None:
+        return checked
+    return (checked if field.is_minimum_allowed else max(checked, MIN_DURATION_MS)) / 1000
+
+
+def json_maximum(field: PolicyField) -> int:
+    """Return the largest number that a field may have in the JSON of a new request."""
+    return {"seconds": MAX_DURATION_MS, "count": MAX_ATTEMPTS}.get(field.type, MAX_NUMBER)
 
 
 def _check_header(name: str, header: str) -> None:

@@ -366,8 +366,11 @@ def test_the_attempt_log_is_paged() -> None:
             await api.request("POST", f"/retry-tasks/{task_id}/retry")
         pages = await read_all_pages(api, f"/retry-tasks/{task_id}/attempts?limit=1")
         assert [[1], [2], [3]] == [[attempt["attemptNumber"] for attempt in page] for page in pages]
-        invalid = await api.request("GET", f"/retry-tasks/{task_id}/attempts?cursor=x")
-        assert "cursor" == invalid.problem["field"]
+        path = f"/retry-tasks/{task_id}/attempts"
+        assert [] == (await api.request("GET", f"{path}?cursor=99999999")).json["items"]
+        for cursor in ("x", "999999999"):
+            invalid = await api.request("GET", f"{path}?cursor={cursor}")
+            assert "cursor" == invalid.problem["field"]
 
     run_with_api(test)
 

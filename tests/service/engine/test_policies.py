@@ -83,6 +83,26 @@ def test_missing_policy_is_replaced_by_the_default() -> None:
     run(main)
 
 
+def test_stored_policies_without_limits_are_loaded() -> None:
+    """Numbers that an older version has stored in policies and overrides are limited when read."""
+    document = b'{"maxAttempts": 200000, "initialDelayMs": 0.0001}'
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        stored = PolicyVersion(tenant="default", id="p", version=1, document=document)
+        await harness.store.put_policy(stored, replace=False)
+        task = harness.new_task(policy_id="p").task
+        policies = harness.engine.policies
+        await policies.load_for_task(task)
+        for overrides in (None, msgspec.json.decode(document)):
+            effective_policy = policies.get_cached(task, overrides)
+            assert effective_policy is not None
+            policy = effective_policy.policy
+            assert (100_000, 1e-6) == (policy.max_attempts, policy.initial_delay)
+
+    run(main)
+
+
 def test_overrides_that_are_invalid_with_the_policy_are_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -261,6 +261,28 @@ def test_only_the_tenth_lost_attempt_exhausts_a_task(lost_count: int, sent_count
     run(main)
 
 
+def test_replays_do_not_allow_more_attempts_than_can_be_numbered() -> None:
+    """A task with ten million attempts is exhausted, although the policy allows another one."""
+
+    async def main() -> None:
+        target = FakeTarget(OK)
+        harness = EngineHarness(target)
+        await harness.add(harness.new_task())  # loads the policy
+        await asyncio.sleep(1)
+        await harness.store.add([harness.new_task()])
+        claimed = await harness.store.claim(harness.context.lease_terms, limit=1, per_lane=1)
+        [task] = claimed.tasks
+        task.attempts = task.attempts_before_replay = 10_000_000
+        harness.engine.worker.add([task])
+        await asyncio.sleep(1)
+
+        finished = await harness.get_task(task)
+        assert (Status.EXHAUSTED, "attempts") == (finished.status, finished.reason)
+        assert 1 == len(target.requests)
+
+    run(main)
+
+
 def test_slow_body_read_counts_no_attempt() -> None:
     """Reading the body uses the attempt timeout; a read that exceeds it is repeated."""
 

@@ -52,10 +52,9 @@ def _json_type(field: PolicyField) -> Any:
             json_type = str
             bounds = {"min_length": 1, "max_length": 64, "pattern": HEADER_NAME_PATTERN}
         case _:
-            lower_bound = "ge" if field.is_minimum_allowed else "gt"
-            maximum = wire.MAX_DURATION_MS if field.type == "seconds" else wire.MAX_NUMBER
+            minimum = field.minimum if field.is_minimum_allowed else wire.MIN_DURATION_MS
             json_type = int if field.type == "count" else float
-            bounds = {lower_bound: field.minimum, "le": maximum}
+            bounds = {"ge": minimum, "le": wire.json_maximum(field)}
     if field is wire.SCHEDULE_FIELD:
         json_type = list[Annotated[float, Meta(**bounds)]]
         bounds = {"min_length": 1, "max_length": wire.MAX_ENTRIES}
@@ -251,6 +250,7 @@ def check_policy(
         if name not in wire.JSON_FIELDS:
             raise unknown_field(parent, name, wire.JSON_FIELDS)
     try:
+        wire.check_limits(fields)
         policy = wire.policy_from_json(fields, base)
     except ConfigurationError as error:
         field = error.field or ""

@@ -23,7 +23,7 @@ from tarry.service.api.routing import Operation
 from tarry.service.api.task_validation import check_epoch_ms
 from tarry.service.api.views import stored_task_view
 from tarry.service.delivery.targets import parse_target_prefix
-from tarry.service.model import Status
+from tarry.service.model import MAX_ATTEMPT_NUMBER, Status
 from tarry.service.redaction import find_secrets
 from tarry.service.store import CancelStatus, RetryNowStatus, TaskFilter
 from tarry.service.task_search import TaskFinder, TaskSearch
@@ -51,7 +51,7 @@ _MAX_CANCEL_CHUNKS = 10
 _bulk_cancel_decoder = msgspec.json.Decoder(BulkCancelRequest)
 _REASONS = tuple(Reason)
 _MAX_EXPLAINED_ATTEMPTS = 100
-_ATTEMPT_CURSOR = re.compile(r"[0-9]{1,9}")
+_ATTEMPT_CURSOR = re.compile(r"[0-9]{1,8}")
 
 
 class SearchQuery(
@@ -240,7 +240,7 @@ class TaskResource:
         if query.cursor is not None:
             if not _ATTEMPT_CURSOR.fullmatch(query.cursor):
                 raise problems.invalid("cursor", "must be a nextCursor of this list")
-            after_number = int(query.cursor)
+            after_number = min(int(query.cursor), MAX_ATTEMPT_NUMBER)
         task = await self._find(request)
         attempts = await self._context.store.list_attempts(
             request.tenant, task.id, after=after_number, limit=query.limit

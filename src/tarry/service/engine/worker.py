@@ -61,6 +61,9 @@ _INTERNAL_FAILURE_PAUSE_MS = 1_000  # after an attempt that failed in the servic
 _UNSTARTABLE_TASK_PAUSE_MS = 60_000  # after a failure to decrypt or to start a task
 _ENCRYPTION_RECOVERY_S = 150.0  # tasks that cannot be decrypted are found again every 60 s
 _MAX_LOST_ATTEMPTS = 10  # then a task is EXHAUSTED: it probably crashes its workers
+_MAX_TASK_ATTEMPTS = 10_000_000
+"""Attempts of a task, including those before its replays; then the task is EXHAUSTED. Lost attempts
+are also numbered, and the numbers must stay below `MAX_ATTEMPT_NUMBER`."""
 _MIN_SEND_TIMEOUT_S = 0.001
 _MIN_RATE_TIMER_S = 0.001  # at a high rate, a timer starts several attempts
 _MAX_CONSECUTIVE_STARTS = 64
@@ -167,7 +170,7 @@ class Worker:
         if now + timeout * 1000 >= task.wake_at:  # the lease could expire during the attempt
             self.result_writer.release(leased_task)
             return True
-        if task.lost_attempts >= _MAX_LOST_ATTEMPTS:
+        if task.lost_attempts >= _MAX_LOST_ATTEMPTS or task.attempts >= _MAX_TASK_ATTEMPTS:
             self._exhaust(leased_task, str(Reason.ATTEMPTS))
             return True
         call = attempts.build_call(task, effective_policy.policy, lane.downstream)

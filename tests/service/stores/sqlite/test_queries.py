@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tarry.service.model import MAX_ATTEMPT_NUMBER
 from tarry.service.store import NewTask, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore
-from tarry.service.stores.sqlite.queries import pack_id, pack_ids
+from tarry.service.stores.sqlite.queries import attempt_row_id, pack_id, pack_ids
 from tests.service.stores.conformance import queries as query_cases
 from tests.service.stores.conformance.suite import Case, case_name
 from tests.service.stores.harness import task, task_id, task_numbers
@@ -56,3 +57,10 @@ def test_pages_of_a_selective_filter_are_short(tmp_path: Path) -> None:
 def test_packing_ids_together_equals_packing_one_by_one(ids: list[str]) -> None:
     """`pack_ids` returns the same as `pack_id` for each id, also if some are malformed."""
     assert [pack_id(task_id) for task_id in ids] == pack_ids(ids)
+
+
+def test_attempts_of_a_task_are_before_those_of_the_next_task() -> None:
+    """The row ids of two tasks do not overlap; a number that would overlap is rejected."""
+    assert attempt_row_id(7, MAX_ATTEMPT_NUMBER) < attempt_row_id(8, 0)
+    with pytest.raises(OverflowError, match="above 16777215"):
+        attempt_row_id(7, MAX_ATTEMPT_NUMBER + 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from tarry.errors import ConfigurationError
-from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
+from tarry.service.model import MAX_ATTEMPT_NUMBER, AttemptRecord, LaneRecord, Status, Task
 from tarry.service.store import (
     MAX_BUSIEST_LANES,
     MAX_PAGE_BYTES,
@@ -55,7 +55,7 @@ MAX_SCANNED_ROWS = 2000
 DAY_MS = 86_400_000
 _AFTER_ALL_ROWS = 1 << 62  # greater than every `seq`
 _CURSOR_PATTERN = re.compile(r"[0-9]{1,18}", re.ASCII)
-_ATTEMPT_NUMBER_BITS = 24
+_ATTEMPT_NUMBER_BITS = MAX_ATTEMPT_NUMBER.bit_length()
 _ID_PATTERN = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _ID_LINE_LENGTH = 37  # an id and a newline
 _match_id = re.compile(_ID_PATTERN).fullmatch
@@ -164,6 +164,9 @@ def decode_row(row: Sequence[Any], record_type: type[R]) -> R:
 
 def attempt_row_id(seq: int, number: int) -> int:
     """Return the row id of an attempt, so that the attempts of a task are adjacent and in order."""
+    if number > MAX_ATTEMPT_NUMBER:  # the row would belong to another task
+        msg = f"attempt number {number} is above {MAX_ATTEMPT_NUMBER}"
+        raise OverflowError(msg)
     return seq << _ATTEMPT_NUMBER_BITS | number
 
 
