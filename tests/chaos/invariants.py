@@ -12,6 +12,7 @@
    task is due and the faults have ended. In this time, n other first attempts of the lane start,
    and the lane is parked for up to p seconds at a time, because no attempt succeeds.
 9. A replay ends, and counts every task that it has replayed.
+10. A task is not EXHAUSTED before it was sent, unless its total budget has ended.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Collection, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tarry.core.verdict import Reason
 from tarry.service.delivery import Fault
 from tarry.service.model import Status, Task
 from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, TaskFilter
@@ -203,6 +205,9 @@ class InvariantChecker:
                 self._fail(1, f"{name} is still {task.status.name} at the end: {task}")
             if task.status is Status.SUCCEEDED and name not in self.confirmed:
                 self._fail(2, f"{name} is SUCCEEDED without a 2xx response")
+            is_unsent = not self.attempts[name] and task.reason != Reason.TOTAL_BUDGET
+            if task.status is Status.EXHAUSTED and is_unsent:
+                self._fail(10, f"{name} is EXHAUSTED ({task.reason}), but was never sent")
             if task.key != key:
                 self._fail(5, f"{name} was accepted with the key {key}, but has {task.key}")
             attempt_log = await self._store.list_attempts(task.tenant, task.id, limit=1000)

@@ -79,8 +79,6 @@ class GroupCommit(ABC, Generic[T]):
         self._groups_in_flight: list[list[Entry[T]]] = []
         """The groups that are being committed, oldest first."""
         self._is_start_scheduled = False
-        self.submitted_count: int = 0
-        """Items submitted since the queue was created."""
         self.pending_count: int = 0
         """Items that wait or are in flight."""
 
@@ -104,14 +102,12 @@ class GroupCommit(ABC, Generic[T]):
     def _count_appended_item(self, entry: Entry[T]) -> None:
         entry.weight += 1
         self._waiting_weight += 1
-        self.submitted_count += 1
         self.pending_count += 1
         self._schedule_start()
 
     def _enqueue(self, entry: Entry[T], *, urgent: bool = False) -> None:
         (self._urgent if urgent else self._bulk).append(entry)
         self._waiting_weight += entry.weight
-        self.submitted_count += entry.weight
         self.pending_count += entry.weight
         self._schedule_start()
 

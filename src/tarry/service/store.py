@@ -12,7 +12,8 @@ Every implementation follows these rules, which one conformance suite checks:
   lanes.
 * Counters are updated with each change, not computed when they are read.
 * Changes of one task are atomic. Every change of a task increments its version, except a request to
-  cancel the task. `finish` and `release` detect a lost lease by the version.
+  cancel the task and the renewal of a lease by `claim`. `finish` and `release` detect a lost lease
+  by the version.
 * Changing a returned value does not change the store.
 * An id that is unknown, malformed or of another tenant is treated as missing.
 
@@ -129,10 +130,12 @@ class ClaimResult(msgspec.Struct):
     """The next claim cannot lease a task before this time; None: no task waits.
 
     Tasks of paused lanes are ignored. If all probes of a half-open lane are leased, the next task
-    of the lane can be leased when the first of these leases ends. If no task was claimed, `next_at`
-    is later than `now`."""
+    of the lane can be leased when the first of these leases ends. If no task was claimed and no
+    lease renewed, `next_at` is later than `now`."""
     lost_attempts: int = 0
     """The number of attempts that this claim has logged as lost: their leases had expired."""
+    renewed_tasks: list[Task] = []
+    """Tasks whose leases had expired and were renewed, because the claiming worker has them."""
 
 
 class TaskResult(msgspec.Struct, kw_only=True, gc=False):
@@ -358,10 +361,12 @@ class Store(Protocol):
         retries, and last the task that was leased last as a probe. Within each of these groups the
         order is `wake_at` (the due time, or the end of an expired lease), then the order of adding.
 
-        The attempt of an expired lease is logged as lost. The log entry has the attempt's due time
-        as its start, and the worker of the lease. The task's next attempt counts as due since the
-        end of that lease. If a cancellation of the task was requested, the task is not leased but
-        becomes CANCELLED. Such a task counts towards `limit` and `per_lane` too.
+        The attempt of another worker's expired lease is logged as lost. The log entry has the
+        attempt's due time as its start, and the worker of the lease. The task's next attempt counts
+        as due since the end of that lease. If a cancellation of the task was requested, the task is
+        not leased but becomes CANCELLED. An expired lease of `terms.worker` is renewed: the task is
+        in `ClaimResult.renewed_tasks`, and its version stays the same. CANCELLED and renewed tasks
+        count towards `limit` and `per_lane` too.
         """
         ...
 

@@ -24,6 +24,7 @@ from tarry.service.store import (
 from tests.service.engine.harness import (
     BUSY,
     EPOCH_S,
+    LEASE,
     OK,
     EngineHarness,
     FakeTarget,
@@ -226,6 +227,52 @@ def test_many_due_tasks_do_not_block_the_event_loop() -> None:
 
         assert [64, 128, 192, 200, 200] == counts
         await harness.engine.stop(60)
+
+    run(main)
+
+
+def test_clock_of_the_store_jumps_past_all_leases() -> None:
+    """Leases of a live process are renewed: no attempt is repeated or lost."""
+
+    async def main() -> None:
+        async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
+            await asyncio.sleep(20)
+            return OK
+
+        target, loop, jump_s = FakeTarget(respond_slowly), asyncio.get_running_loop(), 0.0
+        harness = EngineHarness(
+            target,
+            store=ReferenceStore(lambda: int((EPOCH_S + loop.time() + jump_s) * 1000)),
+            limits=EngineLimits(max_running_attempts=5),
+        )
+        await harness.engine.start()
+        tasks = await harness.add(*[harness.new_task() for _ in range(20)])
+        await asyncio.sleep(10)
+        jump_s = 3600.0
+        await asyncio.sleep(200)
+
+        assert 20 == len(target.requests)
+        for task in tasks:
+            assert ["success"] == [entry.outcome for entry in await harness.list_attempts(task)]
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_renewed_lease_of_an_unknown_task_is_released() -> None:
+    """A task whose lease this process does not know is sent after that lease has expired."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        new_task = harness.new_task()
+        new_task.lease_on_add = True
+        await harness.store.add([new_task], LEASE)  # the engine gets no reply
+        await harness.engine.start()
+        await asyncio.sleep(LEASE.length_ms / 1000 + 5)
+
+        log = await harness.list_attempts(new_task.task)
+        assert ["success"] == [attempt.outcome for attempt in log]
+        await harness.engine.stop(1)
 
     run(main)
 

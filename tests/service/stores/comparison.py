@@ -206,7 +206,7 @@ def check_claim(
     if latest_next_at is not None:
         assert claimed.next_at is not None
         assert claimed.next_at <= max(latest_next_at, claimed.now)
-    if not claimed.tasks and claimed.next_at is not None:
+    if not (claimed.tasks or claimed.renewed_tasks) and claimed.next_at is not None:
         assert claimed.next_at > claimed.now
 
 

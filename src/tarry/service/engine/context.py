@@ -56,7 +56,6 @@ class Health:
 
     def __init__(self) -> None:
         self.failing: dict[str, str] = {}  # the last error by component
-        self.delayed_writes: int = 0  # writes that are retried until the store is available
 
     def mark_failing(self, component: str, error: object) -> None:
         """Mark a component as failing."""
@@ -194,19 +193,14 @@ async def retry_until_stored(write: Callable[[], Awaitable[T]], health: Health) 
     Used to record what has already happened: results, released leases, parked lanes.
     Until the write is accepted, the store is marked as failing in `health`.
     """
-    pause, is_delayed = FIRST_STORE_RETRY_PAUSE_S, False
-    try:
-        while True:
-            try:
-                result = await write()
-            except StoreUnavailable as error:
-                health.mark_failing("store", error)
-                health.delayed_writes += not is_delayed  # each write is counted once
-                is_delayed = True
-                await asyncio.sleep(pause)
-                pause = min(_MAX_STORE_RETRY_PAUSE_S, pause * 2)
-            else:
-                health.mark_healthy("store")
-                return result
-    finally:
-        health.delayed_writes -= is_delayed
+    pause = FIRST_STORE_RETRY_PAUSE_S
+    while True:
+        try:
+            result = await write()
+        except StoreUnavailable as error:
+            health.mark_failing("store", error)
+            await asyncio.sleep(pause)
+            pause = min(_MAX_STORE_RETRY_PAUSE_S, pause * 2)
+        else:
+            health.mark_healthy("store")
+            return result

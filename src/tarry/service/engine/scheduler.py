@@ -37,8 +37,6 @@ class Scheduler:
         worker.result_writer.on_capacity = self._on_capacity
         self._wakeup = asyncio.Event()
         self._was_capacity_limited = self._is_stopping = False
-        self._submitted_at_last_outage = 0
-        """Number of results submitted until `_check_outage_backlog` last noticed an outage."""
         self._next_release_at_ms = 0.0
         # Half the horizon, so that tasks added by other processes are claimed before they are due.
         self._poll_interval_s = context.lease_terms.horizon_ms / 2000
@@ -61,15 +59,13 @@ class Scheduler:
         """Claim tasks once, and pass them to the worker.
 
         Without capacity, the claim has a limit of 0: it only reads the store's time, by which the
-        worker recognizes expired leases. The limit is also 0 while results from an outage of the
-        store are unwritten. The leases of their tasks may have expired, so a claim could return
-        these tasks, and they would be delivered a second time.
+        worker recognizes expired leases.
         """
         context, limits = self._context, self._context.limits
         lanes = context.lanes
         if self._worker.leased_tasks.may_be_incomplete:
             await self._release_unknown_leases()
-        capacity = 0 if self._check_outage_backlog() else self._worker.leased_tasks.free_slots
+        capacity = self._worker.leased_tasks.free_slots
         self._was_capacity_limited = capacity < limits.max_claimed or bool(lanes.fully_leased)
         limit, parked_before = max(0, min(limits.max_claimed, capacity)), set(lanes.parked)
         sent_at = context.clock.local_ms()
@@ -91,6 +87,7 @@ class Scheduler:
             opens = claim.consecutive_opens_by_lane.get(name)
             self._adopt_lane_state(name, opens, was_parked=name in parked_before)
         self._worker.add(claim.tasks)
+        self._worker.adopt_renewed(claim.renewed_tasks)
         if sent_at >= self._next_release_at_ms:
             self._next_release_at_ms = sent_at + _RELEASE_INTERVAL_MS
             self._worker.release_expiring()
@@ -122,13 +119,6 @@ class Scheduler:
             if lane.rate_timer is not None:  # the rate may be higher now
                 self._worker.end_rate_delay(lane)
 
-    def _check_outage_backlog(self) -> bool:
-        """Return whether results of an outage are unwritten; must be called before each claim."""
-        results = self._worker.result_writer.result_queue
-        if self._context.health.delayed_writes:
-            self._submitted_at_last_outage = results.submitted_count
-        return results.submitted_count - results.pending_count < self._submitted_at_last_outage
-
     async def run(self) -> None:
         """Claim until stopped: at once while due tasks are left, else after `wake` or a timeout."""
         while not self._is_stopping:
@@ -142,7 +132,8 @@ class Scheduler:
                 _logger.exception("claim failed")
             else:
                 next_at = claim.next_at
-                if claim.tasks and next_at is not None and next_at <= claim.now:
+                has_leased = claim.tasks or claim.renewed_tasks
+                if has_leased and next_at is not None and next_at <= claim.now:
                     continue
             await asyncio.sleep(_MIN_PAUSE_S)
             with suppress(TimeoutError):

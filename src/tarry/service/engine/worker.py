@@ -106,6 +106,18 @@ class Worker:
         else:
             self.leased_tasks.add(tasks, contents)
 
+    def adopt_renewed(self, tasks: Sequence[Task]) -> None:
+        """Adopt the new ends of leases that the store has renewed; release unknown leases.
+
+        A lease is unknown if the reply of the store was lost, or its result could not be written.
+        """
+        for task in tasks:
+            leased_task = self.leased_tasks.get(task.id)
+            if leased_task is not None and leased_task.task.version == task.version:
+                leased_task.task.wake_at = task.wake_at
+            else:  # superseded, if the release or result of the task is being written
+                self.result_writer.release_unadded([task])
+
     def _start_due_tasks(self) -> None:
         """Start due tasks, while `AttemptSlots` admits their lanes."""
         if self._is_start_scheduled:

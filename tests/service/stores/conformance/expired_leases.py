@@ -15,6 +15,8 @@ from tests.service.stores.harness import (
     conformance_case,
     retry_result,
     success_result,
+    task,
+    task_numbers,
 )
 
 
@@ -51,6 +53,40 @@ async def an_abandoned_task_is_claimed_again(harness: StoreHarness) -> None:
 
 
 @conformance_case
+async def an_expired_lease_of_the_claiming_worker_is_renewed(harness: StoreHarness) -> None:
+    """The worker is alive, so no attempt is lost: its result and its release are still applied."""
+    tasks = [await harness.lease_new_task(number) for number in (1, 2)]
+    harness.clock.advance(HOUR_MS)
+
+    claimed = await harness.claim()
+
+    renewed = [replace(old, wake_at=START_MS + HOUR_MS + LEASE.length_ms) for old in tasks]
+    assert (renewed, [], 0) == (claimed.renewed_tasks, claimed.tasks, claimed.lost_attempts)
+    assert renewed == [await harness.get_task(number) for number in (1, 2)]
+    assert [] == (await harness.claim()).renewed_tasks
+    assert [] == (await harness.claim(OTHER_LEASE)).tasks
+    assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(tasks[0])])
+    assert [FinishStatus.APPLIED] == await harness.store.release([Release(tasks[1])])
+    assert [tasks[1].id] == [task.id for task in (await harness.claim(OTHER_LEASE)).tasks]
+    assert {Status.SUCCEEDED: 1, Status.IN_FLIGHT: 1} == await harness.counts()
+
+
+@conformance_case
+async def renewed_leases_count_towards_the_limit(harness: StoreHarness) -> None:
+    """A claim renews no more leases than it may lease tasks, and continues with the next claim."""
+    for number in (1, 2, 3):
+        await harness.lease_new_task(number)
+    harness.clock.advance(HOUR_MS)
+    await harness.add(task(4))
+
+    first = await harness.claim(limit=2)
+    second = await harness.claim(limit=2)
+
+    assert ([1, 2], []) == (task_numbers(first.renewed_tasks), first.tasks)
+    assert ([3], [4]) == (task_numbers(second.renewed_tasks), task_numbers(second.tasks))
+
+
+@conformance_case
 async def a_lease_is_valid_until_its_end(harness: StoreHarness) -> None:
     """A lease that ends within the claim's horizon has not expired."""
     old = await harness.lease_new_task(1)
@@ -83,10 +119,10 @@ async def the_result_of_a_lost_lease_is_superseded(harness: StoreHarness) -> Non
 async def every_abandoned_attempt_is_logged(harness: StoreHarness) -> None:
     """Lost attempts are numbered consecutively, also across crashes of the store."""
     leased = await harness.lease_new_task(1)
-    for _ in range(3):
+    for number in range(3):
         harness.clock.advance(LEASE.length_ms)
         await harness.reopen()
-        [leased] = (await harness.claim()).tasks
+        [leased] = (await harness.claim(replace(LEASE, worker=f"worker {number}"))).tasks
 
     assert 3 == leased.attempts
     attempts = await harness.store.list_attempts("acme", leased.id)

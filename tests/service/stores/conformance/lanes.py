@@ -194,7 +194,7 @@ async def a_paused_lane_is_not_claimed(harness: StoreHarness) -> None:
     assert [] == claimed.tasks
     assert claimed.next_at is None or claimed.next_at > harness.clock.now
     await harness.store.resume(LANE)
-    assert 2 == len((await harness.claim()).tasks)
+    assert 2 == len((await harness.claim(OTHER_LEASE)).tasks)
 
 
 @conformance_case

@@ -344,6 +344,13 @@ class ReferenceState:
         """Lease a task to a worker."""
         self.change(row, now, **fields, **_lease_fields(terms, next_attempt_at, now))
 
+    def renew_lease(self, row: Row, terms: LeaseTerms, now: int) -> None:
+        """Renew an expired lease; the version of the task stays the same."""
+        self.queues[row.task.lane].expired.discard(row.number)
+        fields = _lease_fields(terms, row.task.next_attempt_at, now)
+        row.task = msgspec.structs.replace(row.task, **fields)
+        self._add_to_heap(row, now)
+
     def set_pending(self, row: Row, next_attempt_at: int, now: int, **fields: Any) -> None:
         """Make a task PENDING; it is due at `next_attempt_at`."""
         fields |= {"status": Status.PENDING, "worker": None}

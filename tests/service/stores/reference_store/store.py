@@ -173,6 +173,10 @@ class ReferenceStore:
         claimed_count, tasks_before = 0, len(claimed.tasks)
         for row in queue.pop_claimable(free_slots, now, now + terms.horizon_ms):
             claimed_count += 1
+            if row.task.worker == terms.worker:
+                state.renew_lease(row, terms, now)
+                claimed.renewed_tasks.append(copy(row.task))
+                continue
             claimed.lost_attempts += row.task.status is Status.IN_FLIGHT
             if self._lease(row, terms, now):
                 claimed.tasks.append(copy(row.task))

@@ -21,6 +21,7 @@ from tarry.service.stores.sqlite import SqliteStore, store, worker_locks
 from tarry.service.stores.sqlite.worker_locks import LeaderLock, WorkerLock
 from tests.service.stores.harness import (
     HOUR_MS,
+    LEASE,
     OTHER_LEASE,
     START_MS,
     ManualClock,
@@ -193,7 +194,7 @@ def test_leases_of_a_closed_store_are_recovered(tmp_path: Path) -> None:
         assert [] == (await second.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
         await first.close()
         await second.sweep(RETENTION, 10)
-        assert 3 == len((await second.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks)
+        assert 3 == len((await second.claim(LEASE, limit=10, per_lane=10)).tasks)
         await second.close()
 
     asyncio.run(main())

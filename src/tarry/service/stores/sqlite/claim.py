@@ -114,6 +114,7 @@ def claim(
     rotation = ClaimRotation(tx, terms.horizon_ms, limit, skipped_lanes)
     served_lane_ids: set[int] = set()
     leased: list[tuple[int, int, Task]] = []  # (due time, `seq`, task)
+    renewed: list[Task] = []
     consecutive_opens: dict[str, int] = {}  # by name of a half-open lane
     lanes, slots_left = rotation.lanes(), limit
     while slots_left > 0 and (lane := next(lanes, None)):
@@ -122,7 +123,7 @@ def claim(
             continue
         slots_left -= len(rows)
         served_lane_ids.add(lane.id)
-        leased_of_lane = _lease_rows(tx, lane, terms, rows)
+        leased_of_lane = _lease_rows(tx, lane, terms, rows, renewed)
         leased += leased_of_lane
         if leased_of_lane and lane.parked_until is not None:
             consecutive_opens[lane.name] = lane.consecutive_opens
@@ -131,7 +132,7 @@ def claim(
     tasks = [task for _, _, task in leased]
     next_at = rotation.end_claim(is_full=slots_left <= 0)
     lost_attempts = tx.lost_attempts - lost_before_claim
-    return ClaimResult(tx.now, tasks, consecutive_opens, next_at, lost_attempts)
+    return ClaimResult(tx.now, tasks, consecutive_opens, next_at, lost_attempts, renewed)
 
 
 def _find_claimable(
@@ -167,24 +168,31 @@ def _move_to_end(rows: list[Row], seq: int | None) -> list[Row]:
 
 
 def _lease_rows(
-    tx: Transaction, lane: LaneRow, terms: LeaseTerms, rows: list[Row]
+    tx: Transaction, lane: LaneRow, terms: LeaseTerms, rows: list[Row], renewed: list[Task]
 ) -> list[tuple[int, int, Task]]:
-    """Lease the tasks in `rows`; return due time, `seq` and task of each leased task."""
+    """Lease the tasks in `rows`; return due time, `seq` and task of each leased task.
+
+    Expired leases of the claiming worker are renewed, and their tasks added to `renewed`.
+    """
     worker = tx.names.worker_id(terms.worker)
     leased: list[tuple[int, int, Task]] = []
     parameters: list[Any] = []
     for row in rows:
         task = decode_task(row)
-        if task.status is Status.IN_FLIGHT and _end_lost_attempt(tx, task, row):
+        is_renewal = task.worker == terms.worker  # PENDING tasks have no worker
+        if task.status is Status.IN_FLIGHT and not is_renewal and _end_lost_attempt(tx, task, row):
             continue
         task.status = Status.IN_FLIGHT
-        task.version += 1
+        task.version += not is_renewal
         task.worker = terms.worker
         task.wake_at = max(tx.now, task.next_attempt_at) + terms.length_ms
         seq, tenant, _, policy = row[SEQ:]
         parameters += (seq, task.wake_at, task.next_attempt_at, task.version)
         parameters += (task.attempts, task.lost_attempts, worker)
-        leased.append((task.next_attempt_at, seq, task))
+        if is_renewal:
+            renewed.append(task)
+        else:
+            leased.append((task.next_attempt_at, seq, task))
         tx.count_transition(tenant, lane, policy, row[STATUS], IN_FLIGHT)
     _LEASE_TASKS.execute(tx.execute, parameters)
     return leased
