@@ -130,6 +130,7 @@ class Service:
             max_lane_running_attempts=settings.lane_in_flight,
             max_tenant_unfinished_tasks=settings.tenant_pending or None,
             max_tenant_lanes=settings.tenant_lanes or None,
+            tenant_tasks_per_s=settings.tenant_rate or None,
         )
         patterns = [
             LimitPattern(each.tenant, each.lane, each.limits) for each in settings.downstreams
@@ -193,7 +194,6 @@ class Service:
                     max_request_bytes=settings.max_body_bytes,
                     inline_body_bytes=settings.inline_body_bytes,
                     max_attempt_timeout_s=settings.max_attempt_timeout_ms / 1000,
-                    tenant_tasks_per_s=settings.tenant_rate or None,
                 ),
             ),
             version=version("tarry"),

@@ -129,7 +129,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, _help("Maximum lanes (target hosts and lane keys) of a tenant; 0: no limit", ge=0)
     ] = defaults.MAX_TENANT_LANES
     tenant_rate: Annotated[
-        float, _help("Maximum number of tasks that a tenant may add per second; 0: no limit", ge=0)
+        float,
+        _help(
+            "Maximum tasks that a tenant may add, retry and replay per second; 0: no limit", ge=0
+        ),
     ] = 0.0
     keep_succeeded_ms: Annotated[int, _help("Retention of succeeded and cancelled tasks", ge=1)] = (
         604_800_000

@@ -62,6 +62,8 @@ MAX_SIGNING_SECRETS = 1_000
 """Maximum number of signing secrets of a tenant that have not expired."""
 MAX_LANE_SIGNING_SECRETS = 10
 """Those with the same lane. Each of them adds a signature to every attempt."""
+REPLAY_QUOTA_PAUSE_MS = 1000
+"""The pause of a replay whose tenant has as many live tasks as its quota allows."""
 _MAX_REPLAY_PAUSE_MS = 1e12
 """About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
 REPLAY_COUNT_INTERVAL_MS = 1000
@@ -251,6 +253,8 @@ class RetryNowStatus(StrEnum):
     """The task is leased, so nothing was changed."""
     SUCCEEDED = "succeeded"
     """The task cannot be retried any more."""
+    OVER_QUOTA = "over_quota"
+    """The task is finished, and its tenant has reached its quota of live tasks."""
 
 
 class PolicyWriteStatus(StrEnum):
@@ -489,14 +493,17 @@ class Store(Protocol):
         """Cancel a task; if it is leased, only request its cancellation. None: no such task."""
         ...
 
-    async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
+    async def retry_now(
+        self, tenant: str, task_id: str, *, quota: int | None = None
+    ) -> RetryNowStatus | None:
         """Make a task due now, unless it is IN_FLIGHT or SUCCEEDED; None: no such task.
 
         A PENDING task that is overdue keeps its due time. An EXHAUSTED or CANCELLED task is
         replayed: `first_due_at` is set to now, and `replays` is incremented.
         `attempts_before_replay` is set to `attempts`, so that the policy does not count the
         attempts so far. `lost_attempts`, `previous_delay`, `backoff_offset`, `last_outcome_kind`
-        and `cancelling` are reset.
+        and `cancelling` are reset. `quota` limits the live tasks of the tenant; a finished task
+        that would exceed it does not change.
         """
         ...
 
@@ -525,6 +532,8 @@ class Store(Protocol):
         cursor: str | None,
         task_ids: Sequence[str],
         next_cursor: str | None,
+        *,
+        quota: int | None = None,
     ) -> ReplayRecord | None:
         """Make a step of a replay, if it is due; return the replay, or None if it does not exist.
 
@@ -534,6 +543,9 @@ class Store(Protocol):
         None: all dead letters were replayed. After n replayed tasks the next step is due n / rate
         seconds later, counted from the due time of this step. So a replay that is behind catches
         up, on at most `MAX_REPLAY_LAG_MS`.
+
+        `quota` limits the live tasks of the tenant. If it allows only the first of the tasks, or
+        none, the replay continues there after `REPLAY_QUOTA_PAUSE_MS`.
 
         Each step also counts replayed tasks that have finished since the last step. The replay is
         done when all have finished. A task that was deleted is counted as `DELETED`.

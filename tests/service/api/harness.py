@@ -31,6 +31,7 @@ from tarry.service.engine.lanes import Lanes, build_downstream
 from tarry.service.engine.limits import LimitTable
 from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
+from tarry.service.engine.rate_limits import TenantRateLimiter
 from tarry.service.engine.reporting import Event, FinishedTask, Reporter
 from tarry.service.engine.signers import SignerCache
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
@@ -73,12 +74,7 @@ class FakeEngine:
     """An engine that applies operations to the store and makes no attempts."""
 
     def __init__(
-        self,
-        store: ReferenceStore,
-        time: FakeTime,
-        quota: int | None,
-        lane_quota: int | None,
-        payloads: FakePayloads,
+        self, store: ReferenceStore, time: FakeTime, limits: EngineLimits, payloads: FakePayloads
     ) -> None:
         self.store = store
         self.clock = StoreClock(time.seconds)
@@ -100,7 +96,12 @@ class FakeEngine:
             failing_interval_s=5.0,
         )
         self.limit_table = LimitTable(max_in_flight=1)
-        self.limits = EngineLimits(max_tenant_unfinished_tasks=quota, max_tenant_lanes=lane_quota)
+        self.limits = limits
+        self.rate_limiter: TenantRateLimiter | None = None
+        if limits.tenant_tasks_per_s is not None:
+            self.rate_limiter = TenantRateLimiter(
+                limits.tenant_tasks_per_s, limits.tenant_burst, time.seconds
+            )
         self.error: Exception | None = None
         """Raised by `submit` when set."""
         self.waited_for: asyncio.Queue[str] = asyncio.Queue()
@@ -132,7 +133,8 @@ class FakeEngine:
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
         """Make a task due."""
-        return await self.store.retry_now(tenant, task_id)
+        quota = self.limits.max_tenant_unfinished_tasks
+        return await self.store.retry_now(tenant, task_id, quota=quota)
 
     async def pause(self, lane: str) -> None:
         """Pause a lane."""
@@ -252,6 +254,8 @@ class ApiHarness:
         keys: bool = False,
         quota: int | None = None,
         lane_quota: int | None = None,
+        rate: float | None = None,
+        burst: float = 1_000.0,
         limits: ApiLimits | None = None,
         grpc: bool = True,
         operator: str = "",
@@ -259,8 +263,14 @@ class ApiHarness:
     ) -> None:
         self.time = FakeTime()
         self.store = ReferenceStore(self.time.milliseconds)
+        engine_limits = EngineLimits(
+            max_tenant_unfinished_tasks=quota,
+            max_tenant_lanes=lane_quota,
+            tenant_tasks_per_s=rate,
+            tenant_burst=burst,
+        )
         self.payloads = FakePayloads()
-        self.engine = FakeEngine(self.store, self.time, quota, lane_quota, self.payloads)
+        self.engine = FakeEngine(self.store, self.time, engine_limits, self.payloads)
         self.codec = Codec()
         numbers = count(1)
         self.context = ApiContext(

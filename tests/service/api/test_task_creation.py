@@ -538,7 +538,7 @@ def test_a_request_above_the_rate_limit_is_429() -> None:
         assert 201 == (await api.request("POST", "/retry-tasks", document)).status
         assert 5 == await api.count_tasks()
 
-    run_with_api(test, limits=ApiLimits(tenant_tasks_per_s=2.0, tenant_burst=2.0))
+    run_with_api(test, rate=2.0, burst=2.0)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,7 @@ from tarry.service.api.context import ApiLimits
 from tests.service.api.harness import TARGET, ApiHarness, Response, run_with_api
 
 TASK = json.dumps({"targetUrl": TARGET, "idempotencyKey": "k"}).encode()
-SMALL_LIMITS = ApiLimits(
-    max_request_bytes=4096, inline_body_bytes=64, tenant_tasks_per_s=1.0, tenant_burst=3.0
-)
+SMALL_LIMITS = ApiLimits(max_request_bytes=4096, inline_body_bytes=64)
 JSON = {"content-type": "application/json"}
 
 
@@ -62,7 +60,7 @@ def send_on_both_paths(
 def test_responses_are_equal(body: bytes, headers: dict[str, str], statuses: list[int]) -> None:
     """Status, headers, body and the number of stored tasks are equal."""
     (complete, stored), (chunks, stored_chunked) = send_on_both_paths(
-        body, headers, limits=SMALL_LIMITS
+        body, headers, limits=SMALL_LIMITS, rate=1.0, burst=3.0
     )
     assert statuses == [response.status for response in complete]
     assert [response.messages for response in chunks] == [

@@ -283,6 +283,24 @@ def test_the_key_of_a_cancelled_task_can_be_used_again() -> None:
     run_with_api(test)
 
 
+def test_a_retry_above_a_limit_of_the_tenant_is_429() -> None:
+    """A retry takes a token like a new task, and a dead letter needs quota to be replayed."""
+
+    async def test(api: ApiHarness) -> None:
+        dead = f"/retry-tasks/{(await api.create())['taskId']}/retry"
+        await api.exhaust_due_tasks()
+        pending = f"/retry-tasks/{(await api.create(delayMs=60_000))['taskId']}/retry"
+        over_quota = await api.request("POST", dead)
+        assert (429, "10") == (over_quota.status, over_quota.header("retry-after"))
+        assert "1 unfinished tasks (setting tenant_pending)" in over_quota.problem["detail"]
+        assert 200 == (await api.request("POST", pending)).status
+        over_rate = await api.request("POST", pending)
+        assert (429, "1") == (over_rate.status, over_rate.header("retry-after"))
+        assert "2 tasks per second (setting tenant_rate)" in over_rate.problem["detail"]
+
+    run_with_api(test, quota=1, rate=2.0, burst=4.0)
+
+
 def test_a_task_that_is_being_cancelled_is_not_retried() -> None:
     """A retry gets a 409 while the last attempt runs; then the task is no longer cancelling."""
 

@@ -1,4 +1,4 @@
-"""Maintenance: rate, order and failures of replays; deletion of bodies; rates of lanes."""
+"""Maintenance: rate, order, quotas and failures of replays; bodies; rates of lanes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tarry.service.delivery import DeliveryResult
-from tarry.service.engine.context import BODY_STORE
+from tarry.service.delivery import DeliveryRequest, DeliveryResult
+from tarry.service.engine.context import BODY_STORE, EngineLimits
 from tarry.service.engine.maintenance import replay_step_size
-from tarry.service.model import ReplayRecord
+from tarry.service.model import ReplayRecord, Status
 from tarry.service.payloads import BodyStoreUnavailable
-from tarry.service.store import LaneLimits
+from tarry.service.store import LaneLimits, TaskFilter
 from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.reference_store import ReferenceStore
 
@@ -117,14 +117,69 @@ def test_replay_is_done_when_its_tasks_have_finished() -> None:
     run(main)
 
 
+def test_replays_of_a_tenant_share_its_rate() -> None:
+    """Two replays and the new tasks of a tenant together keep the tenant's rate."""
+
+    async def main() -> None:
+        target = FakeTarget()
+        limits = EngineLimits(tenant_tasks_per_s=10.0, tenant_burst=20.0)
+        harness = EngineHarness(target, limits=limits)
+        await harness.engine.start()
+        await add_dead_letters(harness, target, 200)
+        for replay_id, rate in (("a", 0.0), ("b", 500.0)):
+            await harness.store.start_replay(
+                ReplayRecord(id=replay_id, tenant="default", rate=rate)
+            )
+        await asyncio.sleep(10)
+
+        assert 100 <= len(target.times) <= 10 * 10 + 20
+        limiter = harness.engine.rate_limiter
+        assert limiter is not None
+        assert limiter.take_up_to("default", 20) <= 1  # the replays take the tokens
+        assert 0 == limiter.take("other", 1)
+        await asyncio.sleep(15)
+        assert 200 == len(target.times)
+        await harness.engine.stop(0)
+
+    run(main)
+
+
+def test_replays_keep_the_quota_of_unfinished_tasks() -> None:
+    """A replay revives no more tasks than the tenant may have unfinished."""
+
+    async def main() -> None:
+        async def hang(_request: DeliveryRequest) -> DeliveryResult:
+            await asyncio.sleep(20.0)
+            return OK
+
+        target = FakeTarget()
+        harness = EngineHarness(target, limits=EngineLimits(max_tenant_unfinished_tasks=5))
+        await harness.engine.start()
+        for _ in range(3):
+            await add_dead_letters(harness, target, 4)
+        target.responses = [hang]
+        await harness.store.start_replay(ReplayRecord(id="a", tenant="default"))
+        await asyncio.sleep(10)
+        dead = TaskFilter(status=Status.EXHAUSTED)
+        assert 7 == len((await harness.store.list_tasks("default", dead)).items)
+
+        await asyncio.sleep(60)
+        assert [] == (await harness.store.list_tasks("default", dead)).items
+        await harness.engine.stop(0)
+
+    run(main)
+
+
 class FailingReplayStore(ReferenceStore):
     """A store that fails for the replay `a`."""
 
-    async def replay_step(self, replay_id: str, *arguments: Any) -> ReplayRecord | None:
+    async def replay_step(
+        self, replay_id: str, *arguments: Any, quota: int | None = None
+    ) -> ReplayRecord | None:
         """Fail for the replay `a`."""
         if replay_id == "a":
             raise OverflowError
-        return await super().replay_step(replay_id, *arguments)
+        return await super().replay_step(replay_id, *arguments, quota=quota)
 
 
 def test_failing_replay_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:

@@ -207,7 +207,9 @@ def task_numbers(tasks: list[Task]) -> list[int]:
     return [int(found.id[-12:], 16) for found in tasks]
 
 
-async def step_replay(store: Store, replay_id: str, limit: int = 100) -> ReplayRecord | None:
+async def step_replay(
+    store: Store, replay_id: str, limit: int = 100, quota: int | None = None
+) -> ReplayRecord | None:
     """Make a step of a replay of acme or beta, as the maintenance of the service does."""
     for tenant in ("acme", "beta"):
         replay = await store.get_replay(tenant, replay_id)
@@ -217,7 +219,9 @@ async def step_replay(store: Store, replay_id: str, limit: int = 100) -> ReplayR
                 tenant, task_filter, cursor=replay.cursor, limit=limit, oldest_first=True
             )
             task_ids = [found.id for found in page.items]
-            return await store.replay_step(replay_id, replay.cursor, task_ids, page.cursor)
+            return await store.replay_step(
+                replay_id, replay.cursor, task_ids, page.cursor, quota=quota
+            )
     return await store.replay_step(replay_id, None, [], None)
 
 

@@ -57,6 +57,7 @@ from tests.service.stores.strategies import (
     maybe_lane,
     maybe_policy,
     maybe_reason,
+    quotas,
     result_drafts,
     search_fields,
     task_drafts,
@@ -121,7 +122,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         drafts=st.lists(task_drafts, min_size=1, max_size=4),
         lease=st.one_of(st.none(), leases),
-        quota=st.sampled_from([None, None, 3, 8]),
+        quota=quotas,
         lane_quota=st.sampled_from([None, None, 1, 2]),
     )
     def add(
@@ -319,14 +320,16 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self.comparison.call_and_compare(lambda store: store.unpark(lane))
 
-    @rule(tenant=tenants, number=st.integers(0, 30), cancel=st.booleans())
-    def cancel_or_retry(self, tenant: str, number: int, cancel: bool) -> None:
+    @rule(tenant=tenants, number=st.integers(0, 30), cancel=st.booleans(), quota=quotas)
+    def cancel_or_retry(self, tenant: str, number: int, cancel: bool, quota: int | None) -> None:
         """Cancel a task or retry it now, perhaps with the wrong tenant."""
         chosen_id = task_id(number % (self.last_task_number + 1))
         if cancel:
             self.comparison.call_and_compare(lambda store: store.cancel(tenant, chosen_id))
         else:
-            self.comparison.call_and_compare(lambda store: store.retry_now(tenant, chosen_id))
+            self.comparison.call_and_compare(
+                lambda store: store.retry_now(tenant, chosen_id, quota=quota)
+            )
 
     @rule(
         tenant=tenants,
@@ -380,7 +383,7 @@ class StoreMachine(RuleBasedStateMachine):
             lambda store: store.count_tasks(tenant, search_of_replay(record).filter)
         )
         self.comparison.call_and_compare(lambda store: store.start_replay(record))
-        self.continue_replay(0, limit, tenant, cancel=False)
+        self.continue_replay(0, limit, tenant, cancel=False, quota=None)
 
     def replay_id(self, age: int) -> str:
         """Return the id of the last replay, or of the replay `age` before it."""
@@ -392,8 +395,11 @@ class StoreMachine(RuleBasedStateMachine):
         limit=st.integers(1, 4),
         tenant=tenants,
         cancel=st.sampled_from([False, False, False, True]),
+        quota=quotas,
     )
-    def continue_replay(self, age: int, limit: int, tenant: str, cancel: bool) -> None:
+    def continue_replay(
+        self, age: int, limit: int, tenant: str, cancel: bool, quota: int | None
+    ) -> None:
         """Make a step of a replay, or cancel it."""
         chosen_id = self.replay_id(age)
 
@@ -401,7 +407,7 @@ class StoreMachine(RuleBasedStateMachine):
             record = await (
                 store.cancel_replay(tenant, chosen_id)
                 if cancel
-                else step_replay(store, chosen_id, limit)
+                else step_replay(store, chosen_id, limit, quota)
             )
             return record and replace(record, cursor=None, count_cursor=None)
 

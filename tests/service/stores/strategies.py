@@ -24,6 +24,7 @@ delays = st.sampled_from([0, 0, 1, 500, 1000, 1001, 5000, HOUR_MS])
 maybe_policy = st.sampled_from([None, *POLICIES])
 maybe_reason = st.sampled_from([None, *REASONS])
 maybe_lane = st.one_of(st.none(), lanes)
+quotas = st.sampled_from([None, None, 3, 8])
 filters: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.just({}),
     st.fixed_dictionaries({"reason": st.sampled_from(REASONS)}),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one request, one tenant and one process."""
+    """Limits of one request and one process."""
 
     max_request_bytes: int = defaults.MAX_REQUEST_BYTES
     """Largest JSON body of a request, except a batch."""
@@ -39,10 +39,6 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Open event streams. A tenant may have as many as are still free."""
     max_attempt_timeout_s: float = defaults.MAX_ATTEMPT_TIMEOUT_MS / 1000
     """Longest attempt timeout of a policy. Leases are longer than this."""
-    tenant_tasks_per_s: float | None = None
-    """Tasks that a tenant may add per second on average (setting `tenant_rate`); None: no limit."""
-    tenant_burst: float = 1_000.0
-    """Tasks that a tenant may add at once in spite of `tenant_tasks_per_s`."""
 
 
 class ApiContext(msgspec.Struct, frozen=True, kw_only=True):

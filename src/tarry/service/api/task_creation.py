@@ -16,6 +16,11 @@ from tarry.idempotency.request import MalformedKey, parse_key
 from tarry.service.api import problems
 from tarry.service.api.messages import PendingResponse, decode_json, json_response
 from tarry.service.api.problems import ApiError
+from tarry.service.api.quotas import (
+    charge_rate_limit,
+    too_many_lanes,
+    too_many_unfinished_tasks,
+)
 from tarry.service.api.routing import Operation
 from tarry.service.api.task_validation import TaskBuilder
 from tarry.service.api.tasks import WAIT_HEADER, prefers_minimal
@@ -26,7 +31,7 @@ from tarry.wire import tasks as wire
 from tarry.wire.tasks import BatchResult, RetryTask, RetryTaskRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Sequence
 
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, ApiResponse
@@ -40,10 +45,7 @@ _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _YIELD_EVERY_TASKS = 50
 """Number of tasks after which `create_batch` yields to the event loop."""
-_QUOTA_RETRY_AFTER_S = 10.0
-"""`Retry-After` for a tenant at its quota of live tasks (PENDING or IN_FLIGHT) or of lanes."""
 _MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
-_MAX_TENANT_BUCKETS = 10_000
 _MAX_CONSECUTIVE_STORE_FAILURES = 3
 """After this many failures of the store in a row, the remaining tasks of a batch that need
 `finish_building` are rejected."""
@@ -67,35 +69,6 @@ _typed_batch_decoder = msgspec.json.Decoder(_TypedBatch)
 _key_decoder = msgspec.json.Decoder(_IdempotencyKeyOnly)
 
 
-class TenantRateLimiter:
-    """One token bucket per tenant."""
-
-    def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:
-        """`rate` is in tokens per second, `burst` the size of a bucket."""
-        self._rate = rate
-        self._burst = burst
-        self._now = monotonic
-        self._buckets: dict[str, tuple[float, float]] = {}
-        """By tenant: balance in tokens, and time of the last change. Least recently used first."""
-
-    def take(self, tenant: str, token_count: int) -> float:
-        """If there is a token, take `token_count` and return 0. The balance may become negative.
-
-        Otherwise, take none and return the seconds until there is a token.
-        """
-        now = self._now()
-        balance, updated_at = self._buckets.pop(tenant, (self._burst, now))
-        balance = min(self._burst, balance + (now - updated_at) * self._rate)
-        wait_s = (1.0 - balance) / self._rate if balance < 1.0 else 0.0
-        if not wait_s:
-            balance -= token_count
-        if len(self._buckets) >= _MAX_TENANT_BUCKETS:
-            # The least recently used bucket is probably full again; a full bucket is like none.
-            del self._buckets[next(iter(self._buckets))]
-        self._buckets[tenant] = balance, now
-        return wait_s
-
-
 class TaskCreation:
     """Creates tasks. A task is stored durably before the response 201 is sent."""
 
@@ -103,10 +76,7 @@ class TaskCreation:
         self._context = context
         self._result_waiter = result_waiter
         self._task_builder = TaskBuilder(context)
-        self._rate_limiter: TenantRateLimiter | None = None
-        rate, burst = context.limits.tenant_tasks_per_s, context.limits.tenant_burst
-        if rate is not None:
-            self._rate_limiter = TenantRateLimiter(rate, burst, context.monotonic)
+        self._rate_limiter = context.engine.rate_limiter
 
     @Operation(
         "POST",
@@ -145,7 +115,7 @@ class TaskCreation:
         # An invalid traceparent is ignored (W3C Trace Context).
         if b"traceparent" in headers and _TRACEPARENT.fullmatch(headers[b"traceparent"]):
             trace = headers[b"traceparent"].decode()
-        self._charge_rate_limit(request.tenant, 1)
+        charge_rate_limit(self._rate_limiter, request.tenant, 1)
         new_task, content = self._task_builder.build_task(
             request.tenant, task_request, idempotency_key, trace
         )
@@ -190,7 +160,7 @@ class TaskCreation:
         if len(tasks) > wire.MAX_BATCH_SIZE:
             rule = f"must have at most {wire.MAX_BATCH_SIZE} entries"
             raise problems.invalid("tasks", rule, len(tasks))
-        self._charge_rate_limit(request.tenant, len(tasks))
+        charge_rate_limit(self._rate_limiter, request.tenant, len(tasks))
         results: list[BatchResult | None] = []  # None: the task is valid, but not added yet
         new_tasks: list[NewTask] = []
         contents: list[TaskContent] = []
@@ -261,14 +231,6 @@ class TaskCreation:
             raise problems.too_large(max_bytes)
         return decode_json(_task_decoder, task)
 
-    def _charge_rate_limit(self, tenant: str, task_count: int) -> None:
-        """Take one token per new task from the tenant's bucket, or raise ApiError (429)."""
-        limiter = self._rate_limiter
-        if limiter is not None and (wait_s := limiter.take(tenant, task_count)):
-            rate = self._context.limits.tenant_tasks_per_s
-            detail = f"A tenant may add {rate:g} tasks per second (setting tenant_rate)."
-            raise problems.TENANT_LIMIT.error(detail, headers=[problems.retry_after(wait_s)])
-
     def _status_and_view(self, result: AddResult, content: TaskContent) -> tuple[int, RetryTask]:
         status = _http_status(result, self._context.engine.limits)
         if result.status is AddStatus.ADDED:
@@ -290,18 +252,8 @@ def _http_status(add_result: AddResult, limits: EngineLimits) -> int:
         )
         raise problems.IDEMPOTENCY_KEY_REUSED.error(detail, field="idempotencyKey")
     if status is AddStatus.TOO_MANY_LANES:
-        detail = (
-            f"The tenant has reached its limit of {limits.max_tenant_lanes:,} lanes (setting "
-            "tenant_lanes). Each target host and each laneKey has a lane. Use existing ones."
-        )
-    else:
-        detail = (
-            f"The tenant has reached its limit of {limits.max_tenant_unfinished_tasks:,} "
-            "unfinished tasks (setting tenant_pending). Wait until tasks are finished, or cancel "
-            "some."
-        )
-    retry_after = problems.retry_after(_QUOTA_RETRY_AFTER_S)
-    raise problems.TENANT_LIMIT.error(detail, headers=[retry_after])
+        raise too_many_lanes(limits)
+    raise too_many_unfinished_tasks(limits)
 
 
 def _task_response(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) -> ApiResponse:

@@ -19,6 +19,7 @@ from tarry.service.api.messages import (
     decode_json,
     json_response,
 )
+from tarry.service.api.quotas import charge_rate_limit, too_many_unfinished_tasks
 from tarry.service.api.routing import Operation
 from tarry.service.api.task_validation import check_epoch_ms
 from tarry.service.api.views import stored_task_view
@@ -278,11 +279,15 @@ class TaskResource:
         )
         return json_response(200, explanation)
 
-    @Operation("POST", f"{_TASK_PATH}/retry", "retryTask", RetryTask, (200, 202), errors=(409,))
+    @Operation("POST", f"{_TASK_PATH}/retry", "retryTask", RetryTask, (200, 202), errors=(409, 429))
     async def retry(self, request: ApiRequest) -> ApiResponse:
         """Make the next attempt now, also of a dead or cancelled task. 202: an attempt runs."""
         request.parse_query(NoQuery)
-        retry_status = await self._context.engine.retry_now(request.tenant, _task_id(request))
+        engine, task_id = self._context.engine, _task_id(request)
+        charge_rate_limit(engine.rate_limiter, request.tenant, 1)
+        retry_status = await engine.retry_now(request.tenant, task_id)
+        if retry_status is RetryNowStatus.OVER_QUOTA:
+            raise too_many_unfinished_tasks(engine.limits)
         task = await self._find(request)
         status, is_running = task.status.name, retry_status is RetryNowStatus.IN_FLIGHT
         if retry_status is RetryNowStatus.SUCCEEDED:

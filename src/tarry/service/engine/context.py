@@ -49,6 +49,11 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """PENDING or IN_FLIGHT tasks of one tenant (setting `tenant_pending`); None: no limit."""
     max_tenant_lanes: int | None = defaults.MAX_TENANT_LANES
     """Lanes of one tenant (setting `tenant_lanes`); None: no limit."""
+    tenant_tasks_per_s: float | None = None
+    """Tasks that a tenant may add, retry and replay per second on average (setting `tenant_rate`);
+    None: no limit."""
+    tenant_burst: float = 1_000.0
+    """Tasks that a tenant may add at once in spite of `tenant_tasks_per_s`."""
 
 
 class Health:

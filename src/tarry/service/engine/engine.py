@@ -14,6 +14,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.engine.lanes import MAX_LANES
 from tarry.service.engine.limits import MAX_CONFIGURED_LANES
 from tarry.service.engine.maintenance import Maintenance
+from tarry.service.engine.rate_limits import TenantRateLimiter
 from tarry.service.engine.reporting import FinishedTask
 from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.worker import Worker
@@ -61,7 +62,8 @@ class Engine:
         self.limits: EngineLimits = context.limits
         self.worker: Worker = Worker(context)
         self.scheduler: Scheduler = Scheduler(context, self.worker, self._known_lease_ids)
-        self.maintenance: Maintenance = Maintenance(context, self.scheduler)
+        self.rate_limiter: TenantRateLimiter | None = _build_rate_limiter(context)
+        self.maintenance: Maintenance = Maintenance(context, self.scheduler, self.rate_limiter)
         self._ingest_queue: AsyncGroupCommit[_IngestItem, AddResult] = AsyncGroupCommit(
             self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.max_unwritten
         )
@@ -212,7 +214,8 @@ class Engine:
             leased_task.task.next_attempt_at = self._context.clock.now_ms()
             self.worker.leased_tasks.add([leased_task.task], [leased_task.content])
             return RetryNowStatus.DUE
-        status = await self._context.store.retry_now(tenant, task_id)
+        quota = self.limits.max_tenant_unfinished_tasks
+        status = await self._context.store.retry_now(tenant, task_id, quota=quota)
         if status is RetryNowStatus.DUE:
             self.scheduler.wake()
         return status
@@ -292,3 +295,10 @@ class Engine:
             rate_per_second=None if rate is None else round(rate, 1),
             concurrency_limit=downstream.limiter.limit,
         )
+
+
+def _build_rate_limiter(context: EngineContext) -> TenantRateLimiter | None:
+    rate, clock = context.limits.tenant_tasks_per_s, context.clock
+    if rate is None:
+        return None
+    return TenantRateLimiter(rate, context.limits.tenant_burst, lambda: clock.local_ms() / 1000)

@@ -11,14 +11,16 @@ import logging
 from math import ceil
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.context import BODY_STORE
 from tarry.service.payloads import BodyStoreUnavailable
-from tarry.service.store import Page
 from tarry.service.task_search import search_of_replay
 
 if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
+    from tarry.service.engine.rate_limits import TenantRateLimiter
     from tarry.service.engine.scheduler import Scheduler
     from tarry.service.model import ReplayRecord
 
@@ -36,9 +38,12 @@ _BUSY_PAUSE_S = 0.02  # after a step that left more work to do
 class Maintenance:
     """Runs the periodic work of one process."""
 
-    def __init__(self, context: EngineContext, scheduler: Scheduler) -> None:
+    def __init__(
+        self, context: EngineContext, scheduler: Scheduler, rate_limiter: TenantRateLimiter | None
+    ) -> None:
         self._context = context
         self._scheduler = scheduler
+        self._rate_limiter = rate_limiter
         self._next_body_search_at = self._next_idle_lane_check_at = self._next_store_limits_at = 0
 
     async def run_once(self) -> float:
@@ -102,17 +107,7 @@ class Maintenance:
             record: ReplayRecord | None = replay  # after the step, if one is due
             if replay.next_at <= self._context.clock.now_ms():
                 try:
-                    page: Page[str] = Page([], None)
-                    if replay.status == "running":
-                        page = await self._context.task_finder.find_ids(
-                            replay.tenant,
-                            search_of_replay(replay),
-                            cursor=replay.cursor,
-                            limit=replay_step_size(replay.rate),
-                        )
-                    record = await store.replay_step(
-                        replay.id, replay.cursor, page.items, page.cursor
-                    )
+                    record = await self._replay_step(replay)
                 except StoreUnavailable:
                     raise
                 except Exception:  # other replays continue
@@ -124,6 +119,34 @@ class Maintenance:
                 if record.needs_steps:
                     next_times.append(record.next_at)
         return min(next_times, default=None)
+
+    async def _replay_step(self, replay: ReplayRecord) -> ReplayRecord | None:
+        """Do one step of a replay, as far as the limits of its tenant allow."""
+        store, limiter = self._context.store, self._rate_limiter
+        if replay.status != "running":  # counts finished tasks
+            return await store.replay_step(replay.id, replay.cursor, [], None)
+        limit = replay_step_size(replay.rate)
+        if limiter is not None:
+            limit = limiter.take_up_to(replay.tenant, limit)
+            if not limit:
+                pause_ms = 1000 // _REPLAY_STEPS_PER_SECOND
+                next_at = self._context.clock.now_ms() + pause_ms
+                return msgspec.structs.replace(replay, next_at=next_at)
+        replayed_count = 0
+        try:
+            page = await self._context.task_finder.find_ids(
+                replay.tenant, search_of_replay(replay), cursor=replay.cursor, limit=limit
+            )
+            quota = self._context.limits.max_tenant_unfinished_tasks
+            record = await store.replay_step(
+                replay.id, replay.cursor, page.items, page.cursor, quota=quota
+            )
+            if record is not None:
+                replayed_count = record.replayed - replay.replayed
+            return record
+        finally:
+            if limiter is not None:
+                limiter.give_back(replay.tenant, limit - replayed_count)
 
     async def run(self) -> None:
         """Do maintenance until cancelled."""

@@ -275,6 +275,53 @@ async def without_a_rate_the_next_step_is_due_at_once(harness: StoreHarness) -> 
 
 
 @conformance_case
+async def a_replay_waits_for_the_quota(harness: StoreHarness) -> None:
+    """A step revives no more tasks than the quota allows, and continues when tasks are finished."""
+    await add_dead_letters(harness, 5)
+    await harness.add(task(10))
+    await harness.add(task(11, tenant="beta"))
+    await harness.store.start_replay(replay_of_all())
+
+    async def step() -> ReplayRecord:
+        found = await step_replay(harness.store, REPLAY_ID, 4, quota=3)
+        assert found is not None
+        return found
+
+    full = await step()
+    assert (("running", 2), START_MS + 1000) == (_status_and_count(full), full.next_at)
+    assert [0, 1, 10] == await pending_numbers(harness)
+    harness.clock.advance(1000)
+    full = await step()
+    assert (("running", 2), START_MS + 2000) == (_status_and_count(full), full.next_at)
+    for number in (0, 1):
+        await harness.store.cancel("acme", task_id(number))
+    assert full == await step()  # not due yet
+    harness.clock.advance(1000)
+    assert ("running", 4) == _status_and_count(await step())
+    for number in (2, 3):
+        await harness.store.cancel("acme", task_id(number))
+    harness.clock.advance(1000)
+    assert ("waiting", 5) == _status_and_count(await step())
+    await harness.store.cancel("acme", task_id(4))
+    harness.clock.advance(1000)
+    done = await step()
+    assert (("done", 5), {"CANCELLED": 5}) == (_status_and_count(done), done.finished)
+
+
+@conformance_case
+async def retry_now_of_a_dead_letter_needs_quota(harness: StoreHarness) -> None:
+    """A dead letter is not revived above the quota; a PENDING task is made due in any case."""
+    await harness.add_dead_letter(1)
+    await harness.add(task(2, next_attempt_at=START_MS + HOUR_MS))
+    before = await harness.get_task(1)
+
+    assert RetryNowStatus.OVER_QUOTA is await harness.store.retry_now("acme", task_id(1), quota=1)
+    assert before == await harness.get_task(1)
+    assert RetryNowStatus.DUE is await harness.store.retry_now("acme", task_id(2), quota=0)
+    assert RetryNowStatus.DUE is await harness.store.retry_now("acme", task_id(1), quota=2)
+
+
+@conformance_case
 async def a_replay_continues_after_a_crash(harness: StoreHarness) -> None:
     """Each dead letter is revived once, although the store crashes between steps."""
     await add_dead_letters(harness, 5)

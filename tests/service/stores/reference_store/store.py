@@ -28,6 +28,7 @@ from tarry.service.store import (
     MAX_PAGE_BYTES,
     MAX_SIGNING_SECRETS,
     REPLAY_COUNT_INTERVAL_MS,
+    REPLAY_QUOTA_PAUSE_MS,
     AddResult,
     AddStatus,
     AttemptsOfMinute,
@@ -122,8 +123,7 @@ class ReferenceStore:
             found = existing.task
             is_same = found.fingerprint == task.fingerprint
             return AddResult(AddStatus.EXISTING if is_same else AddStatus.CONFLICT, copy(found))
-        unfinished_count = tenant.counts[Status.PENDING] + tenant.counts[Status.IN_FLIGHT]
-        if quota is not None and unfinished_count >= quota:
+        if self._free_quota(task.tenant, quota) <= 0:
             return AddResult(AddStatus.OVER_QUOTA, copy(task))
         if lane_quota is not None and task.lane not in self.state.queues:
             lane_count = sum(name.startswith(f"{task.tenant}/") for name in self.state.queues)
@@ -136,6 +136,12 @@ class ReferenceStore:
         row = self.state.add(due_task, now, terms if new.lease_on_add else None)
         is_leased = row.task.status is Status.IN_FLIGHT
         return AddResult(AddStatus.ADDED, copy(row.task), is_leased)
+
+    def _free_quota(self, tenant: str, quota: int | None) -> int:
+        """Return how many more live tasks a tenant may have; a large number without a quota."""
+        counts = self.state.tenant(tenant).counts
+        live_count = counts[Status.PENDING] + counts[Status.IN_FLIGHT]
+        return 2**62 if quota is None else quota - live_count
 
     # --- claim ------------------------------------------------------------------------------------
 
@@ -453,7 +459,9 @@ class ReferenceStore:
         row.task.cancelling = True
         return CancelStatus.REQUESTED
 
-    async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
+    async def retry_now(
+        self, tenant: str, task_id: str, *, quota: int | None = None
+    ) -> RetryNowStatus | None:
         """Make a task due now, unless it is leased or succeeded."""
         row, now = self.state.row(task_id, tenant), self._clock()
         if row is None:
@@ -462,6 +470,8 @@ class ReferenceStore:
             case Status.PENDING:
                 self.state.set_pending(row, min(row.task.next_attempt_at, now), now)
             case Status.EXHAUSTED | Status.CANCELLED:
+                if self._free_quota(tenant, quota) <= 0:
+                    return RetryNowStatus.OVER_QUOTA
                 self.state.revive(row, now)
             case Status.IN_FLIGHT:
                 return RetryNowStatus.IN_FLIGHT
@@ -519,6 +529,8 @@ class ReferenceStore:
         cursor: str | None,
         task_ids: Sequence[str],
         next_cursor: str | None,
+        *,
+        quota: int | None = None,
     ) -> ReplayRecord | None:
         """If the replay is due, revive dead letters, and set the next due time."""
         replay, now = self.state.replays.get(replay_id), self._clock()
@@ -530,13 +542,17 @@ class ReferenceStore:
         if replay.status == "running":
             if replay.cursor != cursor:
                 return copy_replay(replay)
-            rows = self._find_dead_letters(replay.tenant, task_ids)
+            dead_letters = self._find_dead_letters(replay.tenant, task_ids)
+            rows = dead_letters[: max(0, self._free_quota(replay.tenant, quota))]
             for row in rows:
                 self.state.revive(row, now)
                 replayed_ids.add(row.task.id)
             replay.replayed += len(rows)
             replay.next_at = next_replay_step_at(replay, len(rows), now)
-            if next_cursor is None:
+            if len(rows) < len(dead_letters):
+                replay.next_at = max(replay.next_at, now + REPLAY_QUOTA_PAUSE_MS)
+                replay.cursor = str(rows[-1].number) if rows else cursor
+            elif next_cursor is None:
                 replay.status = "waiting"
             else:
                 replay.cursor = next_cursor

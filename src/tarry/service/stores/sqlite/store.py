@@ -186,8 +186,10 @@ class SqliteStore:
     async def cancel(self, tenant: str, task_id: str) -> store.CancelStatus | None:
         return await self.write(OperationCall(transitions.cancel, tenant, task_id))
 
-    async def retry_now(self, tenant: str, task_id: str) -> store.RetryNowStatus | None:
-        return await self.write(OperationCall(transitions.retry_now, tenant, task_id))
+    async def retry_now(
+        self, tenant: str, task_id: str, *, quota: int | None = None
+    ) -> store.RetryNowStatus | None:
+        return await self.write(OperationCall(transitions.retry_now, tenant, task_id, quota))
 
     async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
         await self.write(OperationCall(transitions.park, lane, until, probes, consecutive_opens))
@@ -322,9 +324,11 @@ class SqliteStore:
         cursor: str | None,
         task_ids: Sequence[str],
         next_cursor: str | None,
+        *,
+        quota: int | None = None,
     ) -> model.ReplayRecord | None:
         operation = OperationCall(
-            terminal_tasks.replay_step, replay_id, cursor, task_ids, next_cursor
+            terminal_tasks.replay_step, replay_id, cursor, task_ids, next_cursor, quota
         )
         return await self.write(operation, len(task_ids), urgent=False)
 

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.service.model import ReplayRecord, Status
-from tarry.service.store import REPLAY_COUNT_INTERVAL_MS, SweepResult, next_replay_step_at
+from tarry.service.store import (
+    REPLAY_COUNT_INTERVAL_MS,
+    REPLAY_QUOTA_PAUSE_MS,
+    SweepResult,
+    next_replay_step_at,
+)
 from tarry.service.stores.sqlite.queries import (
     DAY_MS,
     attempt_row_id,
@@ -140,6 +145,7 @@ def replay_step(
     cursor: str | None,
     task_ids: Sequence[str],
     next_cursor: str | None,
+    quota: int | None,
 ) -> ReplayRecord | None:
     """Replay dead letters and count finished tasks, if the replay is due; see `Store`."""
     replay, now = find_replay(tx, replay_id), tx.now
@@ -148,13 +154,21 @@ def replay_step(
     if replay.status == "running":
         if replay.cursor != cursor:
             return replay
-        dead_letters = _find_dead_letters(tx, replay.tenant, task_ids)
-        for packed_id, ids in dead_letters.items():
+        dead_letters = list(_find_dead_letters(tx, replay.tenant, task_ids).items())
+        allowed = len(dead_letters)
+        if quota is not None and dead_letters:
+            free = quota - tx.count_live_tasks(tx.names.tenant_id(replay.tenant))
+            allowed = max(0, min(allowed, free))
+        for packed_id, ids in dead_letters[:allowed]:
             replay_task(tx, ids, EXHAUSTED)
             replay.unfinished += tx.execute(_ADD_REPLAYED_TASK, (replay.id, packed_id)).rowcount
-        replay.replayed += len(dead_letters)
-        replay.next_at = next_replay_step_at(replay, len(dead_letters), now)
-        if next_cursor is None:
+        replay.replayed += allowed
+        replay.next_at = next_replay_step_at(replay, allowed, now)
+        if allowed < len(dead_letters):
+            replay.next_at = max(replay.next_at, now + REPLAY_QUOTA_PAUSE_MS)
+            if allowed:
+                replay.cursor = str(dead_letters[allowed - 1][1][0])
+        elif next_cursor is None:
             replay.status = "waiting"
         else:
             replay.cursor = next_cursor

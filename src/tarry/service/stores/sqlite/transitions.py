@@ -148,13 +148,17 @@ def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
     return CancelStatus.REQUESTED
 
 
-def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | None:
+def retry_now(
+    tx: Transaction, tenant: str, task_id: str, quota: int | None
+) -> RetryNowStatus | None:
     """Make a task due now, unless it is IN_FLIGHT or SUCCEEDED; see `Store.retry_now`."""
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
     if row is None or row[_TENANT_COLUMN] != tx.names.tenant_id(tenant):
         return None
     *ids, _, status, _, _, due = row
     if status in {EXHAUSTED, CANCELLED}:
+        if quota is not None and tx.count_live_tasks(row[_TENANT_COLUMN]) >= quota:
+            return RetryNowStatus.OVER_QUOTA
         replay_task(tx, ids, status)
     elif status == PENDING:
         _make_pending(tx, ids, PENDING, min(due, tx.now))

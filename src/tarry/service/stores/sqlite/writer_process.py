@@ -100,7 +100,7 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (transitions.release, tuple[list[store.Release]], list[store.FinishStatus]),
         (transitions.release_unknown_leases, tuple[str, list[str]], int),
         (transitions.cancel, tuple[str, str], store.CancelStatus | None),
-        (transitions.retry_now, tuple[str, str], store.RetryNowStatus | None),
+        (transitions.retry_now, tuple[str, str, int | None], store.RetryNowStatus | None),
         (transitions.end_leases_of_dead_workers, tuple[int], bool),
         (transitions.park, tuple[str, int, int, int], None),
         (transitions.unpark, tuple[str], None),
@@ -111,7 +111,7 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (terminal_tasks.start_replay, tuple[ReplayRecord], ReplayRecord),
         (
             terminal_tasks.replay_step,
-            tuple[str, str | None, list[str], str | None],
+            tuple[str, str | None, list[str], str | None, int | None],
             ReplayRecord | None,
         ),
         (terminal_tasks.cancel_replay, tuple[str, str], ReplayRecord | None),

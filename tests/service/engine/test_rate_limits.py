@@ -1,10 +1,10 @@
-"""The rate limit for new tasks."""
+"""The rate limit of a tenant for new, retried and replayed tasks."""
 
 from __future__ import annotations
 
 import pytest
 
-from tarry.service.api.task_creation import TenantRateLimiter
+from tarry.service.engine.rate_limits import TenantRateLimiter
 
 
 def test_a_tenant_has_a_burst_and_a_rate() -> None:
@@ -29,9 +29,22 @@ def test_a_batch_can_overdraw_its_bucket() -> None:
     assert 0 == limiter.take("a", 1)
 
 
+def test_tokens_that_are_not_used_can_be_given_back() -> None:
+    """A caller can take all tokens that there are, and give some back, up to the burst."""
+    limiter = TenantRateLimiter(10.0, 5.0, lambda: 0.0)
+    assert [3, 2, 0] == [limiter.take_up_to("a", 3) for _ in range(3)]
+    limiter.give_back("a", 2)
+    assert 2 == limiter.take_up_to("a", 3)
+    limiter.give_back("a", 100)
+    assert 5 == limiter.take_up_to("a", 100)
+    limiter.give_back("a", 1)
+    limiter.take("a", 10)  # the balance is negative
+    assert 0 == limiter.take_up_to("a", 3)
+
+
 def test_the_number_of_buckets_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used bucket is dropped."""
-    monkeypatch.setattr("tarry.service.api.task_creation._MAX_TENANT_BUCKETS", 2)
+    monkeypatch.setattr("tarry.service.engine.rate_limits._MAX_TENANT_BUCKETS", 2)
     limiter = TenantRateLimiter(1.0, 1.0, lambda: 0.0)
     for tenant in "abc":
         limiter.take(tenant, 1)
