@@ -108,7 +108,9 @@ def _from_json_value(field: PolicyField, name: str, value: object) -> Any:
         check_one_of(name, value, json_choices(field))
         return cast("str", value).lower()
     if field.type in {"statuses", "codes"}:
-        value = _check_list(name, value)
+        value = [_to_int(entry) for entry in _check_list(name, value)]
+    elif field.type == "count":
+        value = _to_int(value)
     if value is None and field.service_rejects_null:
         raise ConfigurationTypeError(name, "must be a number", value)
     checked = field.check(value, name)
@@ -138,6 +140,11 @@ def json_choices(field: PolicyField) -> list[str]:
     """Return the JSON names of the choices: in capitals, and for a backoff also SCHEDULE."""
     choices = [choice.upper() for choice in field.choices]
     return [*choices, SCHEDULE] if field.name == "backoff" else choices
+
+
+def _to_int(value: object) -> object:
+    """Return a whole number in the form of a float, such as 5.0 or 5e3, as an int."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _check_list(name: str, value: object) -> list[object]:

@@ -492,6 +492,40 @@ def test_a_finished_task_is_not_waited_for() -> None:
     run_with_api(test)
 
 
+@pytest.mark.parametrize("number", ["5000", "5000.0", "5e3", "5E+3"])
+def test_whole_numbers_can_be_written_as_floats(number: str) -> None:
+    """Times, versions, counts and statuses accept every form of a whole number."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.request("POST", "/retry-policies", {"policyId": "p"})
+        fields = f'"targetUrl": "{TARGET}", "policyId": "p", "policyVersion": 1.0'
+        policy = '{"maxAttempts": 1e2, "retryableStatusCodes": [503.0]}'
+        documents = (
+            f'{{{fields}, "delayMs": {number}, "policy": {policy}}}',
+            f'{{{fields}, "nextAttemptAt": {NOW}.0, "priorAttempts": {number}, "body": 5e3}}',
+        )
+        for document, due in zip(documents, (NOW + 5_000, NOW), strict=True):
+            response = await api.request("POST", "/retry-tasks", body=document.encode())
+            assert 201 == response.status, response.body
+            task, content = await api.stored_task(response.json["taskId"])
+            assert content.body in {b"", b"5e3"}  # the body stays as it is
+            assert (due, 1) == (task.next_attempt_at, task.policy_version)
+            assert isinstance(task.next_attempt_at, int)
+            assert isinstance(task.policy_version, int)
+        replay = f'{{"filter": {{"before": {NOW}.0, "createdAfter": {NOW - 1}.0}}}}'.encode()
+        response = await api.request("POST", "/dead-letters/replays", body=replay)
+        assert 201 == response.status, response.body
+        times = [response.json["filter"][name] for name in ("before", "createdAfter")]
+        assert [NOW, NOW - 1] == times
+        assert {int} == set(map(type, times))
+        limits = f'{{"concurrency": {number}, "breaker": {{"minCalls": {number}}}}}'.encode()
+        response = await api.request("PUT", "/downstreams/https:a.example:443", body=limits)
+        expected = {"concurrency": 5000, "breaker": {"minCalls": 5000}}
+        assert (200, expected) == (response.status, response.json["limits"])
+
+    run_with_api(test)
+
+
 def test_a_full_quota_is_429() -> None:
     """The 429 has Retry-After, and a repeated idempotency key still returns its task."""
 

@@ -28,6 +28,7 @@ _MAX_QUERY_BYTES = 8192
 _MAX_QUERY_FIELDS = 100
 _READ_METHODS = frozenset({"GET", "HEAD"})
 _encode = msgspec.json.Encoder().encode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _COMMON_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 _COMMON_HEADER_LINES = b"".join(b"%b: %b\r\n" % header for header in _COMMON_HEADERS)
 _JSON_CONTENT_TYPE = (b"content-type", b"application/json")
@@ -236,11 +237,35 @@ def decode_json(
     The error lists valid fields or values of `document_type` (by default, the decoder's type).
     """
     try:
-        return decoder.decode(body)
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            if "got `float`" not in str(error):
+                raise
+            return decoder.decode(_write_whole_numbers_as_integers(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if not bytes(body).strip():
             raise problems.MALFORMED.error("The body is empty. Send JSON.") from None
         raise problems.from_decode_error(error, document_type or decoder.type) from None
+
+
+def _write_whole_numbers_as_integers(body: bytes | msgspec.Raw) -> bytes:
+    """Replace numbers such as 5000.0 and 5e3: integers in JSON Schema, but floats in msgspec.
+
+    The field `body` of a task stays as it is.
+    """
+    return _encode(
+        {
+            name: value if name == "body" else _to_integers(msgspec.json.decode(value))
+            for name, value in _decode_fields(body).items()
+        }
+    )
+
+
+def _to_integers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _to_integers(field) for name, field in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def json_response(status: int, document: object, *headers: tuple[bytes, bytes]) -> ApiResponse:
