@@ -7,6 +7,7 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from tarry.errors import Overloaded, StoreUnavailable
@@ -721,6 +722,25 @@ def test_a_minimal_batch_response_has_only_ids(prefer: str, is_minimal: bool) ->
         assert (422, "idempotencyKey") == (conflict["status"], conflict["problem"]["field"])
 
     run_with_api(test)
+
+
+def test_invalid_tasks_of_a_batch_are_rejected_cheaply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The types of the fields are inspected once, and not for each invalid task (0.9 ms)."""
+    type_info = msgspec.inspect.type_info
+    inspected: list[object] = []
+
+    def record_type(type_: object) -> msgspec.inspect.Type:
+        inspected.append(type_)
+        return type_info(type_)
+
+    monkeypatch.setattr(msgspec.inspect, "type_info", record_type)
+
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("POST", "/retry-tasks/batch", {"tasks": [None] * 9})
+        assert [422] * 9 == [result["status"] for result in response.json["results"]]
+
+    run_with_api(test)
+    assert len(inspected) <= 1
 
 
 def test_the_size_of_a_batch_is_limited() -> None:

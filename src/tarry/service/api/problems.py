@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import contextmanager
+from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -228,9 +229,14 @@ def from_decode_error(error: Exception, document_type: type[object]) -> ApiError
     return invalid(path, f"is invalid: {rule[:1].lower()}{rule[1:]}")
 
 
-def _types_at(document_type: type[object], path: str) -> list[Any]:
+@cache  # 0.9 ms for a task, and a batch can have a thousand invalid tasks
+def _type_info(document_type: Any) -> msgspec.inspect.Type:
+    return msgspec.inspect.type_info(document_type)
+
+
+def _types_at(document_type: Any, path: str) -> list[Any]:
     """Return the types that msgspec allows at a path of a document (several for a union)."""
-    types: list[Any] = [msgspec.inspect.type_info(document_type)]
+    types: list[Any] = [_type_info(document_type)]
     for name in filter(None, path.split(".")):
         fields = [field for type_ in types for field in getattr(type_, "fields", ())]
         field_types = [field.type for field in fields if field.encode_name == name]
