@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -275,6 +276,45 @@ def test_retry_of_a_running_task(run_cli: RunCli, client: Client, target: FlakyS
 
     message = "an attempt is running; if it fails, the policy decides when the next starts"
     assert (0, f"{running_task.task_id} IN_FLIGHT: {message}\n", "") == result
+
+
+@pytest.mark.parametrize("format_", ["jsonl", "csv"])
+def test_exported_attempts_can_be_tuned(
+    run_cli: RunCli, lane: str, failed_task: str, tmp_path: Path, format_: str
+) -> None:
+    """`export` writes the attempts of the matching tasks in a format that `tune` reads."""
+    path = tmp_path / "attempts.log"
+    printed = run_cli("tasks", "export", "--format", format_, "--lane", lane)
+    written = run_cli("tasks", "export", "--format", format_, "--lane", lane, "--out", path)
+    tuned = run_cli("tune", path, "--no-simulate", "--json")
+
+    assert (0, "", "") == written
+    assert printed.out == path.read_text()
+    assert 2 == printed.out.count(failed_task)
+    assert 0 == tuned.code, tuned.err
+    assert 2 == tuned.json["log"]["attempts"]
+
+
+def test_tune_reads_the_attempts_of_a_service(
+    run_cli: RunCli, address: str, lane: str, failed_task: str
+) -> None:
+    """`tune --service` gives the same result as an exported log."""
+    options = ("--service", address, "--downstream", lane, "--since", "1h")
+    tuned = run_cli("tune", *options, "--no-simulate", "--json")
+    none = run_cli("tune", "--service", address, "--downstream", "https:unknown:443")
+
+    assert 0 == tuned.code, tuned.err
+    assert 2 == tuned.json["log"]["attempts"]
+    assert 2 == none.code
+    assert "has no attempts that match" in none.err
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("log.csv", "--service", "http://x"), ("log.csv", "--since", "1h")]
+)
+def test_tune_reads_one_source(run_cli: RunCli, options: tuple[str, ...]) -> None:
+    """`tune` needs either a file or a service."""
+    assert 2 == run_cli("tune", *options).code
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])

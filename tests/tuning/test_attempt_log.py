@@ -53,6 +53,14 @@ def test_csv_and_jsonl_give_the_same_log(tmp_path: Path) -> None:
         assert getattr(first, name) == getattr(second, name)
 
 
+def test_lost_attempts_are_skipped(tmp_path: Path) -> None:
+    """An exported log may have attempts that were lost in a crash, without a duration."""
+    lost = OBJECT.replace("12.5", "null").replace("success", "lost")
+    log = read_text(tmp_path, f"{OBJECT}\n{lost}\n", "log.jsonl")
+
+    assert [Kind.SUCCESS] == outcome_kinds(log)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -177,7 +185,7 @@ INVALID_LOGS = [
     ),
     (
         "k.csv",
-        f"{HEADER}\na,1,{START_MS},1,lost",
+        f"{HEADER}\na,1,{START_MS},1,missing",
         ":2: column outcome must be one of success, transient",
     ),
     ("utf.csv", HEADER.encode() + b"\n\xff\n", ":2: must be UTF-8, got the byte 0xff"),

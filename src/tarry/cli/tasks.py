@@ -1,10 +1,11 @@
-"""`tarry tasks`: list, show, explain, cancel and retry tasks. `tarry dead`: manage dead letters."""
+"""`tarry tasks`: list, show, explain, cancel, retry, export. `tarry dead`: manage dead letters."""
 
 from __future__ import annotations
 
 import json
 import sys
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -82,12 +83,17 @@ ErrorFilter = Annotated[
     ),
 ]
 
+StatusFilter = Annotated[str | None, typer.Option(help="Only tasks with this status.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 _NO_MATCH = "no dead letters match"
+_EXPORT_FORMATS = ("csv", "jsonl")
+_CSV_COLUMNS = (
+    "taskId", "attemptNumber", "startedAt", "durationMs", "responseStatus", "outcome",
+)  # fmt: skip
 
 tasks_app: typer.Typer = typer.Typer(
-    name="tasks", help="List, show, explain, cancel or retry tasks.", no_args_is_help=True
+    name="tasks", help="List, show, explain, cancel, retry or export tasks.", no_args_is_help=True
 )
 dead_app: typer.Typer = typer.Typer(
     name="dead",
@@ -100,7 +106,7 @@ dead_app: typer.Typer = typer.Typer(
     "list", epilog=example_epilog("tarry tasks list --status PENDING --lane https:example.com:443")
 )
 def list_tasks(
-    status: Annotated[str | None, typer.Option(help="Only tasks with this status.")] = None,
+    status: StatusFilter = None,
     policy: PolicyFilter = None,
     lane: LaneFilter = None,
     reason: ReasonFilter = None,
@@ -122,13 +128,18 @@ def list_tasks(
         "created_before": parse_time("--until", until),
     }
     with connect(server, api_key) as client:
-        from tarry.wire.tasks import STATUS_NAMES
-
-        if status is not None:
-            status = status.upper().replace("-", "_")
-            check_one_of("--status", status, STATUS_NAMES)
-        tasks = client.tasks(status=cast("StatusName | None", status), **filters)
+        tasks = client.tasks(status=_parse_status(status), **filters)
         _print_tasks(tasks, limit, as_json=as_json)
+
+
+def _parse_status(status: str | None) -> StatusName | None:
+    from tarry.wire.tasks import STATUS_NAMES
+
+    if status is None:
+        return None
+    status = status.upper().replace("-", "_")
+    check_one_of("--status", status, STATUS_NAMES)
+    return cast("StatusName", status)
 
 
 @tasks_app.command(epilog=example_epilog("tarry tasks show 0199c0de-0000-7000-8000-000000000000"))
@@ -264,6 +275,60 @@ def retry(
             explanation = client.explain(task)
             status, message = explanation.status, explanation.next.text
     output.print_result(task, f"{task.task_id} {status}: {message}", as_json=as_json)
+
+
+@tasks_app.command(
+    epilog=example_epilog("tarry tasks export --lane https:example.com:443 --out attempts.jsonl")
+)
+def export(
+    format_: Annotated[
+        str, typer.Option("--format", help="jsonl (JSON Lines) or csv.", metavar="FORMAT")
+    ] = "jsonl",
+    status: StatusFilter = None,
+    policy: PolicyFilter = None,
+    lane: LaneFilter = None,
+    key: KeyFilter = None,
+    since: SinceFilter = None,
+    until: UntilFilter = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write.", show_default="standard output")
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+    api_key: ApiKeyOption = None,
+) -> None:
+    """Write the attempt log of all tasks, or of those that match, for `tarry tune`."""
+    check_one_of("--format", format_, _EXPORT_FORMATS)
+    output.check_output_path(out)
+    with connect(server, api_key) as client:
+        attempts = client.export_attempts(
+            status=_parse_status(status),
+            policy=policy,
+            lane=lane,
+            key=key,
+            created_after=parse_time("--since", since),
+            created_before=parse_time("--until", until),
+        )
+        lines = _csv_lines(attempts) if format_ == "csv" else map(_json_line, attempts)
+        if out is not None:
+            output.write_text(out, "".join(lines))
+            return
+        for line in lines:
+            sys.stdout.write(line)
+        sys.stdout.flush()
+
+
+def _json_line(attempt: AttemptLog) -> str:
+    return json.dumps(output.to_builtins(attempt)) + "\n"
+
+
+def _csv_lines(attempts: Iterable[AttemptLog]) -> Iterator[str]:
+    """Yield the lines of a CSV file with the columns that `tarry tune` reads."""
+    yield ",".join(_CSV_COLUMNS) + "\n"
+    for attempt in attempts:
+        fields = output.to_builtins(attempt)
+        cells = (fields[column] for column in _CSV_COLUMNS)
+        # No cell needs quotes: the columns are ids, numbers and names.
+        yield ",".join("" if cell is None else str(cell) for cell in cells) + "\n"
 
 
 def print_explanation(explanation: Explanation) -> None:

@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tarry.cli.options import parse_duration
+from tarry.cli.options import ApiKeyOption, parse_duration, parse_time
 from tarry.cli.output import (
     POLICY_SUFFIXES,
     check_output_path,
     report_table,
+    to_builtins,
     to_printable_line,
     write_text,
 )
 from tarry.cli.policy import policy_text
 from tarry.core.text import format_count, format_duration
+from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from tarry.tuning.attempt_log import AttemptLog
     from tarry.tuning.comparison import Comparison
     from tarry.tuning.evidence import Evidence
     from tarry.tuning.proposal import Proposal
@@ -41,12 +44,25 @@ _METRICS = (
 
 def tune(
     log: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="LOG",
             help="Attempts as CSV with a header or as JSON Lines; see docs/tuning.md.",
         ),
-    ],
+    ] = None,
+    service: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Read the attempts from this service instead of LOG."),
+    ] = None,
+    downstream: Annotated[
+        str | None,
+        typer.Option(metavar="LANE", help="Only attempts of this downstream of the service."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Only tasks of the service created since: 24h, 7d."),
+    ] = None,
+    api_key: ApiKeyOption = None,
     policy: Annotated[
         Path | None,
         typer.Option(help="Current policy, in TOML, YAML or JSON.", show_default="the defaults"),
@@ -68,8 +84,9 @@ def tune(
 ) -> None:
     """Propose a policy from a log of attempts, with the reason for each setting.
 
-    A setting is kept if the log has too little data for it. Unless --no-simulate is given, the
-    current and the proposed policy are then simulated with the latencies in the log.
+    The log is a file, or the attempt log of a service (--service). A setting is kept if the log has
+    too little data for it. Unless --no-simulate is given, the current and the proposed policy are
+    then simulated with the latencies in the log.
     """
     from tarry.simulator.files import read_defence
     from tarry.tuning.attempt_log import read_attempt_log
@@ -81,7 +98,14 @@ def tune(
     latency_target_s = parse_duration("--latency-target", latency_target)
     # A defence is a policy or hedging, with an optional breaker, budget and limiter.
     current = None if policy is None else read_defence(policy)
-    evidence = analyze_log(read_attempt_log(log))
+    if log is not None and (service, downstream, since) == (None, None, None):
+        attempt_log = read_attempt_log(log)
+    elif log is None and service is not None:
+        attempt_log = _fetch_attempt_log(service, api_key, downstream, since)
+    else:
+        msg = "name either a LOG, or --service with optional --downstream and --since"
+        raise ConfigurationError(msg)
+    evidence = analyze_log(attempt_log)
     proposal = propose(evidence, current, latency_target_s)
     comparison: Comparison | None = None
     if not no_simulate and proposal.proposed != proposal.current:
@@ -100,6 +124,22 @@ def tune(
         print_comparison(console, evidence, proposal, comparison)
     if out is not None:
         _print_line(console, f"written to {out}")
+
+
+def _fetch_attempt_log(
+    service: str, api_key: str | None, downstream: str | None, since: str | None
+) -> AttemptLog:
+    """Read the attempts of a service; raise `ConfigurationError` if there are none."""
+    from tarry.cli.remote import connect
+    from tarry.tuning.attempt_log import AttemptLog, read_attempts
+
+    created_after = parse_time("--since", since)
+    with connect(service, api_key) as client:
+        attempts = client.export_attempts(lane=downstream, created_after=created_after)
+        log = AttemptLog(read_attempts(map(to_builtins, attempts)))
+    if not len(log):
+        raise ConfigurationError(f"{service} has no attempts that match the options")
+    return log
 
 
 def _print_line(console: Console, text: str, style: str = "") -> None:

@@ -222,6 +222,13 @@ class ServiceApi:
         path = f"{_task_path(task)}/attempts"
         return _page_request(path, _decoder(Page[wire.AttemptLog]), cursor)
 
+    def export_attempts(
+        self, cursor: str | None, filters: options.AttemptFilter
+    ) -> ClientRequest[Page[wire.AttemptLog]]:
+        """List the attempts of many tasks."""
+        query = options.to_query("export_attempts", filters)
+        return _page_request("/attempts", _decoder(Page[wire.AttemptLog]), cursor, query)
+
     def explain(self, task: str | RetryTask) -> ClientRequest[wire.Explanation]:
         """Get the explanation of why a task was retried or not."""
         return ClientRequest("GET", f"{_task_path(task)}/explain", _decoder(wire.Explanation))

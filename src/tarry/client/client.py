@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from tarry.client.api import ClientRequest, Health, Operation, ServiceApi
     from tarry.client.options import (
+        AttemptFilter,
         CancelOptions,
         DeadLetterFilter,
         Duration,
@@ -149,6 +150,10 @@ class Client:
     def attempts(self, task: str | RetryTask) -> Iterator[AttemptLog]:
         """Iterate over the attempts of a task, oldest first."""
         return self._iterate_pages(lambda cursor: self._api.attempts(cursor, task))
+
+    def export_attempts(self, **filters: Unpack[AttemptFilter]) -> Iterator[AttemptLog]:
+        """Iterate over the attempts of many tasks, without error messages and excerpts."""
+        return self._iterate_pages(lambda cursor: self._api.export_attempts(cursor, filters))
 
     def explain(self, task: str | RetryTask) -> Explanation:
         """Return the explanation of why a task was retried or not, and what happens next."""
@@ -405,6 +410,10 @@ class AsyncClient:
     def attempts(self, task: str | RetryTask) -> AsyncIterator[AttemptLog]:
         """Iterate over the attempts of a task, oldest first."""
         return self._iterate_pages(lambda cursor: self._api.attempts(cursor, task))
+
+    def export_attempts(self, **filters: Unpack[AttemptFilter]) -> AsyncIterator[AttemptLog]:
+        """Iterate over the attempts of many tasks, without error messages and excerpts."""
+        return self._iterate_pages(lambda cursor: self._api.export_attempts(cursor, filters))
 
     async def explain(self, task: str | RetryTask) -> Explanation:
         """Return the explanation of why a task was retried or not, and what happens next."""

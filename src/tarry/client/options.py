@@ -111,6 +111,17 @@ class ReplayOptions(DeadLetterFilter, total=False):
     dry_run: bool
 
 
+class AttemptFilter(TypedDict, total=False):
+    """Filter for the tasks whose attempts are exported; `key` is the idempotency key."""
+
+    status: StatusName | None
+    policy: str | None
+    lane: str | None
+    key: str | None
+    created_after: Instant | None
+    created_before: Instant | None
+
+
 class CancelOptions(SearchFilter, total=False):
     """Which tasks to cancel. A dry run only counts the matching tasks."""
 
@@ -120,6 +131,7 @@ class CancelOptions(SearchFilter, total=False):
 _ARGUMENT_NAMES: dict[str, tuple[str, ...]] = {
     "enqueue": ("url", "body", *EnqueueOptions.__annotations__),
     "tasks": tuple(TaskFilter.__annotations__),
+    "export_attempts": tuple(AttemptFilter.__annotations__),
     "cancel_many": tuple(CancelOptions.__annotations__),
     "dead_letters": tuple(DeadLetterFilter.__annotations__),
     "purge": tuple(DeadLetterFilter.__annotations__),

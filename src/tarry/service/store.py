@@ -489,6 +489,15 @@ class Store(Protocol):
         """
         ...
 
+    async def list_attempts_of_tasks(
+        self, tenant: str, task_filter: TaskFilter, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[tuple[str, AttemptRecord]]:
+        """List attempts with the ids of their tasks: newest task first, its attempts in order.
+
+        Raises `ConfigurationError` for a malformed cursor.
+        """
+        ...
+
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task; if it is leased, only request its cancellation. None: no such task."""
         ...

@@ -3,7 +3,8 @@
 The columns are those of the service's attempt log, in camelCase or snake_case: taskId,
 attemptNumber (from 1), startedAt (epoch milliseconds), durationMs, and outcome or responseStatus.
 If a row has no outcome, the status is classified as in the library. If it has no status either, the
-attempt got no response, and its outcome is transient. Other columns are ignored.
+attempt got no response, and its outcome is transient. Other columns, and rows with the outcome
+`lost`, are ignored.
 
 The number of attempts and the length of a line are limited, because a log may come from an
 untrusted source. Errors name the file and the line.
@@ -38,6 +39,7 @@ _COLUMN_BY_SPELLING = {name: name for name in _COLUMNS} | {
     re.sub(r"(?=[A-Z])", "_", name).lower(): name for name in _COLUMNS
 }
 _TEXT_COLUMNS = ("taskId", "outcome")
+_LOST = "lost"  # the outcome of an attempt of the service whose process has crashed
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 _MAX_ATTEMPT_NUMBER = 1_000_000
 _MAX_DURATION_MS = 366 * 86_400_000.0
@@ -109,7 +111,7 @@ def read_attempt_log(path: Path | str) -> AttemptLog:
         with path.open("rb") as file:
             lines = LineReader(file)
             try:
-                log = AttemptLog(_read_attempts(read_rows(lines, path.suffix)))
+                log = AttemptLog(read_attempts(read_rows(lines, path.suffix)))
             finally:
                 line_number = lines.number
     except FileNotFoundError:
@@ -210,8 +212,11 @@ def _check_columns(known: Iterable[str], actual: Iterable[str]) -> None:
         raise ConfigurationError(f"column {missing[0]} is missing; there are {columns or 'none'}")
 
 
-def _read_attempts(rows: Iterable[Row]) -> Iterator[LoggedAttempt]:
+def read_attempts(rows: Iterable[Row]) -> Iterator[LoggedAttempt]:
+    """Yield the attempts of rows, except lost attempts, whose duration and outcome are unknown."""
     for position, row in enumerate(rows):
+        if row.get("outcome") == _LOST:
+            continue
         if position == MAX_ATTEMPTS:
             msg = f"more than {MAX_ATTEMPTS:,} attempts; use a log of a shorter period"
             raise ConfigurationError(msg)

@@ -94,6 +94,17 @@ class TaskQuery(DeadLetterQuery, frozen=True):
     status: wire.StatusName | None = None
 
 
+class AttemptQuery(PageQuery, frozen=True):
+    """Query parameters of the attempts of many tasks: filter for the tasks, and page."""
+
+    status: wire.StatusName | None = None
+    policy_id: wire.PolicyName | None = None
+    lane: wire.LaneName | None = None
+    idempotency_key: wire.KeyFilterText | None = None
+    created_after: wire.EpochMs | None = None
+    created_before: wire.EpochMs | None = None
+
+
 class ResultWaiter:
     """Delays responses until a task is finished, for a limited number of requests at a time."""
 
@@ -254,6 +265,28 @@ class TaskResource:
         has_more = bool(attempts) and attempts[-1].number < task.attempts
         next_cursor = str(attempts[-1].number) if has_more else None
         return json_response(200, Page(items=items, next_cursor=next_cursor))
+
+    @Operation("GET", "/attempts", "exportAttempts", Page[AttemptLog], query=AttemptQuery)
+    async def export_attempts(self, request: ApiRequest) -> ApiResponse:
+        """List the attempts of many tasks, without messages and excerpts; newest task first."""
+        query = request.parse_query(AttemptQuery)
+        check_epoch_ms("createdAfter", query.created_after)
+        check_epoch_ms("createdBefore", query.created_before)
+        tenant = request.tenant
+        task_filter = TaskFilter(
+            status=None if query.status is None else Status[query.status],
+            policy_id=query.policy_id,
+            lane=None if query.lane is None else views.stored_lane_name(tenant, query.lane),
+            key=query.idempotency_key,
+            created_from=query.created_after,
+            created_until=query.created_before,
+        )
+        with problems.convert_errors("cursor"):
+            page = await self._context.store.list_attempts_of_tasks(
+                tenant, task_filter, cursor=query.cursor, limit=query.limit
+            )
+        items = [views.exported_attempt_view(task_id, attempt) for task_id, attempt in page.items]
+        return json_response(200, Page(items=items, next_cursor=page.cursor))
 
     @Operation("GET", f"{_TASK_PATH}/explain", "explainTask", wire.Explanation)
     async def explain(self, request: ApiRequest) -> ApiResponse:

@@ -167,6 +167,12 @@ def attempt_view(
     )
 
 
+def exported_attempt_view(task_id: str, attempt: AttemptRecord) -> wire.AttemptLog:
+    """Return one entry of the attempt log without texts, which may be encrypted."""
+    without_texts = msgspec.structs.replace(attempt, error=None, excerpt=None, encrypted_texts=None)
+    return attempt_view(task_id, without_texts, [])
+
+
 def replay_view(replay: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJob:
     """Return the view of a replay; with `dry_run`, of a replay that was not started."""
     status_names: dict[str, Any] = {

@@ -12,6 +12,7 @@ from tarry.service.store import (
     MAX_PAGE_BYTES,
     CancelStatus,
     FinishStatus,
+    Release,
     RetryNowStatus,
     TaskFilter,
 )
@@ -491,10 +492,46 @@ async def the_last_attempts_are_read_together(harness: StoreHarness) -> None:
 
 
 @conformance_case
+async def attempts_of_many_tasks_have_pages(harness: StoreHarness) -> None:
+    """Attempts are listed by task, newest task first, in pages of any size."""
+    for number in range(1, 6):
+        leased = await harness.lease_new_task(number, host="ab"[number % 2])
+        for _ in range(number - 1):
+            await harness.store.finish([retry_result(leased, START_MS, renewed_lease=LEASE)])
+            leased = await harness.get_task(number)
+        await harness.store.cancel("acme", leased.id)
+        await harness.store.release([Release(leased)])
+    await harness.add_dead_letter(7, tenant="beta")
+    expected = [(number, n + 1) for number in range(5, 1, -1) for n in range(number - 1)]
+
+    async def list_numbers(task_filter: TaskFilter, limit: int) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        cursor = None
+        for _ in range(50):
+            page = await harness.store.list_attempts_of_tasks(
+                "acme", task_filter, cursor=cursor, limit=limit
+            )
+            assert len(page.items) <= limit
+            found += [(int(found_id[-12:], 16), log.number) for found_id, log in page.items]
+            cursor = page.cursor
+            if cursor is None:
+                return found
+        raise AssertionError("the list does not end")
+
+    for limit in (1, 2, 3, 10, 100):
+        assert expected == await list_numbers(TaskFilter(), limit)
+    in_lane = [(number, n) for number, n in expected if number % 2 == 0]
+    assert in_lane == await list_numbers(TaskFilter(lane=LANE), 2)
+    assert [] == await list_numbers(TaskFilter(status=Status.EXHAUSTED), 2)
+
+
+@conformance_case
 async def a_malformed_cursor_is_an_error(harness: StoreHarness) -> None:
     """A cursor that no page has returned raises an error that names the cursor."""
     await harness.add(task(1), task(2))
     for cursor in ("", "unknown", "-1", "1.5", "☃", "' OR 1=1", "9" * 500, "\x00"):
+        with pytest.raises(ConfigurationError, match="cursor"):
+            await harness.store.list_attempts_of_tasks("acme", TaskFilter(), cursor=cursor)
         with pytest.raises(ConfigurationError, match="cursor"):
             await harness.store.list_tasks("acme", TaskFilter(), cursor=cursor)
 

@@ -437,6 +437,20 @@ class ReferenceStore:
             page_bytes += len(entry)
         return attempts
 
+    async def list_attempts_of_tasks(
+        self, tenant: str, task_filter: TaskFilter, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[tuple[str, AttemptRecord]]:
+        """List attempts, newest task first; the cursor is the number of attempts read so far."""
+        begin = 0 if cursor is None else _parse_cursor(cursor)
+        tasks = (await self.list_tasks(tenant, task_filter, limit=1_000_000)).items
+        attempts = [
+            (task.id, attempt)
+            for task in tasks
+            for attempt in await self.list_attempts(tenant, task.id, limit=1_000_000)
+        ]
+        end = begin + limit
+        return Page(attempts[begin:end], str(end) if end < len(attempts) else None)
+
     async def last_attempts(self, tenant: str, task_ids: Sequence[str]) -> dict[str, AttemptRecord]:
         """Return the latest attempt of each task."""
         rows = [(task_id, self.state.row(task_id, tenant)) for task_id in task_ids]

@@ -91,12 +91,13 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
             TaskFilter(lane_prefix=leased[0].lane, key=leased[0].key),
             TaskFilter(created_from=START_MS, created_until=START_MS + 1),
         ):
-            await store.list_tasks("acme", query, limit=2)
-            await store.list_tasks("acme", query, limit=2, oldest_first=True)
+            for oldest_first in (True, False):
+                await store.list_tasks("acme", query, limit=2, oldest_first=oldest_first)
         await store.get_task("acme", leased[0].id)
         await store.list_attempts("acme", leased[0].id, after=1)
         await use_limits(store, leased[0].lane)
         await store.last_attempts("acme", [leased[0].id])
+        await store.list_attempts_of_tasks("acme", TaskFilter(), limit=1)
         await store.count_tasks("acme", TaskFilter(status=Status.EXHAUSTED))
         await store.start_replay(ReplayRecord(id="r", tenant="acme"))
         await step_replay(store, "r", 5)

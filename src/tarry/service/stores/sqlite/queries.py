@@ -216,6 +216,34 @@ def list_attempts(
     return attempts
 
 
+def list_attempts_of_tasks(
+    tx: ReadTransaction, tenant: str, task_filter: TaskFilter, cursor: str | None, limit: int
+) -> Page[tuple[str, AttemptRecord]]:
+    """List attempts, newest task first; the cursor is the row id of the last attempt read."""
+    last_row_id = None if cursor is None else parse_cursor(cursor)
+    task_cursor = None
+    if last_row_id is not None:  # the task of that attempt may have further attempts
+        task_cursor = str((last_row_id >> _ATTEMPT_NUMBER_BITS) + 1)
+    page = find_tasks(tx, tenant, task_filter, task_cursor, limit, oldest_first=False)
+    items: list[tuple[str, AttemptRecord]] = []
+    for seq in page.items:
+        after = attempt_row_id(seq, 0)
+        if last_row_id is not None and last_row_id >> _ATTEMPT_NUMBER_BITS == seq:
+            after = last_row_id
+        parameters = (after, attempt_row_id(seq + 1, 0), limit - len(items))
+        logs = tx.execute(_ATTEMPTS, parameters).fetchall()
+        if not logs:
+            continue
+        [(packed_id,)] = tx.execute("SELECT id FROM task WHERE seq = ?", (seq,))
+        items += [(unpack_id(packed_id), _decode_attempt(log)) for (log,) in logs]
+        if len(items) == limit:
+            return Page(items, str(attempt_row_id(seq, items[-1][1].number)))
+    if page.cursor is None:
+        return Page(items, None)
+    # Continue before the first attempt of the next older task.
+    return Page(items, str(attempt_row_id(int(page.cursor) - 1, 0)))
+
+
 def last_attempts(
     tx: ReadTransaction, tenant: str, task_ids: Sequence[str]
 ) -> dict[str, AttemptRecord]:

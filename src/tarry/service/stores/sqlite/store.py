@@ -183,6 +183,18 @@ class SqliteStore:
     ) -> list[model.AttemptRecord]:
         return await self.read(lambda tx: queries.list_attempts(tx, tenant, task_id, after, limit))
 
+    async def list_attempts_of_tasks(
+        self,
+        tenant: str,
+        task_filter: store.TaskFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> store.Page[tuple[str, model.AttemptRecord]]:
+        return await self.read(
+            lambda tx: queries.list_attempts_of_tasks(tx, tenant, task_filter, cursor, limit)
+        )
+
     async def cancel(self, tenant: str, task_id: str) -> store.CancelStatus | None:
         return await self.write(OperationCall(transitions.cancel, tenant, task_id))
 
