@@ -8,9 +8,9 @@
 5. A task keeps its id and its idempotency key.
 6. No attempt starts before it is due.
 7. A live process knows the tasks that the store has leased to it, soon after a lost reply.
-8. The first attempt of a task starts within `5 + 2.5 (n + 1) + p (n / 3 + 1)` seconds after the
-   task is due and the faults have ended. In this time, n other first attempts of the lane start,
-   and the lane is parked for up to p seconds at a time, because no attempt succeeds.
+8. The first attempt of a new task starts within `10 + 2.5 (n + 1) + p (n / 3 + 1)` seconds after
+   the task is due and the faults have ended. In this time, n other first attempts of the lane
+   start, and the lane is parked for up to p seconds at a time, because no attempt succeeds.
 9. A replay ends, and counts every task that it has replayed.
 10. A task is not EXHAUSTED before it was sent, unless its total budget has ended.
 """
@@ -104,7 +104,7 @@ class InvariantChecker:
         now_ms = int(self._environment.now_s() * 1000 + _ROUNDING_MS)
         if now_ms < task.next_attempt_at and task.id not in self.retried_now:
             self._fail(6, f"{name} was sent {task.next_attempt_at - now_ms} ms early")
-        if task.attempts == task.attempts_before_replay + task.lost_attempts:
+        if task.attempts == task.lost_attempts:  # not for replays, which wait like retries
             self._check_wait(name, task)
 
     def _check_wait(self, name: str, task: Task) -> None:
@@ -117,7 +117,7 @@ class InvariantChecker:
         times.append(now)
         parkings = (end - start for start, end in self.parkings[task.lane] if end > since)
         parked_s = max(parkings, default=0.0)
-        if now - since > 5 + 2.5 * (before + 1) + parked_s * (before / 3 + 1):
+        if now - since > 10 + 2.5 * (before + 1) + parked_s * (before / 3 + 1):
             wait = f"{now - since:.1f} s, while {before} others started"
             self._fail(8, f"{name} has waited for {wait}")
 

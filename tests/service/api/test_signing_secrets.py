@@ -51,7 +51,7 @@ def test_ed25519_secret_has_a_public_key() -> None:
     """The response and lists have the public key; the private key stays in the service."""
 
     async def test(api: ApiHarness) -> None:
-        created = await create(api, type="ED25519", lane=LANE)
+        created = await create(api, type="ED25519", lane="HTTPS:Example.com")
         assert created["publicKey"].startswith("whpk_")
         assert "secret" not in created
         assert ("ED25519", LANE) == (created["type"], created["lane"])
@@ -81,6 +81,7 @@ def test_own_secret_is_stored_and_not_returned() -> None:
         ({"secret": "whsec_" + "A" * 300}, "secret"),
         ({"type": "RSA"}, "type"),
         ({"lane": ""}, "lane"),
+        ({"lane": "https://example.com"}, "lane"),
         ({"expirePreviousMs": -1}, "expirePreviousMs"),
         ({"expire": 1}, "expire"),
     ],

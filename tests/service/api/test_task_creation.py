@@ -662,6 +662,19 @@ def test_a_body_that_cannot_be_stored_fails_only_its_task(
     assert "index=0: the disk is full" in caplog.text
 
 
+def test_fingerprint_stays_the_same_in_later_versions() -> None:
+    """A POST that is repeated after an upgrade finds the task of the older version."""
+
+    async def test(api: ApiHarness) -> None:
+        document = {"targetUrl": "https://example.com/a", "body": "x", "idempotencyKey": "k"}
+        created = (await api.request("POST", "/retry-tasks", document)).json["taskId"]
+        stored_task = await api.store.get_task("default", created)
+        assert stored_task is not None
+        assert "6cbb01b40ffcd417dc65da481cd22a48" == stored_task.fingerprint.hex()
+
+    run_with_api(test)
+
+
 def test_tasks_without_an_idempotency_key_are_never_equal() -> None:
     """Such tasks have no fingerprint, and the id of such a task is not a valid key."""
 

@@ -11,6 +11,7 @@ from tarry.service.api.messages import ApiResponse, NoQuery, decode_json, json_r
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import public_lane_name, stored_lane_name
 from tarry.service.delivery.signing import Signer, derive_public_key, generate_secret
+from tarry.service.delivery.targets import parse_lane_name
 from tarry.service.model import SigningSecretRecord
 from tarry.service.store import MAX_LANE_SIGNING_SECRETS, MAX_SIGNING_SECRETS
 from tarry.wire.tasks import Page, SigningSecret, SigningSecretRequest
@@ -48,10 +49,12 @@ class SigningSecretResource:
         secret = fields.secret or generate_secret(fields.type)
         with problems.convert_errors("secret"):
             Signer([secret])
+        with problems.convert_errors("lane"):
+            lane = None if fields.lane is None else parse_lane_name(fields.lane)
         record = SigningSecretRecord(
             tenant=tenant,
             id=context.new_id(),
-            lane=None if fields.lane is None else stored_lane_name(tenant, fields.lane),
+            lane=None if lane is None else stored_lane_name(tenant, lane),
             secret=context.codec.encrypt_secret(secret),
             public_key=derive_public_key(secret),
         )

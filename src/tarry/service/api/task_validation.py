@@ -306,11 +306,13 @@ def _fingerprint(task: Task, content: TaskContent, header_names: tuple[str, ...]
         content.body_ref,
         content.overrides,
         content.callback_url,
-        content.callback_policy_id,
         task.policy_id,
         task.policy_version,
     )
+    # Newer fields are left out if they are not set, so that stored digests stay valid.
+    if content.callback_policy_id is not None:
+        request_fields += ({"callbackPolicyId": content.callback_policy_id},)
     if lane_key := task.lane.partition("@")[2]:
-        request_fields += (lane_key,)  # not None, so that stored digests without a key stay valid
+        request_fields += ({"laneKey": lane_key},)
     # SHA-256 is fast, because most CPUs have instructions for it. 16 bytes suffice.
     return sha256(_encode_canonically(request_fields)).digest()[:16]

@@ -98,7 +98,7 @@ class SignerCache:
         # At the expiry of a secret, the signers are loaded again without it.
         expiry_times = [record.expires_at for record in records if record.expires_at is not None]
         stale_at = min([now + _TTL_MS, *expiry_times])
-        if len(self._signers) >= _MAX_CACHED_TENANTS:
+        if tenant not in self._signers and len(self._signers) >= _MAX_CACHED_TENANTS:
             del self._signers[next(iter(self._signers))]
         self._signers[tenant] = TenantSigners(records, by_lane, stale_at, self._unix_time)
 
