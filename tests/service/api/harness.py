@@ -95,7 +95,7 @@ class FakeEngine:
             interval_s=30.0,
             failing_interval_s=5.0,
         )
-        self.limit_table = LimitTable(max_in_flight=1)
+        self.limit_table = LimitTable(max_in_flight=8)
         self.limits = limits
         self.rate_limiter: TenantRateLimiter | None = None
         if limits.tenant_tasks_per_s is not None:

@@ -32,19 +32,42 @@ def test_stored_limits_have_priority_over_patterns() -> None:
     """The first pattern that matches tenant and lane applies to lanes without stored limits."""
     limits = [DownstreamLimits(concurrency=number) for number in range(1, 5)]
     table = new_table(
-        LimitPattern("acme", "https:*.example:443", limits[0]),
+        LimitPattern("acme", "https:*.example:443", limits[3]),
         LimitPattern("*", "https:[::1]:443", limits[1]),
         LimitPattern("*", "https:*", limits[2]),
-        stored={"acme/https:b.example:443": limits[3]},
+        stored={"acme/https:b.example:443": limits[0]},
     )
     expected = {
-        "acme/https:a.example:443": (limits[0], "SETTINGS"),
-        "acme/https:b.example:443": (limits[3], "API"),
+        "acme/https:a.example:443": (limits[3], "SETTINGS"),
+        "acme/https:b.example:443": (limits[0], "API"),
         "beta/https:a.example:443": (limits[2], "SETTINGS"),
         "beta/https:[::1]:443": (limits[1], "SETTINGS"),
         "beta/http:a.example:80": (DownstreamLimits(), "DEFAULT"),
     }
     assert expected == {lane: table.find(lane) for lane in expected}
+
+
+@pytest.mark.parametrize(
+    ("stored", "pattern", "expected"),
+    [
+        ((9.0, 9), (5.0, 4), (5.0, 4)),
+        ((3.0, 3), (5.0, 4), (3.0, 3)),
+        ((None, None), (5.0, 4), (5.0, 4)),
+        ((9.0, 100), (None, None), (9.0, 16)),
+        ((None, 100), (None, 64), (None, 64)),
+    ],
+)
+def test_stored_limits_do_not_exceed_the_settings(
+    stored: tuple[float | None, int | None],
+    pattern: tuple[float | None, int | None],
+    expected: tuple[float | None, int],
+) -> None:
+    """Rate and concurrency of a pattern, or `lane_in_flight`, are bounds of limits of the API."""
+    table = new_table(
+        LimitPattern("*", "*", DownstreamLimits(*pattern)), stored={LANE: DownstreamLimits(*stored)}
+    )
+    limiter = table.build_downstream(LANE).limiter
+    assert expected == (limiter.rate, limiter._max_in_flight)
 
 
 def test_processes_share_rate_and_concurrency() -> None:

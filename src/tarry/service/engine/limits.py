@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tarry.service.engine.lanes import (
     DEFAULT_LIMITS,
     build_breaker,
@@ -41,7 +43,9 @@ class LimitPattern:
 class LimitTable:
     """The configured limits of all lanes, and the downstreams that have them.
 
-    Limits that were set with the API have priority over the first pattern that matches.
+    Limits that were set with the API have priority over the first pattern that matches, but rate
+    and concurrency cannot exceed those of the settings: a tenant sets them for its own lanes only,
+    while the settings protect the targets and the process.
     """
 
     def __init__(
@@ -58,13 +62,21 @@ class LimitTable:
 
     def find(self, lane: str) -> tuple[DownstreamLimits, LimitsSource]:
         """Return the limits of a lane, and where they are configured."""
+        matches = (pattern.limits for pattern in self._patterns if pattern.matches(lane))
+        of_settings = next(matches, DEFAULT_LIMITS)
         limits = self.stored.by_lane.get(lane)
-        if limits is not None:
-            return limits, "API"
-        for pattern in self._patterns:
-            if pattern.matches(lane):
-                return pattern.limits, "SETTINGS"
-        return DEFAULT_LIMITS, "DEFAULT"
+        if limits is None:
+            return of_settings, "DEFAULT" if of_settings is DEFAULT_LIMITS else "SETTINGS"
+        rate, concurrency = limits.rate_per_second, limits.concurrency
+        max_rate = of_settings.rate_per_second
+        max_concurrency = of_settings.concurrency
+        if max_rate is not None:
+            rate = max_rate if rate is None else min(rate, max_rate)
+        if concurrency is not None:
+            concurrency = min(concurrency, max_concurrency or self._max_in_flight)
+        else:
+            concurrency = max_concurrency
+        return msgspec.structs.replace(limits, rate_per_second=rate, concurrency=concurrency), "API"
 
     def build_downstream(self, lane: str) -> LaneDownstream:
         """Build the downstream of a lane."""
