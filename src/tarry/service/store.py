@@ -66,7 +66,7 @@ REPLAY_QUOTA_PAUSE_MS = 1000
 """The pause of a replay whose tenant has as many live tasks as its quota allows."""
 _MAX_REPLAY_PAUSE_MS = 1e12
 """About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
-REPLAY_COUNT_INTERVAL_MS = 1000
+_MIN_REPLAY_COUNT_INTERVAL_MS, _MAX_REPLAY_COUNT_INTERVAL_MS = 1_000, 30_000
 """How often a replay that waits for its tasks looks for finished ones."""
 
 
@@ -313,6 +313,12 @@ def next_replay_step_at(replay: ReplayRecord, task_count: int, now: int) -> int:
         return now
     pause = min(task_count * 1000 / replay.rate, _MAX_REPLAY_PAUSE_MS)
     return max(replay.next_at, now - MAX_REPLAY_LAG_MS) + ceil(pause)
+
+
+def next_replay_count_at(replay: ReplayRecord, now: int) -> int:
+    """Return when a replay looks for finished tasks again: after a tenth of its age."""
+    interval = max((now - replay.created_at) // 10, _MIN_REPLAY_COUNT_INTERVAL_MS)
+    return now + min(interval, _MAX_REPLAY_COUNT_INTERVAL_MS)
 
 
 class Store(Protocol):

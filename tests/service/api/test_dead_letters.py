@@ -152,6 +152,23 @@ def test_a_replay_has_a_default_rate(document: dict[str, object], rate: float) -
     run_with_api(test)
 
 
+def test_the_number_of_unfinished_replays_is_limited() -> None:
+    """The 101st unfinished replay of a tenant is a 429; after a cancel, another can start."""
+
+    async def test(api: ApiHarness) -> None:
+        path = "/dead-letters/replays"
+        created = [await api.request("POST", path, {}) for _ in range(100)]
+        assert {201} == {response.status for response in created}
+        rejected = await api.request("POST", path, {})
+        assert 429 == rejected.status
+        assert "100 replays" in rejected.problem["detail"]
+        assert 200 == (await api.request("POST", path, {"dryRun": True})).status
+        await api.request("DELETE", f"{path}/{created[0].json['replayId']}")
+        assert 201 == (await api.request("POST", path, {})).status
+
+    run_with_api(test)
+
+
 def test_a_replay_that_is_done_cannot_be_cancelled() -> None:
     """A replay is DONE when its tasks have finished; then cancelling it is a 409."""
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _replay_decoder = msgspec.json.Decoder(ReplayRequest)
 _REPLAYS_PATH = "/dead-letters/replays"
 _REPLAY_PATH = "/dead-letters/replays/{replayId}"
+_MAX_UNFINISHED_REPLAYS = 100
+"""Of a tenant. Each of them is written to the store from time to time."""
 _PURGE_CHUNK_TASKS = 500
 """Maximum number of tasks that one call of the store deletes."""
 _MAX_PURGE_CHUNKS = 20
@@ -73,7 +75,13 @@ class DeadLetterResource:
         return json_response(200, result)
 
     @Operation(
-        "POST", _REPLAYS_PATH, "createReplay", ReplayJob, statuses=(200, 201), body=ReplayRequest
+        "POST",
+        _REPLAYS_PATH,
+        "createReplay",
+        ReplayJob,
+        (200, 201),
+        errors=(429,),
+        body=ReplayRequest,
     )
     async def start_replay(self, request: ApiRequest) -> ApiResponse:
         """Start a replay of dead letters, at `rate` per second. A dry run counts them."""
@@ -108,6 +116,12 @@ class DeadLetterResource:
         replay.matched = await self._tasks.finder.count(request.tenant, search_of_replay(replay))
         if replay_request.dry_run:
             return json_response(200, replay_view(replay, dry_run=True))
+        unfinished = await self._context.store.list_replays(running=True, tenant=request.tenant)
+        if len(unfinished) >= _MAX_UNFINISHED_REPLAYS:
+            raise problems.TENANT_LIMIT.error(
+                f"{_MAX_UNFINISHED_REPLAYS} replays of the tenant have not finished. "
+                "Wait for them, or cancel some: DELETE /dead-letters/replays/ID."
+            )
         replay = await self._context.store.start_replay(replay)
         location = (b"location", f"{_REPLAYS_PATH}/{replay.id}".encode())
         return json_response(201, replay_view(replay), location)

@@ -275,6 +275,16 @@ async def without_a_rate_the_next_step_is_due_at_once(harness: StoreHarness) -> 
 
 
 @conformance_case
+async def a_waiting_replay_counts_finished_tasks_less_often(harness: StoreHarness) -> None:
+    """The next count is due after a second, later after a tenth of the replay's age, up to 30 s."""
+    await add_dead_letters(harness, 1)
+    await harness.store.start_replay(replay_of_all())
+    for age_ms, interval_ms in ((0, 1000), (100_000, 10_000), (HOUR_MS, 30_000)):
+        harness.clock.now = START_MS + age_ms
+        assert interval_ms == (await replay_step(harness)).next_at - START_MS - age_ms
+
+
+@conformance_case
 async def a_replay_waits_for_the_quota(harness: StoreHarness) -> None:
     """A step revives no more tasks than the quota allows, and continues when tasks are finished."""
     await add_dead_letters(harness, 5)

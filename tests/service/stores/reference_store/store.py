@@ -27,7 +27,6 @@ from tarry.service.store import (
     MAX_LANE_SIGNING_SECRETS,
     MAX_PAGE_BYTES,
     MAX_SIGNING_SECRETS,
-    REPLAY_COUNT_INTERVAL_MS,
     REPLAY_QUOTA_PAUSE_MS,
     AddResult,
     AddStatus,
@@ -48,6 +47,7 @@ from tarry.service.store import (
     SweepResult,
     TaskFilter,
     TaskResult,
+    next_replay_count_at,
     next_replay_step_at,
 )
 from tarry.wire.tasks import DownstreamLimits
@@ -578,7 +578,7 @@ class ReferenceStore:
                 replayed_ids.remove(replayed_id)
         replay.unfinished = len(replayed_ids)
         if replay.status != "running":
-            replay.next_at = now + REPLAY_COUNT_INTERVAL_MS
+            replay.next_at = next_replay_count_at(replay, now)
         if replay.status == "waiting" and not replay.unfinished:
             replay.status, replay.finished_at = "done", now
         return copy_replay(replay)

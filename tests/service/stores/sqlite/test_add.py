@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite import add as add_module
 from tests.service.stores.conformance import add as add_cases
 from tests.service.stores.conformance.suite import Case, case_name
 from tests.service.stores.harness import task, task_id
@@ -92,3 +94,24 @@ def test_an_existing_or_malformed_id_is_rejected(tmp_path: Path) -> None:
         assert 1 == (await store.counters()).task_counts[Status.PENDING]
 
     run_on_store(tmp_path / "tasks.db", main)
+
+
+def test_a_tenant_at_its_quota_does_not_split_the_tasks_of_others(
+    two_database_files: list[DatabaseFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the tasks of the tenant that would exceed its quota are added one by one."""
+    batch = [NewTask(task(n, "h", "full" if n == 10 else "acme")) for n in range(30)]
+    file = two_database_files[0]
+    file.add([NewTask(task(100 + n, "h", "full")) for n in range(30)], None, None)
+    sizes: list[int] = []
+    add_without_quota = add_module.add_without_quota
+
+    def record_size(tx: Any, tasks: Any, terms: Any) -> Any:
+        sizes.append(len(tasks))
+        return add_without_quota(tx, tasks, terms)
+
+    monkeypatch.setattr(add_module, "add_without_quota", record_size)
+    statuses = [result.status for result in file.add(batch, 30, None)]
+
+    assert [10] == [n for n, status in enumerate(statuses) if status is AddStatus.OVER_QUOTA]
+    assert [10, 19] == sizes

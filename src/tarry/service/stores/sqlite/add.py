@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from msgspec import Struct
@@ -99,17 +100,36 @@ def add(
     """Add tasks, and lease those with `lease_on_add`; see `Store.add`."""
     if _find_exceeded_quota(tx, tasks, quota, lane_quota) is None:
         return add_without_quota(tx, tasks, terms)
+    exceeding_tenants = set()
+    for tenant in {new.task.tenant for new in tasks}:
+        of_tenant = [new for new in tasks if new.task.tenant == tenant]
+        if _find_exceeded_quota(tx, of_tenant, quota, lane_quota) is not None:
+            exceeding_tenants.add(tenant)
     results: list[InitialState | AddResult] = []
-    for new in tasks:
-        rejection = _find_exceeded_quota(tx, [new], quota, lane_quota)
-        if rejection is None:
-            results += add_without_quota(tx, [new], terms)
+    # Only the tasks of a tenant that would exceed its quota are added one by one.
+    for is_exceeding, group in groupby(tasks, lambda new: new.task.tenant in exceeding_tenants):
+        if is_exceeding:
+            for new in group:
+                results += _add_within_quota(tx, new, terms, quota, lane_quota)
         else:
-            existing = _find_existing(tx, tx.names.tenant_id(new.task.tenant), new.task)
-            if existing is None or existing.task.status is Status.CANCELLED:
-                existing = AddResult(rejection, new.task)
-            results.append(existing)
+            results += add_without_quota(tx, list(group), terms)
     return results
+
+
+def _add_within_quota(
+    tx: Transaction,
+    new: NewTask,
+    terms: LeaseTerms | None,
+    quota: int | None,
+    lane_quota: int | None,
+) -> list[InitialState | AddResult]:
+    rejection = _find_exceeded_quota(tx, [new], quota, lane_quota)
+    if rejection is None:
+        return add_without_quota(tx, [new], terms)
+    existing = _find_existing(tx, tx.names.tenant_id(new.task.tenant), new.task)
+    if existing is None or existing.task.status is Status.CANCELLED:
+        return [AddResult(rejection, new.task)]
+    return [existing]
 
 
 def _find_exceeded_quota(

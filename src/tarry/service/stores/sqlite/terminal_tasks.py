@@ -13,9 +13,9 @@ import msgspec
 
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import (
-    REPLAY_COUNT_INTERVAL_MS,
     REPLAY_QUOTA_PAUSE_MS,
     SweepResult,
+    next_replay_count_at,
     next_replay_step_at,
 )
 from tarry.service.stores.sqlite.queries import (
@@ -175,7 +175,7 @@ def replay_step(
     _count_finished_tasks(tx, replay)
     if replay.status != "running":
         is_complete_pass = replay.count_cursor is None
-        replay.next_at = now + REPLAY_COUNT_INTERVAL_MS if is_complete_pass else now
+        replay.next_at = next_replay_count_at(replay, now) if is_complete_pass else now
     if replay.status == "waiting" and not replay.unfinished:
         replay.status, replay.finished_at = "done", now
     _update_replay(tx, replay)
