@@ -10,7 +10,7 @@ from tarry.service.tenant_shares import TenantShares
 
 
 def acquire_greedily(shares: TenantShares, tenants: list[str], rounds: int = 1_000) -> list[int]:
-    """Let tenants take turns to acquire units; return how many units each tenant has got."""
+    """Acquire units for the tenants in turn; return how many units each tenant has got."""
     counts = dict.fromkeys(tenants, 0)
     for tenant in islice(cycle(tenants), rounds):
         if shares.is_available(tenant):

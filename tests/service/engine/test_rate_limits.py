@@ -33,11 +33,11 @@ def test_tokens_that_are_not_used_can_be_given_back() -> None:
     """A caller can take all tokens that there are, and give some back, up to the burst."""
     limiter = TenantRateLimiter(10.0, 5.0, lambda: 0.0)
     assert [3, 2, 0] == [limiter.take_up_to("a", 3) for _ in range(3)]
-    limiter.give_back("a", 2)
+    limiter.refund("a", 2)
     assert 2 == limiter.take_up_to("a", 3)
-    limiter.give_back("a", 100)
+    limiter.refund("a", 100)
     assert 5 == limiter.take_up_to("a", 100)
-    limiter.give_back("a", 1)
+    limiter.refund("a", 1)
     limiter.take("a", 10)  # the balance is negative
     assert 0 == limiter.take_up_to("a", 3)
 

@@ -146,7 +146,7 @@ class Maintenance:
             return record
         finally:
             if limiter is not None:
-                limiter.give_back(replay.tenant, limit - replayed_count)
+                limiter.refund(replay.tenant, limit - replayed_count)
 
     async def run(self) -> None:
         """Do maintenance until cancelled."""

@@ -38,7 +38,7 @@ class TenantRateLimiter:
         self._set_balance(tenant, balance - taken)
         return taken
 
-    def give_back(self, tenant: str, token_count: int) -> None:
+    def refund(self, tenant: str, token_count: int) -> None:
         """Return tokens that were taken and not used."""
         self._set_balance(tenant, self._balance(tenant) + token_count)
 
