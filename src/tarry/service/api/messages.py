@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -264,7 +264,8 @@ def _write_whole_numbers_as_integers(body: bytes | msgspec.Raw) -> bytes:
 
 def _to_integers(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _to_integers(field) for name, field in value.items()}
+        fields = cast("dict[str, Any]", value)
+        return {name: _to_integers(field) for name, field in fields.items()}
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
