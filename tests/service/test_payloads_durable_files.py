@@ -56,6 +56,13 @@ def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     assert b"first" == (tmp_path / "a").read_bytes()
 
 
+def test_new_folders_of_a_file_are_private(tmp_path: Path) -> None:
+    """Other users cannot list the folders, whose names are tenants."""
+    create_file(tmp_path, "a/b/c", b"x")
+
+    assert [0o700] * 2 == [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b")]
+
+
 def test_the_mode_applies_to_the_last_folder_only(tmp_path: Path) -> None:
     """New parent folders have the default mode."""
     mask = os.umask(0o022)

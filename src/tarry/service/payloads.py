@@ -260,13 +260,15 @@ def create_file(folder: Path, ref: str, data: bytes) -> None:
     another process may have created a folder and not synced it yet.
     """
     path = folder / ref
-    create_folder(path.parent)
+    parents = path.parents[: len(path.relative_to(folder).parts)]
+    for parent in reversed(parents):
+        create_folder(parent, 0o700)
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         try:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            for parent in path.parents[: len(path.relative_to(folder).parts)]:
+            for parent in parents:
                 _fsync_folder(parent)
         except OSError:
             path.unlink()

@@ -306,6 +306,17 @@ def test_a_lock_file_that_cannot_be_deleted_is_released(
     assert [] == lock_files(path)
 
 
+def test_lock_files_are_private(tmp_path: Path) -> None:
+    """Another user cannot open a lock file, and so cannot hold the lock of a dead process."""
+    lock, leader_lock = WorkerLock(tmp_path / "tasks.db"), LeaderLock(tmp_path / "tasks.db")
+    lock.acquire()
+    assert leader_lock.try_acquire()
+
+    assert {0o600} == {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    lock.release()
+    leader_lock.release()
+
+
 LEADER_SCRIPT = """
 import sys
 from tarry.service.stores.sqlite.worker_locks import LeaderLock

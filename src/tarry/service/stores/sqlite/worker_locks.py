@@ -42,7 +42,7 @@ class WorkerLock:
         while self.token is None:
             token = uuid4().hex
             try:
-                descriptor = os.open(self._path(token), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+                descriptor = os.open(self._path(token), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             except OSError:
                 return
             is_locked = _try_lock(descriptor)
@@ -119,7 +119,7 @@ class LeaderLock:
         if self._descriptor is not None:
             return True
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError:
             return True
         is_locked = _try_lock(descriptor)
