@@ -30,16 +30,20 @@ def build_api(harness: EngineHarness) -> Api:
             new_id=lambda: next(harness.ids),
             monotonic=asyncio.get_running_loop().time,
             render_metrics=_no_metrics,
+            require_api_keys=True,
         )
     )
 
 
 async def send_request(
-    api: Api, method: str, path: str, document: object = None
+    api: Api, tenant: str, method: str, path: str, document: object = None
 ) -> tuple[int, Any]:
-    """Send one request; return the status and the decoded JSON of the response."""
+    """Send one request; return the status and the decoded JSON of the response.
+
+    The API key of a tenant is the name of the tenant.
+    """
     body = b"" if document is None else json.dumps(document).encode()
-    headers = [(b"host", b"tarry.test")]
+    headers = [(b"host", b"tarry.test"), (b"x-api-key", tenant.encode())]
     if document is not None:
         headers.append((b"content-type", b"application/json"))
     scope = {

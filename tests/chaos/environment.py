@@ -6,7 +6,7 @@ All random decisions come from one seed, so that a run can be repeated.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from math import inf
 from pathlib import Path
@@ -14,7 +14,12 @@ from random import Random
 from typing import Any, NoReturn
 
 from tarry.errors import StoreUnavailable
-from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
+from tarry.service.api.auth import DEFAULT_TENANT, api_key_digest
+from tarry.service.delivery import DeliveryError, DeliveryRequest, DeliveryResult, Fault
+from tarry.service.delivery.dns import DEADLINE_PAUSE_S, DnsCache
+from tarry.service.engine.context import EngineLimits
+from tarry.service.engine.lanes import FAST_ATTEMPT_MS
+from tarry.service.model import ApiKeyRecord
 from tarry.service.store import Store
 from tarry.service.stores.sqlite.clock import AnchoredClock
 from tests.chaos.invariants import InvariantChecker, run_synchronously
@@ -26,6 +31,12 @@ _process: ContextVar[SimulatedProcess | None] = ContextVar("process", default=No
 EPOCH_S = 1_800_000_000.0
 FAULT_EFFECT_S = 20.0
 """How long most faults have effects: a lease lasts 15 s, an open breaker up to 16.5 s."""
+ATTEMPT_TIMEOUT_MS = 5_000
+HORIZON_MS = 2_000
+"""A task is leased at most this long before it is due."""
+STEADY_TENANT, STEADY_HOST = "steady", "steady.example"
+NEIGHBOURS_SHARE = 0.2
+"""The share of runs in which some tenants have targets that hang. Such a run takes longer."""
 
 
 class Faults:
@@ -43,16 +54,17 @@ class Faults:
         self.network_fault = rng.choice([0.0, 0.1, 0.3])
         self.max_clock_jump_s = rng.choice([0.0, 0.0, 200.0, 7200.0])
         """An amplitude of the wall clock in seconds, not a probability."""
-        if rng.random() < 0.3:  # so that waiting times can be checked from the start
-            self.stop()
-
-    @property
-    def hosts_may_fail(self) -> bool:
-        """Whether targets fail, too: only in a run with delays or lost calls, and until `stop`."""
-        return bool(self.delay or self.network_fault or self.store_rejection)
+        self.hosts_may_fail = bool(self.delay or self.network_fault or self.store_rejection)
+        """Whether the targets of the tenant `default` fail, too."""
+        self.are_stopped = False
 
     def stop(self) -> None:
-        """Inject no more faults."""
+        """Inject no more faults, and let no more targets fail."""
+        self.limit_to_hosts()
+        self.hosts_may_fail, self.are_stopped = False, True
+
+    def limit_to_hosts(self) -> None:
+        """Inject no more faults; targets may still fail."""
         self.crash = self.store_rejection = self.store_reply_loss = 0.0
         self.delay = self.network_fault = self.max_clock_jump_s = 0.0
 
@@ -145,16 +157,24 @@ class FaultyStore:
 class FakeHost:
     """A target that is healthy, down, overloaded, slow, or rejects some requests permanently.
 
-    Or no DNS server answers for its name. It may have a capacity, and a share of its tasks are
-    poison tasks, which it never accepts.
+    Or it hangs: it never responds. Or no DNS server answers for its name, or only late. It may have
+    a capacity in calls per second, and a share of its tasks are poison tasks, which it never
+    accepts.
     """
 
-    def __init__(self, name: str, rng: Random) -> None:
+    def __init__(
+        self,
+        name: str,
+        rng: Random,
+        state: str = "healthy",
+        *,
+        capacity: float = inf,
+        poison_share: float = 0.0,
+    ) -> None:
         self.name = name
-        self.state = "healthy"
-        self.poison_share = rng.choice([0.0, 0.0, 0.25, 0.4, 0.75])
+        self.state = state
+        self.poison_share = poison_share
         self._rng = rng
-        capacity = rng.choice([inf, inf, 5, 20])  # calls per second
         self._window = SlidingWindowTarget(lambda _: capacity)
         throttled = DeliveryResult(status=429, headers=[("retry-after", "1")])
         self._refusal = rng.choice([DeliveryResult(status=503), throttled])
@@ -162,15 +182,14 @@ class FakeHost:
     def change_state(self) -> None:
         """Change to a random state."""
         self.state = self._rng.choice(
-            ["healthy", "healthy", "down", "overloaded", "slow", "rejecting", "unresolved"]
+            ["healthy", "healthy", "down", "overloaded", "slow", "rejecting", "unanswered"]
         )
 
     def next_response(self, name: str) -> tuple[DeliveryResult, float]:
         """Return the response to a task, and the seconds until it is sent."""
         rng, state = self._rng, self.state
-        if state == "unresolved":
-            error = "no DNS server has answered"
-            return DeliveryResult(fault=Fault.DNS, error=error, pause_s=5.0), rng.random() * 5
+        if state == "hanging":
+            return DeliveryResult(status=200), inf
         if state == "down":
             return DeliveryResult(fault=Fault.REFUSED, error="refused"), 0.001
         if not self._window.accept(asyncio.get_running_loop().time()):
@@ -187,11 +206,111 @@ class FakeHost:
         return DeliveryResult(status=rng.choice([200, 201, 204])), rng.random() * 0.05
 
 
+class World:
+    """The tenants of one run, and the targets of their tasks.
+
+    The tenant `default` has two targets that change their state. In a world with neighbours, one
+    target of the tenant `steady` is always healthy. The targets of one or two other tenants, or the
+    other targets of `steady`, hang, or DNS servers answer late or never for their names.
+    """
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self.changing_hosts = [
+            FakeHost(
+                name,
+                rng,
+                capacity=rng.choice([inf, inf, 5, 20]),
+                poison_share=rng.choice([0.0, 0.0, 0.25, 0.4, 0.75]),
+            )
+            for name in ("a.example", "b.example")
+        ]
+        self.hosts = {host.name: host for host in self.changing_hosts}
+        """All targets, by host name."""
+        self.hanging_hosts: dict[str, list[str]] = {}
+        """The host names of the targets that hang, by tenant."""
+        self.begin_to_hang = rng.random() < 0.4
+        """Whether targets respond at first, so that the service expects short attempts."""
+        self.has_neighbours = rng.random() < NEIGHBOURS_SHARE
+        self.tenants = [DEFAULT_TENANT]
+        if self.has_neighbours:
+            self.hosts[STEADY_HOST] = FakeHost(STEADY_HOST, rng)
+            for tenant in rng.choice([["x"], ["x"], ["x", "y"], [STEADY_TENANT]]):
+                self._add_hanging_targets(tenant)
+            self.tenants += dict.fromkeys([STEADY_TENANT, *self.hanging_hosts])
+
+    def _add_hanging_targets(self, tenant: str) -> None:
+        rng, max_count, states = self._rng, 30, ["hanging", "unanswered"]
+        if tenant == STEADY_TENANT:
+            # The lanes of a tenant share its leases and DNS lookups, which do not last for many.
+            max_count, states = 5, ["hanging"]
+        names = [f"h{i}.{tenant}.example" for i in range(rng.choice([1, max_count]))]
+        state = "healthy" if self.begin_to_hang else rng.choice(states)
+        self.hosts.update((name, FakeHost(name, rng, state)) for name in names)
+        self.hanging_hosts[tenant] = names
+
+    @property
+    def has_surprises(self) -> bool:
+        """Whether fast targets become slow, or not only one other tenant has slow targets."""
+        return self.begin_to_hang or self.hanging_hosts.keys() != {"x"}
+
+    def max_wait_s(self, *, is_new_lane: bool) -> float:
+        """Return how long a task of `steady` may wait, see docs/service-operations.md."""
+        timeouts = 1 + is_new_lane if self.has_surprises else 0
+        return (HORIZON_MS / 2 + FAST_ATTEMPT_MS + timeouts * ATTEMPT_TIMEOUT_MS) / 1000
+
+    def hang(self, tenant: str) -> None:
+        """Let the targets of a tenant hang that have responded so far."""
+        for name in self.hanging_hosts[tenant]:
+            if self.hosts[name].state == "healthy":
+                self.hosts[name].state = "hanging"
+
+    def heal(self) -> None:
+        """Make all targets healthy."""
+        for host in self.hosts.values():
+            host.state = "healthy"
+
+    def start_lookup(self, name: str, on_answer: Callable[[str, Any], None]) -> None:
+        """Look up a host name, like `dns.start_lookup_thread`."""
+        rng, seconds = self._rng, self._rng.random() * 0.05
+        answer: tuple[str, ...] | None = ("192.0.2.1",)
+        if self.hosts[name].state == "unanswered":
+            answer, seconds = rng.choice([answer, None, None]), rng.random() * 40
+        asyncio.get_running_loop().call_later(seconds, on_answer, name, answer)
+
+    def draw_limits(self) -> EngineLimits:
+        """Return the limits of one process."""
+        choose = self._rng.choice
+        if self.has_neighbours:  # shares of a few slots would be rounded to nothing
+            return EngineLimits(
+                max_running_attempts=choose([10, 20]),
+                max_lane_running_attempts=choose([5, 20]),
+                max_leased=choose([200, 400]),  # more than there are tasks for hanging targets
+                max_lane_leased=choose([10, 50]),
+                max_claimed=choose([5, 50]),
+                max_lane_claimed=choose([5, 50]),
+                max_unwritten=100,
+            )
+        return EngineLimits(
+            max_running_attempts=choose([2, 50]),
+            max_lane_running_attempts=choose([1, 20]),
+            # `max_leased` limits all leased tasks, `max_claimed` the tasks of one claim.
+            max_leased=choose([3, 100]),
+            max_lane_leased=choose([2, 50]),
+            max_claimed=choose([2, 50]),
+            max_lane_claimed=choose([1, 50]),
+            max_unwritten=10,  # new tasks that wait to be written
+        )
+
+
 class FaultyNetwork:
     """The network as seen by one process."""
 
     def __init__(self, process: SimulatedProcess) -> None:
         self._process = process
+        self._dns = DnsCache()
+        self._steady_since = inf
+        """The time at which the first attempt of the steady target has ended, or infinity."""
 
     async def send(self, request: DeliveryRequest) -> DeliveryResult:
         """Make an attempt; the request or its response may be lost or late."""
@@ -210,15 +329,31 @@ class FaultyNetwork:
             environment.disturb()
             return DeliveryResult(fault=Fault.DNS, error="no such name")
         host, name = request.url.split("/")[2:]
-        result, seconds = environment.hosts[host].next_response(name)
-        environment.invariants.log_target_response(request, result)
+        try:
+            async with asyncio.timeout(request.timeout):
+                await self._dns.resolve(host, request.tenant)
+        except (DeliveryError, TimeoutError) as error:
+            result = DeliveryResult(fault=Fault.DNS, pause_s=DEADLINE_PAUSE_S)
+            if isinstance(error, DeliveryError):
+                result = error.to_result()
+            if host == STEADY_HOST:
+                environment.invariants.check_wait(request, self._steady_since, str(error))
+            environment.invariants.record_received_result(request, result)
+            return result
+        if host == STEADY_HOST:
+            environment.invariants.check_wait(request, self._steady_since)
+        result, seconds = environment.world.hosts[host].next_response(name)
         is_lost = rng.random() < faults.network_fault / 3
-        if is_lost or seconds > request.timeout:
-            environment.disturb()
+        is_late = seconds > request.timeout
+        if is_lost or is_late:
+            environment.disturb(only_targets=not is_lost)
             await asyncio.sleep(request.timeout)
             result = DeliveryResult(fault=Fault.TIMEOUT, error="timed out")
         else:
+            environment.invariants.log_target_response(request, result)
             await asyncio.sleep(seconds)
+            if host == STEADY_HOST:
+                self._steady_since = min(self._steady_since, asyncio.get_running_loop().time())
         await process.reach_fault_point()
         environment.invariants.record_received_result(request, result)
         return result
@@ -228,13 +363,20 @@ class FaultyNetwork:
 
 
 class Environment:
-    """The store, targets, clock and faults, which survive the crashes of processes."""
+    """The store, world, clock and faults, which survive the crashes of processes."""
 
     def __init__(self, seed: int, folder: Path | None) -> None:
         self.rng = Random(seed)
         self.faults = Faults(self.rng)
+        self.world = World(self.rng)
+        # So that waiting times can be checked from the start:
+        if self.rng.random() < (0.6 if self.world.has_neighbours else 0.3):
+            self.faults.limit_to_hosts()
+            self.faults.hosts_may_fail = self.world.has_neighbours and self.world.has_surprises
         self.clock_offset_s = 0.0
         self._calm_at = -inf
+        self.faultless_at = -inf
+        """The time at which the effects of faults that are not faults of targets have ended."""
         loop = asyncio.get_running_loop()
         clock = AnchoredClock(
             unix_time=lambda: self.now_s() + self.clock_offset_s,
@@ -245,8 +387,10 @@ class Environment:
         if folder is not None:
             self.store = SynchronousSqliteStore(folder / "tasks.db", clock)
             run_synchronously(self.store.open())
+        for tenant in self.world.tenants:
+            key = ApiKeyRecord(id=tenant, tenant=tenant, digest=api_key_digest(tenant))
+            run_synchronously(self.store.put_api_key(key))
         self.invariants = InvariantChecker(self.store, self)
-        self.hosts = {name: FakeHost(name, self.rng) for name in ("a.example", "b.example")}
         task_factory: Any = _create_task
         loop.set_task_factory(task_factory)
 
@@ -258,15 +402,18 @@ class Environment:
         """Set the wall clock of the machine to another time."""
         self.clock_offset_s = (self.rng.random() - 0.5) * self.faults.max_clock_jump_s
 
-    def disturb(self, seconds: float = FAULT_EFFECT_S) -> None:
-        """Record that a fault has effects for some seconds."""
-        self._calm_at = max(self._calm_at, asyncio.get_running_loop().time() + seconds)
+    def disturb(self, seconds: float = FAULT_EFFECT_S, *, only_targets: bool = False) -> None:
+        """Record that a fault, or only a fault of targets, has effects for some seconds."""
+        calm_at = asyncio.get_running_loop().time() + seconds
+        self._calm_at = max(self._calm_at, calm_at)
+        if not only_targets:
+            self.faultless_at = max(self.faultless_at, calm_at)
 
     @property
     def calm_at(self) -> float:
         """The time at which the effects of all faults have ended, as far as it is known."""
-        if any(host.state != "healthy" for host in self.hosts.values()):
-            self.disturb()
+        if any(host.state != "healthy" for host in self.world.hosts.values()):
+            self.disturb(only_targets=True)
         return self._calm_at
 
 

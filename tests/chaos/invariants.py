@@ -13,6 +13,8 @@
    start, and the lane is parked for up to p seconds at a time, because no attempt succeeds.
 9. A replay ends, and counts every task that it has replayed.
 10. A task is not EXHAUSTED before it was sent, unless its total budget has ended.
+11. A task for a healthy target is sent within `World.max_wait_s` after it is due and faults of the
+    service have ended, whatever the targets of other tenants do.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import asyncio
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tarry.core.verdict import Reason
 from tarry.service.delivery import Fault
@@ -38,6 +40,14 @@ _ROUNDING_MS = 0.001
 T = TypeVar("T")
 
 
+class AcceptedTask(NamedTuple):
+    """A task that was accepted with 200 or 201."""
+
+    tenant: str
+    id: str
+    key: str
+
+
 class InvariantViolation(AssertionError):
     """An invariant does not hold. The message ends with the last lines of the history."""
 
@@ -51,8 +61,8 @@ class InvariantChecker:
     def __init__(self, store: Store, environment: Environment) -> None:
         self._store = store
         self._environment = environment
-        self.accepted_tasks: dict[str, tuple[str, str]] = {}
-        """Id and idempotency key of each task that was accepted with 200 or 201, by name."""
+        self.accepted_tasks: dict[str, AcceptedTask] = {}
+        """By name."""
         self.attempts: dict[str, int] = defaultdict(int)
         """Number of attempts, by task name."""
         self.first_attempt_times: dict[str, list[float]] = defaultdict(list)
@@ -75,15 +85,15 @@ class InvariantChecker:
 
     # --- recording --------------------------------------------------------------------------------
 
-    def record_accepted(self, name: str, task_id: str, key: str) -> None:
+    def record_accepted(self, name: str, task: AcceptedTask) -> None:
         """Record a task that was accepted."""
-        first_id, _ = self.accepted_tasks.setdefault(name, (task_id, key))
-        if first_id == task_id:
+        first = self.accepted_tasks.setdefault(name, task)
+        if first.id == task.id:
             return
-        if any(task.id == first_id for task in self._list_tasks()):
-            self._fail(5, f"{name} has two tasks: {first_id} and {task_id}")
+        if run_synchronously(self._store.get_task(task.tenant, first.id)) is not None:
+            self._fail(5, f"{name} has two tasks: {first.id} and {task.id}")
         # The first task was cancelled before the POST was repeated, and was replaced.
-        self.accepted_tasks[name] = (task_id, key)
+        self.accepted_tasks[name] = task
         self.replaced.add(name)
 
     def record_attempt(self, request: DeliveryRequest, process: str) -> None:
@@ -96,7 +106,7 @@ class InvariantChecker:
         first_key_header = self.key_headers.setdefault(name, key_header)
         if first_key_header != key_header and not name.startswith("callback"):
             self._fail(5, f"{name} was sent with the keys {first_key_header} and {key_header}")
-        task = self._find_task(key_header)
+        task = self._find_task(request)
         if task is None:
             return
         if task.id in self.finished:
@@ -105,9 +115,9 @@ class InvariantChecker:
         if now_ms < task.next_attempt_at and task.id not in self.retried_now:
             self._fail(6, f"{name} was sent {task.next_attempt_at - now_ms} ms early")
         if task.attempts == task.lost_attempts:  # not for replays, which wait like retries
-            self._check_wait(name, task)
+            self._check_first_wait(name, task)
 
-    def _check_wait(self, name: str, task: Task) -> None:
+    def _check_first_wait(self, name: str, task: Task) -> None:
         """Check how long a task has waited for its first attempt."""
         environment, now = self._environment, asyncio.get_running_loop().time()
         due = now - environment.now_s() + task.next_attempt_at / 1000
@@ -120,6 +130,25 @@ class InvariantChecker:
         if now - since > 10 + 2.5 * (before + 1) + parked_s * (before / 3 + 1):
             wait = f"{now - since:.1f} s, while {before} others started"
             self._fail(8, f"{name} has waited for {wait}")
+
+    def check_wait(
+        self, request: DeliveryRequest, known_since: float, dns_error: str | None = None
+    ) -> None:
+        """Check an attempt of a healthy target: its wait, and that its name was resolved.
+
+        `known_since` is the time since which the process knows that the target is fast; infinity:
+        the process does not know it yet.
+        """
+        task = self._find_task(request)
+        if task is None:
+            return
+        environment, now = self._environment, asyncio.get_running_loop().time()
+        due = now - environment.now_s() + task.next_attempt_at / 1000
+        since = max(due, environment.faultless_at, known_since if known_since <= now else due)
+        max_wait_s = environment.world.max_wait_s(is_new_lane=known_since > now)
+        if dns_error is not None or now - since > max_wait_s:
+            reason = "" if dns_error is None else f", and was not resolved: {dns_error}"
+            self._fail(11, f"{_task_name(request)} has waited for {now - since:.3f} s{reason}")
 
     def log_target_response(self, request: DeliveryRequest, result: DeliveryResult) -> None:
         """Add the response of a target to the history; the service may not receive it."""
@@ -196,7 +225,7 @@ class InvariantChecker:
     async def check_final_state(self) -> None:
         """Check the final state of all tasks, after the faults have stopped."""
         tasks = {task.id: task for task in self._list_tasks()}
-        for name, (task_id, key) in self.accepted_tasks.items():
+        for name, (_, task_id, key) in self.accepted_tasks.items():
             task = tasks.get(task_id)
             if task is None:
                 self._fail(1, f"{name} was accepted and is missing")
@@ -229,11 +258,20 @@ class InvariantChecker:
         if stored_counts != dict(expected_counts):
             self._fail(0, f"the counters are {stored_counts}, expected {dict(expected_counts)}")
 
-    def _find_task(self, key_header: str) -> Task | None:
-        return next((task for task in self._list_tasks() if task.key == key_header), None)
+    def _find_task(self, request: DeliveryRequest) -> Task | None:
+        tenant, key = request.tenant, dict(request.headers)["Idempotency-Key"]
+        accepted = self.accepted_tasks.get(_task_name(request))
+        if accepted is not None:  # faster than a list of all tasks
+            task = run_synchronously(self._store.get_task(tenant, accepted.id))
+            if task is not None:
+                return task
+        page = run_synchronously(self._store.list_tasks(tenant, TaskFilter(key=key), limit=1))
+        return page.items[0] if page.items else None
 
     def _list_tasks(self) -> list[Task]:
-        return run_synchronously(self._store.list_tasks("default", TaskFilter(), limit=1000)).items
+        tenants = self._environment.world.tenants
+        pages = (self._store.list_tasks(name, TaskFilter(), limit=10_000) for name in tenants)
+        return [task for page in pages for task in run_synchronously(page).items]
 
     def _add_to_history(self, line: str) -> None:
         self.history.append(f"{asyncio.get_running_loop().time():.3f} {line}")

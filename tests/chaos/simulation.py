@@ -7,7 +7,8 @@
 Callers post, cancel, retry and replay tasks; one or two processes share one store. A process may
 crash whenever it calls the store or the network, the store rejects calls or loses replies, the
 network and the targets fail, and the clock of the machine jumps. Targets have a capacity, and never
-accept some of the tasks. Then the faults stop, and invariants are checked.
+accept some of the tasks. All targets of some tenants hang, or their names are not resolved in time.
+Then the faults stop, and invariants are checked.
 """
 
 from __future__ import annotations
@@ -17,18 +18,30 @@ import asyncio
 import logging
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
 from tarry.service.api.application import Api
-from tarry.service.engine.context import EngineLimits
+from tarry.service.api.auth import DEFAULT_TENANT
+from tarry.service.delivery import dns
 from tarry.service.store import LeaseTerms
 from tarry.testing import VirtualClock
 from tests.chaos.api_client import build_api, send_request
-from tests.chaos.environment import Environment, FaultyNetwork, FaultyStore, SimulatedProcess
-from tests.chaos.invariants import InvariantViolation
+from tests.chaos.environment import (
+    ATTEMPT_TIMEOUT_MS,
+    HORIZON_MS,
+    STEADY_HOST,
+    STEADY_TENANT,
+    Environment,
+    FaultyNetwork,
+    FaultyStore,
+    SimulatedProcess,
+)
+from tests.chaos.invariants import AcceptedTask, InvariantViolation
 from tests.service.engine.harness import EngineHarness
 
 FAULT_PHASE_S = 60.0
@@ -37,8 +50,11 @@ RECOVERY_TIMEOUT_S = 400.0
 """All tasks must be finished this long after the faults have stopped."""
 CHECK_INTERVAL_S = 5.0
 LEASE_MS = 15_000
-HORIZON_MS = 2_000
-"""A task is leased at most this long before it is due."""
+MAX_HANGING_TASKS = 75  # of one tenant
+MAX_STEADY_HANGING_TASKS = 30  # of the steady tenant: fewer than its leases
+DNS_TTL_S = 5.0
+MAX_DNS_LOOKUPS = 8
+"""In one process at a time; few, so that names without an answer could occupy all of them."""
 
 
 class Simulation:
@@ -65,12 +81,17 @@ class Simulation:
             asyncio.ensure_future(self._make_clock_jumps()),
         ]
         callers = [asyncio.ensure_future(self._run_caller()) for _ in range(self.rng.randint(1, 4))]
+        if self.environment.world.has_neighbours:
+            callers.append(asyncio.ensure_future(self._run_steady_tenant()))
+            callers += [
+                asyncio.ensure_future(self._run_hanging_tenant(tenant))
+                for tenant in self.environment.world.hanging_hosts
+            ]
         done, _ = await asyncio.wait([*callers, *background], timeout=FAULT_PHASE_S)
         self._raise_first_error(done)
         self.environment.faults.stop()
-        for host in self.environment.hosts.values():
-            host.state = "healthy"
-        self.environment.disturb()
+        self.environment.world.heal()
+        self.environment.disturb(only_targets=True)
         for _ in range(int(RECOVERY_TIMEOUT_S / CHECK_INTERVAL_S)):
             done, _ = await asyncio.wait([*callers, *background], timeout=CHECK_INTERVAL_S)
             self._raise_first_error(done)
@@ -124,16 +145,7 @@ class Simulation:
         harness = EngineHarness(
             FaultyNetwork(process),
             store=FaultyStore(process, self.environment.store),
-            limits=EngineLimits(
-                max_running_attempts=rng.choice([2, 50]),
-                max_lane_running_attempts=rng.choice([1, 20]),
-                # `max_leased` limits all leased tasks, `max_claimed` the tasks of one claim.
-                max_leased=rng.choice([3, 100]),
-                max_lane_leased=rng.choice([2, 50]),
-                max_claimed=rng.choice([2, 50]),
-                max_lane_claimed=rng.choice([1, 50]),
-                max_unwritten=10,  # new tasks that wait to be written
-            ),
+            limits=self.environment.world.draw_limits(),
             seed=int(process.name[1:]),
             lease=LeaseTerms(process.name, LEASE_MS, HORIZON_MS),
             build_breaker=lambda: Breaker(
@@ -163,8 +175,8 @@ class Simulation:
         while True:
             await asyncio.sleep(self.rng.random() * 15)
             if self.environment.faults.hosts_may_fail:
-                self.rng.choice(list(self.environment.hosts.values())).change_state()
-                self.environment.disturb()
+                self.rng.choice(self.environment.world.changing_hosts).change_state()
+                self.environment.disturb(only_targets=True)
 
     async def _make_clock_jumps(self) -> None:
         while True:
@@ -188,7 +200,27 @@ class Simulation:
             else:
                 await self._replay()
 
-    async def _send(self, method: str, path: str, document: object = None) -> tuple[int, Any]:
+    async def _run_steady_tenant(self) -> None:
+        """Post tasks for a target that is always healthy, until the faults stop."""
+        while not self.environment.faults.are_stopped:
+            await self._post_tasks(STEADY_TENANT, [(STEADY_HOST, self._next_name())])
+            await asyncio.sleep(self.rng.random() * 4)
+
+    async def _run_hanging_tenant(self, tenant: str) -> None:
+        """Post tasks for targets that hang, or begin to hang, until the faults stop."""
+        world, batch_size = self.environment.world, self.rng.choice([15, 25])
+        max_tasks = MAX_STEADY_HANGING_TASKS if tenant == STEADY_TENANT else MAX_HANGING_TASKS
+        for _ in range(max_tasks // batch_size):
+            hosts = self.rng.choices(world.hanging_hosts[tenant], k=batch_size)
+            await self._post_tasks(tenant, [(host, self._next_name()) for host in hosts])
+            await asyncio.sleep(self.rng.random() * 10)
+            if self.environment.faults.are_stopped:
+                return
+            world.hang(tenant)
+
+    async def _send(
+        self, tenant: str, method: str, path: str, document: object = None
+    ) -> tuple[int, Any]:
         """Send a request to a random process; return the status and the document of the response.
 
         The status is 0 if the process is not running or crashes during the request.
@@ -198,45 +230,57 @@ class Simulation:
         if api is None or process is None:
             return 0, None
         response: tuple[int, Any] | None = await process.run(
-            send_request(api, method, path, document)
+            send_request(api, tenant, method, path, document)
         )
         return response or (0, None)
 
+    def _next_name(self, prefix: str = "t") -> str:
+        return f"{prefix}{next(self.task_numbers)}"
+
     async def _post(self) -> None:
-        """Post one task or a batch again and again until all tasks are accepted."""
+        """Post one task or a batch for a target that changes its state."""
         rng = self.rng
-        host = rng.choice(list(self.environment.hosts.values()))
-        names = [
-            f"{'poison' if rng.random() < host.poison_share else 't'}{next(self.task_numbers)}"
+        host = rng.choice(self.environment.world.changing_hosts)
+        tasks = [
+            (host.name, self._next_name("poison" if rng.random() < host.poison_share else "t"))
             for _ in range(rng.choice([1, 1, 5, 10]))
         ]
+        options: dict[str, Any] = {
+            "delayMs": rng.choice([0, 0, 500, 5000]),
+            "laneKey": rng.choice([None, None, None, "customer-1", "customer-2"]),
+        }
+        if len(tasks) == 1 and rng.random() < 0.1:
+            options["callbackUrl"] = f"http://b.example/callback-{tasks[0][1]}"
+        await self._post_tasks(DEFAULT_TENANT, tasks, **options)
+
+    async def _post_tasks(
+        self, tenant: str, hosts_and_names: list[tuple[str, str]], **options: Any
+    ) -> None:
+        """Post one task or a batch again and again until all tasks are accepted."""
+        rng = self.rng
+        names = [name for _, name in hosts_and_names]
         policy = {
             "maxAttempts": rng.randint(1, 6),
             "initialDelayMs": rng.choice([10, 500, 3000]),
             "maxDelayMs": 10_000,
-            "attemptTimeoutMs": 5_000,
+            "attemptTimeoutMs": ATTEMPT_TIMEOUT_MS,
             **({"totalBudgetMs": 30_000} if rng.random() < 0.2 else {}),
         }
-        delay = rng.choice([0, 0, 500, 5000])
-        lane_key = rng.choice([None, None, None, "customer-1", "customer-2"])
-        tasks: list[dict[str, Any]] = [
+        tasks = [
             {
-                "targetUrl": f"http://{host.name}/{name}",
+                "targetUrl": f"http://{host}/{name}",
                 "idempotencyKey": f"key-{name}",
-                "laneKey": lane_key,
-                "delayMs": delay,
                 "policy": policy,
+                **options,
             }
-            for name in names
+            for host, name in hosts_and_names
         ]
         if len(names) == 1:
-            if rng.random() < 0.1:
-                tasks[0]["callbackUrl"] = f"http://b.example/callback-{names[0]}"
             path, document = "/retry-tasks", tasks[0]
         else:
             path, document = "/retry-tasks/batch", {"tasks": tasks}
         while True:
-            status, body = await self._send("POST", path, document)
+            status, body = await self._send(tenant, "POST", path, document)
             worst_status = status
             if status in {200, 201}:
                 single = {"status": status, "task": body}
@@ -245,7 +289,7 @@ class Simulation:
                     if result["status"] in {200, 201}:
                         task = result["task"]
                         self.environment.invariants.record_accepted(
-                            name, task["taskId"], task["idempotencyKey"]
+                            name, AcceptedTask(tenant, task["taskId"], task["idempotencyKey"])
                         )
                 # One rejected task of a batch is enough to post the batch again.
                 worst_status = max(result["status"] for result in results)
@@ -259,15 +303,16 @@ class Simulation:
         accepted_tasks = list(self.environment.invariants.accepted_tasks.values())
         if not accepted_tasks:
             return
-        task_id, _ = self.rng.choice(accepted_tasks)
+        tenant, task_id, _ = self.rng.choice(accepted_tasks)
         if action == "retry":
             self.environment.invariants.retried_now.add(task_id)
-            await self._send("POST", f"/retry-tasks/{task_id}/retry")
+            await self._send(tenant, "POST", f"/retry-tasks/{task_id}/retry")
         else:
-            await self._send("DELETE", f"/retry-tasks/{task_id}")
+            await self._send(tenant, "DELETE", f"/retry-tasks/{task_id}")
 
     async def _replay(self) -> None:
-        await self._send("POST", "/dead-letters/replays", {})
+        tenant = self.rng.choice(self.environment.world.tenants)
+        await self._send(tenant, "POST", "/dead-letters/replays", {})
 
     def _running_process(self, slot: int) -> SimulatedProcess | None:
         harness = self.harnesses[slot]
@@ -295,8 +340,18 @@ def simulate(seed: int, folder: Path | None = None) -> Simulation:
     logger = logging.getLogger("tarry.service")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
+
+    def start_lookup(host: str, on_answer: Callable[[str, Any], None]) -> None:
+        simulations[0].environment.world.start_lookup(host, on_answer)
+
     try:
-        with VirtualClock(start=1000.0) as clock:
+        with (
+            patch.object(dns, "start_lookup_thread", start_lookup),
+            patch.object(dns, "_MAX_LOOKUPS", MAX_DNS_LOOKUPS),
+            patch.object(dns, "_TTL_S", DNS_TTL_S),
+            patch.object(dns, "_MAX_STALE_S", 0.0),  # expired addresses would hide slow lookups
+            VirtualClock(start=1000.0) as clock,
+        ):
             clock.run(main)
     finally:
         logger.setLevel(level)

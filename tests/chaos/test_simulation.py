@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from tarry.core.breaker import Breaker
+from tarry.service.delivery import dns
 from tarry.service.engine import attempts
+from tarry.service.engine.attempt_slots import Admission, AttemptSlots
 from tarry.service.engine.context import StoreClock
 from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus
-from tests.chaos import simulation
+from tests.chaos import environment, simulation
 from tests.chaos.invariants import InvariantViolation
 from tests.chaos.simulation import simulate
 from tests.service.stores.reference_store import ReferenceStore
@@ -96,6 +98,18 @@ def _park_lanes_in_which_half_of_the_attempts_fail(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(simulation, "Breaker", lambda **_: Breaker(min_calls=3))
 
 
+def _admit_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not share the slots for attempts."""
+    monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
+    monkeypatch.setattr(AttemptSlots, "check", lambda _self, _lane: Admission.ADMITTED)
+
+
+def _start_every_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not share the slots for DNS lookups."""
+    monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
+    monkeypatch.setattr(dns, "_FREE_SLOTS_PER_OCCUPIED_SLOT", 0)
+
+
 @pytest.mark.parametrize(
     "break_service",
     [
@@ -105,6 +119,8 @@ def _park_lanes_in_which_half_of_the_attempts_fail(monkeypatch: pytest.MonkeyPat
         _requeue_finished_tasks,
         _keep_unknown_leases,
         _park_lanes_in_which_half_of_the_attempts_fail,
+        _admit_every_attempt,
+        _start_every_lookup,
     ],
 )
 def test_invariant_checks_detect_a_broken_service(
