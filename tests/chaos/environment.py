@@ -19,7 +19,7 @@ from tarry.service.delivery import DeliveryError, DeliveryRequest, DeliveryResul
 from tarry.service.delivery.dns import DEADLINE_PAUSE_S, DnsCache
 from tarry.service.engine.context import EngineLimits
 from tarry.service.engine.lanes import FAST_ATTEMPT_MS
-from tarry.service.model import ApiKeyRecord
+from tarry.service.model import ApiKeyRecord, Task
 from tarry.service.store import Store
 from tarry.service.stores.sqlite.clock import AnchoredClock
 from tests.chaos.invariants import InvariantChecker, run_synchronously
@@ -131,6 +131,9 @@ class FaultyStore:
     def __init__(self, process: SimulatedProcess, store: Store) -> None:
         self._process = process
         self._store = store
+
+    def record_start(self, slot: int, task: Task) -> None:
+        """Do nothing: in the simulation, the leases of a process that crashes expire."""
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)

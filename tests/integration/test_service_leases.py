@@ -1,8 +1,9 @@
-"""Leases of a running service whose slots are taken for longer than a lease."""
+"""Leases of a service whose slots are taken: it is suspended for longer than a lease, or killed."""
 
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -36,3 +37,31 @@ def test_waiting_tasks_are_sent_and_not_lost(tmp_path: Path) -> None:
         assert "lost" not in {attempt["outcome"] for log in logs for attempt in log}
         received = [len(slow_target.received_requests[f"/{number}"]) for number in range(TASKS)]
         assert [len(log) for log in logs] == received
+
+
+def test_waiting_tasks_of_a_killed_process_are_not_lost(tmp_path: Path) -> None:
+    """Only attempts that were received are logged, although all tasks were leased and due."""
+    can_respond = threading.Event()
+
+    def hang(_path: str, _number: int) -> int:
+        can_respond.wait(60)
+        return 200
+
+    with (
+        target(hang) as hanging_target,
+        service(tmp_path, "--set", "in_flight=2") as running_service,
+    ):
+        urls = [f"{hanging_target.url}/{number}" for number in range(10)]
+        task_ids = [running_service.post(targetUrl=url)["taskId"] for url in urls]
+        while len(hanging_target.received_requests) < 2:
+            time.sleep(0.01)
+        running_service.kill()
+        can_respond.set()
+        running_service.start()
+
+        for task_id in task_ids:
+            assert "SUCCEEDED" == running_service.wait_until_finished(task_id)["status"]
+        logs = [running_service.attempts(task_id) for task_id in task_ids]
+        received = [len(hanging_target.received_requests[f"/{number}"]) for number in range(10)]
+        assert received == [len(log) for log in logs]
+        assert 2 == sum(attempt["outcome"] == "lost" for log in logs for attempt in log)

@@ -392,6 +392,15 @@ class Store(Protocol):
         """
         ...
 
+    def record_start(self, slot: int, task: Task) -> None:
+        """Record that an attempt of a leased task starts; `slot` is one of this process's numbers.
+
+        The record shows after a crash of this process which of its leased tasks were attempted. It
+        replaces the last record with the same `slot`, and applies to this version of the task only.
+        It need not survive a crash of the machine.
+        """
+        ...
+
     async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
         """Release all leases of this worker, except those of tasks with one of `known_ids`.
 

@@ -194,6 +194,7 @@ class LeasedTask(Struct, eq=False):
     is_busy: bool = False  # whether a policy load, attempt, write or cancellation is running
     is_queued: bool = False  # whether it is in the heap of `LeasedTasks` or in a queue of its lane
     is_dropped: bool = False  # whether it was removed from `LeasedTasks`; queues skip it
+    start_slot: int | None = None  # see `Store.record_start`; None: no attempt was started
 
 
 class Lanes(dict[str, LaneState]):

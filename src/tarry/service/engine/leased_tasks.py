@@ -50,6 +50,8 @@ class LeasedTasks(dict[str, LeasedTask]):
         self._fast_lanes = LaneRotation(slots)
         self._slow_lanes = LaneRotation(slots)
         self._is_turn_of_slow_lanes = True
+        self._free_start_slots: list[int] = []
+        self._start_slot_count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self.lost_reply_count: int = 0
@@ -80,8 +82,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
             replaced_task = self.get(task.id)
             if replaced_task is not None:  # it was leased again, or made due by `retry_now`
-                replaced_task.is_dropped = True
-                lanes.decrement_leased(replaced_task.lane)
+                self.drop(replaced_task)
             lane = lanes[task.lane]
             leased_task = self[task.id] = LeasedTask(task, lane, content)
             lanes.increment_leased(lane)
@@ -101,6 +102,18 @@ class LeasedTasks(dict[str, LeasedTask]):
         if self.get(leased_task.task.id) is leased_task:
             del self[leased_task.task.id]
             self._lanes.decrement_leased(leased_task.lane)
+            if leased_task.start_slot is not None:
+                self._free_start_slots.append(leased_task.start_slot)
+
+    def assign_start_slot(self, leased_task: LeasedTask) -> int:
+        """Return the slot for `Store.record_start`, which the task has until it is dropped."""
+        slot = leased_task.start_slot
+        if slot is None:
+            if not self._free_start_slots:
+                self._free_start_slots.append(self._start_slot_count)
+                self._start_slot_count += 1
+            slot = leased_task.start_slot = self._free_start_slots.pop()
+        return slot
 
     def pop_next_due(self) -> LeasedTask | None:
         """Remove the next lane from its rotation, and return one of its due tasks, or None."""

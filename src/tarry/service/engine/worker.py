@@ -193,6 +193,7 @@ class Worker:
         command = call.start_or_defer(unrounded_ms / 1000, last_outcome, suspect=suspect)
         if isinstance(command, StartAttempt):
             leased_task.is_busy = True
+            context.store.record_start(self.leased_tasks.assign_start_slot(leased_task), task)
             slot = self._slots.acquire(lane, now)
             if self._slow_attempt_timer is None and not slot.is_slow:
                 self._set_slow_attempt_timer()

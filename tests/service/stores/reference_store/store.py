@@ -281,6 +281,9 @@ class ReferenceStore:
         )
         return FinishStatus.APPLIED
 
+    def record_start(self, slot: int, task: Task) -> None:
+        """Do nothing: this store does not survive a crash of the process."""
+
     async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
         """Release the leases of a worker, except those of known tasks."""
         known_ids = set(known_ids)

@@ -43,7 +43,10 @@ async def main():
     await store.open()
     times = (START_MS, START_MS + 500, START_MS + 600, START_MS + 99_000)
     await store.add([NewTask(task(n, next_attempt_at=at)) for n, at in enumerate(times)])
-    assert 3 == len((await store.claim(LEASE, limit=10, per_lane=10)).tasks)
+    leased = (await store.claim(LEASE, limit=10, per_lane=10)).tasks
+    assert 3 == len(leased)
+    for started in leased[: int(sys.argv[2])]:
+        store.record_start(1, started)
     print("leased", flush=True)
     await asyncio.Event().wait()
 
@@ -52,10 +55,13 @@ asyncio.run(main())
 
 
 @contextmanager
-def worker_process(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Yield a process with three leases: one task is due, and two are due later."""
+def worker_process(path: Path, start_count: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """Yield a process with three leases: one task is due, and two are due later.
+
+    It records the starts of the first tasks in the same slot, so that the last one is left.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-c", WORKER_SCRIPT, str(path)],
+        [sys.executable, "-c", WORKER_SCRIPT, str(path), str(start_count)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -120,6 +126,32 @@ def test_opening_a_store_recovers_leases_of_a_killed_worker(
 
         asyncio.run(main())
     assert [] == lock_files(path)
+
+
+@pytest.mark.parametrize("leases_per_transaction", [1, 10])
+def test_only_started_attempts_of_a_killed_worker_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leases_per_transaction: int
+) -> None:
+    """Of two due tasks, the one whose start was recorded last is logged as lost."""
+    monkeypatch.setattr(store, "_MAX_LEASES_PER_TRANSACTION", leases_per_transaction)
+    path = tmp_path / "tasks.db"
+    with worker_process(path, start_count=2) as process:
+        process.kill()
+        process.wait()
+
+    async def main() -> None:
+        clock = ManualClock()
+        clock.advance(550)
+        store = SqliteStore(path, clock=clock)
+        await store.open()
+        claimed = (await store.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
+        lost = {leased.id: leased.lost_attempts for leased in claimed}
+        assert {task_id(0): 0, task_id(1): 1, task_id(2): 0} == lost
+        assert [] == await store.list_attempts("acme", task_id(0))
+        assert 1 == len(lock_files(path))
+        await store.close()
+
+    asyncio.run(main())
 
 
 def test_a_sweep_recovers_leases_of_a_killed_worker(tmp_path: Path) -> None:
@@ -236,10 +268,10 @@ def test_unsupported_locks_are_ignored(tmp_path: Path, monkeypatch: pytest.Monke
     other = WorkerLock(tmp_path / "tasks.db")
     other.acquire()
     assert other.token is None
-    assert [] == other.remove_dead_locks([str(held_lock.token)])
+    assert [] == other.find_dead_locks([str(held_lock.token)])
     assert [f"tasks.db.worker-{held_lock.token}"] == lock_files(tmp_path / "tasks.db")
     monkeypatch.setattr(worker_locks, "fcntl", None)
-    assert [] == other.remove_dead_locks([str(held_lock.token)])
+    assert [] == other.find_dead_locks([str(held_lock.token)])
     held_lock.release()
 
 
@@ -266,19 +298,19 @@ def test_a_lock_file_removed_during_acquire_is_replaced(
     assert 3 == len(locked_files)
     assert f"tasks.db.worker-{lock.token}" in lock_files(path)
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert [] == WorkerLock(path).remove_dead_locks([str(lock.token)])
-    WorkerLock(path).remove_leftover_files()
+    assert [] == WorkerLock(path).find_dead_locks([str(lock.token)])
+    WorkerLock(path).remove_dead_files(())
     assert [f"tasks.db.worker-{lock.token}"] == lock_files(path)
     token = str(lock.token)
     lock.release()
-    assert [token] == WorkerLock(path).remove_dead_locks([token])
+    assert [token] == WorkerLock(path).find_dead_locks([token])
 
 
 def test_a_folder_named_like_a_lock_is_ignored(tmp_path: Path) -> None:
     """A folder with the name of a lock file is not removed."""
     (tmp_path / "tasks.db.worker-folder").mkdir()
 
-    assert [] == WorkerLock(tmp_path / "tasks.db").remove_dead_locks(["folder"])
+    assert [] == WorkerLock(tmp_path / "tasks.db").find_dead_locks(["folder"])
 
 
 def test_a_lock_file_that_cannot_be_deleted_is_released(
@@ -295,14 +327,14 @@ def test_a_lock_file_that_cannot_be_deleted_is_released(
     token = str(lock.token)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", fail)
-        assert [] == other.remove_dead_locks([token])
+        assert [] == other.find_dead_locks([token])
 
         lock.release()
 
         assert lock.token is None
-        assert [token] == other.remove_dead_locks([token])
+        assert [token] == other.find_dead_locks([token])
         assert [f"tasks.db.worker-{token}"] == lock_files(path)
-    other.remove_leftover_files()
+    other.remove_dead_files(())
     assert [] == lock_files(path)
 
 

@@ -151,6 +151,10 @@ class SqliteStore:
         operation = OperationCall(transitions.release, releases)
         return await self.write(operation, len(releases), urgent=False)
 
+    def record_start(self, slot: int, task: model.Task) -> None:
+        if self.database.worker_lock is not None:
+            self.database.worker_lock.record_start(slot, task.id, task.version)
+
     async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
         operation = OperationCall(transitions.release_unknown_leases, worker, known_ids)
         return await self.write(operation, urgent=False)

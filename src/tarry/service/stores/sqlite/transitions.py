@@ -15,6 +15,7 @@ from tarry.service.stores.sqlite.transaction import (
     PENDING,
     MultiRowStatement,
 )
+from tarry.service.stores.sqlite.worker_locks import pack_start
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -57,8 +58,8 @@ WHERE tenant = ? AND limits IS NOT NULL AND name != ?
 """
 _LOCK_TOKENS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
 _LEASES_OF_LOCK = f"""
-SELECT seq, tenant, lane, policy, next_attempt_at, cancelling, attempts
-FROM state INDEXED BY state_leased
+SELECT task.id, version, seq, state.tenant, lane, policy, next_attempt_at, cancelling, attempts
+FROM state INDEXED BY state_leased JOIN task USING (seq)
 WHERE status = {IN_FLIGHT} AND wake_at > ?
     AND worker IN (SELECT id FROM worker WHERE lock = ?) LIMIT ?
 """
@@ -177,18 +178,22 @@ def replay_task(tx: Transaction, ids: TaskRowIds, old_status: int) -> None:
 def end_leases_of_dead_workers(tx: Transaction, limit: int) -> bool:
     """End up to `limit` leases of worker processes that have died; return whether more may remain.
 
-    If a leased task is due, its attempt may have started. Then its lease expires now, and the next
-    claim logs the attempt as lost. A task that is not due yet becomes PENDING again, or CANCELLED
-    if that was requested. Dead workers that have no lease any more are deleted.
+    If an attempt of a leased task was started, its lease expires now, and the next claim logs the
+    attempt as lost. All other tasks become PENDING again, or CANCELLED if that was requested. Dead
+    workers that have no lease any more are deleted.
     """
     worker_lock, limit_left = tx.worker_lock, limit
     if worker_lock is None:
         return False
     tokens = {token for (token,) in tx.execute(_LOCK_TOKENS).fetchall()}
-    for token in worker_lock.remove_dead_locks(tokens):
+    dead_tokens = worker_lock.find_dead_locks(tokens)
+    for token in dead_tokens:
+        starts = worker_lock.read_starts(token)
         rows = tx.execute(_LEASES_OF_LOCK, (tx.now, token, limit_left)).fetchall()
-        for *ids, due, cancelling, attempts in rows:
-            if due <= tx.now:
+        for packed_id, version, *ids, due, cancelling, attempts in rows:
+            # Without any record, the file was written by an older version, or is lost.
+            may_be_started = not starts or pack_start(unpack_id(packed_id), version) in starts
+            if may_be_started and due <= tx.now:
                 seq, _, lane_id, _ = ids
                 tx.execute("UPDATE state SET wake_at = ? WHERE seq = ?", (tx.now, seq))
                 lane = tx.lane(lane_id)
@@ -202,7 +207,7 @@ def end_leases_of_dead_workers(tx: Transaction, limit: int) -> bool:
         if limit_left <= 0:
             return True
         tx.execute(_DELETE_WORKERS, (token,))
-    worker_lock.remove_leftover_files()
+    worker_lock.remove_dead_files(tokens.difference(dead_tokens))
     return False
 
 

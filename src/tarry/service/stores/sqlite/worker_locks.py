@@ -2,7 +2,8 @@
 
 Every open store holds a lock on its own file, `<database>.worker-<token>`, with a random *token*.
 The kernel releases the lock when the process ends, for whatever reason, but not when the process is
-suspended (SIGSTOP). So the leases of a dead process can be ended before they expire.
+suspended (SIGSTOP). So the leases of a dead process can be ended before they expire. The file has a
+record of each attempt that the process has started, so that only these attempts count as lost.
 
 One of the open stores holds the lock on `<database>.leader`, see `Store.try_lead`.
 """
@@ -10,6 +11,7 @@ One of the open stores holds the lock on `<database>.leader`, see `Store.try_lea
 from __future__ import annotations
 
 import os
+import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +23,9 @@ except ImportError:  # pragma: no cover - Windows has no flock: leases end when 
     fcntl = None  # type: ignore[assignment]  # mypy expects a module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
+
+_START = struct.Struct("36sq")  # the id of a task, and its version
 
 
 class WorkerLock:
@@ -63,18 +67,35 @@ class WorkerLock:
             os.close(self._descriptor)
             self._descriptor = self.token = None
 
-    def remove_dead_locks(self, tokens: Iterable[str]) -> list[str]:
-        """Delete the lock files of processes that have ended; return their tokens."""
-        return [token for token in tokens if token != self.token and self._remove_if_dead(token)]
+    def record_start(self, slot: int, task_id: str, version: int) -> None:
+        """Record that an attempt of a task starts; see `Store.record_start`."""
+        if self._descriptor is not None:
+            with suppress(OSError):  # the disk is full: then the attempt does not count as lost
+                # About 2 us. The file need not be synced: it must only survive this process.
+                os.pwrite(self._descriptor, pack_start(task_id, version), slot * _START.size)
 
-    def remove_leftover_files(self) -> None:
-        """Delete the lock files of processes that died before they registered a worker."""
-        self.remove_dead_locks(self._list_tokens())
+    def read_starts(self, token: str) -> set[bytes]:
+        """Return the records of `record_start` in a lock file, each as `pack_start` returns it."""
+        try:
+            content = self._path(token).read_bytes()
+        except OSError:
+            return set()
+        return {content[at : at + _START.size] for at in range(0, len(content), _START.size)}
+
+    def find_dead_locks(self, tokens: Iterable[str]) -> list[str]:
+        """Return the tokens of processes that have ended."""
+        return [token for token in tokens if token != self.token and self._is_dead(token)]
+
+    def remove_dead_files(self, kept_tokens: Collection[str]) -> None:
+        """Delete the lock files of processes that have ended, except those of `kept_tokens`."""
+        for token in self._list_tokens():
+            if token != self.token and token not in kept_tokens:
+                self._is_dead(token, delete=True)
 
     def has_other_holders(self) -> bool:
         """Return whether another store is open, in this process or another."""
         other_tokens = [token for token in self._list_tokens() if token != self.token]
-        return len(self.remove_dead_locks(other_tokens)) < len(other_tokens)
+        return len(self.find_dead_locks(other_tokens)) < len(other_tokens)
 
     def _list_tokens(self) -> list[str]:
         prefix = self._path_prefix.name
@@ -88,7 +109,7 @@ class WorkerLock:
         with suppress(OSError):  # for example on a read-only disk; the next start deletes the file
             self._path(token).unlink()
 
-    def _remove_if_dead(self, token: str) -> bool:
+    def _is_dead(self, token: str, *, delete: bool = False) -> bool:
         try:
             descriptor = os.open(self._path(token), os.O_RDWR)
         except FileNotFoundError:
@@ -98,10 +119,16 @@ class WorkerLock:
         try:
             if not _try_lock(descriptor):
                 return False
-            self._delete_file(token)
+            if delete:
+                self._delete_file(token)
             return True
         finally:
             os.close(descriptor)
+
+
+def pack_start(task_id: str, version: int) -> bytes:
+    """Return the record of `WorkerLock.record_start`."""
+    return _START.pack(task_id.encode(), version)
 
 
 class LeaderLock:
