@@ -8,13 +8,19 @@ import platform
 import signal
 import sys
 from functools import cache
+from typing import TYPE_CHECKING
 
-from benchmarks.service import backlog, events, hosts, ingest, job
+from benchmarks.service import backlog, events, hosts, ingest, job, neighbours, recovery
 from benchmarks.service.candidates import CANDIDATES
 from benchmarks.service.processes import BenchmarkError
 from benchmarks.service.report import Report
 
-PARTS = ("job", "lag", "memory", "ingest", "events", "hosts")
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from benchmarks.service.limits import LimitCheck
+
+PARTS = ("job", "lag", "memory", "ingest", "events", "hosts", "neighbours", "recovery")
 
 
 def print_progress(text: str) -> None:
@@ -49,6 +55,12 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def print_part(lines: Iterable[str], checks: list[LimitCheck]) -> list[LimitCheck]:
+    """Print the table and the checks of a part; return the checks."""
+    print("\n".join([*lines, *map(str, checks)]))
+    return checks
+
+
 def main() -> None:
     """Run the benchmarks that the command line selects."""
     args = parse_arguments()
@@ -71,46 +83,40 @@ def main() -> None:
         print("\n".join(report.table_lines()))
         checks += [check for name in rows for check in report.check_limits(name)]
     if "lag" in parts:
-        new_checks = backlog.check_lag(run_backlog(large))
-        print("\n".join([*backlog.lag_lines(run_backlog(large)), *map(str, new_checks)]))
-        checks += new_checks
+        result = run_backlog(large)
+        checks += print_part(backlog.lag_lines(result), backlog.check_lag(result))
     if "memory" in parts:
-        new_checks = backlog.check_memory(run_backlog(small), run_backlog(large))
-        print(
-            "\n".join(
-                [
-                    *backlog.memory_lines(run_backlog(small), run_backlog(large)),
-                    *map(str, new_checks),
-                ]
-            )
-        )
-        checks += new_checks
+        results = run_backlog(small), run_backlog(large)
+        checks += print_part(backlog.memory_lines(*results), backlog.check_memory(*results))
     if "ingest" in parts:
         result = ingest.run(seconds, print_progress)
-        new_checks = ingest.check_limits(result)
-        print("\n".join([*ingest.table_lines(result), *map(str, new_checks)]))
-        checks += new_checks
+        checks += print_part(ingest.table_lines(result), ingest.check_limits(result))
         overdue = 20_000 if quick else ingest.OVERDUE_TASKS
         for name, single_tasks in (
             ("next to batches", ingest.run_bulk(seconds, print_progress)),
             ("overdue backlog", ingest.run_overdue(overdue, seconds, print_progress)),
         ):
-            new_checks = ingest.check_single_tasks(name, single_tasks)
             lines = ingest.single_tasks_lines(name, single_tasks)
-            print("\n".join([*lines, *map(str, new_checks)]))
-            checks += new_checks
+            checks += print_part(lines, ingest.check_single_tasks(name, single_tasks))
     if "events" in parts:
         result = events.run(seconds, print_progress)
-        new_checks = events.check_limits(result)
-        print("\n".join([*events.table_lines(result), *map(str, new_checks)]))
-        checks += new_checks
+        checks += print_part(events.table_lines(result), events.check_limits(result))
 
     if "hosts" in parts:
         counts, tasks = ((1, 100, 1_000), 5_000) if quick else (hosts.HOST_COUNTS, hosts.TASKS)
         results = [hosts.run(count, tasks, print_progress) for count in counts]
-        new_checks = hosts.check_limits(results[1], results[-1])
-        print("\n".join([*hosts.table_lines(results), *map(str, new_checks)]))
-        checks += new_checks
+        limit_checks = hosts.check_limits(results[1], results[-1])
+        checks += print_part(hosts.table_lines(results), limit_checks)
+    if "neighbours" in parts:
+        neighbour_results = neighbours.run_all(seconds, print_progress, quick=quick)
+        lines = neighbours.table_lines(neighbour_results)
+        checks += print_part(lines, neighbours.check_limits(neighbour_results))
+    if "recovery" in parts:
+        scenarios = recovery.QUICK_SCENARIOS if quick else recovery.SCENARIOS
+        down_s = 5.0 if quick else recovery.DOWN_S
+        recoveries = [recovery.run(scenario, down_s, print_progress) for scenario in scenarios]
+        lines = recovery.table_lines(recoveries)
+        checks += print_part(lines, recovery.check_limits(recoveries))
 
     missed = sum(not check.met for check in checks)
     print(f"\n{len(checks) - missed} of {len(checks)} limits met")

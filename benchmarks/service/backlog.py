@@ -67,24 +67,32 @@ class BacklogResult:
 
 def run(pending: int, seconds: float, progress: Progress) -> BacklogResult:
     """Fill a store, run the service on it until the stream is done, and read the log."""
-    with _temporary_folder() as folder, running_target(folder) as target:
+    with temporary_folder() as folder, running_target(folder) as target:
         path = folder / "tarry.db"
         asyncio.run(fill_store(path, _backlog_tasks(target, pending), pending, progress))
         count = int(ATTEMPTS_PER_SECOND * seconds)
-        start = int((time.time() + START_LEAD_S) * 1000)
-        due = [start + 1000 * i // ATTEMPTS_PER_SECOND for i in range(count)]
-        stream = [build_task(f"{target.url}/ok/{i}", at) for i, at in enumerate(due)]
-        asyncio.run(fill_store(path, iter(stream), count, progress))
+        stream = add_stream(path, target, count, ATTEMPTS_PER_SECOND, progress)
         progress(f"backlog of {pending:,}: {count:,} attempts at {ATTEMPTS_PER_SECOND}/s")
-        resident_mib, steal_share = _serve(folder, target, start, count)
+        resident_mib, steal_share = serve_stream(folder, target, stream)
         requests = target.log()
-        arrival_lags = [requests[i].arrived_at - at for i, at in enumerate(due)]
-        lags = asyncio.run(_read_lags(path, [task.id for task in stream]))
+        arrival_lags = [
+            requests[i].arrived_at - task.next_attempt_at for i, task in enumerate(stream)
+        ]
+        lags = asyncio.run(read_lags(path, stream))
         return BacklogResult(pending, lags, arrival_lags, resident_mib, steal_share)
 
 
-def _serve(folder: Path, target: Target, start: int, count: int) -> tuple[float, float]:
+def add_stream(path: Path, target: Target, count: int, rate: int, progress: Progress) -> list[Task]:
+    """Add tasks that are due at `rate` per second, the first after `START_LEAD_S`; return them."""
+    start = int((time.time() + START_LEAD_S) * 1000)
+    stream = [build_task(f"{target.url}/ok/{i}", start + 1000 * i // rate) for i in range(count)]
+    asyncio.run(fill_store(path, iter(stream), count, progress))
+    return stream
+
+
+def serve_stream(folder: Path, target: Target, stream: list[Task]) -> tuple[float, float]:
     """Run the service until the stream is done; return its maximum memory and the steal time."""
+    start, end, count = stream[0].next_attempt_at, stream[-1].next_attempt_at, len(stream)
     port, max_resident_bytes = free_port(), 0
     with ProcessGroup(tarry_server.environ(folder, port), folder) as group:
         process = psutil.Process(tarry_server.start(group, port))
@@ -92,7 +100,7 @@ def _serve(folder: Path, target: Target, start: int, count: int) -> tuple[float,
             raise BenchmarkError(
                 f"the service took longer than {START_LEAD_S:g} s to start; try again"
             )
-        deadline = start / 1000 + count / ATTEMPTS_PER_SECOND + 60
+        deadline = end / 1000 + 60
         psutil.cpu_times_percent()  # starts the interval that the call below measures
         while target.stats()["done"] < count:
             group.check()
@@ -113,15 +121,15 @@ def _backlog_tasks(target: Target, count: int) -> Iterator[Task]:
     return (build_task(f"{target.url}/ok/0", tomorrow + i * DAY_MS // count) for i in range(count))
 
 
-def build_task(url: str, due_ms: int) -> Task:
+def build_task(url: str, due_ms: int, tenant: str = TENANT) -> Task:
     """Return a task that is due at `due_ms`, to be added to a store."""
     task_id = str(uuid7())
     body = BODY.encode()
     content = TaskContent(url=url, headers=HEADERS, body=body, body_size=len(body))
     return Task(
         id=task_id,
-        tenant=TENANT,
-        lane=_lane_name(url),
+        tenant=tenant,
+        lane=_lane_name(tenant, url),
         key=task_id,
         fingerprint=b"",
         packed_content=Codec().pack(content),
@@ -130,8 +138,8 @@ def build_task(url: str, due_ms: int) -> Task:
 
 
 @cache
-def _lane_name(url: str) -> str:
-    return f"{TENANT}/{parse_target(url).endpoint}"
+def _lane_name(tenant: str, url: str) -> str:
+    return f"{tenant}/{parse_target(url).endpoint}"
 
 
 async def fill_store(path: Path, tasks: Iterator[Task], count: int, progress: Progress) -> None:
@@ -145,16 +153,17 @@ async def fill_store(path: Path, tasks: Iterator[Task], count: int, progress: Pr
     await store.close()
 
 
-async def _read_lags(path: Path, ids: list[str]) -> list[float]:
+async def read_lags(path: Path, tasks: list[Task]) -> list[float]:
+    """Return the start of each attempt of these tasks minus its `nextAttemptAt`, in ms."""
     store = SqliteStore(path)
     await store.open()
-    logs = [await store.list_attempts(TENANT, task_id) for task_id in ids]
+    logs = [await store.list_attempts(task.tenant, task.id) for task in tasks]
     await store.close()
     return [float(attempt.started_at - attempt.scheduled_at) for log in logs for attempt in log]
 
 
 @contextmanager
-def _temporary_folder() -> Iterator[Path]:
+def temporary_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tarry-bench-") as folder:
         yield Path(folder)
 
@@ -181,8 +190,13 @@ def check_lag(result: BacklogResult) -> list[LimitCheck]:
 
 
 def _quantiles_by_window(result: BacklogResult, share: float) -> list[float]:
-    starts = range(0, len(result.lags_ms), WINDOW_ATTEMPTS)
-    return [quantile(result.lags_ms[i : i + WINDOW_ATTEMPTS], share) for i in starts]
+    return quantiles_by_window(result.lags_ms, WINDOW_ATTEMPTS, share)
+
+
+def quantiles_by_window(figures: list[float], size: int, share: float) -> list[float]:
+    """Return the quantile of each window of `size` figures."""
+    starts = range(0, len(figures), size)
+    return [quantile(figures[i : i + size], share) for i in starts]
 
 
 def resident_bytes(process: psutil.Process) -> int:

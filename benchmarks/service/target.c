@@ -2,6 +2,7 @@
  *
  *   POST /t/ID     503 for the first attempt of every fifth id, else 200
  *   POST /ok/ID    200
+ *   POST /busy     503
  *   POST /reset    clear the counters and the log
  *   GET  /stats    {"requests", "done", "duplicates", "bad", "last_done"}; "last_done" is in
  *                  seconds of the monotonic clock
@@ -144,6 +145,8 @@ static void handle_request(int fd, const char *head) {
         handle_task(fd, path + 3, true);
     } else if (strncmp(path, "/ok/", 4) == 0) {
         handle_task(fd, path + 4, false);
+    } else if (strncmp(path, "/busy", 5) == 0) {
+        send_all(fd, BUSY, sizeof BUSY - 1);
     } else if (strncmp(path, "/stats", 6) == 0) {
         send_stats(fd);
     } else if (strncmp(path, "/log", 4) == 0) {

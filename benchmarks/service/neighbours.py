@@ -1,0 +1,149 @@
+"""Lag of a healthy tenant, alone and next to another tenant in trouble.
+
+The healthy tenant has tasks that fall due at a steady rate, for a target that answers at once. The
+other tenant has, from the start of the service on, overdue tasks for
+
+* hanging: many hosts that accept connections and never respond;
+* dead: one host that refuses connections;
+* poison: one host that answers 503 to all of them.
+
+The lag of an attempt is its start minus its `nextAttemptAt`, both from the attempt log, and the
+median over windows of five seconds is compared with the limits, as in `backlog`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.service import backlog
+from benchmarks.service.limits import LimitCheck, quantile
+from benchmarks.service.processes import free_port
+from benchmarks.service.target import Target, running_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tarry.service.model import Task
+
+ATTEMPTS_PER_SECOND = 200
+OTHER_TENANT = "other"
+HANGING_HOSTS, TASKS_PER_HANGING_HOST = 1_000, 4
+DEAD_TASKS = 200_000
+POISON_TASKS = 10_000
+MAX_P99_MS = 50.0
+MAX_RATIO = 1.5
+MIN_COMPARED_MS = 5.0
+"""The ratio is to at least this lag. Below it, the ratio measures the scheduler of the machine."""
+_WINDOW_ATTEMPTS = 5 * ATTEMPTS_PER_SECOND
+_HOSTS_PER_NETWORK = 250
+
+
+@dataclass(frozen=True, slots=True)
+class NeighboursResult:
+    """Results of a run."""
+
+    neighbour: str
+    """The trouble of the other tenant, or "alone"."""
+    lags_ms: list[float]
+    """Lags of the healthy tenant."""
+    steal_share: float
+    """Share of processor time that the host gave to other machines meanwhile."""
+
+    @property
+    def p99_ms(self) -> float:
+        return median(backlog.quantiles_by_window(self.lags_ms, _WINDOW_ATTEMPTS, 0.99))
+
+
+def run_all(seconds: float, progress: backlog.Progress, *, quick: bool) -> list[NeighboursResult]:
+    """Run the healthy tenant alone, and next to each kind of trouble."""
+    divisor = 10 if quick else 1
+    counts = {
+        "alone": 0,
+        "hanging": HANGING_HOSTS * TASKS_PER_HANGING_HOST // divisor,
+        "dead": DEAD_TASKS // divisor,
+        "poison": POISON_TASKS // divisor,
+    }
+    return [_run(neighbour, count, seconds, progress) for neighbour, count in counts.items()]
+
+
+def _run(
+    neighbour: str, other_count: int, seconds: float, progress: backlog.Progress
+) -> NeighboursResult:
+    with (
+        backlog.temporary_folder() as folder,
+        running_target(folder) as target,
+        _silent_port() as silent_port,
+    ):
+        path = folder / "tarry.db"
+        if other_count:
+            tasks = _other_tasks(neighbour, other_count, target, silent_port)
+            asyncio.run(backlog.fill_store(path, tasks, other_count, progress))
+        count = int(ATTEMPTS_PER_SECOND * seconds)
+        stream = backlog.add_stream(path, target, count, ATTEMPTS_PER_SECOND, progress)
+        progress(f"neighbours, {neighbour}: {count:,} attempts at {ATTEMPTS_PER_SECOND}/s")
+        _, steal_share = backlog.serve_stream(folder, target, stream)
+        lags = asyncio.run(backlog.read_lags(path, stream))
+        return NeighboursResult(neighbour, lags, steal_share)
+
+
+def _other_tasks(neighbour: str, count: int, target: Target, silent_port: int) -> Iterator[Task]:
+    """Yield overdue tasks of the other tenant."""
+    now = int(time.time() * 1000)
+    dead_port = free_port()
+    for i in range(count):
+        if neighbour == "hanging":
+            host = i // TASKS_PER_HANGING_HOST
+            name = f"127.1.{host // _HOSTS_PER_NETWORK}.{host % _HOSTS_PER_NETWORK + 1}"
+            url = f"http://{name}:{silent_port}/"
+        elif neighbour == "dead":
+            url = f"http://127.0.0.1:{dead_port}/"
+        else:
+            url = f"{target.url}/busy"
+        yield backlog.build_task(url, now, OTHER_TENANT)
+
+
+@contextmanager
+def _silent_port() -> Iterator[int]:
+    """Listen on a port of all loopback addresses, and accept nothing.
+
+    The kernel completes the connections of clients, which then wait for a response. Once its queue
+    is full, clients wait for the connection itself.
+    """
+    with socket.socket() as listener:
+        listener.bind(("0.0.0.0", 0))  # noqa: S104 - all addresses of 127.0.0.0/8
+        listener.listen(4096)
+        yield listener.getsockname()[1]
+
+
+def table_lines(results: list[NeighboursResult]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    attempts = len(results[0].lags_ms)
+    yield f"\nneighbours, lag of {attempts:,} attempts at {ATTEMPTS_PER_SECOND}/s (ms)"
+    for result in results:
+        shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+        cells = "".join(
+            f"{head:>7} {quantile(result.lags_ms, share):.2f}" for head, share in shares.items()
+        )
+        yield f"{result.neighbour:16}{cells}   p99 of windows {result.p99_ms:g}"
+    steal_share = max(result.steal_share for result in results)
+    yield f"the host gave up to {steal_share:.1%} of processor time to other machines"
+
+
+def check_limits(results: list[NeighboursResult]) -> list[LimitCheck]:
+    """Return the checks of the lag next to each kind of trouble, and of its ratio to alone."""
+    alone, *others = results
+    base_ms = max(alone.p99_ms, MIN_COMPARED_MS)
+    checks = []
+    for result in others:
+        name, p99_ms = result.neighbour, result.p99_ms
+        checks += [
+            LimitCheck(f"lag p99 ms, {name}", p99_ms, maximum=MAX_P99_MS),
+            LimitCheck(f"x lag p99, {name}", p99_ms / base_ms, maximum=MAX_RATIO),
+        ]
+    return checks

@@ -1,0 +1,189 @@
+"""Delivery of a backlog after an outage, to targets with a limited capacity.
+
+The store is filled with overdue tasks, and the service starts while the target refuses connections.
+Then the target returns. It accepts a number of requests per second (its capacity) and refuses
+further ones with a 503, or with a 429. Figures, from the log of the target since its return:
+
+* drain: seconds until all tasks were accepted, to the ideal time (the backlog at full capacity);
+* peak: requests in the busiest second, to the capacity;
+* waste: refused requests, to all requests.
+
+With several lanes, the worst lane counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.service import backlog, tarry_server
+from benchmarks.service.capacity_target import Options
+from benchmarks.service.limits import LimitCheck
+from benchmarks.service.processes import ProcessGroup, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tarry.service.model import Task
+
+MAX_DRAIN_RATIO, MAX_PEAK_RATIO, MAX_WASTE = 1.3, 1.2, 0.10
+DOWN_S = 20.0
+_WINDOW_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A target, and the number of tasks that wait for each of its lanes."""
+
+    name: str
+    capacity: int
+    backlog: int
+    lanes: int = 1
+    refusal_status: int = 503
+    reduced_capacity: int | None = None
+    """The capacity from `reduced_after_s` after the return on."""
+    reduced_after_s: float = 10.0
+
+    @property
+    def ideal_s(self) -> float:
+        """The time in which the target can accept the backlog of a lane."""
+        before_reduction = self.capacity * self.reduced_after_s
+        if self.reduced_capacity is None or self.backlog <= before_reduction:
+            return self.backlog / self.capacity
+        left = self.backlog - before_reduction
+        return self.reduced_after_s + left / self.reduced_capacity
+
+
+SCENARIOS = (
+    Scenario("20/s", capacity=20, backlog=1_000),
+    Scenario("200/s", capacity=200, backlog=5_000),
+    Scenario("2,000/s", capacity=2_000, backlog=100_000),
+    Scenario("200/s with 429", capacity=200, backlog=5_000, refusal_status=429),
+    Scenario("200/s, then 50/s", capacity=200, backlog=5_000, reduced_capacity=50),
+    Scenario("4 lanes of 200/s", capacity=200, backlog=5_000, lanes=4),
+)
+QUICK_SCENARIOS = (Scenario("200/s", capacity=200, backlog=1_000),)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryResult:
+    """Results of a scenario; of the worst lane."""
+
+    scenario: Scenario
+    accepted: int
+    """Requests that were accepted, of all lanes."""
+    drain_ratio: float | None
+    """None if the backlog was not delivered in time."""
+    peak_ratio: float
+    waste: float
+
+
+def run(scenario: Scenario, down_s: float, progress: backlog.Progress) -> RecoveryResult:
+    """Run the service until the backlog is delivered, or four times the ideal time is over."""
+    with backlog.temporary_folder() as folder:
+        ports = [free_port() for _ in range(scenario.lanes)]
+        tasks = _overdue_tasks(ports, scenario.backlog)
+        total = scenario.backlog * scenario.lanes
+        asyncio.run(backlog.fill_store(folder / "tarry.db", tasks, total, progress))
+        progress(f"recovery, {scenario.name}: {total:,} tasks, ideal {scenario.ideal_s:g} s")
+        options = Options(
+            ports=ports,
+            capacity=scenario.capacity,
+            down_s=down_s,
+            expected=scenario.backlog,
+            log=str(folder / "requests.json"),
+            refusal_status=scenario.refusal_status,
+            reduced_capacity=scenario.reduced_capacity,
+            reduced_after_s=scenario.reduced_after_s,
+        )
+        return _evaluate(scenario, _serve(folder, options, scenario.ideal_s))
+
+
+def _overdue_tasks(ports: list[int], backlog_per_lane: int) -> Iterator[Task]:
+    now = int(time.time() * 1000)
+    for _ in range(backlog_per_lane):
+        for port in ports:
+            yield backlog.build_task(f"http://127.0.0.1:{port}/", now)
+
+
+def _serve(folder: Path, options: Options, ideal_s: float) -> list[list[tuple[float, int]]]:
+    """Run service and target; return the requests of each lane: time after the return, status."""
+    port = free_port()
+    with ProcessGroup(tarry_server.environ(folder, port), folder) as group:
+        module = "benchmarks.service.capacity_target"
+        target = group.start((sys.executable, "-m", module, options.to_json()))
+        tarry_server.start(group, port)
+        try:
+            target.wait(options.down_s + 4 * ideal_s + 10)
+        except subprocess.TimeoutExpired:
+            target.terminate()
+            target.wait()
+        group.check()
+        return json.loads(Path(options.log).read_text())
+
+
+def _evaluate(scenario: Scenario, lanes: list[list[tuple[float, int]]]) -> RecoveryResult:
+    accepted = [[at for at, status in requests if status == 200] for requests in lanes]
+    is_drained = all(len(times) >= scenario.backlog for times in accepted)
+    return RecoveryResult(
+        scenario,
+        sum(map(len, accepted)),
+        max(times[-1] for times in accepted) / scenario.ideal_s if is_drained else None,
+        max(_peak_ratio(scenario, requests) for requests in lanes),
+        max(
+            1 - len(times) / len(requests) if requests else 0.0
+            for times, requests in zip(accepted, lanes, strict=True)
+        ),
+    )
+
+
+def _peak_ratio(scenario: Scenario, requests: list[tuple[float, int]]) -> float:
+    """Return the largest number of requests within a second, to the capacity of that second.
+
+    If the capacity is reduced during the second, the capacity before counts.
+    """
+    peak, begin = 0.0, 0
+    for end, (at, _) in enumerate(requests):
+        while requests[begin][0] <= at - _WINDOW_S:
+            begin += 1
+        is_reduced = (
+            scenario.reduced_capacity is not None and at - _WINDOW_S >= scenario.reduced_after_s
+        )
+        capacity = scenario.reduced_capacity if is_reduced else scenario.capacity
+        peak = max(peak, (end - begin + 1) / capacity)
+    return peak
+
+
+def table_lines(results: list[RecoveryResult]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    titles = ("ideal s", "x ideal", "x peak", "waste", "accepted")
+    yield f"\n{'recovery':20}" + "".join(f"{title:>12}" for title in titles)
+    for result in results:
+        scenario, drain = result.scenario, result.drain_ratio
+        cells = (
+            f"{scenario.ideal_s:g}",
+            "not drained" if drain is None else f"{drain:.2f}",
+            f"{result.peak_ratio:.2f}",
+            f"{result.waste:.1%}",
+            f"{result.accepted:,}",
+        )
+        yield f"{scenario.name:20}" + "".join(f"{cell:>12}" for cell in cells)
+
+
+def check_limits(results: list[RecoveryResult]) -> list[LimitCheck]:
+    """Return the checks of drain, peak and waste of each scenario."""
+    checks = []
+    for result in results:
+        name = result.scenario.name
+        checks += [
+            LimitCheck(f"x ideal, {name}", result.drain_ratio, maximum=MAX_DRAIN_RATIO),
+            LimitCheck(f"x peak, {name}", result.peak_ratio, maximum=MAX_PEAK_RATIO),
+            LimitCheck(f"waste, {name}", result.waste, maximum=MAX_WASTE),
+        ]
+    return checks
