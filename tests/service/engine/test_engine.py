@@ -220,7 +220,7 @@ def test_single_task_is_stored_before_the_waiting_tasks_of_batches() -> None:
 
 
 def test_overdue_tasks_are_claimed_and_finished_in_small_steps() -> None:
-    """After a start with overdue tasks, a call of the store changes at most 128 tasks."""
+    """After a start with overdue tasks, a call of the store changes at most 64 tasks."""
 
     async def main() -> None:
         target = FakeTarget()
@@ -247,9 +247,9 @@ def test_overdue_tasks_are_claimed_and_finished_in_small_steps() -> None:
             await asyncio.sleep(10)
             await harness.engine.stop(1)
 
-        assert (1000, 128) == (sum(claimed_counts), max(claimed_counts))
+        assert (1000, 64) == (sum(claimed_counts), max(claimed_counts))
         assert 1000 == sum(finished_counts)
-        assert max(finished_counts) <= 128
+        assert max(finished_counts) <= 64
         assert 1000 == len(target.requests)
 
     run(main)

@@ -52,22 +52,22 @@ def trace_statements(store: SqliteStore) -> list[str]:
 
 
 def test_waiting_operations_share_a_transaction(tmp_path: Path) -> None:
-    """A hundred operations that wait together are committed in one transaction."""
+    """Sixty operations that wait together are committed in one transaction."""
 
     async def main(store: SqliteStore) -> None:
         statements = trace_statements(store)
-        results = await submit_together(store, (store.add([NewTask(task(n))]) for n in range(100)))
+        results = await submit_together(store, (store.add([NewTask(task(n))]) for n in range(60)))
 
-        assert [AddStatus.ADDED] * 100 == [added.status for [added] in results]
+        assert [AddStatus.ADDED] * 60 == [added.status for [added] in results]
         # The first transaction is that of `block_writer`.
         assert 2 == statements.count("COMMIT")
-        leased = (await store.claim(LEASE, limit=100, per_lane=100)).tasks
+        leased = (await store.claim(LEASE, limit=60, per_lane=60)).tasks
         statements = trace_statements(store)
         statuses = await submit_together(
             store, (store.finish([success_result(task)]) for task in leased)
         )
 
-        assert [[FinishStatus.APPLIED]] * 100 == statuses
+        assert [[FinishStatus.APPLIED]] * 60 == statuses
         assert 2 == statements.count("COMMIT")
 
     run_on_store(tmp_path / "tasks.db", main)
@@ -251,7 +251,7 @@ def test_urgent_operations_run_before_waiting_results_and_claims() -> None:
 
 
 def test_waiting_operations_of_many_tasks_do_not_share_a_transaction() -> None:
-    """A group of operations changes at most 128 tasks, so that no operation waits for long."""
+    """A group of operations changes at most 64 tasks, so that no operation waits for long."""
     started, may_finish = threading.Event(), threading.Event()
     group_sizes: list[int] = []
 
@@ -265,10 +265,10 @@ def test_waiting_operations_of_many_tasks_do_not_share_a_transaction() -> None:
         thread = executor.ThreadExecutor("test", run)
         futures = [thread.submit(0, 1)]
         await asyncio.to_thread(started.wait)
-        futures += [thread.submit(number, 1) for number in range(300)]
+        futures += [thread.submit(number, 1) for number in range(150)]
         may_finish.set()
         await asyncio.gather(*futures)
         await thread.close()
 
     asyncio.run(main())
-    assert [1, 128, 128, 44] == group_sizes
+    assert [1, 64, 64, 22] == group_sizes
