@@ -79,6 +79,7 @@ class FakeLoop:
         self.now = 0.0
         self.timers: list[FakeTimer] = []
         self.create_task = asyncio.get_running_loop().create_task
+        self.call_soon = asyncio.get_running_loop().call_soon
 
     def time(self) -> float:
         """Return the fake time."""

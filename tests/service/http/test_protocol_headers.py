@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.http.harness import CHUNKED, HEAD, POST, FastRoute
+from tests.service.http.harness import CHUNKED, GET, HEAD, POST, FastRoute
 
 PATHS = pytest.mark.parametrize("path", [b"/hot", b"/other"], ids=["fast path", "uvicorn"])
 HTTP_1_0 = b"POST /hot HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello"
@@ -94,6 +94,21 @@ def test_incomplete_headers_are_limited() -> None:
             route = FastRoute()
             route.receive(HEAD + lines)
             assert ([431], True) == (route.statuses, route.connection.transport.is_closed)
+
+    asyncio.run(run())
+
+
+@PATHS
+@pytest.mark.parametrize("trailer", [b"Connection: Close", b"Proxy-Connection: x, close"])
+def test_a_trailer_that_closes_the_connection_is_rejected(path: bytes, trailer: bytes) -> None:
+    """The parser would otherwise ignore the next request, while the connection stays open."""
+
+    async def run() -> None:
+        route = FastRoute()
+        route.receive(CHUNKED.replace(b"/hot", path)[:-2] + trailer + b"\r\n\r\n" + GET)
+        await route.respond_to_all()
+        assert ([400], True) == (route.statuses, route.connection.transport.is_closed)
+        assert b"trailer" in route.written
 
     asyncio.run(run())
 

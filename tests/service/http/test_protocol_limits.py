@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tarry.service.http.protocol import _UNSENT_RESPONSE_GRACE_S
 from tests.service.http.harness import GET, KEEP_ALIVE_S, ConnectionHarness
 
@@ -31,6 +33,39 @@ def test_requests_in_one_read_are_answered_in_order() -> None:
         written = await connection.send(b"".join(GET.replace(b"/x", path) for path in paths))
         assert paths == [part[:2] for part in written.split(b"\r\n\r\n")[1:]]
         assert 3 == connection.state.total_requests
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("reads", [1, 3])
+def test_pipelined_requests_are_parsed_a_few_at_a_time(reads: int) -> None:
+    """Requests wait as bytes, and reading is paused, until those before them have a response."""
+    waiting: list[int] = []
+
+    async def run() -> None:
+        may_respond = asyncio.Event()
+
+        async def app(scope: dict[str, Any], _receive: Any, send: Any) -> None:
+            waiting.append(len(connection.protocol.pipeline))
+            await may_respond.wait()
+            headers = [(b"content-length", b"5")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+        connection = ConnectionHarness(app)
+        paths = [b"/%04d" % number for number in range(3_000)]
+        data = b"".join(GET.replace(b"/x", path) for path in paths)
+        size = len(data) // reads + 1
+        for start in range(0, len(data), size):
+            connection.protocol.data_received(data[start : start + size])
+        assert connection.protocol.flow.read_paused
+        may_respond.set()
+        await connection.wait_until_served()
+        written = b"".join(connection.transport.written)
+        assert paths == [part[:5] for part in written.split(b"\r\n\r\n")[1:]]
+        assert max(waiting) < 4_096 // len(GET) + 1
+        assert not connection.protocol.flow.read_paused
+        assert not connection.protocol._unparsed
 
     asyncio.run(run())
 

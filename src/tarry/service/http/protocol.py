@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import deque
 from functools import partial
 from heapq import nsmallest
 from operator import attrgetter
@@ -44,7 +43,7 @@ from tarry.wire.http import PROBLEM_MEDIA_TYPE
 
 if TYPE_CHECKING:
     from asyncio import BaseTransport, TimerHandle
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from tarry.service.api.messages import ApiResponse, BufferedRequestHandler
     from tarry.wire.http import Problem
@@ -81,9 +80,38 @@ _STALL_TIMEOUT_S = 30.0
 _MIN_READ_BYTES = 16_384
 """A client that does not read this much of its responses in `_STALL_TIMEOUT_S` is disconnected.
 Otherwise its responses would take up memory for as long as the client likes."""
-_IGNORED_TRAILERS: Any = deque[tuple[bytes, bytes]](maxlen=0)
-"""A list of headers that stays empty. The parser reports trailers in the same way as headers, and a
-trailer must not become a header: authentication would accept an API key in a trailer."""
+_MAX_PARSED_BYTES, _MAX_PARSED_BODY_BYTES = 4_096, 16_384
+"""How much of a read is parsed at a time, and of a body. The rest waits while pipelined requests
+wait for their responses: each of them takes 5 kB, and may have only 36 bytes."""
+_INVALID_TRAILER = problems.NOT_HTTP.problem("A trailer must not close the connection.")
+_CONNECTION_FIELDS = frozenset({b"connection", b"proxy-connection"})
+
+
+class _InvalidTrailer(ValueError):
+    """A trailer with which the parser would ignore the next request."""
+
+
+class _IgnoredTrailers:
+    """A list of headers that stays empty.
+
+    The parser reports trailers in the same way as headers, and a trailer must not become a header:
+    authentication would accept an API key in a trailer.
+    """
+
+    def append(self, trailer: tuple[bytes, bytes]) -> None:
+        """Ignore a trailer, except `Connection: close`, which is not allowed (RFC 9110, 6.5.1)."""
+        name, value = trailer
+        if name in _CONNECTION_FIELDS and b"close" in value.lower():
+            raise _InvalidTrailer
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        return iter(())
+
+
+_IGNORED_TRAILERS: Any = _IgnoredTrailers()
 
 
 class _FastPathCycle:
@@ -121,9 +149,11 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     """Bytes of headers (or trailers) that arrived after the read in which they began. An upper
     bound: body bytes of the same read are included until the parser reports them."""
     _read_bytes = 0
-    """Size of the last read."""
+    """Size of the part of a read that is being parsed."""
     _first_read_bytes = 0
-    """Size of the read in which the request began; may include bytes of the previous request."""
+    """Size of the part in which the request began; may include bytes of the previous request."""
+    _unparsed = b""
+    """Received bytes that are parsed when the pipelined requests before them have responses."""
     _problem: Problem | None = None
     """Why a callback stopped the parser."""
     _rejection: Problem | None = None
@@ -264,13 +294,15 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         """Parse the data, serve a request on the fast path if it is complete, apply the limits."""
         if self._rejection is not None:
             return
-        self._read_bytes = len(data)
-        self._header_bytes_after_first_read += self._read_bytes
+        if self._unparsed:
+            self._unparsed += data
+            return
         problem = None
         try:
             self._parse(data)
-        except HttpParserCallbackError:
-            problem = self._problem or _INVALID_URL
+        except HttpParserCallbackError as error:
+            is_trailer = isinstance(error.__context__, _InvalidTrailer)
+            problem = self._problem or (_INVALID_TRAILER if is_trailer else _INVALID_URL)
             _logger.debug("invalid request: %s", problem.detail, exc_info=True)
         except HttpParserError as error:
             problem = problems.NOT_HTTP.problem(f"{error}.")
@@ -295,6 +327,31 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._update_timer()
 
     def _parse(self, data: bytes) -> None:
+        """Parse data; stop early if pipelined requests wait for their responses."""
+        start = 0
+        while True:
+            max_bytes = _MAX_PARSED_BODY_BYTES if self._awaited == "body" else _MAX_PARSED_BYTES
+            part = data[start : start + max_bytes]  # the same object if the data is short
+            self._read_bytes = len(part)
+            self._header_bytes_after_first_read += self._read_bytes
+            self._parse_part(part)
+            start += max_bytes
+            if start >= len(data):
+                return
+            if self.pipeline:
+                self.flow.pause_reading()
+                self._unparsed = data[start:]
+                return
+
+    def _parse_unparsed(self) -> None:
+        """Parse more of the received bytes; read again when all are parsed."""
+        data, self._unparsed = self._unparsed, b""
+        if not self.transport.is_closing():
+            self.data_received(data)
+        if not (self._unparsed or self.pipeline or self.transport.is_closing()):
+            self._wait_for_request()
+
+    def _parse_part(self, data: bytes) -> None:
         unparsed: bytes | memoryview = data
         while True:
             try:
@@ -435,11 +492,19 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             super().on_response_complete()
             if self.transport.is_closing():
                 self._limit_close()
+            else:  # uvicorn would read further requests before those in the pipeline are served
+                self.flow.pause_reading()
             return
         self.server_state.total_requests += 1
         if self._rejection is not None:
             self._send_rejection(self._rejection)
             return
+        if self._unparsed:
+            self.loop.call_soon(self._parse_unparsed)
+        else:
+            self._wait_for_request()
+
+    def _wait_for_request(self) -> None:
         self.flow.resume_reading()
         self._last_response_at = self.loop.time()
         if self.timeout_keep_alive_task is None:
