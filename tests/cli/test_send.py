@@ -142,7 +142,7 @@ def test_same_key_adds_one_task(run_cli: RunCli) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["-H", "no colon"], "--header must have the format 'Name: value', got 'no colon'"),
+        (["-H", "no colon"], "--header must have the format 'Name: value'\n"),
         (["-H", "A: 1", "-H", "a: 2"], "--header sets a twice"),
         (["-d", "@none.json"], "--data: cannot read none.json: No such file or directory"),
         (

@@ -84,6 +84,20 @@ def test_secrets_are_not_shown() -> None:
     assert "none" == loaded.format("signing_secrets")
     assert "true" == loaded.format("dev")
     assert "none" == loaded.format("allow_target")
+    loaded = load_settings({"bodies": "s3://me:hush@b/a@b", "bodies_endpoint": proxy}, {})
+    assert "s3://[redacted]@b/a@b" == loaded.redacted_value("bodies")
+    assert "http://[redacted]@proxy:3128" == loaded.redacted_value("bodies_endpoint")
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [("bodies", "ftp://me:hush@host"), ("store", "postgres://me:hush@host/db")],
+)
+def test_an_error_does_not_show_a_password(name: str, url: str) -> None:
+    """The user info of a rejected URL is redacted."""
+    with pytest.raises(ConfigurationError, match=r"://\[redacted\]@host") as raised:
+        load_settings({name: url}, {})
+    assert "hush" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

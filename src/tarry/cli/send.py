@@ -128,7 +128,7 @@ def _parse_headers(options: list[str]) -> dict[str, str]:
     for option in options:
         name, colon, value = (part.strip() for part in option.partition(":"))
         if not colon or not name:
-            raise ConfigurationError("--header", "must have the format 'Name: value'", option)
+            raise ConfigurationError("--header", "must have the format 'Name: value'")
         if name.lower() in map(str.lower, headers):
             raise ConfigurationError("--header", f"sets {name} twice")
         headers[name] = value

@@ -25,6 +25,7 @@ from uuid import uuid4
 
 from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable, TarryError, short_repr
+from tarry.service.redaction import redact_user_info
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -98,7 +99,8 @@ class BodyStore:
             is_folder = isinstance(self._store, LocalStore)
             self._folder = Path(self._store.prefix) if is_folder else None
         except Exception as error:
-            msg = f"cannot use {short_repr(url)} for bodies: {_first_line(error)}"
+            shown_url = short_repr(redact_user_info(url))
+            msg = f"cannot use {shown_url} for bodies: {redact_user_info(_first_line(error))}"
             raise ConfigurationError(msg) from error
 
     async def check(self) -> None:

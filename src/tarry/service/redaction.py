@@ -31,6 +31,7 @@ _SECRET_NAME_PARTS = (
 )  # fmt: skip
 """Every name that `_SECRET_NAME` matches contains one of these."""
 _QUERY_PARAMETER = re.compile(r"([?&;])([^=&;#]*)=([^&;#]*)")
+_USER_INFO = re.compile(r"(?<=://)[^/?#]+@")
 _VALUE_NAME = re.compile(
     r"""(?:(?P<quote>\\{0,7}["'])(?P<member>[^"'\\]{1,64})(?P=quote)\s*:"""
     r"""|(?<![\w.-])(?P<parameter>[\w.-]{1,64})=)\s*"""
@@ -61,6 +62,11 @@ def redact_url(url: str) -> str:
         return url
     path, separator, query = url.partition("?")
     return path + _QUERY_PARAMETER.sub(_redact_parameter, separator + query)
+
+
+def redact_user_info(url: str) -> str:
+    """Return a URL with the user name and the password before its host redacted."""
+    return _USER_INFO.sub(f"{REDACTED}@", url)
 
 
 def redact_text(text: str, secrets: Sequence[str] | None, *, is_truncated: bool = False) -> str:

@@ -28,7 +28,7 @@ from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, short_repr
 from tarry.service import defaults
 from tarry.service.defaults import LEASE_GRACE_MS
-from tarry.service.redaction import REDACTED
+from tarry.service.redaction import REDACTED, redact_user_info
 from tarry.wire.tasks import DownstreamLimits, DownstreamLimitsRequest
 
 if TYPE_CHECKING:
@@ -176,10 +176,7 @@ class LoadedSettings(msgspec.Struct, frozen=True):
         value = getattr(self.settings, name)
         if name in SECRET_SETTINGS:
             return (REDACTED,) * len(value)
-        if name == "egress_proxy" and "@" in value:
-            scheme, _, rest = value.rpartition("://")
-            return f"{scheme}://{REDACTED}@{rest.rpartition('@')[2]}"
-        return value
+        return redact_user_info(value) if isinstance(value, str) else value
 
     def format(self, name: str) -> str:
         """Return the value of a setting as text, with secrets replaced."""
@@ -400,7 +397,7 @@ def _check_store(url: str) -> None:
     if url == MEMORY_URL:
         return
     if _OTHER_STORE.fullmatch(url):
-        raise ConfigurationError("store", _STORE_RULE, url)
+        raise ConfigurationError("store", _STORE_RULE, redact_user_info(url))
     path = sqlite_path(url)
     if path.is_dir():
         rule = f"must be a file, but {path} is a folder: write {path}/tarry.db"

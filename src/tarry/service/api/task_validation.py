@@ -200,7 +200,7 @@ def check_headers(headers: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]
     size = 0
     for name, value in headers.items():
         if not isinstance(value, str):
-            raise invalid(_header_path(name), "must be a string", value)
+            raise invalid(_header_path(name), "must be a string")
         # Three quick checks accept most values. The regular expression decides about the others,
         # which may contain tabs.
         is_plain = value.isascii() and value.isprintable() and value == value.strip()
