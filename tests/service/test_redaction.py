@@ -112,6 +112,34 @@ def test_unknown_secrets_redact_the_whole_text() -> None:
         ("token=password=a b", "token=[redacted] b"),
         ('{"token":"","auth":null,"tokens":[],"session":{}}',) * 2,
         ('{"author": "a", "monkey": "b"}',) * 2,
+        ('{"token":["a"],"x":1}', '{"token":[redacted],"x":1}'),
+        ('{"token":{"value":"a"},"x":1}', '{"token":[redacted],"x":1}'),
+        ('{"password":["a","]}b"], "x": 1}', '{"password":[redacted], "x": 1}'),
+        ('{"token": [["a"], {"b": "c', '{"token": [redacted]'),
+        ('{"token":[a', '{"token":[redacted]'),
+        (r'{"x":"{\"token\":[\"a\"]}"}', r'{"x":"{\"token\":[redacted]}"}'),
+        (r'{"access\u005ftoken":"a"}', r'{"access\u005ftoken":"[redacted]"}'),
+        (r'{"t\u006Fken":"a"}', r'{"t\u006Fken":"[redacted]"}'),
+        ("token = a b", "token = [redacted] b"),
+        ("token[]=a&user[password]=b", "token[]=[redacted]&user[password]=[redacted]"),
+        ("token%5B%5D=a&x", "token%5B%5D=[redacted]&x"),
+        ('{"token"=>"a"}', '{"token"=>"[redacted]"}'),
+        ("x: y\npassword: a\nz", "x: y\npassword: [redacted]\nz"),
+        ("got Authorization: Bearer a\r\nx: y", "got Authorization: [redacted]\r\nx: y"),
+        ('Authorization: Digest u="a", r="b"\nx', "Authorization: [redacted]\nx"),
+        ('{"x":"Cookie: a=b; c=d","y":1}', '{"x":"Cookie: [redacted]","y":1}'),
+        ('Cookie: "a"', 'Cookie: "[redacted]"'),
+        ("<x><token>a</token></x>", "<x><token>[redacted]</token></x>"),
+        ('<a:pwd key="b">a</a:pwd>', '<a:pwd key="[redacted]">[redacted]</a:pwd>'),
+        (
+            "<token><a>b</a></token>c<token/><token />d",
+            "<token>[redacted]</token>c<token/><token />d",
+        ),
+        ("<token>cut", "<token>[redacted]"),
+        ('<a href="/?token=a">b</a>', '<a href="/?token=[redacted]">b</a>'),
+        ("see http://u:a@b/ and c@d", "see http://[redacted]@b/ and c@d"),
+        (r'"http:\/\/u:a@b\/"', r'"http:\/\/[redacted]@b\/"'),
+        ("Session::Error, UNAUTHENTICATED: expired",) * 2,
     ],
 )
 def test_named_secrets_in_a_text_of_the_target_are_redacted(text: str, expected: str) -> None:
@@ -120,7 +148,13 @@ def test_named_secrets_in_a_text_of_the_target_are_redacted(text: str, expected:
     assert expected == redaction.redact_named_values(expected)
 
 
-@pytest.mark.parametrize("text", ['"key":"', "key=", '"key":"\\"', '"' * 7, "\\" * 7, "'key': "])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"key":"', "key=", '"key":"\\"', '"' * 7, "\\" * 7, "'key': ", '"key":[', "<key>", "<key a",
+        "key ", "key[", "://a", ":", 'cookie: ="', "\\u006b", '"key":{"',
+    ],
+)  # fmt: skip
 def test_hostile_text_is_redacted_in_one_pass(text: str) -> None:
     """Repeated quotes, backslashes and names do not make the search fail."""
     repeated = text * 300

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 REDACTED = "[redacted]"
 
 _SECRET_NAME = re.compile(
-    r"auth(?!or(?!i[sz]))|cookie|token|secret|passw|passphrase|pwd|credential|signature|session|"
+    r"(?<!un)auth(?!or(?!i[sz]))|cookie|token|secret|passw|passphrase|pwd|credential|signature|session|"
     r"jwt|api[-_.]?key|access[-_.]?key|private[-_.]?key|subscription-key|"
     r"(?:^|[-_.])(?:key|sig|sas|pin|otp)(?:$|[-_.])",
     re.IGNORECASE,
@@ -32,11 +32,21 @@ _SECRET_NAME_PARTS = (
 """Every name that `_SECRET_NAME` matches contains one of these."""
 _QUERY_PARAMETER = re.compile(r"([?&;])([^=&;#]*)=([^&;#]*)")
 _USER_INFO = re.compile(r"(?<=://)[^/?#]+@")
+# The patterns below have possessive quantifiers, or bounded ones, so that the time to search a text
+# of the target is proportional to its length.
+_USER_INFO_IN_TEXT = re.compile(r"""(:\\{0,7}/\\{0,7}/)[^\s/?#"<>\\]+@""")
+_ELEMENT = re.compile(r"<(?P<element>[\w.:-]{1,64}+)(?:\s[^<>]*+)?(?<!/)>")
+"""The start tag of an XML element."""
 _VALUE_NAME = re.compile(
-    r"""(?:(?P<quote>\\{0,7}["'])(?P<member>[^"'\\]{1,64})(?P=quote)\s*:"""
-    r"""|(?<![\w.-])(?P<parameter>[\w.-]{1,64})=)\s*"""
+    r"""(?:(?P<quote>\\{0,7}["'])(?P<member>(?:[^"'\\]|\\{1,8}u[\da-fA-F]{4}){1,64})(?P=quote)"""
+    r"""\s*+(?:=>|:)|(?<![\w.-])(?P<parameter>[\w.-]{1,64}+"""
+    r"""(?:(?:\[|%5[Bb])[\w.-]{0,64}(?:\]|%5[Dd])){0,4})[ \t]*+(?:={1,3}>?|:(?!:)=?))\s*+"""
 )
-"""The name of a JSON member, also in JSON that is a string of JSON, or of `name=value`."""
+"""The name of a JSON member, also in JSON that is a string of JSON, or of `name=value` or
+`name: value`."""
+_ESCAPED_CHAR = re.compile(r"\\+u([\da-fA-F]{4})")
+_HEADER_VALUE = re.compile(r"""(?:[^\r\n"\\<>]|(?<==)"[^"\r\n]*")++""")
+_BRACKET_OR_QUOTE = re.compile(r"""[\[({\])}]|\\{0,7}["']""")
 _QUOTE = re.compile(r"""\\{0,7}["']""")
 _UNQUOTED_VALUE = re.compile(
     r"""(?!(?:true|false|null)\b)(?:(?:Basic|Bearer)\s+)?[^\s"'\\&;,<>(){}\[\]]+"""
@@ -119,22 +129,43 @@ def find_secrets(content: TaskContent | None) -> list[str] | None:
 
 
 def redact_named_values(text: str) -> str:
-    """Return a text of the target with the values of secret JSON members and parameters redacted.
+    """Return a text of the target with the values that have a secret name redacted.
 
-    These are secrets of the target itself: `"access_token": "..."`, `password=...`. The name of a
-    value decides whether the value is a secret, see `is_secret_name`.
+    These are secrets of the target itself: `"access_token": "..."`, `password=...`, `Cookie: ...`,
+    `<token>...</token>`. The name of a value decides whether the value is a secret, see
+    `is_secret_name`. User name and password in a URL are redacted, too.
     """
+    text = _USER_INFO_IN_TEXT.sub(rf"\1{REDACTED}@", text)
     lower_text = text.lower()
     # Most texts have no such name, and this check takes a tenth of the time of the search below.
-    if not any(part in lower_text for part in _SECRET_NAME_PARTS):
+    if "\\u" not in text and not any(part in lower_text for part in _SECRET_NAME_PARTS):
         return text
+    return _redact_values(_redact_values(text, _ELEMENT), _VALUE_NAME)
+
+
+def _redact_values(text: str, name_pattern: re.Pattern[str]) -> str:
     parts: list[str] = []
     position = 0
-    for name in _VALUE_NAME.finditer(text):
+    for match in name_pattern.finditer(text):
         # A name that starts before `position` is inside a value that was redacted.
-        if name.start() < position or not is_secret_name(name["member"] or name["parameter"]):
+        if match.start() < position:
             continue
-        start, end = _find_value(text, name.end())
+        name = _ESCAPED_CHAR.sub(_unescape, match[match.lastgroup or 0])
+        if not is_secret_name(name) or text.startswith(REDACTED, match.end()):
+            continue
+        start = end = match.end()
+        if name_pattern is _ELEMENT:
+            end = text.find(f"</{name}", start)
+            end = len(text) if end < 0 else end
+        elif (
+            name.lower().endswith(("authorization", "cookie"))
+            and match["parameter"]
+            and ":" in match[0]
+            and (header_value := _HEADER_VALUE.match(text, start))
+        ):
+            end = header_value.end()
+        else:
+            start, end = _find_value(text, start)
         if start < end:
             parts += (text[position:start], REDACTED)
             position = end
@@ -143,16 +174,42 @@ def redact_named_values(text: str) -> str:
 
 
 def _find_value(text: str, start: int) -> tuple[int, int]:
-    """Return start and end of the value at `start`, without quotes; objects and lists are empty."""
-    quote_match = _QUOTE.match(text, start)
-    if quote_match is None:
-        value = _UNQUOTED_VALUE.match(text, start)
-        return start, start if value is None else value.end()
-    quote, start = quote_match[0], quote_match.end()
-    end = text.find(quote, start)
+    """Return start and end of the value at `start`, without quotes; `[]` and `{}` are no values."""
+    if quote := _QUOTE.match(text, start):
+        return quote.end(), _find_string_end(text, quote)
+    if text.startswith(("[", "{", "("), start):
+        end = _find_container_end(text, start)
+        return start, end if text[start:end].strip("[](){} \r\n\t") else start
+    value = _UNQUOTED_VALUE.match(text, start)
+    return start, start if value is None else value.end()
+
+
+def _find_string_end(text: str, quote: re.Match[str]) -> int:
+    """Return the position of the quote that ends the string after `quote`."""
+    end = text.find(quote[0], quote.end())
     while end > 0 and text[end - 1] == "\\":  # a quote within the value
-        end = text.find(quote, end + 1)
-    return start, len(text) if end < 0 else end
+        end = text.find(quote[0], end + 1)
+    return len(text) if end < 0 else end
+
+
+def _find_container_end(text: str, start: int) -> int:
+    """Return the position after the list or object at `start`."""
+    depth, position = 0, start
+    while found := _BRACKET_OR_QUOTE.search(text, position):
+        position = found.end()
+        if found[0] in "[({":
+            depth += 1
+        elif found[0] in "])}":
+            depth -= 1
+            if not depth:
+                return position
+        else:
+            position = _find_string_end(text, found) + len(found[0])
+    return len(text)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return chr(int(match[1], 16))
 
 
 def _redact_parameter(match: re.Match[str]) -> str:
