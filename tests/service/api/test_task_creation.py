@@ -519,9 +519,9 @@ def test_whole_numbers_can_be_written_as_floats(number: str) -> None:
         times = [response.json["filter"][name] for name in ("before", "createdAfter")]
         assert [NOW, NOW - 1] == times
         assert {int} == set(map(type, times))
-        limits = f'{{"concurrency": {number}, "breaker": {{"minCalls": {number}}}}}'.encode()
+        limits = f'{{"concurrency": 4.0, "breaker": {{"minCalls": {number}}}}}'.encode()
         response = await api.request("PUT", "/downstreams/https:a.example:443", body=limits)
-        expected = {"concurrency": 5000, "breaker": {"minCalls": 5000}}
+        expected = {"concurrency": 4, "breaker": {"minCalls": 5000}}
         assert (200, expected) == (response.status, response.json["limits"])
 
     run_with_api(test)
