@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.http.harness import CHUNKED, GET, HEAD, POST, FastRoute
+from tests.service.http.harness import CHUNKED, GET, HEAD, POST, ConnectionHarness, FastRoute
 
 PATHS = pytest.mark.parametrize("path", [b"/hot", b"/other"], ids=["fast path", "uvicorn"])
 HTTP_1_0 = b"POST /hot HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello"
@@ -82,6 +82,28 @@ def test_a_valid_request_is_served(path: bytes, request_: bytes) -> None:
         route.receive(request_.replace(b"/hot", path))
         await route.respond_to_all()
         assert ([201], 1) == (route.statuses, len(route.requests) + len(route.bodies))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"2")]], ids=["stream", "length"])
+@pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
+def test_a_response_to_http_1_0_is_not_chunked(
+    headers: list[tuple[bytes, bytes]], connection: bytes
+) -> None:
+    """The response ends when the connection closes, with or without a length (RFC 9112, 6.1)."""
+
+    async def stream(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body", "body": b"b"})
+
+    async def run() -> None:
+        harness = ConnectionHarness(stream)
+        response = await harness.send(b"GET /x HTTP/1.0\r\nConnection: %b\r\n\r\n" % connection)
+        assert response.endswith(b"connection: close\r\n\r\nab")
+        assert b"transfer-encoding" not in response
+        assert harness.transport.is_closing()
 
     asyncio.run(run())
 

@@ -64,12 +64,15 @@ PARSER_METHODS = [
 FLOW_ATTRIBUTES = ["read_paused", "resume_reading", "write_paused"]
 CYCLE_ATTRIBUTES = [
     "body",
+    "chunked_encoding",
     "disconnected",
+    "expected_content_length",
     "keep_alive",
     "message_event",
     "more_body",
     "response_complete",
     "response_started",
+    "send",
 ]
 STATE_ATTRIBUTES = ["connections", "default_headers", "tasks", "total_requests"]
 SERVER_METHODS = {"startup": ["sockets"], "shutdown": ["sockets"], "run": ["sockets"]}

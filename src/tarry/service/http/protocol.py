@@ -518,6 +518,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         self.url, self.headers, self.expect_100_continue = url, _IGNORED_TRAILERS, expects_continue
         self.scope["headers"] = headers
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = partial(_send_without_chunks, self.cycle, self.cycle.send)
 
     def _serve(self, cycle: _FastPathCycle) -> None:
         scope = {"method": "POST", "path": cycle.path.decode(), "headers": cycle.headers}
@@ -620,3 +622,13 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             head = f"retry-after: 1\r\n{head}"
         self.transport.write(STATUS_LINE[problem.status] + head.encode() + body)
         self._close()
+
+
+async def _send_without_chunks(cycle: Any, send: Any, message: Any) -> None:
+    """Send an ASGI message to a client of HTTP/1.0, which cannot read chunks (RFC 9112, 6.1).
+
+    If the response has no Content-Length, it ends when uvicorn closes the connection.
+    """
+    cycle.chunked_encoding = False
+    cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)
