@@ -51,7 +51,7 @@ async def fail_once(api: ApiHarness, task_id: str, excerpt: str | None = None) -
         excerpt=excerpt,
         truncated=True,
         remote="93.184.216.34",
-        worker="w",
+        worker="host-7-w",
     )
     await api.store.finish([
         TaskResult(task=task, attempt=attempt, status=Status.PENDING, next_attempt_at=NOW + 800)

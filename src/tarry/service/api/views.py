@@ -163,7 +163,8 @@ def attempt_view(
         decision=decision,
         response_excerpt=excerpt,
         response_truncated=attempt.truncated,
-        worker=attempt.worker,
+        # The random part of the name: host names and process ids are not for tenants.
+        worker=attempt.worker and attempt.worker.rpartition("-")[2],
     )
 
 
