@@ -361,8 +361,9 @@ class Store(Protocol):
 
         Tenants take turns, and of each tenant the least recently served lane comes first. At most
         `limit` tasks, and at most `per_lane` tasks of a lane, are leased. Nothing is leased from
-        lanes that are in `skipped_lanes`, paused or parked. With a `limit` of 0, no task is leased,
-        and the result has only `now` and `next_at`.
+        lanes that are paused, parked or in `skipped_lanes`, which may also have names of tenants:
+        then all their lanes are skipped. With a `limit` of 0, no task is leased, and the result has
+        only `now` and `next_at`.
 
         Of a lane, tasks with an expired lease come first. If tasks without and with a failed
         attempt are due, a third of the others are retries: (limit + now in ms modulo 3) // 3, so

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -167,6 +168,59 @@ def test_hanging_lanes_do_not_delay_a_fast_lane_of_the_tenant() -> None:
         await asyncio.sleep(1.0)
 
         assert started_at == time_of_first_request(target, "fast.example")
+
+    run(main)
+
+
+@pytest.mark.parametrize("host_count", [8, 400])
+def test_tasks_for_hanging_targets_leave_leases_for_other_tenants(host_count: int) -> None:
+    """A tenant whose waiting tasks could take all leases does not delay another tenant."""
+
+    async def main() -> None:
+        target = FakeTarget(hang_except("b.example"))
+        limits = EngineLimits(max_running_attempts=50, max_leased=200)
+        harness = EngineHarness(target, limits=limits)
+        await harness.engine.start()
+        hosts = [f"a{number % host_count}.example:80" for number in range(400)]
+        await harness.add(*(harness.new_task(f"http://{host}/", tenant="a") for host in hosts))
+        await asyncio.sleep(2.0)
+
+        started_at = asyncio.get_running_loop().time()
+        await harness.add(harness.new_task("http://b.example:80/", tenant="b"))
+        await asyncio.sleep(1.0)
+
+        assert started_at == time_of_first_request(target, "b.example")
+        await harness.engine.stop(0.0)
+
+    run(main)
+
+
+@pytest.mark.parametrize("tenant_count", [1, 3])
+def test_tenants_with_many_hanging_hosts_leave_leases_for_others(tenant_count: int) -> None:
+    """A new tenant gets a lease next to tenants with more hanging hosts than there are leases."""
+
+    async def main() -> None:
+        target = FakeTarget(hang_except("fast.example"))
+        limits = EngineLimits(max_running_attempts=200, max_leased=200)
+        harness = EngineHarness(target, limits=limits)
+        await harness.engine.start()
+        for number in range(1000):
+            tenant = f"t{number % tenant_count}"
+            new_task = harness.new_task(f"http://a{number}.example:80/", tenant=tenant)
+            if number % 2:
+                await harness.add(new_task)
+            else:
+                await harness.store.add([new_task])
+        await asyncio.sleep(5)
+
+        added_at = asyncio.get_running_loop().time()
+        await harness.store.add([harness.new_task("http://fast.example:80/", tenant="new")])
+        await asyncio.sleep(2)
+
+        started_at = time_of_first_request(target, "fast.example")
+        assert started_at is not None
+        assert started_at <= added_at + 1
+        await harness.engine.stop(60)
 
     run(main)
 

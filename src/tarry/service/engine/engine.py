@@ -110,9 +110,10 @@ class Engine:
         Raises `Overloaded` if too many tasks wait to be written.
         """
         free_slots, leased_tasks, lanes = 0, self.worker.leased_tasks, self._context.lanes
-        if not (self._is_stopping or leased_tasks.may_be_incomplete):
+        if new_tasks and not (self._is_stopping or leased_tasks.may_be_incomplete):
             # Each task that waits to be written may take one of the slots.
             free_slots = leased_tasks.free_slots - self._ingest_queue.pending_count
+            free_slots = lanes.lease_allowance(new_tasks[0].task.tenant, free_slots)
         can_lease: dict[str, bool] = {}
         for new_task in new_tasks:
             if free_slots <= 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from math import ceil
 from typing import TYPE_CHECKING
 
 from tarry.core.breaker import BreakerState
@@ -66,14 +67,19 @@ class Scheduler:
         if self._worker.leased_tasks.may_be_incomplete:
             await self._release_unknown_leases()
         capacity = self._worker.leased_tasks.free_slots
-        self._was_capacity_limited = capacity < limits.max_claimed or bool(lanes.fully_leased)
-        limit, parked_before = max(0, min(limits.max_claimed, capacity)), set(lanes.parked)
+        skipped = [*lanes.fully_leased]
+        if 0 < capacity <= limits.max_leased // 5:  # else no tenant has its share
+            skipped += lanes.tenants_with_lease_share(capacity)
+        self._was_capacity_limited = capacity < limits.max_claimed or bool(skipped)
+        # A quarter of what is free, so that one claim exceeds the share of a tenant only by a few.
+        limit = max(0, min(limits.max_claimed, ceil(capacity / 4)))
+        parked_before = set(lanes.parked)
         sent_at = context.clock.local_ms()
         claim = await context.store.claim(
             context.lease_terms,
             limit=limit,
             per_lane=limits.max_lane_claimed,
-            skipped_lanes=tuple(lanes.fully_leased),
+            skipped_lanes=skipped,
         )
         context.clock.synchronize(sent_at, claim.now)
         if not claim.tasks and "store" in context.health.failing:

@@ -136,6 +136,19 @@ async def skipped_lanes_are_ignored(harness: StoreHarness) -> None:
 
 
 @conformance_case
+async def skipped_tenants_are_ignored(harness: StoreHarness) -> None:
+    """No task of a tenant in `skipped_lanes` is leased, and `next_at` ignores the tenant."""
+    await harness.add(task(1, "a"), task(2, "b"), task(3, tenant="other"))
+
+    claimed = await harness.claim(skipped_lanes=["acme", "unknown"])
+    assert [3] == task_numbers(claimed.tasks)
+    claimed = await harness.claim(skipped_lanes=["acme"])
+    assert claimed.next_at is None or claimed.next_at > START_MS
+
+    assert [1, 2] == task_numbers((await harness.claim()).tasks)
+
+
+@conformance_case
 async def claiming_at_next_at_finds_every_task(harness: StoreHarness) -> None:
     """Claims at `next_at` return every task before it is due; 16 claims suffice for 4 tasks."""
     await harness.add(

@@ -31,6 +31,11 @@ WakeEntry = tuple[int, int, int]
 """Wake time of a task, its number, and the task version for which the entry is valid."""
 
 
+def is_skipped(lane_name: str, skipped: Collection[str]) -> bool:
+    """Return whether a claim skips a lane: its name or the name of its tenant is in `skipped`."""
+    return lane_name in skipped or lane_name.partition("/")[0] in skipped
+
+
 class LaneAlarms:
     """A wake time for each lane. The heap also has entries that are no longer valid."""
 
@@ -66,7 +71,7 @@ class LaneAlarms:
             time, name = self._heap[0]
             if self._times.get(name) != time:
                 heappop(self._heap)
-            elif name in skipped_lanes:
+            elif is_skipped(name, skipped_lanes):
                 skipped.append(heappop(self._heap))
             else:
                 break

@@ -58,6 +58,7 @@ from tests.service.stores.reference_store.state import (
     ReferenceState,
     Row,
     Tenant,
+    is_skipped,
 )
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -160,7 +161,7 @@ class ReferenceStore:
         visited: list[Queue] = []
         while limit > 0 and (queue := state.pop_lane()):
             visited.append(queue)
-            if queue.lane.name not in skipped_lanes:
+            if not is_skipped(queue.lane.name, skipped_lanes):
                 limit -= self._claim_from_lane(queue, terms, min(limit, per_lane), claimed)
             state.return_tenant(queue)
         for queue in visited:
@@ -220,7 +221,7 @@ class ReferenceStore:
         ready_lanes = (
             self.state.tenants[tenant].ready_lanes for _, tenant in self.state.ready_tenants
         )
-        if any(name not in skipped_lanes for lanes in ready_lanes for _, name in lanes):
+        if any(not is_skipped(name, skipped_lanes) for lanes in ready_lanes for _, name in lanes):
             return now
         due, expiry = (
             self.state.due_alarms.earliest(skipped_lanes),

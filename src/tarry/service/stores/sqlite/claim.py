@@ -233,6 +233,8 @@ class ClaimRotation:
         to the first of these times, or with an `expiry_check_at` up to the second."""
         self._max_lanes_woken = 2 * limit + 64  # of each tenant
         self._skipped_lanes = frozenset(skipped_lanes)
+        names = (name for name in skipped_lanes if "/" not in name)
+        self._skipped_tenants = {tx.names.tenant_id(name) for name in names}
         self._visited_tenants: list[int] = []
         self._fully_visited_tenants: set[int] = set()
         """Tenants whose ready lanes were all visited, except skipped lanes."""
@@ -265,7 +267,7 @@ class ClaimRotation:
     def _ready_tenants(self) -> Iterator[int]:
         last_turn, tenant = -1, -1
         while page := self._tx.execute(_READY_TENANTS, (last_turn, tenant, _PAGE_SIZE)).fetchall():
-            yield from (tenant for _, tenant in page)
+            yield from (tenant for _, tenant in page if tenant not in self._skipped_tenants)
             last_turn, tenant = page[-1]
 
     def _ready_lanes(self, tenant: int) -> Iterator[LaneRow]:
