@@ -27,7 +27,7 @@ that it is *half-open*: only a few tasks, the probes, are leased at a time, unti
 from __future__ import annotations
 
 from enum import StrEnum
-from math import ceil
+from math import ceil, exp
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
@@ -64,10 +64,17 @@ MAX_LANE_SIGNING_SECRETS = 10
 """Those with the same lane. Each of them adds a signature to every attempt."""
 REPLAY_QUOTA_PAUSE_MS = 1000
 """The pause of a replay whose tenant has as many live tasks as its quota allows."""
+BUDGET_DECAY_MS = 10_000
+"""The value of a retry budget decays to 1/e in this time, see `Store.add_to_budgets`."""
 _MAX_REPLAY_PAUSE_MS = 1e12
 """About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
 _MIN_REPLAY_COUNT_INTERVAL_MS, _MAX_REPLAY_COUNT_INTERVAL_MS = 1_000, 30_000
 """How often a replay that waits for its tasks looks for finished ones."""
+
+
+def decay_budget(value: float, elapsed_ms: float) -> float:
+    """Return the value of a retry budget after this time."""
+    return value * exp(-max(0.0, elapsed_ms) / BUDGET_DECAY_MS)
 
 
 class LeaseTerms(msgspec.Struct, frozen=True):
@@ -456,6 +463,14 @@ class Store(Protocol):
 
     async def load_limits(self, known: ConfiguredLimits) -> ConfiguredLimits | None:
         """Return the limits that were set for lanes; None if nothing has changed since `known`."""
+        ...
+
+    async def add_to_budgets(self, changes: dict[str, float]) -> dict[str, float]:
+        """Add to the values of the retry budgets of lanes; return the new values by lane.
+
+        A value decays as in `decay_budget`, and is 0 at first. Unknown lanes are ignored. A call
+        that fails is not repeated, because it may have been applied.
+        """
         ...
 
     async def list_lanes(

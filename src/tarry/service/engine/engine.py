@@ -100,6 +100,7 @@ class Engine:
         await self.worker.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
         with suppress(StoreUnavailable):
             await self.maintenance.store_limits()
+            await self.maintenance.exchange_budgets()
 
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
@@ -257,6 +258,9 @@ class Engine:
 
     async def reset(self, lane_name: str) -> None:
         """Reset the breaker, budget and latencies of a lane, and resume it."""
+        store = self._context.store
+        for name, budget_value in (await store.add_to_budgets({lane_name: 0.0})).items():
+            await store.add_to_budgets({name: -budget_value})
         lane = self._context.lanes.get(lane_name)
         if lane is not None:
             state_before = lane.breaker.state

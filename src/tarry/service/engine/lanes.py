@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from tarry.core.adaptive_limit import AdaptiveLimit
 from tarry.core.breaker import Breaker, BreakerState
-from tarry.core.budget import RatioBudget
 from tarry.core.downstream import Downstream
+from tarry.service.engine.retry_budget import SharedBudget
 from tarry.service.store import LaneLimits
 from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
 
@@ -244,6 +244,15 @@ class Lanes(dict[str, LaneState]):
             if lane is not None:
                 lane.stored_rate = each.rate
 
+    def list_outdated_budgets(self) -> list[tuple[str, SharedBudget]]:
+        """Return the retry budgets whose changes are not in the store yet, with their lanes."""
+        budgets = ((lane.name, lane.downstream.budget) for lane in self.values())
+        return [
+            (name, budget)
+            for name, budget in budgets
+            if isinstance(budget, SharedBudget) and budget.is_outdated
+        ]
+
     def most_notable(self, limit: int, tenant: str | None = None) -> list[LaneState]:
         """Return lanes of a tenant (None: of all): tripped lanes first, then by leased tasks."""
         lanes = self._lanes_of(tenant)
@@ -335,7 +344,7 @@ def _is_retry(task: Task) -> bool:
     return task.attempts > task.attempts_before_replay + task.lost_attempts
 
 
-def build_budget(settings: BudgetSettings | None = None) -> RatioBudget | None:
+def build_budget(settings: BudgetSettings | None = None) -> SharedBudget | None:
     """Build the retry budget of a lane; None if it is not enabled."""
     settings = settings or BudgetSettings()
     if not settings.enabled:
@@ -343,7 +352,7 @@ def build_budget(settings: BudgetSettings | None = None) -> RatioBudget | None:
     ratio = 0.3 if settings.ratio is None else settings.ratio
     # Ten retries a second are always admitted, so that a lane with only retries makes progress.
     min_per_second = 10.0 if settings.min_per_second is None else settings.min_per_second
-    return RatioBudget(ratio, min_per_second=min_per_second)
+    return SharedBudget(ratio, min_per_second)
 
 
 def build_breaker(settings: BreakerSettings | None = None) -> Breaker:

@@ -1,7 +1,8 @@
 """Maintenance: removes expired tasks and bodies without a task, advances replays.
 
-It also stores the rates of lanes (a lane is the queue of one downstream), and forgets the in-memory
-state of idle lanes. It works in small steps, so that the store is never blocked for long.
+It also stores the rates and retry budgets of lanes (a lane is the queue of one downstream), and
+forgets the in-memory state of idle lanes. It works in small steps, so that the store is never
+blocked for long.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _MAX_BODIES_PER_STEP = 100
 _UNREFERENCED_BODY_SEARCH_INTERVAL_MS = 600_000  # rare, because it lists all stored bodies
 _IDLE_LANE_CHECK_INTERVAL_MS = 300_000  # lanes that are idle between two checks are forgotten
 _STORE_LIMITS_INTERVAL_MS = 5_000
+_MAX_BUDGETS_PER_CALL = 500
+_BUDGET_EXCHANGE_INTERVAL_MS = 900  # a little less than the pause between two steps
 _IDLE_PAUSE_S = 1.0  # after a step that left no work
 _BUSY_PAUSE_S = 0.02  # after a step that left more work to do
 
@@ -44,6 +47,7 @@ class Maintenance:
         self._context = context
         self._scheduler = scheduler
         self._rate_limiter = rate_limiter
+        self._next_budget_exchange_at = 0
         self._next_body_search_at = self._next_idle_lane_check_at = self._next_store_limits_at = 0
 
     async def run_once(self) -> float:
@@ -53,6 +57,9 @@ class Maintenance:
         sweep_result = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
         next_replay_at = await self._step_replays()
         now = context.clock.now_ms()
+        if now >= self._next_budget_exchange_at:
+            self._next_budget_exchange_at = now + _BUDGET_EXCHANGE_INTERVAL_MS
+            await self.exchange_budgets()
         if now >= self._next_store_limits_at:
             self._next_store_limits_at = now + _STORE_LIMITS_INTERVAL_MS
             await self.store_limits()
@@ -98,6 +105,21 @@ class Maintenance:
         if limits:
             await self._context.store.record_lane_limits(limits)
             lanes.mark_stored(limits)
+
+    async def exchange_budgets(self) -> None:
+        """Add the changes of retry budgets to the store, and continue with its values.
+
+        If the store fails, the changes may have been stored, so they are not sent again.
+        """
+        context = self._context
+        outdated = context.lanes.list_outdated_budgets()
+        for start in range(0, len(outdated), _MAX_BUDGETS_PER_CALL):
+            budgets = dict(outdated[start : start + _MAX_BUDGETS_PER_CALL])
+            now_s = context.clock.now_s()
+            changes = {lane: budget.take_change(now_s) for lane, budget in budgets.items()}
+            values = await context.store.add_to_budgets(changes)
+            for lane, value in values.items():
+                budgets[lane].adopt(value, context.limit_table.stored.process_count)
 
     async def _step_replays(self) -> int | None:
         """Do one step of each due replay; return when the next step is due (None: none runs)."""

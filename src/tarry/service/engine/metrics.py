@@ -250,7 +250,7 @@ class Metrics:
         yield GaugeMetricFamily("retry_oldest_due_task_age_seconds", help_text, age_s)
         help_text = "1 for the current state of the breaker of a lane."
         states = GaugeMetricFamily("retry_breaker_state", help_text, labels=["lane", "state"])
-        help_text = "Retries that the budget of a lane still admits."
+        help_text = "Retries that the budget of a lane still admits in this process."
         balances = GaugeMetricFamily("retry_budget_balance", help_text, labels=["lane"])
         for lane in self._lanes.most_notable(_MAX_LABEL_VALUES, tenant):
             current_state, balance = lane.downstream.status(now_s)

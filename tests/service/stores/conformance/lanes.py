@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tarry.service.store import ConfiguredLimits, FinishStatus, LaneLimits, NewTask
+import math
+
+import pytest
+
+from tarry.service.store import (
+    BUDGET_DECAY_MS,
+    ConfiguredLimits,
+    FinishStatus,
+    LaneLimits,
+    NewTask,
+)
 from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
 from tests.service.stores.harness import (
     HOUR_MS,
@@ -486,3 +496,21 @@ async def a_tenant_can_set_the_limits_of_few_lanes(harness: StoreHarness) -> Non
     assert await store.get_lane(names[2]) is None
     assert await store.set_limits(names[1], DownstreamLimits(concurrency=2), max_lanes=2)
     assert await store.set_limits(BETA, limits, max_lanes=2)
+
+
+@conformance_case
+async def values_of_retry_budgets_decay(harness: StoreHarness) -> None:
+    """The changes of all processes add up; a value decays to 1/e in ten seconds."""
+    store, missing = harness.store, "acme/https:missing.example:443"
+    await harness.add(task(1))
+    assert {LANE: -8.0} == await store.add_to_budgets({LANE: -8.0, missing: 1.0})
+    assert {LANE: -10.0} == await store.add_to_budgets({LANE: -2.0})
+    assert await store.get_lane(missing) is None
+
+    await harness.reopen()
+    harness.clock.advance(BUDGET_DECAY_MS)
+    await harness.claim()
+    values = await harness.store.add_to_budgets({LANE: 1.5})
+    assert {LANE: pytest.approx(-10 / math.e + 1.5)} == values
+    harness.clock.advance(100 * BUDGET_DECAY_MS)
+    assert {LANE: pytest.approx(0.0)} == await harness.store.add_to_budgets({LANE: 0.0})

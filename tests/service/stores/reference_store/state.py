@@ -265,6 +265,8 @@ class ReferenceState:
         self.queues: dict[str, Queue] = {}
         self.lane_limits: dict[str, LaneLimits] = {}
         self.limits = ConfiguredLimits()
+        self.budgets: dict[str, tuple[float, int]] = {}
+        """The value of each lane's retry budget, and the time of its last change."""
         self.tenants: dict[str, Tenant] = {}
         self.due_alarms: LaneAlarms = LaneAlarms()
         """Lanes by the due time of their earliest task. Claims add their horizon to the time."""

@@ -47,6 +47,7 @@ from tarry.service.store import (
     SweepResult,
     TaskFilter,
     TaskResult,
+    decay_budget,
     next_replay_count_at,
     next_replay_step_at,
 )
@@ -362,6 +363,16 @@ class ReferenceStore:
         """Return the limits, unless they are known."""
         limits = self.state.limits
         return None if limits.version == known.version else limits
+
+    async def add_to_budgets(self, changes: dict[str, float]) -> dict[str, float]:
+        """Add to the values of the budgets of lanes that exist."""
+        now, budgets, values = self._clock(), self.state.budgets, dict[str, float]()
+        for lane, change in changes.items():
+            if lane in self.state.queues:
+                value, changed_at = budgets.get(lane, (0.0, 0))
+                values[lane] = decay_budget(value, now - changed_at) + change
+                budgets[lane] = (values[lane], now)
+        return values
 
     def _reschedule(self, lane: str) -> None:
         self.state.schedule(self.state.queues[lane], self._clock())

@@ -50,6 +50,7 @@ async def use_limits(store: SqliteStore, lane: str) -> None:
     await store.list_lane_limits(10)
     await store.set_limits(lane, DownstreamLimits(concurrency=1), max_lanes=9)
     await store.load_limits(ConfiguredLimits())
+    await store.add_to_budgets({lane: 1.0})
 
 
 def test_no_statement_scans_a_table(tmp_path: Path) -> None:

@@ -224,6 +224,10 @@ MIGRATIONS = (
     DROP INDEX replay_running; -- replay.running: 2 if the replay only waits for its tasks
     CREATE INDEX replay_unfinished ON replay (next_at, id) WHERE running > 0;
     """,
+    """
+    ALTER TABLE lane ADD COLUMN budget REAL NOT NULL DEFAULT 0; -- see Store.add_to_budgets
+    ALTER TABLE lane ADD COLUMN budget_at INTEGER NOT NULL DEFAULT 0; -- time of the last change
+    """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 

@@ -234,6 +234,10 @@ class SqliteStore:
     async def load_limits(self, known: store.ConfiguredLimits) -> store.ConfiguredLimits | None:
         return await self.read(lambda tx: queries.load_limits(tx, known))
 
+    async def add_to_budgets(self, changes: dict[str, float]) -> dict[str, float]:
+        operation = OperationCall(transitions.add_to_budgets, changes)
+        return await self.write(operation, len(changes), urgent=False)
+
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
     ) -> store.Page[model.LaneRecord]:

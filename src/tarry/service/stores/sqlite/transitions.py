@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus
+from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, decay_budget
 from tarry.service.stores.sqlite.queries import attempt_row_id, pack_id, unpack_id
 from tarry.service.stores.sqlite.transaction import (
     CANCELLED,
@@ -257,3 +257,15 @@ def set_limits(tx: Transaction, lane: str, limits: DownstreamLimits | None, max_
     tx.execute("UPDATE lane SET limits = ? WHERE id = ?", (text, tx.names.lane_id(lane)))
     tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'limits_version'")
     return True
+
+
+def add_to_budgets(tx: Transaction, changes: dict[str, float]) -> dict[str, float]:
+    """Add to the values of retry budgets, and return the new values."""
+    values: dict[str, float] = {}
+    for lane, change in changes.items():
+        row = tx.execute("SELECT budget, budget_at FROM lane WHERE name = ?", (lane,)).fetchone()
+        if row is not None:
+            values[lane] = decay_budget(row[0], tx.now - row[1]) + change
+            parameters = (values[lane], tx.now, lane)
+            tx.execute("UPDATE lane SET budget = ?, budget_at = ? WHERE name = ?", parameters)
+    return values

@@ -108,6 +108,7 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (transitions.pause, tuple[str], None),
         (transitions.record_lane_limits, tuple[list[store.LaneLimits]], None),
         (transitions.set_limits, tuple[str, DownstreamLimits | None, int], bool),
+        (transitions.add_to_budgets, tuple[dict[str, float]], dict[str, float]),
         (terminal_tasks.start_replay, tuple[ReplayRecord], ReplayRecord),
         (
             terminal_tasks.replay_step,
