@@ -100,7 +100,7 @@ def add(
     """Add tasks, and lease those with `lease_on_add`; see `Store.add`."""
     if _find_exceeded_quota(tx, tasks, quota, lane_quota) is None:
         return add_without_quota(tx, tasks, terms)
-    exceeding_tenants = set()
+    exceeding_tenants: set[str] = set()
     for tenant in {new.task.tenant for new in tasks}:
         of_tenant = [new for new in tasks if new.task.tenant == tenant]
         if _find_exceeded_quota(tx, of_tenant, quota, lane_quota) is not None:
