@@ -63,6 +63,11 @@ LaneKeyText: TypeAlias = Annotated[
 KeyFilterText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=255)]
 """An idempotency key to search for: any text. A key that is not valid matches no task."""
 UrlText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=8192)]
+# Clients must not interpret a cursor. The pattern is in the OpenAPI document for programs that
+# generate requests from it.
+TaskCursor: TypeAlias = Annotated[
+    str, Meta(max_length=1024, extra_json_schema={"pattern": "^[0-9]{1,18}$"})
+]
 _LAST_STATUS_SCHEMA = {"description": "503, a class such as 5xx, or a gRPC code."}
 LastStatusText: TypeAlias = Annotated[
     str,
@@ -74,7 +79,7 @@ LastStatusText: TypeAlias = Annotated[
 ]
 ErrorText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200)]
 EpochMs: TypeAlias = Annotated[
-    int, Meta(ge=0, le=MAX_TIME_MS, extra_json_schema={"minimum": MIN_TIME_MS})
+    int, Meta(le=MAX_TIME_MS, extra_json_schema={"minimum": MIN_TIME_MS})
 ]
 """Epoch milliseconds. The service rejects a time below `MIN_TIME_MS` in a separate check."""
 
@@ -361,7 +366,7 @@ class BulkCancelRequest(_RequestBody):
 
     filter: SearchFilter | None = None
     dry_run: bool = False
-    cursor: Annotated[str, Meta(max_length=1024)] | None = None
+    cursor: TaskCursor | None = None
 
 
 class BulkCancelResult(_Body):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, get_origin
 
 import msgspec
@@ -53,7 +53,7 @@ class Api:
             HealthResource(context),
         )
         operations = [pair for resource in resources for pair in resource_operations(resource)]
-        handlers = _docs_handlers(operations, version, require_api_keys=context.require_api_keys)
+        handlers = _docs_handlers(operations, version, context)
         public_paths = set(handlers)  # so far, those of the documentation
         limiter = LargeResponseLimiter()
         for operation, handler in operations:
@@ -108,11 +108,17 @@ class Api:
 
 
 def _docs_handlers(
-    operations: list[tuple[Operation, Handler]], version: str, *, require_api_keys: bool
+    operations: list[tuple[Operation, Handler]], version: str, context: ApiContext
 ) -> dict[str, dict[str, Handler]]:
     """Return the handlers of /openapi.json and /docs by path and method."""
     build_document = cache(
-        lambda: build_openapi(operations, version=version, require_api_keys=require_api_keys)
+        partial(
+            build_openapi,
+            operations,
+            version=version,
+            require_api_keys=context.require_api_keys,
+            limits=context.limits,
+        )
     )
     encode_document = cache(lambda: msgspec.json.encode(build_document()))
     build_page = cache(lambda: build_docs_page(build_document()))

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from tarry.service.api.examples import EXAMPLES
+from tarry.service.api.openapi_rules import PARAMETER_RULES, REF_TEMPLATE, add_rules
 from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.wire.http import PROBLEM_MEDIA_TYPE
-from tarry.wire.tasks import MAX_BATCH_SIZE, BatchRequest, RetryTaskRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from tarry.service.api.context import ApiLimits
     from tarry.service.api.routing import Handler, Operation
 
-_REF_TEMPLATE = "#/components/schemas/{name}"
 _GENERIC_PAGE = re.compile(rb"\bPage_(\w+?)_(?=\")")
 _PATH_PARAMETER = re.compile(r"{(\w+)}")
 _PROBLEM_SCHEMA: dict[str, Any] = {
@@ -41,6 +42,11 @@ _PROBLEM_SCHEMA: dict[str, Any] = {
     },
     "required": ["type", "title", "status"],
 }
+_SECURITY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer KEY"},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+"""The two ways to send an API key; without `require_api_keys`, no operation refers to them."""
 CONTENT_SECURITY_POLICY = (
     b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
@@ -61,6 +67,7 @@ td, th { text-align: left; vertical-align: top; padding: .25rem .6rem .25rem 0;
 tr:target { background: var(--soft); }
 """
 
+_MAX_RULE_CHARS = 80
 _BACKTICKS = re.compile("`([^`]*)`")
 _RULE_TEXTS = {
     "minimum": "at least",
@@ -74,7 +81,11 @@ _RULE_TEXTS = {
 
 
 def build_openapi(
-    operations: Sequence[tuple[Operation, Handler]], *, version: str, require_api_keys: bool
+    operations: Sequence[tuple[Operation, Handler]],
+    *,
+    version: str,
+    require_api_keys: bool,
+    limits: ApiLimits,
 ) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the API."""
     types: dict[str, Any] = {}
@@ -87,10 +98,14 @@ def build_openapi(
             types[str(operation.query)] = operation.query
             query_names.add(operation.query.__name__)
     type_schemas, schemas = msgspec.json.schema_components(
-        types.values(), ref_template=_REF_TEMPLATE
+        types.values(), ref_template=REF_TEMPLATE
     )
     schema_by_type = dict(zip(types, type_schemas, strict=True))
-    _add_untyped_rules(schemas)
+    add_rules(
+        schemas,
+        max_headers=limits.max_headers,
+        max_attempt_timeout_ms=limits.max_attempt_timeout_s * 1000,
+    )
     schemas["Problem"] = _PROBLEM_SCHEMA
     paths: dict[str, Any] = {}
     for operation, handler in operations:
@@ -101,13 +116,11 @@ def build_openapi(
         }
         if require_api_keys and not operation.is_public:
             operation_object["responses"]["401"] = _describe_problem(401)
-            operation_object["security"] = [{"key": []}]
+            operation_object["security"] = [{name: []} for name in _SECURITY_SCHEMES]
         paths.setdefault(operation.path, {})[operation.method.lower()] = operation_object
     # Query types are not listed: their fields appear as parameters of the operations.
     listed_schemas = {name: schema for name, schema in schemas.items() if name not in query_names}
-    components: dict[str, Any] = {"schemas": listed_schemas}
-    if require_api_keys:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    components = {"schemas": listed_schemas, "securitySchemes": _SECURITY_SCHEMES}
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -124,25 +137,6 @@ def build_openapi(
     return renamed_document
 
 
-def _add_untyped_rules(schemas: dict[str, Any]) -> None:
-    """Add rules that the Python types of the fields do not express."""
-    tasks = schemas[BatchRequest.__name__]["properties"]["tasks"]
-    # Any JSON value is accepted as a task: an invalid task does not fail the whole batch.
-    task = {"$ref": _REF_TEMPLATE.format(name=RetryTaskRequest.__name__)}
-    tasks.update(items={"anyOf": [task, {}]}, maxItems=MAX_BATCH_SIZE)
-    fields = schemas[RetryTaskRequest.__name__]["properties"]
-    fields["body"] = {"description": "Text, or any other JSON value. null means no body."}
-    fields["headers"]["anyOf"][0]["additionalProperties"] = {"type": "string"}
-    fields["method"]["pattern"] = "^[A-Z][A-Z0-9_-]*$"
-    fields["targetUrl"]["format"] = "uri"
-    fields["bodyBase64"]["contentEncoding"] = "base64"
-    policy_fields = {**schemas["PolicyFields"]["properties"]}
-    policy_fields.pop("policyId")
-    overrides = {"type": "object", "properties": policy_fields, "additionalProperties": False}
-    fields["policy"] = {"anyOf": [overrides, {"type": "null"}], "default": None}
-    schemas["PolicyFields"]["additionalProperties"] = False
-
-
 def _describe_messages(
     operation: Operation, schema_by_type: dict[str, Any], schemas: dict[str, Any]
 ) -> dict[str, Any]:
@@ -153,7 +147,7 @@ def _describe_messages(
         text = {"schema": {"type": "string"}}
         response_body = {"content": dict.fromkeys(media_types, text)}
     elif response is not None:
-        response_body = {"content": _json_content(schema_by_type[str(response)])}
+        response_body = {"content": _json_content(response, schema_by_type)}
     responses = {
         str(status): {"description": HTTPStatus(status).phrase, **response_body}
         for status in operation.statuses
@@ -162,7 +156,7 @@ def _describe_messages(
         responses[str(status)] = _describe_problem(status)
     fields: dict[str, Any] = {"responses": responses}
     parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        {"name": name, "in": "path", "required": True, "schema": _parameter_schema(name)}
         for name in _PATH_PARAMETER.findall(operation.path)
     ]
     if operation.query is not None:
@@ -172,16 +166,21 @@ def _describe_messages(
             for name, schema in properties.items()
         ]
     parameters += [
-        {"name": name, "in": "header", "description": description, "schema": {"type": "string"}}
+        {
+            "name": name,
+            "in": "header",
+            "description": description,
+            "schema": _parameter_schema(name),
+        }
         for name, description in operation.headers.items()
     ]
     if parameters:
         fields["parameters"] = parameters
     if operation.body is not None:
-        content = _json_content(schema_by_type[str(operation.body)])
+        content = _json_content(operation.body, schema_by_type)
         fields["requestBody"] = {"required": True, "content": content}
     if operation.callback is not None:
-        content = _json_content(schema_by_type[str(operation.callback)])
+        content = _json_content(operation.callback, schema_by_type)
         post = {
             "summary": "Report the result of the task. The service retries the callback with the "
             "default policy.",
@@ -192,12 +191,20 @@ def _describe_messages(
     return fields
 
 
-def _json_content(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
+def _json_content(json_type: Any, schema_by_type: dict[str, Any]) -> dict[str, Any]:
+    name = str(json_type)
+    media_type = {"schema": schema_by_type[name]}
+    if name in EXAMPLES:
+        media_type["example"] = EXAMPLES[name]
+    return {"application/json": media_type}
+
+
+def _parameter_schema(name: str) -> dict[str, Any]:
+    return {"type": "string", **PARAMETER_RULES.get(name, {})}
 
 
 def _describe_problem(status: int) -> dict[str, Any]:
-    schema = {"$ref": _REF_TEMPLATE.format(name="Problem")}
+    schema = {"$ref": REF_TEMPLATE.format(name="Problem")}
     content = {PROBLEM_MEDIA_TYPE: {"schema": schema}}
     return {"description": HTTPStatus(status).phrase, "content": content}
 
@@ -305,7 +312,8 @@ def _render_schema(schema: dict[str, Any]) -> str:
         return " or ".join(f"<code>{escape(str(value))}</code>" for value in schema["enum"])
     texts = [str(schema.get("type", "any JSON"))]
     for name, rule_text in _RULE_TEXTS.items():
-        if schema.get(name) is not None:
+        # The pattern of a URL would fill the page.
+        if schema.get(name) is not None and len(str(schema[name])) <= _MAX_RULE_CHARS:
             texts.append(f"{rule_text} {schema[name]}")
     if "description" in schema:
         texts.append(schema["description"])

@@ -46,8 +46,11 @@ def _json_type(field: PolicyField) -> Any:
             json_type = Literal[tuple(sorted(wire.json_choices(field)))]
         case "statuses":
             json_type = list[Annotated[int, Meta(ge=LOWEST_STATUS, le=HIGHEST_STATUS)]]
+            bounds = {"max_length": wire.MAX_ENTRIES}
         case "codes":
-            json_type = list[str]
+            code_schema = {"enum": sorted(field.choices)}
+            json_type = list[Annotated[str, Meta(extra_json_schema=code_schema)]]
+            bounds = {"max_length": wire.MAX_ENTRIES}
         case "header":
             json_type = str
             bounds = {"min_length": 1, "max_length": 64, "pattern": HEADER_NAME_PATTERN}
@@ -65,11 +68,8 @@ def _json_type(field: PolicyField) -> Any:
 PolicyFields: type[msgspec.Struct] = msgspec.defstruct(
     "PolicyFields",
     [
-        ("policy_id", PolicyName | msgspec.UnsetType, msgspec.UNSET),
-        *(
-            (field.name, _json_type(field), msgspec.field(name=name, default=msgspec.UNSET))
-            for name, field in wire.JSON_FIELDS.items()
-        ),
+        (field.name, _json_type(field), msgspec.field(name=name, default=msgspec.UNSET))
+        for name, field in wire.JSON_FIELDS.items()
     ],
     rename="camel",
     kw_only=True,
@@ -77,6 +77,11 @@ PolicyFields: type[msgspec.Struct] = msgspec.defstruct(
 )
 """The JSON body of a policy, only for OpenAPI and error messages; every field is optional."""
 PolicyFields.__doc__ = "The fields of a policy. Omitted fields are those of the built-in `default`."
+NewPolicy: type[msgspec.Struct] = msgspec.defstruct(
+    "NewPolicy", [("policy_id", PolicyName)], bases=(PolicyFields,), rename="camel", kw_only=True
+)
+"""The JSON body of a policy that is created with POST, only for OpenAPI and error messages."""
+NewPolicy.__doc__ = "A policy to create. Omitted fields are those of the built-in `default`."
 
 
 class VersionQuery(msgspec.Struct, rename="camel", frozen=True, forbid_unknown_fields=True):
@@ -92,7 +97,7 @@ class PolicyResource:
         self._context = context
 
     @Operation(
-        "POST", _PATH, "createPolicy", RetryPolicy, (200, 201), errors=(409,), body=PolicyFields
+        "POST", _PATH, "createPolicy", RetryPolicy, (200, 201), errors=(409,), body=NewPolicy
     )
     async def create(self, request: ApiRequest) -> ApiResponse:
         """Create a policy. A repeated request returns 200 if the fields are equal, else 409."""

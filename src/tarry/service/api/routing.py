@@ -67,9 +67,9 @@ class Operation(msgspec.Struct, frozen=True):
         """All error statuses except 401, which every operation that needs an API key can return."""
         statuses = {*self.errors}
         if self.body is not None:
-            statuses |= {400, 413, 415, 422, 503}
+            statuses |= {400, 413, 415, 422, 431, 503}
         elif self.query is not None:
-            statuses |= {400, 422, 503}
+            statuses |= {400, 422, 431, 503}
             if "{" in self.path:
                 statuses.add(404)
         return sorted(statuses)

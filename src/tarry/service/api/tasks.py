@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from tarry.core.verdict import Reason
 from tarry.errors import StoreUnavailable
 from tarry.service.api import problems, views
 from tarry.service.api.messages import (
     NoQuery,
-    PageCursor,
     PageLimit,
     PageQuery,
     decode_json,
@@ -52,7 +52,11 @@ _MAX_CANCEL_CHUNKS = 10
 _bulk_cancel_decoder = msgspec.json.Decoder(BulkCancelRequest)
 _REASONS = tuple(Reason)
 _MAX_EXPLAINED_ATTEMPTS = 100
-_ATTEMPT_CURSOR = re.compile(r"[0-9]{1,8}")
+_ATTEMPT_CURSOR_PATTERN = "^[0-9]{1,8}$"
+_match_attempt_cursor = re.compile(_ATTEMPT_CURSOR_PATTERN).fullmatch
+AttemptCursor: TypeAlias = Annotated[
+    str, Meta(max_length=1024, extra_json_schema={"pattern": _ATTEMPT_CURSOR_PATTERN})
+]
 
 
 class SearchQuery(
@@ -76,13 +80,19 @@ class SearchQuery(
 class PurgeQuery(SearchQuery, frozen=True):
     """Filter for the dead letters to purge, and the `nextCursor` of an earlier response."""
 
-    cursor: PageCursor | None = None
+    cursor: wire.TaskCursor | None = None
 
 
 class DeadLetterQuery(PurgeQuery, frozen=True):
     """Query parameters of a list of dead letters: filter and page."""
 
     limit: PageLimit = 100
+
+
+class TaskAttemptQuery(PageQuery, frozen=True):
+    """Query parameters of the attempts of one task."""
+
+    cursor: AttemptCursor | None = None
 
 
 class TaskQuery(DeadLetterQuery, frozen=True):
@@ -97,6 +107,7 @@ class TaskQuery(DeadLetterQuery, frozen=True):
 class AttemptQuery(PageQuery, frozen=True):
     """Query parameters of the attempts of many tasks: filter for the tasks, and page."""
 
+    cursor: wire.TaskCursor | None = None
     status: wire.StatusName | None = None
     policy_id: wire.PolicyName | None = None
     lane: wire.LaneName | None = None
@@ -244,13 +255,15 @@ class TaskResource:
                 break
         return json_response(200, result)
 
-    @Operation("GET", f"{_TASK_PATH}/attempts", "listAttempts", Page[AttemptLog], query=PageQuery)
+    @Operation(
+        "GET", f"{_TASK_PATH}/attempts", "listAttempts", Page[AttemptLog], query=TaskAttemptQuery
+    )
     async def list_attempts(self, request: ApiRequest) -> ApiResponse:
         """List the attempts of a task, oldest first."""
-        query = request.parse_query(PageQuery)
+        query = request.parse_query(TaskAttemptQuery)
         after_number = 0
         if query.cursor is not None:
-            if not _ATTEMPT_CURSOR.fullmatch(query.cursor):
+            if not _match_attempt_cursor(query.cursor):
                 raise problems.invalid("cursor", "must be a nextCursor of this list")
             after_number = min(int(query.cursor), MAX_ATTEMPT_NUMBER)
         task = await self._find(request)

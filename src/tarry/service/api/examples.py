@@ -1,0 +1,198 @@
+"""Examples of the JSON of requests and responses, for the OpenAPI document."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+from tarry.service.api.monitoring import HealthStatus
+from tarry.service.api.policies import NewPolicy, PolicyFields
+from tarry.wire import tasks as wire
+from tarry.wire.policies import SERVICE_PRESETS, policy_to_json
+
+_TASK_ID = "01a1dee8-4da6-777c-bd58-a99cd6e4fecb"
+_CREATED_AT = 1_794_741_128_614
+_LANE = "https:api.example.com:443"
+_TARGET_URL = "https://api.example.com/orders"
+_SECRET = f"whsec_{b64encode(b'an example, not a secret').decode()}"
+_REQUEST = {
+    "targetUrl": _TARGET_URL,
+    "body": {"order": 7},
+    "idempotencyKey": "order-7",
+    "policy": {"maxAttempts": 10, "totalBudgetMs": 3_600_000},
+    "callbackUrl": "https://shop.example.com/callbacks",
+}
+_TASK = {
+    "taskId": _TASK_ID,
+    "status": "PENDING",
+    "reason": None,
+    "idempotencyKey": "order-7",
+    "targetUrl": _TARGET_URL,
+    "method": "POST",
+    "headers": {"Content-Type": "application/json"},
+    "policyId": "default",
+    "policyVersion": None,
+    "policy": {"maxAttempts": 10, "totalBudgetMs": 3_600_000},
+    "lane": _LANE,
+    "attemptNumber": 1,
+    "nextAttemptAt": _CREATED_AT + 1_413,
+    "createdAt": _CREATED_AT,
+    "finishedAt": None,
+    "bodySize": 11,
+    "bodyRef": None,
+    "callbackUrl": "https://shop.example.com/callbacks",
+    "callbackPolicyId": None,
+    "cancelling": False,
+    "replays": 0,
+    "version": 2,
+    "lastStatus": None,
+    "lastError": None,
+    "lastAttemptAt": None,
+    "response": None,
+}
+_LISTED_TASK = {**_TASK, "lastStatus": 503, "lastAttemptAt": _CREATED_AT + 2}
+_ATTEMPT = {
+    "taskId": _TASK_ID,
+    "attemptNumber": 1,
+    "scheduledAt": _CREATED_AT,
+    "startedAt": _CREATED_AT + 2,
+    "durationMs": 41.5,
+    "dnsMs": 3.1,
+    "connectMs": 11.2,
+    "tlsMs": 18.4,
+    "firstByteMs": 8.6,
+    "remoteAddress": "192.0.2.10:443",
+    "responseStatus": 503,
+    "errorMessage": None,
+    "errorClass": None,
+    "outcome": "transient",
+    "decision": {
+        "action": "wait",
+        "reason": None,
+        "delayMs": 1_369.0,
+        "ceilingMs": 2_000.0,
+        "jitter": "full",
+        "hintMs": None,
+        "hintSource": None,
+        "policyVersion": None,
+        "budget": 9.0,
+        "breaker": "closed",
+    },
+    "responseExcerpt": "Service Unavailable",
+    "worker": "host-71-5f0e2a9c",
+    "responseTruncated": False,
+}
+_NEW_POLICY = {"policyId": "nightly", "initialDelayMs": 60_000, "totalBudgetMs": 28_800_000}
+_FILTER = {"lane": _LANE, "reason": "attempts"}
+_POLICY = {
+    **policy_to_json(SERVICE_PRESETS["default"]),
+    "policyId": "default",
+    "version": None,
+    "createdAt": None,
+}
+_REPLAY = {
+    "replayId": "01a1dee9-0c5e-7a34-9f0b-3f0c6b1d2e4a",
+    "status": "RUNNING",
+    "filter": {**_FILTER, "before": _CREATED_AT},
+    "rate": 10.0,
+    "matched": 240,
+    "replayed": 30,
+    "createdAt": _CREATED_AT,
+    "finishedAt": None,
+    "finished": {"SUCCEEDED": 28, "EXHAUSTED": 1},
+}
+_SIGNING_SECRET = {
+    "secretId": "01a1deea-5b1c-7d02-8c55-0e6f4a7b9d13",
+    "lane": _LANE,
+    "type": "HMAC",
+    "createdAt": _CREATED_AT,
+    "expiresAt": None,
+}
+_LIMITS = {"ratePerSecond": 50, "concurrency": 10, "breaker": {"openForMs": 60_000}}
+_DOWNSTREAM = {
+    "lane": _LANE,
+    "state": "ACTIVE",
+    "parkedUntil": None,
+    "consecutiveOpens": 0,
+    "pending": 12,
+    "inFlight": 3,
+    "dead": 1,
+    "lastClaimAt": _CREATED_AT,
+    "local": {
+        "breaker": "closed",
+        "budget": 9.5,
+        "running": 3,
+        "leased": 5,
+        "p50Ms": 38.0,
+        "p95Ms": 112.0,
+        "waitReason": None,
+        "ratePerSecond": 50.0,
+        "concurrencyLimit": 10,
+    },
+    "limits": _LIMITS,
+    "limitsSource": "API",
+}
+_EXPLANATION = {
+    "taskId": _TASK_ID,
+    "status": "PENDING",
+    "reason": None,
+    "text": "PENDING after 1 attempt.",
+    "steps": [
+        {
+            "attemptNumber": 1,
+            "text": "Attempt 1 got the status 503. Another attempt follows.",
+            "attempt": _ATTEMPT,
+        }
+    ],
+    "next": {"text": "Attempt 2 of 10 is due in 1.4 s.", "at": _CREATED_AT + 1_413},
+}
+_CALLBACK = {
+    "taskId": _TASK_ID,
+    "idempotencyKey": "order-7",
+    "targetUrl": _TARGET_URL,
+    "status": "SUCCEEDED",
+    "reason": None,
+    "attemptNumber": 2,
+    "responseStatus": 200,
+    "createdAt": _CREATED_AT,
+}
+
+
+def _page(item: dict[str, Any], next_cursor: str | None = None) -> dict[str, Any]:
+    return {"items": [item], "nextCursor": next_cursor}
+
+
+EXAMPLES: dict[str, Any] = {
+    str(json_type): example
+    for json_type, example in (
+        (wire.RetryTaskRequest, _REQUEST),
+        (wire.BatchRequest, {"tasks": [_REQUEST]}),
+        (wire.BulkCancelRequest, {"filter": {"urlPrefix": _TARGET_URL}, "dryRun": True}),
+        (wire.ReplayRequest, {"filter": _FILTER, "rate": 10}),
+        (NewPolicy, _NEW_POLICY),
+        (PolicyFields, {"initialDelayMs": 60_000, "totalBudgetMs": 28_800_000}),
+        (wire.RetryTask, _TASK),
+        (wire.BatchResults, {"results": [{"status": 201, "task": _TASK}]}),
+        (wire.Page[wire.RetryTask], _page(_LISTED_TASK, "34")),
+        (wire.Page[wire.AttemptLog], _page(_ATTEMPT)),
+        (wire.Explanation, _EXPLANATION),
+        (wire.RetryPolicy, _POLICY),
+        (wire.Page[wire.RetryPolicy], _page(_POLICY)),
+        (wire.ReplayJob, _REPLAY),
+        (wire.Page[wire.ReplayJob], _page(_REPLAY)),
+        (wire.PurgeResult, {"purged": 240, "more": False, "nextCursor": None}),
+        (
+            wire.BulkCancelResult,
+            {"matched": 240, "cancelled": 239, "running": 1, "nextCursor": None},
+        ),
+        (wire.DownstreamLimitsRequest, _LIMITS),
+        (wire.DownstreamInfo, _DOWNSTREAM),
+        (wire.Page[wire.DownstreamInfo], _page(_DOWNSTREAM)),
+        (wire.SigningSecretRequest, {"lane": _LANE, "expirePreviousMs": 3_600_000}),
+        (wire.SigningSecret, {**_SIGNING_SECRET, "secret": _SECRET}),
+        (wire.Page[wire.SigningSecret], _page(_SIGNING_SECRET)),
+        (wire.CallbackBody, _CALLBACK),
+        (HealthStatus, {"status": "ok"}),
+    )
+}
+"""Examples by the text of their type, as `build_openapi` uses it."""
