@@ -34,6 +34,22 @@ def new_lane() -> LaneState:
     return LaneState("tenant/http:a.example:80", build_downstream("a", max_in_flight=10))
 
 
+def test_lane_is_slow_from_its_first_slow_attempt() -> None:
+    """A lane whose attempts all take three seconds is slow after each of them."""
+    lane = new_lane()
+    for _ in range(5):
+        lane.record_duration(3000.0, timed_out=False)
+        assert lane.is_slow
+
+
+def test_lane_is_fast_if_few_attempts_are_slow() -> None:
+    """The mean of the durations decides, so one attempt of three seconds does not."""
+    lane = new_lane()
+    lane.record_duration(5.0, timed_out=False)
+    lane.record_duration(3000.0, timed_out=False)
+    assert not lane.is_slow
+
+
 def test_idle_healthy_lane_is_removed() -> None:
     """An unused lane is removed by the second `forget_idle`, and is created again when needed."""
     lanes = new_lanes("t/a", "t/b")

@@ -99,7 +99,7 @@ class LaneState:
     slow_count: int = 0  # attempts in flight in slow slots
     is_slow: bool = True
     """Whether attempts usually take longer than a second, or none has ended yet."""
-    _mean_duration_ms: float = 0.0
+    _mean_duration_ms: float | None = None
     is_in_rotation: bool = False  # whether the lane is in a rotation of `LeasedTasks`
     is_paused: bool = False  # whether an operator paused the lane through this process
     waits_until: int = 0
@@ -144,7 +144,8 @@ class LaneState:
 
     def record_duration(self, duration_ms: float, *, timed_out: bool) -> None:
         """Update `is_slow` after an attempt."""
-        self._mean_duration_ms += (duration_ms - self._mean_duration_ms) * _DURATION_WEIGHT
+        mean = duration_ms if self._mean_duration_ms is None else self._mean_duration_ms
+        self._mean_duration_ms = mean + (duration_ms - mean) * _DURATION_WEIGHT
         self.is_slow = timed_out or self._mean_duration_ms >= FAST_ATTEMPT_MS
 
     def reserve_retry_time(self, now: int) -> int:
