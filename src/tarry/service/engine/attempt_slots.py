@@ -5,12 +5,16 @@ attempt timeout if the target hangs. Without limits, the attempts of some hangin
 hold all slots. A lane is *fast* if its attempts usually end within a second, and *slow* otherwise
 or until its first attempt ends. Of the slots of a process,
 
-* slow attempts hold at most three fifths,
-* one tenant holds at most four fifths,
-* one tenant's slow attempts hold at most four times as many as are free for slow attempts.
+* attempts that started in slow lanes hold at most three fifths,
+* a tenant holds at most four times as many as are free,
+* a tenant's attempts that started in slow lanes hold at most four times as many as are left for
+  such attempts,
+* a lane with an attempt in flight holds at most as many as are left for its tenant.
 
-The last rule (a dynamic threshold) lets a single tenant use most of the slots, and still leaves a
-slot for a tenant that has none, however many tenants have hanging targets.
+These shares of what is free (dynamic thresholds) let a single tenant use most of the slots, and
+still leave slots for other tenants and lanes. Any target may begin to hang, so the shares of fast
+lanes are limited in the same way. Their attempts that hang do not count as slow: they may be more
+than three fifths, and then no new lane could start its first attempt until they end.
 """
 
 from __future__ import annotations
@@ -25,8 +29,7 @@ from tarry.service.engine.lanes import FAST_ATTEMPT_MS
 if TYPE_CHECKING:
     from tarry.service.engine.lanes import LaneState, TenantState
 
-_RESERVED_FRACTION = 5  # one fifth
-_SLOW_SLOTS_PER_FREE_SLOT = 4
+_TENANT_SLOTS_PER_FREE_SLOT = 4
 
 
 class Admission(Enum):
@@ -42,7 +45,7 @@ class Slot:
     """The slot of one attempt in flight."""
 
     lane: LaneState
-    is_slow: bool
+    is_slow: bool  # whether the lane was slow when the attempt started
     is_held: bool = True
 
 
@@ -50,10 +53,8 @@ class AttemptSlots:
     """Counts the attempts in flight of a process, and limits them to `limit`."""
 
     def __init__(self, limit: int) -> None:
-        reserved = limit // _RESERVED_FRACTION
         self._limit = limit
-        self._max_per_tenant = limit - reserved
-        self._max_slow = limit - 2 * reserved
+        self._max_slow = limit - 2 * (limit // 5)
         self.running_count: int = 0
         self._slow_count = 0
         self._fast_slots: deque[tuple[int, Slot]] = deque()
@@ -72,18 +73,17 @@ class AttemptSlots:
     def check(self, lane: LaneState) -> Admission:
         """Return whether a lane may start an attempt; the caller has checked `is_full`."""
         tenant = lane.tenant
-        if tenant.running_count >= self._max_per_tenant:
+        share = _TENANT_SLOTS_PER_FREE_SLOT * (self._limit - self.running_count)
+        left = share - tenant.running_count
+        if lane.is_slow:
+            share = _TENANT_SLOTS_PER_FREE_SLOT * (self._max_slow - self._slow_count)
+            left = min(left, share - tenant.slow_count)
+        if left <= 0:
             return Admission.TENANT_HAS_ITS_SHARE
-        if not lane.is_slow:
-            return Admission.ADMITTED
-        tenant_share = _SLOW_SLOTS_PER_FREE_SLOT * (self._max_slow - self._slow_count)
-        if tenant.slow_count >= tenant_share:
-            return Admission.TENANT_HAS_ITS_SHARE
-        # A lane without attempts in flight is always admitted. The others get shares of what is
-        # left for the tenant, so that the slots last for many lanes.
-        if 0 < lane.slow_count >= tenant_share - tenant.slow_count:
-            return Admission.LANE_HAS_ITS_SHARE
-        return Admission.ADMITTED
+        # A lane without attempts in flight is admitted as long as the tenant is.
+        return (
+            Admission.LANE_HAS_ITS_SHARE if 0 < lane.running_count >= left else Admission.ADMITTED
+        )
 
     def acquire(self, lane: LaneState, now_ms: int) -> Slot:
         """Return a slot for an attempt that starts now."""
@@ -92,7 +92,8 @@ class AttemptSlots:
         lane.running_count += 1
         lane.tenant.running_count += 1
         if slot.is_slow:
-            self._count_slow(lane, 1)
+            self._slow_count += 1
+            lane.tenant.slow_count += 1
         else:
             self._fast_slots.append((now_ms, slot))
         return slot
@@ -105,21 +106,16 @@ class AttemptSlots:
         lane.running_count -= 1
         lane.tenant.running_count -= 1
         if slot.is_slow:
-            self._count_slow(lane, -1)
+            self._slow_count -= 1
+            lane.tenant.slow_count -= 1
 
     def mark_slow_attempts(self, now_ms: int) -> None:
-        """Count the fast attempts that are still in flight after a second as slow."""
+        """Mark the lanes of fast attempts that are still in flight after a second as slow."""
         slots = self._fast_slots
         while slots and (slots[0][0] <= now_ms - FAST_ATTEMPT_MS or not slots[0][1].is_held):
             _, slot = slots.popleft()
             if slot.is_held:
-                slot.is_slow = slot.lane.is_slow = True
-                self._count_slow(slot.lane, 1)
-
-    def _count_slow(self, lane: LaneState, change: int) -> None:
-        self._slow_count += change
-        lane.slow_count += change
-        lane.tenant.slow_count += change
+                slot.lane.is_slow = True
 
 
 class LaneRotation:

@@ -76,7 +76,7 @@ class TenantState:
     """The attempts of one tenant in flight in this process, see `AttemptSlots`, and its leases."""
 
     running_count: int = 0
-    slow_count: int = 0
+    slow_count: int = 0  # attempts that started while their lane was slow
     leased_count: int = 0
 
 
@@ -96,7 +96,6 @@ class LaneState:
     """Due tasks that were not attempted yet, in the order in which they became due."""
     leased_count: int = 0  # tasks of the lane that are leased to this process
     running_count: int = 0  # attempts in flight
-    slow_count: int = 0  # attempts in flight in slow slots
     is_slow: bool = True
     """Whether attempts usually take longer than a second, or none has ended yet."""
     _mean_duration_ms: float | None = None

@@ -285,7 +285,7 @@ class Worker:
         self._slow_attempt_timer = loop.call_later(FAST_ATTEMPT_MS / 1000, self._mark_slow_attempts)
 
     def _mark_slow_attempts(self) -> None:
-        """Count attempts that have not ended within a second as slow."""
+        """Mark lanes as slow whose attempts have not ended within a second."""
         self._slow_attempt_timer = None
         self._slots.mark_slow_attempts(self._context.clock.now_ms())
         if self._slots.has_fast_slots and not self._is_stopping:
