@@ -14,6 +14,8 @@ from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.engine.attempt_slots import Admission, AttemptSlots, LaneRotation, Slot
 from tarry.service.engine.context import EngineLimits
 from tarry.service.engine.lanes import Lanes, LaneState, build_downstream
+from tarry.service.engine.leased_tasks import LeasedTasks
+from tarry.service.model import Task
 from tests.service.engine.harness import OK, EngineHarness, FakeTarget, run
 
 HUNG = DeliveryResult(fault=Fault.TIMEOUT, error="No response within 30 s", duration_ms=30_000.0)
@@ -79,9 +81,9 @@ def test_lane_is_slow_after_an_attempt_of_a_second() -> None:
     ended, hanging = slots.acquire(lane, 0), slots.acquire(lane, 0)
     slots.release(ended)
 
-    slots.mark_slow_attempts(999)
+    slots.mark_slow_lanes(999)
     assert not lane.is_slow
-    slots.mark_slow_attempts(1000)
+    slots.mark_slow_lanes(1000)
     assert lane.is_slow
 
     slots.release(hanging)
@@ -107,7 +109,7 @@ def test_lanes_that_begin_to_hang_leave_slots_for_others() -> None:
     lanes, slots = new_lanes(), AttemptSlots(100)
     busy = [new_fast_lane(lanes, f"a/http:host-{number}:80") for number in range(4)]
     held = fill(LaneRotation(slots), slots, busy)
-    slots.mark_slow_attempts(1000)
+    slots.mark_slow_lanes(1000)
 
     assert 70 <= len(held) < 80
     assert [] == fill(LaneRotation(slots), slots, busy)
@@ -147,7 +149,7 @@ def test_limits_are_never_exceeded(limit: int, steps: list[tuple[str, int, str]]
         if event == "become fast":
             lane.record_duration(5.0, timed_out=False)
         elif event == "become slow":
-            slots.mark_slow_attempts(1000)
+            slots.mark_slow_lanes(1000)
         elif event == "end" and held:
             slots.release(held.pop(number % len(held)))
         elif not slots.is_full:
@@ -259,6 +261,29 @@ def test_tenants_with_many_hanging_hosts_leave_leases_for_others(tenant_count: i
         await harness.engine.stop(60)
 
     run(main)
+
+
+def test_lane_that_becomes_slow_in_the_rotation_does_not_delay_fast_lanes() -> None:
+    """A fast lane has its turn although a lane before it in the rotation has become slow."""
+    lanes, slots = new_lanes(), AttemptSlots(100)
+    leased = LeasedTasks(lanes, slots, lambda: 1000, max_leased=1000, on_due=lambda: None)
+    fill(LaneRotation(slots), slots, [lanes[f"a/http:host-{number}:80"] for number in range(100)])
+    hanging, fast = (new_fast_lane(lanes, f"a/http:{name}:80") for name in ("hanging", "fast"))
+    slots.acquire(hanging, 0)
+    leased.add([new_task(lane.name) for lane in (hanging, fast)])
+
+    for lane in slots.mark_slow_lanes(1000):
+        leased.add_to_rotation(lane)
+
+    due = leased.pop_next_due()
+    assert due is not None
+    assert due.lane is fast
+    assert leased.pop_next_due() is None
+
+
+def new_task(lane: str) -> Task:
+    """Return a task that is due."""
+    return Task(id=lane, tenant="a", lane=lane, key="", fingerprint=b"", packed_content=b"")
 
 
 def hang_except(host: str) -> Callable[[DeliveryRequest], Awaitable[DeliveryResult]]:

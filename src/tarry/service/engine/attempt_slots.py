@@ -67,7 +67,7 @@ class AttemptSlots:
 
     @property
     def has_fast_slots(self) -> bool:
-        """Whether `mark_slow_attempts` may find attempts later."""
+        """Whether `mark_slow_lanes` may find attempts later."""
         return bool(self._fast_slots)
 
     def check(self, lane: LaneState) -> Admission:
@@ -109,13 +109,16 @@ class AttemptSlots:
             self._slow_count -= 1
             lane.tenant.slow_count -= 1
 
-    def mark_slow_attempts(self, now_ms: int) -> None:
-        """Mark the lanes of fast attempts that are still in flight after a second as slow."""
+    def mark_slow_lanes(self, now_ms: int) -> list[LaneState]:
+        """Mark the lanes of fast attempts that are in flight for a second as slow; return them."""
         slots = self._fast_slots
+        marked: list[LaneState] = []
         while slots and (slots[0][0] <= now_ms - FAST_ATTEMPT_MS or not slots[0][1].is_held):
             _, slot = slots.popleft()
             if slot.is_held:
                 slot.lane.is_slow = True
+                marked.append(slot.lane)
+        return marked
 
 
 class LaneRotation:
@@ -137,8 +140,8 @@ class LaneRotation:
         return bool(self._turns)
 
     def append(self, lane: LaneState) -> None:
-        """Add a lane behind the other lanes of its tenant."""
-        lane.is_in_rotation = True
+        """Add a lane behind the other lanes of its tenant; it leaves the rotation it was in."""
+        lane.rotation = self
         lanes = self._lanes.get(lane.tenant)
         if lanes is None:
             self._lanes[lane.tenant] = deque((lane,))
@@ -152,19 +155,22 @@ class LaneRotation:
         while turns:
             tenant = turns.popleft()
             lanes = self._lanes[tenant]
-            admission = self._slots.check(lanes[0])
-            if admission is Admission.TENANT_HAS_ITS_SHARE:
-                self._waiting_tenants.append(tenant)
-                continue
-            lane = lanes.popleft()
-            lane.is_in_rotation = False
+            lane = lanes[0]
+            admission = None  # if another rotation has the lane: it became fast or slow
+            if lane.rotation is self:
+                admission = self._slots.check(lane)
+                if admission is Admission.TENANT_HAS_ITS_SHARE:
+                    self._waiting_tenants.append(tenant)
+                    continue
+                lane.rotation = None
+            lanes.popleft()
             if lanes:
                 turns.append(tenant)
             else:
                 del self._lanes[tenant]
             if admission is Admission.ADMITTED:
                 return lane
-            # The lane returns when one of its attempts ends.
+            # A lane that has its share returns when one of its attempts ends.
         return None
 
     def readmit_tenant(self) -> None:

@@ -99,7 +99,7 @@ class LaneState:
     is_slow: bool = True
     """Whether attempts usually take longer than a second, or none has ended yet."""
     _mean_duration_ms: float | None = None
-    is_in_rotation: bool = False  # whether the lane is in a rotation of `LeasedTasks`
+    rotation: object | None = None  # the `LaneRotation` in which the lane waits for its turn
     is_paused: bool = False  # whether an operator paused the lane through this process
     waits_until: int = 0
     """No attempt starts before this time, because the last one could not be made (`pause_s`)."""

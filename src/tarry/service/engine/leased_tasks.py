@@ -151,9 +151,15 @@ class LeasedTasks(dict[str, LeasedTask]):
         leased_task.lane.due_queue(leased_task.task).appendleft(leased_task)
 
     def add_to_rotation(self, lane: LaneState) -> None:
-        """Add a lane to the end of the rotation, if it has due tasks and is not in the rotation."""
-        if (lane.due_first_attempts or lane.due_retries) and not lane.is_in_rotation:
-            (self._slow_lanes if lane.is_slow else self._fast_lanes).append(lane)
+        """Add a lane with due tasks to the end of its rotation, unless it is there already.
+
+        A lane that has become fast or slow is removed from the other rotation. There it would wait
+        behind slow lanes that are not admitted, or keep fast lanes waiting.
+        """
+        if lane.due_first_attempts or lane.due_retries:
+            rotation = self._slow_lanes if lane.is_slow else self._fast_lanes
+            if lane.rotation is not rotation:
+                rotation.append(lane)
 
     def stop_timer(self) -> None:
         """Cancel the timer, so that no more tasks become due."""
@@ -175,8 +181,7 @@ class LeasedTasks(dict[str, LeasedTask]):
     def _queue_in_lane(self, leased_task: LeasedTask) -> None:
         lane = leased_task.lane
         lane.due_queue(leased_task.task).append(leased_task)
-        if not lane.is_in_rotation:
-            (self._slow_lanes if lane.is_slow else self._fast_lanes).append(lane)
+        self.add_to_rotation(lane)
 
     def _arm_timer(self) -> None:
         while self._heap and self._heap[0][2].is_dropped:

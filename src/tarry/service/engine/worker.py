@@ -282,12 +282,13 @@ class Worker:
 
     def _set_slow_attempt_timer(self) -> None:
         loop = asyncio.get_running_loop()
-        self._slow_attempt_timer = loop.call_later(FAST_ATTEMPT_MS / 1000, self._mark_slow_attempts)
+        self._slow_attempt_timer = loop.call_later(FAST_ATTEMPT_MS / 1000, self._mark_slow_lanes)
 
-    def _mark_slow_attempts(self) -> None:
+    def _mark_slow_lanes(self) -> None:
         """Mark lanes as slow whose attempts have not ended within a second."""
         self._slow_attempt_timer = None
-        self._slots.mark_slow_attempts(self._context.clock.now_ms())
+        for lane in self._slots.mark_slow_lanes(self._context.clock.now_ms()):
+            self.leased_tasks.add_to_rotation(lane)
         if self._slots.has_fast_slots and not self._is_stopping:
             self._set_slow_attempt_timer()
 
