@@ -390,7 +390,7 @@ def test_a_cancelled_probe_frees_its_slot() -> None:
 
 
 def test_a_lost_probe_frees_its_slot() -> None:
-    """A probe that has no result after one open period frees its slot."""
+    """A probe that has no result after one open period leaves its slot to another probe."""
     breaker = open_breaker(probes=1)
     breaker.admit(30.0)
     assert [False, True] == [breaker.would_admit(now) for now in (59.999, 60.0)]
@@ -423,6 +423,24 @@ def test_result_of_a_lost_probe_frees_no_slot() -> None:
     assert breaker.would_admit(60.0)
     breaker.record(lost[0], failed=False, duration=30.0, now=60.0, random_number=0.0)
     assert [True, True, False] == [breaker.admit(60.0) is not None for _ in range(3)]
+
+
+@pytest.mark.parametrize(("failed", "expected"), [(False, CLOSED), (True, OPEN)])
+def test_results_of_probes_that_take_longer_than_the_open_time_count(
+    failed: bool, expected: BreakerState
+) -> None:
+    """Probes of two seconds close or re-open a breaker that opens for half a second."""
+    breaker = open_breaker(open_for=0.5, probes=3, close_after=1)
+    started = {}
+    for number in range(4):
+        now = 1.0 + 0.7 * number
+        started[now] = admit_call(breaker, now)
+    for now, permit in list(started.items())[:3]:
+        assert breaker.state is HALF_OPEN
+        breaker.record(permit, failed=failed, duration=2.0, now=now + 2.0, random_number=0.0)
+        if not failed:
+            break
+    assert expected is breaker.state
 
 
 def test_retry_after_while_probes_run() -> None:

@@ -69,8 +69,8 @@ class BreakerModel:
         self.openings += 1
         self.change_state("open")
 
-    def drop_lost_probes(self, now: float) -> None:
-        """Drop probes that have run for OPEN_FOR or longer."""
+    def drop_hung_probes(self, now: float) -> None:
+        """Stop counting probes that have run for OPEN_FOR or longer as running."""
         self.probes = {n: start for n, start in self.probes.items() if now - start < OPEN_FOR}
 
     def admits(self, now: float) -> bool:
@@ -99,7 +99,7 @@ class BreakerModel:
         if call.generation != self.generation or self.state == "disabled":
             return
         if self.state == "half-open":
-            del self.probes[call.number]
+            self.probes.pop(call.number, None)
             if failed or slow:
                 self.open(now, random_number)
                 return
@@ -167,15 +167,9 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.25, 0.5, 1.0, 5.0, 9.75, 10.0, 29.75, 30.0, 1_000.0]))
     def advance_clock(self, seconds: float) -> None:
-        """Advance the clock; probes that are lost by then never get a result."""
+        """Advance the clock; more probes are admitted in place of those that hang by then."""
         self.now += seconds
-        self.model.drop_lost_probes(self.now)
-        if self.model.state == "half-open":
-            self.admitted = [
-                call
-                for call in self.admitted
-                if call.generation != self.model.generation or call.number in self.model.probes
-            ]
+        self.model.drop_hung_probes(self.now)
 
     @precondition(lambda self: self.model.state == "open" and self.model.until > self.now)
     @rule(early=st.sampled_from([0.0, 0.25]))
@@ -264,10 +258,9 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @invariant()
     def probes_are_limited(self) -> None:
-        """While half-open, no more calls run than probes are allowed."""
+        """While half-open, no more calls run than probes are allowed, except calls that hang."""
         if self.model.state == "half-open":
-            probes = [call for call in self.admitted if call.generation == self.model.generation]
-            assert len(probes) <= self.model.limit
+            assert len(self.model.probes) <= self.model.limit
 
 
 def test_breaker_agrees_with_the_model() -> None:

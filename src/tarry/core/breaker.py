@@ -186,7 +186,8 @@ class Breaker:
         """
         is_slow = self._slow_after is not None and duration > self._slow_after
         if self.state is _HALF_OPEN:
-            if self._running_probes.pop(permit, None) is not None:
+            if permit > self.generation:  # a probe of this generation, perhaps one that hung
+                self._running_probes.pop(permit, None)
                 self._record_probe(now, random_number, is_success=not failed and not is_slow)
             return
         if permit != self.generation or self.state is _DISABLED:
@@ -259,8 +260,9 @@ class Breaker:
     def _count_running_probes(self, now: float) -> int:
         """Return the number of probes without a result.
 
-        A probe that started at least `open_for` seconds ago is ignored, so that a call that hangs
-        cannot keep the breaker half-open for ever.
+        A probe that started at least `open_for` seconds ago is not counted, so that a call that
+        hangs cannot keep the breaker half-open for ever. Its result still counts: otherwise, no
+        result would ever count if all calls take longer than `open_for`.
         """
         return sum(started > now - self._open_for for started in self._running_probes.values())
 
