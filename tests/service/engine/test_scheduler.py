@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
+from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.model import Status
@@ -216,6 +217,35 @@ def test_task_added_during_the_release_of_unknown_leases_keeps_its_lease() -> No
         assert 2 == len(target.requests)
         finished = await harness.get_task(task)
         assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_breaker_of_a_lane_that_another_process_unparks_is_closed() -> None:
+    """A process that has probed a lane starts other tasks once another process unparks it."""
+
+    async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
+        await asyncio.sleep(20)
+        return OK
+
+    async def main() -> None:
+        target = FakeTarget(respond_slowly)
+        harness = EngineHarness(target)
+        store = harness.store
+        await store.add([harness.new_task() for _ in range(20)])
+        lane = "default/http:a.example:80"
+        # The other process: it parks the lane, and later one of its probes succeeds.
+        await store.park(lane, await store.ping(), probes=3, consecutive_opens=1)
+        await harness.engine.start()
+        await asyncio.sleep(5)
+        assert 3 == len(target.requests)
+        assert BreakerState.HALF_OPEN is harness.lanes[lane].breaker.state
+        await store.unpark(lane)
+        await asyncio.sleep(5)
+
+        assert BreakerState.CLOSED is harness.lanes[lane].breaker.state
+        assert len(target.requests) > 3
         await harness.engine.stop(1)
 
     run(main)

@@ -165,7 +165,9 @@ class Scheduler:
         elif consecutive_opens is not None:
             if breaker.state is BreakerState.CLOSED or not breaker.would_admit(now_s):
                 breaker.half_open(consecutive_opens)
-        elif was_parked:  # another worker has unparked the lane, or an operator has resumed it
+        elif was_parked or state_before is BreakerState.HALF_OPEN:
+            # Another worker has unparked the lane, or an operator has resumed it. The worker that
+            # parked the lane may be a third one.
             self._context.lanes.parked.discard(name)
             lane.downstream.on_recovery(now_s)
         self._context.reporter.report_transition(state_before, breaker.state)
