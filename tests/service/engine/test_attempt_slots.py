@@ -99,9 +99,46 @@ def test_tenant_that_had_its_share_is_readmitted() -> None:
 
     slots.release(held[0])
     rotation.append(held[0].lane)
-    rotation.readmit_tenant()
+    rotation.readmit()
 
     assert rotation.pop() is not None
+
+
+def test_tenants_are_readmitted_until_one_starts_an_attempt() -> None:
+    """A readmitted tenant that starts no attempt does not keep other tenants waiting."""
+    lanes, slots = new_lanes(), AttemptSlots(50)
+    rotation = LaneRotation(slots)
+    tenants = "abcdefgh"
+    names = [f"{tenant}/http:host-{number}:80" for tenant in tenants for number in range(20)]
+    held = fill(rotation, slots, [lanes[name] for name in names])
+    assert rotation.pop() is None
+
+    for slot in held:
+        slots.release(slot)
+    rotation.readmit()
+    popped = set[str]()
+    while (lane := rotation.pop()) is not None:  # no lane starts an attempt
+        popped.add(lane.name[0])
+
+    assert set(tenants) == popped
+
+
+def test_lane_that_had_its_share_is_readmitted() -> None:
+    """A lane with a hanging attempt starts others when attempts of other lanes end."""
+    lanes, slots = new_lanes(), AttemptSlots(11)
+    rotation = LaneRotation(slots)
+    first, second = (new_fast_lane(lanes, f"a/http:{name}:80") for name in "xy")
+    for _ in range(4):
+        slots.acquire(first, 0)
+    others = [slots.acquire(second, 0) for _ in range(4)]
+    rotation.append(first)
+    assert rotation.pop() is None
+    for slot in others:
+        slots.release(slot)
+
+    assert rotation.readmit() is first
+    rotation.append(first)
+    assert rotation.pop() is first
 
 
 def test_lanes_that_begin_to_hang_leave_slots_for_others() -> None:

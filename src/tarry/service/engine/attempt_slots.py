@@ -19,7 +19,7 @@ than three fifths, and then no new lane could start its first attempt until they
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -38,6 +38,7 @@ class Admission(Enum):
     ADMITTED = 0
     LANE_HAS_ITS_SHARE = 1
     TENANT_HAS_ITS_SHARE = 2
+    NO_SLOT_IS_FREE = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +77,8 @@ class AttemptSlots:
         share = _TENANT_SLOTS_PER_FREE_SLOT * (self._limit - self.running_count)
         left = share - tenant.running_count
         if lane.is_slow:
+            if self._slow_count >= self._max_slow:
+                return Admission.NO_SLOT_IS_FREE
             share = _TENANT_SLOTS_PER_FREE_SLOT * (self._max_slow - self._slow_count)
             left = min(left, share - tenant.slow_count)
         if left <= 0:
@@ -124,8 +127,8 @@ class AttemptSlots:
 class LaneRotation:
     """Lanes with due tasks, served round robin: the tenants in turn, and the lanes of each in turn.
 
-    A tenant that has its share of the slots waits in `_waiting_tenants` with all its lanes. Each
-    call of `readmit_tenant`, after an attempt has ended, lets one of these tenants try again.
+    A tenant that has its share of the slots waits in `_waiting_tenants` with all its lanes, and a
+    lane that has its share in `_waiting_lanes`. Both try again after an attempt has ended.
     """
 
     def __init__(self, slots: AttemptSlots) -> None:
@@ -133,6 +136,7 @@ class LaneRotation:
         self._lanes: dict[TenantState, deque[LaneState]] = {}
         self._turns: deque[TenantState] = deque()
         self._waiting_tenants: deque[TenantState] = deque()
+        self._waiting_lanes: OrderedDict[LaneState, None] = OrderedDict()
 
     @property
     def has_turns(self) -> bool:
@@ -159,6 +163,9 @@ class LaneRotation:
             admission = None  # if another rotation has the lane: it became fast or slow
             if lane.rotation is self:
                 admission = self._slots.check(lane)
+                if admission is Admission.NO_SLOT_IS_FREE:
+                    turns.appendleft(tenant)
+                    return None
                 if admission is Admission.TENANT_HAS_ITS_SHARE:
                     self._waiting_tenants.append(tenant)
                     continue
@@ -170,10 +177,18 @@ class LaneRotation:
                 del self._lanes[tenant]
             if admission is Admission.ADMITTED:
                 return lane
-            # A lane that has its share returns when one of its attempts ends.
+            if admission is Admission.LANE_HAS_ITS_SHARE:
+                self._waiting_lanes[lane] = None
         return None
 
-    def readmit_tenant(self) -> None:
-        """Give the tenant that has waited longest another turn."""
+    def readmit(self) -> LaneState | None:
+        """Give all waiting tenants another turn; return the lane that has waited longest, or None.
+
+        The caller appends the lane again, if it still has due tasks. All tenants are readmitted,
+        because the tasks of some may start no attempt. They are few: a tenant waits only while it
+        holds four or more slots.
+        """
         if self._waiting_tenants:
-            self._turns.append(self._waiting_tenants.popleft())
+            self._turns.extend(self._waiting_tenants)
+            self._waiting_tenants.clear()
+        return self._waiting_lanes.popitem(last=False)[0] if self._waiting_lanes else None

@@ -141,9 +141,11 @@ class LeasedTasks(dict[str, LeasedTask]):
         return self._fast_lanes.has_turns or self._slow_lanes.has_turns
 
     def on_slot_released(self) -> None:
-        """Let tenants that had their share of the slots try again."""
-        self._fast_lanes.readmit_tenant()
-        self._slow_lanes.readmit_tenant()
+        """Let tenants and lanes that had their share of the slots try again."""
+        for rotation in (self._fast_lanes, self._slow_lanes):
+            lane = rotation.readmit()
+            if lane is not None:
+                self.add_to_rotation(lane)
 
     def return_to_front(self, leased_task: LeasedTask) -> None:
         """Put a task that `pop_next_due` returned back at the front of its lane's queue."""
