@@ -455,7 +455,7 @@ class Store(Protocol):
     async def set_limits(
         self, lane: str, limits: DownstreamLimits | None, *, max_lanes: int
     ) -> bool:
-        """Set the limits of a lane, which is created if it is missing; None removes the limits.
+        """Set the limits of a lane, which is created if needed; None removes its limits.
 
         Return False, and change nothing, if `max_lanes` other lanes of the tenant have limits.
         """
@@ -693,12 +693,11 @@ class Store(Protocol):
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Remove up to `limit` finished tasks after their retention time, with their attempt logs.
 
-        Signing secrets that have expired are removed, too.
-
         `list_orphaned_bodies` then returns their bodies. While a replay of a tenant runs, the
         tenant's dead letters stay, because the replay has counted them. Replays that have ended are
-        removed after the retention time of dead letters. Empty lanes that are neither parked nor
-        paused may be removed too.
+        removed after the retention time of dead letters, and signing secrets when they have
+        expired. Lanes without tasks are removed, but not their signing secrets. A lane stays while
+        it is paused or parked, or has limits that an operator has set.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tarry.service.store import Retention
 from tests.service.api.harness import NOW, ApiHarness, run_with_api
 
 LANE = "https:example.com:443"
@@ -91,6 +92,30 @@ def test_downstream_can_be_paused_before_its_first_task() -> None:
         await api.create()
         downstream = (await api.request("GET", f"/downstreams/{LANE}")).json
         assert ("PAUSED", 1) == (downstream["state"], downstream["pending"])
+
+    run_with_api(test)
+
+
+def test_a_lane_may_be_removed_when_it_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The response has the state of an empty lane if a sweep removes the lane meanwhile."""
+
+    async def test(api: ApiHarness) -> None:
+        resume = api.engine.resume
+
+        async def resume_and_sweep(lane: str) -> None:
+            await resume(lane)
+            await api.store.sweep(Retention(0, 0), 10)
+            assert await api.store.get_lane(lane) is None
+
+        monkeypatch.setattr(api.engine, "resume", resume_and_sweep)
+        await api.request("POST", f"/downstreams/{LANE}/pause")
+        resumed = await api.request("POST", f"/downstreams/{LANE}/resume")
+        assert (200, LANE, "ACTIVE") == (
+            resumed.status,
+            resumed.json["lane"],
+            resumed.json["state"],
+        )
+        assert 404 == (await api.request("GET", f"/downstreams/{LANE}")).status
 
     run_with_api(test)
 

@@ -12,6 +12,7 @@ from tarry.service.api.routing import Operation
 from tarry.service.api.views import downstream_view, stored_lane_name
 from tarry.service.delivery.targets import parse_lane_name
 from tarry.service.engine.limits import MAX_CONFIGURED_LANES
+from tarry.service.model import LaneRecord
 from tarry.wire.tasks import DownstreamInfo, DownstreamLimitsRequest, Page
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, ApiResponse
-    from tarry.service.model import LaneRecord
 
 
 _limits_decoder = msgspec.json.Decoder(DownstreamLimitsRequest)
@@ -61,7 +61,7 @@ class DownstreamResource:
                 f"{MAX_CONFIGURED_LANES} downstreams of the tenant have limits. "
                 "Remove limits that are not needed: PUT /downstreams/LANE with the body {}."
             )
-        return await self._get(name)
+        return await self._get_changed(name)
 
     @Operation("POST", "/downstreams/{lane}/pause", "pauseDownstream", DownstreamInfo)
     async def pause(self, request: ApiRequest) -> ApiResponse:
@@ -69,7 +69,7 @@ class DownstreamResource:
         request.parse_query(NoQuery)
         name = _parse_lane_name(request)
         await self._context.engine.pause(name)
-        return await self._get(name)
+        return await self._get_changed(name)
 
     @Operation("POST", "/downstreams/{lane}/resume", "resumeDownstream", DownstreamInfo)
     async def resume(self, request: ApiRequest) -> ApiResponse:
@@ -85,7 +85,8 @@ class DownstreamResource:
     async def get(self, request: ApiRequest) -> ApiResponse:
         """Get a downstream."""
         request.parse_query(NoQuery)
-        return await self._get(stored_lane_name(request.tenant, request.path_parameter("lane")))
+        name = stored_lane_name(request.tenant, request.path_parameter("lane"))
+        return json_response(200, self._view(await self._find(name)))
 
     async def _change(
         self, request: ApiRequest, change: Callable[[str], Awaitable[None]]
@@ -94,16 +95,19 @@ class DownstreamResource:
         name = stored_lane_name(request.tenant, request.path_parameter("lane"))
         await self._find(name)
         await change(name)
-        return await self._get(name)
-
-    async def _get(self, name: str) -> ApiResponse:
-        return json_response(200, self._view(await self._find(name)))
+        return await self._get_changed(name)
 
     async def _find(self, name: str) -> LaneRecord:
         lane = await self._context.store.get_lane(name)
         if lane is None:
             raise problems.no_such("downstream")
         return lane
+
+    async def _get_changed(self, name: str) -> ApiResponse:
+        # A lane without tasks may have been removed since it was resumed or its limits were.
+        lane = await self._context.store.get_lane(name)
+        tenant = name.partition("/")[0]
+        return json_response(200, self._view(lane or LaneRecord(name=name, tenant=tenant)))
 
     def _view(self, lane: LaneRecord) -> DownstreamInfo:
         engine = self._context.engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tarry.service.model import Status
-from tarry.service.store import AddStatus, FinishStatus, NewTask, TaskFilter
+from tarry.service.store import AddStatus, FinishStatus, NewTask, Retention, TaskFilter
 from tests.service.stores.harness import (
     HORIZON_MS,
     LANE,
@@ -239,6 +239,22 @@ async def a_quota_limits_unfinished_tasks_per_tenant(harness: StoreHarness) -> N
     assert task_id(3) == results[2].task.id
     assert await harness.store.get_task("acme", task_id(3)) is None
     assert {Status.PENDING: 2} == await harness.counts("acme")
+
+
+@conformance_case
+async def removed_lanes_free_the_quota(harness: StoreHarness) -> None:
+    """A lane that was removed by a sweep is not counted; a paused lane is."""
+    await harness.add(task(1), task(2, "b"))
+    await harness.store.pause("acme/https:c.example:443")
+    for number in (1, 2):
+        await harness.store.cancel("acme", task_id(number))
+    assert AddStatus.TOO_MANY_LANES is (await harness.add(task(3, "d"), lane_quota=3))[0].status
+    await harness.store.sweep(Retention(0, 0), 10)
+
+    results = await harness.add(task(3, "d"), task(4, "e"), task(5, "f"), lane_quota=3)
+
+    added = [AddStatus.ADDED, AddStatus.ADDED, AddStatus.TOO_MANY_LANES]
+    assert added == [result.status for result in results]
 
 
 @conformance_case

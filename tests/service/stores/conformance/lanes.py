@@ -476,6 +476,8 @@ async def limits_that_operators_set_are_returned_when_they_change(harness: Store
     assert ("beta", 0) == (lane.tenant, lane.pending)
 
     assert await store.set_limits(BETA, None, max_lanes=0)
+    assert await store.set_limits("acme/https:unknown:443", None, max_lanes=0)
+    assert await store.get_lane("acme/https:unknown:443") is None
     changed = await store.load_limits(loaded)
     assert changed is not None
     assert {LANE: second} == changed.by_lane

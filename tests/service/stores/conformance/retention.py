@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from tarry.service.model import ReplayRecord, Status
+from tarry.service.model import ReplayRecord, SigningSecretRecord, Status
 from tarry.service.store import AddStatus, Retention, TaskFilter
+from tarry.wire.tasks import DownstreamLimits
 from tests.service.stores.harness import (
     DAY_MS,
     HOUR_MS,
+    LANE,
     MINUTE_MS,
     START_MS,
     StoreHarness,
@@ -256,6 +258,62 @@ async def dead_letters_are_swept_while_a_replay_waits(harness: StoreHarness) -> 
     assert 1 == await sweep_all(harness, 10)
 
     assert await harness.store.get_replay("acme", task_id(7)) is not None
+
+
+@conformance_case
+async def lanes_without_tasks_are_swept(harness: StoreHarness) -> None:
+    """A lane is removed with its last task, unless it is paused or parked, or has limits."""
+    lanes = {host: f"acme/https:{host}.example:443" for host in "abcdef"}
+    assert await harness.store.set_limits(lanes["f"], DownstreamLimits(concurrency=1), max_lanes=9)
+    for number, host in enumerate("abcd"):
+        leased = await harness.lease_new_task(number, host=host)
+        await harness.store.finish([success_result(leased)])
+    await harness.add_dead_letter(8, host="e")
+    await harness.store.pause(lanes["b"])
+    parked_until = START_MS + 2 * HOUR_MS
+    await harness.store.park(lanes["c"], parked_until, probes=1, consecutive_opens=1)
+    await harness.add(task(9, "d", next_attempt_at=START_MS + 9 * DAY_MS))
+
+    async def sweep_and_list() -> str:
+        await sweep_all(harness, 1)
+        page = await harness.store.list_lanes("acme")
+        return "".join(host for host, lane in lanes.items() if lane in {n.name for n in page.items})
+
+    assert "abcdef" == await sweep_and_list()
+    harness.clock.advance(HOUR_MS)
+    assert "bcdef" == await sweep_and_list()
+    harness.clock.now = parked_until
+    assert "bdef" == await sweep_and_list()
+    await harness.store.resume(lanes["b"])
+    await harness.reopen()
+    assert await harness.store.set_limits(lanes["f"], None, max_lanes=9)
+    harness.clock.advance(DAY_MS)
+    assert "d" == await sweep_and_list()
+
+
+@conformance_case
+async def a_removed_lane_can_be_used_again(harness: StoreHarness) -> None:
+    """A task of a removed lane creates the lane, and the tasks of other lanes are not affected.
+
+    The signing secret of the lane still exists. Its retry budget starts again.
+    """
+    secret = SigningSecretRecord(tenant="acme", id="secret", lane=LANE, secret=b"")
+    await harness.store.put_signing_secret(secret, expire_previous_ms=0)
+    leased = await harness.lease_new_task(1, host="a")
+    await harness.store.finish([success_result(leased)])
+    harness.clock.advance(HOUR_MS)
+    await harness.store.add_to_budgets({LANE: -8.0})
+    await sweep_all(harness, 10)
+    assert await harness.store.get_lane(LANE) is None
+    await harness.add(task(2, "b"), task(3, "a"))
+
+    assert [2, 3] == sorted(task_numbers((await harness.claim()).tasks))
+    for number, host in ((2, "b"), (3, "a")):
+        found = await harness.get_task(number)
+        assert f"acme/https:{host}.example:443" == found.lane
+        assert 1 == (await harness.get_lane(found.lane)).in_flight
+    assert [LANE] == [found.lane for found in await harness.store.list_signing_secrets("acme")]
+    assert {LANE: 1.0} == await harness.store.add_to_budgets({LANE: 1.0})
 
 
 @conformance_case

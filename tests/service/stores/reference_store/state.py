@@ -151,6 +151,7 @@ class Queue:
         "last_turn",
         "leases",
         "retries",
+        "tasks",
     )
 
     def __init__(self, lane: LaneRecord, rows: Mapping[int, Row]) -> None:
@@ -168,6 +169,8 @@ class Queue:
         self.last_turn: int = 0
         self.last_probe: int | None = None
         """Number of the task that was last leased as a probe."""
+        self.tasks: int = 0
+        """Number of tasks in any status."""
 
     def expire_leases(self, now: int) -> None:
         """Make the tasks of expired leases claimable."""
@@ -303,6 +306,24 @@ class ReferenceState:
             self.queues[lane] = Queue(LaneRecord(name=lane, tenant=tenant), self.rows)
         return self.queues[lane]
 
+    def remove_unused_lanes(self, now: int) -> None:
+        """Remove lanes without tasks or limits that are neither paused nor parked."""
+        for name, queue in list(self.queues.items()):
+            if queue.tasks or queue.is_blocked(now) or name in self.limits.by_lane:
+                continue
+            self.due_alarms.set(name, None)
+            self.expiry_alarms.set(name, None)
+            tenant = self.tenant(queue.lane.tenant)
+            if queue.is_ready:
+                tenant.ready_lanes.remove((queue.last_turn, name))
+                heapify(tenant.ready_lanes)
+                if not tenant.ready_lanes:
+                    self.ready_tenants.remove((tenant.last_turn, tenant.name))
+                    heapify(self.ready_tenants)
+            del self.queues[name]
+            self.lane_limits.pop(name, None)
+            self.budgets.pop(name, None)
+
     def row(self, task_id: str, tenant: str) -> Row | None:
         """Return the row of a task of a tenant, or None."""
         number = self.ids.get(task_id)
@@ -332,6 +353,7 @@ class ReferenceState:
         self.rows[row.number] = row
         self.ids[task.id] = tenant.keys[task.key] = row.number
         tenant.numbers.append(row.number)
+        queue.tasks += 1
         self._update_counters(row, 1)
         self._add_to_heap(row, now)
         return row
@@ -390,6 +412,7 @@ class ReferenceState:
         """Delete a finished task, and list its body as orphaned."""
         task, tenant = row.task, self.tenants[row.task.tenant]
         self._update_counters(row, -1)
+        self.queues[task.lane].tasks -= 1
         del self.rows[row.number], self.ids[task.id], tenant.keys[task.key]
         if task.owned_body_ref is not None:
             self.orphaned_bodies[task.owned_body_ref] = None

@@ -355,7 +355,7 @@ class ReferenceStore:
             if max_lanes <= sum(name.partition("/")[0] == tenant for name in by_lane):
                 return False
             by_lane[lane] = limits
-        self.state.queue(lane)
+            self.state.queue(lane)
         self.state.limits = ConfiguredLimits(self.state.limits.version + 1, by_lane=by_lane)
         return True
 
@@ -782,7 +782,7 @@ class ReferenceStore:
     # --- retention --------------------------------------------------------------------------------
 
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
-        """Delete up to `limit` expired tasks, and expired replays."""
+        """Delete up to `limit` expired tasks, expired replays, and unused lanes."""
         now, deleted = self._clock(), 0
         expiry_times = ((False, now - retention.succeeded_ms), (True, now - retention.exhausted_ms))
         replays = self.state.replays.values()
@@ -808,6 +808,7 @@ class ReferenceStore:
         for key, secret in tuple(self.state.signing_secrets.items()):
             if secret.expires_at is not None and secret.expires_at <= now:
                 del self.state.signing_secrets[key]
+        self.state.remove_unused_lanes(now)
         return SweepResult(deleted, has_more)
 
     def _delete_replays(self, until: int) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.model import PolicyVersion, Status
-from tarry.service.store import AddStatus, NewTask
+from tarry.service.store import AddStatus, NewTask, Retention
 from tarry.service.stores.sqlite import SqliteStore, database, schema
-from tests.service.stores.harness import task
+from tests.service.stores.harness import START_MS, task
 from tests.service.stores.sqlite.harness import open_error, run_on_store
 
 
@@ -58,6 +58,32 @@ def test_lanes_of_an_older_file_count_towards_the_quota(
         assert [AddStatus.TOO_MANY_LANES, AddStatus.ADDED, AddStatus.ADDED] == statuses
 
     run_on_store(path, add)
+
+
+def test_lanes_of_an_older_file_are_removed_with_their_last_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The migration counts the tasks of each lane."""
+    path = tmp_path / "tasks.db"
+    with monkeypatch.context() as context:
+        context.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
+        with closing(database.connect(path)) as connection:
+            connection.executescript("""
+                INSERT INTO tenant (id, name) VALUES (1, 'acme');
+                INSERT INTO lane (id, tenant, name) VALUES (1, 1, 'acme/a'), (2, 1, 'acme/b');
+                INSERT INTO policy_use (id, tenant, policy) VALUES (1, 1, 'default');
+                INSERT INTO task (seq, id, tenant, key, created_at, fingerprint, content)
+                    VALUES (1, x'00', 1, 'key', 0, x'', x'');
+                INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at,
+                    started_at, finished_at) VALUES (1, 1, 1, 1, 2, 0, 0, 0, 1000);
+            """)
+
+    async def sweep_and_list(store: SqliteStore) -> None:
+        for max_age_ms, expected in ((START_MS, ["acme/a"]), (0, [])):
+            await store.sweep(Retention(max_age_ms, max_age_ms), 10)
+            assert expected == [lane.name for lane in (await store.list_lanes("acme")).items]
+
+    run_on_store(path, sweep_and_list)
 
 
 def test_a_newer_schema_is_rejected(tmp_path: Path) -> None:

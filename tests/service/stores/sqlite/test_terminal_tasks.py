@@ -12,7 +12,9 @@ import pytest
 
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import NewTask, Retention, SweepResult, TaskFilter
-from tarry.service.stores.sqlite import SqliteStore, terminal_tasks
+from tarry.service.stores.sqlite import SqliteStore, add, terminal_tasks, transitions
+from tarry.service.stores.sqlite.queries import SELECT_TASK, decode_task
+from tarry.service.stores.sqlite.transaction import Transaction
 from tests.service.stores.conformance import dead_letters, retention
 from tests.service.stores.conformance.suite import Case, case_name
 from tests.service.stores.harness import (
@@ -23,6 +25,8 @@ from tests.service.stores.harness import (
     step_replay,
     success_result,
     task,
+    task_id,
+    task_numbers,
 )
 from tests.service.stores.sqlite.harness import DatabaseFile, cases_of, run_case, run_on_store
 
@@ -88,6 +92,68 @@ def test_finished_tasks_of_a_replay_are_counted_in_steps(
         assert ("done", {"SUCCEEDED": 5}) == (replay.status, replay.finished)
 
     run_on_store(tmp_path / "tasks.db", main)
+
+
+# --- lanes that were removed ----------------------------------------------------------------------
+
+
+def finish_task(file: DatabaseFile, number: int, host: str) -> None:
+    """Add and finish a task."""
+    [added] = file.add([NewTask(task(number, host), lease_on_add=True)])
+    file.finish([success_result(added.task)])
+
+
+def list_lanes_of_tasks(file: DatabaseFile) -> list[tuple[int, str]]:
+    """Return the number and the host of each task in the file."""
+    connection, _ = file.database.open()
+    rows = connection.execute(f"{SELECT_TASK} ORDER BY s.seq").fetchall()
+    found = [decode_task(row) for row in rows]
+    return [(task_numbers([task])[0], task.lane.partition(":")[2][0]) for task in found]
+
+
+def test_another_process_finds_out_that_a_lane_was_removed(
+    tmp_path: Path, database_file: DatabaseFile
+) -> None:
+    """A process that has used a lane does not use its id, which now belongs to another lane."""
+    other_process = DatabaseFile(Path(database_file.database.path))
+    finish_task(other_process, 1, "a")
+    assert 1 == sweep(database_file).removed_task_count
+    finish_task(database_file, 2, "b")
+
+    finish_task(other_process, 3, "a")
+
+    assert [(2, "b"), (3, "a")] == list_lanes_of_tasks(database_file)
+    other_process.database.close()
+
+
+def test_a_lane_can_be_removed_and_used_in_one_transaction(database_file: DatabaseFile) -> None:
+    """The operations before and after the removal use the same name, but not the same id."""
+    finish_task(database_file, 1, "a")
+    add_task = partial(add.add, terms=None, quota=None)
+
+    database_file.run(
+        partial(add_task, tasks=[NewTask(task(2, "b"))]),
+        partial(transitions.cancel, tenant="acme", task_id=task_id(2)),
+        partial(terminal_tasks.sweep, retention=Retention(0, 0), limit=500),
+        partial(add_task, tasks=[NewTask(task(3, "b")), NewTask(task(4, "a"))]),
+    )
+
+    assert [(3, "b"), (4, "a")] == list_lanes_of_tasks(database_file)
+
+
+def test_a_failed_removal_changes_nothing(database_file: DatabaseFile) -> None:
+    """The lane of a transaction that was rolled back is used again."""
+    finish_task(database_file, 1, "a")
+
+    def sweep_and_fail(tx: Transaction) -> None:
+        terminal_tasks.sweep(tx, Retention(0, 0), 500)
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        database_file.run(sweep_and_fail)
+    finish_task(database_file, 2, "a")
+
+    assert [(1, "a"), (2, "a")] == list_lanes_of_tasks(database_file)
 
 
 # --- the size of the file -------------------------------------------------------------------------

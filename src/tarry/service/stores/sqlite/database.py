@@ -283,6 +283,7 @@ class Database:
                     break
                 connection.execute("ROLLBACK")
             self.replace_deleted_wal()
+        names.clear_if_outdated()
         # The clock is read under the write lock, so that later transactions have later times.
         tx = Transaction(connection, names, self._clock(), self.worker_lock)
         values = [operation(tx) for operation in operations]

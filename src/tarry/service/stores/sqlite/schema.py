@@ -21,6 +21,7 @@ more expensive:
                                  claim: lanes and tenants that are not ready, but may now have tasks
     lane_rotation, tenant_rotation
                                  claim: ready lanes and tenants, least recently served first
+    lane_unused                  retention: lanes without tasks
 """
 
 from __future__ import annotations
@@ -227,6 +228,15 @@ MIGRATIONS = (
     """
     ALTER TABLE lane ADD COLUMN budget REAL NOT NULL DEFAULT 0; -- see Store.add_to_budgets
     ALTER TABLE lane ADD COLUMN budget_at INTEGER NOT NULL DEFAULT 0; -- time of the last change
+    """,
+    """
+    ALTER TABLE lane ADD COLUMN tasks INTEGER NOT NULL DEFAULT 0; -- tasks in any status
+    UPDATE lane SET tasks = used.tasks
+        FROM (SELECT lane, count(*) AS tasks FROM state GROUP BY lane) AS used
+        WHERE lane.id = used.lane;
+    CREATE INDEX lane_unused ON lane (id)
+        WHERE tasks = 0 AND paused = 0 AND limits IS NULL;
+    INSERT INTO meta VALUES ('removals', 0); -- see InternedNames
     """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""

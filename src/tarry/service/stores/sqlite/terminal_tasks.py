@@ -73,6 +73,12 @@ DELETE FROM replay WHERE id IN (
     SELECT id FROM replay WHERE created_at <= ?1 AND running = 0 AND next_at <= ?1
     ORDER BY created_at, id LIMIT ?2)
 """
+_DELETE_UNUSED_LANES = """
+DELETE FROM lane WHERE id IN (
+    SELECT id FROM lane INDEXED BY lane_unused
+    WHERE tasks = 0 AND paused = 0 AND limits IS NULL AND ifnull(parked_until, 0) <= ? LIMIT ?)
+RETURNING tenant
+"""
 MIN_FREE_PAGES = 1024
 """Free pages that are always kept for new tasks; 4 MiB."""
 _MAX_RELEASED_PAGES, _MAX_RELEASE_COST = 64, 1_000_000  # of one sweep; the cost is pages x free
@@ -216,7 +222,8 @@ def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
 
 
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
-    """Delete old tasks, replays, attempt counts and secrets, and end leases of dead workers.
+    """Delete old tasks, replays, attempt counts and secrets, and unused lanes; end leases of dead
+    workers.
 
     At most `limit` of each are deleted or ended. When none is left, the file is shrunk by a few
     pages.
@@ -238,9 +245,20 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
     tx.execute("DELETE FROM signing_secret WHERE expires_at <= ?", (tx.now,))
     old_counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - DAY_MS, limit))
     old_replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit))
-    max_deleted = max(old_counts.rowcount, old_replays.rowcount)
+    deleted_lanes = _delete_unused_lanes(tx, limit)
+    max_deleted = max(old_counts.rowcount, old_replays.rowcount, deleted_lanes)
     has_more = has_more_leases or len(old_tasks) > limit or max_deleted == limit > 0
     return SweepResult(min(len(old_tasks), limit), has_more or _shrink_file(tx))
+
+
+def _delete_unused_lanes(tx: Transaction, limit: int) -> int:
+    """Delete lanes without tasks or limits that are neither paused nor parked; return how many."""
+    tx.flush()  # writes `tasks`, and empties the cache of lanes, which would be written again
+    tenants = tx.execute(_DELETE_UNUSED_LANES, (tx.now, limit)).fetchall()
+    tx.executemany("UPDATE tenant SET lanes = lanes - 1 WHERE id = ?", tenants)
+    if tenants:
+        tx.names.record_removal()
+    return len(tenants)
 
 
 def _shrink_file(tx: Transaction) -> bool:

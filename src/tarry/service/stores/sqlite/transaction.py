@@ -109,14 +109,15 @@ _READ_LANES = MultiRowStatement("""
 WITH wanted (id) AS (VALUES [?])
 SELECT json_group_array(json_array(l.id, l.tenant, l.name, l.parked_until, l.probes, l.opened,
     l.paused, l.pending, l.in_flight, l.dead, l.served_at, l.last_turn, l.due_at, l.lease_end_at,
-    l.due_check_at, l.expiry_check_at, l.ready, l.last_probe))
+    l.due_check_at, l.expiry_check_at, l.ready, l.last_probe, l.tasks))
 FROM wanted CROSS JOIN lane AS l ON l.id = wanted.id
 """)
 _WRITE_LANE_COUNTS = MultiRowStatement(f"""
-INSERT INTO lane (id, tenant, name, pending, in_flight, dead, due_at, lease_end_at)
-VALUES [?, 0, '', ?, ?, ?, {NULLABLE_NUMBER_SQL}, {NULLABLE_NUMBER_SQL}]
-ON CONFLICT (id) DO UPDATE SET pending = excluded.pending, in_flight = excluded.in_flight,
-    dead = excluded.dead, due_at = excluded.due_at, lease_end_at = excluded.lease_end_at
+INSERT INTO lane (id, tenant, name, tasks, pending, in_flight, dead, due_at, lease_end_at)
+VALUES [?, 0, '', ?, ?, ?, ?, {NULLABLE_NUMBER_SQL}, {NULLABLE_NUMBER_SQL}]
+ON CONFLICT (id) DO UPDATE SET tasks = excluded.tasks, pending = excluded.pending,
+    in_flight = excluded.in_flight, dead = excluded.dead, due_at = excluded.due_at,
+    lease_end_at = excluded.lease_end_at
 """)
 _WRITE_LANE_SCHEDULES = MultiRowStatement(f"""
 INSERT INTO lane (id, tenant, name, parked_until, probes, opened, paused, served_at, last_turn,
@@ -152,9 +153,11 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
     expiry_check_at: int | None
     ready: int
     last_probe: int | None
+    tasks: int
     schedule_changed: bool = False
     """Whether `_WRITE_LANE_SCHEDULES` has to be executed. Most transitions change only the columns
-    of `_WRITE_LANE_COUNTS`, which are cheaper to write, because no index contains them."""
+    of `_WRITE_LANE_COUNTS`, which are cheaper to write: no index of a lane with tasks contains
+    them."""
 
     def lower_due_at(self, due_at: int) -> None:
         """Lower `self.due_at` to the due time of a pending task, unless it is earlier already."""
@@ -202,19 +205,35 @@ _decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
 class InternedNames:
     """Maps the names of tenants, lanes, policies and workers to ids, and caches the ids.
 
-    Rows refer to a name by its id, an integer that never changes. So cached ids stay valid although
-    other processes write to the file. Only ids that a failed transaction has assigned become
-    invalid. `lock_token` is the token of this process's `WorkerLock`; None: it has no such lock.
+    Rows refer to a name by its id, an integer. Ids become invalid if a failed transaction has
+    assigned them, or if this or another process has removed names: SQLite then uses their ids
+    again. `lock_token` is the token of this process's `WorkerLock`; None: it has no such lock.
     """
 
     def __init__(self, connection: Connection, lock_token: str | None = None) -> None:
         self._execute = connection.execute
         self._lock_token = lock_token
         self._cache: dict[str | tuple[str, ...], int] = {}
+        self._removal_count: int | None = None
+        """The number of removals in the file when the cache was filled; None: the cache is empty,
+        or has ids from the current transaction."""
 
     def clear(self) -> None:
-        """Empty the cache. Called after a failed transaction."""
+        """Empty the cache. Called after a failed transaction, and when names were removed."""
         self._cache.clear()
+        self._removal_count = None
+
+    def clear_if_outdated(self) -> None:
+        """Empty the cache if names were removed. Called at the beginning of a transaction."""
+        [(count,)] = self._execute("SELECT value FROM meta WHERE name = 'removals'")
+        if count != self._removal_count:
+            self._cache.clear()
+            self._removal_count = count
+
+    def record_removal(self) -> None:
+        """Make all processes empty their caches. Called in the transaction that removes names."""
+        self._execute("UPDATE meta SET value = value + 1 WHERE name = 'removals'")
+        self.clear()
 
     def tenant_id(self, name: str) -> int:
         """Return the id of a tenant."""
@@ -338,7 +357,9 @@ class Transaction(ReadTransaction):
         if changes is None:
             changes = self._counter_changes[tenant] = [0] * len(TENANT_COUNTERS)
         live_change = 0
-        if old_status is not None:
+        if old_status is None:
+            lane.tasks += task_count
+        else:
             changes[old_status] -= task_count
             if old_status == PENDING:
                 lane.pending -= task_count
@@ -356,7 +377,9 @@ class Transaction(ReadTransaction):
                     lane.update_check_times()
             elif old_status == EXHAUSTED:
                 lane.exhausted -= task_count
-        if new_status is not None:
+        if new_status is None:
+            lane.tasks -= task_count
+        else:
             changes[new_status] += task_count
             if new_status == PENDING:
                 lane.pending += task_count
@@ -398,7 +421,7 @@ class Transaction(ReadTransaction):
         due_checks: dict[int, int] = {}
         expiry_checks: dict[int, int] = {}
         for lane in self._lanes.values():
-            counts += (lane.id, lane.pending, lane.in_flight, lane.exhausted)
+            counts += (lane.id, lane.tasks, lane.pending, lane.in_flight, lane.exhausted)
             counts += (_number_param(lane.due_at), _number_param(lane.lease_end_at))
             if lane.schedule_changed:
                 schedules += (lane.id, _number_param(lane.parked_until))

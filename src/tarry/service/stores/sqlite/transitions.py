@@ -249,12 +249,14 @@ def record_lane_limits(tx: Transaction, limits: Sequence[LaneLimits]) -> None:
 
 def set_limits(tx: Transaction, lane: str, limits: DownstreamLimits | None, max_lanes: int) -> bool:
     """Set the limits of a lane; return False if the tenant has too many lanes with limits."""
-    tenant_id = tx.names.tenant_id(lane.partition("/")[0])
-    count = tx.execute(_COUNT_CONFIGURED_LANES, (tenant_id, lane)).fetchone()[0]
-    if limits is not None and count >= max_lanes:
-        return False
-    text = None if limits is None else msgspec.json.encode(limits).decode()
-    tx.execute("UPDATE lane SET limits = ? WHERE id = ?", (text, tx.names.lane_id(lane)))
+    text = None
+    if limits is not None:
+        tenant_id = tx.names.tenant_id(lane.partition("/")[0])
+        if tx.execute(_COUNT_CONFIGURED_LANES, (tenant_id, lane)).fetchone()[0] >= max_lanes:
+            return False
+        tx.names.lane_id(lane)  # creates the lane if it is missing
+        text = msgspec.json.encode(limits).decode()
+    tx.execute("UPDATE lane SET limits = ? WHERE name = ?", (text, lane))
     tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'limits_version'")
     return True
 
