@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tarry.service import defaults
+from tarry.service.api.context import ApiLimits
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.engine.context import EngineLimits
@@ -21,6 +22,11 @@ def test_unfinished_tasks_and_lanes_of_a_tenant_are_limited_by_default() -> None
     settings, limits = Settings(), EngineLimits()
     assert 1_000_000 == settings.tenant_pending == limits.max_tenant_unfinished_tasks
     assert 100_000 == settings.tenant_lanes == limits.max_tenant_lanes
+
+
+def test_policy_versions_of_a_tenant_are_limited_by_default() -> None:
+    """The API has the limit of the settings."""
+    assert 1_000 == Settings().tenant_policy_versions == ApiLimits().max_tenant_policy_versions
 
 
 def test_the_http_client_has_the_default_of_the_settings() -> None:

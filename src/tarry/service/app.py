@@ -194,6 +194,7 @@ class Service:
                     max_request_bytes=settings.max_body_bytes,
                     inline_body_bytes=settings.inline_body_bytes,
                     max_attempt_timeout_s=settings.max_attempt_timeout_ms / 1000,
+                    max_tenant_policy_versions=settings.tenant_policy_versions or None,
                 ),
             ),
             version=version("tarry"),

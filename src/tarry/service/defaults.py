@@ -20,6 +20,8 @@ MAX_TENANT_UNFINISHED_TASKS: Final = 1_000_000
 """Maximum number of unfinished tasks (PENDING or IN_FLIGHT) of one tenant."""
 MAX_TENANT_LANES: Final = 100_000
 """Maximum number of lanes (the queues of downstreams) of one tenant."""
+MAX_TENANT_POLICY_VERSIONS: Final = 1_000
+"""Maximum number of versions of all policies of one tenant."""
 MAX_TRANSACTION_TASKS: Final = 64
 """Number of tasks that one transaction claims or finishes, about 5 ms for 128 tasks.
 

@@ -128,6 +128,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tenant_lanes: Annotated[
         int, _help("Maximum lanes (target hosts and lane keys) of a tenant; 0: no limit", ge=0)
     ] = defaults.MAX_TENANT_LANES
+    tenant_policy_versions: Annotated[
+        int, _help("Maximum number of policy versions of a tenant; 0: no limit", ge=0)
+    ] = defaults.MAX_TENANT_POLICY_VERSIONS
     tenant_rate: Annotated[
         float,
         _help(

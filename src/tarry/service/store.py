@@ -56,6 +56,8 @@ MAX_BUSIEST_LANES = 100
 MAX_PAGE_BYTES = 2 << 20
 """A page of tasks, attempts or policies ends with the item that reaches this size. Counted are the
 stored content of tasks, the encoded attempts, and the documents of policies."""
+POLICY_RETENTION_MS = 86_400_000
+"""How long a replaced version of a policy is kept although no task refers to it."""
 MAX_REPLAY_LAG_MS = 1000
 """A replay that is behind its rate catches up on at most this much time."""
 MAX_SIGNING_SECRETS = 1_000
@@ -277,6 +279,8 @@ class PolicyWriteStatus(StrEnum):
     CONFLICT = "conflict"
     """Not written, because the policy exists with another document; or not deleted, because live
     tasks use the policy."""
+    OVER_QUOTA = "over_quota"
+    """Not written, because the tenant has reached its quota of policy versions."""
     MISSING = "missing"
 
 
@@ -604,13 +608,15 @@ class Store(Protocol):
         ...
 
     async def put_policy(
-        self, policy: PolicyVersion, *, replace: bool
+        self, policy: PolicyVersion, *, replace: bool, quota: int | None = None
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
         """Create a policy; if it exists and `replace` is true, add a version to it.
 
-        Returns the newest version. The store numbers versions from 1 and ignores `policy.version`.
-        Numbers are not reused after a deletion. So the version to which a task refers
-        (`Task.policy_version`) never has another document.
+        `quota` limits the versions of all policies of the tenant. Returns the newest version, or
+        the given policy if it was not stored. The store numbers versions from 1 and ignores
+        `policy.version`. The numbers of a deleted policy are not reused as long as a task refers to
+        the policy. So the version to which a task refers (`Task.policy_version`) never has another
+        document.
         """
         ...
 
@@ -697,7 +703,9 @@ class Store(Protocol):
         tenant's dead letters stay, because the replay has counted them. Replays that have ended are
         removed after the retention time of dead letters, and signing secrets when they have
         expired. Lanes without tasks are removed, but not their signing secrets. A lane stays while
-        it is paused or parked, or has limits that an operator has set.
+        it is paused or parked, or has limits that an operator has set. A version of a policy that
+        was replaced `POLICY_RETENTION_MS` ago is removed, unless it is the `Task.policy_version`
+        of a task.
         """
         ...
 

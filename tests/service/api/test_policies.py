@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from tarry.service.api.context import ApiLimits
 from tarry.service.model import PolicyVersion
+from tarry.service.store import POLICY_RETENTION_MS, Retention
 from tarry.wire.policies import SERVICE_PRESETS
 from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
 
@@ -51,6 +53,45 @@ def test_put_creates_a_new_version() -> None:
         loaded = await api.engine.policies.load("default", "mine")
         assert loaded is not None
         assert 3 == loaded.policy.max_attempts
+
+    run_with_api(test)
+
+
+def test_too_many_policy_versions_are_429() -> None:
+    """The 429 names the setting. Unchanged policies and other tenants are not affected."""
+
+    async def test(api: ApiHarness) -> None:
+        path = "/retry-policies/mine"
+        for max_attempts in (2, 3):
+            await api.request("PUT", path, {"maxAttempts": max_attempts})
+        rejected = [
+            await api.request("PUT", path, {"maxAttempts": 4}),
+            await api.request("POST", "/retry-policies", {"policyId": "other"}),
+        ]
+        for response in rejected:
+            assert (429, "60") == (response.status, response.header("retry-after"))
+            assert (
+                "2 policy versions (setting tenant_policy_versions)" in response.problem["detail"]
+            )
+        assert 200 == (await api.request("PUT", path, {"maxAttempts": 3})).status
+
+    run_with_api(test, limits=ApiLimits(max_tenant_policy_versions=2))
+
+
+def test_a_removed_version_cannot_be_used() -> None:
+    """A new task cannot name a version that retention has removed, although it is cached."""
+
+    async def test(api: ApiHarness) -> None:
+        for max_attempts in (2, 3):
+            await api.request("PUT", "/retry-policies/mine", {"maxAttempts": max_attempts})
+        created = await api.create(policyId="mine", policyVersion=1)
+        await api.request("DELETE", f"/retry-tasks/{created['taskId']}")
+        api.time.ms += POLICY_RETENTION_MS
+        await api.store.sweep(Retention(0, 0), 10)
+        task = {"targetUrl": TARGET, "policyId": "mine", "policyVersion": 1}
+        rejected = await api.request("POST", "/retry-tasks", task)
+        assert (422, "policyVersion") == (rejected.status, rejected.problem["field"])
+        assert "the newest version of mine is 2" in rejected.problem["rule"]
 
     run_with_api(test)
 

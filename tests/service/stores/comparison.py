@@ -16,7 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from tarry.service.model import AttemptRecord, LaneRecord, ReplayRecord, Status, Task
+from tarry.service.model import (
+    AttemptRecord,
+    LaneRecord,
+    PolicyVersion,
+    ReplayRecord,
+    Status,
+    Task,
+)
 from tarry.service.store import ClaimResult, LeaseTerms, Store, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.harness import ManualClock
@@ -152,7 +159,7 @@ async def snapshot(store: Store) -> StoreSnapshot:
             replace(replay, cursor=None, count_cursor=None)
             for replay in await store.list_replays(running=False)
         ],
-        [await store.list_policies(tenant) for tenant in TENANTS],
+        [await list_all_policies(store, tenant) for tenant in TENANTS],
         sorted(await store.list_api_keys(), key=lambda key: key.id),
         [await store.list_signing_secrets(tenant) for tenant in TENANTS],
         sorted(await store.list_orphaned_bodies(1000)),
@@ -167,6 +174,17 @@ async def list_all_tasks(store: Store, tenant: str) -> list[Task]:
         page = await store.list_tasks(tenant, TaskFilter(), cursor=page.cursor, limit=7)
         found += page.items
     return found
+
+
+async def list_all_policies(store: Store, tenant: str) -> list[PolicyVersion]:
+    """Return the versions of all policies of a tenant."""
+    newest = (await store.list_policies(tenant)).items
+    versions = [
+        await store.get_policy(tenant, policy.id, version)
+        for policy in newest
+        for version in range(1, policy.version + 1)
+    ]
+    return [version for version in versions if version is not None]
 
 
 async def list_all_lanes(store: Store) -> list[LaneRecord]:

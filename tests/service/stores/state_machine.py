@@ -114,7 +114,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- tasks and attempts -----------------------------------------------------------------------
 
-    @rule(ms=st.sampled_from([1, 999, 1000, 2000, 30_000, MINUTE_MS, HOUR_MS]))
+    @rule(ms=st.sampled_from([1, 999, 1000, 2000, 30_000, MINUTE_MS, HOUR_MS, 25 * HOUR_MS]))
     def advance_clock(self, ms: int) -> None:
         """Advance the clock."""
         self.comparison.clock.advance(ms)
@@ -144,6 +144,9 @@ class StoreMachine(RuleBasedStateMachine):
     def _new_task(self, draft: TaskDraft) -> NewTask:
         number = self.next_task_number()
         key = f"key {number if draft.key is None else draft.key}"
+        policy = self.comparison.call_and_compare(
+            lambda store: store.get_policy(draft.tenant, draft.policy_id, draft.policy_version)
+        )
         new = task(
             number,
             draft.host,
@@ -151,6 +154,7 @@ class StoreMachine(RuleBasedStateMachine):
             key=key,
             fingerprint=b"fingerprint %d" % (number % 2),
             policy_id=draft.policy_id,
+            policy_version=policy and draft.policy_version,  # the service checks that it exists
             next_attempt_at=self.now - 500 + draft.due_offset,
             owned_body_ref=f"body {number}" if draft.has_body else None,
         )
@@ -448,16 +452,19 @@ class StoreMachine(RuleBasedStateMachine):
         tenant=tenants,
         policy_id=st.sampled_from(POLICIES),
         document=st.sampled_from([b"{}", b'{"a":1}']),
-        action=st.sampled_from(["write", "replace", "delete"]),
+        action=st.sampled_from(["write", "replace", "replace", "delete"]),
+        quota=st.sampled_from([None, None, 2]),
     )
-    def change_policy(self, tenant: str, policy_id: str, document: bytes, action: str) -> None:
+    def change_policy(
+        self, tenant: str, policy_id: str, document: bytes, action: str, quota: int | None
+    ) -> None:
         """Write or delete a policy."""
         policy = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
         if action == "delete":
             self.comparison.call_and_compare(lambda store: store.delete_policy(tenant, policy_id))
         else:
             self.comparison.call_and_compare(
-                lambda store: store.put_policy(policy, replace=action == "replace")
+                lambda store: store.put_policy(policy, replace=action == "replace", quota=quota)
             )
 
     @rule(tenant=tenants, number=st.integers(0, 3), revoke=st.booleans())

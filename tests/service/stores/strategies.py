@@ -60,6 +60,7 @@ class TaskDraft(NamedTuple):
     due_offset: int
     """Milliseconds from half a second ago until the task is due."""
     policy_id: str
+    policy_version: int | None
     lease_on_add: bool
     has_body: bool
 
@@ -84,6 +85,7 @@ task_drafts = st.builds(
     st.one_of(st.none(), delays),
     delays,
     st.sampled_from(POLICIES),
+    st.sampled_from([None, None, 1, 2]),
     st.booleans(),
     st.booleans(),
 )

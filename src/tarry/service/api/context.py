@@ -39,6 +39,8 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Open event streams. A tenant may have as many as are still free."""
     max_attempt_timeout_s: float = defaults.MAX_ATTEMPT_TIMEOUT_MS / 1000
     """Longest attempt timeout of a policy. Leases are longer than this."""
+    max_tenant_policy_versions: int | None = defaults.MAX_TENANT_POLICY_VERSIONS
+    """Versions of all policies of a tenant (setting `tenant_policy_versions`); None: no limit."""
 
 
 class ApiContext(msgspec.Struct, frozen=True, kw_only=True):

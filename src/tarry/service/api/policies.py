@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tarry.service.api.messages import ApiRequest
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Any])
+_QUOTA_RETRY_AFTER_S = 60.0
 _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PATH = "/retry-policies"
 _POLICY_PATH = "/retry-policies/{policyId}"
@@ -97,7 +98,7 @@ class PolicyResource:
         self._context = context
 
     @Operation(
-        "POST", _PATH, "createPolicy", RetryPolicy, (200, 201), errors=(409,), body=NewPolicy
+        "POST", _PATH, "createPolicy", RetryPolicy, (200, 201), errors=(409, 429), body=NewPolicy
     )
     async def create(self, request: ApiRequest) -> ApiResponse:
         """Create a policy. A repeated request returns 200 if the fields are equal, else 409."""
@@ -141,7 +142,9 @@ class PolicyResource:
             last_name = name
         return json_response(200, Page(items=items, next_cursor=None))
 
-    @Operation("PUT", _POLICY_PATH, "putPolicy", RetryPolicy, (200, 201), body=PolicyFields)
+    @Operation(
+        "PUT", _POLICY_PATH, "putPolicy", RetryPolicy, (200, 201), errors=(429,), body=PolicyFields
+    )
     async def put(self, request: ApiRequest) -> ApiResponse:
         """Create a new version. Tasks without a policyVersion use it from their next decision."""
         policy_id = check_policy_id(request.path_parameter("policyId"))
@@ -169,7 +172,7 @@ class PolicyResource:
     @Operation("DELETE", _POLICY_PATH, "deletePolicy", None, statuses=(204,), errors=(409,))
     async def delete(self, request: ApiRequest) -> ApiResponse:
         """Delete a policy with all its versions. Not possible while unfinished tasks (PENDING or
-        IN_FLIGHT) use it. The numbers of deleted versions are not used again.
+        IN_FLIGHT) use it.
         """
         request.parse_query(NoQuery)
         policy_id = request.path_parameter("policyId")
@@ -201,8 +204,17 @@ class PolicyResource:
         # All fields are written, in sorted order, so that equal policies have equal documents.
         document = _encode_sorted(wire.policy_to_json(policy))
         new_version = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
-        result = await self._context.store.put_policy(new_version, replace=replace)
+        quota = self._context.limits.max_tenant_policy_versions
+        result = await self._context.store.put_policy(new_version, replace=replace, quota=quota)
         self._context.engine.policies.forget(tenant, policy_id)
+        if result[0] is PolicyWriteStatus.OVER_QUOTA:
+            detail = (
+                f"The tenant has reached its limit of {quota:,} policy versions (setting "
+                "tenant_policy_versions). Replaced versions are removed after a day if no task "
+                "uses them. Wait, or delete policies."
+            )
+            retry_after = problems.retry_after(_QUOTA_RETRY_AFTER_S)
+            raise problems.TENANT_LIMIT.error(detail, headers=[retry_after])
         return result
 
 

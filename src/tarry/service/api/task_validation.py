@@ -114,7 +114,7 @@ class TaskBuilder:
             and request.callback_policy_id is None
             and request.body_ref is None
             and len(body) <= context.limits.inline_body_bytes
-            and self._policies.get_cached(task, None) is not None
+            and self._policies.get_for_new_task(task) is not None
         ):
             task.fingerprint = _fingerprint(task, content, header_names)
             task.packed_content = context.codec.pack(content)
@@ -168,7 +168,7 @@ class TaskBuilder:
 
     async def _check_policy(self, task: Task, overrides: dict[str, Any] | None) -> None:
         policies = self._policies
-        named_policy = policies.get_cached(task, None)
+        named_policy = policies.get_for_new_task(task)
         if named_policy is None:
             named_policy = await policies.load(task.tenant, task.policy_id, task.policy_version)
         if named_policy is None:

@@ -57,6 +57,18 @@ class PolicyCache:
             return effective_policy
         return self._apply_overrides(task, overrides, effective_policy)
 
+    def get_for_new_task(self, task: Task) -> EffectivePolicy | None:
+        """Return the policy that a new task names if it is cached, else None.
+
+        A pinned version is not returned if its entry is stale or the default policy: the store
+        removes versions that no task uses.
+        """
+        cached = self.get_cached(task, None)
+        if cached is None or task.policy_version is None:
+            return cached
+        is_current = cached.version == task.policy_version and self._now() < cached.stale_at
+        return cached if is_current else None
+
     def try_begin_refresh(self, task: Task) -> bool:
         """Mark the policy of a task as refreshing; return whether the caller must now load it."""
         key = (task.tenant, task.policy_id, task.policy_version)

@@ -9,15 +9,18 @@ from tarry.service.store import (
     MAX_LANE_SIGNING_SECRETS,
     MAX_PAGE_BYTES,
     MAX_SIGNING_SECRETS,
+    POLICY_RETENTION_MS,
     PolicyWriteStatus,
     Retention,
 )
 from tests.service.stores.harness import (
+    HOUR_MS,
     START_MS,
     StoreHarness,
     conformance_case,
     exhausted_result,
     task,
+    task_id,
 )
 
 
@@ -113,6 +116,80 @@ async def pages_of_large_policies_are_short(harness: StoreHarness) -> None:
 
     assert ["p0", "p1"] == [policy.id for policy in first.items]
     assert (["p2"], None) == ([policy.id for policy in second.items], second.cursor)
+
+
+@conformance_case
+async def replaced_versions_are_swept_unless_tasks_use_them(harness: StoreHarness) -> None:
+    """A replaced version stays for a day, and longer if it is the version of a stored task."""
+    store = harness.store
+    for document in (b"1", b"2", b"3", b"4"):
+        await store.put_policy(new_policy(document=document), replace=True)
+    await harness.add(task(1, policy_id="p", policy_version=2), task(2, policy_id="p"))
+    await store.put_policy(new_policy(tenant="beta"), replace=True)
+
+    async def sweep_and_list() -> list[int]:
+        while (await store.sweep(Retention(0, 0), 1)).has_more:
+            pass
+        found = [await store.get_policy("acme", "p", version) for version in range(1, 6)]
+        return [policy.version for policy in found if policy is not None]
+
+    assert [1, 2, 3, 4] == await sweep_and_list()
+    harness.clock.advance(POLICY_RETENTION_MS - 1)
+    assert [1, 2, 3, 4] == await sweep_and_list()
+    await store.put_policy(new_policy(document=b"5"), replace=True)
+    harness.clock.advance(1)
+    await harness.reopen()
+    store = harness.store
+    assert [2, 4, 5] == await sweep_and_list()
+    for number in (1, 2):
+        await store.cancel("acme", task_id(number))
+    assert [4, 5] == await sweep_and_list()
+    harness.clock.advance(POLICY_RETENTION_MS)
+    assert [5] == await sweep_and_list()
+    assert await store.get_policy("beta", "p", 1) is not None
+
+
+@conformance_case
+async def a_quota_limits_policy_versions_per_tenant(harness: StoreHarness) -> None:
+    """A new version above the quota is not written; an unchanged policy needs no quota."""
+    store = harness.store
+    await store.put_policy(new_policy(document=b"1"), replace=True, quota=2)
+    _, second = await store.put_policy(new_policy(document=b"2"), replace=True, quota=2)
+
+    for policy_id, expected in (("p", second), ("q", new_policy("q", b"3"))):
+        policy = new_policy(policy_id, b"3")
+        assert (PolicyWriteStatus.OVER_QUOTA, expected) == await store.put_policy(
+            policy, replace=True, quota=2
+        )
+    unchanged, _ = await store.put_policy(new_policy(document=b"2"), replace=True, quota=2)
+    other, _ = await store.put_policy(new_policy(tenant="beta"), replace=True, quota=2)
+    assert [PolicyWriteStatus.UNCHANGED, PolicyWriteStatus.CREATED] == [unchanged, other]
+    assert await store.get_policy("acme", "q") is None
+    harness.clock.advance(POLICY_RETENTION_MS)
+    await store.sweep(Retention(0, 0), 10)
+    status, third = await store.put_policy(new_policy(document=b"3"), replace=True, quota=2)
+    assert (PolicyWriteStatus.REPLACED, 3) == (status, third.version)
+
+
+@conformance_case
+async def numbers_of_a_deleted_policy_are_kept_while_tasks_refer_to_it(
+    harness: StoreHarness,
+) -> None:
+    """A finished task keeps the numbers of its policy; with the last task they are forgotten."""
+    store = harness.store
+
+    async def recreate() -> int:
+        await store.sweep(Retention(HOUR_MS, HOUR_MS), 10)
+        _, policy = await store.put_policy(new_policy(), replace=False)
+        assert PolicyWriteStatus.DELETED is await store.delete_policy("acme", "p")
+        return policy.version
+
+    assert 1 == await recreate()
+    await harness.add(task(1, policy_id="p"))
+    await store.cancel("acme", task_id(1))
+    assert [2, 3] == [await recreate(), await recreate()]
+    harness.clock.advance(HOUR_MS)
+    assert 1 == await recreate()
 
 
 @conformance_case

@@ -20,7 +20,12 @@ from tarry.service.model import (
     Status,
     Task,
 )
-from tarry.service.store import ConfiguredLimits, LaneLimits, LeaseTerms
+from tarry.service.store import (
+    POLICY_RETENTION_MS,
+    ConfiguredLimits,
+    LaneLimits,
+    LeaseTerms,
+)
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -237,6 +242,7 @@ class Tenant:
         "policy_use",
         "policy_versions",
         "ready_lanes",
+        "replaced_at",
         "superseded",
     )
 
@@ -254,6 +260,8 @@ class Tenant:
         """Number of unfinished tasks of each policy."""
         self.policy_versions: Counter[str] = Counter()
         """Last version of each policy, including deleted policies."""
+        self.replaced_at: dict[tuple[str, int], int] = {}
+        """When a version (id and number) was replaced by the next one."""
         self.ready_lanes: list[tuple[int, str]] = []
         """Its lanes in the rotation, least recently served first."""
         self.last_turn: int = 0
@@ -323,6 +331,24 @@ class ReferenceState:
             del self.queues[name]
             self.lane_limits.pop(name, None)
             self.budgets.pop(name, None)
+
+    def remove_unused_policies(self, now: int) -> None:
+        """Remove replaced versions, and the last numbers of deleted policies, without tasks."""
+        tasks = [row.task for row in self.rows.values()]
+        used_versions = {(task.tenant, task.policy_id, task.policy_version) for task in tasks}
+        used_policies = {(task.tenant, task.policy_id) for task in tasks}
+        for tenant in self.tenants.values():
+            for (policy_id, number), replaced_at in list(tenant.replaced_at.items()):
+                is_used = (tenant.name, policy_id, number) in used_versions
+                if not is_used and replaced_at <= now - POLICY_RETENTION_MS:
+                    del tenant.replaced_at[policy_id, number]
+                    tenant.policies[policy_id] = [
+                        policy for policy in tenant.policies[policy_id] if policy.version != number
+                    ]
+            for policy_id in list(tenant.policy_versions):
+                is_used = (tenant.name, policy_id) in used_policies
+                if not is_used and policy_id not in tenant.policies:
+                    del tenant.policy_versions[policy_id]
 
     def row(self, task_id: str, tenant: str) -> Row | None:
         """Return the row of a task of a tenant, or None."""

@@ -618,20 +618,25 @@ class ReferenceStore:
     # --- policies ---------------------------------------------------------------------------------
 
     async def put_policy(
-        self, policy: PolicyVersion, *, replace: bool
+        self, policy: PolicyVersion, *, replace: bool, quota: int | None = None
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
         """Write a policy, or a new version of it if `replace` is set."""
-        owner = self.state.tenant(policy.tenant)
-        versions = owner.policies.setdefault(policy.id, [])
+        owner, now = self.state.tenant(policy.tenant), self._clock()
+        versions = owner.policies.get(policy.id, [])
         if versions and versions[-1].document == policy.document:
             return PolicyWriteStatus.UNCHANGED, copy(versions[-1])
         if versions and not replace:
             return PolicyWriteStatus.CONFLICT, copy(versions[-1])
-        status = PolicyWriteStatus.REPLACED if versions else PolicyWriteStatus.CREATED
+        if quota is not None and sum(map(len, owner.policies.values())) >= quota:
+            return PolicyWriteStatus.OVER_QUOTA, copy(versions[-1] if versions else policy)
+        status = PolicyWriteStatus.CREATED
+        if versions:
+            status = PolicyWriteStatus.REPLACED
+            owner.replaced_at[policy.id, versions[-1].version] = now
         version = owner.policy_versions[policy.id] + 1
-        new = msgspec.structs.replace(policy, version=version, created_at=self._clock())
+        new = msgspec.structs.replace(policy, version=version, created_at=now)
         owner.policy_versions[policy.id] = version
-        versions.append(new)
+        owner.policies[policy.id] = [*versions, new]
         return status, copy(new)
 
     async def get_policy(
@@ -665,7 +670,8 @@ class ReferenceStore:
             return PolicyWriteStatus.MISSING
         if owner.policy_use[policy_id]:
             return PolicyWriteStatus.CONFLICT
-        del owner.policies[policy_id]
+        for policy in owner.policies.pop(policy_id):
+            owner.replaced_at.pop((policy_id, policy.version), None)
         return PolicyWriteStatus.DELETED
 
     # --- API keys ---------------------------------------------------------------------------------
@@ -782,7 +788,7 @@ class ReferenceStore:
     # --- retention --------------------------------------------------------------------------------
 
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
-        """Delete up to `limit` expired tasks, expired replays, and unused lanes."""
+        """Delete up to `limit` expired tasks, expired replays, unused lanes and policies."""
         now, deleted = self._clock(), 0
         expiry_times = ((False, now - retention.succeeded_ms), (True, now - retention.exhausted_ms))
         replays = self.state.replays.values()
@@ -809,6 +815,7 @@ class ReferenceStore:
             if secret.expires_at is not None and secret.expires_at <= now:
                 del self.state.signing_secrets[key]
         self.state.remove_unused_lanes(now)
+        self.state.remove_unused_policies(now)
         return SweepResult(deleted, has_more)
 
     def _delete_replays(self, until: int) -> None:

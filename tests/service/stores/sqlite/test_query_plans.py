@@ -107,9 +107,12 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
             for running in (True, False):
                 await store.list_replays(running=running, tenant=tenant)
         await purge(store, "acme", TaskFilter(), 5)
-        await store.put_policy(
-            PolicyVersion(tenant="acme", id="p", version=0, document=b""), replace=True
-        )
+        for document in (b"", b"{}"):
+            await store.put_policy(
+                PolicyVersion(tenant="acme", id="p", version=0, document=document),
+                replace=True,
+                quota=9,
+            )
         await store.list_policies("acme")
         await store.delete_policy("acme", "p")
         await store.attempts_per_minute("acme", since=0)

@@ -86,6 +86,40 @@ def test_lanes_of_an_older_file_are_removed_with_their_last_task(
     run_on_store(path, sweep_and_list)
 
 
+def test_policy_versions_of_an_older_file_are_removed_if_unused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The migration counts the tasks of each version, and finds out when it was replaced."""
+    path = tmp_path / "tasks.db"
+    with monkeypatch.context() as context:
+        context.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:2])
+        with closing(database.connect(path)) as connection:
+            connection.executescript("""
+                INSERT INTO tenant (id, name) VALUES (1, 'acme');
+                INSERT INTO lane (id, tenant, name) VALUES (1, 1, 'acme/a');
+                INSERT INTO policy_use (id, tenant, policy, deleted_version)
+                    VALUES (1, 1, 'p', 1), (2, 1, 'q', 7);
+                INSERT INTO policy (tenant, id, version, document, created_at)
+                    VALUES (1, 'p', 2, x'', 0), (1, 'p', 3, x'', 0), (1, 'p', 4, x'', 0);
+                INSERT INTO task (seq, id, tenant, key, created_at, policy_version, fingerprint,
+                    content) VALUES (1, x'00', 1, 'key', 0, 2, x'', x'');
+                INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at,
+                    started_at, finished_at) VALUES (1, 1, 1, 1, 2, 0, 0, 0, 1000);
+            """)
+
+    async def sweep_and_list(store: SqliteStore) -> None:
+        for max_age_ms, expected in ((START_MS, [2, 4]), (0, [4])):
+            while (await store.sweep(Retention(max_age_ms, max_age_ms), 10)).removed_task_count:
+                pass
+            found = [await store.get_policy("acme", "p", version) for version in range(5)]
+            assert expected == [policy.version for policy in found if policy is not None]
+        policy = PolicyVersion(tenant="acme", id="q", version=0, document=b"")
+        _, recreated = await store.put_policy(policy, replace=False)
+        assert 1 == recreated.version
+
+    run_on_store(path, sweep_and_list)
+
+
 def test_a_newer_schema_is_rejected(tmp_path: Path) -> None:
     """The error for a file with a newer schema names the file and its schema version."""
     path = tmp_path / "tasks.db"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -49,6 +50,9 @@ INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint, body
 VALUES [?, ?, ?, ?, {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_TEXT_SQL}, ?]
 ON CONFLICT DO NOTHING
 """)
+_COUNT_TASKS_OF_VERSION = """
+UPDATE policy SET tasks = tasks + ? WHERE tenant = ? AND id = ? AND version = ?
+"""
 _INSERT_STATES = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, started_at, worker)
 VALUES [?, ?, ?, ?, ?, ?, ?, ?, {NULLABLE_NUMBER_SQL}]
@@ -248,6 +252,7 @@ def _insert_states(
     lanes = dict.fromkeys([new.task.lane for new, seq in zip(tasks, seqs, strict=True) if seq])
     tx.load_lanes([tx.names.lane_id(lane) for lane in lanes])
     parameters: list[Any] = []
+    task_counts: Counter[tuple[int, str, int]] = Counter()  # by tenant, policy and version
     states: list[InitialState | None] = []
     for new, tenant_id, seq in zip(tasks, tenant_ids, seqs, strict=True):
         if seq is None:
@@ -274,10 +279,15 @@ def _insert_states(
             status, wake_at, worker = PENDING, due, NULL_NUMBER_PARAM
             lane.lower_due_at(wake_at)
             group.pending_count += 1
+        if task.policy_version is not None:
+            task_counts[tenant_id, task.policy_id, task.policy_version] += 1
         # The second `due` is for the column `started_at`, which holds `Task.first_due_at`.
         parameters += (seq, tenant_id, lane.id, group.policy_id, status, wake_at, due, due, worker)
         states.append((now, due, wake_at, status == IN_FLIGHT))
     _INSERT_STATES.execute(tx.execute, parameters)
+    if task_counts:
+        rows = [(count, *version) for version, count in task_counts.items()]
+        tx.executemany(_COUNT_TASKS_OF_VERSION, rows)
     for group in groups.values():
         lane, policy_id = group.lane, group.policy_id
         tx.count_transition(group.tenant_id, lane, policy_id, None, PENDING, group.pending_count)

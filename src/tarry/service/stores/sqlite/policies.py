@@ -37,6 +37,7 @@ def put_policy(
     tx: Transaction,
     policy: PolicyVersion,
     replace: bool,  # noqa: FBT001 - the writer process gets arguments by position
+    quota: int | None,
 ) -> tuple[PolicyWriteStatus, PolicyVersion]:
     """Create a policy; with `replace`, add a new version to a policy that exists."""
     newest = get_policy(tx, policy.tenant, policy.id)
@@ -45,16 +46,25 @@ def put_policy(
             return PolicyWriteStatus.UNCHANGED, newest
         if not replace:
             return PolicyWriteStatus.CONFLICT, newest
+    tenant_id = tx.names.tenant_id(policy.tenant)
+    if quota is not None:
+        [(count,)] = tx.execute("SELECT count(*) FROM policy WHERE tenant = ?", (tenant_id,))
+        if count >= quota:
+            return PolicyWriteStatus.OVER_QUOTA, newest or policy
+    if newest is not None:
         last_version = newest.version
+        statement = "UPDATE policy SET replaced_at = ? WHERE tenant = ? AND id = ? AND version = ?"
+        tx.execute(statement, (tx.now, tenant_id, policy.id, last_version))
     else:
-        # Version numbers are never reused: a task may refer to a version of a deleted policy.
+        # The numbers of a deleted policy are not reused: a task may refer to one of its versions.
         policy_row_id = tx.names.policy_id(policy.tenant, policy.id)
         statement = "SELECT deleted_version FROM policy_use WHERE id = ?"
         [(last_version,)] = tx.execute(statement, (policy_row_id,))
+        tx.execute("UPDATE policy_use SET deleted_version = 0 WHERE id = ?", (policy_row_id,))
     new = copy_with(policy, version=last_version + 1, created_at=tx.now)
     tx.execute(
         "INSERT INTO policy (tenant, id, version, document, created_at) VALUES (?, ?, ?, ?, ?)",
-        (tx.names.tenant_id(new.tenant), new.id, new.version, new.document, tx.now),
+        (tenant_id, new.id, new.version, new.document, tx.now),
     )
     return PolicyWriteStatus.CREATED if newest is None else PolicyWriteStatus.REPLACED, new
 

@@ -21,7 +21,9 @@ more expensive:
                                  claim: lanes and tenants that are not ready, but may now have tasks
     lane_rotation, tenant_rotation
                                  claim: ready lanes and tenants, least recently served first
-    lane_unused                  retention: lanes without tasks
+    lane_unused, policy_unused, policy_use_deleted
+                                 retention: lanes, replaced versions and deleted policies that no
+                                 task refers to
 """
 
 from __future__ import annotations
@@ -237,6 +239,29 @@ MIGRATIONS = (
     CREATE INDEX lane_unused ON lane (id)
         WHERE tasks = 0 AND paused = 0 AND limits IS NULL;
     INSERT INTO meta VALUES ('removals', 0); -- see InternedNames
+    """,
+    """
+    ALTER TABLE policy_use ADD COLUMN tasks INTEGER NOT NULL DEFAULT 0; -- tasks in any status
+    UPDATE policy_use SET tasks = used.tasks
+        FROM (SELECT policy, count(*) AS tasks FROM state GROUP BY policy) AS used
+        WHERE policy_use.id = used.policy;
+    UPDATE policy_use SET deleted_version = 0 WHERE EXISTS (
+        SELECT 1 FROM policy WHERE policy.tenant = policy_use.tenant AND id = policy_use.policy);
+    CREATE INDEX policy_use_deleted ON policy_use (id) WHERE tasks = 0 AND deleted_version > 0;
+    ALTER TABLE policy ADD COLUMN tasks INTEGER NOT NULL DEFAULT 0; -- with this policy_version
+    UPDATE policy SET tasks = used.tasks
+        FROM (SELECT u.tenant, u.policy, t.policy_version, count(*) AS tasks
+            FROM task AS t CROSS JOIN state AS s ON s.seq = t.seq
+            CROSS JOIN policy_use AS u ON u.id = s.policy
+            WHERE t.policy_version IS NOT NULL GROUP BY 1, 2, 3) AS used
+        WHERE policy.tenant = used.tenant AND policy.id = used.policy
+            AND policy.version = used.policy_version;
+    ALTER TABLE policy ADD COLUMN replaced_at INTEGER; -- NULL: the newest version
+    UPDATE policy SET replaced_at = (
+        SELECT min(newer.created_at) FROM policy AS newer WHERE newer.tenant = policy.tenant
+            AND newer.id = policy.id AND newer.version > policy.version);
+    CREATE INDEX policy_unused ON policy (replaced_at)
+        WHERE tasks = 0 AND replaced_at IS NOT NULL;
     """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""

@@ -247,9 +247,9 @@ class SqliteStore:
         return await self.read(lambda tx: queries.get_lane(tx, name))
 
     async def put_policy(
-        self, policy: model.PolicyVersion, *, replace: bool
+        self, policy: model.PolicyVersion, *, replace: bool, quota: int | None = None
     ) -> tuple[store.PolicyWriteStatus, model.PolicyVersion]:
-        return await self.write(OperationCall(policies.put_policy, policy, replace))
+        return await self.write(OperationCall(policies.put_policy, policy, replace, quota))
 
     async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None

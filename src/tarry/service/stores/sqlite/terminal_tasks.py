@@ -13,6 +13,7 @@ import msgspec
 
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.store import (
+    POLICY_RETENTION_MS,
     REPLAY_QUOTA_PAUSE_MS,
     SweepResult,
     next_replay_count_at,
@@ -78,6 +79,20 @@ DELETE FROM lane WHERE id IN (
     SELECT id FROM lane INDEXED BY lane_unused
     WHERE tasks = 0 AND paused = 0 AND limits IS NULL AND ifnull(parked_until, 0) <= ? LIMIT ?)
 RETURNING tenant
+"""
+_DELETE_UNUSED_POLICY_VERSIONS = """
+DELETE FROM policy WHERE rowid IN (
+    SELECT rowid FROM policy INDEXED BY policy_unused
+    WHERE tasks = 0 AND replaced_at <= ? ORDER BY replaced_at LIMIT ?)
+"""
+_DELETE_UNUSED_DELETED_POLICIES = """
+DELETE FROM policy_use WHERE id IN (
+    SELECT id FROM policy_use INDEXED BY policy_use_deleted
+    WHERE tasks = 0 AND deleted_version > 0 LIMIT ?)
+"""
+_UNCOUNT_TASK_OF_VERSION = """
+UPDATE policy SET tasks = tasks - 1
+WHERE tenant = ? AND id = (SELECT policy FROM policy_use WHERE id = ?) AND version = ?
 """
 MIN_FREE_PAGES = 1024
 """Free pages that are always kept for new tasks; 4 MiB."""
@@ -222,7 +237,7 @@ def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
 
 
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
-    """Delete old tasks, replays, attempt counts and secrets, and unused lanes; end leases of dead
+    """Delete old tasks, replays, attempt counts and secrets, and unused names; end leases of dead
     workers.
 
     At most `limit` of each are deleted or ended. When none is left, the file is shrunk by a few
@@ -245,20 +260,26 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
     tx.execute("DELETE FROM signing_secret WHERE expires_at <= ?", (tx.now,))
     old_counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - DAY_MS, limit))
     old_replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit))
-    deleted_lanes = _delete_unused_lanes(tx, limit)
-    max_deleted = max(old_counts.rowcount, old_replays.rowcount, deleted_lanes)
+    unused_count = _delete_unused_names(tx, limit)
+    max_deleted = max(old_counts.rowcount, old_replays.rowcount, unused_count)
     has_more = has_more_leases or len(old_tasks) > limit or max_deleted == limit > 0
     return SweepResult(min(len(old_tasks), limit), has_more or _shrink_file(tx))
 
 
-def _delete_unused_lanes(tx: Transaction, limit: int) -> int:
-    """Delete lanes without tasks or limits that are neither paused nor parked; return how many."""
+def _delete_unused_names(tx: Transaction, limit: int) -> int:
+    """Delete lanes, policy versions and deleted policies that no task refers to.
+
+    At most `limit` of each are deleted. Returns the largest number of deleted rows of one table.
+    """
     tx.flush()  # writes `tasks`, and empties the cache of lanes, which would be written again
     tenants = tx.execute(_DELETE_UNUSED_LANES, (tx.now, limit)).fetchall()
     tx.executemany("UPDATE tenant SET lanes = lanes - 1 WHERE id = ?", tenants)
-    if tenants:
+    parameters = (tx.now - POLICY_RETENTION_MS, limit)
+    versions = tx.execute(_DELETE_UNUSED_POLICY_VERSIONS, parameters).rowcount
+    policies = tx.execute(_DELETE_UNUSED_DELETED_POLICIES, (limit,)).rowcount
+    if tenants or policies:
         tx.names.record_removal()
-    return len(tenants)
+    return max(len(tenants), versions, policies)
 
 
 def _shrink_file(tx: Transaction) -> bool:
@@ -290,7 +311,10 @@ def delete_task(tx: Transaction, ids: TaskRowIds, status: int) -> None:
     id_range = (attempt_row_id(seq, 0), attempt_row_id(seq + 1, 0))
     execute("DELETE FROM attempt WHERE id > ? AND id < ?", id_range)
     execute("DELETE FROM state WHERE seq = ?", (seq,))
-    [(ref,)] = execute("DELETE FROM task WHERE seq = ? RETURNING body_ref", (seq,))
+    statement = "DELETE FROM task WHERE seq = ? RETURNING body_ref, policy_version"
+    [(ref, version)] = execute(statement, (seq,))
+    if version is not None:
+        execute(_UNCOUNT_TASK_OF_VERSION, (tenant, policy, version))
     if ref is not None:
         execute("INSERT OR IGNORE INTO orphan VALUES (?)", (ref,))
     tx.count_transition(tenant, tx.lane(lane_id), policy, status, None)

@@ -99,7 +99,9 @@ _MOVE_DUE_CHECK_EARLIER, _MOVE_EXPIRY_CHECK_EARLIER = (
     for column in ("due_check_at", "expiry_check_at")
 )
 _INSERT_LANE = "INSERT INTO lane (tenant, name) VALUES (?, ?) RETURNING id"
-_ADD_TO_POLICY_USE = "UPDATE policy_use SET live_tasks = live_tasks + ? WHERE id = ?"
+_ADD_TO_POLICY_USE = (
+    "UPDATE policy_use SET live_tasks = live_tasks + ?, tasks = tasks + ? WHERE id = ?"
+)
 _ADD_TO_ATTEMPTS_PER_MINUTE = MultiRowStatement("""
 INSERT INTO series (tenant, minute, outcome, count) VALUES [?, ?, ?, ?]
 ON CONFLICT DO UPDATE SET count = count + excluded.count
@@ -323,8 +325,9 @@ class Transaction(ReadTransaction):
         self._stored_live_counts: dict[int, int] = {}
         """For each tenant: the number of live (PENDING or IN_FLIGHT) tasks in the file, without the
         changes of this transaction."""
-        self._policy_changes: dict[int, int] = {}
-        """For each policy: the change of the number of live tasks that use it."""
+        self._policy_changes: dict[int, list[int]] = {}
+        """For each policy: the changes of the number of live tasks, and of all tasks, that use
+        it."""
         self._attempt_counts: dict[tuple[int, str], int] = {}
         """The number of logged attempts by tenant and outcome."""
 
@@ -356,9 +359,9 @@ class Transaction(ReadTransaction):
         changes = self._counter_changes.get(tenant)
         if changes is None:
             changes = self._counter_changes[tenant] = [0] * len(TENANT_COUNTERS)
-        live_change = 0
+        live_change = task_change = 0
         if old_status is None:
-            lane.tasks += task_count
+            task_change = task_count
         else:
             changes[old_status] -= task_count
             if old_status == PENDING:
@@ -378,7 +381,7 @@ class Transaction(ReadTransaction):
             elif old_status == EXHAUSTED:
                 lane.exhausted -= task_count
         if new_status is None:
-            lane.tasks -= task_count
+            task_change -= task_count
         else:
             changes[new_status] += task_count
             if new_status == PENDING:
@@ -389,8 +392,11 @@ class Transaction(ReadTransaction):
                 live_change += task_count
             elif new_status == EXHAUSTED:
                 lane.exhausted += task_count
-        if live_change:
-            self._policy_changes[policy] = self._policy_changes.get(policy, 0) + live_change
+        lane.tasks += task_change
+        if live_change or task_change:
+            policy_changes = self._policy_changes.setdefault(policy, [0, 0])
+            policy_changes[0] += live_change
+            policy_changes[1] += task_change
 
     def count_superseded(self, tenant: int) -> None:
         """Count a result that arrived after its lease was lost."""
@@ -435,7 +441,7 @@ class Transaction(ReadTransaction):
         _WRITE_LANE_COUNTS.execute(self.execute, counts)
         _WRITE_LANE_SCHEDULES.execute(self.execute, schedules)
         tenant_counters = [(*changes, tenant) for tenant, changes in self._counter_changes.items()]
-        policy_use = [(change, policy) for policy, change in self._policy_changes.items() if change]
+        policy_use = [(*changes, policy) for policy, changes in self._policy_changes.items()]
         for statement, rows in (
             (_MOVE_DUE_CHECK_EARLIER, [(at, tenant) for tenant, at in due_checks.items()]),
             (_MOVE_EXPIRY_CHECK_EARLIER, [(at, tenant) for tenant, at in expiry_checks.items()]),

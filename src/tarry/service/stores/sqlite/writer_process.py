@@ -121,7 +121,7 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (terminal_tasks.forget_orphaned_bodies, tuple[list[str]], None),
         (
             policies.put_policy,
-            tuple[PolicyVersion, bool],
+            tuple[PolicyVersion, bool, int | None],
             tuple[store.PolicyWriteStatus, PolicyVersion],
         ),
         (policies.delete_policy, tuple[str, str], store.PolicyWriteStatus),
