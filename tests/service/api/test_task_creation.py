@@ -550,7 +550,7 @@ def test_a_target_above_the_limit_of_lanes_is_429() -> None:
         await api.create()
         other = {"targetUrl": "https://other.example/"}
         full = await api.request("POST", "/retry-tasks", other)
-        assert (429, "10") == (full.status, full.header("retry-after"))
+        assert (429, "60") == (full.status, full.header("retry-after"))
         assert "its limit of 1 lanes (setting tenant_lanes)" in full.problem["detail"]
         batch = await api.request(
             "POST", "/retry-tasks/batch", {"tasks": [other, {"targetUrl": TARGET}]}

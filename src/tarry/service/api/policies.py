@@ -13,6 +13,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.api import problems
 from tarry.service.api.messages import ApiResponse, NoQuery, PageQuery, decode_json, json_response
 from tarry.service.api.problems import from_configuration_error, invalid, unknown_field
+from tarry.service.api.quotas import too_many_policy_versions
 from tarry.service.api.routing import Operation
 from tarry.service.model import PolicyVersion
 from tarry.service.store import PolicyWriteStatus
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from tarry.service.api.messages import ApiRequest
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Any])
-_QUOTA_RETRY_AFTER_S = 60.0
 _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PATH = "/retry-policies"
 _POLICY_PATH = "/retry-policies/{policyId}"
@@ -208,13 +208,7 @@ class PolicyResource:
         result = await self._context.store.put_policy(new_version, replace=replace, quota=quota)
         self._context.engine.policies.forget(tenant, policy_id)
         if result[0] is PolicyWriteStatus.OVER_QUOTA:
-            detail = (
-                f"The tenant has reached its limit of {quota:,} policy versions (setting "
-                "tenant_policy_versions). Replaced versions are removed after a day if no task "
-                "uses them. Wait, or delete policies."
-            )
-            retry_after = problems.retry_after(_QUOTA_RETRY_AFTER_S)
-            raise problems.TENANT_LIMIT.error(detail, headers=[retry_after])
+            raise too_many_policy_versions(quota)
         return result
 
 
