@@ -266,6 +266,16 @@ class RetryNowStatus(StrEnum):
     """The task is finished, and its tenant has reached its quota of live tasks."""
 
 
+class LaneWriteStatus(StrEnum):
+    """The result of a change of a lane that an operator requested."""
+
+    CHANGED = "changed"
+    TOO_MANY_LANES = "too_many_lanes"
+    """Not changed: the lane does not exist, and its tenant has reached its quota of lanes."""
+    TOO_MANY_LIMITED = "too_many_limited"
+    """Not changed: the limits of the maximum number of other lanes are set."""
+
+
 class PolicyWriteStatus(StrEnum):
     """The result of writing or deleting a policy."""
 
@@ -428,8 +438,8 @@ class Store(Protocol):
 
         `consecutive_opens` is how often in a row the breaker has opened. It is 0 if the breaker is
         closed, and the target cannot be attempted for a local reason. The values of an earlier call
-        are overwritten. Like `pause`, this creates the lane if it does not exist. The part of the
-        lane's name before the first slash is the tenant.
+        are overwritten. Like `pause`, this creates the lane if it does not exist, but without a
+        quota. The part of the lane's name before the first slash is the tenant.
         """
         ...
 
@@ -441,8 +451,8 @@ class Store(Protocol):
         """End the parking and the pause of a lane."""
         ...
 
-    async def pause(self, lane: str) -> None:
-        """Lease no task of the lane until `resume`."""
+    async def pause(self, lane: str, *, lane_quota: int | None = None) -> LaneWriteStatus:
+        """Lease no task of the lane until `resume`; `lane_quota` limits the tenant's lanes."""
         ...
 
     async def record_lane_limits(self, limits: Sequence[LaneLimits]) -> None:
@@ -457,11 +467,16 @@ class Store(Protocol):
         ...
 
     async def set_limits(
-        self, lane: str, limits: DownstreamLimits | None, *, max_lanes: int
-    ) -> bool:
+        self,
+        lane: str,
+        limits: DownstreamLimits | None,
+        *,
+        max_limited: int,
+        lane_quota: int | None = None,
+    ) -> LaneWriteStatus:
         """Set the limits of a lane, which is created if needed; None removes its limits.
 
-        Return False, and change nothing, if `max_lanes` other lanes of the tenant have limits.
+        `max_limited` bounds the lanes of the tenant that have limits, and `lane_quota` all of them.
         """
         ...
 

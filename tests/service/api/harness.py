@@ -40,6 +40,7 @@ from tarry.service.store import (
     AddResult,
     CancelStatus,
     ConfiguredLimits,
+    LaneWriteStatus,
     LeaseTerms,
     NewTask,
     RetryNowStatus,
@@ -136,9 +137,9 @@ class FakeEngine:
         quota = self.limits.max_tenant_unfinished_tasks
         return await self.store.retry_now(tenant, task_id, quota=quota)
 
-    async def pause(self, lane: str) -> None:
+    async def pause(self, lane: str) -> LaneWriteStatus:
         """Pause a lane."""
-        await self.store.pause(lane)
+        return await self.store.pause(lane, lane_quota=self.limits.max_tenant_lanes)
 
     async def resume(self, lane: str) -> None:
         """Resume a lane."""
@@ -148,13 +149,15 @@ class FakeEngine:
         """Resume a lane."""
         await self.store.resume(lane)
 
-    async def set_limits(self, lane: str, limits: DownstreamLimits | None) -> bool:
+    async def set_limits(self, lane: str, limits: DownstreamLimits | None) -> LaneWriteStatus:
         """Set the limits of a lane; two lanes may have limits."""
-        is_set = await self.store.set_limits(lane, limits, max_lanes=2)
+        status = await self.store.set_limits(
+            lane, limits, max_limited=2, lane_quota=self.limits.max_tenant_lanes
+        )
         self.limit_table.stored = (
             await self.store.load_limits(ConfiguredLimits(-1)) or ConfiguredLimits()
         )
-        return is_set
+        return status
 
     def configured_limits(self, lane: str) -> tuple[DownstreamLimits, LimitsSource]:
         """Return the limits of a lane."""

@@ -182,6 +182,27 @@ def test_number_of_downstreams_with_limits_is_bounded() -> None:
     run_with_api(test)
 
 
+def test_a_new_downstream_above_the_limit_of_lanes_is_429() -> None:
+    """It cannot be paused or get limits, and the 429 names the setting; existing ones can."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        new = "/downstreams/https:example.org:443"
+        for response in (
+            await api.request("POST", f"{new}/pause"),
+            await api.request("PUT", new, {"concurrency": 1}),
+        ):
+            assert (429, "60") == (response.status, response.header("retry-after"))
+            assert "limit of 1 lanes (setting tenant_lanes)" in response.problem["detail"]
+        assert 404 == (await api.request("GET", new)).status
+        assert 200 == (await api.request("PUT", new, {})).status
+        assert 200 == (await api.request("POST", f"/downstreams/{LANE}/pause")).status
+        limits = await api.request("PUT", f"/downstreams/{LANE}", {"concurrency": 1})
+        assert 200 == limits.status
+
+    run_with_api(test, lane_quota=1)
+
+
 @pytest.mark.parametrize(
     ("lane", "rule"),
     [

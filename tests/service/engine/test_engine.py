@@ -8,15 +8,19 @@ import pytest
 from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
-from tarry.service.model import Status
-from tarry.service.store import CancelStatus, RetryNowStatus
+from tarry.service.engine.context import EngineLimits
+from tarry.service.engine.lanes import build_breaker
+from tarry.service.model import Status, Task
+from tarry.service.store import CancelStatus, LaneWriteStatus, Retention, RetryNowStatus
 from tests.service.engine.harness import (
     BUSY,
+    EPOCH_S,
     OK,
     EngineHarness,
     FakeTarget,
     run,
 )
+from tests.service.stores.reference_store import ReferenceStore
 
 
 def test_cancel_of_a_leased_task_before_its_attempt_is_immediate() -> None:
@@ -251,5 +255,56 @@ def test_overdue_tasks_are_claimed_and_finished_in_small_steps() -> None:
         assert 1000 == sum(finished_counts)
         assert max(finished_counts) <= 64
         assert 1000 == len(target.requests)
+
+    run(main)
+
+
+def test_removed_lane_is_used_again() -> None:
+    """Two processes know a lane that retention removes while its breaker is open in one of them."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+        target = FakeTarget(BUSY)
+        harnesses = [
+            EngineHarness(target, store=store, build_breaker=build_breaker, seed=seed)
+            for seed in (1, 2)
+        ]
+        tasks: list[Task] = []
+        for harness in harnesses:
+            await harness.engine.start()
+            tasks += await harness.add(*(harness.new_task() for _ in range(40)))
+        await asyncio.sleep(5)
+        lane = tasks[0].lane
+        assert any(harness.lanes[lane].is_tripped for harness in harnesses)
+        for task in tasks:
+            await harnesses[0].engine.cancel(task.tenant, task.id)
+        await asyncio.sleep(60)
+        await store.sweep(Retention(0, 0), 1000)
+        assert await store.get_lane(lane) is None
+
+        target.responses = [OK]
+        for harness in harnesses:
+            [added] = await harness.add(harness.new_task())
+            await asyncio.sleep(5)
+            assert Status.SUCCEEDED is (await harness.get_task(added)).status
+        for harness in harnesses:
+            await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_lane_above_the_limit_is_not_paused() -> None:
+    """A pause that the store rejects changes nothing in this process."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK), limits=EngineLimits(max_tenant_lanes=1))
+        await harness.add(harness.new_task())
+        name = "default/http:b.example:80"
+
+        assert LaneWriteStatus.TOO_MANY_LANES is await harness.engine.pause(name)
+
+        assert not harness.lanes[name].is_paused
+        assert "paused" not in harness.event_kinds()
 
     run(main)

@@ -168,19 +168,19 @@ def test_limits_of_a_running_lane_can_be_changed() -> None:
         assert 8 == len(running)
         lane = harness.lanes.most_notable(1)[0].name
 
-        assert await engine.set_limits(lane, DownstreamLimits(concurrency=2))
+        await engine.set_limits(lane, DownstreamLimits(concurrency=2))
         peaks.clear()
         await asyncio.sleep(2)
         assert {1, 2} >= set(peaks)
         assert peaks
 
-        assert await engine.set_limits(lane, DownstreamLimits(rate_per_second=0.001))
+        await engine.set_limits(lane, DownstreamLimits(rate_per_second=0.001))
         await asyncio.sleep(2)
         sent = len(peaks)
         await asyncio.sleep(20)
         assert sent + 1 >= len(peaks)
 
-        assert await engine.set_limits(lane, None)
+        await engine.set_limits(lane, None)
         await asyncio.sleep(30)
         assert not running
         assert 40 == len(target.requests)
@@ -201,7 +201,7 @@ def test_limits_of_another_process_are_adopted() -> None:
         await second.engine.start()
         downstream = second.lanes[LANE].downstream
         limits = DownstreamLimits(rate_per_second=3, budget=BudgetSettings(enabled=False))
-        assert await first.engine.set_limits(LANE, limits)
+        await first.engine.set_limits(LANE, limits)
         await asyncio.sleep(2)
         assert (3.0, None) == (downstream.limiter.rate, downstream.budget)
         assert (limits, "API") == second.engine.configured_limits(LANE)

@@ -28,6 +28,7 @@ from tarry.service.store import (
     TaskResult,
 )
 from tarry.service.task_search import search_of_replay
+from tarry.wire.tasks import DownstreamLimits
 from tests.service.stores.comparison import (
     TENANTS,
     StoreComparison,
@@ -301,15 +302,22 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(
         lane=lanes,
-        action=st.sampled_from(["park", "pause", "resume", "unpark"]),
+        action=st.sampled_from(["park", "pause", "resume", "unpark", "limit", "remove limits"]),
         delay=st.sampled_from([0, 1000, 5000]),
         probes=st.integers(1, 3),
         consecutive_opens=st.integers(1, 3),
+        lane_quota=st.sampled_from([None, 2]),
     )
     def change_lane(
-        self, lane: str, action: str, delay: int, probes: int, consecutive_opens: int
+        self,
+        lane: str,
+        action: str,
+        delay: int,
+        probes: int,
+        consecutive_opens: int,
+        lane_quota: int | None,
     ) -> None:
-        """Park, pause, resume or unpark a lane."""
+        """Park, pause, resume, unpark or limit a lane."""
         until = self.now + delay
         if action == "park":
             self.comparison.call_and_compare(
@@ -318,7 +326,12 @@ class StoreMachine(RuleBasedStateMachine):
                 )
             )
         elif action == "pause":
-            self.comparison.call_and_compare(lambda store: store.pause(lane))
+            self.comparison.call_and_compare(lambda store: store.pause(lane, lane_quota=lane_quota))
+        elif action in {"limit", "remove limits"}:
+            limits = DownstreamLimits(concurrency=probes) if action == "limit" else None
+            self.comparison.call_and_compare(
+                lambda store: store.set_limits(lane, limits, max_limited=1, lane_quota=lane_quota)
+            )
         elif action == "resume":
             self.comparison.call_and_compare(lambda store: store.resume(lane))
         else:

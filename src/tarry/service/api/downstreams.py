@@ -8,11 +8,13 @@ import msgspec
 
 from tarry.service.api import problems
 from tarry.service.api.messages import NoQuery, PageQuery, decode_json, json_response
+from tarry.service.api.quotas import too_many_lanes
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import downstream_view, stored_lane_name
 from tarry.service.delivery.targets import parse_lane_name
 from tarry.service.engine.limits import MAX_CONFIGURED_LANES
 from tarry.service.model import LaneRecord
+from tarry.service.store import LaneWriteStatus
 from tarry.wire.tasks import DownstreamInfo, DownstreamLimitsRequest, Page
 
 if TYPE_CHECKING:
@@ -56,19 +58,23 @@ class DownstreamResource:
         limits = decode_json(_limits_decoder, body)
         name = _parse_lane_name(request)
         is_default = limits == DownstreamLimitsRequest()
-        if not await self._context.engine.set_limits(name, None if is_default else limits):
+        status = await self._context.engine.set_limits(name, None if is_default else limits)
+        if status is LaneWriteStatus.TOO_MANY_LIMITED:
             raise problems.TENANT_LIMIT.error(
                 f"{MAX_CONFIGURED_LANES} downstreams of the tenant have limits. "
                 "Remove limits that are not needed: PUT /downstreams/LANE with the body {}."
             )
+        self._check_lane_quota(status)
         return await self._get_changed(name)
 
-    @Operation("POST", "/downstreams/{lane}/pause", "pauseDownstream", DownstreamInfo)
+    @Operation(
+        "POST", "/downstreams/{lane}/pause", "pauseDownstream", DownstreamInfo, errors=(429,)
+    )
     async def pause(self, request: ApiRequest) -> ApiResponse:
         """Start no more attempts, also before the first task, until the downstream is resumed."""
         request.parse_query(NoQuery)
         name = _parse_lane_name(request)
-        await self._context.engine.pause(name)
+        self._check_lane_quota(await self._context.engine.pause(name))
         return await self._get_changed(name)
 
     @Operation("POST", "/downstreams/{lane}/resume", "resumeDownstream", DownstreamInfo)
@@ -87,6 +93,10 @@ class DownstreamResource:
         request.parse_query(NoQuery)
         name = stored_lane_name(request.tenant, request.path_parameter("lane"))
         return json_response(200, self._view(await self._find(name)))
+
+    def _check_lane_quota(self, status: LaneWriteStatus) -> None:
+        if status is LaneWriteStatus.TOO_MANY_LANES:
+            raise too_many_lanes(self._context.engine.limits)
 
     async def _change(
         self, request: ApiRequest, change: Callable[[str], Awaitable[None]]

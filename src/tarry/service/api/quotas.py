@@ -36,7 +36,7 @@ def too_many_unfinished_tasks(limits: EngineLimits) -> ApiError:
 
 
 def too_many_lanes(limits: EngineLimits) -> ApiError:
-    """Return the error (429) for a task that needs a new lane, when the tenant is at its quota."""
+    """Return the error (429) for a request that needs a lane, when the tenant is at its quota."""
     detail = (
         f"The tenant has reached its limit of {limits.max_tenant_lanes:,} lanes (setting "
         "tenant_lanes). Each target host and each laneKey has a lane. Use existing ones. A lane is "

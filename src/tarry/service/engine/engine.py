@@ -20,7 +20,14 @@ from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.worker import Worker
 from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Status
-from tarry.service.store import AddStatus, CancelStatus, FinishStatus, RetryNowStatus, TaskResult
+from tarry.service.store import (
+    AddStatus,
+    CancelStatus,
+    FinishStatus,
+    LaneWriteStatus,
+    RetryNowStatus,
+    TaskResult,
+)
 from tarry.wire.tasks import LocalStats
 
 if TYPE_CHECKING:
@@ -229,15 +236,18 @@ class Engine:
             return None
         return leased_task
 
-    async def pause(self, lane_name: str) -> None:
+    async def pause(self, lane_name: str) -> LaneWriteStatus:
         """Stop a lane until an operator resumes it; attempts in flight continue."""
         self._context.lanes[lane_name].is_paused = True
-        await self._context.store.pause(lane_name)
+        status = await self._context.store.pause(lane_name, lane_quota=self.limits.max_tenant_lanes)
         # Set again: a claim that ran meanwhile may have returned a task of the lane, and have
         # marked the lane as not paused.
-        self._context.lanes[lane_name].is_paused = True
-        self.worker.release_lane(lane_name)
-        self._reporter.report_lane_change("paused", lane_name)
+        is_paused = status is LaneWriteStatus.CHANGED
+        self._context.lanes[lane_name].is_paused = is_paused
+        if is_paused:
+            self.worker.release_lane(lane_name)
+            self._reporter.report_lane_change("paused", lane_name)
+        return status
 
     async def resume(self, lane_name: str) -> None:
         """Resume a lane that was paused or parked; its rate and concurrency limit start low."""
@@ -268,13 +278,16 @@ class Engine:
             self._reporter.report_transition(state_before, lane.breaker.state)
         await self.resume(lane_name)
 
-    async def set_limits(self, lane_name: str, limits: DownstreamLimits | None) -> bool:
-        """Set the limits of a lane (None: remove them); return False for too many lanes."""
-        is_set = await self._context.store.set_limits(
-            lane_name, limits, max_lanes=MAX_CONFIGURED_LANES
+    async def set_limits(self, lane_name: str, limits: DownstreamLimits | None) -> LaneWriteStatus:
+        """Set the limits of a lane (None: remove them)."""
+        status = await self._context.store.set_limits(
+            lane_name,
+            limits,
+            max_limited=MAX_CONFIGURED_LANES,
+            lane_quota=self.limits.max_tenant_lanes,
         )
         await self.scheduler.load_limits()
-        return is_set
+        return status
 
     def configured_limits(self, lane_name: str) -> tuple[DownstreamLimits, LimitsSource]:
         """Return the configured limits of a lane, and where they are configured."""

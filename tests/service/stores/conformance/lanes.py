@@ -11,6 +11,7 @@ from tarry.service.store import (
     ConfiguredLimits,
     FinishStatus,
     LaneLimits,
+    LaneWriteStatus,
     NewTask,
 )
 from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
@@ -460,8 +461,9 @@ async def limits_that_operators_set_are_returned_when_they_change(harness: Store
         rate_per_second=0.5, concurrency=3, breaker=BreakerSettings(enabled=False, probes=2)
     )
     second = DownstreamLimits(budget=BudgetSettings(ratio=0.25))
-    assert await store.set_limits(BETA, first, max_lanes=9)
-    assert await store.set_limits(LANE, second, max_lanes=9)
+    for lane_name, limits in ((BETA, first), (LANE, second)):
+        status = await store.set_limits(lane_name, limits, max_limited=9)
+        assert LaneWriteStatus.CHANGED is status
     await harness.add(task(1))
     await harness.claim()
     await harness.reopen()
@@ -475,8 +477,9 @@ async def limits_that_operators_set_are_returned_when_they_change(harness: Store
     assert lane is not None
     assert ("beta", 0) == (lane.tenant, lane.pending)
 
-    assert await store.set_limits(BETA, None, max_lanes=0)
-    assert await store.set_limits("acme/https:unknown:443", None, max_lanes=0)
+    for lane_name in (BETA, "acme/https:unknown:443"):
+        status = await store.set_limits(lane_name, None, max_limited=0, lane_quota=0)
+        assert LaneWriteStatus.CHANGED is status
     assert await store.get_lane("acme/https:unknown:443") is None
     changed = await store.load_limits(loaded)
     assert changed is not None
@@ -485,19 +488,44 @@ async def limits_that_operators_set_are_returned_when_they_change(harness: Store
 
 @conformance_case
 async def a_tenant_can_set_the_limits_of_few_lanes(harness: StoreHarness) -> None:
-    """Beyond `max_lanes`, nothing is changed; limits of the tenant's lanes can be replaced."""
+    """Beyond `max_limited`, nothing is changed; limits of the tenant's lanes can be replaced."""
     store, limits = harness.store, DownstreamLimits(concurrency=1)
     names = [f"acme/https:{number}.example:443" for number in range(3)]
-    assert await store.set_limits(names[0], limits, max_lanes=2)
-    assert await store.set_limits(names[1], limits, max_lanes=2)
+    for name in names[:2]:
+        await store.set_limits(name, limits, max_limited=2)
     before = await store.load_limits(ConfiguredLimits(version=-1))
     assert before is not None
 
-    assert not await store.set_limits(names[2], limits, max_lanes=2)
+    status = await store.set_limits(names[2], limits, max_limited=2)
+    assert LaneWriteStatus.TOO_MANY_LIMITED is status
     assert await store.load_limits(before) is None
     assert await store.get_lane(names[2]) is None
-    assert await store.set_limits(names[1], DownstreamLimits(concurrency=2), max_lanes=2)
-    assert await store.set_limits(BETA, limits, max_lanes=2)
+    for name in (names[1], BETA):
+        status = await store.set_limits(name, DownstreamLimits(concurrency=2), max_limited=2)
+        assert LaneWriteStatus.CHANGED is status
+
+
+@conformance_case
+async def operators_cannot_create_lanes_above_the_quota(harness: StoreHarness) -> None:
+    """A new lane cannot be paused or get limits; the quota does not apply to existing lanes."""
+    store, limits = harness.store, DownstreamLimits(concurrency=1)
+    paused, limited, new = (f"acme/https:{host}.example:443" for host in "bcd")
+    changed, too_many = LaneWriteStatus.CHANGED, LaneWriteStatus.TOO_MANY_LANES
+    await harness.add(task(1))
+    assert changed is await store.pause(paused, lane_quota=2)
+    assert too_many is await store.pause(limited, lane_quota=2)
+    assert changed is await store.set_limits(limited, limits, max_limited=9, lane_quota=3)
+    before = await store.load_limits(ConfiguredLimits(version=-1))
+
+    assert too_many is await store.pause(new, lane_quota=3)
+    assert too_many is await store.set_limits(new, limits, max_limited=9, lane_quota=3)
+
+    assert await store.get_lane(new) is None
+    assert before == await store.load_limits(ConfiguredLimits(version=-1))
+    for lane in (LANE, paused, limited):
+        assert changed is await store.pause(lane, lane_quota=3)
+        assert changed is await store.set_limits(lane, limits, max_limited=9, lane_quota=3)
+    assert changed is await store.pause(BETA, lane_quota=1)
 
 
 @conformance_case

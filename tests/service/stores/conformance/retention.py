@@ -264,7 +264,7 @@ async def dead_letters_are_swept_while_a_replay_waits(harness: StoreHarness) -> 
 async def lanes_without_tasks_are_swept(harness: StoreHarness) -> None:
     """A lane is removed with its last task, unless it is paused or parked, or has limits."""
     lanes = {host: f"acme/https:{host}.example:443" for host in "abcdef"}
-    assert await harness.store.set_limits(lanes["f"], DownstreamLimits(concurrency=1), max_lanes=9)
+    await harness.store.set_limits(lanes["f"], DownstreamLimits(concurrency=1), max_limited=9)
     for number, host in enumerate("abcd"):
         leased = await harness.lease_new_task(number, host=host)
         await harness.store.finish([success_result(leased)])
@@ -286,7 +286,7 @@ async def lanes_without_tasks_are_swept(harness: StoreHarness) -> None:
     assert "bdef" == await sweep_and_list()
     await harness.store.resume(lanes["b"])
     await harness.reopen()
-    assert await harness.store.set_limits(lanes["f"], None, max_lanes=9)
+    await harness.store.set_limits(lanes["f"], None, max_limited=9)
     harness.clock.advance(DAY_MS)
     assert "d" == await sweep_and_list()
 

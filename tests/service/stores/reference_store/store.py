@@ -37,6 +37,7 @@ from tarry.service.store import (
     Counters,
     FinishStatus,
     LaneLimits,
+    LaneWriteStatus,
     LeaseTerms,
     NewTask,
     Page,
@@ -127,10 +128,8 @@ class ReferenceStore:
             return AddResult(AddStatus.EXISTING if is_same else AddStatus.CONFLICT, copy(found))
         if self._free_quota(task.tenant, quota) <= 0:
             return AddResult(AddStatus.OVER_QUOTA, copy(task))
-        if lane_quota is not None and task.lane not in self.state.queues:
-            lane_count = sum(name.startswith(f"{task.tenant}/") for name in self.state.queues)
-            if lane_count >= lane_quota:
-                return AddResult(AddStatus.TOO_MANY_LANES, copy(task))
+        if self._exceeds_quota(task.lane, lane_quota):
+            return AddResult(AddStatus.TOO_MANY_LANES, copy(task))
         if existing is not None:
             self.state.delete(existing)
         due = task.next_attempt_at if new.delay_ms is None else now + new.delay_ms
@@ -329,10 +328,20 @@ class ReferenceStore:
                 found.paused = False
             self._reschedule(lane)
 
-    async def pause(self, lane: str) -> None:
+    async def pause(self, lane: str, *, lane_quota: int | None = None) -> LaneWriteStatus:
         """Stop claims from a lane until it is resumed."""
+        if self._exceeds_quota(lane, lane_quota):
+            return LaneWriteStatus.TOO_MANY_LANES
         self.state.queue(lane).lane.paused = True
         self._reschedule(lane)
+        return LaneWriteStatus.CHANGED
+
+    def _exceeds_quota(self, lane: str, lane_quota: int | None) -> bool:
+        """Return whether the lane does not exist, and its tenant has `lane_quota` lanes."""
+        if lane_quota is None or lane in self.state.queues:
+            return False
+        prefix = lane.partition("/")[0] + "/"
+        return sum(name.startswith(prefix) for name in self.state.queues) >= lane_quota
 
     async def record_lane_limits(self, limits: Sequence[LaneLimits]) -> None:
         """Store the limits of lanes that exist."""
@@ -346,18 +355,25 @@ class ReferenceStore:
         return sorted(limited, key=lambda each: each.lane)[:limit]
 
     async def set_limits(
-        self, lane: str, limits: DownstreamLimits | None, *, max_lanes: int
-    ) -> bool:
+        self,
+        lane: str,
+        limits: DownstreamLimits | None,
+        *,
+        max_limited: int,
+        lane_quota: int | None = None,
+    ) -> LaneWriteStatus:
         """Set the limits of a lane."""
         by_lane, tenant = dict(self.state.limits.by_lane), lane.partition("/")[0]
         by_lane.pop(lane, None)
         if limits is not None:
-            if max_lanes <= sum(name.partition("/")[0] == tenant for name in by_lane):
-                return False
+            if max_limited <= sum(name.partition("/")[0] == tenant for name in by_lane):
+                return LaneWriteStatus.TOO_MANY_LIMITED
+            if self._exceeds_quota(lane, lane_quota):
+                return LaneWriteStatus.TOO_MANY_LANES
             by_lane[lane] = limits
             self.state.queue(lane)
         self.state.limits = ConfiguredLimits(self.state.limits.version + 1, by_lane=by_lane)
-        return True
+        return LaneWriteStatus.CHANGED
 
     async def load_limits(self, known: ConfiguredLimits) -> ConfiguredLimits | None:
         """Return the limits, unless they are known."""

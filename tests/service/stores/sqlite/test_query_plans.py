@@ -48,7 +48,7 @@ async def use_limits(store: SqliteStore, lane: str) -> None:
     """Call the operations on the limits of lanes."""
     await store.record_lane_limits([LaneLimits(lane, 5.0, 8)])
     await store.list_lane_limits(10)
-    await store.set_limits(lane, DownstreamLimits(concurrency=1), max_lanes=9)
+    await store.set_limits(lane, DownstreamLimits(concurrency=1), max_limited=9)
     await store.load_limits(ConfiguredLimits())
     await store.add_to_budgets({lane: 1.0})
 

@@ -216,8 +216,8 @@ class SqliteStore:
     async def resume(self, lane: str) -> None:
         await self.write(OperationCall(transitions.resume, lane))
 
-    async def pause(self, lane: str) -> None:
-        await self.write(OperationCall(transitions.pause, lane))
+    async def pause(self, lane: str, *, lane_quota: int | None = None) -> store.LaneWriteStatus:
+        return await self.write(OperationCall(transitions.pause, lane, lane_quota))
 
     async def record_lane_limits(self, limits: Sequence[store.LaneLimits]) -> None:
         operation = OperationCall(transitions.record_lane_limits, limits)
@@ -227,9 +227,15 @@ class SqliteStore:
         return await self.read(lambda tx: queries.list_lane_limits(tx, limit))
 
     async def set_limits(
-        self, lane: str, limits: DownstreamLimits | None, *, max_lanes: int
-    ) -> bool:
-        return await self.write(OperationCall(transitions.set_limits, lane, limits, max_lanes))
+        self,
+        lane: str,
+        limits: DownstreamLimits | None,
+        *,
+        max_limited: int,
+        lane_quota: int | None = None,
+    ) -> store.LaneWriteStatus:
+        operation = OperationCall(transitions.set_limits, lane, limits, max_limited, lane_quota)
+        return await self.write(operation)
 
     async def load_limits(self, known: store.ConfiguredLimits) -> store.ConfiguredLimits | None:
         return await self.read(lambda tx: queries.load_limits(tx, known))

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, decay_budget
+from tarry.service.store import (
+    CancelStatus,
+    FinishStatus,
+    LaneWriteStatus,
+    RetryNowStatus,
+    decay_budget,
+)
 from tarry.service.stores.sqlite.queries import attempt_row_id, pack_id, unpack_id
 from tarry.service.stores.sqlite.transaction import (
     CANCELLED,
@@ -219,11 +225,21 @@ def park(tx: Transaction, lane: str, until: int, probes: int, consecutive_opens:
     lane_row.put_to_sleep()
 
 
-def pause(tx: Transaction, lane: str) -> None:
+def pause(tx: Transaction, lane: str, lane_quota: int | None) -> LaneWriteStatus:
     """Keep claims from leasing tasks of a lane until `resume`."""
+    if _exceeds_quota(tx, lane, lane_quota):
+        return LaneWriteStatus.TOO_MANY_LANES
     lane_row = tx.lane(tx.names.lane_id(lane))
     lane_row.paused = 1
     lane_row.put_to_sleep()
+    return LaneWriteStatus.CHANGED
+
+
+def _exceeds_quota(tx: Transaction, lane: str, lane_quota: int | None) -> bool:
+    """Return whether the lane does not exist, and its tenant has `lane_quota` lanes."""
+    if lane_quota is None or tx.names.find_lane(lane) is not None:
+        return False
+    return tx.count_lanes(tx.names.tenant_id(lane.partition("/")[0])) >= lane_quota
 
 
 def unpark(tx: Transaction, lane: str) -> None:
@@ -247,18 +263,26 @@ def record_lane_limits(tx: Transaction, limits: Sequence[LaneLimits]) -> None:
     tx.executemany("UPDATE lane SET rate = ?, concurrency = ? WHERE name = ?", rows)
 
 
-def set_limits(tx: Transaction, lane: str, limits: DownstreamLimits | None, max_lanes: int) -> bool:
-    """Set the limits of a lane; return False if the tenant has too many lanes with limits."""
+def set_limits(
+    tx: Transaction,
+    lane: str,
+    limits: DownstreamLimits | None,
+    max_limited: int,
+    lane_quota: int | None,
+) -> LaneWriteStatus:
+    """Set the limits of a lane, or remove them (None); see `Store.set_limits`."""
     text = None
     if limits is not None:
         tenant_id = tx.names.tenant_id(lane.partition("/")[0])
-        if tx.execute(_COUNT_CONFIGURED_LANES, (tenant_id, lane)).fetchone()[0] >= max_lanes:
-            return False
+        if tx.execute(_COUNT_CONFIGURED_LANES, (tenant_id, lane)).fetchone()[0] >= max_limited:
+            return LaneWriteStatus.TOO_MANY_LIMITED
+        if _exceeds_quota(tx, lane, lane_quota):
+            return LaneWriteStatus.TOO_MANY_LANES
         tx.names.lane_id(lane)  # creates the lane if it is missing
         text = msgspec.json.encode(limits).decode()
     tx.execute("UPDATE lane SET limits = ? WHERE name = ?", (text, lane))
     tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'limits_version'")
-    return True
+    return LaneWriteStatus.CHANGED
 
 
 def add_to_budgets(tx: Transaction, changes: dict[str, float]) -> dict[str, float]:

@@ -105,9 +105,13 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (transitions.park, tuple[str, int, int, int], None),
         (transitions.unpark, tuple[str], None),
         (transitions.resume, tuple[str], None),
-        (transitions.pause, tuple[str], None),
+        (transitions.pause, tuple[str, int | None], store.LaneWriteStatus),
         (transitions.record_lane_limits, tuple[list[store.LaneLimits]], None),
-        (transitions.set_limits, tuple[str, DownstreamLimits | None, int], bool),
+        (
+            transitions.set_limits,
+            tuple[str, DownstreamLimits | None, int, int | None],
+            store.LaneWriteStatus,
+        ),
         (transitions.add_to_budgets, tuple[dict[str, float]], dict[str, float]),
         (terminal_tasks.start_replay, tuple[ReplayRecord], ReplayRecord),
         (
