@@ -191,8 +191,11 @@ class EngineHarness:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a test on virtual time."""
-    with VirtualClock() as clock:
+    """Run a test on virtual time.
+
+    It starts at a fixed time: rounding to milliseconds would differ with the time of the machine.
+    """
+    with VirtualClock(start=1000.0) as clock:
         clock.run(main)
 
 
