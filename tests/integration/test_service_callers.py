@@ -158,7 +158,7 @@ def test_tasks_can_wait_until_their_target_is_allowed(tmp_path: Path) -> None:
             task_id = running_service.post(targetUrl=f"http://rebound.example:{port}/")["taskId"]
             path = f"/retry-tasks/{task_id}/explain"
             running_service.wait_for(
-                lambda: "waits" in running_service.request("GET", path)[1]["text"]
+                lambda: "--allow-target" in running_service.request("GET", path)[1]["text"]
             )
             text = running_service.request("GET", path)[1]["text"]
             assert "--allow-target rebound.example (setting allow_target)" in text
