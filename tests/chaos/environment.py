@@ -263,7 +263,7 @@ class World:
         return (HORIZON_MS / 2 + FAST_ATTEMPT_MS + timeouts * ATTEMPT_TIMEOUT_MS) / 1000
 
     def hang(self, tenant: str) -> None:
-        """Let the targets of a tenant hang that have responded so far."""
+        """Make the healthy targets of a tenant hang."""
         for name in self.hanging_hosts[tenant]:
             if self.hosts[name].state == "healthy":
                 self.hosts[name].state = "hanging"
@@ -274,7 +274,7 @@ class World:
             host.state = "healthy"
 
     def start_lookup(self, name: str, on_answer: Callable[[str, Any], None]) -> None:
-        """Look up a host name, like `dns.start_lookup_thread`."""
+        """Pass the addresses of a host name to `on_answer`, like `dns.start_lookup_thread`."""
         rng, seconds = self._rng, self._rng.random() * 0.05
         answer: tuple[str, ...] | None = ("192.0.2.1",)
         if self.hosts[name].state == "unanswered":
@@ -288,7 +288,8 @@ class World:
             return EngineLimits(
                 max_running_attempts=choose([10, 20]),
                 max_lane_running_attempts=choose([5, 20]),
-                max_leased=choose([200, 400]),  # more than there are tasks for hanging targets
+                # Fewer than there are tasks for hanging targets of other tenants.
+                max_leased=choose([60 if STEADY_TENANT in self.hanging_hosts else 20, 60]),
                 max_lane_leased=choose([10, 50]),
                 max_claimed=choose([5, 50]),
                 max_lane_claimed=choose([5, 50]),

@@ -10,6 +10,7 @@ from tarry.service.delivery import dns
 from tarry.service.engine import attempts
 from tarry.service.engine.attempt_slots import Admission, AttemptSlots
 from tarry.service.engine.context import StoreClock
+from tarry.service.engine.lanes import Lanes
 from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus
@@ -104,6 +105,13 @@ def _admit_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AttemptSlots, "check", lambda _self, _lane: Admission.ADMITTED)
 
 
+def _lease_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not share the leases of a process."""
+    monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
+    monkeypatch.setattr(Lanes, "lease_allowance", lambda _self, _tenant, free_leases: free_leases)
+    monkeypatch.setattr(Lanes, "tenants_with_lease_share", lambda _self, _free_leases: [])
+
+
 def _start_every_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not share the slots for DNS lookups."""
     monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
@@ -120,6 +128,7 @@ def _start_every_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
         _keep_unknown_leases,
         _park_lanes_in_which_half_of_the_attempts_fail,
         _admit_every_attempt,
+        _lease_every_task,
         _start_every_lookup,
     ],
 )

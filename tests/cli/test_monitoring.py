@@ -18,6 +18,7 @@ import pytest
 
 from tarry.cli.monitoring import Snapshot, event_details, parse_metrics, summarize, wait_for_quit
 from tarry.client import Client
+from tarry.runtime.clocks import environment
 from tarry.wire.tasks import DownstreamInfo, ServiceEvent
 from tests.cli.harness import CommandResult, run_command
 from tests.integration.flaky import FlakyServer
@@ -280,11 +281,33 @@ def test_downstreams_have_state_backlog_and_latency(
     listed = run_cli("downstreams", "--json").json["items"]
     (document,) = [each for each in listed if each["lane"] == lane]
 
-    columns = "downstream state pending running dead p50 p95 rate limit"
+    columns = "downstream state pending leased dead running limit rate p50 p95"
     assert columns == " ".join(heading.split())
-    assert [lane, "ACTIVE", "1", "0", "0"] == row[:5]
-    assert row[6] in {"ms", "s"}
+    assert [lane, "ACTIVE", "1", "0", "0", "0"] == row[:6]
+    assert row[-1] in {"ms", "s"}
     assert 1 == document["pending"]
+
+
+def test_tasks_that_wait_for_a_slot_are_not_counted_as_running(
+    run_cli: RunCli, client: Client, target: FlakyServer, lane: str
+) -> None:
+    """`running` is the number of attempts; `explain` says that the other task waits for a slot."""
+    client.set_limits(lane, concurrency=1)
+    client.enqueue(f"{target.url}/?plan=late&run=first")
+    waiting_task = client.enqueue(f"{target.url}/?plan=late&run=second")
+    while client.get(waiting_task).status != "IN_FLIGHT" or not target.connections:
+        environment.blocking_sleep(0.01, None)
+
+    rows = run_cli("downstreams").out.splitlines()[1:]
+    explanation = run_cli("tasks", "explain", waiting_task.task_id).out
+    target.may_continue.set()
+    client.set_limits(lane)
+
+    (row,) = [row.split() for row in rows if row.split()[0] == lane]
+    assert [lane, "ACTIVE", "0", "2", "0", "1", "1"] == row[:7]
+    assert explanation.endswith(
+        "Attempt 1 waits for a free slot (limits of concurrency and rate).\n"
+    )
 
 
 def test_pause_resume_and_reset(
@@ -297,8 +320,13 @@ def test_pause_resume_and_reset(
     unfinished = run_cli("send", target.url, "--wait", "200ms", "--json")
     resumed = run_cli("downstreams", "resume", lane, "--json")
     reset = run_cli("downstreams", "reset", lane)
+    client.enqueue(target.url, delay=3600)
+    paused_with_tasks = run_cli("downstreams", "pause", lane)
+    client.resume(lane)
 
     assert (0, f"{lane} PAUSED\n") == (paused.code, paused.out)
+    warning = "its waiting tasks still end when their total budgets are used up"
+    assert f"{lane} PAUSED; {warning}\n" == paused_with_tasks.out
     assert (1, 0) == (unfinished.code, unfinished.json["attemptNumber"])
     assert "ACTIVE" == resumed.json["state"]
     assert f"{lane} ACTIVE\n" == reset.out

@@ -112,7 +112,9 @@ def test_failed_call_exits_with_1(run_cli: RunCli, target: FlakyServer) -> None:
 
 def test_unfinished_call_exits_with_1(run_cli: RunCli) -> None:
     """A call that is unfinished after --wait exits with 1; the task continues."""
-    result = run_cli("send", "http://127.0.0.1:1", "--delay", "1h", "--wait", "500ms", "--json")
+    options = ("send", "http://127.0.0.1:1", "--delay", "1h", "--wait", "500ms")
+    assert "not finished yet; to follow it: tarry tasks show " in run_cli(*options).out
+    result = run_cli(*options, "--json")
 
     assert (1, "PENDING") == (result.code, result.json["status"])
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from tarry.cli.tasks import explanation_lines
-from tarry.client import Client
+from tarry.client import Client, ServiceUnreachable
 from tarry.runtime.clocks import environment
+from tarry.wire.tasks import BulkCancelResult
 from tests.cli.harness import CommandResult
 from tests.integration.flaky import FlakyServer
 
@@ -266,7 +268,7 @@ def test_retry_reports_a_paused_downstream(
 
 
 def test_retry_of_a_running_task(run_cli: RunCli, client: Client, target: FlakyServer) -> None:
-    """`retry` during an attempt says that the policy decides about another attempt."""
+    """`retry` during an attempt prints that the attempt is running."""
     running_task = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running_task).status != "IN_FLIGHT":
         environment.blocking_sleep(0.01, None)
@@ -274,8 +276,28 @@ def test_retry_of_a_running_task(run_cli: RunCli, client: Client, target: FlakyS
     result = run_cli("tasks", "retry", running_task.task_id)
     target.may_continue.set()
 
-    message = "an attempt is running; if it fails, the policy decides when the next starts"
-    assert (0, f"{running_task.task_id} IN_FLIGHT: {message}\n", "") == result
+    assert (0, f"{running_task.task_id} IN_FLIGHT: Attempt 1 is running.\n", "") == result
+
+
+@pytest.mark.usefixtures("pending_task")
+def test_unanswered_bulk_cancel_says_that_tasks_may_be_cancelled(
+    run_cli: RunCli, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a response, `cancel` does not print a number of cancelled tasks."""
+    cancel_many = Client.cancel_many
+
+    def lose_response(client: Client, *, dry_run: bool = False, **filters: Any) -> BulkCancelResult:
+        result = cancel_many(client, **filters, dry_run=dry_run)
+        if not dry_run:
+            raise ServiceUnreachable("read timeout")
+        return result
+
+    monkeypatch.setattr(Client, "cancel_many", lose_response)
+    result = run_cli("tasks", "cancel", "--lane", lane, "--yes")
+
+    assert "" == result.out
+    note = "no response: tasks may have been cancelled; run the command again\n"
+    assert result.err.startswith(note)
 
 
 @pytest.mark.parametrize("format_", ["jsonl", "csv"])
@@ -307,6 +329,21 @@ def test_tune_reads_the_attempts_of_a_service(
     assert 2 == tuned.json["log"]["attempts"]
     assert 2 == none.code
     assert "has no attempts that match" in none.err
+
+
+def test_tune_compares_with_the_policy_of_the_tasks(
+    run_cli: RunCli, client: Client, address: str, target: FlakyServer, lane: str
+) -> None:
+    """With `--service`, the current policy is the policy of the service that most tasks used."""
+    client.put_policy("orders", {"maxAttempts": 7, "initialDelayMs": 1})
+    client.enqueue(target.url, wait=30)
+    for _ in range(2):
+        client.enqueue(target.url, policy="orders", wait=30)
+    tuned = run_cli("tune", "--service", address, "--downstream", lane, "--no-simulate", "--json")
+
+    assert 0 == tuned.code, tuned.err
+    current = {row["field"]: row["current"] for row in tuned.json["suggestions"]}
+    assert 7 == current["max_attempts"]
 
 
 @pytest.mark.parametrize(
@@ -426,7 +463,16 @@ def test_replay_without_match_creates_no_job(
     assert before == [job.replay_id for job in client.replays()]
 
 
-@pytest.mark.parametrize("command", [("replay",), ("replay", "--dry-run"), ("purge", "--yes")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("dead", "list"),
+        ("dead", "replay"),
+        ("dead", "replay", "--dry-run"),
+        ("dead", "purge", "--yes"),
+        ("tasks", "export"),
+    ],
+)
 @pytest.mark.parametrize(
     ("option", "name", "hint"),
     [
@@ -449,7 +495,7 @@ def test_unknown_downstream_or_policy(
 ) -> None:
     """An unknown downstream or policy in a filter exits with 3, and nothing is done."""
     before = [job.replay_id for job in client.replays()]
-    result = run_cli("dead", *command, option, name)
+    result = run_cli(*command, option, name)
 
     assert (3, "") == (result.code, result.out)
     assert result.err.startswith(f"error: {option}: there is no ")

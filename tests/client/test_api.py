@@ -139,6 +139,22 @@ def test_cancel_many_continues_until_the_last_part(
     assert [body, {**body, "cursor": "7"}] == [request.json for request in service.requests]
 
 
+def test_all_is_sent_explicitly(driver: ClientDriver, service: FakeService) -> None:
+    """`all=True` of `cancel_many`, `replay` and `purge` is sent to the service."""
+    done = {"matched": 0, "cancelled": 0, "running": 0, "nextCursor": None}
+    service.responses["POST /retry-tasks/cancellations"] = (200, done)
+    service.responses["POST /dead-letters/replays"] = (201, REPLAY)
+    service.responses["DELETE /dead-letters"] = (200, {"purged": 0, "more": False})
+
+    for method in ("cancel_many", "replay", "purge"):
+        driver.call(method, all=True)
+
+    cancellation, replay, purge = service.requests
+    assert {"all": True, "dryRun": False, "filter": {}} == cancellation.json
+    assert {"all": True, "filter": {}} == replay.json
+    assert {"all": "true"} == purge.query
+
+
 def test_lost_page_is_requested_again(driver: ClientDriver, service: FakeService) -> None:
     """A page whose response was lost is requested again, without gaps or duplicates."""
     service.responses["GET /dead-letters"] = paged_response(

@@ -57,7 +57,7 @@ def test_each_enqueue_has_its_own_key(driver: ClientDriver, service: FakeService
     assert "order-7" in service.tasks
 
 
-@pytest.mark.parametrize("call", [("retry", "some-task"), ("replay",)])
+@pytest.mark.parametrize("call", [("retry", "some-task"), ("replay",), ("cancel_many",)])
 def test_non_idempotent_request_is_sent_once(
     driver: ClientDriver, service: FakeService, call: tuple[str, ...]
 ) -> None:

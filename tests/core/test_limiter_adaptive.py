@@ -6,10 +6,11 @@ The marks of the model hold on seeds that were not used to choose the constants.
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tarry.core.adaptive_limit import AdaptiveLimit
@@ -202,6 +203,58 @@ def test_never_faster_than_the_rate(steps: list[tuple[float, Outcome]], max_rate
     for first, start in enumerate(starts):
         for last in range(first, len(starts)):
             assert last - first + 1 <= max_rate * (starts[last] - start) + burst + 1e-6
+
+
+RUNS_OF_RESULTS = st.lists(
+    st.tuples(
+        st.sampled_from([SUCCESS, SUCCESS, TRANSIENT, TIMEOUT, THROTTLED, PERMANENT, None]),
+        st.integers(1, 60),  # results in a row
+        st.sampled_from([-0.5, 0.0, 0.001, 0.02, 0.1, 0.4, 3.0]),  # seconds between two attempts
+        st.sampled_from([0.0, 0.002, 0.1, 2.0]),  # duration
+        st.sampled_from([None, None, None, "recovery", 0.5, 2.0, 50.0, inf]),  # event, `max_rate`
+    ),
+    max_size=20,
+)
+
+
+@given(RUNS_OF_RESULTS, st.sampled_from([None, 0.3, 50.0]))
+@example([(TRANSIENT, 4, 0.02, 0.002, None), (SUCCESS, 1, 0.02, 0.002, 50.0)], None)
+def test_limits_stay_within_their_bounds(
+    runs: list[tuple[Outcome | None, int, float, float, str | float | None]],
+    restored_rate: float | None,
+) -> None:
+    """No sequence of results leaves the bounds, and each result moves the rate in its direction.
+
+    Exceptions: a failure may end a test and restore the rate before it, and a success may end a
+    test that lowers the rate again.
+    """
+    limiter, now = AdaptiveLimit(max_in_flight=40, max_wait=1e9), 100.0
+    min_rate, max_rate, rate_before_test = 0.93, inf, inf
+    if restored_rate is not None:
+        limiter.restore(rate=restored_rate, limit=20)
+        min_rate = min(min_rate, restored_rate)
+    for outcome, count, spacing, duration, event in runs:
+        if event == "recovery":
+            limiter.on_recovery(now)
+        elif isinstance(event, float):
+            max_rate, min_rate = event, min(min_rate, event)
+            limiter.configure(max_rate=None if event == inf else event, max_in_flight=40)
+        for _ in range(count):
+            now += spacing
+            wait = limiter.acquire(now)
+            assert wait is not None
+            assert 0 <= wait < inf
+            rate, is_testing = limiter.rate or inf, limiter._test is not None
+            rate_before_test = max(rate, rate_before_test) if is_testing else rate
+            limiter.release(outcome, duration, now + duration)
+            new_rate = limiter.rate or inf
+
+            assert min_rate <= new_rate <= max_rate
+            assert 1 <= limiter.limit <= 40
+            if outcome is SUCCESS:
+                assert new_rate >= rate or is_testing
+            else:
+                assert new_rate <= rate_before_test
 
 
 def test_an_attempt_waits_for_its_turn() -> None:

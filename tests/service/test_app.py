@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tarry.errors import ConfigurationError
 from tarry.service.app import Service, are_api_keys_required, data_location, make_store
+from tarry.service.delivery import Fault
+from tarry.service.delivery import dns as dns_module
 from tarry.service.settings import Settings
+from tests.service.delivery.harness import new_request, send_all
 
 
 @pytest.mark.parametrize(
@@ -111,3 +116,24 @@ def test_on_blocked_decides_whether_tasks_wait(tmp_path: Path) -> None:
         return [service.engine._context.blocked_pause_s for service in services]
 
     assert [None, 60.0] == asyncio.run(main())
+
+
+def test_http_and_grpc_share_the_slots_for_lookups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is looked up once for both clients, so a tenant does not have a share in each."""
+    lookups: list[str] = []
+
+    def start_lookup(host: str, on_answer: Callable[[str, Any], None]) -> None:
+        lookups.append(host)
+        asyncio.get_running_loop().call_soon(on_answer, host, ("10.0.0.1",))
+
+    monkeypatch.setattr(dns_module, "start_lookup_thread", start_lookup)
+
+    async def main() -> list[Fault | None]:
+        delivery = Service(Settings(store="memory:", bodies=str(tmp_path)))._delivery_client
+        urls = ["http://a.example/", "grpc://a.example:1/S/M"]
+        return [result.fault for result in await send_all(delivery, *map(new_request, urls))]
+
+    assert [Fault.BLOCKED, Fault.BLOCKED] == asyncio.run(main())
+    assert ["a.example"] == lookups

@@ -108,20 +108,96 @@ def test_matching_tasks_are_found(
     run_with_finder(test, Codec(keys))
 
 
-def test_a_page_without_matches_has_a_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that rarely matches returns after a limited number of tasks."""
-    monkeypatch.setattr("tarry.service.task_search._MAX_SCANNED_TASKS", 2)
+class CountingStore(ReferenceStore):
+    """Counts reads, and how many counts run at the same time."""
 
-    async def test(finder: TaskFinder) -> None:
+    read_count = running_counts = max_running_counts = 0
+
+    async def list_tasks(self, *args: Any, **options: Any) -> Any:
+        """List tasks."""
+        self.read_count += 1
+        return await super().list_tasks(*args, **options)
+
+    async def last_attempts(self, *args: Any, **options: Any) -> Any:
+        """Return the last attempts."""
+        self.read_count += 1
+        return await super().last_attempts(*args, **options)
+
+    async def count_tasks(self, *args: Any, **options: Any) -> int:
+        """Count tasks slowly."""
+        self.running_counts += 1
+        self.max_running_counts = max(self.max_running_counts, self.running_counts)
+        await asyncio.sleep(0)
+        self.running_counts -= 1
+        return await super().count_tasks(*args, **options)
+
+
+class CountingCodec(Codec):
+    """Counts the contents and attempts that are decoded."""
+
+    decoded_count = 0
+
+    def unpack(self, stored: bytes) -> TaskContent:
+        """Decode content."""
+        self.decoded_count += 1
+        return super().unpack(stored)
+
+    def decrypt_attempt(self, stored: AttemptRecord) -> AttemptRecord:
+        """Decrypt an attempt."""
+        self.decoded_count += 1
+        return super().decrypt_attempt(stored)
+
+
+def test_only_compared_parts_are_decoded() -> None:
+    """A count by status decodes nothing; other counts decode the attempt or the content."""
+
+    async def main() -> None:
+        store, codec = CountingStore(lambda: START_MS), CountingCodec()
+        await add_tasks(store, codec)
+        finder = TaskFinder(store, codec)
+        for fields, expected in (
+            ({"last_status": "5xx"}, (2, 0)),
+            ({"error": "timeout"}, (1, 4)),  # of the fifth, the error class matches
+            ({"error": "timeout", "last_status": "4xx"}, (0, 0)),
+            ({"url_prefix": "https://a.example/orders/3"}, (1, 6)),
+            ({"url_prefix": "https://a.example/", "last_status": "503"}, (1, 1)),
+        ):
+            codec.decoded_count = 0
+            count = await finder.count("acme", TaskSearch(filter=TaskFilter(), **fields))
+            assert expected == (count, codec.decoded_count)
+
+    asyncio.run(main())
+
+
+def test_number_of_reads_does_not_depend_on_the_limit() -> None:
+    """The store reads many tasks to find one; a limit of 1 does not mean one read for each."""
+
+    async def main() -> None:
+        store = CountingStore(lambda: START_MS)
+        await add_tasks(store, Codec())
+        finder = TaskFinder(store, Codec())
         search = TaskSearch(filter=TaskFilter(), last_status="503")
-        pages = [await finder.find_page("acme", search, cursor=None, limit=1)]
-        while pages[-1].cursor is not None:
-            cursor = pages[-1].cursor
-            pages.append(await finder.find_page("acme", search, cursor=cursor, limit=1))
-        assert [[], [], [1], []] == [numbers_of(page) for page in pages]
-        assert 1 == await finder.count("acme", search)
+        page = await finder.find_page("acme", search, cursor=None, limit=1)
+        assert ([1], None, 2) == (numbers_of(page), page.cursor, store.read_count)
+        ids = await finder.find_ids("acme", search, cursor=None, limit=1)
+        assert (1, 3) == (len(ids.items), store.read_count)
 
-    run_with_finder(test)
+    asyncio.run(main())
+
+
+def test_counts_of_a_tenant_run_one_after_the_other() -> None:
+    """Requests of one tenant cannot occupy the store with counts of all its tasks."""
+
+    async def main() -> None:
+        store = CountingStore(lambda: START_MS)
+        await add_tasks(store, Codec())
+        finder, search = TaskFinder(store, Codec()), TaskSearch(filter=TaskFilter())
+        assert [6] * 3 == await asyncio.gather(*(finder.count("acme", search) for _ in range(3)))
+        assert 1 == store.max_running_counts
+        await asyncio.gather(finder.count("acme", search), finder.count("beta", search))
+        assert 2 == store.max_running_counts
+
+    asyncio.run(main())
 
 
 def test_a_task_with_an_unknown_key_is_found_by_its_status() -> None:

@@ -84,7 +84,7 @@ def demo() -> None:
         print_text("")
         print_text("The targets are fixed now, and `tarry dead replay` replays the call:")
         targets.is_fixed = True
-        client.replay()
+        client.replay(all=True)
         board.watch([DEAD_LETTER_PATH], min_replays=1)
         _print_summary(targets, board)
 

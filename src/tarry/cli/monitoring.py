@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 
 
 ACTIONS = ("pause", "resume", "reset", "set")
-_HEADINGS = ("downstream", "state", "pending", "running", "dead", "p50", "p95", "rate", "limit")
+_HEADINGS = (
+    *("downstream", "state", "pending", "leased", "dead"),
+    *("running", "limit", "rate", "p50", "p95"),  # of the service process that responded
+)
 
 
 def downstreams(
@@ -52,7 +55,8 @@ def downstreams(
         typer.Argument(
             metavar="|".join(ACTIONS),
             help=(
-                "pause: start no more attempts. resume: start attempts again, slowly at first. "
+                "pause: start no more attempts; the total budgets of waiting tasks run on. "
+                "resume: start attempts again, slowly at first. "
                 "reset: discard the statistics of the downstream, and resume. "
                 "set: replace its limits by those of the options; without options, remove them."
             ),
@@ -104,6 +108,8 @@ def downstreams(
             }
             downstream = methods[action](lane)
         text = f"{downstream.lane} {downstream.state}"
+        if action == "pause" and downstream.pending:
+            text += "; its waiting tasks still end when their total budgets are used up"
         if action == "set":
             text += f", limits: {json.dumps(output.to_builtins(downstream.limits))}"
         output.print_result(downstream, text, as_json=as_json)
@@ -139,17 +145,18 @@ def _parse_fields(option: str, text: str | None) -> dict[str, Any] | None:
 def _downstream_row(downstream: DownstreamInfo) -> tuple[object, ...]:
     from tarry.wire.tasks import LocalStats
 
-    local = downstream.local or LocalStats()  # of the service process that responded
+    local = downstream.local or LocalStats()
     return (
         downstream.lane,
         downstream.state,
         downstream.pending,
         downstream.in_flight,
         downstream.dead,
+        local.running,
+        "" if local.concurrency_limit is None else local.concurrency_limit,
+        "" if local.rate_per_second is None else f"{local.rate_per_second:g}/s",
         output.format_ms(local.p50_ms),
         output.format_ms(local.p95_ms),
-        "" if local.rate_per_second is None else f"{local.rate_per_second:g}/s",
-        "" if local.concurrency_limit is None else local.concurrency_limit,
     )
 
 

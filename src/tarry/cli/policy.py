@@ -24,7 +24,7 @@ from tarry.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tarry.core.policy import PolicyField
+    from tarry.core.policy import Policy, PolicyField
     from tarry.policyfile.defence import Defence
     from tarry.policyfile.translation import Difference
     from tarry.wire.tasks import RetryPolicy
@@ -125,9 +125,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Print a policy of a service as TOML, in the format that `tarry policy apply` reads."""
-    from tarry.core.policy import Policy
     from tarry.policyfile import toml
-    from tarry.wire.policies import JSON_FIELDS, policy_from_json
 
     with connect(server, api_key) as client:
         try:
@@ -141,13 +139,21 @@ def show(
     if as_json:
         output.print_json(policy)
         return
-    document = output.to_builtins(policy)
-    fields = {field: value for field, value in document.items() if field in JSON_FIELDS}
-    file_fields = policy_from_json(fields, Policy()).to_dict()
+    file_fields = to_core_policy(policy).to_dict()
     if "total_budget" not in file_fields:
         # TOML has no null, and a file without a preset gets the total budget of the default.
         file_fields = {"preset": "quick", **file_fields}
     typer.echo(toml.dumps(file_fields), nl=False)
+
+
+def to_core_policy(stored_policy: RetryPolicy) -> Policy:
+    """Return a policy of a service as a `Policy`."""
+    from tarry.core.policy import Policy
+    from tarry.wire.policies import JSON_FIELDS, policy_from_json
+
+    document = output.to_builtins(stored_policy)
+    fields = {field: value for field, value in document.items() if field in JSON_FIELDS}
+    return policy_from_json(fields, Policy())
 
 
 @app.command(cls=_CommandWithFields, epilog=example_epilog("tarry policy apply webhook.toml"))

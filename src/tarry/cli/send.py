@@ -105,6 +105,8 @@ def send(
         print_json(task)
     else:
         _print_task(task)
+        if wait_s is not None and task.status not in FINISHED_STATUSES:
+            print_text(f"not finished yet; to follow it: tarry tasks show {task.task_id}")
     if wait_s is not None and task.status != "SUCCEEDED":
         raise typer.Exit(1)
 

@@ -6,7 +6,7 @@ import json
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import typer
 
@@ -22,7 +22,7 @@ from tarry.cli.options import (
     parse_time,
 )
 from tarry.cli.remote import connect
-from tarry.client.errors import NotFound
+from tarry.client.errors import NotFound, ServiceUnreachable
 from tarry.core.checks import check_at_least, check_one_of
 from tarry.core.text import format_count, format_duration
 from tarry.errors import ConfigurationError
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tarry.client import Client
     from tarry.client.options import DeadLetterFilter, SearchFilter
     from tarry.wire.tasks import AttemptLog, Explanation, RetryTask, StatusName
+
+T = TypeVar("T")
 
 TaskIdArgument = Annotated[str, typer.Argument(metavar="TASK", help="Id of the task.")]
 PolicyFilter = Annotated[str | None, typer.Option("--policy", help="Only tasks with this policy.")]
@@ -251,7 +253,12 @@ def _cancel_many(
         if result.matched and not dry_run:
             if not yes:
                 _confirm(f"Cancel {tasks}?", "nothing was cancelled")
-            result = client.cancel_many(**filters)
+            try:
+                result = client.cancel_many(**filters)
+            except ServiceUnreachable:
+                note = "no response: tasks may have been cancelled; run the command again"
+                typer.echo(note, err=True)
+                raise
             text = f"{format_count(result.cancelled, 'task')} cancelled"
             if result.running:
                 text += f"; {format_count(result.running, 'running attempt')} may finish"
@@ -268,13 +275,10 @@ def retry(
     """Make the next attempt now; a dead or cancelled task gets all attempts of its policy again."""
     with connect(server, api_key) as client:
         task = client.retry(task_id)
-        status: str = task.status
-        message = "an attempt is running; if it fails, the policy decides when the next starts"
-        if status != "IN_FLIGHT":
-            # The task may still have to wait, because its downstream is paused or failing.
-            explanation = client.explain(task)
-            status, message = explanation.status, explanation.next.text
-    output.print_result(task, f"{task.task_id} {status}: {message}", as_json=as_json)
+        # The task may have to wait: for a free slot, or for a paused or failing downstream.
+        explanation = client.explain(task)
+    text = f"{task.task_id} {explanation.status}: {explanation.next.text}"
+    output.print_result(task, text, as_json=as_json)
 
 
 @tasks_app.command(
@@ -308,6 +312,7 @@ def export(
             created_after=parse_time("--since", since),
             created_before=parse_time("--until", until),
         )
+        attempts = _check_if_empty(client, attempts, lane, policy)
         lines = _csv_lines(attempts) if format_ == "csv" else map(_json_line, attempts)
         if out is not None:
             output.write_text(out, "".join(lines))
@@ -427,7 +432,7 @@ def list_dead_letters(
         policy, lane, reason, url, key, last_status, error, since=since, until=until
     )
     with connect(server, api_key) as client:
-        dead_letters = client.dead_letters(**filters)
+        dead_letters = _check_if_empty(client, client.dead_letters(**filters), lane, policy)
         _print_tasks(dead_letters, limit, as_json=as_json, are_dead=True)
 
 
@@ -493,7 +498,7 @@ def replay(
             _confirm(f"Replay all {dead_letters}, {pace}?", "nothing was replayed")
         # Without matches, make a dry run, which returns the empty result and starts no replay.
         is_dry_run = not match_count or dry_run
-        started = client.replay(**filters, rate=rate, dry_run=is_dry_run)
+        started = client.replay(**filters, all=not has_filters, rate=rate, dry_run=is_dry_run)
         job = started.wait().job if wait else started.job
     matched = format_count(job.matched, "dead letter")
     text = f"replay {job.replay_id}: {matched} to replay, {pace}"
@@ -537,7 +542,7 @@ def purge(
         if match_count and not yes:
             dead_letters = format_count(match_count, "dead letter")
             _confirm(f"Delete {dead_letters} permanently?", "nothing was deleted")
-        purged_count = client.purge(**filters) if match_count else 0
+        purged_count = client.purge(**filters, all=True) if match_count else 0
     text = f"{format_count(purged_count, 'dead letter')} deleted" if purged_count else _NO_MATCH
     output.print_result({"purged": purged_count, "more": False}, text, as_json=as_json)
 
@@ -585,9 +590,25 @@ def _dead_letter_filters(
 def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
     """Return the number of matching dead letters; if 0, raise for an unknown lane or policy."""
     count = client.replay(**filters, dry_run=True).matched
-    lane, policy = filters.get("lane"), filters.get("policy")
-    if count:
-        return count
+    if not count:
+        _check_names(client, filters.get("lane"), filters.get("policy"))
+    return count
+
+
+def _check_if_empty(
+    client: Client, items: Iterator[T], lane: str | None, policy: str | None
+) -> Iterator[T]:
+    """Yield the items; if there are none, raise NotFound for an unknown lane or policy."""
+    is_empty = True
+    for item in items:
+        is_empty = False
+        yield item
+    if is_empty:
+        _check_names(client, lane, policy)
+
+
+def _check_names(client: Client, lane: str | None, policy: str | None) -> None:
+    """Raise NotFound for an unknown lane or policy."""
     if lane is not None and all(info.lane != lane for info in client.downstreams()):
         raise NotFound(
             f"--lane: there is no downstream {lane!r}. The format is http:host:port or "
@@ -599,4 +620,3 @@ def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
         except NotFound as error:
             msg = f"--policy: there is no policy {policy!r}; `tarry policy list` lists all"
             raise NotFound(msg) from error
-    return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import islice
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +19,8 @@ from tarry.cli.output import (
     to_printable_line,
     write_text,
 )
-from tarry.cli.policy import policy_text
+from tarry.cli.policy import policy_text, to_core_policy
+from tarry.client.errors import NotFound
 from tarry.core.text import format_count, format_duration
 from tarry.errors import ConfigurationError
 
@@ -25,11 +28,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from tarry.policyfile.defence import Defence
     from tarry.tuning.attempt_log import AttemptLog
     from tarry.tuning.comparison import Comparison
     from tarry.tuning.evidence import Evidence
     from tarry.tuning.proposal import Proposal
 
+_MAX_TASKS = 1_000
+"""Number of the newest tasks of a service whose policies are counted."""
 _METRICS = (
     ("success_rate", "calls that succeeded", "%"),
     ("amplification", "requests per call", "x"),
@@ -65,7 +71,10 @@ def tune(
     api_key: ApiKeyOption = None,
     policy: Annotated[
         Path | None,
-        typer.Option(help="Current policy, in TOML, YAML or JSON.", show_default="the defaults"),
+        typer.Option(
+            help="Current policy, in TOML, YAML or JSON.",
+            show_default="with --service the policy of most of its tasks, else the default policy",
+        ),
     ] = None,
     latency_target: Annotated[
         str | None, typer.Option(metavar="TIME", help="Maximum total time of a call: 2s, 500ms.")
@@ -101,7 +110,8 @@ def tune(
     if log is not None and (service, downstream, since) == (None, None, None):
         attempt_log = read_attempt_log(log)
     elif log is None and service is not None:
-        attempt_log = _fetch_attempt_log(service, api_key, downstream, since)
+        attempt_log, used_policy = _fetch_attempt_log(service, api_key, downstream, since)
+        current = current or used_policy
     else:
         msg = "name either a LOG, or --service with optional --downstream and --since"
         raise ConfigurationError(msg)
@@ -128,18 +138,28 @@ def tune(
 
 def _fetch_attempt_log(
     service: str, api_key: str | None, downstream: str | None, since: str | None
-) -> AttemptLog:
-    """Read the attempts of a service; raise `ConfigurationError` if there are none."""
+) -> tuple[AttemptLog, Defence]:
+    """Return the attempts of a service, and the policy of most of the tasks that were read.
+
+    Raises `ConfigurationError` if there are no attempts.
+    """
     from tarry.cli.remote import connect
+    from tarry.policyfile.defence import Defence
     from tarry.tuning.attempt_log import AttemptLog, read_attempts
 
     created_after = parse_time("--since", since)
     with connect(service, api_key) as client:
         attempts = client.export_attempts(lane=downstream, created_after=created_after)
         log = AttemptLog(read_attempts(map(to_builtins, attempts)))
-    if not len(log):
-        raise ConfigurationError(f"{service} has no attempts that match the options")
-    return log
+        if not len(log):
+            raise ConfigurationError(f"{service} has no attempts that match the options")
+        tasks = islice(client.tasks(lane=downstream, created_after=created_after), _MAX_TASKS)
+        ((policy_id, _),) = Counter(task.policy_id for task in tasks).most_common(1)
+        try:
+            stored_policy = client.policy(policy_id)
+        except NotFound:  # tasks of a deleted policy use the default policy
+            stored_policy = client.policy("default")
+    return log, Defence(policy=to_core_policy(stored_policy))
 
 
 def _print_line(console: Console, text: str, style: str = "") -> None:

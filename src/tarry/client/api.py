@@ -254,14 +254,18 @@ class ServiceApi:
     def cancel_many(self, arguments: options.CancelOptions) -> Operation[wire.BulkCancelResult]:
         """Cancel all matching tasks, with as many requests as needed."""
         query = options.to_query("cancel_many", arguments)
+        is_all = query.pop("all", False)
         body: dict[str, Any] = {"dryRun": query.pop("dry_run", False)}
         body["filter"] = {name: value for name, value in query.items() if value is not None}
+        if is_all:
+            body["all"] = True
         total = wire.BulkCancelResult(matched=0, cancelled=0, running=0, next_cursor=None)
         while True:
-            # Repeating a request is harmless: a cancelled task is not matched again.
-            headers, content = _JSON_HEADERS | _idempotency_header(), msgspec.json.encode(body)
+            # As in `retry`, the request has no idempotency key: the response to a repeated request
+            # would not count the tasks that the first request has cancelled.
+            content, parse = msgspec.json.encode(body), _decoder(wire.BulkCancelResult)
             part: wire.BulkCancelResult = yield ClientRequest(
-                "POST", _CANCELLATIONS_PATH, _decoder(wire.BulkCancelResult), headers, content
+                "POST", _CANCELLATIONS_PATH, parse, _JSON_HEADERS, content
             )
             total.matched += part.matched
             total.cancelled += part.cancelled
@@ -283,9 +287,11 @@ class ServiceApi:
         query = options.to_query("dead_letters", filters)
         return _page_request("/dead-letters", _decoder(Page[RetryTask]), cursor, query)
 
-    def purge(self, filters: DeadLetterFilter) -> Operation[int]:
+    def purge(self, arguments: options.PurgeOptions) -> Operation[int]:
         """Delete all matching dead letters; return how many were deleted."""
-        query = options.to_query("purge", filters)
+        query = options.to_query("purge", arguments)
+        if query.pop("all", False):
+            query["all"] = "true"
         purged_count, has_more = 0, True
         while has_more:  # the service limits the number of dead letters that a request deletes
             path = _with_query("/dead-letters", query)
@@ -298,11 +304,14 @@ class ServiceApi:
         """Start a replay of dead letters. As in `retry`, the request has no idempotency key."""
         query = options.to_query("replay", arguments)
         rate, dry_run = query.pop("rate", None), query.pop("dry_run", False)
+        is_all = query.pop("all", False)
         replay: dict[str, Any] = {
             "filter": {name: value for name, value in query.items() if value is not None}
         }
         if rate is not None:
             replay["rate"] = check_at_least("rate", cast("float", rate), 0)
+        if is_all:
+            replay["all"] = True
         if dry_run:
             replay["dryRun"] = dry_run
         content, parse = msgspec.json.encode(replay), _decoder(ReplayJob)

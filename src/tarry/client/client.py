@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Duration,
         EnqueueArguments,
         EnqueueOptions,
+        PurgeOptions,
         ReplayOptions,
         TaskFilter,
     )
@@ -170,7 +171,7 @@ class Client:
     def cancel_many(self, **options: Unpack[CancelOptions]) -> BulkCancelResult:
         """Cancel all unfinished tasks that match the filters of `SearchFilter`.
 
-        With `dry_run`, the matching tasks are only counted. Without a filter, all tasks match.
+        With `dry_run`, the matching tasks are only counted. `all=True` cancels all tasks.
         """
         return self._run(self._api.cancel_many(options))
 
@@ -187,7 +188,7 @@ class Client:
 
         The filters are described in `DeadLetterFilter`; `before` is the same as `finished_before`.
         `rate` is in tasks per second, by default 50; 0: all at once. With `dry_run`, the matching
-        dead letters are only counted.
+        dead letters are only counted. `all=True` replays all dead letters.
         """
         return Replay(self._send(self._api.replay(options)), self._api, self._run)
 
@@ -196,9 +197,9 @@ class Client:
         page = self._send(self._api.replays())
         return [Replay(job, self._api, self._run) for job in page.items]
 
-    def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
-        """Delete matching dead letters, or all without a filter; return how many were deleted."""
-        return self._run(self._api.purge(filters))
+    def purge(self, **options: Unpack[PurgeOptions]) -> int:
+        """Delete matching dead letters, or all with `all=True`; return how many were deleted."""
+        return self._run(self._api.purge(options))
 
     def policies(self) -> Iterator[RetryPolicy]:
         """Iterate over policies; the built-in policies come last."""
@@ -448,9 +449,9 @@ class AsyncClient:
         page = await self._send(self._api.replays())
         return [AsyncReplay(job, self._api, self._run) for job in page.items]
 
-    async def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
-        """Delete matching dead letters, or all without a filter; return how many were deleted."""
-        return await self._run(self._api.purge(filters))
+    async def purge(self, **options: Unpack[PurgeOptions]) -> int:
+        """Delete matching dead letters, or all with `all=True`; return how many were deleted."""
+        return await self._run(self._api.purge(options))
 
     def policies(self) -> AsyncIterator[RetryPolicy]:
         """Iterate over policies; the built-in policies come last."""

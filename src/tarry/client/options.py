@@ -93,6 +93,12 @@ class DeadLetterFilter(SearchFilter, total=False):
     finished_before: Instant | None
 
 
+class PurgeOptions(DeadLetterFilter, total=False):
+    """Which dead letters to delete. Without a filter, `all` must be True."""
+
+    all: bool
+
+
 class TaskFilter(DeadLetterFilter, total=False):
     """Filter for lists of tasks; see `SearchFilter`."""
 
@@ -103,9 +109,11 @@ class ReplayOptions(DeadLetterFilter, total=False):
     """Which dead letters to replay, and how fast.
 
     `before` is the same as `finished_before`. `rate` is in tasks per second, by default 50; 0: all
-    at once. A dry run only counts the matching dead letters.
+    at once. Without a filter, `all` must be True, except in a dry run, which only counts the
+    matching dead letters.
     """
 
+    all: bool
     before: Instant | None
     rate: float | None
     dry_run: bool
@@ -123,8 +131,12 @@ class AttemptFilter(TypedDict, total=False):
 
 
 class CancelOptions(SearchFilter, total=False):
-    """Which tasks to cancel. A dry run only counts the matching tasks."""
+    """Which tasks to cancel. Without a filter, `all` must be True, except in a dry run.
 
+    A dry run only counts the matching tasks.
+    """
+
+    all: bool
     dry_run: bool
 
 
@@ -134,7 +146,7 @@ _ARGUMENT_NAMES: dict[str, tuple[str, ...]] = {
     "export_attempts": tuple(AttemptFilter.__annotations__),
     "cancel_many": tuple(CancelOptions.__annotations__),
     "dead_letters": tuple(DeadLetterFilter.__annotations__),
-    "purge": tuple(DeadLetterFilter.__annotations__),
+    "purge": tuple(PurgeOptions.__annotations__),
     "replay": tuple(ReplayOptions.__annotations__),
 }
 

@@ -4,10 +4,10 @@ The rate is a control loop with three phases:
 
 * Slow start: the rate doubles about every half second while calls succeed.
 * Test: after too many failures the rate is lowered to the successes of the last second, and the
-  results at the lower rate show why the calls failed. If nearly all succeed now, the rate was above
-  the capacity. Else the rate is lowered again. If as many calls fail as before, the failures do not
-  depend on the rate: some calls fail always. Then the old rate is restored and this share of
-  failures, the base, is tolerated for a minute.
+  results at the lower rate show why the calls failed. If nearly all calls succeed now, the old rate
+  was above the capacity. Otherwise the rate is lowered again. If the share of failures is still the
+  same, the failures do not depend on the rate: some calls always fail. Then the old rate is
+  restored, and this share of failures (the *base*) is tolerated for a minute.
 * Probing: the rate follows a cubic curve as in TCP CUBIC (RFC 9438). It returns quickly to the
   capacity that was found, stays there for a while, and then probes for more.
 
@@ -27,73 +27,77 @@ _SUCCESS, _PERMANENT, _THROTTLED = Kind.SUCCESS, Kind.PERMANENT, Kind.THROTTLED
 _SENT, _IGNORED, _FAILURES = range(3)  # columns of the sliding window of one second
 
 _START_RATE = 10.0  # attempts per second after an outage, if no higher rate is known
-_START_LIMIT = 8  # attempts at a time in a new lane and after an outage
+_START_LIMIT = 8  # attempts at a time, in a new limiter and after an outage
 _MIN_RATE = 1.0  # attempts per second; at a lower rate a test would take minutes
-_BURST_S = 0.02  # tokens for 20 ms, so that a timer can start several attempts at once
+_BURST_S = 0.02  # the bucket holds the tokens of 20 ms, so that a timer can start several attempts
 _MAX_HOLD_S = 60.0  # longest `Retry-After` that stops all attempts
-_MAX_SET_BACK_S = 1.0  # if the clock was set back further, everything starts over
+_MAX_SET_BACK_S = 1.0  # if the clock was set back further, the limiter is reset
 _CLOCK_ERROR_S = 1e-6  # rounding errors of times in epoch seconds
 
-# Growth. In slow start a success adds 1.4, so the rate grows by the factor e in 0.7 s. Results that
-# arrive late allow less: at a latency L the rate exceeds the capacity for at least L.
+# Growth. In slow start a success adds 1.4 attempts per second, so the rate grows by the factor e in
+# 0.7 s. The step shrinks with the latency L of results, because the rate exceeds the capacity for
+# at least L before a failure shows it.
 _SLOW_START_STEP = 1.4
 _LATENCY_WEIGHT = 6.0  # 1 / s
-_MAX_STEP_FACTOR = 2.0
+_MAX_STEP_FACTOR = 2.0  # if some attempts are ignored, see `_raise_rate`
 _CUBIC_SCALE = 0.07  # the rate is 7 % above the capacity after two periods of the curve
-_MIN_PERIOD_S, _MAX_PERIOD_S, _PERIOD_GROWTH = 2.0, 20.0, 2.0
-_MIN_PERIOD_RESULTS = 40.0  # a period is long enough for so many results at the capacity
+_MIN_PERIOD_S, _MAX_PERIOD_S = 2.0, 20.0  # of the curve
+_PERIOD_GROWTH = 2.0  # factor, each time a cut confirms the capacity
+# A period is long enough for this many results at the capacity. With 40, a capacity of 20 per
+# second was exceeded by 25 % and more: the rate was far above it when two attempts were refused.
+_MIN_PERIOD_RESULTS = 80.0
 _MAX_FIRST_PERIOD_S = 4.0  # but not longer, until a second cut has confirmed the capacity
-_MAX_CURVE_POSITION = 1.5  # at 1.24 x the capacity without a cut, the capacity was wrong
+_MAX_CURVE_POSITION = 1.5  # in periods: if there is no cut at 1.24 x the capacity, it was too low
 
 # Detection: the cumulative sum (CUSUM) of failures above the tolerated share. At a rate of up to 88
-# per second two consecutive failures exceed the threshold, at a higher rate the refused attempts of
-# about 20 ms. It grows with the variance of the base: with a base of 25 % there is one false alarm
-# in about 10,000 results.
+# per second two consecutive failures exceed the threshold; at a higher rate, about 20 ms of refused
+# attempts do. The threshold grows with the variance of the base: with a base of 25 % there is one
+# false alarm in about 10,000 results.
 _TOLERATED_SHARE = 0.06
 _TOLERATED_PER_S = 1.5  # failures per second at low rates, where tests take long
-_MIN_THRESHOLD, _THRESHOLD_S = 1.75, 0.02
+_MIN_THRESHOLD, _THRESHOLD_S = 1.75, 0.02  # in failures; in seconds at the current rate
 _UNLIMITED_THRESHOLD = 6.0  # while the rate is not limited
 _THRESHOLD_PER_VARIANCE = 36.0
 
 # Cuts
 _TEST_RATE = 0.93  # rate of a test, relative to the assumed capacity
-_CAPACITY_BELOW_RATE = 0.97  # the capacity is below the rate at which calls were refused
-_MAX_CUT = 0.5  # a cut that is based on few results at most halves the rate
-_MAX_EARLY_CUT = 0.9  # in the first 0.7 s even less is known
+_CAPACITY_BELOW_RATE = 0.97  # upper bound of the capacity, relative to the rate of refused calls
+_MIN_CUT_FACTOR = 0.5  # a cut at most halves the rate, because it is based on few results
+_MIN_EARLY_CUT_FACTOR = 0.9  # in the first `_MIN_HISTORY_S`, with even fewer results
 _MIN_HISTORY_S = 0.7  # from C / 2, slow start reaches C within a sliding second in 0.95 s
 _PAUSE_S = 0.2  # after a deep cut, until the queues and windows of the target are empty
 _LONG_PAUSE_S = 0.5  # after a burst without a rate limit
 _SETTLING_S = 0.25  # after a small cut: attempts that start in this time do not count for the test
-_WINDOW_S = 1.0  # after many refused attempts, a target that counts calls per second refuses more
+_WINDOW_S = 1.0  # a target that counts calls per second refuses calls this long after too many
 
 # Tests
 _MIN_TEST_S = 1.0  # at least one window of a target that counts calls per second
 _MAX_TEST_S = 4.0  # at a low rate, if there are at least _MIN_TEST_RESULTS
 _MIN_TEST_RESULTS = 8
 _MIN_PASSED_RESULTS = 24  # results that confirm a capacity
-_MIN_DEAD_RESULTS = 32  # results without which a target is not taken for dead
+_MIN_DEAD_RESULTS = 32  # fewer results do not show that a target is down
 _PASSING_SHARE = 0.94  # of successes; with fewer the rate is still above the capacity
-_MOST_REFUSED_SHARE = 0.5  # of successes, below which nearly all attempts were refused
+_MOST_REFUSED_SHARE = 0.5  # of successes, below which most attempts were refused
 _DEAD_SHARE = 0.1  # of successes, below which nothing can be said about the capacity
 _BELOW_CAPACITY_SHARE = 0.97  # expected share of successes if the rate is below the capacity
-_MAX_SHARE_BEFORE = 0.9  # of successes before the cut; a higher one takes too long to distinguish
+_MAX_SHARE_BEFORE = 0.9  # of successes before the cut; a test against a higher share takes too long
 _DECISION_LEVEL = 4.0  # log likelihood ratio of Wald's sequential test: 2 % of wrong decisions
 _MAX_SMALL_BASE = 0.06  # the largest base that a passed test keeps
 _BASE_WEIGHT = 64.0  # weight of that base, in results
 _MAX_BASE_AGE_S = 60.0  # a base is measured again, because the target may have recovered
 
-_PASSED, _REFUSED, _UNRELATED = range(3)
+_PASSED, _REFUSED, _UNRELATED, _CHANGED = range(4)
 """Verdicts of a test: the rate is now below the capacity; it is still above it; the failures do not
-depend on the rate."""
+depend on the rate; the capacity has probably dropped during the test."""
 
 
 class _RateTest:
     """The results of attempts at a lowered rate, and the state before the rate was lowered."""
 
     __slots__ = (
-        "earlier_results", "earlier_successes", "has_history", "is_repeated", "likelihood_ratio",
-        "old_base", "old_capacity", "old_rate", "results", "share_before", "successes",
-        "was_unlimited",
+        "earlier_results", "earlier_successes", "has_changed", "has_history", "is_repeated",
+        "likelihood_ratio", "max_ratio", "old_base", "old_capacity", "old_rate", "results",
+        "share_before", "successes", "was_unlimited",
     )  # fmt: skip
 
     old_base: float
@@ -104,6 +108,7 @@ class _RateTest:
     def __init__(self, *, results: int, successes: int, has_history: bool) -> None:
         self.earlier_results = self.earlier_successes = 0
         self.is_repeated = False  # whether the rate was lowered more than once
+        self.has_changed = False  # whether there was a verdict `_CHANGED`
         self.results, self.successes = results, successes
         self.restart(has_history=has_history)
 
@@ -116,8 +121,12 @@ class _RateTest:
         self.share_before = min(_MAX_SHARE_BEFORE, max(_DEAD_SHARE, self.share))
         self.earlier_results += self.results
         self.earlier_successes += self.successes
+        self.discard_results()
+
+    def discard_results(self) -> None:
+        """Start the test again, at the same rate."""
         self.results = self.successes = 0
-        self.likelihood_ratio = 0.0
+        self.likelihood_ratio = self.max_ratio = 0.0
 
     @property
     def share(self) -> float:
@@ -141,11 +150,17 @@ class _RateTest:
         self.results += 1
         self.successes += is_success
         results, before = self.results, self.share_before
-        # Wald's test: is the share of successes that of a rate below the capacity, or as before?
+        # Wald's sequential test: is the share of successes as high as below the capacity, or is it
+        # the same as before the cut?
         below = _BELOW_CAPACITY_SHARE
         self.likelihood_ratio += (
             log(below / before) if is_success else log((1 - below) / (1 - before))
         )
+        self.max_ratio = max(self.max_ratio, self.likelihood_ratio)
+        can_change = not (self.has_changed or self.is_repeated)
+        change_level = max(_DECISION_LEVEL, self.likelihood_ratio + 2 * _DECISION_LEVEL)
+        if can_change and self.max_ratio >= change_level:
+            return _CHANGED
         is_late = elapsed >= _MAX_TEST_S and results >= _MIN_TEST_RESULTS
         is_decided = is_late or abs(self.likelihood_ratio) >= _DECISION_LEVEL
         if elapsed < _MIN_TEST_S or not is_decided:
@@ -160,7 +175,8 @@ class _RateTest:
         # If the share has changed, the failures depend on the rate. The share before the first cut
         # is not comparable, because the rate was rising.
         is_worse = self.share < before - 2 * sqrt(before * (1 - before) / results)
-        is_better = results >= 2 * _MIN_TEST_RESULTS and self.share > (1 + before) / 2
+        better_share = min((1 + before) / 2, before + 3 * sqrt(before * (1 - before) / results))
+        is_better = results >= 2 * _MIN_TEST_RESULTS and self.share > better_share
         return _UNRELATED if self.is_repeated and not (is_worse or is_better) else _REFUSED
 
 
@@ -225,9 +241,9 @@ class AdaptiveLimit:
 
     @property
     def settled_rate(self) -> float | None:
-        """The current rate or, during a test, the rate before it: the rate to keep over a restart.
+        """The current rate or, during a test, the rate before it; None: the rate is not limited.
 
-        None: the rate is not limited.
+        Store this rate, so that a restarted process continues with it.
         """
         return self.rate if self._test is None else self._test.old_rate
 
@@ -237,7 +253,7 @@ class AdaptiveLimit:
         return self._in_flight + 1 > self._limit
 
     def configure(self, *, max_rate: float | None, max_in_flight: int) -> None:
-        """Set the upper limits. A rate that only the old limit has bounded follows the new one."""
+        """Set the upper limits. A rate that was at the old `max_rate` is set to the new one."""
         self._max_in_flight = check_count("max_in_flight", max_in_flight)
         self._limit = min(self._limit, float(max_in_flight))
         old_maximum = self._max_rate
@@ -255,7 +271,7 @@ class AdaptiveLimit:
             self._capacity = self.rate
 
     def acquire(self, now: float) -> float | None:
-        """Take a slot and a token. Return the seconds until the start, or None to reject it."""
+        """Acquire a slot and a token. Return the seconds to wait, or None to reject the attempt."""
         if self._in_flight + 1 > self._limit:
             return None
         rate = self.rate
@@ -317,7 +333,7 @@ class AdaptiveLimit:
         return self._window
 
     def on_recovery(self, now: float) -> None:
-        """Start with half of the rate before the outage, or 10 per second, and with 8 at a time."""
+        """Start over with half of the old rate, but at least 10 per second, and 8 at a time."""
         rate_before = self.settled_rate or 0.0
         self._forget(now)
         self._set_rate(max(_START_RATE, rate_before / 2))
@@ -347,7 +363,8 @@ class AdaptiveLimit:
             tolerated = max(tolerated, _TOLERATED_PER_S / rate)
             threshold = max(_MIN_THRESHOLD, _THRESHOLD_S * rate)
         self._cusum = max(0.0, self._cusum + (not is_success) - base - tolerated)
-        if self._cusum > threshold + _THRESHOLD_PER_VARIANCE * base * (1 - base):
+        is_alarm = self._cusum > threshold + _THRESHOLD_PER_VARIANCE * base * (1 - base)
+        if is_alarm and not is_success:  # a success can follow after `configure` lowered the rate
             self._cut(now)
             return
         if base > _TOLERATED_SHARE and now > self._tested_at + _MAX_BASE_AGE_S:
@@ -359,7 +376,7 @@ class AdaptiveLimit:
         capacity = self._capacity
         if capacity is None:
             step = _SLOW_START_STEP / (1 + _LATENCY_WEIGHT * self._latency) / (1 - self._base)
-            # Attempts that are no evidence must not slow down the growth.
+            # Ignored attempts also take tokens. They must not slow down the growth.
             sent = self._window.total(_SENT)
             evidence = sent - self._window.total(_IGNORED)
             self._set_rate(rate + step * min(_MAX_STEP_FACTOR, sent / evidence))
@@ -383,16 +400,18 @@ class AdaptiveLimit:
         old_capacity = self._capacity
         is_confirmed = old_capacity is not None and old_capacity < rate < 1.25 * old_capacity
         self._period = _PERIOD_GROWTH * self._period if is_confirmed else _MIN_PERIOD_S
-        # If attempts failed below the capacity, it is probably right and the alarm false.
+        # If attempts failed at a rate below the known capacity, this is probably a false alarm.
         test.old_capacity = 0.0 if old_capacity is None or rate >= old_capacity else old_capacity
         test.old_rate, test.old_base, self._base = rate, self._base, 0.0
         # The accepted attempts of the last second are the best estimate of the capacity.
-        capacity = min(_CAPACITY_BELOW_RATE * rate, sent * successes / results)
+        covered_s = max(0.9, now - self._window.bucket_end + 1)  # the newest bucket is not complete
+        capacity = min(_CAPACITY_BELOW_RATE * rate, sent * successes / results / covered_s)
         pause = 0.0 if capacity >= 0.8 * rate else _PAUSE_S
         if test.was_unlimited:
             capacity, pause = max(capacity, _START_RATE), _LONG_PAUSE_S
         else:
-            capacity = max(capacity, rate * (_MAX_CUT if has_history else _MAX_EARLY_CUT))
+            min_factor = _MIN_CUT_FACTOR if has_history else _MIN_EARLY_CUT_FACTOR
+            capacity = max(capacity, rate * min_factor)
         self._lower_rate(capacity, pause, successes / results, now)
 
     def _lower_rate(self, capacity: float, pause: float, share: float, now: float) -> None:
@@ -413,19 +432,23 @@ class AdaptiveLimit:
             elif not test.is_repeated:
                 known_capacity = _CAPACITY_BELOW_RATE * test.old_capacity
                 self._capacity = max(self._capacity or 0.0, known_capacity)
-            # A small share of failures is no reason for another test, but it counts as a base.
+            # A small share of failures becomes the base, so that it does not cause another test.
             failures = _BASE_WEIGHT * min(test.old_base, _MAX_SMALL_BASE)
             failures += test.results - test.successes
             self._finish_test(failures / (test.results + _BASE_WEIGHT), now)
         elif verdict == _REFUSED:
             share = test.share
             is_dead = share < _DEAD_SHARE
-            capacity = (self.rate or _MIN_RATE) * (_MAX_CUT if is_dead else share)
+            capacity = (self.rate or _MIN_RATE) * (_MIN_CUT_FACTOR if is_dead else share)
             test.is_repeated = True
             test.restart(has_history=not is_dead)
             self._lower_rate(capacity, _PAUSE_S, share, now)
             if share < _MOST_REFUSED_SHARE:
                 self._evidence_from += _WINDOW_S
+        elif verdict == _CHANGED:  # the results before the change do not count
+            test.has_changed = True
+            test.discard_results()
+            self._evidence_from = now
         elif verdict == _UNRELATED:  # restore the rate, and tolerate this share of failures
             self._capacity = None
             self._set_rate(test.old_rate)

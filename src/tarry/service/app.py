@@ -20,6 +20,7 @@ try:
     from tarry.service.api.auth import DEFAULT_TENANT, is_loopback
     from tarry.service.api.context import ApiContext, ApiLimits
     from tarry.service.delivery import DeliveryDispatcher
+    from tarry.service.delivery.dns import DnsCache
     from tarry.service.delivery.grpc import GrpcDeliveryClient
     from tarry.service.delivery.grpc import is_installed as has_grpc
     from tarry.service.delivery.guard import Guard
@@ -90,18 +91,20 @@ class Service:
                 "in_flight is %d instead of %d: the process has only %d file descriptors; "
                 "raise the hard limit (ulimit -Hn)", in_flight, settings.in_flight, limit
             )  # fmt: skip
+        dns = DnsCache()  # one for both clients, because tenants share its slots for lookups
         proxy, ca_file = settings.egress_proxy or None, settings.ca_file or None
         max_bytes = settings.max_response_bytes
         self._delivery_client: DeliveryClient = delivery or DeliveryDispatcher(
             HttpDeliveryClient(
                 target_guard,
+                dns=dns,
                 proxy=proxy,
                 ca_file=ca_file,
                 max_response_bytes=max_bytes,
                 max_connections=shares.max_connections,
                 max_pool_connections=in_flight,
             ),
-            partial(GrpcDeliveryClient, target_guard, proxy=proxy, ca_file=ca_file),
+            partial(GrpcDeliveryClient, target_guard, dns=dns, proxy=proxy, ca_file=ca_file),
         )
         self.store: Store = make_store(settings.store, writer_process=writer_process)
         codec = Codec(settings.encryption_keys)
@@ -136,7 +139,11 @@ class Service:
             LimitPattern(each.tenant, each.lane, each.limits) for each in settings.downstreams
         ]
         limit_table = LimitTable(patterns, max_in_flight=settings.lane_in_flight)
-        lanes = Lanes(limit_table.build_downstream, max_leased=limits.max_lane_leased)
+        lanes = Lanes(
+            limit_table.build_downstream,
+            max_leased=limits.max_leased,
+            max_lane_leased=limits.max_lane_leased,
+        )
         worker = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
         health = Health()

@@ -23,7 +23,7 @@ MAX_TENANT_LANES: Final = 100_000
 MAX_TENANT_POLICY_VERSIONS: Final = 1_000
 """Maximum number of versions of all policies of one tenant."""
 MAX_TRANSACTION_TASKS: Final = 64
-"""Number of tasks that one transaction claims or finishes, about 5 ms for 128 tasks.
+"""Number of tasks that one transaction claims or releases, about 5 ms for 128 tasks.
 
 New tasks wait for the transaction. Then the event loop starts or reports its attempts in one go.
 Groups of 500 to 1,000 tasks took 25 to 75 ms, and the p99 delay of retries was 240 ms instead of

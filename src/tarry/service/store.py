@@ -41,7 +41,7 @@ from tarry.service.model import (  # noqa: TC001 - msgspec reads the types
 from tarry.wire.tasks import DownstreamLimits  # noqa: TC001
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tarry.service.model import (
         ApiKeyRecord,
@@ -229,6 +229,12 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     created_until: int | None = None
     finished_from: int | None = None
     finished_until: int | None = None
+    # The store cannot decode tasks, so it calls these functions, perhaps in another thread. They
+    # are called only for tasks that match all other fields.
+    matches_attempt: Callable[[AttemptRecord], bool] | None = None
+    """Called with the latest entry of the attempt log. Tasks without an entry do not match."""
+    matches_content: Callable[[bytes], bool] | None = None
+    """Called with `Task.packed_content`."""
 
 
 class Page(msgspec.Struct, Generic[T]):
@@ -376,15 +382,15 @@ class Store(Protocol):
         ...
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, skipped_lanes: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
     ) -> ClaimResult:
         """Lease tasks that are due within the horizon, and tasks whose lease has expired.
 
         Tenants take turns, and of each tenant the least recently served lane comes first. At most
-        `limit` tasks, and at most `per_lane` tasks of a lane, are leased. Nothing is leased from
-        lanes that are paused, parked or in `skipped_lanes`, which may also have names of tenants:
-        then all their lanes are skipped. With a `limit` of 0, no task is leased, and the result has
-        only `now` and `next_at`.
+        `limit` tasks, and at most `per_lane` tasks of a lane, are leased. `lane_limits` has lower
+        limits by name of a lane. Nothing is leased from lanes that are paused, parked or have a
+        limit of 0. A limit of 0 may also be set for a tenant: then all its lanes are skipped. With
+        a `limit` of 0, no task is leased, and the result has only `now` and `next_at`.
 
         Of a lane, tasks with an expired lease come first. If tasks without and with a failed
         attempt are due, a third of the others are retries: (limit + now in ms modulo 3) // 3, so
@@ -463,7 +469,10 @@ class Store(Protocol):
         ...
 
     async def list_lane_limits(self, limit: int) -> list[LaneLimits]:
-        """Return the limits of up to `limit` lanes whose rate is limited, sorted by lane."""
+        """Return the limits of up to `limit` lanes whose rate is limited, last used lanes first.
+
+        A lane is used by a claim and by `add_to_budgets`.
+        """
         ...
 
     async def set_limits(

@@ -1,14 +1,17 @@
 """Search for tasks, also by target URL and by the result of the last attempt.
 
-The store selects tasks by its columns (`TaskFilter`). It cannot read the URL and the error, which
-may be encrypted, so this module decodes the tasks of a page and compares them.
+The store selects tasks by its columns (`TaskFilter`). It cannot read the URL and the last attempt,
+which may be encrypted, so it calls functions of this module that decode and compare them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -21,15 +24,15 @@ if TYPE_CHECKING:
     from tarry.service.model import AttemptRecord, ReplayRecord, Task, TaskContent
     from tarry.service.store import Store
 
-_MAX_SCANNED_TASKS = 2_000
-"""Maximum number of tasks that are decoded for one page, even if none matches."""
+_MAX_READS_PER_PAGE = 4
+"""After this many reads, each of a bounded number of tasks, a page ends, even if it is empty."""
 _YIELD_EVERY_TASKS = 100
 """Number of tasks after which the decoding of a page yields to the event loop."""
 _STATUS_CLASS = re.compile("[1-5]xx")
 
 
 class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks to find; None matches all."""
+    """Which tasks to find; a field that is None matches all tasks."""
 
     filter: TaskFilter
     url_prefix: str | None = None
@@ -39,18 +42,13 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """The error class of the last attempt, or a part of its error message; the case is ignored."""
 
-    @property
-    def needs_decoding(self) -> bool:
-        """Whether tasks have to be decoded, because the store cannot evaluate the whole search."""
-        return (self.url_prefix, self.last_status, self.error) != (None, None, None)
-
 
 class FoundTask(NamedTuple):
     """A task with its content and its last attempt, both decrypted if their key is configured."""
 
     task: Task
     content: TaskContent | None
-    """None: it cannot be decrypted."""
+    """None: it cannot be decrypted or decoded."""
     last_attempt: AttemptRecord | None
     """None: no attempt was made yet."""
 
@@ -61,67 +59,84 @@ class TaskFinder:
     def __init__(self, store: Store, codec: Codec) -> None:
         self._store = store
         self._codec = codec
+        self._count_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By tenant. A lock is removed when no request uses it."""
 
     async def find_page(
-        self,
-        tenant: str,
-        search: TaskSearch,
-        *,
-        cursor: str | None,
-        limit: int,
-        oldest_first: bool = False,
+        self, tenant: str, search: TaskSearch, *, cursor: str | None, limit: int
     ) -> Page[FoundTask]:
-        """Return up to `limit` matching tasks and the cursor of the next page.
+        """Return up to `limit` matching tasks, newest first, and the cursor of the next page.
 
         A page may be short or empty, although it is not the last one, see `Page`.
         """
+        page = await self._list_tasks(tenant, search, cursor, limit)
+        task_ids = [task.id for task in page.items if task.attempts]
+        attempts = await self._store.last_attempts(tenant, task_ids) if task_ids else {}
         found: list[FoundTask] = []
-        scanned = 0
-        while True:
-            page = await self._store.list_tasks(
-                tenant, search.filter, cursor=cursor, limit=limit, oldest_first=oldest_first
-            )
-            task_ids = [task.id for task in page.items if task.attempts]
-            attempts = await self._store.last_attempts(tenant, task_ids) if task_ids else {}
-            for task in page.items:
-                scanned += 1
-                found_task = self._decode(task, attempts.get(task.id))
-                if _matches(found_task, search):
-                    found.append(found_task)
-                if not scanned % _YIELD_EVERY_TASKS:
-                    await asyncio.sleep(0)
-            cursor = page.cursor
-            if found or cursor is None or scanned >= _MAX_SCANNED_TASKS or not page.items:
-                return Page(found, cursor)
+        for number, task in enumerate(page.items):
+            found.append(self._decode(task, attempts.get(task.id)))
+            if not number % _YIELD_EVERY_TASKS:
+                await asyncio.sleep(0)
+        return Page(found, page.cursor)
 
     async def find_ids(
         self, tenant: str, search: TaskSearch, *, cursor: str | None, limit: int
     ) -> Page[str]:
         """Return the ids of matching tasks, oldest first, and the cursor of the next page."""
-        tasks: list[Task]
-        if search.needs_decoding:
-            found_page = await self.find_page(
-                tenant, search, cursor=cursor, limit=limit, oldest_first=True
-            )
-            tasks, cursor = [found.task for found in found_page.items], found_page.cursor
-        else:
-            page = await self._store.list_tasks(
-                tenant, search.filter, cursor=cursor, limit=limit, oldest_first=True
-            )
-            tasks, cursor = page.items, page.cursor
-        return Page([task.id for task in tasks], cursor)
+        page = await self._list_tasks(tenant, search, cursor, limit, oldest_first=True)
+        return Page([task.id for task in page.items], page.cursor)
 
     async def count(self, tenant: str, search: TaskSearch) -> int:
         """Return the number of matching tasks."""
-        if not search.needs_decoding:
-            return await self._store.count_tasks(tenant, search.filter)
-        count, cursor = 0, None
-        while True:
-            page = await self.find_ids(tenant, search, cursor=cursor, limit=_MAX_SCANNED_TASKS)
-            count += len(page.items)
-            cursor = page.cursor
-            if cursor is None:
-                return count
+        # All tasks of the tenant may have to be read, so only one count runs for each tenant.
+        async with self._count_locks.setdefault(tenant, asyncio.Lock()):
+            return await self._store.count_tasks(tenant, self._build_filter(search))
+
+    async def _list_tasks(
+        self,
+        tenant: str,
+        search: TaskSearch,
+        cursor: str | None,
+        limit: int,
+        *,
+        oldest_first: bool = False,
+    ) -> Page[Task]:
+        task_filter = self._build_filter(search)
+        page: Page[Task] = Page([], cursor)
+        for _ in range(_MAX_READS_PER_PAGE):
+            page = await self._store.list_tasks(
+                tenant, task_filter, cursor=page.cursor, limit=limit, oldest_first=oldest_first
+            )
+            if page.items or page.cursor is None:
+                break
+        return page
+
+    def _build_filter(self, search: TaskSearch) -> TaskFilter:
+        """Return the filter of a search, with functions that decode only what is compared."""
+        is_attempt_compared = (search.last_status, search.error) != (None, None)
+        return msgspec.structs.replace(
+            search.filter,
+            matches_attempt=partial(self._matches_attempt, search) if is_attempt_compared else None,
+            matches_content=None if search.url_prefix is None else partial(self._has_url, search),
+        )
+
+    def _matches_attempt(self, search: TaskSearch, attempt: AttemptRecord) -> bool:
+        if search.last_status is not None and not _has_status(attempt, search.last_status):
+            return False
+        if search.error is None:
+            return True
+        wanted = search.error.lower()
+        if wanted == last_error_class(attempt):
+            return True
+        with suppress(DecryptionFailed, msgspec.MsgspecError):
+            attempt = self._codec.decrypt_attempt(attempt)
+        return wanted in (attempt.error or "").lower()
+
+    def _has_url(self, search: TaskSearch, packed_content: bytes) -> bool:
+        try:
+            return self._codec.unpack(packed_content).url.startswith(search.url_prefix or "")
+        except (DecryptionFailed, msgspec.MsgspecError):
+            return False
 
     def _decode(self, task: Task, last_attempt: AttemptRecord | None) -> FoundTask:
         content = None
@@ -135,7 +150,7 @@ class TaskFinder:
 
 
 def search_of_replay(replay: ReplayRecord) -> TaskSearch:
-    """Return the search for the dead letters of a replay."""
+    """Return the search that finds the dead letters of a replay."""
     return TaskSearch(
         filter=TaskFilter(
             status=Status.EXHAUSTED,
@@ -156,31 +171,14 @@ def search_of_replay(replay: ReplayRecord) -> TaskSearch:
 
 
 def last_error_class(attempt: AttemptRecord) -> str | None:
-    """Return why an attempt got no response, or None."""
+    """Return the error class of an attempt that got no response, else None."""
     return LOST if attempt.outcome == LOST else attempt.error_class
 
 
-def _matches(found: FoundTask, search: TaskSearch) -> bool:
-    """Return whether a task matches the part of a search that the store does not evaluate."""
-    prefix, content, attempt = search.url_prefix, found.content, found.last_attempt
-    if prefix is not None and (content is None or not content.url.startswith(prefix)):
-        return False
-    if search.last_status is not None and not _has_status(attempt, search.last_status):
-        return False
-    return search.error is None or _has_error(attempt, search.error)
-
-
-def _has_status(attempt: AttemptRecord | None, wanted: str) -> bool:
-    if attempt is None or attempt.status is None:
+def _has_status(attempt: AttemptRecord, wanted: str) -> bool:
+    if attempt.status is None:
         return False
     status, wanted = str(attempt.status).lower(), wanted.lower()
     if _STATUS_CLASS.fullmatch(wanted):
         return isinstance(attempt.status, int) and status[:1] == wanted[:1]
     return status == wanted
-
-
-def _has_error(attempt: AttemptRecord | None, wanted: str) -> bool:
-    if attempt is None:
-        return False
-    wanted = wanted.lower()
-    return wanted == last_error_class(attempt) or wanted in (attempt.error or "").lower()

@@ -94,6 +94,11 @@ def check_limits(document: Mapping[str, Any]) -> None:
         is_positive_duration = field.type == "seconds" and not field.is_minimum_allowed
         if is_positive_duration and isinstance(value, float) and 0 < value < MIN_DURATION_MS:
             raise ConfigurationError(name, f"must be at least {MIN_DURATION_MS}", value)
+        if field.type == "statuses" and isinstance(value, (list, tuple)):
+            for number, status in enumerate(cast("list[object]", value)):
+                if isinstance(status, (int, float)) and 200 <= status < 300:  # noqa: PLR2004 - 2xx
+                    rule = "must not be 2xx: the service never repeats a call that has succeeded"
+                    raise ConfigurationError(f"{name}[{number}]", rule, status)
 
 
 def _from_json_value(field: PolicyField, name: str, value: object) -> Any:

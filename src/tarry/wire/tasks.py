@@ -361,10 +361,12 @@ class ReplayFilter(SearchFilter):
 class BulkCancelRequest(_RequestBody):
     """A request to cancel all unfinished tasks that match the filter; a dry run counts them.
 
-    `cursor` is the `nextCursor` of an earlier response with the same filter.
+    Without a filter, `all` must be true, except in a dry run. `cursor` is the `nextCursor` of an
+    earlier response with the same filter.
     """
 
     filter: SearchFilter | None = None
+    all: bool = False
     dry_run: bool = False
     cursor: TaskCursor | None = None
 
@@ -383,9 +385,13 @@ _RATE_SCHEMA: dict[str, Any] = {"anyOf": [{"const": 0}, {"minimum": MIN_REPLAY_R
 
 
 class ReplayRequest(_RequestBody):
-    """A request to replay dead letters: `rate` per second, by default 50; 0: all at once."""
+    """A request to replay dead letters: `rate` per second, by default 50; 0: all at once.
+
+    Without a filter, `all` must be true, except in a dry run.
+    """
 
     filter: ReplayFilter | None = None
+    all: bool = False
     rate: Annotated[float, Meta(ge=0, le=1_000_000, extra_json_schema=_RATE_SCHEMA)] | None = None
     dry_run: bool = False
 

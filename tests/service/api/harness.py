@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from tarry.errors import ConfigurationError
 from tarry.service.api.application import Api
 from tarry.service.api.context import ApiContext, ApiLimits
-from tarry.service.api.messages import ApiResponse
+from tarry.service.api.messages import IS_ABANDONED, ApiResponse
 from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.service.delivery.guard import Guard
 from tarry.service.encryption import Codec
@@ -163,6 +163,10 @@ class FakeEngine:
         """Return the limits of a lane."""
         return self.limit_table.find(lane)
 
+    def is_running(self, task_id: str) -> bool | None:
+        """Return None: this engine leases no tasks."""
+        return None
+
     def local_stats(self, lane: str) -> LocalStats | None:
         """Return the same state for every lane."""
         return LocalStats(breaker="closed", budget=9.5, running=1, leased=2, p50_ms=12.0)
@@ -302,6 +306,7 @@ class ApiHarness:
         body: bytes | Sequence[bytes] | None = None,
         headers: dict[str, str] | None = None,
         lines: Sequence[tuple[bytes, bytes]] = (),
+        is_abandoned: Callable[[], bool] = lambda: False,
     ) -> Response:
         """Send one request: a document as JSON, or a body in one or more chunks.
 
@@ -321,6 +326,7 @@ class ApiHarness:
             "raw_path": split.path.encode(),
             "query_string": split.query.encode(),
             "root_path": "",
+            IS_ABANDONED: is_abandoned,
             "headers": [
                 *([] if b"host" in dict(lines) else [(b"host", b"tarry.test")]),
                 *(

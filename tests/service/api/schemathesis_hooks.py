@@ -19,6 +19,7 @@ STATE_DEPENDENT_RULES = [
     r"callbackPolicyId must be an existing policy",
     r"policyVersion must exist",
     r"bodyRef must",
+    r"all must be true if no filter is given",
     r"idempotencyKey was already used",
     r"idempotencyKey differs from the Idempotency-Key header",
 ]

@@ -146,7 +146,7 @@ def test_a_replay_has_a_default_rate(document: dict[str, object], rate: float) -
     """Without a rate, a replay has 50 tasks per second; 0 means no limit."""
 
     async def test(api: ApiHarness) -> None:
-        response = await api.request("POST", "/dead-letters/replays", document)
+        response = await api.request("POST", "/dead-letters/replays", {"all": True, **document})
         assert (201, rate) == (response.status, response.json["rate"])
 
     run_with_api(test)
@@ -157,14 +157,14 @@ def test_the_number_of_unfinished_replays_is_limited() -> None:
 
     async def test(api: ApiHarness) -> None:
         path = "/dead-letters/replays"
-        created = [await api.request("POST", path, {}) for _ in range(100)]
+        created = [await api.request("POST", path, {"all": True}) for _ in range(100)]
         assert {201} == {response.status for response in created}
-        rejected = await api.request("POST", path, {})
+        rejected = await api.request("POST", path, {"all": True})
         assert 429 == rejected.status
         assert "100 replays" in rejected.problem["detail"]
         assert 200 == (await api.request("POST", path, {"dryRun": True})).status
         await api.request("DELETE", f"{path}/{created[0].json['replayId']}")
-        assert 201 == (await api.request("POST", path, {})).status
+        assert 201 == (await api.request("POST", path, {"all": True})).status
 
     run_with_api(test)
 
@@ -175,7 +175,9 @@ def test_a_replay_that_is_done_cannot_be_cancelled() -> None:
     async def test(api: ApiHarness) -> None:
         await api.create()
         (letter,) = await api.exhaust_due_tasks()
-        path = (await api.request("POST", "/dead-letters/replays", {})).header("location") or ""
+        path = (await api.request("POST", "/dead-letters/replays", {"all": True})).header(
+            "location"
+        ) or ""
         job = (await api.request("GET", path)).json
         await api.store.replay_step(job["replayId"], None, [letter], None)
         running = (await api.request("GET", path)).json
@@ -216,6 +218,8 @@ def test_an_unknown_replay_is_404(method: str) -> None:
         ({"filter": {"policyId": ""}}, "filter.policyId"),
         ({"filter": {"lane": ""}}, "filter.lane"),
         ({"lane": "x"}, "lane"),
+        ({}, "all"),
+        ({"filter": {"lane": None}, "all": False}, "all"),
     ],
 )
 def test_an_invalid_replay_is_422_with_its_field(document: dict[str, object], field: str) -> None:
@@ -265,8 +269,26 @@ def test_matching_dead_letters_are_purged() -> None:
         result = {"purged": 1, "more": False, "nextCursor": None}
         assert (200, result) == (response.status, response.json)
         assert 2 == await api.count_tasks()
-        everything = await api.request("DELETE", "/dead-letters")
+        everything = await api.request("DELETE", "/dead-letters?all=true")
         assert result == everything.json
+        assert 1 == await api.count_tasks()
+
+    run_with_api(test)
+
+
+@pytest.mark.parametrize("query", ["", "?all=false"])
+def test_a_purge_without_a_filter_is_422(query: str) -> None:
+    """Nothing is deleted without a filter, unless the request says that it means all."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        await api.exhaust_due_tasks()
+        response = await api.request("DELETE", f"/dead-letters{query}")
+        detail = (
+            "all must be true if no filter is given; filters are lane, policyId, urlPrefix, "
+            "idempotencyKey, createdAfter, createdBefore, lastStatus, error."
+        )
+        assert (422, detail) == (response.status, response.problem["detail"])
         assert 1 == await api.count_tasks()
 
     run_with_api(test)
@@ -281,11 +303,11 @@ def test_one_request_purges_a_limited_number(monkeypatch: pytest.MonkeyPatch) ->
         for _ in range(5):
             await api.create()
         await api.exhaust_due_tasks()
-        first = (await api.request("DELETE", "/dead-letters")).json
+        first = (await api.request("DELETE", "/dead-letters?all=true")).json
         assert (4, True) == (first["purged"], first["more"])
-        second = await api.request("DELETE", f"/dead-letters?cursor={first['nextCursor']}")
+        second = await api.request("DELETE", f"/dead-letters?all=true&cursor={first['nextCursor']}")
         assert {"purged": 1, "more": False, "nextCursor": None} == second.json
-        invalid = await api.request("DELETE", "/dead-letters?cursor=x")
+        invalid = await api.request("DELETE", "/dead-letters?all=true&cursor=x")
         assert (422, "cursor") == (invalid.status, invalid.problem["field"])
 
     run_with_api(test)

@@ -17,7 +17,7 @@ from tests.service.api.harness import TARGET, ApiHarness, run_with_api
 JSON = {b"content-type": b"application/json"}
 
 PURGE_DETAIL = (
-    "body must be empty: use the query parameters cursor, policyId, lane, reason, urlPrefix, "
+    "body must be empty: use the query parameters all, cursor, policyId, lane, reason, urlPrefix, "
     "idempotencyKey, createdAfter, createdBefore, finishedAfter, finishedBefore, lastStatus, error."
 )
 
@@ -154,6 +154,7 @@ def test_a_declared_length_above_the_limit_is_413(length: str) -> None:
             headers={"content-length": length},
         )
         assert 413 == response.status
+        assert "raise the setting `max_body_bytes`" in response.problem["detail"]
 
     run_with_api(test, limits=ApiLimits(max_request_bytes=1000))
 

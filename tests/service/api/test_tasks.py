@@ -194,7 +194,7 @@ def test_matching_tasks_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
         await api.lease_due_tasks()
         for number in range(5):
             await api.create(targetUrl=f"https://example.com/orders/{number}")
-        other = await api.create(targetUrl="https://example.com/users")
+        await api.create(targetUrl="https://example.com/users")
         document = {"filter": {"urlPrefix": "https://example.com/orders"}}
 
         async def cancel(**fields: Any) -> Any:
@@ -211,8 +211,9 @@ def test_matching_tasks_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
         second = await cancel(cursor=first["nextCursor"])
         assert {"matched": 2, "cancelled": 2, "running": 0, "nextCursor": None} == second
         assert {"matched": 1, "cancelled": 0, "running": 1, "nextCursor": None} == await cancel()
-        [left] = (await api.request("GET", "/retry-tasks?status=PENDING")).json["items"]
-        assert other["taskId"] == left["taskId"]
+        document = {}
+        assert {"matched": 2, **nothing} == await cancel(dryRun=True)
+        assert (1, 1) == ((rest := await cancel(all=True))["cancelled"], rest["running"])
 
     run_with_api(test)
 
@@ -223,8 +224,11 @@ def test_matching_tasks_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"filter": {"urlPrefix": "orders"}}, "filter.urlPrefix"),
         ({"filter": {"reason": "attempts"}}, "filter.reason"),
         ({"filter": {"createdAfter": 5}}, "filter.createdAfter"),
-        ({"cursor": "x"}, "cursor"),
+        ({"all": True, "cursor": "x"}, "cursor"),
         ({"dryRun": "yes"}, "dryRun"),
+        ({}, "all"),
+        ({"filter": {}}, "all"),
+        ({"filter": {"lane": None}, "all": False}, "all"),
     ],
 )
 def test_an_invalid_cancellation_is_422(document: dict[str, Any], field: str) -> None:
@@ -235,6 +239,17 @@ def test_an_invalid_cancellation_is_422(document: dict[str, Any], field: str) ->
         response = await api.request("POST", "/retry-tasks/cancellations", document)
         assert (422, field) == (response.status, response.problem["field"])
         assert 1 == len((await api.request("GET", "/retry-tasks?status=PENDING")).json["items"])
+
+    run_with_api(test)
+
+
+def test_an_invalid_last_status_is_explained_without_a_regular_expression() -> None:
+    """The problem describes the format of `lastStatus` in words."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("GET", "/retry-tasks?lastStatus=9xx")
+        detail = "lastStatus must be 503, a class such as 5xx, or a gRPC code."
+        assert (422, detail) == (response.status, response.problem["detail"])
 
     run_with_api(test)
 

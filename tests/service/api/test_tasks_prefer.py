@@ -97,6 +97,33 @@ def test_a_task_finished_by_another_process_is_noticed() -> None:
     run_with_api(test)
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_wait_of_a_disconnected_client_ends(method: str) -> None:
+    """The slot is free for another request after the next poll, not only when the wait is over."""
+
+    async def test(api: ApiHarness) -> None:
+        path, document = "/retry-tasks", None
+        if method == "GET":
+            path += f"/{(await api.create())['taskId']}"
+        else:
+            document = {"targetUrl": "https://example.com/"}
+        polls: list[str] = []
+
+        async def wait_until_finished(task_id: str, seconds: float) -> None:
+            polls.append(task_id)
+
+        api.engine.wait_until_finished = wait_until_finished  # type: ignore[method-assign]
+        headers = {"Prefer": "wait=60"}
+        for _ in range(2):
+            response = await api.request(
+                method, path, document, headers=headers, is_abandoned=lambda: len(polls) % 3 == 0
+            )
+            assert "PENDING" == response.json["status"]
+        assert 6 == len(polls)
+
+    run_with_api(test, limits=ApiLimits(max_waiting_requests=1))
+
+
 def test_a_finished_task_is_returned_immediately() -> None:
     """Reading a finished task does not wait."""
 

@@ -118,7 +118,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             (
                 "earlier attempts not shown: 5; attempt 6 was lost with its worker; attempt 7 "
                 "got 503; stopped: no attempts left. It is a dead letter: no attempt follows "
-                "until it is replayed (POST /retry-tasks/i/retry)."
+                "until it is replayed (tarry tasks retry i)."
             ),
         ),
         (
@@ -128,7 +128,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             (
                 "attempt 1 got 503; stopped: the server asked for a longer wait than max_hint "
                 "allows (retry-after asked for 2.5 h). It is a dead letter: no attempt follows "
-                "until it is replayed (POST /retry-tasks/i/retry)."
+                "until it is replayed (tarry tasks retry i)."
             ),
         ),
         (
@@ -137,7 +137,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             LANE,
             (
                 "stopped: the total budget leaves no time for another attempt. It is a dead "
-                "letter: no attempt follows until it is replayed (POST /retry-tasks/i/retry)."
+                "letter: no attempt follows until it is replayed (tarry tasks retry i)."
             ),
         ),
         (
@@ -182,7 +182,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             (
                 "attempt 1 got 503; stopped: no attempts left; was replayed; attempt 2 got 503; "
                 "stopped: no attempts left. It is a dead letter: no attempt follows until it "
-                "is replayed (POST /retry-tasks/i/retry)."
+                "is replayed (tarry tasks retry i)."
             ),
         ),
     ],
@@ -192,6 +192,28 @@ def test_a_task_is_explained(
 ) -> None:
     """The text describes attempts, decisions and the next step."""
     assert expected == explain_text(task, *attempts, lane=lane)
+
+
+@pytest.mark.parametrize(
+    ("is_running", "expected"),
+    [
+        (True, "Attempt 1 is running."),
+        (False, "Attempt 1 waits for a free slot (limits of concurrency and rate)."),
+        (None, "Attempt 1 is running in another process, or waits there for a free slot."),
+    ],
+)
+def test_a_leased_task_is_explained(is_running: bool | None, expected: str) -> None:
+    """The text distinguishes a running attempt from an attempt that waits for a slot."""
+    returned = explain_task(
+        build_task(status=Status.IN_FLIGHT),
+        TaskContent(url="https://a/"),
+        [],
+        named_policy=None,
+        lane=LANE,
+        is_running=is_running,
+        now=NOW,
+    )
+    assert returned.text.startswith(f"no attempt was made yet. {expected}")
 
 
 LONG_WAIT = Decision(action="wait", delay_ms=20_000.0, ceiling_ms=20_000.0, jitter="full")
@@ -291,7 +313,7 @@ def test_a_blocked_target_is_explained_with_the_setting() -> None:
     assert f"attempt 1 failed (blocked: {error}); stopped" in text
     assert text.endswith(
         "It is a dead letter: replay it when the operator has allowed its target "
-        f"(POST /retry-tasks/{task.id}/retry)."
+        f"(tarry tasks retry {task.id})."
     )
 
 

@@ -97,7 +97,11 @@ class EngineHarness:
         limit_table = LimitTable(
             patterns, max_in_flight=limits.max_lane_running_attempts, build_breaker=build_breaker
         )
-        self.lanes = Lanes(limit_table.build_downstream, max_leased=limits.max_lane_leased)
+        self.lanes = Lanes(
+            limit_table.build_downstream,
+            max_leased=limits.max_leased,
+            max_lane_leased=limits.max_lane_leased,
+        )
         self.metrics = Metrics(self.lanes)
         reporter = Reporter(self.metrics, clock.now_ms)
         self.events = reporter.events
@@ -190,12 +194,12 @@ class EngineHarness:
         return [event.kind for event in self.published]
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
+def run(main: Callable[[], Awaitable[None]], *, start: float = 1000.0) -> None:
     """Run a test on virtual time.
 
     It starts at a fixed time: rounding to milliseconds would differ with the time of the machine.
     """
-    with VirtualClock(start=1000.0) as clock:
+    with VirtualClock(start=start) as clock:
         clock.run(main)
 
 

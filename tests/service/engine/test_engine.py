@@ -88,6 +88,27 @@ def test_cancel_during_an_attempt_prevents_the_next() -> None:
     run(main)
 
 
+def test_a_leased_task_runs_or_waits_for_a_slot() -> None:
+    """The engine reports whether an attempt of a task runs, if the task is leased here."""
+
+    async def main() -> None:
+        async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
+            await asyncio.sleep(1)
+            return OK
+
+        harness = EngineHarness(
+            FakeTarget(respond_slowly), limits=EngineLimits(max_lane_running_attempts=1)
+        )
+        tasks = await harness.add(harness.new_task(), harness.new_task())
+        await asyncio.sleep(0.5)
+        assert [True, False] == [harness.engine.is_running(task.id) for task in tasks]
+        await asyncio.sleep(1)
+        assert [None, True] == [harness.engine.is_running(task.id) for task in tasks]
+        await asyncio.sleep(60)
+
+    run(main)
+
+
 def test_retry_now_sends_at_once() -> None:
     """Retry now sends a leased task and a task in the store at once, and each only once."""
 
@@ -224,7 +245,7 @@ def test_single_task_is_stored_before_the_waiting_tasks_of_batches() -> None:
 
 
 def test_overdue_tasks_are_claimed_and_finished_in_small_steps() -> None:
-    """After a start with overdue tasks, a call of the store changes at most 64 tasks."""
+    """After a start with overdue tasks, a call claims at most 64 or finishes at most 128 tasks."""
 
     async def main() -> None:
         target = FakeTarget()
@@ -253,7 +274,7 @@ def test_overdue_tasks_are_claimed_and_finished_in_small_steps() -> None:
 
         assert (1000, 64) == (sum(claimed_counts), max(claimed_counts))
         assert 1000 == sum(finished_counts)
-        assert max(finished_counts) <= 64
+        assert max(finished_counts) <= 128
         assert 1000 == len(target.requests)
 
     run(main)

@@ -9,6 +9,7 @@ import pytest
 
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
+from tarry.service.engine import lanes as lanes_module
 from tarry.service.engine.lanes import Lanes, LaneState, LeasedTask, build_downstream
 from tarry.service.model import Status, Task
 from tarry.service.store import LaneLimits
@@ -194,12 +195,12 @@ def test_lane_gets_no_leases_until_it_is_below_its_limit() -> None:
     for _ in range(12):
         lanes.increment_leased(lanes["t/a"])
 
-    is_full = []
+    capacities = []
     for _ in range(4):
         lanes.decrement_leased(lanes["t/a"])
-        is_full.append("t/a" in lanes.fully_leased)
+        capacities.append(lanes.claim_limits()["t/a"])
 
-    assert [True, True, False, False] == is_full
+    assert [0, 0, 1, 2] == capacities
 
 
 def test_retries_are_no_evidence_while_first_attempts_are_made() -> None:
@@ -218,13 +219,42 @@ def test_retries_are_no_evidence_while_first_attempts_are_made() -> None:
 def test_leases_are_limited_by_the_rate() -> None:
     """A lane leases as many tasks as it can start in two seconds."""
     lanes = new_lanes("t/a")
+    assert {} == lanes.claim_limits()
     lanes["t/a"].downstream.limiter.restore(rate=1.5, limit=8)
-    is_full = []
+    capacities = []
     for _ in range(4):
         lanes.increment_leased(lanes["t/a"])
-        is_full.append("t/a" in lanes.fully_leased)
+        capacities.append(lanes.claim_limits()["t/a"])
 
-    assert [False, False, False, True] == is_full
+    assert [3, 2, 1, 0] == capacities
+    lanes["t/a"].downstream.limiter.restore(rate=0.5, limit=8)
+    assert -2 == lanes.lease_capacity(lanes["t/a"])
+    assert {"t/a": 0} == lanes.claim_limits()
+
+
+def test_only_lanes_with_few_free_leases_limit_a_claim() -> None:
+    """A lane without leases, or with more free leases than a claim can take, has no limit."""
+    lanes = Lanes(partial(build_downstream, max_in_flight=10), max_leased=200)
+    lane = lanes["t/a"]
+    capacities = []
+    for change in (lanes.increment_leased, lanes.decrement_leased):
+        for _ in range(150):
+            change(lane)
+        capacities.append(lanes.claim_limits())
+
+    assert [{"t/a": 50}, {}] == capacities
+
+
+def test_claim_may_exceed_a_high_limit_a_little() -> None:
+    """At a high rate, a claim leases more than one task, even if only one has ended."""
+    lanes = Lanes(partial(build_downstream, max_in_flight=10), max_leased=200)
+    for _ in range(199):
+        lanes.increment_leased(lanes["t/a"])
+    assert {"t/a": 25} == lanes.claim_limits()
+
+    lanes.increment_leased(lanes["t/a"])
+
+    assert {"t/a": 0} == lanes.claim_limits()
 
 
 def test_changed_rates_are_stored() -> None:
@@ -258,3 +288,15 @@ def test_a_new_lane_has_the_limits_of_the_removed_one() -> None:
             lanes.forget_idle()
         assert {} == lanes
     assert LaneLimits("t/b", 7.0, 3) == lanes["t/b"].limits
+
+
+def test_limits_of_lanes_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of removed lanes are bounded; those that were not used for longest are dropped."""
+    monkeypatch.setattr(lanes_module, "MAX_LANES", 2)
+    lanes = new_lanes("t/c")
+    lanes.restore_limits([LaneLimits("t/a", 1.0, 4), LaneLimits("t/b", 2.0, 4)])
+    lanes["t/c"].downstream.limiter.restore(rate=3.0, limit=4)
+    for _ in range(2):
+        lanes.forget_idle()
+
+    assert [3.0, 1.0, None] == [lanes[name].limits.rate for name in ("t/c", "t/a", "t/b")]

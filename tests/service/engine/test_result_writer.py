@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -210,13 +210,11 @@ class OutageStore(ReferenceStore):
     is_unavailable = False
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, skipped_lanes: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
     ) -> ClaimResult:
         """Claim, or raise during an outage."""
         self._check_available()
-        return await super().claim(
-            terms, limit=limit, per_lane=per_lane, skipped_lanes=skipped_lanes
-        )
+        return await super().claim(terms, limit=limit, per_lane=per_lane, lane_limits=lane_limits)
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
         """Write results, or raise during an outage."""

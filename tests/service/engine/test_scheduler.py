@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
@@ -56,11 +56,11 @@ class SlowClaimStore(ReferenceStore):
     """A store that replies to a claim one second after it has leased the tasks."""
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, skipped_lanes: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
     ) -> ClaimResult:
         """Claim, and reply a second later."""
         claimed = await super().claim(
-            terms, limit=limit, per_lane=per_lane, skipped_lanes=skipped_lanes
+            terms, limit=limit, per_lane=per_lane, lane_limits=lane_limits
         )
         await asyncio.sleep(1)
         return claimed
@@ -123,11 +123,11 @@ class LostReplyStore(ReferenceStore):
         return added
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, skipped_lanes: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
     ) -> ClaimResult:
         """Claim tasks; only the reply of a claim with tasks is lost."""
         claimed = await super().claim(
-            terms, limit=limit, per_lane=per_lane, skipped_lanes=skipped_lanes
+            terms, limit=limit, per_lane=per_lane, lane_limits=lane_limits
         )
         if claimed.tasks:
             self._lose_reply("claim")
@@ -246,6 +246,27 @@ def test_breaker_of_a_lane_that_another_process_unparks_is_closed() -> None:
 
         assert BreakerState.CLOSED is harness.lanes[lane].breaker.state
         assert len(target.requests) > 3
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_next_probe_is_claimed_when_a_probe_ends_without_an_attempt() -> None:
+    """Tasks that end without an attempt do not delay the probe of a half-open lane."""
+
+    async def main() -> None:
+        target = FakeTarget(OK)
+        harness = EngineHarness(target)
+        store = harness.store
+        expired = [harness.new_task(overrides={"totalBudgetMs": 1_000}) for _ in range(20)]
+        await store.add([*expired, harness.new_task()])
+        await asyncio.sleep(2)
+        lane = expired[0].task.lane
+        await store.park(lane, await store.ping(), probes=1, consecutive_opens=1)
+        await harness.engine.start()
+        await asyncio.sleep(1)
+
+        assert 1 == len(target.requests)
         await harness.engine.stop(1)
 
     run(main)

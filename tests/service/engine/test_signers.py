@@ -115,8 +115,7 @@ def test_both_secrets_sign_until_the_old_one_expires() -> None:
         request = await harness.deliver()
         assert sign(request, NEW, OLD) == signatures(request)
         await asyncio.sleep(2)
-        for _ in range(2):  # the first attempt starts the refresh
-            request = await harness.deliver()
+        request = await harness.deliver()
         assert sign(request, NEW) == signatures(request)
         await harness.store.delete_signing_secret("default", new_id)
         harness.engine.signers.forget("default")
@@ -246,6 +245,42 @@ def test_stored_body_is_signed() -> None:
         await harness.put(OLD)
         request = await harness.deliver(body_ref="ref")
         assert (b"large", sign(request, OLD)) == (request.body, signatures(request))
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_waiting_tasks_share_one_load() -> None:
+    """The policy and the secrets are read once, however many tasks of a tenant wait for them."""
+
+    class SlowStore(ReferenceStore):
+        secret_reads = policy_reads = 0
+
+        async def list_signing_secrets(self, tenant: str) -> list[SigningSecretRecord]:
+            self.secret_reads += 1
+            await asyncio.sleep(0.1)
+            return await super().list_signing_secrets(tenant)
+
+        async def get_policy(
+            self, tenant: str, policy_id: str, version: int | None = None
+        ) -> PolicyVersion | None:
+            self.policy_reads += 1
+            await asyncio.sleep(0.1)
+            return await super().get_policy(tenant, policy_id, version)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = SlowStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+        harness = SecretHarness(store=store)
+        await harness.engine.start()
+        await harness.put(OWN)
+        store.secret_reads = 0
+        await harness.add(*(harness.new_task() for _ in range(50)))
+        await asyncio.sleep(0.9)
+        requests = harness.context.delivery_client.requests  # type: ignore[attr-defined]
+        assert 50 == len(requests)
+        assert all(sign(request, OWN) == signatures(request) for request in requests)
+        assert (1, 1) == (store.secret_reads, store.policy_reads)
         await harness.engine.stop(1)
 
     run(main)

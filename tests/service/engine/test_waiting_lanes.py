@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+
+import pytest
 
 from tarry.core.breaker import BreakerState
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
@@ -14,6 +17,7 @@ from tests.service.stores.reference_store import ReferenceStore
 LANE = "default/http:a.example:80"
 BLOCKED = DeliveryResult(fault=Fault.BLOCKED, error="add --allow-target a.example")
 NO_ANSWER = DeliveryResult(fault=Fault.DNS, error="no DNS server has answered", pause_s=5.0)
+PROXY_REFUSAL = DeliveryResult(fault=Fault.INTERNAL, error="status 407", pause_s=10.0)
 
 
 class CountingStore(ReferenceStore):
@@ -86,6 +90,28 @@ def test_unanswered_lookup_charges_neither_attempt_nor_breaker() -> None:
         await harness.engine.stop(1)
 
     run(main)
+
+
+def test_refusal_by_the_proxy_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """An error is logged when the lane begins to wait; no attempt is counted."""
+
+    async def main() -> None:
+        target = ChangingTarget(PROXY_REFUSAL)
+        harness = EngineHarness(target)
+        await harness.engine.start()
+        (task,) = await harness.add(harness.new_task())
+        await asyncio.sleep(60)
+        waiting = await harness.get_task(task)
+        assert (Status.PENDING, 0) == (waiting.status, waiting.attempts)
+        assert {} == harness.context.health.failing
+        target.result = OK
+        await asyncio.sleep(20)
+        assert Status.SUCCEEDED is (await harness.get_task(task)).status
+        await harness.engine.stop(1)
+
+    with caplog.at_level(logging.ERROR, "tarry.service"):
+        run(main)
+    assert [f"lane waits, lane={LANE}: status 407"] == caplog.messages
 
 
 def test_any_response_ends_the_wait() -> None:

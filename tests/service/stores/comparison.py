@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
@@ -202,7 +202,7 @@ def check_claim(
     before: StoreSnapshot,
     after: StoreSnapshot,
     terms: LeaseTerms,
-    skipped_lanes: Collection[str],
+    lane_limits: Mapping[str, int],
 ) -> None:
     """Check the order, lanes, times and `next_at` of a claim."""
     times = [task.next_attempt_at for task in claimed.tasks]
@@ -210,12 +210,14 @@ def check_claim(
     lanes = {lane.name: lane for lane in before.lanes}
     for task in claimed.tasks:
         lane = lanes[task.lane]
-        assert not is_skipped(task.lane, skipped_lanes)
+        assert not is_skipped(task.lane, lane_limits)
         assert not lane.paused
         assert (lane.parked_until or 0) <= claimed.now
         assert task.next_attempt_at <= claimed.now + terms.horizon_ms
         assert task.wake_at == max(claimed.now, task.next_attempt_at) + terms.length_ms
-    latest_next_at = earliest_claim(after, terms, claimed.now, skipped_lanes)
+    for name, limit in lane_limits.items():
+        assert limit >= sum(task.lane == name for task in claimed.tasks)
+    latest_next_at = earliest_claim(after, terms, claimed.now, lane_limits)
     if latest_next_at is not None:
         assert claimed.next_at is not None
         assert claimed.next_at <= max(latest_next_at, claimed.now)
@@ -224,12 +226,12 @@ def check_claim(
 
 
 def earliest_claim(
-    contents: StoreSnapshot, terms: LeaseTerms, now: int, skipped_lanes: Collection[str]
+    contents: StoreSnapshot, terms: LeaseTerms, now: int, lane_limits: Mapping[str, int]
 ) -> int | None:
     """Return the earliest time at which a claim finds a task, computed from all tasks."""
     times = []
     for lane in contents.lanes:
-        if lane.paused or is_skipped(lane.name, skipped_lanes):
+        if lane.paused or is_skipped(lane.name, lane_limits):
             continue
         tasks = [task for task in contents.tasks[lane.tenant] if task.lane == lane.name]
         lease_ends = [task.wake_at for task in tasks if task.status is Status.IN_FLIGHT]

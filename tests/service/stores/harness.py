@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,11 +82,11 @@ class StoreHarness:
         *,
         limit: int = 1000,
         per_lane: int = 1000,
-        skipped_lanes: Any = (),
+        lane_limits: Mapping[str, int] = {},
     ) -> ClaimResult:
         """Claim tasks; the default limits allow all of them."""
         return await self.store.claim(
-            terms, limit=limit, per_lane=per_lane, skipped_lanes=skipped_lanes
+            terms, limit=limit, per_lane=per_lane, lane_limits=lane_limits
         )
 
     async def lease_new_task(

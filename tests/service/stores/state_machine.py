@@ -111,7 +111,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Add tasks, and finish some of them."""
         self.add(drafts, LEASE, None, None)
         self.comparison.clock.advance(SECOND_MS)
-        self.claim_and_finish(LEASE, 2, frozenset(), batch)
+        self.claim_and_finish(LEASE, 2, {}, batch)
 
     # --- tasks and attempts -----------------------------------------------------------------------
 
@@ -164,23 +164,24 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         lease=leases,
         per_lane=st.sampled_from([1, 2, 1000]),
-        skipped_lanes=st.frozensets(lanes | tenants, max_size=1),
+        lane_limits=st.dictionaries(lanes, st.sampled_from([0, 1]), max_size=1)
+        | st.dictionaries(tenants, st.just(0), max_size=1),
         advance_ms=st.sampled_from([0, 0, 1000, 30_000]),
     )
     def claim(
-        self, lease: LeaseTerms, per_lane: int, skipped_lanes: frozenset[str], advance_ms: int = 0
+        self, lease: LeaseTerms, per_lane: int, lane_limits: dict[str, int], advance_ms: int = 0
     ) -> None:
         """Claim from all lanes: with a low limit, stores may choose different lanes."""
         self.comparison.clock.advance(advance_ms)
         before = self.comparison.snapshot()
         results = self.comparison.call_each(
             lambda _, store: store.claim(
-                lease, limit=1000, per_lane=per_lane, skipped_lanes=skipped_lanes
+                lease, limit=1000, per_lane=per_lane, lane_limits=lane_limits
             )
         )
         after = self.comparison.snapshot()
         for result in results:
-            check_claim(result, before, after, lease, skipped_lanes)
+            check_claim(result, before, after, lease, lane_limits)
             result.tasks.sort(key=lambda leased: leased.id)
         comparable = [
             (
@@ -196,18 +197,18 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         lease=leases,
         per_lane=st.sampled_from([2, 1000]),
-        skipped_lanes=st.just(frozenset()),
+        lane_limits=st.just({}),
         batch=st.lists(result_drafts, min_size=1, max_size=6),
     )
     def claim_and_finish(
         self,
         lease: LeaseTerms,
         per_lane: int,
-        skipped_lanes: frozenset[str],
+        lane_limits: dict[str, int],
         batch: list[ResultDraft],
     ) -> None:
         """Claim, and finish some leased tasks."""
-        self.claim(lease, per_lane, skipped_lanes)
+        self.claim(lease, per_lane, lane_limits)
         if self.known_leases:
             self.finish(batch, lease)
 

@@ -61,7 +61,7 @@ class DownstreamResource:
         status = await self._context.engine.set_limits(name, None if is_default else limits)
         if status is LaneWriteStatus.TOO_MANY_LIMITED:
             raise problems.TENANT_LIMIT.error(
-                f"{MAX_CONFIGURED_LANES} downstreams of the tenant have limits. "
+                f"The tenant has limits for {MAX_CONFIGURED_LANES} downstreams, the maximum. "
                 "Remove limits that are not needed: PUT /downstreams/LANE with the body {}."
             )
         self._check_lane_quota(status)
@@ -71,7 +71,10 @@ class DownstreamResource:
         "POST", "/downstreams/{lane}/pause", "pauseDownstream", DownstreamInfo, errors=(429,)
     )
     async def pause(self, request: ApiRequest) -> ApiResponse:
-        """Start no more attempts, also before the first task, until the downstream is resumed."""
+        """Pause a downstream, also before its first task. No attempts start until it is resumed.
+
+        The time of the pause counts towards the total budgets (`totalBudgetMs`) of waiting tasks.
+        """
         request.parse_query(NoQuery)
         name = _parse_lane_name(request)
         self._check_lane_quota(await self._context.engine.pause(name))
@@ -114,7 +117,7 @@ class DownstreamResource:
         return lane
 
     async def _get_changed(self, name: str) -> ApiResponse:
-        # A lane without tasks may have been removed since it was resumed or its limits were.
+        # A lane without tasks may be deleted as soon as it is resumed or its limits are removed.
         lane = await self._context.store.get_lane(name)
         tenant = name.partition("/")[0]
         return json_response(200, self._view(lane or LaneRecord(name=name, tenant=tenant)))
@@ -126,6 +129,6 @@ class DownstreamResource:
 
 
 def _parse_lane_name(request: ApiRequest) -> str:
-    """Return the name in the store of a lane that need not exist."""
+    """Return the stored name of the lane in the path; the lane need not exist."""
     with problems.convert_errors("lane"):
         return stored_lane_name(request.tenant, parse_lane_name(request.path_parameter("lane")))

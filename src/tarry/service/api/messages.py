@@ -24,6 +24,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 MAX_BUFFERED_BODY_BYTES = 256 << 20
 """Limit for all incomplete request bodies. Many slow clients could otherwise use up the memory."""
 
+IS_ABANDONED = "tarry.is_abandoned"
+"""The key of the function in an ASGI scope that returns whether the client has disconnected."""
 _MAX_QUERY_BYTES = 8192
 _MAX_QUERY_FIELDS = 100
 _READ_METHODS = frozenset({"GET", "HEAD"})
@@ -74,6 +76,11 @@ class ApiRequest(msgspec.Struct, eq=False):
     body: bytes | None = None
     """The complete body if it arrived together with the headers, else None."""
     tenant: str = ""
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the client has disconnected, or has closed the sending half of its connection."""
+        return IS_ABANDONED in self.scope and self.scope[IS_ABANDONED]()
 
     def path_parameter(self, name: str) -> str:
         """Return a parameter of the path, such as `taskId`."""

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tarry.wire.tasks import MAX_BATCH_SIZE, BatchRequest, RetryTaskRequest, SigningSecretRequest
+from tarry.wire.tasks import (
+    MAX_BATCH_SIZE,
+    BatchRequest,
+    BulkCancelRequest,
+    ReplayFilter,
+    ReplayRequest,
+    RetryTaskRequest,
+    SearchFilter,
+    SigningSecretRequest,
+)
 
 REF_TEMPLATE = "#/components/schemas/{name}"
 
@@ -40,6 +49,7 @@ _HEADERS = {
 _GRPC_METHOD = r"^grpcs?://[^/?#]+:[0-9]+/[A-Za-z_][A-Za-z0-9_.]*/[A-Za-z_][A-Za-z0-9_]*$"
 _HTTP = {"pattern": "^http"}
 _NULL = {"type": "null"}
+_NOT_NULL = {"not": _NULL}
 _METHOD = {"pattern": "^[A-Z][A-Z0-9_-]*$", "not": {"enum": ["CONNECT", "TRACE"]}}
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _BASE64_4 = r"[A-Za-z0-9+/]{4}"
@@ -77,6 +87,17 @@ def add_rules(schemas: dict[str, Any], *, max_headers: int, max_attempt_timeout_
     for schema in schemas.values():
         if url_prefix := schema.get("properties", {}).get("urlPrefix"):
             _first_type(url_prefix).update(_URL)
+    for request, search_filter in (
+        (BulkCancelRequest, SearchFilter),
+        (ReplayRequest, ReplayFilter),
+    ):
+        # Without a filter, only a dry run and a request for all tasks are accepted.
+        filters = [_is_set(name) for name in search_filter.__struct_encode_fields__]
+        schemas[request.__name__]["anyOf"] = [
+            _is_set("filter", {"type": "object", "anyOf": filters}),
+            _is_set("all", {"const": True}),
+            _is_set("dryRun", {"const": True}),
+        ]
     for name in ("PolicyFields", "NewPolicy"):
         _add_policy_rules(schemas[name], max_attempt_timeout_ms)
     _add_task_rules(schemas[RetryTaskRequest.__name__], schemas["PolicyFields"], max_headers)
@@ -138,6 +159,11 @@ def _first_type(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the first type of a field that can also be null."""
     first_type: dict[str, Any] = schema["anyOf"][0]
     return first_type
+
+
+def _is_set(name: str, rule: dict[str, Any] = _NOT_NULL) -> dict[str, Any]:
+    """Return the rule that a field is required, and matches `rule`."""
+    return {"properties": {name: rule}, "required": [name]}
 
 
 def _not_together(first: str, second: str) -> dict[str, Any]:

@@ -46,7 +46,9 @@ def _json_type(field: PolicyField) -> Any:
         case "choice":
             json_type = Literal[tuple(sorted(wire.json_choices(field)))]
         case "statuses":
-            json_type = list[Annotated[int, Meta(ge=LOWEST_STATUS, le=HIGHEST_STATUS)]]
+            not_success = {"not": {"minimum": 200, "maximum": 299}}
+            status = Meta(ge=LOWEST_STATUS, le=HIGHEST_STATUS, extra_json_schema=not_success)
+            json_type = list[Annotated[int, status]]
             bounds = {"max_length": wire.MAX_ENTRIES}
         case "codes":
             code_schema = {"enum": sorted(field.choices)}

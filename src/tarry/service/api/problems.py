@@ -98,8 +98,8 @@ POLICY_BUILT_IN = ProblemType("policy-built-in", (409,), "Policy cannot be delet
 TOO_MANY_SECRETS = ProblemType("too-many-secrets", (409,), "Too many signing secrets",
     "The tenant or the lane has the maximum number of signing secrets. Delete one of them first.")
 TOO_LARGE = ProblemType("too-large", (413,), "Content is too large",
-    "The body is larger than `max_body_bytes`, or the batch is larger than 16 MiB. Use `bodyRef`, "
-    "or split the batch.",
+    "The body is larger than `max_body_bytes`, or the batch is larger than 16 MiB. Raise the "
+    "setting, or split the batch.",
     ((b"connection", b"close"),))
 NOT_JSON = ProblemType("not-json", (415,), "Unsupported media type",
     "Send JSON, with the header `Content-Type: application/json`.",
@@ -191,8 +191,10 @@ def no_such(resource: str) -> ApiError:
 
 def too_large(max_bytes: int) -> ApiError:
     """Return the error (413) for a body of more than `max_bytes`."""
-    detail = f"The request may have at most {max_bytes} bytes. Use `bodyRef` for larger bodies."
-    return TOO_LARGE.error(detail)
+    return TOO_LARGE.error(
+        f"The request may have at most {max_bytes} bytes. Split a batch; for a larger body, raise "
+        "the setting `max_body_bytes`, which also limits the object of a `bodyRef`."
+    )
 
 
 def unavailable(detail: str, retry_after_s: float = 1.0, **extensions: Any) -> ApiError:
@@ -225,7 +227,13 @@ def from_decode_error(error: Exception, document_type: type[object]) -> ApiError
         return invalid(_join_path(path, missing[1]), "is missing")
     if choices := [str(choice) for type_ in types for choice in getattr(type_, "values", ())]:
         return invalid(path, f"must be {' or '.join(choices)}")
+    if "matching regex" in message:
+        for type_ in types:
+            if schema := getattr(type_, "extra_json_schema", None):
+                return invalid(path, f"must be {schema['description'].rstrip('.')}")
     rule = _PYTHON_TYPES.sub(_to_json_types, message)
+    if path.endswith("Ms"):
+        rule += "; the unit is milliseconds"
     return invalid(path, f"is invalid: {rule[:1].lower()}{rule[1:]}")
 
 

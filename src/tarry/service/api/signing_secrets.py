@@ -40,8 +40,8 @@ class SigningSecretResource:
         body=SigningSecretRequest,
     )
     async def create(self, request: ApiRequest) -> ApiResponse:
-        """Create a signing secret. The previous secrets of its lane sign, too, for
-        `expirePreviousMs`. The secret is not shown again.
+        """Create a signing secret, which is returned only once. Previous secrets of the same lane
+        continue to sign for `expirePreviousMs`.
         """
         context, tenant = self._context, request.tenant
         body = await request.read_body(context.limits.max_request_bytes)
@@ -64,8 +64,8 @@ class SigningSecretResource:
         context.engine.signers.forget(tenant)
         if stored is None:
             detail = (
-                f"A tenant can have {MAX_SIGNING_SECRETS} signing secrets, "
-                f"{MAX_LANE_SIGNING_SECRETS} of them for the same lane. Delete one of them first."
+                f"A tenant can have at most {MAX_SIGNING_SECRETS} signing secrets, and at most "
+                f"{MAX_LANE_SIGNING_SECRETS} for the same lane. Delete a secret first."
             )
             raise problems.TOO_MANY_SECRETS.error(detail)
         view = _view(stored)
@@ -75,7 +75,7 @@ class SigningSecretResource:
 
     @Operation("GET", _PATH, "listSigningSecrets", Page[SigningSecret])
     async def list_secrets(self, request: ApiRequest) -> ApiResponse:
-        """List the signing secrets that have not expired, newest first, without the secrets."""
+        """List the signing secrets that have not expired, newest first, without their values."""
         request.parse_query(NoQuery)
         records = await self._context.store.list_signing_secrets(request.tenant)
         return json_response(200, Page(items=list(map(_view, records)), next_cursor=None))

@@ -16,6 +16,7 @@ import msgspec
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.policies import check_policy, check_policy_id, describe_versions
 from tarry.service.api.problems import MALFORMED, convert_errors, from_configuration_error, invalid
+from tarry.service.delivery.grpc import encode_metadata
 from tarry.service.delivery.targets import LANE_KEY, lane_name, parse_target
 from tarry.service.engine.context import BODY_STORE
 from tarry.service.model import Task, TaskContent
@@ -65,6 +66,8 @@ class TaskBuilder:
         _check_method(request.method, target)
         headers = request.headers or {}
         header_names = check_headers(headers, context.limits) if headers else ()
+        if target.scheme in _GRPC_SCHEMES:
+            _check_metadata(headers)
         body, is_json = _encode_body(request)
         if is_json and "content-type" not in header_names:
             headers = {**headers, "Content-Type": "application/json"}
@@ -237,6 +240,14 @@ def check_header_names(names: tuple[str, ...]) -> tuple[str, ...]:
         repeated = next(name for name in names if lower_names.count(name.lower()) > 1)
         raise invalid(_header_path(repeated), "is given twice, in different case")
     return lower_names
+
+
+def _check_metadata(headers: dict[str, Any]) -> None:
+    """Raise ApiError for a header that cannot be sent to a gRPC target."""
+    try:
+        encode_metadata(headers.items())
+    except ConfigurationError as error:
+        raise from_configuration_error(error.field or "headers", error) from None
 
 
 def _header_path(name: str) -> str:

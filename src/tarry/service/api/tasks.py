@@ -78,14 +78,19 @@ class SearchQuery(
 
 
 class PurgeQuery(SearchQuery, frozen=True):
-    """Filter for the dead letters to purge, and the `nextCursor` of an earlier response."""
+    """Filter for the dead letters to purge, and the `nextCursor` of an earlier response.
 
+    Without a filter, `all` must be true.
+    """
+
+    all: bool = False
     cursor: wire.TaskCursor | None = None
 
 
-class DeadLetterQuery(PurgeQuery, frozen=True):
+class DeadLetterQuery(SearchQuery, frozen=True):
     """Query parameters of a list of dead letters: filter and page."""
 
+    cursor: wire.TaskCursor | None = None
     limit: PageLimit = 100
 
 
@@ -141,7 +146,7 @@ class ResultWaiter:
         if not task.status.is_finished:
             self._slots.acquire(request.tenant)
             try:
-                view = await self._poll(task, view, seconds)
+                view = await self._poll(request, task, view, seconds)
             finally:
                 self._slots.release(request.tenant)
         return view, [(b"preference-applied", b"wait=%d" % seconds)]
@@ -150,7 +155,9 @@ class ResultWaiter:
         """End all waits within a second, so that the server can shut down."""
         self._is_closed = True
 
-    async def _poll(self, task: Task, view: RetryTask, seconds: int) -> RetryTask:
+    async def _poll(
+        self, request: ApiRequest, task: Task, view: RetryTask, seconds: int
+    ) -> RetryTask:
         context, stored_task, finished_task = self._context, None, None
         for _ in range(seconds):
             finished_task = await context.engine.wait_until_finished(task.id, _POLL_INTERVAL_S)
@@ -159,7 +166,7 @@ class ResultWaiter:
             except StoreUnavailable:
                 stored_task = None
             is_finished = stored_task is not None and stored_task.status.is_finished
-            if finished_task is not None or is_finished or self._is_closed:
+            if finished_task is not None or is_finished or self._is_closed or request.is_abandoned:
                 break
         if stored_task is not None:
             view = stored_task_view(context, stored_task)
@@ -238,6 +245,7 @@ class TaskResource:
         if cancel_request.dry_run:
             result.matched, result.next_cursor = await self.finder.count(tenant, search), None
             return json_response(200, result)
+        check_not_empty(search, is_all=cancel_request.all)
         for _ in range(_MAX_CANCEL_CHUNKS):
             with problems.convert_errors("cursor"):
                 page = await self.finder.find_ids(
@@ -321,6 +329,7 @@ class TaskResource:
             named_policy=None if named_policy is None else named_policy.policy,
             lane=await context.store.get_lane(task.lane),
             wait_reason=None if local_stats is None else local_stats.wait_reason,
+            is_running=context.engine.is_running(task.id),
             now=context.engine.clock.now_ms(),
         )
         return json_response(200, explanation)
@@ -395,6 +404,14 @@ def build_search(
         last_status=query.last_status,
         error=query.error,
     )
+
+
+def check_not_empty(search: TaskSearch, *, is_all: bool) -> None:
+    """Raise ApiError if a search without filters is not marked as a search for all tasks."""
+    task_filter = TaskFilter(status=search.filter.status, is_live=search.filter.is_live)
+    if search == TaskSearch(filter=task_filter) and not is_all:
+        names = ", ".join(wire.SearchFilter.__struct_encode_fields__)
+        raise problems.invalid("all", f"must be true if no filter is given; filters are {names}")
 
 
 def prefers_minimal(request: ApiRequest) -> bool:

@@ -253,12 +253,14 @@ def explain_task(
     named_policy: Policy | None,
     lane: LaneRecord | None,
     wait_reason: str | None = None,
+    is_running: bool | None = True,
     now: int,
 ) -> wire.Explanation:
     """Explain the latest attempts of a task and its next step.
 
     `named_policy` is the policy that the task names, or None if that policy was deleted.
     `wait_reason` is why the lane is parked, if its breaker is closed (`LocalStats.wait_reason`).
+    `is_running` is whether an attempt of a leased task runs; None: only another process knows.
     """
     status = task.status_at(now)
     policy = named_policy or SERVICE_PRESETS["default"]
@@ -285,7 +287,10 @@ def explain_task(
             text += "; was replayed"
         steps.append(wire.ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
     is_blocked = bool(attempts) and attempts[-1].error_class == Fault.BLOCKED
-    next_step = _next_step(task, status, policy, lane, wait_reason, now, is_blocked=is_blocked)
+    if status is Status.IN_FLIGHT:
+        next_step = _leased_step(task, is_running=is_running)
+    else:
+        next_step = _next_step(task, status, policy, lane, wait_reason, now, is_blocked=is_blocked)
     if named_policy is None and status not in {Status.SUCCEEDED, Status.CANCELLED}:
         note = f"Its policy {task.policy_id} was deleted: the task uses the default policy."
         next_step = wire.NextStep(text=f"{next_step.text} {note}", at=next_step.at)
@@ -365,6 +370,18 @@ def _led_to_stop(attempt: AttemptRecord) -> bool:
     return attempt.decision is not None and attempt.decision.action == "stop"
 
 
+def _leased_step(task: Task, *, is_running: bool | None) -> wire.NextStep:
+    """Describe the next step of a leased task; for `is_running`, see `explain_task`."""
+    text = f"Attempt {task.attempts + 1} is running"
+    if is_running is None:
+        text += " in another process, or waits there for a free slot"
+    elif not is_running:
+        text = f"Attempt {task.attempts + 1} waits for a free slot (limits of concurrency and rate)"
+    if task.cancelling:
+        text += ", and is the last one: the task was cancelled"
+    return wire.NextStep(text=f"{text}.", at=None)
+
+
 def _next_step(
     task: Task,
     status: Status,
@@ -375,7 +392,10 @@ def _next_step(
     *,
     is_blocked: bool,
 ) -> wire.NextStep:
-    """Describe what follows; `is_blocked` is whether the guard blocked the last attempt."""
+    """Describe the next step of a task that is not leased.
+
+    `is_blocked` is whether the guard blocked the last attempt.
+    """
     number = task.attempts + 1
     if status is Status.SUCCEEDED:
         return wire.NextStep(text="It succeeded; no attempt follows.", at=None)
@@ -385,10 +405,7 @@ def _next_step(
         text = "It is a dead letter: no attempt follows until it is replayed"
         if is_blocked:
             text = "It is a dead letter: replay it when the operator has allowed its target"
-        return wire.NextStep(text=f"{text} (POST /retry-tasks/{task.id}/retry).", at=None)
-    if status is Status.IN_FLIGHT:
-        ending = ", and is the last one: the task was cancelled" if task.cancelling else ""
-        return wire.NextStep(text=f"Attempt {number} is running{ending}.", at=None)
+        return wire.NextStep(text=f"{text} (tarry tasks retry {task.id}).", at=None)
     attempt_text = f"Attempt {number}"
     if policy.max_attempts < MAX_ATTEMPTS:
         last = policy.max_attempts + task.attempts_before_replay + task.lost_attempts

@@ -82,7 +82,12 @@ class GrpcDeliveryClient:
     """Sends requests over gRPC. `proxy` is an http URL, `ca_file` a PEM file of trusted CAs."""
 
     def __init__(
-        self, guard: Guard, *, proxy: str | None = None, ca_file: str | None = None
+        self,
+        guard: Guard,
+        *,
+        dns: DnsCache | None = None,
+        proxy: str | None = None,
+        ca_file: str | None = None,
     ) -> None:
         with require_extra("gRPC targets need grpcio", "grpc"):
             self._grpc: Any = import_module("grpc")
@@ -90,7 +95,7 @@ class GrpcDeliveryClient:
         if proxy is not None and not proxy.startswith("http://"):
             raise ConfigurationError("proxy", "must be http://host:port for gRPC targets")
         self._guard = guard
-        self._dns = DnsCache()
+        self._dns = dns or DnsCache()
         self._proxy = proxy
         self._root_certificates = None if ca_file is None else Path(ca_file).read_bytes()
         self._channels: OrderedDict[tuple[str, str], Channel] = OrderedDict()
@@ -104,7 +109,7 @@ class GrpcDeliveryClient:
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         try:
-            target, metadata = parse_target(request.url), _encode_metadata(request.headers)
+            target, metadata = parse_target(request.url), encode_metadata(request.headers)
         except ConfigurationError as error:
             return DeliveryResult(fault=Fault.INVALID, error=str(error))
         try:
@@ -237,26 +242,31 @@ class GrpcDeliveryClient:
         return self._grpc.aio.secure_channel(grpc_target, credentials, options=options)
 
 
-def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | bytes]]:
-    """Return headers as gRPC metadata: names in lower case, values of `-bin` names as bytes."""
+def encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | bytes]]:
+    """Return headers as gRPC metadata: names in lower case, values of `-bin` names as bytes.
+
+    Raises ConfigurationError for a header that cannot be sent; its field is `headers.NAME`.
+    """
     metadata: list[tuple[str, str | bytes]] = []
     for original_name, value in headers:
         name = original_name.lower()
         if name in _HEADERS_SET_BY_GRPC:
             continue
+        field = f"headers.{original_name}"
         if not _is_metadata_name(name):
-            rule = "must have names of letters, digits, '-', '_' and '.', without the prefix grpc-"
-            raise ConfigurationError("headers", rule, original_name)
+            rule = (
+                "has a name that gRPC reserves (grpc-...) or does not allow: use A-Z a-z 0-9 - _ ."
+            )
+            raise ConfigurationError(field, rule)
         if name.endswith("-bin"):
             try:
                 metadata.append((name, b64decode(value + "=" * (-len(value) % 4), validate=True)))
             except (binascii.Error, ValueError):
-                raise ConfigurationError("headers", f"must have valid base64 in {name}") from None
+                raise ConfigurationError(field, "must be base64, because of -bin") from None
         elif value.isascii() and (value.isprintable() or not value):
             metadata.append((name, value))
         else:
-            rule = f"must be printable ASCII for a gRPC target, but {name} is not"
-            raise ConfigurationError("headers", rule)
+            raise ConfigurationError(field, "must be printable ASCII for a gRPC target")
     return metadata
 
 

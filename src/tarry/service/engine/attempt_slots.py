@@ -5,16 +5,14 @@ attempt timeout if the target hangs. Without limits, the attempts of some hangin
 hold all slots. A lane is *fast* if its attempts usually end within a second, and *slow* otherwise
 or until its first attempt ends. Of the slots of a process,
 
-* attempts that started in slow lanes hold at most three fifths,
-* a tenant holds at most four times as many as are free,
-* a tenant's attempts that started in slow lanes hold at most four times as many as are left for
-  such attempts,
-* a lane with an attempt in flight holds at most as many as are left for its tenant.
+* attempts that started in slow lanes hold at most three fifths (the slots for slow lanes),
+* tenants have shares of all slots, and of the slots for slow lanes (see `TenantShares`),
+* a lane that has a slot holds at most as many as its tenant can still acquire.
 
-These shares of what is free (dynamic thresholds) let a single tenant use most of the slots, and
-still leave slots for other tenants and lanes. Any target may begin to hang, so the shares of fast
-lanes are limited in the same way. Their attempts that hang do not count as slow: they may be more
-than three fifths, and then no new lane could start its first attempt until they end.
+Any target may begin to hang, so the limits of tenants and lanes apply to fast lanes, too. A hanging
+attempt that started in a fast lane does not count as slow. Such attempts may hold more than three
+fifths of the slots: if they counted as slow, no new lane could start its first attempt until they
+end.
 """
 
 from __future__ import annotations
@@ -24,20 +22,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from tarry.service.engine.lanes import FAST_ATTEMPT_MS
+from tarry.service.engine.lanes import FAST_ATTEMPT_MS, TenantShares
 
 if TYPE_CHECKING:
     from tarry.service.engine.lanes import LaneState, TenantState
-
-_TENANT_SLOTS_PER_FREE_SLOT = 4
 
 
 class Admission(Enum):
     """Whether a lane may start an attempt."""
 
     ADMITTED = 0
-    LANE_HAS_ITS_SHARE = 1
-    TENANT_HAS_ITS_SHARE = 2
+    LANE_AT_LIMIT = 1
+    TENANT_AT_LIMIT = 2
     NO_SLOT_IS_FREE = 3
 
 
@@ -56,6 +52,8 @@ class AttemptSlots:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._max_slow = limit - 2 * (limit // 5)
+        self._shares = TenantShares(limit)
+        self._slow_shares = TenantShares(self._max_slow)
         self.running_count: int = 0
         self._slow_count = 0
         self._fast_slots: deque[tuple[int, Slot]] = deque()
@@ -68,25 +66,22 @@ class AttemptSlots:
 
     @property
     def has_fast_slots(self) -> bool:
-        """Whether `mark_slow_lanes` may find attempts later."""
+        """Whether `mark_slow_lanes` has to be called again."""
         return bool(self._fast_slots)
 
     def check(self, lane: LaneState) -> Admission:
         """Return whether a lane may start an attempt; the caller has checked `is_full`."""
         tenant = lane.tenant
-        share = _TENANT_SLOTS_PER_FREE_SLOT * (self._limit - self.running_count)
-        left = share - tenant.running_count
+        left = self._shares.remaining(self._limit - self.running_count, tenant.running_count)
         if lane.is_slow:
-            if self._slow_count >= self._max_slow:
+            free_slow = self._max_slow - self._slow_count
+            if free_slow <= 0:
                 return Admission.NO_SLOT_IS_FREE
-            share = _TENANT_SLOTS_PER_FREE_SLOT * (self._max_slow - self._slow_count)
-            left = min(left, share - tenant.slow_count)
+            left = min(left, self._slow_shares.remaining(free_slow, tenant.slow_count))
         if left <= 0:
-            return Admission.TENANT_HAS_ITS_SHARE
-        # A lane without attempts in flight is admitted as long as the tenant is.
-        return (
-            Admission.LANE_HAS_ITS_SHARE if 0 < lane.running_count >= left else Admission.ADMITTED
-        )
+            return Admission.TENANT_AT_LIMIT
+        # A lane without attempts in flight is admitted if its tenant is below its limits.
+        return Admission.LANE_AT_LIMIT if 0 < lane.running_count >= left else Admission.ADMITTED
 
     def acquire(self, lane: LaneState, now_ms: int) -> Slot:
         """Return a slot for an attempt that starts now."""
@@ -113,7 +108,7 @@ class AttemptSlots:
             lane.tenant.slow_count -= 1
 
     def mark_slow_lanes(self, now_ms: int) -> list[LaneState]:
-        """Mark the lanes of fast attempts that are in flight for a second as slow; return them."""
+        """Mark fast lanes with an attempt in flight for a second as slow; return these lanes."""
         slots = self._fast_slots
         marked: list[LaneState] = []
         while slots and (slots[0][0] <= now_ms - FAST_ATTEMPT_MS or not slots[0][1].is_held):
@@ -127,68 +122,68 @@ class AttemptSlots:
 class LaneRotation:
     """Lanes with due tasks, served round robin: the tenants in turn, and the lanes of each in turn.
 
-    A tenant that has its share of the slots waits in `_waiting_tenants` with all its lanes, and a
-    lane that has its share in `_waiting_lanes`. Both try again after an attempt has ended.
+    A tenant at its limit of slots waits in `_waiting_tenants` with all its lanes, and a lane at its
+    limit in `_waiting_lanes`. Both are readmitted after an attempt has ended, see `readmit`.
     """
 
     def __init__(self, slots: AttemptSlots) -> None:
         self._slots = slots
         self._lanes: dict[TenantState, deque[LaneState]] = {}
-        self._turns: deque[TenantState] = deque()
+        self._tenant_queue: deque[TenantState] = deque()
         self._waiting_tenants: deque[TenantState] = deque()
         self._waiting_lanes: OrderedDict[LaneState, None] = OrderedDict()
 
     @property
     def has_turns(self) -> bool:
-        """Whether a lane may have a turn."""
-        return bool(self._turns)
+        """Whether `pop` may return a lane."""
+        return bool(self._tenant_queue)
 
     def append(self, lane: LaneState) -> None:
-        """Add a lane behind the other lanes of its tenant; it leaves the rotation it was in."""
+        """Add a lane after the other lanes of its tenant; its former rotation skips it."""
         lane.rotation = self
         lanes = self._lanes.get(lane.tenant)
         if lanes is None:
             self._lanes[lane.tenant] = deque((lane,))
-            self._turns.append(lane.tenant)
+            self._tenant_queue.append(lane.tenant)
         else:
             lanes.append(lane)
 
     def pop(self) -> LaneState | None:
         """Remove and return the next lane that may start an attempt, or None."""
-        turns = self._turns
-        while turns:
-            tenant = turns.popleft()
+        tenants = self._tenant_queue
+        while tenants:
+            tenant = tenants.popleft()
             lanes = self._lanes[tenant]
             lane = lanes[0]
-            admission = None  # if another rotation has the lane: it became fast or slow
+            admission = None  # stays None if the lane has moved to the other rotation
             if lane.rotation is self:
                 admission = self._slots.check(lane)
                 if admission is Admission.NO_SLOT_IS_FREE:
-                    turns.appendleft(tenant)
+                    tenants.appendleft(tenant)
                     return None
-                if admission is Admission.TENANT_HAS_ITS_SHARE:
+                if admission is Admission.TENANT_AT_LIMIT:
                     self._waiting_tenants.append(tenant)
                     continue
                 lane.rotation = None
             lanes.popleft()
             if lanes:
-                turns.append(tenant)
+                tenants.append(tenant)
             else:
                 del self._lanes[tenant]
             if admission is Admission.ADMITTED:
                 return lane
-            if admission is Admission.LANE_HAS_ITS_SHARE:
+            if admission is Admission.LANE_AT_LIMIT:
                 self._waiting_lanes[lane] = None
         return None
 
     def readmit(self) -> LaneState | None:
-        """Give all waiting tenants another turn; return the lane that has waited longest, or None.
+        """Readmit all waiting tenants; remove and return the longest-waiting lane, or None.
 
         The caller appends the lane again, if it still has due tasks. All tenants are readmitted,
-        because the tasks of some may start no attempt. They are few: a tenant waits only while it
-        holds four or more slots.
+        because some of them may have no task that can start now. Few tenants wait at a time: each
+        of them holds at least one slot, and of more than 500 slots at least two.
         """
         if self._waiting_tenants:
-            self._turns.extend(self._waiting_tenants)
+            self._tenant_queue.extend(self._waiting_tenants)
             self._waiting_tenants.clear()
         return self._waiting_lanes.popitem(last=False)[0] if self._waiting_lanes else None

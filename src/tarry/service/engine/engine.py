@@ -117,23 +117,25 @@ class Engine:
         `contents` are the unpacked contents of the tasks, so that the worker need not unpack them.
         Raises `Overloaded` if too many tasks wait to be written.
         """
-        free_slots, leased_tasks, lanes = 0, self.worker.leased_tasks, self._context.lanes
+        free_leases, leased_tasks, lanes = 0, self.worker.leased_tasks, self._context.lanes
         if new_tasks and not (self._is_stopping or leased_tasks.may_be_incomplete):
-            # Each task that waits to be written may take one of the slots.
-            free_slots = leased_tasks.free_slots - self._ingest_queue.pending_count
-            free_slots = lanes.lease_allowance(new_tasks[0].task.tenant, free_slots)
-        can_lease: dict[str, bool] = {}
+            # Each task that waits to be written may take one of the leases.
+            free_leases = leased_tasks.free_leases - self._ingest_queue.pending_count
+            free_leases = lanes.lease_allowance(new_tasks[0].task.tenant, free_leases)
+        capacities: dict[str, int] = {}  # by name of a lane
         for new_task in new_tasks:
-            if free_slots <= 0:
+            if free_leases <= 0:
                 break
             lane_name = new_task.task.lane
-            if lane_name not in can_lease:
+            if lane_name not in capacities:
                 lane = lanes.get(lane_name)
-                is_tripped = lane is not None and lane.is_tripped
-                can_lease[lane_name] = not is_tripped and lane_name not in lanes.fully_leased
-            if can_lease[lane_name]:
+                capacities[lane_name] = free_leases
+                if lane is not None:
+                    capacities[lane_name] = 0 if lane.is_tripped else lanes.lease_capacity(lane)
+            if capacities[lane_name] > 0:
+                capacities[lane_name] -= 1
                 new_task.lease_on_add = True
-                free_slots -= 1
+                free_leases -= 1
         contents_or_none: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
         return self._ingest_queue.submit(
             list(zip(new_tasks, contents_or_none, strict=True)),
@@ -235,6 +237,11 @@ class Engine:
         if leased_task is None or leased_task.is_busy or leased_task.task.tenant != tenant:
             return None
         return leased_task
+
+    def is_running(self, task_id: str) -> bool | None:
+        """Return whether an attempt of a task runs; None if the task is not leased here."""
+        leased_task = self.worker.leased_tasks.get(task_id)
+        return None if leased_task is None else leased_task.is_busy
 
     async def pause(self, lane_name: str) -> LaneWriteStatus:
         """Stop a lane until an operator resumes it; attempts in flight continue."""

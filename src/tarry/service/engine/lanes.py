@@ -1,8 +1,8 @@
 """The lanes in this process: their downstreams, and their due tasks.
 
-A lane is the queue of one tenant's tasks for one downstream. The store decides for all workers
-whether a lane is parked (its breaker opened) or paused (by an operator). The state here only
-decides whether this process starts attempts of the lane.
+A lane is the queue of one tenant's tasks for one downstream. The store has the state that all
+workers share: whether a lane is parked (its breaker opened) or paused (by an operator). The state
+here only determines whether this process starts attempts of the lane.
 """
 
 from __future__ import annotations
@@ -19,40 +19,41 @@ from msgspec import Struct
 from tarry.core.adaptive_limit import AdaptiveLimit
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.downstream import Downstream
+from tarry.service.defaults import MAX_TRANSACTION_TASKS
 from tarry.service.engine.retry_budget import SharedBudget
 from tarry.service.store import LaneLimits
 from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tarry.service.model import Task, TaskContent
 
 MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
-_MIN_STORED_CHANGE = 0.2  # a rate is written to the store again after a change by this factor
+_MIN_STORED_CHANGE = 0.2  # a rate that differs by this share is stored again
 _FIRST_ATTEMPTS_PER_RETRY = 2
-"""First attempts between two retries of a lane. Retries of tasks that always fail are then at most
-a third of the attempts, while first attempts wait."""
+"""First attempts between two retries of a lane, while both are due. So tasks that always fail get
+at most a third of the attempts."""
 _MIN_RETRY_DEFERRAL_MS, _MAX_RETRY_DEFERRAL_MS = 1_000, 60_000  # while the retry budget is empty
 _DEFERRED_RETRY_SPACING_MS = 50
-"""The deferred retries of a lane become due 20 a second. Its budget admits 10 a second plus a share
-of the calls, so at most about half of the deferred retries are deferred again."""
-_MAX_LIMITER_DELAY_S = 3600.0  # longer than any delay of `AdaptiveLimit`: attempts are not rejected
+"""Deferred retries of a lane become due at 20 per second. The retry budget admits 10 per second
+plus a share of the calls, so at most about half of the deferred retries are deferred again."""
+_MAX_LIMITER_DELAY_S = 3600.0  # longer than any delay of `AdaptiveLimit`, so it never rejects
 _MAX_EVIDENCE_AGE_MS = 1_000
-"""A retry that starts so soon after a first attempt is no evidence for the limiter: the first
-attempts show the state of the target, and the retried task perhaps always fails."""
+"""The limiter ignores a retry that starts within this time after a first attempt: first attempts
+show the state of the target, while the retried task may be one that always fails."""
 _MAX_RATE_DELAY_S = 2.0
-"""How long leased tasks may wait for the rate of their lane. Later tasks are not leased yet, so
-that other processes can start them."""
+"""How long a leased task may wait because of the rate limit of its lane. Tasks that would wait
+longer are not leased yet, so that other processes can start them."""
 _MAX_SLOW_LANE_LEASED = 256
 """How many tasks of a slow lane are leased at a time. More would only wait for a slot, and their
 leases would be released before they start."""
-_LEASES_PER_FREE_LEASE = 4
+_HELD_PER_FREE = 4  # see `TenantShares`
 FAST_ATTEMPT_MS = 1_000
 """An attempt that takes longer is slow."""
 DEFAULT_LIMITS = DownstreamLimits()  # one object for all lanes
-_NEVER = 1 << 62  # calls in the window
+_UNREACHABLE_MIN_CALLS = 1 << 62  # of a breaker that must not open
 _DURATION_WEIGHT = 1 / 8  # of the newest attempt in the mean duration of a lane
 
 
@@ -71,12 +72,31 @@ class LaneDownstream(Downstream):
         super().__init__(name, breaker=breaker, budget=budget, limiter=self.limiter)
 
 
+class TenantShares:
+    """Divides a number of slots or leases between tenants.
+
+    A tenant may hold four times as many as are free. Such a limit in proportion to what is free (a
+    dynamic threshold) lets a single tenant use most of them, and still leaves some for others. But
+    tenants whose targets hang take four fifths of the rest one after the other, and return nothing
+    for as long as an attempt timeout. So one sixteenth is reserved for tenants that hold almost
+    none: 16 tenants can have a 256th of all each, whatever other tenants hold.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._reserved = total // 16
+        self._minimum = max(1, total // 256)
+
+    def remaining(self, free: int, held: int) -> int:
+        """Return how many more a tenant may acquire that holds `held`; 0 or less if none."""
+        return max(_HELD_PER_FREE * (free - self._reserved) - held, min(self._minimum - held, free))
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class TenantState:
-    """The attempts of one tenant in flight in this process, see `AttemptSlots`, and its leases."""
+    """Counts the attempts in flight (see `AttemptSlots`) and leases of a tenant in this process."""
 
     running_count: int = 0
-    slow_count: int = 0  # attempts that started while their lane was slow
+    slow_count: int = 0  # attempts in flight that started while their lane was slow
     leased_count: int = 0
 
 
@@ -102,15 +122,15 @@ class LaneState:
     rotation: object | None = None  # the `LaneRotation` in which the lane waits for its turn
     is_paused: bool = False  # whether an operator paused the lane through this process
     waits_until: int = 0
-    """No attempt starts before this time, because the last one could not be made (`pause_s`)."""
+    """No attempt starts before this time (ms), see `DeliveryResult.pause_s`."""
     wait_reason: str | None = None
-    """Why the lane is parked although its breaker is closed; None: it is not, as far as known."""
+    """Why the lane is parked although its breaker is closed; None: no such reason is known."""
     was_used: bool = True  # whether the lane had a task since the last call of `Lanes.forget_idle`
     rate_timer: TimerHandle | None = None
     """Set while the lane waits for its limiter to admit the next attempt."""
     stored_rate: float | None = None
     """The rate that this process has last written to the store, or read from it."""
-    _first_attempt_at: int = 0
+    _first_attempt_at: int = 0  # when a task was last attempted for the first time
     _first_attempts_in_a_row: int = 0
     _last_reserved_time: int = 0
 
@@ -133,7 +153,10 @@ class LaneState:
         return self.due_retries
 
     def is_suspect(self, task: Task, now: int) -> bool:
-        """Return whether the limiter must ignore the outcome of an attempt that starts now."""
+        """Return whether the limiter must ignore the outcome of an attempt that starts now.
+
+        Also records the start of a first attempt, see `_MAX_EVIDENCE_AGE_MS`.
+        """
         is_retry = _is_retry(task)
         if not is_retry:
             self._first_attempt_at = now
@@ -168,7 +191,7 @@ class LaneState:
 
     @property
     def limits(self) -> LaneLimits:
-        """The limits to keep over a restart."""
+        """The limits to store, so that a restarted process continues with them."""
         limiter = self.downstream.limiter
         return LaneLimits(self.name, limiter.settled_rate, limiter.limit)
 
@@ -203,16 +226,23 @@ class Lanes(dict[str, LaneState]):
     """Lanes by name. `lanes[name]` creates a lane; `forget_idle` removes idle lanes."""
 
     def __init__(
-        self, build_downstream: Callable[[str], LaneDownstream], *, max_leased: int
+        self,
+        build_downstream: Callable[[str], LaneDownstream],
+        *,
+        max_leased: int,
+        max_lane_leased: int | None = None,
     ) -> None:
         super().__init__()
         self.build_downstream: Callable[[str], LaneDownstream] = build_downstream
-        self._max_leased = max_leased
+        self._max_lane_leased = max_leased if max_lane_leased is None else max_lane_leased
+        self._lease_shares = TenantShares(max_leased)
         self._tenants: WeakValueDictionary[str, TenantState] = WeakValueDictionary()
         self.parked: set[str] = set()  # names of lanes that this process has parked in the store
-        self.fully_leased: set[str] = set()  # names of lanes with as many leases as they may have
+        self._limited: set[str] = set()
+        """Names of lanes with leases of which a claim could lease more tasks than their limit."""
         self._limits: dict[str, LaneLimits] = {}
-        """The limits of lanes that are not in the dict, for when they are created."""
+        """Limits of up to `MAX_LANES` lanes that are not in the dict, last used lanes last. They
+        are applied when a lane is created."""
 
     def __missing__(self, name: str) -> LaneState:
         """Create and return a lane."""
@@ -229,9 +259,9 @@ class Lanes(dict[str, LaneState]):
             lane.downstream.limiter.restore(rate=limits.rate, limit=limits.concurrency)
         return lane
 
-    def restore_limits(self, limits: Iterable[LaneLimits]) -> None:
-        """Use these limits for lanes that are created from now on."""
-        self._limits.update((each.lane, each) for each in limits)
+    def restore_limits(self, limits: Sequence[LaneLimits]) -> None:
+        """Use these limits (of last used lanes first) for lanes that are created from now on."""
+        self._limits.update((each.lane, each) for each in reversed(limits))
 
     def list_changed_limits(self) -> list[LaneLimits]:
         """Return the limits of lanes whose rate differs by a fifth from the stored rate."""
@@ -245,7 +275,7 @@ class Lanes(dict[str, LaneState]):
                 lane.stored_rate = each.rate
 
     def list_outdated_budgets(self) -> list[tuple[str, SharedBudget]]:
-        """Return the retry budgets whose changes are not in the store yet, with their lanes."""
+        """Return lane name and retry budget, where changes of the budget are not stored yet."""
         budgets = ((lane.name, lane.downstream.budget) for lane in self.values())
         return [
             (name, budget)
@@ -254,7 +284,10 @@ class Lanes(dict[str, LaneState]):
         ]
 
     def most_notable(self, limit: int, tenant: str | None = None) -> list[LaneState]:
-        """Return lanes of a tenant (None: of all): tripped lanes first, then by leased tasks."""
+        """Return up to `limit` lanes of a tenant (None: of all tenants).
+
+        Tripped lanes come first, then lanes with the most leased tasks.
+        """
         lanes = self._lanes_of(tenant)
         return nlargest(limit, lanes, key=lambda lane: (lane.is_tripped, lane.leased_count))
 
@@ -273,41 +306,62 @@ class Lanes(dict[str, LaneState]):
 
     def increment_leased(self, lane: LaneState) -> None:
         """Count a task that was leased to this process."""
-        lane.leased_count += 1
-        lane.tenant.leased_count += 1
         lane.was_used = True
-        if lane.leased_count >= self._lease_limit(lane):
-            self.fully_leased.add(lane.name)
+        self._change_leased(lane, 1)
 
     def decrement_leased(self, lane: LaneState) -> None:
         """Stop counting a task that is no longer leased."""
-        lane.leased_count -= 1
-        lane.tenant.leased_count -= 1
-        if self.fully_leased and lane.leased_count < self._lease_limit(lane):
-            self.fully_leased.discard(lane.name)
+        self._change_leased(lane, -1)
+
+    def _change_leased(self, lane: LaneState, change: int) -> None:
+        lane.leased_count += change
+        lane.tenant.leased_count += change
+        if lane.leased_count and self.lease_capacity(lane) < MAX_TRANSACTION_TASKS:
+            self._limited.add(lane.name)
+        elif self._limited:
+            self._limited.discard(lane.name)
+
+    def lease_capacity(self, lane: LaneState) -> int:
+        """Return how many more tasks of a lane may be leased; negative if its rate has dropped."""
+        return self._lease_limit(lane) - lane.leased_count
+
+    def claim_limits(self) -> dict[str, int]:
+        """Return how many tasks the next claim may lease, by name of lanes near their limit."""
+        return {name: self._claim_limit(self[name]) for name in self._limited}
+
+    def _claim_limit(self, lane: LaneState) -> int:
+        capacity = self.lease_capacity(lane)
+        if capacity <= 0:
+            return 0
+        # Up to an eighth too many, so that a fast lane needs no claim for each task that ends.
+        return max(capacity, self._lease_limit(lane) // 8)
 
     def lease_allowance(self, tenant: str, free_leases: int) -> int:
-        """Return how many more tasks of a tenant can be leased, until it has its share.
+        """Return how many more tasks of a tenant may be leased.
 
-        The share is four times as many leases as are left. Otherwise the tasks for hanging targets,
-        which wait for a slot, would soon have all leases of this process.
+        Without a limit, tasks for hanging targets, which wait for a slot, would soon have all
+        leases of this process.
         """
         state = self._tenants.get(tenant)
-        left = _LEASES_PER_FREE_LEASE * free_leases - (0 if state is None else state.leased_count)
-        # Each lease also reduces the share by four. A tenant below its share gets at least one.
-        return max(left // (_LEASES_PER_FREE_LEASE + 1), int(left > 0))
+        left = self._lease_shares.remaining(free_leases, 0 if state is None else state.leased_count)
+        # Each lease also lowers the limit by four. A tenant below its limit gets at least one.
+        return max(left // (_HELD_PER_FREE + 1), int(left > 0))
 
     def tenants_with_lease_share(self, free_leases: int) -> list[str]:
-        """Return the tenants of which no more tasks are leased, see `lease_allowance`."""
-        share = _LEASES_PER_FREE_LEASE * free_leases
-        return [name for name, tenant in self._tenants.items() if tenant.leased_count >= share]
+        """Return the names of tenants at their limit of leases, see `lease_allowance`."""
+        remaining = self._lease_shares.remaining
+        tenants = self._tenants.items()
+        return [name for name, state in tenants if remaining(free_leases, state.leased_count) <= 0]
 
     def _lease_limit(self, lane: LaneState) -> int:
-        limit = self._max_leased
+        limit = self._max_lane_leased
         if lane.is_slow:
             limit = min(limit, _MAX_SLOW_LANE_LEASED)
         rate = lane.downstream.limiter.rate
-        return limit if rate is None else min(limit, 1 + int(rate * _MAX_RATE_DELAY_S))
+        if rate is None:
+            return limit
+        # Attempts in flight do not wait for the rate: with them, slow attempts would block a lane.
+        return min(limit, lane.running_count + 1 + int(rate * _MAX_RATE_DELAY_S))
 
     def forget_idle(self) -> int:
         """Remove disposable lanes that had no task since the last call; return their number."""
@@ -326,7 +380,7 @@ class Lanes(dict[str, LaneState]):
         self._remove(candidates[: len(candidates) // 2 + 1])
 
     def _is_disposable(self, lane: LaneState) -> bool:
-        """Return whether a lane is empty, its breaker closed, and it is not paused or parked."""
+        """Return whether a lane is empty, neither paused nor parked, and its breaker is closed."""
         is_closed = lane.breaker.state is BreakerState.CLOSED
         is_stopped = lane.is_paused or lane.name in self.parked
         return lane.is_empty and is_closed and not is_stopped
@@ -335,8 +389,10 @@ class Lanes(dict[str, LaneState]):
         for lane in lanes:
             del self[lane.name]
             self.parked.discard(lane.name)
-            if lane.downstream.limiter.rate is not None and len(self._limits) < MAX_LANES:
+            if lane.downstream.limiter.rate is not None:
                 self._limits[lane.name] = lane.limits
+                if len(self._limits) > MAX_LANES:
+                    del self._limits[next(iter(self._limits))]
 
 
 def _is_retry(task: Task) -> bool:
@@ -359,15 +415,15 @@ def build_breaker(settings: BreakerSettings | None = None) -> Breaker:
     """Build the breaker of a lane.
 
     It opens only when nearly all attempts fail, because the limiter handles a target that refuses
-    a part of them. It opens for a short time that grows slowly: a target that was down for T
-    seconds is tested again within about 0.5 s + 0.05 T.
+    only some of them. It opens for a short time that grows slowly: a target that was down for T
+    seconds is probed again within about 0.5 s + 0.05 T.
     """
     settings = settings or BreakerSettings()
     open_for = (settings.open_for_ms or 500) / 1000
     return Breaker(
         failure_rate=settings.failure_rate or 0.9,
-        # A breaker that is not enabled still closes after it was opened by an earlier process.
-        min_calls=(settings.min_calls or 20) if settings.enabled else _NEVER,
+        # A disabled breaker never opens, but still closes if an earlier process opened it.
+        min_calls=(settings.min_calls or 20) if settings.enabled else _UNREACHABLE_MIN_CALLS,
         window=(settings.window_ms or 10_000) / 1000,
         consecutive=settings.consecutive_failures if settings.enabled else None,
         timeouts=3 if settings.enabled else None,

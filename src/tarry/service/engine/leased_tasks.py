@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from tarry.service.engine.lanes import Lanes, LaneState
     from tarry.service.model import Task, TaskContent
 
-_MAX_TIMER_MS = 1_000  # so that the clock is read again soon, because it may be set
+_MAX_TIMER_MS = 1_000  # then the clock is read again, because it may have been set
 
 
 class LeasedTasks(dict[str, LeasedTask]):
     """Leased tasks by id. Each waits in a heap until it is due, and then in a queue of its lane.
 
-    Lanes with due tasks are served as `slots` admits them. `now` returns the store's time in
-    milliseconds. `on_due` is called when a task becomes due.
+    Due tasks are taken round robin from the lanes that `slots` admits. `now` returns the store's
+    time in milliseconds. `on_due` is called when a task becomes due.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         self._tie_breaker = count()
         self._fast_lanes = LaneRotation(slots)
         self._slow_lanes = LaneRotation(slots)
-        self._is_turn_of_slow_lanes = True
+        self._next_rotations = self._fast_lanes, self._slow_lanes
         self._free_start_slots: list[int] = []
         self._start_slot_count = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -60,16 +60,16 @@ class LeasedTasks(dict[str, LeasedTask]):
         """`lost_reply_count` when the scheduler last released the leases of these calls."""
 
     @property
-    def free_slots(self) -> int:
+    def free_leases(self) -> int:
         """How many more tasks may be leased."""
         return self._max_leased - len(self)
 
     @property
     def may_be_incomplete(self) -> bool:
-        """Whether the store may have leased tasks to this process that are not here.
+        """Whether the store may have leased tasks to this process that are missing here.
 
-        Until the scheduler has released them, no task is leased when it is added: its new lease
-        could be taken for one of these.
+        Until the scheduler has released them, new tasks are stored without a lease: the scheduler
+        could mistake a new lease for an unknown one, and release it.
         """
         return self.reconciled_count != self.lost_reply_count
 
@@ -106,7 +106,7 @@ class LeasedTasks(dict[str, LeasedTask]):
                 self._free_start_slots.append(leased_task.start_slot)
 
     def assign_start_slot(self, leased_task: LeasedTask) -> int:
-        """Return the slot for `Store.record_start`, which the task has until it is dropped."""
+        """Return the `slot` for `Store.record_start`; the task keeps it until it is dropped."""
         slot = leased_task.start_slot
         if slot is None:
             if not self._free_start_slots:
@@ -116,24 +116,26 @@ class LeasedTasks(dict[str, LeasedTask]):
         return slot
 
     def pop_next_due(self) -> LeasedTask | None:
-        """Remove the next lane from its rotation, and return one of its due tasks, or None."""
+        """Return the next due task that may start, or None; its lane leaves the rotation."""
         while (lane := self._pop_lane()) is not None:
             # The lane returns to the rotation when its timer fires or one of its attempts ends.
             if lane.rate_timer is not None or lane.downstream.limiter.is_full:
                 continue
             while (leased_task := lane.pop_due()) is not None:
                 leased_task.is_queued = False
-                # Dropped and busy tasks are skipped here, because finding them in a queue is slow.
+                # Dropped and busy tasks stay queued until here: to find them earlier would be slow.
                 if not leased_task.is_dropped and not leased_task.is_busy:
                     return leased_task
         return None
 
     def _pop_lane(self) -> LaneState | None:
         """Return the next lane that may start an attempt: fast and slow lanes in turn."""
-        self._is_turn_of_slow_lanes = not self._is_turn_of_slow_lanes
-        if self._is_turn_of_slow_lanes:
-            return self._slow_lanes.pop() or self._fast_lanes.pop()
-        return self._fast_lanes.pop() or self._slow_lanes.pop()
+        first, second = self._next_rotations
+        self._next_rotations = second, first
+        lane = first.pop() if first.has_turns else None
+        if lane is None and second.has_turns:
+            lane = second.pop()
+        return lane
 
     @property
     def has_turns(self) -> bool:
@@ -141,7 +143,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         return self._fast_lanes.has_turns or self._slow_lanes.has_turns
 
     def on_slot_released(self) -> None:
-        """Let tenants and lanes that had their share of the slots try again."""
+        """Readmit tenants and lanes that wait because they were at their limit of slots."""
         for rotation in (self._fast_lanes, self._slow_lanes):
             lane = rotation.readmit()
             if lane is not None:
@@ -155,8 +157,8 @@ class LeasedTasks(dict[str, LeasedTask]):
     def add_to_rotation(self, lane: LaneState) -> None:
         """Add a lane with due tasks to the end of its rotation, unless it is there already.
 
-        A lane that has become fast or slow is removed from the other rotation. There it would wait
-        behind slow lanes that are not admitted, or keep fast lanes waiting.
+        A lane that has become fast or slow moves from the other rotation. There, a fast lane would
+        wait behind slow lanes that are not admitted, and a slow lane would keep fast lanes waiting.
         """
         if lane.due_first_attempts or lane.due_retries:
             rotation = self._slow_lanes if lane.is_slow else self._fast_lanes

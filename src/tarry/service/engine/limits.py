@@ -1,7 +1,7 @@
 """The limits of downstreams that operators configure, with the API or in the settings.
 
-Rate and concurrency are upper bounds of the limits that `AdaptiveLimit` finds. All processes
-together keep them: each process gets an equal share.
+Rate and concurrency are upper bounds of the limits that `AdaptiveLimit` finds. They apply to all
+processes together: each process gets an equal share.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_CONFIGURED_LANES = 1_000
 
 
 class LimitPattern:
-    """Limits of all lanes whose tenant and name match; `*` stands for any characters."""
+    """Limits of all lanes whose tenant and name match; `*` matches any characters."""
 
     def __init__(self, tenant: str, lane: str, limits: DownstreamLimits) -> None:
         self.matches: Callable[[str], object] = re.compile(
@@ -44,8 +44,8 @@ class LimitTable:
     """The configured limits of all lanes, and the downstreams that have them.
 
     Limits that were set with the API have priority over the first pattern that matches, but rate
-    and concurrency cannot exceed those of the settings: a tenant sets them for its own lanes only,
-    while the settings protect the targets and the process.
+    and concurrency cannot exceed those of the settings: a tenant sets limits for its own lanes,
+    while the settings protect the targets and the process from all tenants.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LimitTable:
         max_in_flight: int,
         build_breaker: Callable[[], Breaker] = build_breaker,
     ) -> None:
-        self.stored: ConfiguredLimits = ConfiguredLimits()
+        self.stored: ConfiguredLimits = ConfiguredLimits()  # set with the API
         self._patterns = patterns
         self._max_in_flight = max_in_flight  # of a lane without a configured concurrency
         self._build_breaker = build_breaker
@@ -63,13 +63,13 @@ class LimitTable:
     def find(self, lane: str) -> tuple[DownstreamLimits, LimitsSource]:
         """Return the limits of a lane, and where they are configured."""
         matches = (pattern.limits for pattern in self._patterns if pattern.matches(lane))
-        of_settings = next(matches, DEFAULT_LIMITS)
+        settings_limits = next(matches, DEFAULT_LIMITS)
         limits = self.stored.by_lane.get(lane)
         if limits is None:
-            return of_settings, "DEFAULT" if of_settings is DEFAULT_LIMITS else "SETTINGS"
+            return settings_limits, "DEFAULT" if settings_limits is DEFAULT_LIMITS else "SETTINGS"
         rate, concurrency = limits.rate_per_second, limits.concurrency
-        max_rate = of_settings.rate_per_second
-        max_concurrency = of_settings.concurrency
+        max_rate = settings_limits.rate_per_second
+        max_concurrency = settings_limits.concurrency
         if max_rate is not None:
             rate = max_rate if rate is None else min(rate, max_rate)
         if concurrency is not None:
@@ -87,7 +87,7 @@ class LimitTable:
         return downstream
 
     def configure(self, downstream: LaneDownstream) -> None:
-        """Apply the limits of a lane to its downstream, which continues to count its attempts."""
+        """Apply the current limits of a lane to its downstream; attempts in flight stay counted."""
         old, (limits, _) = downstream.limits, self.find(downstream.name)
         downstream.limits = limits
         if limits.breaker != old.breaker:

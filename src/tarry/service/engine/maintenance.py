@@ -1,8 +1,8 @@
-"""Maintenance: removes expired tasks and bodies without a task, advances replays.
+"""Maintenance: removes expired tasks and bodies without a task, and advances replays.
 
-It also stores the rates and retry budgets of lanes (a lane is the queue of one downstream), and
-forgets the in-memory state of idle lanes. It works in small steps, so that the store is never
-blocked for long.
+It also loads the limits that operators have set, stores the rates and retry budgets of lanes (a
+lane is the queue of one downstream), and removes idle lanes from memory. It works in small steps,
+so that the store is never blocked for long.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _MAX_TASKS_PER_STEP = 200
 _REPLAY_STEPS_PER_SECOND = 10
 _MAX_BODIES_PER_STEP = 100
 _UNREFERENCED_BODY_SEARCH_INTERVAL_MS = 600_000  # rare, because it lists all stored bodies
-_IDLE_LANE_CHECK_INTERVAL_MS = 300_000  # lanes that are idle between two checks are forgotten
+_IDLE_LANE_CHECK_INTERVAL_MS = 300_000  # lanes idle between two checks are removed
 _STORE_LIMITS_INTERVAL_MS = 5_000
 _MAX_BUDGETS_PER_CALL = 500
-_BUDGET_EXCHANGE_INTERVAL_MS = 900  # a little less than the pause between two steps
+_BUDGET_EXCHANGE_INTERVAL_MS = 900  # less than `_IDLE_PAUSE_S`, so each idle step exchanges
 _IDLE_PAUSE_S = 1.0  # after a step that left no work
 _BUSY_PAUSE_S = 0.02  # after a step that left more work to do
 
@@ -99,7 +99,7 @@ class Maintenance:
         return bool(orphaned_bodies)
 
     async def store_limits(self) -> None:
-        """Write the limits of lanes whose rate has changed, so that a restart continues there."""
+        """Store the limits of lanes whose rate has changed, for use after a restart."""
         lanes = self._context.lanes
         limits = lanes.list_changed_limits()
         if limits:
@@ -107,7 +107,7 @@ class Maintenance:
             lanes.mark_stored(limits)
 
     async def exchange_budgets(self) -> None:
-        """Add the changes of retry budgets to the store, and continue with its values.
+        """Add the changes of retry budgets to the store, and adopt the values of the store.
 
         If the store fails, the changes may have been stored, so they are not sent again.
         """
@@ -145,7 +145,7 @@ class Maintenance:
     async def _replay_step(self, replay: ReplayRecord) -> ReplayRecord | None:
         """Do one step of a replay, as far as the limits of its tenant allow."""
         store, limiter = self._context.store, self._rate_limiter
-        if replay.status != "running":  # counts finished tasks
+        if replay.status != "running":  # the step only counts finished tasks
             return await store.replay_step(replay.id, replay.cursor, [], None)
         limit = replay_step_size(replay.rate)
         if limiter is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tarry.service.model import Task
     from tarry.service.store import Store
 
-    _CacheKey: TypeAlias = tuple[str, str, int | None]
+    PolicyKey: TypeAlias = tuple[str, str, int | None]
     """Tenant, policy id, and the version to which a task is pinned (None: the newest version)."""
 
 K = TypeVar("K")
@@ -44,9 +44,7 @@ class PolicyCache:
     def __init__(self, store: Store, now: Callable[[], int]) -> None:
         self._store = store
         self._now = now
-        self._policies: dict[_CacheKey, EffectivePolicy] = {}
-        self._refreshing_keys: set[_CacheKey] = set()
-        """Policies that are being loaded again; the stale policies are used meanwhile."""
+        self._policies: dict[PolicyKey, EffectivePolicy] = {}
         self._with_overrides: dict[tuple[Any, ...], tuple[EffectivePolicy, EffectivePolicy]] = {}
         """A cached policy, and the policy that results from its combination with overrides."""
 
@@ -69,23 +67,12 @@ class PolicyCache:
         is_current = cached.version == task.policy_version and self._now() < cached.stale_at
         return cached if is_current else None
 
-    def try_begin_refresh(self, task: Task) -> bool:
-        """Mark the policy of a task as refreshing; return whether the caller must now load it."""
-        key = (task.tenant, task.policy_id, task.policy_version)
-        if key in self._refreshing_keys:
-            return False
-        self._refreshing_keys.add(key)
-        return True
-
     async def load_for_task(self, task: Task) -> None:
         """Load the policy of a task into the cache, or the default policy if it was deleted."""
         tenant, policy_id, version = task.tenant, task.policy_id, task.policy_version
-        try:
-            if await self.load(tenant, policy_id, version) is None:
-                default = EffectivePolicy(SERVICE_PRESETS["default"], None, self._now() + _TTL_MS)
-                _put(self._policies, (tenant, policy_id, version), default)
-        finally:
-            self._refreshing_keys.discard((tenant, policy_id, version))
+        if await self.load(tenant, policy_id, version) is None:
+            default = EffectivePolicy(SERVICE_PRESETS["default"], None, self._now() + _TTL_MS)
+            _put(self._policies, (tenant, policy_id, version), default)
 
     async def load(
         self, tenant: str, policy_id: str, version: int | None = None

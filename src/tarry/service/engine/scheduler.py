@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from tarry.service.store import ClaimResult
 
 _logger = logging.getLogger("tarry.service")
-_RELEASE_INTERVAL_MS = 5_000  # between two searches for leases that would expire
+_RELEASE_INTERVAL_MS = 5_000  # between two searches for leases that expire soon
 _MIN_PAUSE_S = 0.02  # pause between two claims, unless the first has left due tasks unclaimed
 
 
 class Scheduler:
-    """Claims tasks for a worker."""
+    """Claims tasks for a worker.
+
+    `known_lease_ids` returns the ids of tasks that are leased to this process, or may be by a
+    pending write.
+    """
 
     def __init__(
         self, context: EngineContext, worker: Worker, known_lease_ids: Callable[[], list[str]]
@@ -36,6 +40,7 @@ class Scheduler:
         self._worker = worker
         self._known_lease_ids = known_lease_ids
         worker.result_writer.on_capacity = self._on_capacity
+        worker.result_writer.on_unpark = self.wake
         self._wakeup = asyncio.Event()
         self._was_capacity_limited = self._is_stopping = False
         self._next_release_at_ms = 0.0
@@ -66,12 +71,12 @@ class Scheduler:
         lanes = context.lanes
         if self._worker.leased_tasks.may_be_incomplete:
             await self._release_unknown_leases()
-        capacity = self._worker.leased_tasks.free_slots
-        skipped = [*lanes.fully_leased]
-        if 0 < capacity <= limits.max_leased // 5:  # else no tenant has its share
-            skipped += lanes.tenants_with_lease_share(capacity)
-        self._was_capacity_limited = capacity < limits.max_claimed or bool(skipped)
-        # A quarter of what is free, so that one claim exceeds the share of a tenant only by a few.
+        capacity = self._worker.leased_tasks.free_leases
+        lane_limits = lanes.claim_limits()
+        if 0 < capacity <= limits.max_leased // 4:  # with more, no tenant is at its limit
+            lane_limits |= dict.fromkeys(lanes.tenants_with_lease_share(capacity), 0)
+        self._was_capacity_limited = capacity < limits.max_claimed or 0 in lane_limits.values()
+        # A quarter of the free leases, so that one claim exceeds a tenant's limit only by a few.
         limit = max(0, min(limits.max_claimed, ceil(capacity / 4)))
         parked_before = set(lanes.parked)
         sent_at = context.clock.local_ms()
@@ -79,7 +84,7 @@ class Scheduler:
             context.lease_terms,
             limit=limit,
             per_lane=limits.max_lane_claimed,
-            skipped_lanes=skipped,
+            lane_limits=lane_limits,
         )
         context.clock.synchronize(sent_at, claim.now)
         if not claim.tasks and "store" in context.health.failing:
@@ -87,6 +92,10 @@ class Scheduler:
             # `ping` makes, shows that the store has recovered.
             await context.store.ping()
         context.health.mark_healthy("store")
+        if claim.consecutive_opens_by_lane:
+            # The number of probes has limited the claim. A probe may end without an attempt, for
+            # example because the total budget of the task has ended.
+            self._was_capacity_limited = True
         if claim.lost_attempts:
             context.reporter.report_lost_attempts(claim.lost_attempts, claim.now)
         for name in dict.fromkeys(task.lane for task in claim.tasks):
@@ -100,9 +109,9 @@ class Scheduler:
         return claim
 
     async def _release_unknown_leases(self) -> None:
-        """Release tasks that the store has leased to this process by a call whose reply was lost.
+        """Release tasks that the store has leased to this process in a call whose reply was lost.
 
-        Otherwise, they would wait until their leases expire.
+        Otherwise, these tasks would wait until their leases expire.
         """
         context, leased_tasks = self._context, self._worker.leased_tasks
         lost_reply_count = leased_tasks.lost_reply_count  # it may grow during the call
@@ -111,7 +120,7 @@ class Scheduler:
         )
         leased_tasks.reconciled_count = lost_reply_count
         if count:
-            _logger.info("released leases of which the store's reply was lost, count=%d", count)
+            _logger.info("released leases of store calls whose reply was lost, count=%d", count)
 
     async def load_limits(self) -> None:
         """Apply the limits that operators have set, if they have changed."""
@@ -160,14 +169,14 @@ class Scheduler:
         lane.is_paused, lane.waits_until = False, 0
         breaker, state_before = lane.breaker, lane.breaker.state
         if consecutive_opens == 0:
-            # Known after a restart, too: the next attempt that is made unparks the lane.
+            # Also set after a restart: the worker unparks the lane only if it has a wait reason.
             lane.wait_reason = lane.wait_reason or "the last attempt could not be made"
         elif consecutive_opens is not None:
             if breaker.state is BreakerState.CLOSED or not breaker.would_admit(now_s):
                 breaker.half_open(consecutive_opens)
         elif was_parked or state_before is BreakerState.HALF_OPEN:
-            # Another worker has unparked the lane, or an operator has resumed it. The worker that
-            # parked the lane may be a third one.
+            # Another worker has unparked the lane, or an operator has resumed it. If yet another
+            # worker had parked the lane, only the half-open breaker here shows it.
             self._context.lanes.parked.discard(name)
             lane.downstream.on_recovery(now_s)
         self._context.reporter.report_transition(state_before, breaker.state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,7 +28,8 @@ class TenantSigners(msgspec.Struct):
 
     records: list[SigningSecretRecord]
     by_lane: dict[str | None, Signer]  # None: for lanes without secrets of their own
-    stale_at: int
+    stale_at: float  # in ms; then the secrets are loaded again
+    expires_at: float  # in ms; then the first secret expires, and the signers must not be used
     unix_time: Callable[[], float]
 
     def sign(self, task: Task, body: bytes) -> list[tuple[str, str]]:
@@ -40,8 +42,8 @@ class TenantSigners(msgspec.Struct):
 class SignerCache:
     """A cache of the signers of each tenant.
 
-    `fallback` signs for the lanes without a secret in the store: those of `fallback_tenant`, or of
-    all tenants (None).
+    `fallback` signs the attempts of lanes for which the store has no secret, if the lanes belong to
+    `fallback_tenant` (None: to any tenant).
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class SignerCache:
     def get_cached(self, tenant: str, now_ms: int) -> TenantSigners | None:
         """Return the signers of a tenant, or None if they must be loaded first."""
         cached = self._signers.get(tenant)
-        return cached if cached is not None and now_ms < cached.stale_at + _MAX_STALE_MS else None
+        if cached is None or now_ms >= min(cached.stale_at + _MAX_STALE_MS, cached.expires_at):
+            return None
+        return cached
 
     async def load(self, tenant: str) -> None:
         """Load the signers of a tenant, unless they are cached and fresh.
@@ -81,7 +85,7 @@ class SignerCache:
             records = await self._store.list_signing_secrets(tenant)
         except StoreUnavailable:
             if cached is not None:
-                cached.stale_at = now + _TTL_MS
+                cached.stale_at = min(now + _TTL_MS, cached.expires_at)
             raise
         if change_count != self._change_count:  # the records may be from before the change
             await self.load(tenant)
@@ -96,11 +100,14 @@ class SignerCache:
             if self._fallback is not None and self._fallback_tenant in {None, tenant}:
                 by_lane.setdefault(None, self._fallback)
         # At the expiry of a secret, the signers are loaded again without it.
-        expiry_times = [record.expires_at for record in records if record.expires_at is not None]
-        stale_at = min([now + _TTL_MS, *expiry_times])
+        expiry_times = (record.expires_at for record in records if record.expires_at is not None)
+        expires_at = min(expiry_times, default=inf)
+        stale_at = min(now + _TTL_MS, expires_at)
         if tenant not in self._signers and len(self._signers) >= _MAX_CACHED_TENANTS:
             del self._signers[next(iter(self._signers))]
-        self._signers[tenant] = TenantSigners(records, by_lane, stale_at, self._unix_time)
+        self._signers[tenant] = TenantSigners(
+            records, by_lane, stale_at, expires_at, self._unix_time
+        )
 
     def forget(self, tenant: str) -> None:
         """Remove the signers of a tenant from the cache, because its secrets were changed."""

@@ -9,7 +9,7 @@
            └─────── requeue, drop ───────┘
 
 An arrow points to the object whose method is called. In addition, the result writer calls
-`on_capacity`, which the scheduler sets, when more tasks can be claimed.
+`on_capacity` and `on_unpark`, which the scheduler sets, when more tasks can be claimed.
 
 An attempt is admitted by its lane, sent, classified by the core, written in a group with other
 results, and reported only when it is stored. Callbacks connect these steps: at thousands of
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.attempt_slots import Slot
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask
-    from tarry.service.engine.policies import EffectivePolicy
+    from tarry.service.engine.policies import EffectivePolicy, PolicyKey
     from tarry.service.engine.signers import TenantSigners
     from tarry.service.model import Task, TaskContent
 
@@ -59,7 +59,7 @@ _logger = logging.getLogger("tarry.service")
 _DEFAULT_ATTEMPT_TIMEOUT_S = 30.0
 _INTERNAL_FAILURE_PAUSE_MS = 1_000  # after an attempt that failed in the service or its proxy
 _UNSTARTABLE_TASK_PAUSE_MS = 60_000  # after a failure to decrypt or to start a task
-_ENCRYPTION_RECOVERY_S = 150.0  # tasks that cannot be decrypted are found again every 60 s
+_ENCRYPTION_RECOVERY_S = 150.0  # a task that cannot be decrypted is retried every 60 s
 _MAX_LOST_ATTEMPTS = 10  # then a task is EXHAUSTED: it probably crashes its workers
 _MAX_TASK_ATTEMPTS = 10_000_000
 """Attempts of a task, including those before its replays; then the task is EXHAUSTED. Lost attempts
@@ -90,7 +90,9 @@ class Worker:
         self.result_writer: ResultWriter = ResultWriter(context, self.leased_tasks)
         self._is_stopping = False
         self._is_start_scheduled = False
-        self._jobs: set[asyncio.Future[Any]] = set()  # attempts in flight, loading of policies
+        self._jobs: set[asyncio.Future[Any]] = set()  # attempts in flight, loads of policies
+        self._waiting_for_load: dict[PolicyKey, list[LeasedTask]] = {}
+        """Tasks that wait for their policy and signers, for each load that is in progress."""
 
     @property
     def running_count(self) -> int:
@@ -109,13 +111,14 @@ class Worker:
     def adopt_renewed(self, tasks: Sequence[Task]) -> None:
         """Adopt the new ends of leases that the store has renewed; release unknown leases.
 
-        A lease is unknown if the reply of the store was lost, or its result could not be written.
+        A lease is unknown if the store's reply with the lease was lost, or if the result of its
+        task could not be written.
         """
         for task in tasks:
             leased_task = self.leased_tasks.get(task.id)
             if leased_task is not None and leased_task.task.version == task.version:
                 leased_task.task.wake_at = task.wake_at
-            else:  # superseded, if the release or result of the task is being written
+            else:  # has no effect if a release or result of the task is already being written
                 self.result_writer.release_unadded([task])
 
     def _start_due_tasks(self) -> None:
@@ -167,12 +170,12 @@ class Worker:
         signers = context.signers.get_cached(task.tenant, now)
         if effective_policy is None or signers is None:
             leased_task.is_busy = True  # so that `cancel` and `retry_now` leave the task alone
-            self._spawn(self._load_policy_and_signers(task, waiting_task=leased_task))
+            self._begin_load(task).append(leased_task)
             return True
         timeout = effective_policy.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S
         timeout = min(timeout, self._max_attempt_duration_s)
-        if now >= effective_policy.stale_at and context.policies.try_begin_refresh(task):
-            self._spawn(self._load_policy_and_signers(task))
+        if now >= effective_policy.stale_at:
+            self._begin_load(task)
         if now < lane.waits_until:  # another attempt has just failed for a local reason
             self.result_writer.release(leased_task)
             return True
@@ -205,7 +208,7 @@ class Worker:
         return True
 
     def _report_missing_key(self, error: DecryptionFailed) -> None:
-        """Mark the encryption as failing, until no task without a key was found for a while."""
+        """Mark the encryption as failing, until `_ENCRYPTION_RECOVERY_S` without such an error."""
         health = self._context.health
         health.mark_failing("encryption", error)
         if self._encryption_timer is not None:
@@ -224,7 +227,7 @@ class Worker:
         self.result_writer.post(result, leased_task, None)
 
     def _defer(self, leased_task: LeasedTask, command: Defer) -> bool:
-        """Postpone a task that the downstream rejects; return whether the lane may go on."""
+        """Postpone a task that the downstream rejects; return whether its lane may start others."""
         lane = leased_task.lane
         if command.reason is Reason.LIMIT:
             self.leased_tasks.return_to_front(leased_task)
@@ -232,7 +235,7 @@ class Worker:
                 delay = max(command.delay, _MIN_RATE_TIMER_S)
                 loop = asyncio.get_running_loop()
                 lane.rate_timer = loop.call_later(delay, self.end_rate_delay, lane)
-            return False  # `_continue_lane` follows after the delay, or when an attempt ends
+            return False  # until `_continue_lane`: after the delay, or when an attempt ends
         self.result_writer.store_breaker_state(lane)
         next_attempt_at = None
         if command.reason is Reason.BUDGET_EMPTY:
@@ -255,37 +258,47 @@ class Worker:
         if self.leased_tasks.has_turns:
             self._start_due_tasks()
 
-    async def _load_policy_and_signers(
-        self, task: Task, waiting_task: LeasedTask | None = None
-    ) -> None:
-        """Load what the attempts of a task need, then requeue `waiting_task` to be started."""
-        context = self._context
+    def _begin_load(self, task: Task) -> list[LeasedTask]:
+        """Load the policy and signers of a task, if no load of them is in progress.
+
+        Returns the list of tasks that are started when the load has ended.
+        """
+        key = (task.tenant, task.policy_id, task.policy_version)
+        if key not in self._waiting_for_load:
+            self._waiting_for_load[key] = []
+            self._spawn(self._load_policy_and_signers(task, key))
+        return self._waiting_for_load[key]
+
+    async def _load_policy_and_signers(self, task: Task, key: PolicyKey) -> None:
+        """Load the policy and signers of a task, then requeue the tasks that wait for them."""
+        context, has_signers = self._context, True
         try:
             try:
                 await context.policies.load_for_task(task)
-            except StoreUnavailable:  # a failed load keeps the cached signers usable meanwhile
+            except StoreUnavailable:  # also call `load`: if it fails, cached signers stay usable
                 await context.signers.load(task.tenant)
                 raise
             await context.signers.load(task.tenant)
         except DecryptionFailed as error:
             self._report_missing_key(error)
-            # The task must not be sent without a signature.
-            if waiting_task is not None and not waiting_task.is_dropped:
-                self._release_unstartable(waiting_task)
-            return
+            has_signers = False  # the tasks must not be sent without a signature
         except StoreUnavailable as error:
             context.health.mark_failing("store", error)
-            if waiting_task is not None:
-                await asyncio.sleep(FIRST_STORE_RETRY_PAUSE_S)
-        if waiting_task is not None:
-            self.result_writer.requeue_or_release(waiting_task)
+            await asyncio.sleep(FIRST_STORE_RETRY_PAUSE_S)
+        finally:
+            waiting_tasks = self._waiting_for_load.pop(key)
+        for leased_task in waiting_tasks:
+            if has_signers:
+                self.result_writer.requeue_or_release(leased_task)
+            elif not leased_task.is_dropped:
+                self._release_unstartable(leased_task)
 
     def _set_slow_attempt_timer(self) -> None:
         loop = asyncio.get_running_loop()
         self._slow_attempt_timer = loop.call_later(FAST_ATTEMPT_MS / 1000, self._mark_slow_lanes)
 
     def _mark_slow_lanes(self) -> None:
-        """Mark lanes as slow whose attempts have not ended within a second."""
+        """Mark lanes with an attempt that has not ended within a second as slow."""
         self._slow_attempt_timer = None
         for lane in self._slots.mark_slow_lanes(self._context.clock.now_ms()):
             self.leased_tasks.add_to_rotation(lane)
@@ -409,36 +422,45 @@ class Worker:
     def _release_uncounted(
         self, leased_task: LeasedTask, delivery_result: DeliveryResult, component: str
     ) -> None:
-        """Release a task whose attempt failed for a reason that is not its target's.
+        """Release a task whose attempt failed for a local reason; the attempt is not counted.
 
-        Without a `pause_s`, the `component` of the service is marked as failing.
+        The lane is parked for `delivery_result.pause_s`. If that is None, the `component` of the
+        service is marked as failing instead.
         """
         context, pause_s, error = self._context, delivery_result.pause_s, delivery_result.error
+        lane = leased_task.lane
         if pause_s is None:
             context.health.mark_failing(component, error)
             next_attempt_at = context.clock.now_ms() + _INTERNAL_FAILURE_PAUSE_MS
             self.result_writer.release(leased_task, next_attempt_at)
         else:  # other lanes are not affected: the service is healthy
+            if delivery_result.fault is Fault.INTERNAL and lane.wait_reason is None:
+                _logger.error("lane waits, lane=%s: %s", lane.name, error)
             context.reporter.report_deferred(leased_task.task, str(delivery_result.fault))
-            self.result_writer.park_waiting_lane(leased_task.lane, pause_s, error or "")
+            self.result_writer.park_waiting_lane(lane, pause_s, error or "")
             self.result_writer.release(leased_task)
 
     def _can_keep_lease(self, lane: LaneState) -> bool:
         """Return whether a task that has failed may keep its lease until its retry."""
-        # If other tasks of the lane may be waiting in the store, the next claim decides which of
-        # them are leased. Else a few tasks that always fail could keep all leases of the lane.
-        is_lane_limited = lane.is_tripped or lane.name in self._context.lanes.fully_leased
+        # If other tasks of the lane may be waiting in the store, the task is released, and the next
+        # claim selects the tasks to lease. Otherwise, a few tasks that always fail could keep all
+        # leases of the lane.
+        is_lane_limited = lane.is_tripped or self._context.lanes.lease_capacity(lane) <= 0
         return not (self._is_stopping or lane.is_paused or is_lane_limited)
 
     def release_expiring(self) -> None:
-        """Release due tasks that have waited for a slot during half of their lease.
+        """Release due tasks that have waited for a slot for half of their lease.
 
-        If the lease of a waiting task expired, the store would count an attempt as lost.
+        If the lease of a waiting task expired, the store would count an attempt as lost. Tasks are
+        also released if more tasks of their lane are leased than its rate allows now.
         """
+        lanes = self._context.lanes
         now, half_lease_ms = self._context.clock.now_ms(), self._context.lease_terms.length_ms // 2
         for leased_task in tuple(self.leased_tasks.values()):
-            task = leased_task.task
-            if not leased_task.is_busy and task.wake_at - now < half_lease_ms:
+            is_expiring = leased_task.task.wake_at - now < half_lease_ms
+            if not leased_task.is_busy and (
+                is_expiring or lanes.lease_capacity(leased_task.lane) < 0
+            ):
                 self.result_writer.release(leased_task)
 
     def release_lane(self, lane_name: str) -> None:

@@ -122,13 +122,26 @@ async def a_claim_respects_its_limits(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def skipped_lanes_are_ignored(harness: StoreHarness) -> None:
-    """No task of a lane in `skipped_lanes` is leased, and `next_at` ignores the lane."""
+async def lanes_have_limits(harness: StoreHarness) -> None:
+    """At most the limit of a lane in `lane_limits` is leased, but no more than `per_lane`."""
+    await harness.add(*(task(number, "ab"[number % 2]) for number in range(20)))
+
+    claimed = await harness.claim(lane_limits={LANE: 3})
+    assert 3 == sum(leased.lane == LANE for leased in claimed.tasks) == len(claimed.tasks) - 10
+    assert claimed.next_at == START_MS
+    assert 2 == len((await harness.claim(per_lane=2, lane_limits={LANE: 3})).tasks)
+
+    assert 5 == len((await harness.claim()).tasks)
+
+
+@conformance_case
+async def lanes_with_a_limit_of_0_are_skipped(harness: StoreHarness) -> None:
+    """No task of a lane with a limit of 0 is leased, and `next_at` ignores the lane."""
     await harness.add(task(1, "a"), task(2, "b"), task(3, "b", next_attempt_at=START_MS + HOUR_MS))
 
-    claimed = await harness.claim(skipped_lanes={LANE, "acme/https:unknown:443"})
+    claimed = await harness.claim(lane_limits={LANE: 0, "acme/https:unknown:443": 0})
     assert [2] == task_numbers(claimed.tasks)
-    claimed = await harness.claim(skipped_lanes=[LANE])
+    claimed = await harness.claim(lane_limits={LANE: 0})
     assert claimed.next_at is not None
     assert START_MS < claimed.next_at <= START_MS + HOUR_MS - HORIZON_MS
 
@@ -136,13 +149,13 @@ async def skipped_lanes_are_ignored(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def skipped_tenants_are_ignored(harness: StoreHarness) -> None:
-    """No task of a tenant in `skipped_lanes` is leased, and `next_at` ignores the tenant."""
+async def tenants_with_a_limit_of_0_are_skipped(harness: StoreHarness) -> None:
+    """No task of a tenant with a limit of 0 is leased, and `next_at` ignores the tenant."""
     await harness.add(task(1, "a"), task(2, "b"), task(3, tenant="other"))
 
-    claimed = await harness.claim(skipped_lanes=["acme", "unknown"])
+    claimed = await harness.claim(lane_limits={"acme": 0, "unknown": 0})
     assert [3] == task_numbers(claimed.tasks)
-    claimed = await harness.claim(skipped_lanes=["acme"])
+    claimed = await harness.claim(lane_limits={"acme": 0})
     assert claimed.next_at is None or claimed.next_at > START_MS
 
     assert [1, 2] == task_numbers((await harness.claim()).tasks)

@@ -381,6 +381,29 @@ async def limits_of_lanes_are_kept(harness: StoreHarness) -> None:
     assert [LaneLimits(LANE, 1.5, 2)] == await harness.store.list_lane_limits(1)
 
 
+@conformance_case
+async def limits_of_lanes_that_were_used_last_come_first(harness: StoreHarness) -> None:
+    """A lane is used by a claim and by a change of its retry budget; then the order is by name."""
+    hosts = "abcd"
+    await harness.add(*(task(number, host) for number, host in enumerate(hosts)))
+    lanes = [f"acme/https:{host}.example:443" for host in hosts]
+    await harness.store.record_lane_limits([LaneLimits(lane, 1.0, 2) for lane in lanes])
+
+    async def list_hosts(limit: int) -> str:
+        limits = await harness.store.list_lane_limits(limit)
+        return "".join(hosts[lanes.index(each.lane)] for each in limits)
+
+    assert "abcd" == await list_hosts(9)
+    await harness.store.add_to_budgets({lanes[1]: 1.0})
+    harness.clock.advance(1)
+    lane_limits = {lane: 0 for lane in lanes if lane != lanes[2]}
+    await harness.store.claim(LEASE, limit=9, per_lane=9, lane_limits=lane_limits)
+    assert "cbad" == await list_hosts(9)
+    harness.clock.advance(1)
+    await harness.store.add_to_budgets({lanes[3]: 1.0})
+    assert "dc" == await list_hosts(2)
+
+
 # --- counters -------------------------------------------------------------------------------------
 
 

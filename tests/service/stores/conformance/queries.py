@@ -470,6 +470,34 @@ async def tasks_can_be_listed_oldest_first(harness: StoreHarness) -> None:
 
 
 @conformance_case
+async def functions_of_a_filter_select_tasks(harness: StoreHarness) -> None:
+    """They are called with the last attempt and the content, for tasks that match other fields."""
+    for number in range(1, 5):
+        await harness.add_dead_letter(number, "attempts" if number % 2 else "budget")
+    for number in range(5, 9):
+        await harness.add(task(number, packed_content=b"odd" if number % 2 else b"even"))
+    contents: list[bytes] = []
+
+    def is_odd(content: bytes) -> bool:
+        contents.append(content)
+        return content == b"odd"
+
+    odd = TaskFilter(status=Status.PENDING, matches_content=is_odd)
+    assert [7, 5] == task_numbers(await list_all(harness, odd, 1))
+    assert {b"odd", b"even"} == set(contents)
+    assert 2 == await harness.store.count_tasks("acme", odd)
+    page = await harness.store.list_tasks("acme", odd, limit=1, oldest_first=True)
+    assert [5] == task_numbers(page.items)
+    attempted = TaskFilter(reason="budget", matches_attempt=lambda attempt: attempt.number == 1)
+    assert [4, 2] == task_numbers(await list_all(harness, attempted, 1))
+    assert 0 == await harness.store.count_tasks(
+        "acme", TaskFilter(matches_attempt=lambda attempt: attempt.number == 2)
+    )
+    neither = TaskFilter(matches_attempt=lambda _: True, matches_content=is_odd)
+    assert [] == await list_all(harness, neither, 1)
+
+
+@conformance_case
 async def the_last_attempts_are_read_together(harness: StoreHarness) -> None:
     """The last attempt of each task is returned by id, also after a replay and a lost attempt."""
     leased = await harness.lease_new_task(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -36,9 +36,9 @@ WakeEntry = tuple[int, int, int]
 """Wake time of a task, its number, and the task version for which the entry is valid."""
 
 
-def is_skipped(lane_name: str, skipped: Collection[str]) -> bool:
-    """Return whether a claim skips a lane: its name or the name of its tenant is in `skipped`."""
-    return lane_name in skipped or lane_name.partition("/")[0] in skipped
+def is_skipped(lane_name: str, lane_limits: Mapping[str, int]) -> bool:
+    """Return whether a claim skips a lane: the lane or its tenant has a limit of 0."""
+    return 0 in {lane_limits.get(lane_name), lane_limits.get(lane_name.partition("/")[0])}
 
 
 class LaneAlarms:
@@ -69,14 +69,14 @@ class LaneAlarms:
                 del self._times[name]
                 yield name
 
-    def earliest(self, skipped_lanes: Collection[str]) -> int | None:
-        """Return the earliest time of a lane that is not in `skipped_lanes`."""
+    def earliest(self, lane_limits: Mapping[str, int]) -> int | None:
+        """Return the earliest time of a lane that is not skipped."""
         skipped: list[tuple[int, str]] = []
         while self._heap:
             time, name = self._heap[0]
             if self._times.get(name) != time:
                 heappop(self._heap)
-            elif is_skipped(name, skipped_lanes):
+            elif is_skipped(name, lane_limits):
                 skipped.append(heappop(self._heap))
             else:
                 break

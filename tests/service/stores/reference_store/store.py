@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import TypeVar
 
@@ -147,7 +147,7 @@ class ReferenceStore:
     # --- claim ------------------------------------------------------------------------------------
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, skipped_lanes: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
     ) -> ClaimResult:
         """Lease tasks that are due within the horizon or have an expired lease, in fair order."""
         state, now = self.state, self._clock()
@@ -161,13 +161,15 @@ class ReferenceStore:
         visited: list[Queue] = []
         while limit > 0 and (queue := state.pop_lane()):
             visited.append(queue)
-            if not is_skipped(queue.lane.name, skipped_lanes):
-                limit -= self._claim_from_lane(queue, terms, min(limit, per_lane), claimed)
+            name = queue.lane.name
+            if not is_skipped(name, lane_limits):
+                lane_limit = min(limit, per_lane, lane_limits.get(name, per_lane))
+                limit -= self._claim_from_lane(queue, terms, lane_limit, claimed)
             state.return_tenant(queue)
         for queue in visited:
             self._update_rotation(queue, terms, now)
         claimed.tasks.sort(key=lambda task: (task.next_attempt_at, state.ids[task.id]))
-        claimed.next_at = self._next_at(terms, now, skipped_lanes)
+        claimed.next_at = self._next_at(terms, now, lane_limits)
         return claimed
 
     def _claim_from_lane(
@@ -217,15 +219,15 @@ class ReferenceStore:
         else:
             self.state.schedule(queue, now)
 
-    def _next_at(self, terms: LeaseTerms, now: int, skipped_lanes: Collection[str]) -> int | None:
+    def _next_at(self, terms: LeaseTerms, now: int, lane_limits: Mapping[str, int]) -> int | None:
         ready_lanes = (
             self.state.tenants[tenant].ready_lanes for _, tenant in self.state.ready_tenants
         )
-        if any(not is_skipped(name, skipped_lanes) for lanes in ready_lanes for _, name in lanes):
+        if any(not is_skipped(name, lane_limits) for lanes in ready_lanes for _, name in lanes):
             return now
         due, expiry = (
-            self.state.due_alarms.earliest(skipped_lanes),
-            self.state.expiry_alarms.earliest(skipped_lanes),
+            self.state.due_alarms.earliest(lane_limits),
+            self.state.expiry_alarms.earliest(lane_limits),
         )
         times = (None if due is None else due - terms.horizon_ms, expiry)
         return min((at for at in times if at is not None), default=None)
@@ -350,9 +352,15 @@ class ReferenceStore:
                 self.state.lane_limits[each.lane] = each
 
     async def list_lane_limits(self, limit: int) -> list[LaneLimits]:
-        """Return the limits of lanes whose rate is limited, by name."""
+        """Return the limits of lanes whose rate is limited, last used lanes first."""
         limited = [each for each in self.state.lane_limits.values() if each.rate is not None]
-        return sorted(limited, key=lambda each: each.lane)[:limit]
+
+        def sort_key(each: LaneLimits) -> tuple[int, str]:
+            _, changed_at = self.state.budgets.get(each.lane, (0.0, 0))
+            claimed_at = self.state.queues[each.lane].lane.last_claim_at or 0
+            return -max(claimed_at, changed_at), each.lane
+
+        return sorted(limited, key=sort_key)[:limit]
 
     async def set_limits(
         self,
@@ -438,7 +446,7 @@ class ReferenceStore:
         page_bytes = 0
         for number in numbers:
             row = self.state.rows.get(number)
-            if row is None or not _matches(row.task, task_filter):
+            if row is None or not _matches(row, task_filter):
                 continue
             if len(items) == limit or page_bytes >= MAX_PAGE_BYTES:
                 return Page(items, str(self.state.ids[items[-1].id]))
@@ -449,7 +457,7 @@ class ReferenceStore:
     async def count_tasks(self, tenant: str, task_filter: TaskFilter) -> int:
         """Count tasks."""
         rows = [self.state.rows.get(number) for number in self.state.tenant(tenant).numbers]
-        return sum(row is not None and _matches(row.task, task_filter) for row in rows)
+        return sum(row is not None and _matches(row, task_filter) for row in rows)
 
     async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
@@ -882,8 +890,9 @@ def _parse_cursor(cursor: str) -> int:
     return int(cursor)
 
 
-def _matches(task: Task, task_filter: TaskFilter) -> bool:
+def _matches(row: Row, task_filter: TaskFilter) -> bool:
     """Return whether a task matches a filter."""
+    task = row.task
     pairs: Iterable[tuple[object, object]] = (
         (task_filter.status, task.status),
         (task_filter.policy_id, task.policy_id),
@@ -904,4 +913,15 @@ def _matches(task: Task, task_filter: TaskFilter) -> bool:
             and (end is None or (time is not None and time <= end))
             for time, start, end in windows
         )
+        and _matches_decoded(row, task_filter)
     )
+
+
+def _matches_decoded(row: Row, task_filter: TaskFilter) -> bool:
+    """Return whether a task matches the functions of a filter that decode it."""
+    matches_attempt, matches_content = task_filter.matches_attempt, task_filter.matches_content
+    if matches_attempt is not None:
+        logged = [msgspec.msgpack.decode(entry, type=AttemptRecord) for entry in row.log[-1:]]
+        if not any(map(matches_attempt, logged)):
+            return False
+    return matches_content is None or matches_content(row.task.packed_content)

@@ -124,6 +124,29 @@ def test_a_long_read_delays_truncation_without_busy_waiting(
     run_on_store(path, main)
 
 
+def test_a_write_succeeds_although_truncation_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the checkpoint, which only keeps the WAL short, is not an error of the write."""
+    monkeypatch.setattr(database, "MAX_WAL_BYTES", 0)
+    denied: list[str | None] = []
+
+    def deny_checkpoints(action: int, name: str | None, *_: str | None) -> int:
+        if action != sqlite3.SQLITE_PRAGMA or name != "wal_checkpoint":
+            return sqlite3.SQLITE_OK
+        denied.append(name)
+        return sqlite3.SQLITE_DENY
+
+    async def main(store: SqliteStore) -> None:
+        await store.ping()
+        store.database.open()[0].set_authorizer(deny_checkpoints)
+        await store.add([NewTask(task(1))])
+        assert 1 == (await store.counters()).task_counts[Status.PENDING]
+        assert denied
+
+    run_on_store(tmp_path / "tasks.db", main)
+
+
 def _count_checkpoints(statements: list[str]) -> int:
     return sum("wal_checkpoint" in statement for statement in statements)
 

@@ -39,6 +39,35 @@ def test_pages_of_a_selective_filter_are_short(tmp_path: Path) -> None:
     run_on_store(tmp_path / "tasks.db", main)
 
 
+def test_pages_with_decoded_tasks_are_shorter(tmp_path: Path) -> None:
+    """A page decodes at most 500 tasks, and reads the content only if it is compared."""
+    statements: list[str] = []
+    decoded: list[bytes] = []
+
+    def is_rare(content: bytes) -> bool:
+        decoded.append(content)
+        return content == b"rare"
+
+    async def main(store: SqliteStore) -> None:
+        await store.add([NewTask(task(0, packed_content=b"rare"))])
+        await store.add([NewTask(task(number)) for number in range(1, 1200)])
+        query = TaskFilter(matches_content=is_rare)
+        assert 1 == await store.count_tasks("acme", query)
+        assert 1200 == len(decoded)
+        decoded.clear()
+        page = await store.list_tasks("acme", query, limit=1)
+        assert ([], 500) == (page.items, len(decoded))
+        page = await store.list_tasks("acme", query, cursor=page.cursor, limit=1000)
+        page = await store.list_tasks("acme", query, cursor=page.cursor, limit=1)
+        assert ([0], None, 1200) == (task_numbers(page.items), page.cursor, len(decoded))
+        store._read_database.open()[0].set_trace_callback(statements.append)
+        query = TaskFilter(matches_attempt=lambda attempt: attempt.status == 503)
+        assert 0 == await store.count_tasks("acme", query)
+        assert not any("content" in statement for statement in statements)
+
+    run_on_store(tmp_path / "tasks.db", main)
+
+
 @pytest.mark.parametrize(
     "ids",
     [

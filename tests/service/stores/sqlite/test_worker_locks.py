@@ -16,16 +16,24 @@ from pathlib import Path
 import pytest
 
 from tarry.service.model import LOST, Status
-from tarry.service.store import CancelStatus, FinishStatus, Retention
+from tarry.service.store import (
+    CancelStatus,
+    ConfiguredLimits,
+    FinishStatus,
+    NewTask,
+    Retention,
+)
 from tarry.service.stores.sqlite import SqliteStore, store, worker_locks
 from tarry.service.stores.sqlite.worker_locks import LeaderLock, WorkerLock
 from tests.service.stores.harness import (
     HOUR_MS,
+    LANE,
     LEASE,
     OTHER_LEASE,
     START_MS,
     ManualClock,
     success_result,
+    task,
     task_id,
     task_numbers,
 )
@@ -227,6 +235,29 @@ def test_leases_of_a_closed_store_are_recovered(tmp_path: Path) -> None:
         await first.close()
         await second.sweep(RETENTION, 10)
         assert 3 == len((await second.claim(LEASE, limit=10, per_lane=10)).tasks)
+        await second.close()
+
+    asyncio.run(main())
+
+
+def test_limits_are_not_shared_with_a_dead_process(tmp_path: Path) -> None:
+    """A dead process has no share, although its task in a paused lane is still IN_FLIGHT."""
+
+    async def count_processes(store: SqliteStore) -> int:
+        limits = await store.load_limits(ConfiguredLimits(version=-1))
+        assert limits is not None
+        return limits.process_count
+
+    async def main() -> None:
+        first, second = [await open_store(tmp_path / "tasks.db") for _ in range(2)]
+        await first.add([NewTask(task(1), lease_on_add=True)], LEASE)
+        await second.add([NewTask(task(2), lease_on_add=True)], OTHER_LEASE)
+        assert (2, 2) == (await count_processes(first), await count_processes(second))
+        await second.pause(LANE)
+        await first.close()
+        await second.sweep(RETENTION, 10)
+        assert 2 == (await second.counters()).task_counts[Status.IN_FLIGHT]
+        assert 1 == await count_processes(second)
         await second.close()
 
     asyncio.run(main())

@@ -69,6 +69,7 @@ class HttpDeliveryClient:
         self,
         guard: Guard,
         *,
+        dns: DnsCache | None = None,
         proxy: str | None = None,
         ca_file: str | None = None,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
@@ -80,7 +81,7 @@ class HttpDeliveryClient:
         self._proxy = None if proxy is None else parse_proxy(proxy)
         self._max_response_bytes = check_count("max_response_bytes", max_response_bytes)
         self._tls = _create_tls_context(ca_file)
-        self._dns = DnsCache()
+        self._dns = dns or DnsCache()
         self._deadlines = DeadlineTimer(self._clock)
         self._max_pool_connections = check_count("max_pool_connections", max_pool_connections)
         self._limit = ConnectionLimit(check_count("max_connections", max_connections))
@@ -215,6 +216,7 @@ def _create_tls_context(ca_file: str | None) -> ssl.SSLContext | None:
         rule = f"must be a file of PEM certificates, but {short_repr(ca_file)} has none"
         raise ConfigurationError("ca_file", rule) from None
     context.set_alpn_protocols(["http/1.1"])
+    context.hostname_checks_common_name = False  # RFC 9525, 2
     paths = ssl.get_default_verify_paths()
     has_certificates = context.cert_store_stats()["x509_ca"] or paths.cafile or paths.capath
     return context if ca_file is not None or has_certificates else None

@@ -4,10 +4,10 @@ The order is: tenants in turn, and of each tenant the least recently served lane
 queue of one downstream). Lanes and tenants are either *ready*, that is in the rotation that a claim
 walks through, or *asleep* until one of their two *check times*. The check times of a lane are the
 next due time of a task (`due_check_at`), and the next end of a lease or, while the lane is parked
-(its breaker is open), of the parking (`expiry_check_at`). Those of a tenant are the earliest ones
-of its sleeping lanes.
+(its breaker is open), the end of the parking (`expiry_check_at`). The check times of a tenant are
+the earliest check times of its sleeping lanes.
 
-A claim first wakes lanes and tenants whose check time has come, that is it makes them ready. A lane
+A claim first wakes lanes and tenants whose check time has come: it makes them ready. A lane
 from which tasks were leased moves to the end of the rotation. A lane from which no more tasks can
 be leased now is put to sleep. So the cost of a claim grows with the number of tasks that it
 returns, not with the number of sleeping lanes.
@@ -31,7 +31,7 @@ from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING, MultiRow
 from tarry.service.stores.sqlite.transitions import log_attempts, mark_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from tarry.service.model import Task
     from tarry.service.store import LeaseTerms
@@ -106,22 +106,23 @@ _PUT_TENANT_TO_SLEEP = (
 
 
 def claim(
-    tx: Transaction, terms: LeaseTerms, limit: int, per_lane: int, skipped_lanes: Collection[str]
+    tx: Transaction, terms: LeaseTerms, limit: int, per_lane: int, lane_limits: Mapping[str, int]
 ) -> ClaimResult:
     """Lease up to `limit` tasks; see `Store.claim`."""
     tx.flush()  # the statements below read lanes from the file
     lost_before_claim = tx.lost_attempts  # by other claims in the same transaction
-    rotation = ClaimRotation(tx, terms.horizon_ms, limit, skipped_lanes)
+    rotation = ClaimRotation(tx, terms.horizon_ms, limit, lane_limits)
     served_lane_ids: set[int] = set()
     leased: list[tuple[int, int, Task]] = []  # (due time, `seq`, task)
     renewed: list[Task] = []
     consecutive_opens: dict[str, int] = {}  # by name of a half-open lane
-    lanes, slots_left = rotation.lanes(), limit
-    while slots_left > 0 and (lane := next(lanes, None)):
-        rows = _find_claimable(tx, rotation, lane, terms, min(slots_left, per_lane))
+    lanes, remaining = rotation.lanes(), limit
+    while remaining > 0 and (lane := next(lanes, None)):
+        lane_limit = min(remaining, per_lane, lane_limits.get(lane.name, per_lane))
+        rows = _find_claimable(tx, rotation, lane, terms, lane_limit)
         if not rows:
             continue
-        slots_left -= len(rows)
+        remaining -= len(rows)
         served_lane_ids.add(lane.id)
         leased_of_lane = _lease_rows(tx, lane, terms, rows, renewed)
         leased += leased_of_lane
@@ -130,7 +131,7 @@ def claim(
     rotation.record_served(served_lane_ids)
     leased.sort(key=lambda entry: entry[:2])
     tasks = [task for _, _, task in leased]
-    next_at = rotation.end_claim(is_full=slots_left <= 0)
+    next_at = rotation.end_claim(is_full=remaining <= 0)
     lost_attempts = tx.lost_attempts - lost_before_claim
     return ClaimResult(tx.now, tasks, consecutive_opens, next_at, lost_attempts, renewed)
 
@@ -151,13 +152,14 @@ def _find_claimable(
         expired = tx.execute(_EXPIRED_LEASES, (lane.id, now, limit)).fetchall()
     due_until = now + terms.horizon_ms
     first_attempts = tx.execute(_DUE_FIRST_ATTEMPTS, (lane.id, due_until, limit)).fetchall()
-    # One more than `limit`, because the last probe may be among them.
+    # One more than `limit`, because the task of the last probe may be among them, and comes last.
     retries = tx.execute(_DUE_RETRIES, (lane.id, due_until, limit + 1)).fetchall()
     if is_half_open:
         rows = first_attempts + expired + _move_to_end(retries, lane.last_probe)
         lane.last_probe = rows[:limit][-1][SEQ] if rows else lane.last_probe
         return rows[:limit]
     limit -= len(expired)
+    # A third are retries. `now % 3` sometimes rounds up, so that a limit of 1 also selects retries.
     retry_count = max((limit + now % 3) // 3, limit - len(first_attempts))
     retries = retries[:retry_count]
     return expired + first_attempts[: limit - len(retries)] + retries
@@ -199,7 +201,7 @@ def _lease_rows(
 
 
 def _end_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
-    """Log the attempt of an expired lease as lost; cancel the task (True), or make it due."""
+    """Log the attempt of an expired lease as lost; return whether the task is now CANCELLED."""
     task.attempts += 1
     task.lost_attempts += 1
     tx.lost_attempts += 1
@@ -224,7 +226,7 @@ class ClaimRotation:
     """
 
     def __init__(
-        self, tx: Transaction, horizon_ms: int, limit: int, skipped_lanes: Collection[str]
+        self, tx: Transaction, horizon_ms: int, limit: int, lane_limits: Mapping[str, int]
     ) -> None:
         self._tx = tx
         self._horizon_ms = horizon_ms
@@ -232,9 +234,9 @@ class ClaimRotation:
         """The end of the horizon, and now. A claim wakes lanes and tenants with a `due_check_at` up
         to the first of these times, or with an `expiry_check_at` up to the second."""
         self._max_lanes_woken = 2 * limit + 64  # of each tenant
-        self._skipped_lanes = frozenset(skipped_lanes)
-        names = (name for name in skipped_lanes if "/" not in name)
-        self._skipped_tenants = {tx.names.tenant_id(name) for name in names}
+        self._skipped_lanes = {name for name, limit in lane_limits.items() if not limit}
+        tenant_names = (name for name in self._skipped_lanes if "/" not in name)  # lanes have one
+        self._skipped_tenants = {tx.names.tenant_id(name) for name in tenant_names}
         self._visited_tenants: list[int] = []
         self._fully_visited_tenants: set[int] = set()
         """Tenants whose ready lanes were all visited, except skipped lanes."""

@@ -221,13 +221,14 @@ class Database:
 
     def close(self) -> None:
         """Close the connection; the next operation opens it again."""
-        if self._connection_and_names is not None:
-            connection, _ = self._connection_and_names
-            self._connection_and_names = None
-            if self._wal_descriptor is not None:
-                os.close(self._wal_descriptor)
-                self._wal_descriptor = None
-            connection.close()
+        with self._lock:
+            if self._connection_and_names is not None:
+                connection, _ = self._connection_and_names
+                self._connection_and_names = None
+                if self._wal_descriptor is not None:
+                    os.close(self._wal_descriptor)
+                    self._wal_descriptor = None
+                connection.close()
 
     def replace_deleted_wal(self) -> None:
         """If the WAL or its index was deleted, copy the WAL into the file and close the connection.
@@ -250,36 +251,29 @@ class Database:
                         "its write-ahead log was deleted, and another process opened the file "
                         "before the log could be copied; changes since the last checkpoint are lost"
                     )
-                self._copy_deleted_wal(connection, "TRUNCATE" if is_wal_deleted else "FULL")
+                cause = _checkpoint(connection, "TRUNCATE" if is_wal_deleted else "FULL")
+                if cause is not None:
+                    raise self._unavailable(
+                        "its write-ahead log was deleted while it was open, and could not be "
+                        f"copied into the file yet ({cause})"
+                    )
+                _logger.error(
+                    "write-ahead log deleted while open, its content was copied into the file, "
+                    "store=%s", self.path
+                )  # fmt: skip
             self.close()
             if self._reader is not None:
-                with self._reader._lock:  # noqa: SLF001 - same class
-                    self._reader.close()
-
-    def _copy_deleted_wal(self, connection: sqlite3.Connection, mode: str) -> None:
-        try:
-            cause = None if _checkpoint(connection, mode) else "another process uses it"
-        except sqlite3.Error as error:
-            cause = str(error)
-        if cause is not None:
-            raise self._unavailable(
-                "its write-ahead log was deleted while it was open, and could not be copied into "
-                f"the file yet ({cause})"
-            )
-        _logger.error(
-            "write-ahead log deleted while open, its content was copied into the file, store=%s",
-            self.path,
-        )
+                self._reader.close()
 
     def _run_transaction(self, operations: Sequence[Operation]) -> list[Any]:
         while True:
             connection, names = self.open()
-            if self._is_wal_current():
+            if self._read_wal_ids() == self._wal_ids:
                 self._truncate_wal_if_long(connection)
                 connection.execute("BEGIN IMMEDIATE")
                 # Checked again under the write lock: another process may have replaced the WAL
                 # while this one waited for the lock, and would not see this transaction.
-                if self._is_wal_current():
+                if self._read_wal_ids() == self._wal_ids:
                     break
                 connection.execute("ROLLBACK")
             self.replace_deleted_wal()
@@ -308,19 +302,7 @@ class Database:
         return 0 if self._wal_descriptor is None else os.fstat(self._wal_descriptor).st_size
 
     def _read_wal_ids(self) -> tuple[FileId | None, FileId | None]:
-        if not self._is_on_disk:
-            return None, None
         return _read_file_id(self._wal_path), _read_file_id(self._wal_index_path)
-
-    def _is_wal_current(self) -> bool:
-        """Return whether the WAL and its index are the files that this connection has opened."""
-        return self._wal_ids == self._read_wal_ids()
-
-    def _has_other_wal(self) -> bool:
-        """Return whether another connection has replaced the deleted WAL or its index."""
-        wal_id, index_id = self._read_wal_ids()
-        is_copied = wal_id != self._wal_ids[0] and self._wal_size() == 0
-        return is_copied or index_id not in {None, self._wal_ids[1]}
 
     def _read_chunk(self, queries: Sequence[Query]) -> list[Answer]:
         answers: list[Answer] = []
@@ -328,7 +310,9 @@ class Database:
             connection, _ = self.open()
             # A deleted WAL can be read until the writer has copied it. The reader must not be the
             # first to connect again: a new index might lack a commit that is being written.
-            if self._has_other_wal():
+            wal_id, index_id = self._read_wal_ids()
+            is_copied = wal_id != self._wal_ids[0] and self._wal_size() == 0
+            if is_copied or index_id not in {None, self._wal_ids[1]}:
                 self.close()
                 connection, _ = self.open()
             connection.execute("BEGIN")
@@ -375,18 +359,19 @@ class Database:
         return StoreUnavailable(f"the store {self.path} is unavailable: {cause}")
 
 
-def _checkpoint(connection: sqlite3.Connection, mode: str) -> bool:
-    """Copy the whole WAL into the database file; return whether that succeeded."""
-    [(timeout,)] = connection.execute("PRAGMA busy_timeout").fetchall()
+def _checkpoint(connection: sqlite3.Connection, mode: str) -> str | None:
+    """Copy the whole WAL into the database file; return why that failed, or None."""
     connection.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_TIMEOUT_MS}")
     try:
         for _ in range(_MAX_CHECKPOINT_TRIES):
-            [(busy, _, _)] = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
-            if not busy:
-                return True
+            [(is_busy, _, _)] = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+            if not is_busy:
+                return None
+    except sqlite3.Error as error:
+        return str(error)
     finally:
-        connection.execute(f"PRAGMA busy_timeout = {timeout}")
-    return False
+        connection.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
+    return "another process uses it"
 
 
 def _read_file_id(path: StorePath) -> FileId | None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tarry.service.stores.sqlite.transaction import ReadTransaction
+    from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -52,6 +53,8 @@ of the lease of an IN_FLIGHT task."""
 
 MAX_SCANNED_ROWS = 2000
 """Maximum number of rows that are read for one page of a filtered list, even if few match."""
+MAX_DECODED_ROWS = 500
+"""The same, if the filter has functions that decode rows, which takes up to 50 us each."""
 DAY_MS = 86_400_000
 _AFTER_ALL_ROWS = 1 << 62  # greater than every `seq`
 _CURSOR_PATTERN = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -66,8 +69,9 @@ _SEQ_BY_ID = f"SELECT seq FROM task WHERE id = ?2 AND tenant = ({_TENANT_ID})"
 _TASK_BY_SEQ = SELECT_TASK + "WHERE s.seq = ?"
 _LANE_LIMITS = """
 SELECT name, rate, concurrency FROM lane INDEXED BY lane_limited
-WHERE rate IS NOT NULL AND name > '' ORDER BY name LIMIT ?
+WHERE rate IS NOT NULL ORDER BY max(ifnull(served_at, 0), budget_at) DESC, name LIMIT ?
 """
+LOCK_TOKENS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
 _LIMITS_VERSION = "SELECT value FROM meta WHERE name = 'limits_version'"
 _CONFIGURED_LIMITS = """
 SELECT name, limits FROM lane INDEXED BY lane_configured WHERE limits IS NOT NULL AND tenant > 0
@@ -76,8 +80,7 @@ _ATTEMPTS = "SELECT log FROM attempt WHERE id > ? AND id < ? ORDER BY id LIMIT ?
 _LAST_ATTEMPT = f"""
 SELECT a.log FROM state AS s
 CROSS JOIN attempt AS a ON a.id = s.seq << {_ATTEMPT_NUMBER_BITS} | s.attempts
-WHERE s.seq = ({_SEQ_BY_ID})
-"""
+WHERE s.seq = """
 _SELECT_RANGE = """
 SELECT seq, status, lane, policy, reason, finished_at FROM state
 WHERE tenant = ?1 AND {condition} AND seq > ?2 AND seq < ?3 ORDER BY seq {order} LIMIT ?4
@@ -250,7 +253,8 @@ def last_attempts(
     """Return the latest entry of the attempt log of each task that has one, by task id."""
     attempts: dict[str, AttemptRecord] = {}
     for task_id in task_ids:
-        row = tx.execute(_LAST_ATTEMPT, (tenant, pack_id(task_id))).fetchone()
+        parameters = (tenant, pack_id(task_id))
+        row = tx.execute(f"{_LAST_ATTEMPT} ({_SEQ_BY_ID})", parameters).fetchone()
         if row is not None:
             attempts[task_id] = _decode_attempt(row[0])
     return attempts
@@ -314,6 +318,8 @@ def find_tasks(
         status=wanted_status, is_live=task_filter.is_live
     )
     max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
+    if task_filter.matches_attempt is not None or task_filter.matches_content is not None:
+        max_rows = MAX_DECODED_ROWS
     created_from, created_until = task_filter.created_from, task_filter.created_until
     finished_from, finished_until = task_filter.finished_from, task_filter.finished_until
     found: list[int] = []
@@ -334,10 +340,24 @@ def find_tasks(
             [(created_at,)] = tx.execute(_CREATED_AT, (seq,))
             if not _is_within(created_at, created_from, created_until):
                 continue
+        if not _matches_decoded(tx, seq, task_filter):
+            continue
         if len(found) == limit:
             return Page(found, str(found[-1]))
         found.append(seq)
     return Page(found, str(last_seq) if scanned == max_rows else None)
+
+
+def _matches_decoded(tx: ReadTransaction, seq: int, task_filter: TaskFilter) -> bool:
+    """Return whether a task matches the functions of a filter that decode it."""
+    if task_filter.matches_attempt is not None:
+        row = tx.execute(f"{_LAST_ATTEMPT} ?", (seq,)).fetchone()
+        if row is None or not task_filter.matches_attempt(_decode_attempt(row[0])):
+            return False
+    if task_filter.matches_content is None:
+        return True
+    [(content,)] = tx.execute("SELECT content FROM task WHERE seq = ?", (seq,))
+    return task_filter.matches_content(content)
 
 
 def _is_within(time: int | None, start: int | None, end: int | None) -> bool:
@@ -436,15 +456,19 @@ def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
 
 
 def list_lane_limits(tx: ReadTransaction, limit: int) -> list[LaneLimits]:
-    """Return the limits of up to `limit` lanes whose rate is limited, sorted by lane."""
+    """Return the limits of up to `limit` lanes whose rate is limited, last used lanes first."""
     return [LaneLimits(*row) for row in tx.execute(_LANE_LIMITS, (limit,)).fetchall()]
 
 
-def load_limits(tx: ReadTransaction, known: ConfiguredLimits) -> ConfiguredLimits | None:
+def load_limits(
+    tx: ReadTransaction, known: ConfiguredLimits, worker_lock: WorkerLock | None
+) -> ConfiguredLimits | None:
     """Return the limits that were set for lanes; None if nothing has changed since `known`."""
     version = tx.execute(_LIMITS_VERSION).fetchone()[0]
-    locks = tx.execute("SELECT lock FROM worker WHERE lock IS NOT NULL").fetchall()
-    process_count = max(1, len(set(locks)))  # each process has one lock
+    tokens = {token for (token,) in tx.execute(LOCK_TOKENS)}  # each process has one lock
+    # The rows of a dead process remain while one of its tasks is IN_FLIGHT in a paused lane.
+    dead_tokens = [] if worker_lock is None else worker_lock.find_dead_locks(tokens)
+    process_count = max(1, len(tokens) - len(dead_tokens))
     if (version, process_count) == (known.version, known.process_count):
         return None
     rows = tx.execute(_CONFIGURED_LIMITS).fetchall()

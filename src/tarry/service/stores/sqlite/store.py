@@ -34,7 +34,7 @@ from tarry.service.stores.sqlite.writer_process import (
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tarry.service import model, store
     from tarry.service.stores.sqlite.database import Clock
@@ -138,9 +138,9 @@ class SqliteStore:
         *,
         limit: int,
         per_lane: int,
-        skipped_lanes: Collection[str] = (),
+        lane_limits: Mapping[str, int] = {},
     ) -> store.ClaimResult:
-        operation = OperationCall(claim.claim, terms, limit, per_lane, skipped_lanes)
+        operation = OperationCall(claim.claim, terms, limit, per_lane, lane_limits)
         return await self.write(operation, limit, urgent=False)
 
     async def finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
@@ -238,7 +238,8 @@ class SqliteStore:
         return await self.write(operation)
 
     async def load_limits(self, known: store.ConfiguredLimits) -> store.ConfiguredLimits | None:
-        return await self.read(lambda tx: queries.load_limits(tx, known))
+        worker_lock = self.database.worker_lock
+        return await self.read(lambda tx: queries.load_limits(tx, known, worker_lock))
 
     async def add_to_budgets(self, changes: dict[str, float]) -> dict[str, float]:
         operation = OperationCall(transitions.add_to_budgets, changes)

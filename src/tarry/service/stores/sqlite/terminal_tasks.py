@@ -60,6 +60,7 @@ SELECT seq, tenant, lane, policy, status FROM state
 WHERE status = ? AND finished_at IS NOT NULL AND finished_at <= ?
     AND tenant NOT IN (SELECT value FROM json_each(?)) ORDER BY finished_at LIMIT ?
 """
+# `running > 0` is the condition of the index `replay_unfinished`.
 _TENANTS_WITH_REPLAYS = """
 SELECT tenant FROM replay INDEXED BY replay_unfinished WHERE running > 0 AND running = 1
 ORDER BY next_at, id LIMIT ?
@@ -90,19 +91,20 @@ DELETE FROM policy_use WHERE id IN (
     SELECT id FROM policy_use INDEXED BY policy_use_deleted
     WHERE tasks = 0 AND deleted_version > 0 LIMIT ?)
 """
-_UNCOUNT_TASK_OF_VERSION = """
+_DECREMENT_TASKS_OF_VERSION = """
 UPDATE policy SET tasks = tasks - 1
 WHERE tenant = ? AND id = (SELECT policy FROM policy_use WHERE id = ?) AND version = ?
 """
 MIN_FREE_PAGES = 1024
 """Free pages that are always kept for new tasks; 4 MiB."""
-_MAX_RELEASED_PAGES, _MAX_RELEASE_COST = 64, 1_000_000  # of one sweep; the cost is pages x free
+_MAX_RELEASED_PAGES = 64  # in one sweep
+_MAX_RELEASE_COST = 1_000_000  # of one sweep: released pages x free pages
 
 _decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
 
 
 def delete_dead_letters(tx: Transaction, tenant: str, task_ids: Sequence[str]) -> int:
-    """Delete those of the tasks that are dead letters; return how many."""
+    """Delete the dead letters among these tasks; return their number."""
     dead_letters = _find_dead_letters(tx, tenant, task_ids)
     for ids in dead_letters.values():
         delete_task(tx, ids, EXHAUSTED)
@@ -112,7 +114,7 @@ def delete_dead_letters(tx: Transaction, tenant: str, task_ids: Sequence[str]) -
 def _find_dead_letters(
     tx: Transaction, tenant: str, task_ids: Sequence[str]
 ) -> dict[bytes, TaskRowIds]:
-    """Return the row ids of those of the tasks that are dead letters, by packed task id."""
+    """Return the row ids of the dead letters among these tasks, by packed task id."""
     tenant_id = tx.names.tenant_id(tenant)
     dead_letters: dict[bytes, TaskRowIds] = {}
     for packed_id in pack_ids(task_ids):
@@ -173,7 +175,7 @@ def replay_step(
     if replay is None or not replay.needs_steps or replay.next_at > now:
         return replay
     if replay.status == "running":
-        if replay.cursor != cursor:
+        if replay.cursor != cursor:  # this step has been done already
             return replay
         dead_letters = list(_find_dead_letters(tx, replay.tenant, task_ids).items())
         allowed = len(dead_letters)
@@ -188,7 +190,7 @@ def replay_step(
         if allowed < len(dead_letters):
             replay.next_at = max(replay.next_at, now + REPLAY_QUOTA_PAUSE_MS)
             if allowed:
-                replay.cursor = str(dead_letters[allowed - 1][1][0])
+                replay.cursor = str(dead_letters[allowed - 1][1][0])  # `seq` of the last one
         elif next_cursor is None:
             replay.status = "waiting"
         else:
@@ -204,7 +206,7 @@ def replay_step(
 
 
 def _count_finished_tasks(tx: Transaction, replay: ReplayRecord) -> None:
-    """Count the replayed tasks that have finished; a step reads a limited number of tasks."""
+    """Count the replayed tasks that have finished; reads at most `MAX_COUNTED_TASKS` tasks."""
     after = b"" if replay.count_cursor is None else pack_id(replay.count_cursor)
     parameters = (replay.id, after, MAX_COUNTED_TASKS)
     rows = tx.execute(_REPLAYED_TASKS, parameters).fetchall()
@@ -232,46 +234,48 @@ def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
     next_at = replay.next_at
     if not replay.needs_steps and replay.finished_at is not None:
         next_at = replay.finished_at  # for retention
+    # 1: replays dead letters, 2: only counts finished tasks, 0: needs no more steps
     running = 1 if replay.status == "running" else 2 if replay.unfinished else 0
     tx.execute(_UPDATE_REPLAY, (running, next_at, encode(replay), replay.id))
 
 
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
-    """Delete old tasks, replays, attempt counts and secrets, and unused names; end leases of dead
-    workers.
+    """Delete old and unused rows, and end the leases of dead workers.
 
-    At most `limit` of each are deleted or ended. When none is left, the file is shrunk by a few
-    pages.
+    Deletes old tasks, replays and attempt counts, expired signing secrets, and lanes and policies
+    that no task uses: at most `limit` of each, except secrets. When none is left, the file is
+    shrunk by a few pages.
     """
     has_more_leases = end_leases_of_dead_workers(tx, limit)
     # Dead letters of a tenant with a running replay are kept: `matched` of the replay counts them.
     tenants = {name for (name,) in tx.execute(_TENANTS_WITH_REPLAYS, (_MAX_TENANTS_WITH_REPLAYS,))}
     replaying_tenant_ids = json.dumps([tx.names.tenant_id(name) for name in tenants])
     old_tasks: list[Sequence[int]] = []
-    for status, max_age_ms, spared_tenant_ids in (
+    for status, max_age_ms, excluded_tenant_ids in (
         (SUCCEEDED, retention.succeeded_ms, "[]"),
         (CANCELLED, retention.succeeded_ms, "[]"),
         (EXHAUSTED, retention.exhausted_ms, replaying_tenant_ids),
     ):
-        parameters = (status, tx.now - max_age_ms, spared_tenant_ids, limit + 1 - len(old_tasks))
+        parameters = (status, tx.now - max_age_ms, excluded_tenant_ids, limit + 1 - len(old_tasks))
         old_tasks += tx.execute(_OLD_TASKS, parameters).fetchall()
     for *ids, status in old_tasks[:limit]:
         delete_task(tx, ids, status)
     tx.execute("DELETE FROM signing_secret WHERE expires_at <= ?", (tx.now,))
     old_counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - DAY_MS, limit))
     old_replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit))
-    unused_count = _delete_unused_names(tx, limit)
+    unused_count = _delete_unused_lanes_and_policies(tx, limit)
     max_deleted = max(old_counts.rowcount, old_replays.rowcount, unused_count)
     has_more = has_more_leases or len(old_tasks) > limit or max_deleted == limit > 0
     return SweepResult(min(len(old_tasks), limit), has_more or _shrink_file(tx))
 
 
-def _delete_unused_names(tx: Transaction, limit: int) -> int:
+def _delete_unused_lanes_and_policies(tx: Transaction, limit: int) -> int:
     """Delete lanes, policy versions and deleted policies that no task refers to.
 
     At most `limit` of each are deleted. Returns the largest number of deleted rows of one table.
     """
-    tx.flush()  # writes `tasks`, and empties the cache of lanes, which would be written again
+    # Writes the column `tasks`. Empties the cache, which would write deleted lanes again.
+    tx.flush()
     tenants = tx.execute(_DELETE_UNUSED_LANES, (tx.now, limit)).fetchall()
     tx.executemany("UPDATE tenant SET lanes = lanes - 1 WHERE id = ?", tenants)
     parameters = (tx.now - POLICY_RETENTION_MS, limit)
@@ -294,13 +298,13 @@ def _shrink_file(tx: Transaction) -> bool:
     if surplus <= 0:
         return False
     # SQLite searches the list of free pages for each page that it releases: 44 us with 15,000 free
-    # pages, and proportionally longer with more. So a step takes about 3 ms, whatever the length.
+    # pages, and proportionally longer with more. `_MAX_RELEASE_COST` limits a step to about 3 ms.
     step = min(surplus, _MAX_RELEASED_PAGES, max(1, _MAX_RELEASE_COST // free_count))
     for _ in range(step):
         # Python's sqlite3 module stops after the first page, whatever number is given.
         tx.execute("PRAGMA incremental_vacuum(1)")
     [(new_free_count,)] = tx.execute("PRAGMA freelist_count")
-    # It is unchanged in a file that was created without `auto_vacuum`.
+    # The number is unchanged in a file that was created without `auto_vacuum`.
     return bool(new_free_count < free_count)
 
 
@@ -314,7 +318,7 @@ def delete_task(tx: Transaction, ids: TaskRowIds, status: int) -> None:
     statement = "DELETE FROM task WHERE seq = ? RETURNING body_ref, policy_version"
     [(ref, version)] = execute(statement, (seq,))
     if version is not None:
-        execute(_UNCOUNT_TASK_OF_VERSION, (tenant, policy, version))
+        execute(_DECREMENT_TASKS_OF_VERSION, (tenant, policy, version))
     if ref is not None:
         execute("INSERT OR IGNORE INTO orphan VALUES (?)", (ref,))
     tx.count_transition(tenant, tx.lane(lane_id), policy, status, None)

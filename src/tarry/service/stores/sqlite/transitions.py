@@ -13,7 +13,7 @@ from tarry.service.store import (
     RetryNowStatus,
     decay_budget,
 )
-from tarry.service.stores.sqlite.queries import attempt_row_id, pack_id, unpack_id
+from tarry.service.stores.sqlite.queries import LOCK_TOKENS, attempt_row_id, pack_id, unpack_id
 from tarry.service.stores.sqlite.transaction import (
     CANCELLED,
     EXHAUSTED,
@@ -62,7 +62,6 @@ _COUNT_CONFIGURED_LANES = """
 SELECT count(*) FROM lane INDEXED BY lane_configured
 WHERE tenant = ? AND limits IS NOT NULL AND name != ?
 """
-_LOCK_TOKENS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
 _LEASES_OF_LOCK = f"""
 SELECT task.id, version, seq, state.tenant, lane, policy, next_attempt_at, cancelling, attempts
 FROM state INDEXED BY state_leased JOIN task USING (seq)
@@ -191,7 +190,7 @@ def end_leases_of_dead_workers(tx: Transaction, limit: int) -> bool:
     worker_lock, limit_left = tx.worker_lock, limit
     if worker_lock is None:
         return False
-    tokens = {token for (token,) in tx.execute(_LOCK_TOKENS).fetchall()}
+    tokens = {token for (token,) in tx.execute(LOCK_TOKENS)}
     dead_tokens = worker_lock.find_dead_locks(tokens)
     for token in dead_tokens:
         starts = worker_lock.read_starts(token)

@@ -95,7 +95,7 @@ OPERATIONS: dict[str, RemoteOperation] = {
             tuple[list[store.NewTask], store.LeaseTerms | None, int | None, int | None],
             list[add.InitialState | store.AddResult],
         ),
-        (claim.claim, tuple[store.LeaseTerms, int, int, list[str]], store.ClaimResult),
+        (claim.claim, tuple[store.LeaseTerms, int, int, dict[str, int]], store.ClaimResult),
         (finish.finish, tuple[list[finish.PackedResult]], list[store.FinishStatus]),
         (transitions.release, tuple[list[store.Release]], list[store.FinishStatus]),
         (transitions.release_unknown_leases, tuple[str, list[str]], int),
