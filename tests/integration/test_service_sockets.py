@@ -117,6 +117,15 @@ def test_a_response_may_take_longer_than_the_request_timeout(
     assert 200 == short_timeout_service.request("DELETE", f"/retry-tasks/{task['taskId']}")[0]
 
 
+def test_a_client_may_close_its_sending_half(tmp_path: Path) -> None:
+    """The request gets its response, without a wait for the result of the task."""
+    with service(tmp_path) as running_service, connect(running_service) as connection:
+        connection.sendall(POST + b"Prefer: wait=60\r\n" + CONTENT_LENGTH + TASK)
+        connection.shutdown(socket.SHUT_WR)
+        assert b"HTTP/1.1 201 " == read_to_end(connection)[:13]
+        assert 1 == len(running_service.all_tasks())
+
+
 def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
     """Pipelined requests, one of them in two parts, get their responses in order."""
     with service(tmp_path) as running_service, connect(running_service) as connection:

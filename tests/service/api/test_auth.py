@@ -195,7 +195,9 @@ def test_resources_of_other_tenants_are_not_visible() -> None:
 
         task = (await request(one, "POST", "/retry-tasks", {"targetUrl": TARGET})).json
         await request(one, "PUT", "/retry-policies/mine", {})
-        replay = (await request(one, "POST", "/dead-letters/replays", {})).json["replayId"]
+        replay = (await request(one, "POST", "/dead-letters/replays", {"all": True})).json[
+            "replayId"
+        ]
         task_path = f"/retry-tasks/{task['taskId']}"
         requests = [
             ("GET", task_path),

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.service.http.harness import CHUNKED, GET, HEAD, POST, ConnectionHarness, FastRoute
+from tests.service.http.harness import (
+    CHUNKED,
+    GET,
+    HEAD,
+    POST,
+    ConnectionHarness,
+    FastRoute,
+    created_response,
+)
 
 PATHS = pytest.mark.parametrize("path", [b"/hot", b"/other"], ids=["fast path", "uvicorn"])
 HTTP_1_0 = b"POST /hot HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello"
@@ -33,6 +41,9 @@ def with_header(line: bytes) -> bytes:
         (400, POST.replace(b"Host: h", b"Host: http://a")),
         (400, POST.replace(b"Host: h", b"Host: a:b")),
         (400, POST.replace(b"Host: h", b"Host: \xff")),
+        (400, POST.replace(b"POST /", b"POST http:///")),
+        (400, POST.replace(b"POST /", b"POST http://user@a/")),
+        (400, POST.replace(b"POST /", b"POST ftp://a/")),
         (400, CHUNKED.replace(b"chunked", b"chunked, chunked")),
         (400, CHUNKED.replace(b"chunked", b"gzip")),
         (400, CHUNKED.replace(b"chunked", b"chunked, gzip")),
@@ -59,6 +70,31 @@ def test_an_invalid_request_is_rejected(path: bytes, status: int, request_: byte
         assert route.connection.transport.is_closed
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET http://a.example:80/x?y HTTP/1.1\r\nHost: b.example\r\n\r\n",
+        b"GET HTTP://a.example:80/x?y HTTP/1.1\r\nX-A: 1\r\nHost: b.example\r\n\r\n",
+        b"GET http://a.example:80/x?y HTTP/1.0\r\n\r\n",
+    ],
+)
+def test_the_host_of_an_absolute_url_replaces_the_host_header(request_: bytes) -> None:
+    """The checks of the Host header then apply to it (RFC 9112, 3.2.2)."""
+    seen: list[dict[str, Any]] = []
+
+    async def app(scope: dict[str, Any], _: Any, send: Any) -> None:
+        seen.append(scope)
+        await created_response(b"ok").send(scope, send)
+
+    async def run() -> None:
+        await ConnectionHarness(app).send(request_)
+
+    asyncio.run(run())
+    (scope,) = seen
+    assert ("/x", b"y") == (scope["path"], scope["query_string"])
+    assert [b"a.example:80"] == [value for name, value in scope["headers"] if name == b"host"]
 
 
 @PATHS

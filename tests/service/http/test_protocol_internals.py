@@ -25,6 +25,7 @@ METHODS = {
     # overridden or called method: its parameters after self
     "connection_made": ["transport"],
     "connection_lost": ["exc"],
+    "eof_received": [],
     "shutdown": [],
     "pause_writing": [],
     "resume_writing": [],
@@ -37,6 +38,7 @@ METHODS = {
     "_unset_keepalive_if_required": [],
 }
 CONNECTION_ATTRIBUTES = [
+    "client",
     "connections",
     "cycle",
     "expect_100_continue",

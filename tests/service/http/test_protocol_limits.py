@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tarry.service.http.protocol import _UNSENT_RESPONSE_GRACE_S
-from tests.service.http.harness import GET, KEEP_ALIVE_S, ConnectionHarness
+from tests.service.http.harness import GET, KEEP_ALIVE_S, POST, ConnectionHarness, FastRoute
 
 HEADERS = [(b"content-type", b"text/plain"), (b"content-length", b"2")]
 
@@ -150,6 +150,53 @@ def test_the_application_is_notified_of_a_disconnect() -> None:
         async with asyncio.timeout(30):
             await connection.wait_until_served()
         assert (["/x"], []) == (disconnected, connection.transport.written)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", [b"/hot", b"/other"], ids=["fast path", "uvicorn"])
+def test_a_client_may_close_its_sending_half(path: bytes) -> None:
+    """Complete requests get their responses before the connection is closed (RFC 9112, 9.6)."""
+
+    async def run() -> None:
+        route = FastRoute()
+        protocol, transport = route.connection.protocol, route.connection.transport
+        route.receive(POST.replace(b"/hot", path) * 2)
+        assert not protocol.is_abandoned()
+        assert protocol.eof_received()
+        assert protocol.is_abandoned()
+        await route.respond_to_all()
+        assert ([201, 201], True) == (route.statuses, transport.is_closed)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("data", [b"", GET[:-2], POST[:-1], POST + GET[:-2]])
+def test_an_idle_or_incomplete_connection_is_closed_by_the_client(data: bytes) -> None:
+    """There is no response to wait for, or the request can never be complete."""
+
+    async def run() -> None:
+        route = FastRoute()
+        route.receive(data)
+        assert not route.connection.protocol.eof_received()
+
+    asyncio.run(run())
+
+
+def test_a_response_that_has_begun_ends_with_the_client() -> None:
+    """An event stream would otherwise keep its slot until the next event is sent."""
+
+    async def app(_scope: dict[str, Any], _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        connection = ConnectionHarness(app)
+        connection.protocol.data_received(GET)
+        await asyncio.sleep(0.001)
+        assert not connection.protocol.eof_received()
+        for task in connection.state.tasks:
+            task.cancel()
 
     asyncio.run(run())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,19 @@ INVALID = {
     "too large": b"GET /x HTTP/1.1\r\nHost: h\r\nX-A: " + b"a" * 65_536 + b"\r\n\r\n",
 }
 invalid_requests = pytest.mark.parametrize("invalid", INVALID.values(), ids=INVALID)
+
+
+@pytest.mark.parametrize("invalid", [b"\x16\x03\x01\r\n", GET.replace(b"Host: h\r\n", b"")])
+def test_an_invalid_request_is_logged(invalid: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has the reason, at a level that clients cannot flood by default."""
+
+    async def run() -> None:
+        FastRoute().receive(invalid)
+
+    with caplog.at_level(logging.DEBUG, "tarry.service"):
+        asyncio.run(run())
+    (record,) = caplog.records
+    assert ("DEBUG", "request rejected") == (record.levelname, record.getMessage()[:16])
 
 
 @invalid_requests

@@ -1,6 +1,8 @@
 """The uvicorn protocol of the service: limits for each request, and a fast path for new tasks.
 
 **Limits.** uvicorn limits neither the size of headers nor the time in which a request must arrive.
+This protocol limits both. It also limits the number of clients, and disconnects clients that do not
+read their responses.
 
 **Fast path.** For each request uvicorn creates an asyncio task, which receives the body and sends
 the response as ASGI messages. If the headers and the body of a `POST /retry-tasks` arrive in one
@@ -38,6 +40,7 @@ from httptools import (
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tarry.service.api import problems
+from tarry.service.api.messages import IS_ABANDONED
 from tarry.service.file_descriptors import RESERVED_FOR_HEALTH_CHECKS
 from tarry.wire.http import PROBLEM_MEDIA_TYPE
 
@@ -59,8 +62,11 @@ _HEADERS_TOO_LARGE = problems.HEADERS_TOO_LARGE.problem(
     f"may be at most {_MAX_HEADERS} headers."
 )
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~%-]*)(?::[0-9]*)?[ \t]*")
+_ABSOLUTE_URL = re.compile(rb"https?://([^/?#]+)", re.IGNORECASE)
 _HTTP_VERSIONS = frozenset({"1.0", "1.1"})
-_INVALID_HOST = problems.NOT_HTTP.problem("The request must have one Host header: a name and port.")
+_INVALID_HOST = problems.NOT_HTTP.problem(
+    "The request must have exactly one Host header: a host, and optionally a port."
+)
 _INVALID_URL = problems.NOT_HTTP.problem("The URL in the request line is invalid.")
 _NO_TUNNELS = problems.NOT_HTTP.problem("The method CONNECT is not supported.")
 _INVALID_CODING = problems.NOT_HTTP.problem(
@@ -72,23 +78,24 @@ _TOO_MANY_CLIENTS = problems.UNAVAILABLE.problem(
     "All connections that the service has file descriptors for are in use. Send the request again."
 )
 _TIMED_OUT = problems.TIMEOUT.problem("The rest of the request did not arrive in time.")
-_HEALTH_CHECKS = frozenset({b"/healthz", b"/readyz"})
-_CLOSED_SHARE = 16  # at the limit of clients, a sixteenth of the idle connections is closed
+_HEALTH_CHECK_PATHS = frozenset({b"/healthz", b"/readyz"})
+_IDLE_PER_CLOSED_CLIENT = 16  # at the limit of clients, one of 16 idle connections is closed
 _UNSENT_RESPONSE_GRACE_S = 1.0
 """At shutdown, a connection is aborted if part of its response is not sent for this long."""
 _STALL_TIMEOUT_S = 30.0
 _MIN_READ_BYTES = 16_384
 """A client that does not read this much of its responses in `_STALL_TIMEOUT_S` is disconnected.
-Otherwise its responses would take up memory for as long as the client likes."""
+Otherwise its responses could occupy memory without a time limit."""
 _MAX_PARSED_BYTES, _MAX_PARSED_BODY_BYTES = 4_096, 16_384
-"""How much of a read is parsed at a time, and of a body. The rest waits while pipelined requests
-wait for their responses: each of them takes 5 kB, and may have only 36 bytes."""
-_INVALID_TRAILER = problems.NOT_HTTP.problem("A trailer must not close the connection.")
+"""How many received bytes are parsed at a time: in general, and within a body. The rest stays
+unparsed while pipelined requests wait for their responses: a request of only 36 bytes takes 5 kB of
+memory once it is parsed."""
+_INVALID_TRAILER = problems.NOT_HTTP.problem("Connection: close is not allowed in a trailer.")
 _CONNECTION_FIELDS = frozenset({b"connection", b"proxy-connection"})
 
 
 class _InvalidTrailer(ValueError):
-    """A trailer with which the parser would ignore the next request."""
+    """A trailer that would make the parser ignore the next request."""
 
 
 class _IgnoredTrailers:
@@ -131,7 +138,7 @@ class _FastPathCycle:
 
 
 class ServiceHttpProtocol(HttpToolsProtocol):
-    """A connection that limits the size of headers and trailers, and the arrival time of requests.
+    """A connection with limits for the size of headers and trailers, and for the time to send them.
 
     A complete `POST` request is passed to the handler in `fast_routes` for its path. A request that
     arrives in one read, as most do, sets no timer. A request does not cancel the keep-alive timer:
@@ -168,7 +175,9 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     _last_host: bytes | None = None
     """The last valid `Host` header. Most clients always send the same one."""
     _last_response_at = 0.0  # when the connection was opened, if there was no response yet
-    is_for_health_checks: bool = False  # whether it was opened above the limit of clients
+    _is_input_ended = False
+    """Whether the client has closed the connection, or its sending half."""
+    is_for_health_checks: bool = False  # whether it was accepted above the limit of clients
     _served_cycle: Any = None
     """None until the client pipelines requests. Then the cycle (uvicorn's state of a request) of
     the request that is being served, while `cycle` belongs to the newest request."""
@@ -204,17 +213,17 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         self._update_timer()
 
     def _close_idle_clients(self, *, for_health_checks: bool) -> bool:
-        """Close the connections that have been without a request for longest, if there are any."""
+        """Close the connections that have been idle for longest; return whether any is idle."""
         clients: set[Any] = self.connections
         idle = [
             each
             for each in clients
             if each is not self and each.is_idle and each.is_for_health_checks == for_health_checks
         ]
-        # Several at a time, so that not every new client has to search through all connections.
-        count = 1 + len(idle) // _CLOSED_SHARE
+        # Several at a time, so that not every new connection causes a search of all connections.
+        count = 1 + len(idle) // _IDLE_PER_CLOSED_CLIENT
         for each in nsmallest(count, idle, key=attrgetter("_last_response_at")):
-            clients.discard(each)  # not only when the event loop calls `connection_lost`
+            clients.discard(each)  # now: `connection_lost` is called later
             each.transport.abort()  # `close` would wait for a client that does not read a response
         return bool(idle)
 
@@ -225,6 +234,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers, and report the disconnect to the request that is being served."""
+        self._is_input_ended = True
         self._awaited = None
         self._update_timer()
         self._unset_keepalive_if_required()
@@ -234,6 +244,21 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._served_cycle.message_event.set()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn declares None
+        """Return whether to send the responses to complete requests before the connection closes.
+
+        A client may close its sending half after a request (RFC 9112, 9.6). Most clients that do so
+        have closed the connection, so no request waits for a result any longer, and a response that
+        has begun, such as an event stream, is not continued.
+        """
+        self._is_input_ended = True
+        cycle = self._served_cycle or self.cycle
+        return self._awaited is None and cycle is not None and not cycle.response_started
+
+    def is_abandoned(self) -> bool:
+        """Return whether the client may have disconnected; its requests should not wait."""
+        return self._is_input_ended
+
     def shutdown(self) -> None:
         """Close the connection once no request is running. Reject an incomplete request."""
         super().shutdown()
@@ -242,7 +267,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         self._abort_if_unsent(was_unsent=False)
 
     def _abort_if_unsent(self, *, was_unsent: bool) -> None:
-        """Abort the connection if a response is not sent completely, as at the last check."""
+        """Abort the connection if a response is still unsent since the last check."""
         if self not in self.connections:
             return
         is_unsent = self.transport.get_write_buffer_size() > 0
@@ -283,9 +308,9 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     def _close(self) -> None:
         """Close the connection after its responses are sent, or after the stall timeout."""
         self.transport.close()
-        self._limit_close()
+        self._limit_closing_time()
 
-    def _limit_close(self) -> None:
+    def _limit_closing_time(self) -> None:
         """Start the stall timer if the connection was closed with unsent bytes."""
         if self._stall_timer is None and self.transport.get_write_buffer_size() > 0:
             self._start_stall_timer()
@@ -303,7 +328,6 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         except HttpParserCallbackError as error:
             is_trailer = isinstance(error.__context__, _InvalidTrailer)
             problem = self._problem or (_INVALID_TRAILER if is_trailer else _INVALID_URL)
-            _logger.debug("invalid request: %s", problem.detail, exc_info=True)
         except HttpParserError as error:
             problem = problems.NOT_HTTP.problem(f"{error}.")
         candidate, self._candidate = self._candidate, None
@@ -331,7 +355,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         start = 0
         while True:
             max_bytes = _MAX_PARSED_BODY_BYTES if self._awaited == "body" else _MAX_PARSED_BYTES
-            part = data[start : start + max_bytes]  # the same object if the data is short
+            part = data[start : start + max_bytes]  # not a copy if the data is short
             self._read_bytes = len(part)
             self._header_bytes_after_first_read += self._read_bytes
             self._parse_part(part)
@@ -375,7 +399,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         self.parser.feed_data(b"\r\n".join((*lines, b"", b"")))
 
     def on_message_begin(self) -> None:
-        """Start a request, without the scope that uvicorn builds here and the fast path skips."""
+        """Start a request. The scope is built later: the fast path does not need it."""
         self._header_bytes_after_first_read, self._first_read_bytes = 0, self._read_bytes
         self._awaited = "headers"
         self.url, self.headers, self.expect_100_continue = b"", [], False
@@ -388,13 +412,13 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         if parser.should_upgrade():
             if parser.get_method() == b"CONNECT":
                 self._stop_parser(_NO_TUNNELS)
-            return  # `_parse` parses the headers again
+            return  # `_parse_part` parses the headers again
         version = parser.get_http_version()
         self._check_headers(version)
         if (
             self.is_for_health_checks
             and len(self.connections) > self._max_clients
-            and self.url not in _HEALTH_CHECKS
+            and self.url not in _HEALTH_CHECK_PATHS
         ):
             self._stop_parser(_TOO_MANY_CLIENTS)
         self._header_bytes_after_first_read = 0
@@ -430,9 +454,10 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         return size + separators > _MAX_HEADER_BYTES
 
     def _check_headers(self, version: str) -> None:
-        """Stop the parser if another server could read the request differently (RFC 9112).
+        """Stop the parser if another server could parse the request differently.
 
-        Such a request could pass a proxy as one request, and be read as two by the service.
+        Otherwise a proxy could forward as one request what the service parses as two (request
+        smuggling, RFC 9112, 11.2).
         """
         if version not in _HTTP_VERSIONS:
             self._stop_parser(_UNKNOWN_VERSION)
@@ -449,6 +474,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
                 has_coding = True
         if hosts != 1 and (hosts or version == "1.1"):
             self._stop_parser(_INVALID_HOST)
+        if self.url[:1] != b"/" and self.url != b"*":
+            self._use_host_of_url()
         if has_coding:
             values = [value for name, value in self.headers if name == b"transfer-encoding"]
             codings = b",".join(values).lower().split(b",")
@@ -457,10 +484,18 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             if len(codings) > 1:
                 self._stop_parser(_UNKNOWN_CODING)
 
+    def _use_host_of_url(self) -> None:
+        """Replace the Host header by the host of the URL, as RFC 9112, 3.2.2 requires."""
+        match = _ABSOLUTE_URL.match(self.url)
+        if match is None or not _HOST.fullmatch(match[1]):
+            self._stop_parser(_INVALID_URL)
+        self.headers = [header for header in self.headers if header[0] != b"host"]
+        self.headers.append((b"host", match[1]))
+
     def _stop_parser(self, problem: Problem) -> NoReturn:
-        """Reject the current request. To be called by callbacks of the parser."""
+        """Reject the current request. Called by callbacks of the parser."""
         self._problem = problem
-        raise ValueError  # the parser then raises HttpParserError
+        raise ValueError  # the parser then raises HttpParserCallbackError
 
     def on_body(self, body: bytes) -> None:
         """Collect or pass on a part of a body."""
@@ -491,8 +526,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._served_cycle = self.pipeline[-1][0] if self.pipeline else None
             super().on_response_complete()
             if self.transport.is_closing():
-                self._limit_close()
-            else:  # uvicorn would read further requests before those in the pipeline are served
+                self._limit_closing_time()
+            else:  # uvicorn has resumed reading, but the pipeline has to be served first
                 self.flow.pause_reading()
             return
         self.server_state.total_requests += 1
@@ -505,6 +540,9 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._wait_for_request()
 
     def _wait_for_request(self) -> None:
+        if self._is_input_ended and self.is_idle:
+            self._close()
+            return
         self.flow.resume_reading()
         self._last_response_at = self.loop.time()
         if self.timeout_keep_alive_task is None:
@@ -517,13 +555,19 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.headers, self.expect_100_continue = url, _IGNORED_TRAILERS, expects_continue
         self.scope["headers"] = headers
+        self.scope[IS_ABANDONED] = self.is_abandoned  # type: ignore[literal-required]  # our key
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.cycle.send = partial(_send_without_chunks, self.cycle, self.cycle.send)
 
     def _serve(self, cycle: _FastPathCycle) -> None:
-        scope = {"method": "POST", "path": cycle.path.decode(), "headers": cycle.headers}
-        body, cycle.body = cycle.body, b""  # an idle connection must not keep the body alive
+        scope = {
+            "method": "POST",
+            "path": cycle.path.decode(),
+            "headers": cycle.headers,
+            IS_ABANDONED: self.is_abandoned,
+        }
+        body, cycle.body = cycle.body, b""  # so that an idle connection does not keep it in memory
         task = self._fast_routes[cycle.path](scope, body, partial(self._respond, cycle))
         if task is not None:  # the server waits for it at shutdown
             self.tasks.add(task)
@@ -590,11 +634,12 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     def _reject(self, problem: Problem) -> None:
         """Reject the newest request, which is invalid or incomplete.
 
-        Earlier requests get their responses first: a client expects them in this order, and would
-        take the rejection for the response to a request that may have been stored.
+        Earlier requests get their responses first: a client expects responses in order, and would
+        mistake the rejection for the response to an earlier request, whose task may be stored.
         """
         if self.transport.is_closing():
             return
+        _logger.debug("request rejected, client=%s: %s", self.client, problem.detail)
         if self._awaited == "body":
             rejected = self.cycle
             if rejected.response_started:
