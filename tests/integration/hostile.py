@@ -245,7 +245,7 @@ def make_certificates(home: Path) -> dict[str, ssl.SSLContext]:
     (home / "ca.pem").write_bytes(root.public_bytes(serialization.Encoding.PEM))
     loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     contexts: dict[str, ssl.SSLContext] = {}
-    for kind in ("good", "expired", "selfsigned", "wronghost"):
+    for kind in ("good", "expired", "selfsigned", "wronghost", "localhost"):
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, kind)])
         names: list[x509.GeneralName] = [x509.DNSName("elsewhere.example")]
@@ -254,15 +254,16 @@ def make_certificates(home: Path) -> dict[str, ssl.SSLContext]:
         is_self_signed = kind == "selfsigned"
         signer = key if is_self_signed else root_key
         signer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        certificate = (
+        builder = (
             x509.CertificateBuilder(name if is_self_signed else root_name, name, key.public_key())
             .serial_number(2)
             .not_valid_before(now - 3 * day)
             .not_valid_after(now - day if kind == "expired" else now + day)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(signer_id, critical=False)  # required by Python 3.13
-            .sign(signer, hashes.SHA256())
         )
+        if kind != "localhost":  # it has its host name only as the common name
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        certificate = builder.sign(signer, hashes.SHA256())
         path = home / f"{kind}.pem"
         path.write_bytes(
             key.private_bytes(

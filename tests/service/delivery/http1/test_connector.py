@@ -139,6 +139,14 @@ def test_certificate_is_valid_for_a_name_and_an_address(hostile: HostileTargets)
     assert Fault.BLOCKED is result.fault
 
 
+def test_common_name_of_a_certificate_is_not_a_host_name(hostile: HostileTargets) -> None:
+    """A certificate needs subject alternative names (RFC 9525, 2)."""
+    url = hostile.tls_urls["localhost"].replace("127.0.0.1", "localhost") + "ok"
+    result = send(url, ca_file=hostile.ca_file)
+    assert Fault.TLS is result.fault
+    assert "certificate is not valid" in (result.error or "")
+
+
 def test_certificate_for_another_name_is_a_tls_fault(
     hostile: HostileTargets, dns: dict[str, list[str]]
 ) -> None:

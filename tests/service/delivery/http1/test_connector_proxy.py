@@ -161,6 +161,15 @@ def test_status_of_the_proxy_determines_the_fault(status: int, fault: Fault) -> 
     assert str(status) in (result.error or "")
 
 
+def test_proxy_that_requires_authentication_is_not_a_failure_of_the_target() -> None:
+    """A 407 from the proxy for a plain request is INTERNAL, and only this target waits."""
+    response = b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n"
+    result, _ = send_through_proxy("http://target.invalid/", response)
+    assert (Fault.INTERNAL, None) == (result.fault, result.status)
+    assert result.pause_s
+    assert "The egress proxy refused the request: status 407" == result.error
+
+
 @pytest.mark.parametrize(
     "response",
     [

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -187,8 +188,11 @@ def test_connection_is_not_counted_twice(
     assert ([200, 200], 2, 5) == ([each.status for each in result], connections, free_slots)
 
 
-def test_resent_request_gets_a_new_connection() -> None:
-    """A used connection is not used, because the target may have closed it as well."""
+def test_resent_request_gets_a_new_connection(caplog: pytest.LogCaptureFixture) -> None:
+    """A used connection is not used, because the target may have closed it as well.
+
+    The log shows that the target may have received the request twice.
+    """
 
     async def main() -> tuple[int, list[int | str | None]]:
         async with run_servers(2) as (server, other):
@@ -211,7 +215,10 @@ def test_resent_request_gets_a_new_connection() -> None:
             await close_and_wait(delivery)
             return resent.connection, statuses
 
-    assert (3, [200, 200, 200]) == run(main())
+    with caplog.at_level(logging.DEBUG, "tarry.service"):
+        assert (3, [200, 200, 200]) == run(main())
+    (message,) = caplog.messages
+    assert message.startswith("request sent again: the target closed the reused connection")
 
 
 def test_connection_idle_for_too_long_is_not_used(clock: list[float]) -> None:

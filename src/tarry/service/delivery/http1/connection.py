@@ -34,7 +34,10 @@ _MAX_JOINED_BODY_BYTES = 64 * 1024
 """A body up to this size is copied behind the head, so that both are written in one call."""
 _TLS_SHUTDOWN_TIMEOUT_S = 1.0
 CLOSED_WITHOUT_RESPONSE = "The connection was closed without a response"
-_FIRST_FINAL_STATUS = 200
+_FIRST_STATUS, _FIRST_FINAL_STATUS = 100, 200
+_HTTP_VERSIONS = frozenset({"1.0", "1.1"})
+_PROXY_AUTHENTICATION_REQUIRED = 407
+_PROXY_PAUSE_S = 10.0  # before the next attempt after a 407
 _FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding"})
 _STATUSES_WITHOUT_BODY = frozenset({204, 304})
 METHODS_WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
@@ -45,6 +48,7 @@ class _Pool(Protocol):
     """The part of `ConnectionPool` that this module uses, without a circular import."""
 
     max_response_bytes: int
+    url_prefix: str
 
     def release(self, connection: Connection, now: float) -> None: ...
     def remove(self, connection: Connection) -> None: ...
@@ -226,6 +230,8 @@ class Connection(asyncio.Protocol):
         self._received_bytes = self._body_bytes = self._status = 0
         # framed: the headers determine where the body ends, not the close of the connection
         self._has_headers = self._is_framed = self._is_complete = self._can_keep_alive = False
+        self._is_chunked = False
+        self._last_body_part = b""
 
     def abort(self) -> None:
         """Close the connection at once, without completing its request."""
@@ -259,6 +265,9 @@ class Connection(asyncio.Protocol):
             return
         if not self._received_bytes:
             self._first_byte_at = self._clock()
+            if data[:1] != b"H":  # the parser also accepts RTSP/1.0 and ICE/1.0
+                self._fail_request(Fault.PROTOCOL, "The response does not begin with HTTP/1")
+                return
         self._received_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -268,6 +277,8 @@ class Connection(asyncio.Protocol):
                 self._fail_request(Fault.PROTOCOL, self._describe_parser_error(error))
                 return
         if self._is_complete:
+            if self._can_keep_alive and not self._is_at_end(data):
+                self._can_keep_alive = False
             self._complete_request()
         elif not self._has_headers:
             if (
@@ -277,6 +288,17 @@ class Connection(asyncio.Protocol):
                 self._fail_request(Fault.PROTOCOL, "The response has too many or too long headers")
         elif self._received_bytes > self._pool.max_response_bytes + MAX_RESPONSE_HEADER_BYTES:
             self._complete_request()
+
+    def _is_at_end(self, data: bytes) -> bool:
+        """Return whether a complete response ends with the end of `data`.
+
+        The parser reports other surplus bytes, but skips line breaks. If `data` alone does not
+        show whether line breaks are surplus, return False.
+        """
+        if self._is_chunked or not self._body_bytes:
+            return data.endswith(b"\r\n\r\n") and data[-5:-4] not in {b"", b"\n"}
+        last_part = self._last_body_part
+        return data.endswith(last_part) and not last_part.isspace()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Complete, fail or resend the request that was sent on this connection."""
@@ -294,7 +316,8 @@ class Connection(asyncio.Protocol):
         elif not self._received_bytes and not self._is_unused and not pending.is_resent:
             # The target closed the connection while it was idle, which this side noticed only when
             # it sent a request (RFC 9112, 9.3.1). The target has most likely not read the request;
-            # if it has, it recognises the idempotency key. A request is resent only once.
+            # if it has, it recognises the idempotency key, which every request has (RFC 9110,
+            # 9.2.2). A request is resent only once.
             self.pending = pending.connection = None
             pending.is_resent = True
             self._pool.resend(pending)
@@ -324,6 +347,9 @@ class Connection(asyncio.Protocol):
         assert self._parser is not None  # noqa: S101 - the parser calls this method
         assert self.pending is not None  # noqa: S101 - data without a request is not parsed
         self._status = status = self._parser.get_status_code()
+        version = self._parser.get_http_version()
+        if version not in _HTTP_VERSIONS or status < _FIRST_STATUS:
+            raise ValueError(f"its version is {version}, and its status {status}")
         if status < _FIRST_FINAL_STATUS:
             return
         self._has_headers = True
@@ -331,8 +357,10 @@ class Connection(asyncio.Protocol):
         for name, value in self._headers:
             if name in _FRAMING_HEADERS:
                 self._is_framed = True
-                if name == "transfer-encoding" and value.lower() != "chunked":
-                    raise ValueError("its Transfer-Encoding is not chunked")
+                if name == "transfer-encoding":
+                    self._is_chunked = True
+                    if value.lower() != "chunked":
+                        raise ValueError("its Transfer-Encoding is not chunked")
         if self.pending.request.method == "HEAD":
             # A response to HEAD has no body, but the parser would wait for one.
             self._is_complete = True
@@ -340,6 +368,9 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """Keep a part of the body, up to the size of the excerpt."""
         assert self.pending is not None  # noqa: S101 - data without a request is not parsed
+        if self._is_complete:  # a response to HEAD, which has no body
+            return
+        self._last_body_part = body
         kept_bytes = len(self._excerpt)
         self._body_bytes += len(body)
         max_kept_bytes = min(self.pending.request.max_excerpt, self._pool.max_response_bytes)
@@ -352,7 +383,9 @@ class Connection(asyncio.Protocol):
         assert self._parser is not None  # noqa: S101 - the parser calls this method
         if self._has_headers and not self._is_complete:
             self._is_complete = True
-            self._can_keep_alive = self._parser.should_keep_alive()
+            # HTTP/1.0 has no Transfer-Encoding, so the framing is not certain (RFC 9112, 6.1).
+            is_certain = not self._is_chunked or self._parser.get_http_version() == "1.1"
+            self._can_keep_alive = is_certain and self._parser.should_keep_alive()
 
     # --- completing the request -------------------------------------------------------------------
 
@@ -364,6 +397,11 @@ class Connection(asyncio.Protocol):
             > MAX_RESPONSE_HEADER_BYTES
         ):
             self._fail_request(Fault.PROTOCOL, "The response has too many or too long headers")
+            return
+        if self._status == _PROXY_AUTHENTICATION_REQUIRED and self._pool.url_prefix:
+            # Only this lane waits, because the target can send this status through the proxy, too.
+            message = f"The egress proxy refused the request: status {self._status}"
+            self._fail_request(Fault.INTERNAL, message, pause_s=_PROXY_PAUSE_S)
             return
         pending, raw_transport, now = self.pending, self._raw_transport, self._clock()
         assert pending is not None  # noqa: S101 - the response belongs to it
@@ -390,10 +428,11 @@ class Connection(asyncio.Protocol):
         else:
             self.close()
 
-    def _fail_request(self, fault: Fault, message: str) -> None:
+    def _fail_request(self, fault: Fault, message: str, pause_s: float | None = None) -> None:
         pending = self.pending
         assert pending is not None  # noqa: S101 - only a request can fail
         result = self.fault_result(fault, message)
+        result.pause_s = pause_s
         self.abort()
         pending.connection = None
         pending.complete(result, self._clock())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery.http1.connection import PendingRequest
     from tarry.service.delivery.http1.connector import Connector
 
+_logger = logging.getLogger("tarry.service")
 _MAX_IDLE_S = 60.0
 _MAX_AGE_S = 300.0  # age at which a connection is closed, so that its host name is resolved again
 _MAX_AGE_WHEN_SCARCE_S = 5.0  # the same, while another pool waits to open a connection
@@ -178,6 +180,10 @@ class ConnectionPool:
 
     def resend(self, pending: PendingRequest) -> None:
         """Send a request on a new connection, because the target had closed the idle connection."""
+        endpoint = self._connector.target.endpoint
+        _logger.debug(
+            "request sent again: the target closed the reused connection, target=%s", endpoint
+        )
         self._queue.appendleft(pending)
         self.open_connections()
 
