@@ -74,6 +74,32 @@ def test_secrets_in_a_text_of_the_target_are_redacted() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("header", "value", "echoed"),
+    [
+        ("Cookie", "id=cookievalue66; theme=dark", "cookievalue66"),
+        ("Authorization", "Basic dXNlcjpwYXNzd2Q5OQ==", "passwd99"),
+        ("Authorization", "Basic dXNlcjpwYXNzd2Q5OQ==", "user:passwd99"),
+        ("X-Hub-Signature-256", "sha256=abcdef0123", "abcdef0123"),
+        ("Stripe-Signature", "t=1492774577,v1=ffeeddccbb", "ffeeddccbb"),
+        ("Authorization", 'Digest username="u", response="6629fae49393"', "6629fae49393"),
+    ],
+)
+def test_parts_of_a_secret_header_are_redacted(header: str, value: str, echoed: str) -> None:
+    """A target may return only one cookie, or the password without the user name."""
+    content = TaskContent(url="", headers={header: value})
+    secrets = redaction.find_secrets(content)
+    assert "got [redacted]" == redaction.redact_text(f"got {echoed}", secrets)
+
+
+@pytest.mark.parametrize("value", ["Basic", "Basic !", "Basic dXN", "Basic /w==", "=;,"])
+def test_malformed_secret_header_is_redacted(value: str) -> None:
+    """A header that has no parts is a secret as a whole, if it is long enough."""
+    secrets = redaction.find_secrets(TaskContent(url="", headers={"Authorization": value}))
+    expected = value if len(value) < 6 else "[redacted]"
+    assert expected == redaction.redact_text(value, secrets)
+
+
 def test_a_truncated_secret_is_redacted() -> None:
     """At the end of a truncated text, six characters of a secret are enough."""
     assert "a [redacted]" == redaction.redact_text(

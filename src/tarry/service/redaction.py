@@ -1,19 +1,21 @@
-"""Redaction of secrets in what the service stores, shows and reports.
+"""Redaction of secrets in texts that the service stores or returns.
 
 A header, query parameter or JSON member is a secret if its name suggests so (`is_secret_name`).
-Texts of a target are searched for the secrets of the task's request, which the target may have
-returned, and for named secrets of the target itself.
+Texts from a target are searched for the secrets of the task's request, which the target may have
+echoed, and for values with a secret name, which are secrets of the target itself.
 """
 
 from __future__ import annotations
 
 import re
+from base64 import b64decode
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tarry.service.model import TaskContent
 
@@ -31,9 +33,10 @@ _SECRET_NAME_PARTS = (
 )  # fmt: skip
 """Every name that `_SECRET_NAME` matches contains one of these."""
 _QUERY_PARAMETER = re.compile(r"([?&;])([^=&;#]*)=([^&;#]*)")
+_SECRET_SEPARATOR = re.compile(r"[\s;,]+")
 _USER_INFO = re.compile(r"(?<=://)[^/?#]+@")
-# The patterns below have possessive quantifiers, or bounded ones, so that the time to search a text
-# of the target is proportional to its length.
+# The quantifiers in the patterns below are possessive or bounded, so that the time to search a text
+# from a target is proportional to its length.
 _USER_INFO_IN_TEXT = re.compile(r"""(:\\{0,7}/\\{0,7}/)[^\s/?#"<>\\]+@""")
 _ELEMENT = re.compile(r"<(?P<element>[\w.:-]{1,64}+)(?:\s[^<>]*+)?(?<!/)>")
 """The start tag of an XML element."""
@@ -42,7 +45,7 @@ _VALUE_NAME = re.compile(
     r"""\s*+(?:=>|:)|(?<![\w.-])(?P<parameter>[\w.-]{1,64}+"""
     r"""(?:(?:\[|%5[Bb])[\w.-]{0,64}(?:\]|%5[Dd])){0,4})[ \t]*+(?:={1,3}>?|:(?!:)=?))\s*+"""
 )
-"""The name of a JSON member, also in JSON that is a string of JSON, or of `name=value` or
+"""The name in `"name": value` (also in JSON that is a string in JSON), `name=value` or
 `name: value`."""
 _ESCAPED_CHAR = re.compile(r"\\+u([\da-fA-F]{4})")
 _HEADER_VALUE = re.compile(r"""(?:[^\r\n"\\<>]|(?<==)"[^"\r\n]*")++""")
@@ -57,7 +60,7 @@ _MIN_SECRET_LENGTH = 6
 
 @lru_cache(4096)
 def is_secret_name(name: str) -> bool:
-    """Return whether the value of a header or query parameter of this name is a secret."""
+    """Return whether the value of a header, parameter or JSON member of this name is a secret."""
     return _SECRET_NAME.search(name) is not None
 
 
@@ -120,7 +123,7 @@ def find_secrets(content: TaskContent | None) -> list[str] | None:
         return None
     secrets = {value for name, value in content.headers.items() if is_secret_name(name)}
     for value in tuple(secrets):
-        secrets.update(value.split())  # "Bearer SECRET": also SECRET alone
+        secrets.update(_split_secret(value))
     for _, name, value in _QUERY_PARAMETER.findall(content.url):
         if is_secret_name(unquote_plus(name)):
             secrets.update((value, unquote_plus(value)))
@@ -128,11 +131,28 @@ def find_secrets(content: TaskContent | None) -> list[str] | None:
     return sorted(long_secrets, key=len, reverse=True)
 
 
+def _split_secret(value: str) -> Iterator[str]:
+    """Yield the parts of a secret header that are secrets alone.
+
+    `Bearer SECRET`, `Cookie: name=SECRET; other=SECRET`, `sha256=SECRET`, and user name and
+    password of `Basic BASE64`.
+    """
+    for part in _SECRET_SEPARATOR.split(value):
+        yield part
+        yield part.partition("=")[2].strip('"')
+    scheme, _, credentials = value.partition(" ")
+    if scheme.lower() == "basic":
+        with suppress(ValueError):  # not base64, or not UTF-8
+            user_and_password = b64decode(credentials).decode()
+            yield user_and_password
+            yield user_and_password.partition(":")[2]
+
+
 def redact_named_values(text: str) -> str:
-    """Return a text of the target with the values that have a secret name redacted.
+    """Return a text from a target with the values that have a secret name redacted.
 
     These are secrets of the target itself: `"access_token": "..."`, `password=...`, `Cookie: ...`,
-    `<token>...</token>`. The name of a value decides whether the value is a secret, see
+    `<token>...</token>`. Only the name determines whether a value is a secret, see
     `is_secret_name`. User name and password in a URL are redacted, too.
     """
     text = _USER_INFO_IN_TEXT.sub(rf"\1{REDACTED}@", text)
@@ -144,6 +164,7 @@ def redact_named_values(text: str) -> str:
 
 
 def _redact_values(text: str, name_pattern: re.Pattern[str]) -> str:
+    """Redact the values after the secret names that `name_pattern` finds."""
     parts: list[str] = []
     position = 0
     for match in name_pattern.finditer(text):
@@ -174,7 +195,10 @@ def _redact_values(text: str, name_pattern: re.Pattern[str]) -> str:
 
 
 def _find_value(text: str, start: int) -> tuple[int, int]:
-    """Return start and end of the value at `start`, without quotes; `[]` and `{}` are no values."""
+    """Return start and end of the value at `start`, without its quotes.
+
+    They are equal if there is no value, or only an empty list or object.
+    """
     if quote := _QUOTE.match(text, start):
         return quote.end(), _find_string_end(text, quote)
     if text.startswith(("[", "{", "("), start):
@@ -187,7 +211,7 @@ def _find_value(text: str, start: int) -> tuple[int, int]:
 def _find_string_end(text: str, quote: re.Match[str]) -> int:
     """Return the position of the quote that ends the string after `quote`."""
     end = text.find(quote[0], quote.end())
-    while end > 0 and text[end - 1] == "\\":  # a quote within the value
+    while end > 0 and text[end - 1] == "\\":  # an escaped quote within the value
         end = text.find(quote[0], end + 1)
     return len(text) if end < 0 else end
 
