@@ -50,7 +50,9 @@ def test_oversized_object_is_rejected() -> None:
     async def main() -> None:
         payloads = BodyStore("memory:///", max_object_bytes=10)
         await payloads._obstore.put_async(payloads._store, "default/x", b"x" * 11)
-        with pytest.raises(ConfigurationError, match="at most 10 bytes, got 11"):
+        with pytest.raises(
+            ConfigurationError, match=r"at most 10 bytes .setting max_body_bytes., got 11"
+        ):
             await payloads.head_object("default/x")
 
     asyncio.run(main())
@@ -214,6 +216,38 @@ def test_reserved_file_names_are_valid_in_a_bucket() -> None:
     """Names like m#1 are temporary files in folders only."""
     payloads = BodyStore("memory:///", max_object_bytes=10)
     assert "default/m#1" == payloads.check_ref("default", "default/m#1")
+
+
+@pytest.mark.parametrize("link", ["a/7.json", "a", "a/folder"])
+def test_symbolic_links_are_not_followed(link: str, tmp_path: Path) -> None:
+    """A caller's object is not read through a link, which could lead to any file."""
+    bodies, secrets = tmp_path / "bodies", tmp_path / "secrets"
+    (secrets / "folder").mkdir(parents=True)
+    for name in ("7.json", "folder/7.json"):
+        (secrets / name).write_bytes(b"secret")
+    store = BodyStore(str(bodies), max_object_bytes=100)
+    (bodies / link).parent.mkdir(exist_ok=True)
+    (bodies / link).symlink_to(secrets / link.removeprefix("a").lstrip("/"))
+    ref = "a/folder/7.json" if link == "a/folder" else "a/7.json"
+    assert b"secret" == (bodies / ref).read_bytes()
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        asyncio.run(store.head_object(ref))
+
+
+def test_link_that_replaces_an_object_is_not_followed(tmp_path: Path) -> None:
+    """The object was checked when the task was created; the link is a changed object."""
+    store = BodyStore(str(tmp_path / "bodies"), max_object_bytes=100)
+    (tmp_path / "secret").write_bytes(b"secret")
+    path = tmp_path / "bodies" / "a" / "7.json"
+    path.parent.mkdir()
+    path.write_bytes(b"public")
+    size, etag = asyncio.run(store.head_object("a/7.json"))
+    content = TaskContent(url="", body_ref="a/7.json", body_size=size, etag=etag)
+    assert b"public" == asyncio.run(store.read(content))
+    path.unlink()
+    path.symlink_to(tmp_path / "secret")
+    with pytest.raises(BodyUnavailable, match="was changed"):
+        asyncio.run(store.read(content))
 
 
 def test_object_whose_folder_became_a_file_is_missing(tmp_path: Path) -> None:

@@ -137,11 +137,16 @@ class BodyStore:
         """Return size and ETag of an object; raise ConfigurationError if missing or too large."""
         try:
             meta = await _call_existing(self._obstore.head_async(self._store, ref))
+            # Later, `read` compares the ETag, so a link that replaces the file is detected there.
+            if self._folder is not None:
+                check = asyncio.to_thread(check_no_links, self._folder, ref, meta["e_tag"])
+                await _call_existing(check)
         except FileNotFoundError:
             rule = f"names an object that does not exist: {short_repr(ref)}"
             raise ConfigurationError("bodyRef", rule) from None
         if meta["size"] > (limit := self._max_object_bytes):
-            rule = f"must name an object of at most {limit} bytes, got {meta['size']}"
+            limit_text = f"{limit} bytes (setting max_body_bytes)"
+            rule = f"must name an object of at most {limit_text}, got {meta['size']}"
             raise ConfigurationError("bodyRef", rule)
         return meta["size"], meta["e_tag"]
 
@@ -275,6 +280,28 @@ def create_file(folder: Path, ref: str, data: bytes) -> None:
         except OSError:
             path.unlink()
             raise
+
+
+def check_no_links(folder: Path, ref: str, etag: str) -> None:
+    """Raise FileNotFoundError if the file of an ETag was reached through a symbolic link.
+
+    A link could lead to a file outside `folder`. `etag` is computed by `obstore`.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        for name in ref.split("/"):
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO would block
+            parent, descriptor = descriptor, os.open(name, flags, dir_fd=descriptor)
+            os.close(parent)
+        status = os.fstat(descriptor)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FileNotFoundError from error
+        raise
+    finally:
+        os.close(descriptor)
+    if f"{status.st_ino:x}-{status.st_mtime_ns // 1000:x}-" not in etag:
+        raise FileNotFoundError
 
 
 def create_folder(folder: Path, mode: int = 0o777) -> None:
