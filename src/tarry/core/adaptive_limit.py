@@ -1,6 +1,6 @@
 """A limiter that finds the capacity of a dependency: a rate and a concurrency limit that adapt.
 
-The rate is a control loop with three phases:
+A control loop sets the rate, in three phases:
 
 * Slow start: the rate doubles about every half second while calls succeed.
 * Test: after too many failures the rate is lowered to the successes of the last second, and the
@@ -30,7 +30,7 @@ _START_RATE = 10.0  # attempts per second after an outage, if no higher rate is 
 _START_LIMIT = 8  # attempts at a time, in a new limiter and after an outage
 _MIN_RATE = 1.0  # attempts per second; at a lower rate a test would take minutes
 _BURST_S = 0.02  # the bucket holds the tokens of 20 ms, so that a timer can start several attempts
-_MAX_HOLD_S = 60.0  # longest `Retry-After` that stops all attempts
+_MAX_HINT_S = 60.0  # longest `Retry-After` that delays all attempts, not only its own task
 _MAX_SET_BACK_S = 1.0  # if the clock was set back further, the limiter is reset
 _CLOCK_ERROR_S = 1e-6  # rounding errors of times in epoch seconds
 
@@ -47,7 +47,7 @@ _PERIOD_GROWTH = 2.0  # factor, each time a cut confirms the capacity
 # second was exceeded by 25 % and more: the rate was far above it when two attempts were refused.
 _MIN_PERIOD_RESULTS = 80.0
 _MAX_FIRST_PERIOD_S = 4.0  # but not longer, until a second cut has confirmed the capacity
-_MAX_CURVE_POSITION = 1.5  # in periods: if there is no cut at 1.24 x the capacity, it was too low
+_MAX_CURVE_POSITION = 1.5  # in periods; no cut at 1.24 x the capacity: the estimate was too low
 
 # Detection: the cumulative sum (CUSUM) of failures above the tolerated share. At a rate of up to 88
 # per second two consecutive failures exceed the threshold; at a higher rate, about 20 ms of refused
@@ -60,15 +60,15 @@ _UNLIMITED_THRESHOLD = 6.0  # while the rate is not limited
 _THRESHOLD_PER_VARIANCE = 36.0
 
 # Cuts
-_TEST_RATE = 0.93  # rate of a test, relative to the assumed capacity
-_CAPACITY_BELOW_RATE = 0.97  # upper bound of the capacity, relative to the rate of refused calls
+_TEST_RATE_FACTOR = 0.93  # rate of a test, relative to the assumed capacity
+_MAX_CAPACITY_FACTOR = 0.97  # upper bound of the capacity, relative to the rate of refused calls
 _MIN_CUT_FACTOR = 0.5  # a cut at most halves the rate, because it is based on few results
 _MIN_EARLY_CUT_FACTOR = 0.9  # in the first `_MIN_HISTORY_S`, with even fewer results
-_MIN_HISTORY_S = 0.7  # from C / 2, slow start reaches C within a sliding second in 0.95 s
+_MIN_HISTORY_S = 0.7  # a slow start from half of the capacity reaches the capacity in 0.95 s
 _PAUSE_S = 0.2  # after a deep cut, until the queues and windows of the target are empty
 _LONG_PAUSE_S = 0.5  # after a burst without a rate limit
 _SETTLING_S = 0.25  # after a small cut: attempts that start in this time do not count for the test
-_WINDOW_S = 1.0  # a target that counts calls per second refuses calls this long after too many
+_TARGET_WINDOW_S = 1.0  # a target that counts calls per second refuses calls until this has passed
 
 # Tests
 _MIN_TEST_S = 1.0  # at least one window of a target that counts calls per second
@@ -78,7 +78,7 @@ _MIN_PASSED_RESULTS = 24  # results that confirm a capacity
 _MIN_DEAD_RESULTS = 32  # fewer results do not show that a target is down
 _PASSING_SHARE = 0.94  # of successes; with fewer the rate is still above the capacity
 _MOST_REFUSED_SHARE = 0.5  # of successes, below which most attempts were refused
-_DEAD_SHARE = 0.1  # of successes, below which nothing can be said about the capacity
+_DEAD_SHARE = 0.1  # of successes, below which the capacity cannot be estimated
 _BELOW_CAPACITY_SHARE = 0.97  # expected share of successes if the rate is below the capacity
 _MAX_SHARE_BEFORE = 0.9  # of successes before the cut; a test against a higher share takes too long
 _DECISION_LEVEL = 4.0  # log likelihood ratio of Wald's sequential test: 2 % of wrong decisions
@@ -217,10 +217,10 @@ class AdaptiveLimit:
         self._in_flight = 0
         self._tokens = 0.0  # negative while attempts wait for a token
         self._max_rate = inf
-        self._forget(0.0)
+        self._reset_history(0.0)
         self.configure(max_rate=max_rate, max_in_flight=max_in_flight)
 
-    def _forget(self, now: float) -> None:
+    def _reset_history(self, now: float) -> None:
         """Reset everything except the rate and the limit."""
         self._window = SlidingWindow(1.0, 3)
         self._filled_at = now  # tokens were added up to this time; in the future during a pause
@@ -279,7 +279,7 @@ class AdaptiveLimit:
             self._in_flight += 1
             return 0.0
         elapsed = now - self._filled_at  # negative during a pause
-        if elapsed < -_MAX_HOLD_S:  # the clock was set back
+        if elapsed < -_MAX_HINT_S:  # the clock was set back
             elapsed, self._filled_at = 0.0, now
         if elapsed > 0:
             self._tokens = min(max(1.0, rate * _BURST_S), self._tokens + elapsed * rate)
@@ -326,16 +326,16 @@ class AdaptiveLimit:
 
     def _advance_window(self, now: float) -> SlidingWindow:
         if now < self._window.bucket_end:
-            self._forget(now)  # the clock was set back, so no stored time is valid
+            self._reset_history(now)  # the clock was set back, so no stored time is valid
         if self._first_result_at == inf:
             self._first_result_at = self._tested_at = now
         self._window.advance(now)
         return self._window
 
     def on_recovery(self, now: float) -> None:
-        """Start over with half of the old rate, but at least 10 per second, and 8 at a time."""
+        """Restart with half of the old rate, at least 10 per second, and 8 attempts at a time."""
         rate_before = self.settled_rate or 0.0
-        self._forget(now)
+        self._reset_history(now)
         self._set_rate(max(_START_RATE, rate_before / 2))
         self._tokens, self._filled_at = 0.0, now
         self._limit = float(min(_START_LIMIT, self._max_in_flight))
@@ -350,7 +350,7 @@ class AdaptiveLimit:
             self._limit = max(1.0, self._limit / 2)
             self._last_timeout_at = now
         if outcome.kind is _THROTTLED and outcome.hint is not None and outcome.hint.delay:
-            self._hint_s = min(outcome.hint.delay, _MAX_HOLD_S)
+            self._hint_s = min(outcome.hint.delay, _MAX_HINT_S)
 
     def _adapt_rate(self, is_success: bool, duration: float, now: float) -> None:  # noqa: FBT001
         self._latency += (duration - self._latency) / 16
@@ -405,7 +405,7 @@ class AdaptiveLimit:
         test.old_rate, test.old_base, self._base = rate, self._base, 0.0
         # The accepted attempts of the last second are the best estimate of the capacity.
         covered_s = max(0.9, now - self._window.bucket_end + 1)  # the newest bucket is not complete
-        capacity = min(_CAPACITY_BELOW_RATE * rate, sent * successes / results / covered_s)
+        capacity = min(_MAX_CAPACITY_FACTOR * rate, sent * successes / results / covered_s)
         pause = 0.0 if capacity >= 0.8 * rate else _PAUSE_S
         if test.was_unlimited:
             capacity, pause = max(capacity, _START_RATE), _LONG_PAUSE_S
@@ -419,7 +419,7 @@ class AdaptiveLimit:
             pause = max(pause, self._hint_s)
         self._hint_s = 0.0
         self._capacity = max(_MIN_RATE, capacity)
-        self._set_rate(_TEST_RATE * self._capacity)
+        self._set_rate(_TEST_RATE_FACTOR * self._capacity)
         self._tokens = min(self._tokens, 0.0)
         self._filled_at = now + pause
         self._evidence_from = now + (pause or _SETTLING_S)
@@ -430,7 +430,7 @@ class AdaptiveLimit:
             if not test.is_certain:
                 self._capacity = None
             elif not test.is_repeated:
-                known_capacity = _CAPACITY_BELOW_RATE * test.old_capacity
+                known_capacity = _MAX_CAPACITY_FACTOR * test.old_capacity
                 self._capacity = max(self._capacity or 0.0, known_capacity)
             # A small share of failures becomes the base, so that it does not cause another test.
             failures = _BASE_WEIGHT * min(test.old_base, _MAX_SMALL_BASE)
@@ -444,7 +444,7 @@ class AdaptiveLimit:
             test.restart(has_history=not is_dead)
             self._lower_rate(capacity, _PAUSE_S, share, now)
             if share < _MOST_REFUSED_SHARE:
-                self._evidence_from += _WINDOW_S
+                self._evidence_from += _TARGET_WINDOW_S
         elif verdict == _CHANGED:  # the results before the change do not count
             test.has_changed = True
             test.discard_results()
