@@ -109,7 +109,7 @@ def _lease_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not share the leases of a process."""
     monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
     monkeypatch.setattr(Lanes, "lease_allowance", lambda _self, _tenant, free_leases: free_leases)
-    monkeypatch.setattr(Lanes, "tenants_with_lease_share", lambda _self, _free_leases: [])
+    monkeypatch.setattr(Lanes, "tenants_at_lease_limit", lambda _self, _free_leases: [])
 
 
 def _start_every_lookup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def downstreams(
         typer.Argument(
             metavar="|".join(ACTIONS),
             help=(
-                "pause: start no more attempts; the total budgets of waiting tasks run on. "
+                "pause: start no more attempts; counts towards the total budgets of waiting tasks. "
                 "resume: start attempts again, slowly at first. "
                 "reset: discard the statistics of the downstream, and resume. "
                 "set: replace its limits by those of the options; without options, remove them."

@@ -29,7 +29,7 @@ AllowTargetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-target",
-        help="Also allow targets in this network or domain: 10.1.0.0/16, *.internal. Repeatable.",
+        help="Also allow these targets: 10.1.0.0/16, *.internal. Can be repeated.",
         metavar="CIDR|HOST",
     ),
 ]

@@ -54,8 +54,8 @@ T = TypeVar("T")
 
 MAX_BUSIEST_LANES = 100
 MAX_PAGE_BYTES = 2 << 20
-"""A page of tasks, attempts or policies ends with the item that reaches this size. Counted are the
-stored content of tasks, the encoded attempts, and the documents of policies."""
+"""A page of tasks, attempts or policies ends with the item that reaches this size. The size is that
+of the stored content of tasks, of encoded attempts, or of the documents of policies."""
 POLICY_RETENTION_MS = 86_400_000
 """How long a replaced version of a policy is kept although no task refers to it."""
 MAX_REPLAY_LAG_MS = 1000
@@ -63,7 +63,7 @@ MAX_REPLAY_LAG_MS = 1000
 MAX_SIGNING_SECRETS = 1_000
 """Maximum number of signing secrets of a tenant that have not expired."""
 MAX_LANE_SIGNING_SECRETS = 10
-"""Those with the same lane. Each of them adds a signature to every attempt."""
+"""Maximum number of those with the same lane. Each adds a signature to every attempt."""
 REPLAY_QUOTA_PAUSE_MS = 1000
 """The pause of a replay whose tenant has as many live tasks as its quota allows."""
 BUDGET_DECAY_MS = 10_000
@@ -71,7 +71,7 @@ BUDGET_DECAY_MS = 10_000
 _MAX_REPLAY_PAUSE_MS = 1e12
 """About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
 _MIN_REPLAY_COUNT_INTERVAL_MS, _MAX_REPLAY_COUNT_INTERVAL_MS = 1_000, 30_000
-"""How often a replay that waits for its tasks looks for finished ones."""
+"""Limits of the interval between two counts of finished tasks, if a replay waits for its tasks."""
 
 
 def decay_budget(value: float, elapsed_ms: float) -> float:
@@ -204,7 +204,7 @@ class LaneLimits(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ConfiguredLimits(msgspec.Struct, frozen=True):
-    """The limits of lanes that operators have set, and what else the limits depend on."""
+    """The limits of lanes that operators have set, and the number of processes that share them."""
 
     version: int = 0
     """A number that grows with each change of the limits."""
@@ -225,7 +225,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Matches tasks of lanes whose names start with this text."""
     reason: str | None = None
     key: str | None = None
-    created_from: int | None = None  # the limits of both windows are part of the window
+    created_from: int | None = None  # times in epoch ms; the limits of both ranges are included
     created_until: int | None = None
     finished_from: int | None = None
     finished_until: int | None = None
@@ -343,7 +343,7 @@ def next_replay_step_at(replay: ReplayRecord, task_count: int, now: int) -> int:
 
 
 def next_replay_count_at(replay: ReplayRecord, now: int) -> int:
-    """Return when a replay looks for finished tasks again: after a tenth of its age."""
+    """Return when a replay counts its finished tasks again: after a tenth of its age."""
     interval = max((now - replay.created_at) // 10, _MIN_REPLAY_COUNT_INTERVAL_MS)
     return now + min(interval, _MAX_REPLAY_COUNT_INTERVAL_MS)
 
@@ -421,11 +421,11 @@ class Store(Protocol):
         ...
 
     def record_start(self, slot: int, task: Task) -> None:
-        """Record that an attempt of a leased task starts; `slot` is one of this process's numbers.
+        """Record that an attempt of a leased task starts.
 
         The record shows after a crash of this process which of its leased tasks were attempted. It
-        replaces the last record with the same `slot`, and applies to this version of the task only.
-        It need not survive a crash of the machine.
+        replaces the last record of this process with the same `slot`, a number from 0, and applies
+        to this version of the task only. It need not survive a crash of the machine.
         """
         ...
 
@@ -612,8 +612,8 @@ class Store(Protocol):
         seconds later, counted from the due time of this step. So a replay that is behind catches
         up, on at most `MAX_REPLAY_LAG_MS`.
 
-        `quota` limits the live tasks of the tenant. If it allows only the first of the tasks, or
-        none, the replay continues there after `REPLAY_QUOTA_PAUSE_MS`.
+        `quota` limits the live tasks of the tenant. If only some of the tasks can be replayed, or
+        none, the replay continues with the others after `REPLAY_QUOTA_PAUSE_MS`.
 
         Each step also counts replayed tasks that have finished since the last step. The replay is
         done when all have finished. A task that was deleted is counted as `DELETED`.
@@ -625,7 +625,7 @@ class Store(Protocol):
         ...
 
     async def delete_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> int:
-        """Remove those of the tasks that are dead letters; return how many.
+        """Remove the dead letters among these tasks; return their number.
 
         Their attempt logs are removed, too. `list_orphaned_bodies` then returns their bodies.
         """
@@ -702,7 +702,7 @@ class Store(Protocol):
         """Return whether this store is the leader; become the leader if there is none.
 
         Of all open stores with the same data, at most one is the leader, until it is closed or its
-        process ends. A store that cannot find this out is a leader.
+        process ends. The result is also True if a store cannot determine the leader.
         """
         ...
 

@@ -52,16 +52,16 @@ def test_lane_is_fast_if_few_attempts_are_slow() -> None:
 
 
 def test_idle_healthy_lane_is_removed() -> None:
-    """An unused lane is removed by the second `forget_idle`, and is created again when needed."""
+    """An unused lane is removed by the second `remove_idle`, and is created again when needed."""
     lanes = new_lanes("t/a", "t/b")
     first = lanes["t/a"]
-    lanes.forget_idle()
+    lanes.remove_idle()
     lanes.increment_leased(lanes["t/b"])
     lanes.decrement_leased(lanes["t/b"])
-    lanes.forget_idle()
+    lanes.remove_idle()
     assert lanes.get("t/a") is None
     assert lanes.get("t/b") is not None
-    lanes.forget_idle()
+    lanes.remove_idle()
     assert lanes.get("t/b") is None
     assert first is not lanes["t/a"]
 
@@ -74,7 +74,7 @@ def test_lane_with_state_is_kept() -> None:
     lanes["t/half-open"].breaker.half_open(1)
     lanes["t/forced"].breaker.force("disabled")
     lanes.parked.add("t/parked")
-    assert [0, 1, 0] == [lanes.forget_idle() for _ in range(3)]
+    assert [0, 1, 0] == [lanes.remove_idle() for _ in range(3)]
     assert lanes.get("t/idle") is None
     assert BreakerState.HALF_OPEN is lanes["t/half-open"].breaker.state
 
@@ -90,7 +90,7 @@ def test_number_of_lanes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes["t/5"].breaker.half_open(1)
     assert lanes.get("t/4") is None
     assert "t/6" == lanes["t/6"].name
-    assert ["t/1", "t/5", "t/6"] == sorted(lane.name for lane in lanes.most_notable(9))
+    assert ["t/1", "t/5", "t/6"] == sorted(lane.name for lane in lanes.tripped_and_busiest(9))
     assert {"t/1"} == lanes.parked
 
 
@@ -137,7 +137,7 @@ def test_maintenance_removes_idle_lanes() -> None:
         lane_counts: list[int] = []
         for _ in range(4):
             await harness.engine.maintenance.run_once()
-            lane_counts.append(len(harness.lanes.most_notable(9)))
+            lane_counts.append(len(harness.lanes.tripped_and_busiest(9)))
             await asyncio.sleep(200)
         assert [5, 5, 0, 0] == lane_counts
 
@@ -285,7 +285,7 @@ def test_a_new_lane_has_the_limits_of_the_removed_one() -> None:
     for _ in range(2):
         assert LaneLimits("t/a", 30.0, 4) == lanes["t/a"].limits
         for _ in range(3):
-            lanes.forget_idle()
+            lanes.remove_idle()
         assert {} == lanes
     assert LaneLimits("t/b", 7.0, 3) == lanes["t/b"].limits
 
@@ -297,6 +297,6 @@ def test_limits_of_lanes_that_were_used_last_are_kept(monkeypatch: pytest.Monkey
     lanes.restore_limits([LaneLimits("t/a", 1.0, 4), LaneLimits("t/b", 2.0, 4)])
     lanes["t/c"].downstream.limiter.restore(rate=3.0, limit=4)
     for _ in range(2):
-        lanes.forget_idle()
+        lanes.remove_idle()
 
     assert [3.0, 1.0, None] == [lanes[name].limits.rate for name in ("t/c", "t/a", "t/b")]

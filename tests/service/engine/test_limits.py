@@ -166,7 +166,7 @@ def test_limits_of_a_running_lane_can_be_changed() -> None:
         await harness.add(*(harness.new_task() for _ in range(40)))
         await asyncio.sleep(0.5)
         assert 8 == len(running)
-        lane = harness.lanes.most_notable(1)[0].name
+        lane = harness.lanes.tripped_and_busiest(1)[0].name
 
         await engine.set_limits(lane, DownstreamLimits(concurrency=2))
         peaks.clear()

@@ -42,7 +42,7 @@ class SecretHarness(EngineHarness):
         )
         self.next_number += 1
         await self.store.put_signing_secret(record, expire_previous_ms=expire_ms)
-        self.engine.signers.forget(tenant)
+        self.engine.signers.invalidate(tenant)
         return record.id
 
     async def deliver(self, url: str = "http://a.example:80/", **changes: Any) -> DeliveryRequest:
@@ -118,7 +118,7 @@ def test_both_secrets_sign_until_the_old_one_expires() -> None:
         request = await harness.deliver()
         assert sign(request, NEW) == signatures(request)
         await harness.store.delete_signing_secret("default", new_id)
-        harness.engine.signers.forget("default")
+        harness.engine.signers.invalidate("default")
         assert [] == signatures(await harness.deliver())
         await harness.engine.stop(1)
 

@@ -179,7 +179,7 @@ class PolicyResource:
         request.parse_query(NoQuery)
         policy_id = request.path_parameter("policyId")
         status = await self._context.store.delete_policy(request.tenant, policy_id)
-        self._context.engine.policies.forget(request.tenant, policy_id)
+        self._context.engine.policies.invalidate(request.tenant, policy_id)
         if status is PolicyWriteStatus.CONFLICT:
             detail = (
                 f"Unfinished tasks use {policy_id}. Wait until they are finished, or cancel them "
@@ -208,7 +208,7 @@ class PolicyResource:
         new_version = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
         quota = self._context.limits.max_tenant_policy_versions
         result = await self._context.store.put_policy(new_version, replace=replace, quota=quota)
-        self._context.engine.policies.forget(tenant, policy_id)
+        self._context.engine.policies.invalidate(tenant, policy_id)
         if result[0] is PolicyWriteStatus.OVER_QUOTA:
             raise too_many_policy_versions(quota)
         return result

@@ -61,7 +61,7 @@ class SigningSecretResource:
         stored = await context.store.put_signing_secret(
             record, expire_previous_ms=fields.expire_previous_ms
         )
-        context.engine.signers.forget(tenant)
+        context.engine.signers.invalidate(tenant)
         if stored is None:
             detail = (
                 f"A tenant can have at most {MAX_SIGNING_SECRETS} signing secrets, and at most "
@@ -86,7 +86,7 @@ class SigningSecretResource:
         request.parse_query(NoQuery)
         secret_id = request.path_parameter("secretId")
         exists = await self._context.store.delete_signing_secret(request.tenant, secret_id)
-        self._context.engine.signers.forget(request.tenant)
+        self._context.engine.signers.invalidate(request.tenant)
         if not exists:
             raise problems.no_such("signing secret")
         return ApiResponse(204, b"", [])

@@ -28,7 +28,7 @@ class Fault(StrEnum):
     RESET = "reset"  # the connection was closed before the response was complete
     PROTOCOL = "protocol"  # the response is malformed, or its headers exceed a limit
     INVALID = "invalid"  # the request is not valid, or a gRPC response is too long; not retried
-    INTERNAL = "internal"  # on our side, such as an unreachable proxy; not counted as an attempt
+    INTERNAL = "internal"  # in the service, such as an unreachable proxy; not counted as an attempt
 
 
 class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
@@ -52,7 +52,7 @@ class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
     truncated: bool = False  # whether the response body is longer than the excerpt
     fault: Fault | None = None
     pause_s: float | None = None
-    """If set, the fault is not the target's, and the attempt is not counted: the target can be
+    """If set, the target did not cause the fault, and the attempt is not counted. The target can be
     attempted again after this time. Attempts to other targets are not affected."""
     error: str | None = None  # describes the fault or the gRPC status; contains no secret
     remote: str | None = None  # the IP address that the attempt was connected to

@@ -1,4 +1,4 @@
-"""Resolves host names: a cache of addresses, and lookups that tenants share fairly.
+"""Resolves host names: a cache of addresses, and slots for lookups that tenants share fairly.
 
 Each lookup occupies a thread until the DNS server answers, so only some lookups run at a time. A
 tenant may occupy a third as many slots for lookups as are free (a dynamic threshold). One tenant
@@ -46,8 +46,8 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 5.0, 60.0  # before a name without an answer is loo
 DEADLINE_PAUSE_S = 1.0  # the pause if the deadline of an attempt ends its wait for a lookup
 _MAX_UNANSWERED_S = 3600.0
 """After this time without an answer, attempts are counted, so that the task can end. But only if
-other names are answered: then the DNS servers of this name have failed, not ours."""
-_RECENT_ANSWER_S = 60.0  # an answer within this time shows that our DNS server works
+other names are answered: then the DNS servers of this name have failed, not the local resolver."""
+_RECENT_ANSWER_S = 60.0  # an answer within this time shows that the local resolver works
 _LOG_INTERVAL_S = 60.0  # tenants choose the names, and could fill the log
 _NO_ANSWER_CODES = frozenset({socket.EAI_AGAIN, socket.EAI_MEMORY})  # of `getaddrinfo`
 
@@ -69,7 +69,7 @@ class _UnansweredName(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class _Lookup:
-    """A lookup that is queued or runs. After a timeout its thread runs on, with `answer` None."""
+    """A lookup that is queued or runs. After a timeout `answer` is None; the thread still runs."""
 
     host: str
     answer: asyncio.Future[_Answer]
@@ -126,7 +126,7 @@ class DnsCache:
             return answer
         if has_stale:
             return addresses
-        raise self._describe_missing_answer(host)
+        raise self._missing_answer_error(host)
 
     async def close(self) -> None:
         """Fail the callers that wait for a lookup."""
@@ -240,7 +240,7 @@ class DnsCache:
             message = "DNS lookup not answered, host=%s unanswered_hosts=%d"
             _logger.warning(message, host, len(self._unanswered))
 
-    def _describe_missing_answer(self, host: str) -> DeliveryError:
+    def _missing_answer_error(self, host: str) -> DeliveryError:
         """Return the error of a lookup that was not answered or not started."""
         unanswered, now = self._unanswered.get(host), asyncio.get_running_loop().time()
         if unanswered is None:

@@ -134,7 +134,7 @@ class Guard:
             raise ConfigurationError("targetUrl", f"must be an address that is allowed: {error}")
 
     def _host_error(self, host: str) -> str | None:
-        """Return why a host is blocked; None if it is allowed, or if only DNS can tell."""
+        """Return why a host is blocked; None if it is allowed, or its addresses are not known."""
         address = "127.0.0.1" if host.endswith(".localhost") else _WELL_KNOWN_NAMES.get(host, host)
         if _parse_address(address) is None:
             return None  # the addresses of a host name are checked when a connection is opened

@@ -31,8 +31,9 @@ _MIN_SUCCESS_STATUS, _MIN_REDIRECT_STATUS, _MIN_ERROR_STATUS = 200, 300, 400
 _PERMANENT_FAULTS = frozenset({Fault.BLOCKED, Fault.INVALID})
 _MAX_TEXT_CHARS = 512  # of the error and of the excerpt in the attempt log
 _MAX_REDACTED_CHARS = 2 * _MAX_TEXT_CHARS
-"""A text is redacted before it is cut, so that no beginning of a secret is left. What follows these
-characters is dropped before, because redaction takes longer than the rest of a failed attempt."""
+"""A text is redacted before it is cut to `_MAX_TEXT_CHARS`, so that no beginning of a secret is
+left. A longer text is cut to this length before it is redacted, because the redaction of a long
+text takes longer than the rest of a failed attempt."""
 
 
 def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:

@@ -49,11 +49,11 @@ longer are not leased yet, so that other processes can start them."""
 _MAX_SLOW_LANE_LEASED = 256
 """How many tasks of a slow lane are leased at a time. More would only wait for a slot, and their
 leases would be released before they start."""
-_HELD_PER_FREE = 4  # see `TenantShares`
+_MAX_HELD_PER_FREE = 4  # slots that a tenant may hold for each free one, see `TenantShares`
 FAST_ATTEMPT_MS = 1_000
 """An attempt that takes longer is slow."""
 DEFAULT_LIMITS = DownstreamLimits()  # one object for all lanes
-_UNREACHABLE_MIN_CALLS = 1 << 62  # of a breaker that must not open
+_UNREACHABLE_MIN_CALLS = 1 << 62  # `min_calls` of a breaker that must not open
 _DURATION_WEIGHT = 1 / 8  # of the newest attempt in the mean duration of a lane
 
 
@@ -73,13 +73,13 @@ class LaneDownstream(Downstream):
 
 
 class TenantShares:
-    """Divides a number of slots or leases between tenants.
+    """Divides `total` slots or leases between tenants.
 
-    A tenant may hold four times as many as are free. Such a limit in proportion to what is free (a
-    dynamic threshold) lets a single tenant use most of them, and still leaves some for others. But
-    tenants whose targets hang take four fifths of the rest one after the other, and return nothing
-    for as long as an attempt timeout. So one sixteenth is reserved for tenants that hold almost
-    none: 16 tenants can have a 256th of all each, whatever other tenants hold.
+    A tenant may hold four times as many slots as are free (a dynamic threshold). So a single tenant
+    can use most of the slots, and some always stay free for other tenants. But each further tenant
+    whose targets hang takes four fifths of the remaining slots, and holds them for an attempt
+    timeout. So one sixteenth of the slots is reserved for tenants that hold almost none: each of 16
+    tenants can have a 256th of all slots, whatever other tenants hold.
     """
 
     def __init__(self, total: int) -> None:
@@ -87,8 +87,10 @@ class TenantShares:
         self._minimum = max(1, total // 256)
 
     def remaining(self, free: int, held: int) -> int:
-        """Return how many more a tenant may acquire that holds `held`; 0 or less if none."""
-        return max(_HELD_PER_FREE * (free - self._reserved) - held, min(self._minimum - held, free))
+        """Return how many more slots a tenant with `held` slots may acquire; 0 or less: none."""
+        return max(
+            _MAX_HELD_PER_FREE * (free - self._reserved) - held, min(self._minimum - held, free)
+        )
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -125,7 +127,7 @@ class LaneState:
     """No attempt starts before this time (ms), see `DeliveryResult.pause_s`."""
     wait_reason: str | None = None
     """Why the lane is parked although its breaker is closed; None: no such reason is known."""
-    was_used: bool = True  # whether the lane had a task since the last call of `Lanes.forget_idle`
+    was_used: bool = True  # whether the lane had a task since the last call of `Lanes.remove_idle`
     rate_timer: TimerHandle | None = None
     """Set while the lane waits for its limiter to admit the next attempt."""
     stored_rate: float | None = None
@@ -223,7 +225,7 @@ class LeasedTask(Struct, eq=False):
 
 
 class Lanes(dict[str, LaneState]):
-    """Lanes by name. `lanes[name]` creates a lane; `forget_idle` removes idle lanes."""
+    """Lanes by name. `lanes[name]` creates a lane; `remove_idle` removes idle lanes."""
 
     def __init__(
         self,
@@ -239,7 +241,7 @@ class Lanes(dict[str, LaneState]):
         self._tenants: WeakValueDictionary[str, TenantState] = WeakValueDictionary()
         self.parked: set[str] = set()  # names of lanes that this process has parked in the store
         self._limited: set[str] = set()
-        """Names of lanes with leases of which a claim could lease more tasks than their limit."""
+        """Names of lanes near their limit of leases: a claim without a limit could exceed it."""
         self._limits: dict[str, LaneLimits] = {}
         """Limits of up to `MAX_LANES` lanes that are not in the dict, last used lanes last. They
         are applied when a lane is created."""
@@ -283,7 +285,7 @@ class Lanes(dict[str, LaneState]):
             if isinstance(budget, SharedBudget) and budget.is_outdated
         ]
 
-    def most_notable(self, limit: int, tenant: str | None = None) -> list[LaneState]:
+    def tripped_and_busiest(self, limit: int, tenant: str | None = None) -> list[LaneState]:
         """Return up to `limit` lanes of a tenant (None: of all tenants).
 
         Tripped lanes come first, then lanes with the most leased tasks.
@@ -326,7 +328,7 @@ class Lanes(dict[str, LaneState]):
         return self._lease_limit(lane) - lane.leased_count
 
     def claim_limits(self) -> dict[str, int]:
-        """Return how many tasks the next claim may lease, by name of lanes near their limit."""
+        """Return how many tasks of each lane near its limit the next claim may lease, by name."""
         return {name: self._claim_limit(self[name]) for name in self._limited}
 
     def _claim_limit(self, lane: LaneState) -> int:
@@ -339,15 +341,15 @@ class Lanes(dict[str, LaneState]):
     def lease_allowance(self, tenant: str, free_leases: int) -> int:
         """Return how many more tasks of a tenant may be leased.
 
-        Without a limit, tasks for hanging targets, which wait for a slot, would soon have all
+        Without a limit, tasks that wait for a slot because their targets hang would soon have all
         leases of this process.
         """
         state = self._tenants.get(tenant)
         left = self._lease_shares.remaining(free_leases, 0 if state is None else state.leased_count)
         # Each lease also lowers the limit by four. A tenant below its limit gets at least one.
-        return max(left // (_HELD_PER_FREE + 1), int(left > 0))
+        return max(left // (_MAX_HELD_PER_FREE + 1), int(left > 0))
 
-    def tenants_with_lease_share(self, free_leases: int) -> list[str]:
+    def tenants_at_lease_limit(self, free_leases: int) -> list[str]:
         """Return the names of tenants at their limit of leases, see `lease_allowance`."""
         remaining = self._lease_shares.remaining
         tenants = self._tenants.items()
@@ -363,7 +365,7 @@ class Lanes(dict[str, LaneState]):
         # Attempts in flight do not wait for the rate: with them, slow attempts would block a lane.
         return min(limit, lane.running_count + 1 + int(rate * _MAX_RATE_DELAY_S))
 
-    def forget_idle(self) -> int:
+    def remove_idle(self) -> int:
         """Remove disposable lanes that had no task since the last call; return their number."""
         # Only latency statistics are lost: the time windows of outcomes are empty by then.
         idle = [lane for lane in self.values() if not lane.was_used and self._is_disposable(lane)]

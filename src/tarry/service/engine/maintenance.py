@@ -33,7 +33,7 @@ _UNREFERENCED_BODY_SEARCH_INTERVAL_MS = 600_000  # rare, because it lists all st
 _IDLE_LANE_CHECK_INTERVAL_MS = 300_000  # lanes idle between two checks are removed
 _STORE_LIMITS_INTERVAL_MS = 5_000
 _MAX_BUDGETS_PER_CALL = 500
-_BUDGET_EXCHANGE_INTERVAL_MS = 900  # less than `_IDLE_PAUSE_S`, so each idle step exchanges
+_BUDGET_EXCHANGE_INTERVAL_MS = 900  # below `_IDLE_PAUSE_S`: after each pause, an exchange is due
 _IDLE_PAUSE_S = 1.0  # after a step that left no work
 _BUSY_PAUSE_S = 0.02  # after a step that left more work to do
 
@@ -65,7 +65,7 @@ class Maintenance:
             await self.store_limits()
         if now >= self._next_idle_lane_check_at:
             self._next_idle_lane_check_at = now + _IDLE_LANE_CHECK_INTERVAL_MS
-            context.lanes.forget_idle()
+            context.lanes.remove_idle()
         has_deleted_bodies = False
         try:
             has_deleted_bodies = await self._delete_bodies()

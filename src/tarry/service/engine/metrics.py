@@ -51,7 +51,7 @@ _LONG_BUCKETS_MS = (
     100, 500, 1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000, 43_200_000,
     86_400_000, 604_800_000,
 )  # fmt: skip
-_MAX_SAMPLES = 500  # in a group: to sort a group is cheaper than to search each sample's bucket
+_MAX_SAMPLES = 500  # then they are counted: sorting them is cheaper than a bucket search for each
 _LANE_STATUSES = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
 _BREAKER_STATES = ("closed", "open", "half-open")
 
@@ -123,7 +123,7 @@ class Metrics:
         self._policies: _BoundedLabels[str] = _BoundedLabels(_MAX_LABEL_VALUES)
         self._lane_names: _BoundedLabels[str] = _BoundedLabels(_MAX_LABEL_VALUES)
         self._pairs: _BoundedLabels[tuple[str, str]] = _BoundedLabels(_MAX_POLICY_LANE_PAIRS)
-        """Label values of policy and lane. A hundred of each would be 10,000 pairs."""
+        """Pairs of policy and lane labels. Without a limit, 100 of each would have 10,000 pairs."""
         help_text = "Attempts, by outcome, policy and lane."
         self.attempts: _LabeledCounter = _LabeledCounter(
             "retry_attempts", help_text, "outcome", "policy", "lane"
@@ -252,7 +252,7 @@ class Metrics:
         states = GaugeMetricFamily("retry_breaker_state", help_text, labels=["lane", "state"])
         help_text = "Retries that the budget of a lane still admits in this process."
         balances = GaugeMetricFamily("retry_budget_balance", help_text, labels=["lane"])
-        for lane in self._lanes.most_notable(_MAX_LABEL_VALUES, tenant):
+        for lane in self._lanes.tripped_and_busiest(_MAX_LABEL_VALUES, tenant):
             current_state, balance = lane.downstream.status(now_s)
             for state in _BREAKER_STATES:
                 states.add_metric([lane.name, state], state == current_state)

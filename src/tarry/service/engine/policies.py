@@ -90,7 +90,7 @@ class PolicyCache:
         _put(self._policies, (tenant, policy_id, version), effective_policy)
         return effective_policy
 
-    def forget(self, tenant: str, policy_id: str) -> None:
+    def invalidate(self, tenant: str, policy_id: str) -> None:
         """Remove all versions of a changed policy from the cache."""
         for key in [key for key in self._policies if key[:2] == (tenant, policy_id)]:
             del self._policies[key]

@@ -101,7 +101,7 @@ class ResultWriter:
     async def _write_results(self, items: Sequence[_QueuedResult]) -> Sequence[FinishStatus]:
         results, context = [item[0] for item in items], self._context
         if context.encrypt_attempt is not None:
-            # Only here: what is reported after the write is not encrypted.
+            # Only the stored copy is encrypted: the reporter below needs the readable texts.
             results = [_encrypt_texts(result, context.encrypt_attempt) for result in results]
         try:
             finish_statuses = await retry_until_stored(
@@ -230,14 +230,14 @@ class ResultWriter:
     def park_waiting_lane(self, lane: LaneState, pause_s: float, reason: str) -> None:
         """Park a lane for `pause_s`, because its target cannot be attempted for a local reason.
 
-        Its tasks wait in the store, which costs nothing, and are not charged. Afterwards, the store
-        leases one task at a time, until `end_wait`. The breaker keeps its state.
+        Meanwhile, the tasks of the lane wait in the store, and no attempts are counted. Afterwards,
+        the store leases one task at a time, until `end_wait`. The breaker keeps its state.
         """
         now = self._context.clock.now_ms()
         lane.wait_reason = reason
         if now >= lane.waits_until and lane.breaker.state is not BreakerState.OPEN:
             lane.waits_until = now + ceil(pause_s * 1000)
-            self._start_lane_write(self._write_wait(lane, lane.waits_until))
+            self._start_lane_write(self._park(lane, lane.waits_until))
 
     def end_wait(self, lane: LaneState) -> None:
         """Unpark a lane after `park_waiting_lane`, because an attempt was made."""
@@ -279,7 +279,7 @@ class ResultWriter:
         context.lanes.parked.discard(lane.name)
         self.on_unpark()
 
-    async def _write_wait(self, lane: LaneState, until: int) -> None:
+    async def _park(self, lane: LaneState, until: int) -> None:
         context, opens = self._context, lane.breaker.consecutive_opens
         await retry_until_stored(
             lambda: context.store.park(lane.name, until, probes=1, consecutive_opens=opens),

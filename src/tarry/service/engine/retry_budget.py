@@ -1,8 +1,8 @@
 """The retry budget of a lane, which all processes share and which is kept over a restart.
 
 A budget has a value: each call adds `ratio`, each retry takes 1, and the value decays to 1/e in ten
-seconds. So it is the number of retries that the calls of the last ten seconds have paid for and
-that were not made. In addition, `min_per_second` retries per second are admitted.
+seconds. So the value is the number of retries that are still allowed for the calls of the last ten
+seconds. In addition, `min_per_second` retries per second are admitted.
 
 The value is in the row of the lane. While attempts of the lane fail or are retried, each process
 adds its changes to that value once a second, and may then use an equal share of the balance.
@@ -61,7 +61,7 @@ class SharedBudget:
 
     def record(self, outcome: Outcome, paid: float, now: float) -> None:
         """Count a call when its first attempt ends."""
-        if now >= self._decayed_at + _DECAY_INTERVAL_S:  # rarely: each attempt ends here
+        if now >= self._decayed_at + _DECAY_INTERVAL_S:  # not for each attempt, to save time
             self._decay(now)
         if not paid:
             self._value += self._ratio
@@ -76,7 +76,7 @@ class SharedBudget:
         return change
 
     def adopt(self, value: float, process_count: int) -> None:
-        """Continue with the value in the store, which so many processes share."""
+        """Continue with `value` from the store, of which each process gets an equal share."""
         self._min_retries_share = self._min_retries / process_count
         self._value = value / process_count + self._change
 

@@ -74,7 +74,7 @@ class Scheduler:
         capacity = self._worker.leased_tasks.free_leases
         lane_limits = lanes.claim_limits()
         if 0 < capacity <= limits.max_leased // 4:  # with more, no tenant is at its limit
-            lane_limits |= dict.fromkeys(lanes.tenants_with_lease_share(capacity), 0)
+            lane_limits |= dict.fromkeys(lanes.tenants_at_lease_limit(capacity), 0)
         self._was_capacity_limited = capacity < limits.max_claimed or 0 in lane_limits.values()
         # A quarter of the free leases, so that one claim exceeds a tenant's limit only by a few.
         limit = max(0, min(limits.max_claimed, ceil(capacity / 4)))

@@ -63,7 +63,7 @@ class SignerCache:
         self._fallback = fallback
         self._fallback_tenant = fallback_tenant
         self._signers: dict[str, TenantSigners] = {}
-        self._change_count = 0  # calls of `forget`
+        self._change_count = 0  # calls of `invalidate`
 
     def get_cached(self, tenant: str, now_ms: int) -> TenantSigners | None:
         """Return the signers of a tenant, or None if they must be loaded first."""
@@ -109,7 +109,7 @@ class SignerCache:
             records, by_lane, stale_at, expires_at, self._unix_time
         )
 
-    def forget(self, tenant: str) -> None:
+    def invalidate(self, tenant: str) -> None:
         """Remove the signers of a tenant from the cache, because its secrets were changed."""
         self._change_count += 1
         self._signers.pop(tenant, None)

@@ -140,9 +140,9 @@ class _FastPathCycle:
 class ServiceHttpProtocol(HttpToolsProtocol):
     """A connection with limits for the size of headers and trailers, and for the time to send them.
 
-    A complete `POST` request is passed to the handler in `fast_routes` for its path. A request that
-    arrives in one read, as most do, sets no timer. A request does not cancel the keep-alive timer:
-    when that timer fires, its handler checks how long the connection has been idle.
+    A complete `POST` request is passed to the handler in `fast_routes` for its path. To save time,
+    no timer is set for a request that arrives in one read, as most do, and a request does not
+    cancel the keep-alive timer: the handler of that timer checks how long the connection was idle.
     """
 
     cycle: Any
@@ -256,7 +256,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         return self._awaited is None and cycle is not None and not cycle.response_started
 
     def is_abandoned(self) -> bool:
-        """Return whether the client may have disconnected; its requests should not wait."""
+        """Return whether the client may have disconnected: its requests need not wait any more."""
         return self._is_input_ended
 
     def shutdown(self) -> None:
@@ -555,7 +555,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.headers, self.expect_100_continue = url, _IGNORED_TRAILERS, expects_continue
         self.scope["headers"] = headers
-        self.scope[IS_ABANDONED] = self.is_abandoned  # type: ignore[literal-required]  # our key
+        # A key of the API, which uvicorn's type of the scope does not have.
+        self.scope[IS_ABANDONED] = self.is_abandoned  # type: ignore[literal-required]
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.cycle.send = partial(_send_without_chunks, self.cycle, self.cycle.send)

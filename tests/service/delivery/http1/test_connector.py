@@ -258,7 +258,7 @@ def test_unresponsive_address_gets_a_head_start_only(
     port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the head start the next address is tried too, and the other attempt is cancelled."""
-    monkeypatch.setattr(connector, "_HEAD_START_S", 0.01)
+    monkeypatch.setattr(connector, "_CONNECTION_ATTEMPT_DELAY_S", 0.01)
 
     async def main() -> tuple[str, int]:
         transport, address = await connect_to_any(addresses, port)
@@ -286,7 +286,7 @@ def test_last_error_is_raised_when_all_addresses_fail(port: int) -> None:
 @LINUX_ONLY
 def test_second_connection_of_a_race_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one connection stays open: an unclosed socket is a warning, which fails the test."""
-    monkeypatch.setattr(connector, "_HEAD_START_S", 0.0)
+    monkeypatch.setattr(connector, "_CONNECTION_ATTEMPT_DELAY_S", 0.0)
 
     async def main() -> None:
         for _ in range(20):
@@ -304,7 +304,7 @@ def test_cancelled_connect_leaves_no_socket(
     port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancelling closes all sockets and ends all tasks."""
-    monkeypatch.setattr(connector, "_HEAD_START_S", 0.0)
+    monkeypatch.setattr(connector, "_CONNECTION_ATTEMPT_DELAY_S", 0.0)
     peer = f" {socket.inet_aton(UNRESPONSIVE_ADDRESS)[::-1].hex().upper()}:{port:04X} "
 
     def count_sockets() -> int:

@@ -1,4 +1,4 @@
-"""The HTTP client by which the service makes attempts: `HttpDeliveryClient`.
+"""The HTTP client with which the service makes attempts: `HttpDeliveryClient`.
 
 The client keeps connections alive and applies one deadline to all phases of an attempt. It does not
 follow redirects, decompress bodies, store cookies or read proxy settings from the environment. The

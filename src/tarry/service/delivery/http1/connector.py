@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery.guard import Guard
     from tarry.service.delivery.targets import Target
 
-_HEAD_START_S = 0.25  # time after which the next address is tried in parallel (RFC 8305, 5)
+_CONNECTION_ATTEMPT_DELAY_S = 0.25  # until the next address is tried in parallel (RFC 8305, 5)
 _MAX_CONNECT_RESPONSE_BYTES = 16 * 1024
 _DEFAULT_PROXY_PORTS = {"http": 80, "https": 443}
 _PROXY_FAULTS = {403: Fault.BLOCKED, 502: Fault.REFUSED, 503: Fault.REFUSED, 504: Fault.REFUSED}
@@ -227,7 +227,7 @@ def _describe_tls_error(error: Exception) -> str:
 
 
 async def connect_to_any(addresses: Sequence[str], port: int) -> tuple[asyncio.Transport, str]:
-    """Connect to the fastest of several addresses; raise the last OSError if all of them fail."""
+    """Connect to the address that answers first; raise the last OSError if all of them fail."""
     if len(addresses) == 1:
         return await _connect(addresses[0], port)
     # Each address is tried a little after the one before it (Happy Eyeballs, RFC 8305).
@@ -238,9 +238,9 @@ async def connect_to_any(addresses: Sequence[str], port: int) -> tuple[asyncio.T
         while untried or connect_tasks:
             if untried:
                 connect_tasks.add(loop.create_task(_connect(untried.popleft(), port)))
-            head_start = _HEAD_START_S if untried else None
+            delay = _CONNECTION_ATTEMPT_DELAY_S if untried else None
             done, _ = await asyncio.wait(
-                connect_tasks, timeout=head_start, return_when=asyncio.FIRST_COMPLETED
+                connect_tasks, timeout=delay, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
                 connect_tasks.remove(task)
