@@ -53,13 +53,13 @@ class Faults:
         self.delay = rng.choice([0.0, 0.1, 0.5])
         self.network_fault = rng.choice([0.0, 0.1, 0.3])
         self.max_clock_jump_s = rng.choice([0.0, 0.0, 200.0, 7200.0])
-        """An amplitude of the wall clock in seconds, not a probability."""
+        """Not a probability: the wall clock is set to a time within a range of so many seconds."""
         self.hosts_may_fail = bool(self.delay or self.network_fault or self.store_rejection)
-        """Whether the targets of the tenant `default` fail, too."""
+        """Whether the targets of the tenant `default` change their state."""
         self.are_stopped = False
 
     def stop(self) -> None:
-        """Inject no more faults, and let no more targets fail."""
+        """Inject no more faults; targets do not fail any more, either."""
         self.limit_to_hosts()
         self.hosts_may_fail, self.are_stopped = False, True
 
@@ -88,7 +88,7 @@ class SimulatedProcess:
         """Delay or crash the process, according to the faults."""
         faults, rng = self.environment.faults, self.environment.rng
         if self.is_alive and rng.random() < faults.delay:
-            self.environment.disturb()
+            self.environment.record_fault()
             await asyncio.sleep(rng.random() * rng.choice([0.01, 1.0]))
         if self.is_alive and rng.random() < faults.crash:
             self.kill()
@@ -99,7 +99,7 @@ class SimulatedProcess:
         """Crash as by `kill -9`: from now on, no call of this process has an effect."""
         if self.is_alive:
             self.is_alive = False
-            self.environment.disturb()
+            self.environment.record_fault()
             self.crashed.set_result(None)
             current = asyncio.current_task()
             for task in tuple(self.tasks):
@@ -142,14 +142,14 @@ class FaultyStore:
         async def call(*args: Any, **kwargs: Any) -> Any:
             await self._process.reach_fault_point()
             if environment.rng.random() < environment.faults.store_rejection:
-                environment.disturb()
+                environment.record_fault()
                 msg = f"{name}: the call was rejected"
                 raise StoreUnavailable(msg)
             returned = await method(*args, **kwargs)
             environment.invariants.record_store_call(name, args, returned)
             await self._process.reach_fault_point()
             if environment.rng.random() < environment.faults.store_reply_loss:
-                environment.disturb()
+                environment.record_fault()
                 msg = f"{name}: the reply was lost"
                 raise StoreUnavailable(msg)
             return returned
@@ -158,11 +158,16 @@ class FaultyStore:
 
 
 class FakeHost:
-    """A target that is healthy, down, overloaded, slow, or rejects some requests permanently.
+    """A target of tasks, which is in one of several states.
 
-    Or it hangs: it never responds. Or no DNS server answers for its name, or only late. It may have
-    a capacity in calls per second, and a share of its tasks are poison tasks, which it never
-    accepts.
+    * healthy, slow, or down (refuses connections);
+    * overloaded: responds to most requests with 429, 500 or 503;
+    * rejecting: responds to some requests with a permanent failure;
+    * hanging: never responds;
+    * unanswered: DNS servers answer late or never for its name.
+
+    It may have a capacity in calls per second, and a share of its tasks are poison tasks, which it
+    never accepts.
     """
 
     def __init__(
@@ -232,8 +237,8 @@ class World:
         """All targets, by host name."""
         self.hanging_hosts: dict[str, list[str]] = {}
         """The host names of the targets that hang, by tenant."""
-        self.begin_to_hang = rng.random() < 0.4
-        """Whether targets respond at first, so that the service expects short attempts."""
+        self.targets_begin_to_hang = rng.random() < 0.4
+        """Whether the hanging targets respond at first, so that their lanes count as fast."""
         self.has_neighbours = rng.random() < NEIGHBOURS_SHARE
         self.tenants = [DEFAULT_TENANT]
         if self.has_neighbours:
@@ -245,21 +250,25 @@ class World:
     def _add_hanging_targets(self, tenant: str) -> None:
         rng, max_count, states = self._rng, 30, ["hanging", "unanswered"]
         if tenant == STEADY_TENANT:
-            # The lanes of a tenant share its leases and DNS lookups, which do not last for many.
+            # The lanes of a tenant share its leases and DNS lookups. With more hanging targets, the
+            # healthy target of the tenant would wait for them.
             max_count, states = 5, ["hanging"]
         names = [f"h{i}.{tenant}.example" for i in range(rng.choice([1, max_count]))]
-        state = "healthy" if self.begin_to_hang else rng.choice(states)
+        state = "healthy" if self.targets_begin_to_hang else rng.choice(states)
         self.hosts.update((name, FakeHost(name, rng, state)) for name in names)
         self.hanging_hosts[tenant] = names
 
     @property
-    def has_surprises(self) -> bool:
-        """Whether fast targets become slow, or not only one other tenant has slow targets."""
-        return self.begin_to_hang or self.hanging_hosts.keys() != {"x"}
+    def can_exhaust_slots(self) -> bool:
+        """Whether attempts of hanging targets may hold all slots that are free for `steady`.
+
+        This is so if targets begin to hang, or if targets of two tenants or of `steady` hang.
+        """
+        return self.targets_begin_to_hang or self.hanging_hosts.keys() != {"x"}
 
     def max_wait_s(self, *, is_new_lane: bool) -> float:
         """Return how long a task of `steady` may wait, see docs/service-operations.md."""
-        timeouts = 1 + is_new_lane if self.has_surprises else 0
+        timeouts = 1 + is_new_lane if self.can_exhaust_slots else 0
         return (HORIZON_MS / 2 + FAST_ATTEMPT_MS + timeouts * ATTEMPT_TIMEOUT_MS) / 1000
 
     def hang(self, tenant: str) -> None:
@@ -268,7 +277,7 @@ class World:
             if self.hosts[name].state == "healthy":
                 self.hosts[name].state = "hanging"
 
-    def heal(self) -> None:
+    def make_targets_healthy(self) -> None:
         """Make all targets healthy."""
         for host in self.hosts.values():
             host.state = "healthy"
@@ -313,8 +322,8 @@ class FaultyNetwork:
     def __init__(self, process: SimulatedProcess) -> None:
         self._process = process
         self._dns = DnsCache()
-        self._steady_since = inf
-        """The time at which the first attempt of the steady target has ended, or infinity."""
+        self._steady_fast_since = inf
+        """The time at which the first attempt of the steady target has ended; infinity: not yet."""
 
     async def send(self, request: DeliveryRequest) -> DeliveryResult:
         """Make an attempt; the request or its response may be lost or late."""
@@ -325,12 +334,12 @@ class FaultyNetwork:
         await process.reach_fault_point()
         rng, faults = environment.rng, environment.faults
         if rng.random() < faults.network_fault / 3:
-            environment.disturb()
+            environment.record_fault()
             result = DeliveryResult(fault=Fault.INTERNAL, error="egress proxy down")
             environment.invariants.record_received_result(request, result)
             return result
         if rng.random() < faults.network_fault / 3:
-            environment.disturb()
+            environment.record_fault()
             return DeliveryResult(fault=Fault.DNS, error="no such name")
         host, name = request.url.split("/")[2:]
         try:
@@ -341,23 +350,25 @@ class FaultyNetwork:
             if isinstance(error, DeliveryError):
                 result = error.to_result()
             if host == STEADY_HOST:
-                environment.invariants.check_wait(request, self._steady_since, str(error))
+                environment.invariants.check_wait(request, self._steady_fast_since, str(error))
             environment.invariants.record_received_result(request, result)
             return result
         if host == STEADY_HOST:
-            environment.invariants.check_wait(request, self._steady_since)
+            environment.invariants.check_wait(request, self._steady_fast_since)
         result, seconds = environment.world.hosts[host].next_response(name)
         is_lost = rng.random() < faults.network_fault / 3
         is_late = seconds > request.timeout
         if is_lost or is_late:
-            environment.disturb(only_targets=not is_lost)
+            environment.record_fault(only_targets=not is_lost)
             await asyncio.sleep(request.timeout)
             result = DeliveryResult(fault=Fault.TIMEOUT, error="timed out")
         else:
             environment.invariants.log_target_response(request, result)
             await asyncio.sleep(seconds)
             if host == STEADY_HOST:
-                self._steady_since = min(self._steady_since, asyncio.get_running_loop().time())
+                self._steady_fast_since = min(
+                    self._steady_fast_since, asyncio.get_running_loop().time()
+                )
         await process.reach_fault_point()
         environment.invariants.record_received_result(request, result)
         return result
@@ -373,14 +384,14 @@ class Environment:
         self.rng = Random(seed)
         self.faults = Faults(self.rng)
         self.world = World(self.rng)
-        # So that waiting times can be checked from the start:
+        # Some runs have only faults of targets, so that waiting times are checked from the start.
         if self.rng.random() < (0.6 if self.world.has_neighbours else 0.3):
             self.faults.limit_to_hosts()
-            self.faults.hosts_may_fail = self.world.has_neighbours and self.world.has_surprises
+            self.faults.hosts_may_fail = self.world.has_neighbours and self.world.can_exhaust_slots
         self.clock_offset_s = 0.0
-        self._calm_at = -inf
-        self.faultless_at = -inf
-        """The time at which the effects of faults that are not faults of targets have ended."""
+        self._faults_end_at = -inf
+        self.service_faults_end_at = -inf
+        """The time at which the effects of all faults, except those of targets, have ended."""
         loop = asyncio.get_running_loop()
         clock = AnchoredClock(
             unix_time=lambda: self.now_s() + self.clock_offset_s,
@@ -406,19 +417,19 @@ class Environment:
         """Set the wall clock of the machine to another time."""
         self.clock_offset_s = (self.rng.random() - 0.5) * self.faults.max_clock_jump_s
 
-    def disturb(self, seconds: float = FAULT_EFFECT_S, *, only_targets: bool = False) -> None:
-        """Record that a fault, or only a fault of targets, has effects for some seconds."""
-        calm_at = asyncio.get_running_loop().time() + seconds
-        self._calm_at = max(self._calm_at, calm_at)
+    def record_fault(self, seconds: float = FAULT_EFFECT_S, *, only_targets: bool = False) -> None:
+        """Record a fault, or a fault of targets only, whose effects last for some seconds."""
+        faults_end_at = asyncio.get_running_loop().time() + seconds
+        self._faults_end_at = max(self._faults_end_at, faults_end_at)
         if not only_targets:
-            self.faultless_at = max(self.faultless_at, calm_at)
+            self.service_faults_end_at = max(self.service_faults_end_at, faults_end_at)
 
     @property
-    def calm_at(self) -> float:
-        """The time at which the effects of all faults have ended, as far as it is known."""
+    def faults_end_at(self) -> float:
+        """The time at which the effects of all faults so far have ended."""
         if any(host.state != "healthy" for host in self.world.hosts.values()):
-            self.disturb(only_targets=True)
-        return self._calm_at
+            self.record_fault(only_targets=True)
+        return self._faults_end_at
 
 
 def _create_task(

@@ -7,15 +7,16 @@
 4. A finished task is not sent again.
 5. A task keeps its id and its idempotency key.
 6. No attempt starts before it is due.
-7. A live process knows the tasks that the store has leased to it, soon after a lost reply.
+7. All tasks that the store has leased to a live process are known to this process, except for a
+   short time after a lost reply.
 8. The first attempt of a new task starts within `10 + 2.5 (n + 1) + p (n / 3 + 1)` seconds after
    the task is due and the faults have ended. In this time, n other first attempts of the lane
    (also after a replay) start, and the lane is parked for up to p seconds at a time, because no
    attempt succeeds.
 9. A replay ends, and counts every task that it has replayed.
 10. A task is not EXHAUSTED before it was sent, unless its total budget has ended.
-11. A task for a healthy target is sent within `World.max_wait_s` after it is due and faults of the
-    service have ended, whatever the targets of other tenants do.
+11. A task for a healthy target is sent within `World.max_wait_s` after it is due and the faults of
+    the service have ended, even if other targets hang.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class InvariantChecker:
         """
         environment, now = self._environment, asyncio.get_running_loop().time()
         due = now - environment.now_s() + task.next_attempt_at / 1000
-        since = max(due, environment.calm_at)
+        since = max(due, environment.faults_end_at)
         times = self.first_attempt_times[task.lane]
         before = len(times) - bisect_left(times, since)
         times.append(now)
@@ -138,20 +139,22 @@ class InvariantChecker:
             self._fail(8, f"{name} has waited for {wait}")
 
     def check_wait(
-        self, request: DeliveryRequest, known_since: float, dns_error: str | None = None
+        self, request: DeliveryRequest, fast_since: float, dns_error: str | None = None
     ) -> None:
         """Check an attempt of a healthy target: its wait, and that its name was resolved.
 
-        `known_since` is the time since which the process knows that the target is fast; infinity:
-        the process does not know it yet.
+        `fast_since` is the time at which the first attempt of the target in this process ended;
+        infinity: none has ended yet, so its lane counts as slow.
         """
         task = self._find_task(request)
         if task is None:
             return
         environment, now = self._environment, asyncio.get_running_loop().time()
         due = now - environment.now_s() + task.next_attempt_at / 1000
-        since = max(due, environment.faultless_at, known_since if known_since <= now else due)
-        max_wait_s = environment.world.max_wait_s(is_new_lane=known_since > now)
+        since = max(
+            due, environment.service_faults_end_at, fast_since if fast_since <= now else due
+        )
+        max_wait_s = environment.world.max_wait_s(is_new_lane=fast_since > now)
         if dns_error is not None or now - since > max_wait_s:
             reason = "" if dns_error is None else f", and was not resolved: {dns_error}"
             self._fail(11, f"{_task_name(request)} has waited for {now - since:.3f} s{reason}")
@@ -165,7 +168,7 @@ class InvariantChecker:
     def record_received_result(self, request: DeliveryRequest, result: DeliveryResult) -> None:
         """Record the result that the service receives for an attempt."""
         if result.fault is Fault.INTERNAL or result.pause_s is not None:
-            # A failure that is not the target's is not counted as an attempt.
+            # A failure that the target did not cause is not counted as an attempt.
             self.attempts[_task_name(request)] -= 1
         if isinstance(result.status, int) and 200 <= result.status < 300:
             self.confirmed.add(_task_name(request))

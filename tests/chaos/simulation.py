@@ -7,8 +7,8 @@
 Callers post, cancel, retry and replay tasks; one or two processes share one store. A process may
 crash whenever it calls the store or the network, the store rejects calls or loses replies, the
 network and the targets fail, and the clock of the machine jumps. Targets have a capacity, and never
-accept some of the tasks. All targets of some tenants hang, or their names are not resolved in time.
-Then the faults stop, and invariants are checked.
+accept some of the tasks. In some runs, targets of a tenant hang, or their names are not resolved
+in time. Then the faults stop, and the invariants are checked.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ POISON_TIMEOUT_S = 2_000.0
 CHECK_INTERVAL_S = 5.0
 LEASE_MS = 15_000
 MAX_HANGING_TASKS = 75  # of one tenant
-MAX_STEADY_HANGING_TASKS = 30  # of the steady tenant: fewer than its leases
+MAX_STEADY_HANGING_TASKS = 30  # of the steady tenant; fewer than the tenant can lease
 DNS_TTL_S = 5.0
 MAX_DNS_LOOKUPS = 8
-"""In one process at a time; few, so that names without an answer could occupy all of them."""
+"""In one process at a time; so few that names without an answer could occupy all of them."""
 
 
 class Simulation:
@@ -92,8 +92,8 @@ class Simulation:
         done, _ = await asyncio.wait([*callers, *background], timeout=FAULT_PHASE_S)
         self._raise_first_error(done)
         self.environment.faults.stop()
-        self.environment.world.heal()
-        self.environment.disturb(only_targets=True)
+        self.environment.world.make_targets_healthy()
+        self.environment.record_fault(only_targets=True)
         for check in range(int(POISON_TIMEOUT_S / CHECK_INTERVAL_S)):
             done, _ = await asyncio.wait([*callers, *background], timeout=CHECK_INTERVAL_S)
             self._raise_first_error(done)
@@ -139,9 +139,9 @@ class Simulation:
             name = f"p{self.started_process_count}"
             process = SimulatedProcess(self.environment, name, clock_skew_s=self.rng.random() * 1e6)
             self.processes.append(process)
-            self.environment.disturb(seconds=0.0)  # tasks may have waited for a process
+            self.environment.record_fault(seconds=0.0)  # tasks may have waited for a process
             await process.run(self._serve(slot, process))
-            self.environment.disturb()
+            self.environment.record_fault()
             if process.is_alive:  # after a graceful shutdown
                 process.is_alive = False
             self.harnesses[slot] = self.apis[slot] = None
@@ -183,7 +183,7 @@ class Simulation:
             await asyncio.sleep(self.rng.random() * 15)
             if self.environment.faults.hosts_may_fail:
                 self.rng.choice(self.environment.world.changing_hosts).change_state()
-                self.environment.disturb(only_targets=True)
+                self.environment.record_fault(only_targets=True)
 
     async def _make_clock_jumps(self) -> None:
         while True:
@@ -263,7 +263,7 @@ class Simulation:
     async def _post_tasks(
         self, tenant: str, hosts_and_names: list[tuple[str, str]], **options: Any
     ) -> None:
-        """Post one task or a batch again and again until all tasks are accepted."""
+        """Post one task or a batch, and repeat the request until all tasks are accepted."""
         rng = self.rng
         names = [name for _, name in hosts_and_names]
         policy = {

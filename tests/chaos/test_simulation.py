@@ -86,7 +86,7 @@ def _requeue_finished_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_unknown_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the store keep the leases of lost replies until they expire."""
+    """Make the store keep leases whose reply was lost until they expire."""
 
     async def release_nothing(*_: object) -> int:
         return 0
@@ -95,25 +95,25 @@ def _keep_unknown_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _park_lanes_in_which_half_of_the_attempts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open the breaker of a lane in which some attempts succeed."""
+    """Use a breaker that opens although some attempts of the lane succeed."""
     monkeypatch.setattr(simulation, "Breaker", lambda **_: Breaker(min_calls=3))
 
 
 def _admit_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not share the slots for attempts."""
+    """Let one tenant hold all slots for attempts."""
     monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
     monkeypatch.setattr(AttemptSlots, "check", lambda _self, _lane: Admission.ADMITTED)
 
 
 def _lease_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not share the leases of a process."""
+    """Let one tenant hold all leases of a process."""
     monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
     monkeypatch.setattr(Lanes, "lease_allowance", lambda _self, _tenant, free_leases: free_leases)
     monkeypatch.setattr(Lanes, "tenants_at_lease_limit", lambda _self, _free_leases: [])
 
 
 def _start_every_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not share the slots for DNS lookups."""
+    """Let one tenant hold all slots for DNS lookups."""
     monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
     monkeypatch.setattr(dns, "_FREE_SLOTS_PER_OCCUPIED_SLOT", 0)
 
