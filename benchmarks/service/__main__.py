@@ -93,7 +93,7 @@ def main() -> None:
         checks += print_part(ingest.table_lines(result), ingest.check_limits(result))
         overdue = 20_000 if quick else ingest.OVERDUE_TASKS
         for name, single_tasks in (
-            ("next to batches", ingest.run_bulk(seconds, print_progress)),
+            ("during batches", ingest.run_bulk(seconds, print_progress)),
             ("overdue backlog", ingest.run_overdue(overdue, seconds, print_progress)),
         ):
             lines = ingest.single_tasks_lines(name, single_tasks)

@@ -3,9 +3,9 @@
 The store is filled directly, before the service starts: with the backlog, which is due tomorrow,
 and with the stream, which is due at a steady rate. All tasks are in one lane. The lag of an attempt
 is its start minus its `nextAttemptAt`, both from the attempt log; the arrival times at the target
-are also reported. If the host of a virtual machine takes the processors away for a while, the
-attempts in that time are late. Therefore the lag is computed for windows of attempts, and the
-median over the windows is compared with the limit.
+are also reported. While the host of a virtual machine gives the processors to other machines, all
+attempts are late. Therefore the lag is computed for windows of attempts, and the median over the
+windows is compared with the limit.
 """
 
 from __future__ import annotations

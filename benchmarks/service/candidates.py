@@ -17,7 +17,8 @@ from benchmarks.service.tarry_server import SERVE_COMMAND
 Command = tuple[str, ...]
 
 BARE_LOOP, TARRY_SINGLE, TARRY_BATCH = "bare-loop", "tarry", "tarry-batch"
-"""The candidates that are not peers; `bare-loop`, a client without a queue, is the upper limit."""
+"""The candidates that are not peers. `bare-loop`, a client without a queue, shows the highest rate
+that the machine allows."""
 NODE_SOURCES = Path(__file__).with_name("node")
 NODE_INSTALL = ROOT / ".venv" / "bench-node"
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.service.capacity_target OPTIONS_JSON
 
-The options are the fields of `Options`. Each port is a host of its own, with its own capacity. The
-capacity is the number of requests that are accepted within any second before a request; further
-requests are refused. The server ends when all expected requests were accepted, or at SIGTERM. Then
-it writes the time and status of each request, by port, to the log file.
+The options are the fields of `Options`. Each port is a separate target, with its own capacity: the
+number of requests that are accepted within any second. Further requests are refused. The server
+ends when all expected requests were accepted, or at SIGTERM. Then it writes the time and status of
+each request, by port, to the log file.
 """
 
 from __future__ import annotations

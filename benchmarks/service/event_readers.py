@@ -25,7 +25,7 @@ _REQUEST = b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 @dataclass(slots=True)
 class EventCounts:
-    """What all readers have received together."""
+    """The number of events that all readers together have received and missed."""
 
     events: int = 0
     missed: int = 0

@@ -1,4 +1,4 @@
-"""Latency of adding a task, in three situations:
+"""Latency of adding a task, in three situations.
 
 * stream: 1,000 new tasks per second, which are all delivered at once;
 * bulk: 50 single tasks per second, while other clients send batches without a pause;
@@ -53,12 +53,12 @@ class IngestResult:
     deliveries_per_second: float
     """The rate of deliveries while POSTs were sent."""
     event_counts: EventCounts
-    """What readers of `/events` have received meanwhile."""
+    """The events that readers of `/events` received in this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SingleTasksResult:
-    """Results of a run with single tasks next to other work."""
+    """Results of a run with single tasks during other work."""
 
     times_ms: list[float]
     """The time of each POST."""
@@ -78,7 +78,7 @@ def run(seconds: float, progress: Callable[[str], None], *, event_readers: int =
 
 def run_bulk(seconds: float, progress: Callable[[str], None]) -> SingleTasksResult:
     """Add single tasks while other clients add batches."""
-    progress(f"ingest: next to batches of {BULK_BATCH_SIZE:,} for {seconds:g} s")
+    progress(f"ingest: during batches of {BULK_BATCH_SIZE:,} for {seconds:g} s")
     with _running_service(0, progress) as (_, port, target):
         address = tarry_server.address(port)
         return uvloop.run(_measure_next_to_bulk(address, target, seconds))
@@ -196,7 +196,7 @@ def table_lines(result: IngestResult) -> Iterator[str]:
 
 
 def single_tasks_lines(name: str, result: SingleTasksResult) -> Iterator[str]:
-    """Yield the lines of the table for single tasks next to other work."""
+    """Yield the lines of the table for single tasks during other work."""
     rate = result.other_tasks_per_second
     yield f"\ningest, single tasks, {name} at {rate:,.0f} tasks/s (ms)"
     yield _quantile_line(result.times_ms)
@@ -209,12 +209,12 @@ def _quantile_line(times_ms: list[float]) -> str:
 
 
 def check_limits(result: IngestResult) -> list[LimitCheck]:
-    """Return the check that deliveries keep up; the time of a POST has no limit."""
+    """Return the check of the number of deliveries per second; a POST has no limit here."""
     return [
         LimitCheck("deliveries/s", result.deliveries_per_second, minimum=0.98 * TASKS_PER_SECOND)
     ]
 
 
 def check_single_tasks(name: str, result: SingleTasksResult) -> list[LimitCheck]:
-    """Return the check of the p99 of single tasks next to other work."""
+    """Return the check of the p99 of single tasks during other work."""
     return [LimitCheck(f"POST p99 ms, {name}", quantile(result.times_ms, 0.99), maximum=MAX_P99_MS)]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 WARM_UP_TASKS = 200
 IDLE_S = 1.0
-FINAL_WRITES_S = 0.2
+FINAL_WRITES_S = 0.2  # in which writes after the last success still count for the job
 ORDER_SEED = 7
 STEP_TIMEOUT_S = 120.0
 """Timeout of a step, long enough for the slowest candidate."""
@@ -50,6 +50,7 @@ class Run:
     cpu: float
     """Milliseconds of processor time per task."""
     gap_p50: float
+    """Milliseconds from a failed attempt to the next attempt; also the next value."""
     gap_p99: float
     duplicates: int
 
@@ -123,7 +124,7 @@ class Job:
         cpu_before = sum(map(cpu_seconds, pids))
         started, enqueuer_cpu = enqueuer.enqueue(count)
         self._wait_until_done(count, group)
-        time.sleep(FINAL_WRITES_S)  # writes shortly after the last success belong to the job
+        time.sleep(FINAL_WRITES_S)
         cpu = sum(map(cpu_seconds, pids)) - cpu_before + enqueuer_cpu
         stats = self._target.stats()
         gaps = [task.gap_ms for task in self._target.log().values() if task.gap_ms is not None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LimitCheck:
-    """A figure with its lower and upper limit; a limit without a figure is missed."""
+    """A figure with its lower and upper limit; without a figure, the limit is not met."""
 
     name: str
     figure: float | None

@@ -1,11 +1,11 @@
-"""Lag of a healthy tenant, alone and next to another tenant in trouble.
+"""Lag of a tenant with a healthy target, alone and while the targets of another tenant fail.
 
-The healthy tenant has tasks that fall due at a steady rate, for a target that answers at once. The
-other tenant has, from the start of the service on, overdue tasks for
+The first tenant has tasks that fall due at a steady rate, for a target that responds at once. When
+the service starts, the other tenant has overdue tasks for
 
 * hanging: many hosts that accept connections and never respond;
 * dead: one host that refuses connections;
-* poison: one host that answers 503 to all of them.
+* poison: one host that responds with 503 to all requests.
 
 The lag of an attempt is its start minus its `nextAttemptAt`, both from the attempt log, and the
 median over windows of five seconds is compared with the limits, as in `backlog`.
@@ -39,7 +39,8 @@ POISON_TASKS = 10_000
 MAX_P99_MS = 50.0
 MAX_RATIO = 1.5
 MIN_COMPARED_MS = 5.0
-"""The ratio is to at least this lag. Below it, the ratio measures the scheduler of the machine."""
+"""If the lag alone is shorter, the ratio is relative to this value: a ratio of shorter lags would
+show the scheduler of the operating system."""
 _WINDOW_ATTEMPTS = 5 * ATTEMPTS_PER_SECOND
 _HOSTS_PER_NETWORK = 250
 
@@ -49,9 +50,9 @@ class NeighboursResult:
     """Results of a run."""
 
     neighbour: str
-    """The trouble of the other tenant, or "alone"."""
+    """How the targets of the other tenant fail, or "alone"."""
     lags_ms: list[float]
-    """Lags of the healthy tenant."""
+    """Lags of the tenant with the healthy target."""
     steal_share: float
     """Share of processor time that the host gave to other machines meanwhile."""
 
@@ -61,7 +62,7 @@ class NeighboursResult:
 
 
 def run_all(seconds: float, progress: backlog.Progress, *, quick: bool) -> list[NeighboursResult]:
-    """Run the healthy tenant alone, and next to each kind of trouble."""
+    """Run the first tenant alone, and with each kind of failing targets of the other tenant."""
     divisor = 10 if quick else 1
     counts = {
         "alone": 0,
@@ -110,10 +111,10 @@ def _other_tasks(neighbour: str, count: int, target: Target, silent_port: int) -
 
 @contextmanager
 def _silent_port() -> Iterator[int]:
-    """Listen on a port of all loopback addresses, and accept nothing.
+    """Listen on a port of all loopback addresses, but never accept a connection.
 
-    The kernel completes the connections of clients, which then wait for a response. Once its queue
-    is full, clients wait for the connection itself.
+    The kernel establishes the connections of clients, which then wait for a response. Once its
+    queue of connections is full, clients wait for the connection itself.
     """
     with socket.socket() as listener:
         listener.bind(("0.0.0.0", 0))  # noqa: S104 - all addresses of 127.0.0.0/8
@@ -136,7 +137,7 @@ def table_lines(results: list[NeighboursResult]) -> Iterator[str]:
 
 
 def check_limits(results: list[NeighboursResult]) -> list[LimitCheck]:
-    """Return the checks of the lag next to each kind of trouble, and of its ratio to alone."""
+    """Return the checks of the lag in each run with another tenant, and of its ratio to alone."""
     alone, *others = results
     base_ms = max(alone.p99_ms, MIN_COMPARED_MS)
     checks = []

@@ -2,21 +2,23 @@
 
 The store is filled with overdue tasks, and the service starts while the target refuses connections.
 Then the target returns. It accepts a number of requests per second (its capacity) and refuses
-further ones with a 503, or with a 429. Figures, from the log of the target since its return:
+further requests with a 503, or with a 429. The figures come from the log of the target:
 
-* drain: seconds until all tasks were accepted, to the ideal time (the backlog at full capacity);
-* peak: requests in the busiest second, to the capacity;
-* waste: refused requests, to all requests;
-* settling, if the capacity is reduced during the drain: seconds from the reduction until a second
-  begins with at most 1.2 x the reduced capacity.
+* drain: time from the return until all tasks were accepted, divided by the ideal time (the backlog
+  at full capacity);
+* peak: requests in the busiest second, divided by the capacity;
+* waste: refused requests, divided by all requests;
+* settling, if the capacity is reduced during the drain: seconds from the reduction until the first
+  second in which there are at most 1.2 x as many requests as the reduced capacity.
 
-A reduction shows only in refused requests. The target also counts the requests of the second before
-the reduction, so for most of a second it refuses all requests, whatever the rate. Its new capacity
-shows in the second after that. So for seconds that begin up to `MAX_SETTLING_S` after the
-reduction, the peak is relative to the capacity before it. The column "at once" has the peak
-relative to the reduced capacity from the reduction on; it has no limit.
+The service can detect a reduction only by refused requests. The target also counts the accepted
+requests of the second before the reduction. So it refuses all requests for most of a second,
+whatever their rate, and the reduced capacity can only be measured after that. Therefore the peak is
+relative to the old capacity for seconds that begin up to `MAX_SETTLING_S` after the reduction. The
+column "at once" has the peak relative to the reduced capacity from the reduction on; this figure
+has no limit.
 
-With several lanes, the worst lane counts.
+With several lanes, the figures are those of the worst lane.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class Scenario:
     lanes: int = 1
     refusal_status: int = 503
     reduced_capacity: int | None = None
-    """The capacity from `reduced_after_s` after the return on."""
+    """The capacity from `reduced_after_s` after the return on; None: it is not reduced."""
     reduced_after_s: float = 10.0
 
     @property
@@ -83,7 +85,7 @@ QUICK_SCENARIOS = (Scenario("200/s", capacity=200, backlog=3_000),)
 
 @dataclass(frozen=True, slots=True)
 class RecoveryResult:
-    """Results of a scenario; of the worst lane."""
+    """Results of a scenario; ratios, waste and settling time are those of the worst lane."""
 
     scenario: Scenario
     accepted: int
@@ -93,9 +95,10 @@ class RecoveryResult:
     peak_ratio: float
     waste: float
     settling_s: float | None
-    """None without a reduction of the capacity; also the next value."""
+    """None if the capacity was not reduced."""
     immediate_peak_ratio: float | None
-    """Requests in the busiest second that begins after the reduction, to the reduced capacity."""
+    """Requests in the busiest second after the reduction, divided by the reduced capacity; None if
+    the capacity was not reduced."""
 
 
 def run(scenario: Scenario, down_s: float, progress: backlog.Progress) -> RecoveryResult:
@@ -169,7 +172,7 @@ def _evaluate(scenario: Scenario, lanes: list[list[tuple[float, int]]]) -> Recov
 
 
 def _busy_seconds(times: list[float]) -> Iterator[tuple[float, int]]:
-    """Yield the begin of each second that ends with a request, and the number of its requests."""
+    """Yield the start of each second that ends with a request, and the number of its requests."""
     first = 0
     for last, at in enumerate(times):
         while times[first] <= at - _WINDOW_S:
@@ -178,7 +181,7 @@ def _busy_seconds(times: list[float]) -> Iterator[tuple[float, int]]:
 
 
 def _settling_s(scenario: Scenario, seconds: list[tuple[float, int]]) -> float:
-    """Return the time from the reduction until a second has few enough requests."""
+    """Return the seconds from the reduction until the number of requests is within the limit."""
     assert scenario.reduced_capacity is not None
     begins = (
         begin
