@@ -100,6 +100,21 @@ def test_malformed_secret_header_is_redacted(value: str) -> None:
     assert expected == redaction.redact_text(value, secrets)
 
 
+@pytest.mark.parametrize("separator", ["; ", " "])
+def test_whole_texts_are_redacted_if_there_are_too_many_secrets(separator: str) -> None:
+    """The time to search a text does not grow with the number of secrets in a header."""
+    cookies = [f"name-{number}=value-{number}" for number in range(300)]
+    for count, expected in ((100, "got [redacted]"), (300, "[redacted]")):
+        headers = {"Cookie": separator.join(cookies[:count])}
+        secrets = redaction.find_secrets(TaskContent(url="", headers=headers))
+        assert expected == redaction.redact_text("got value-99", secrets)
+    url = "https://a.example/?" + "&".join(f"token={number:06}" for number in range(300))
+    assert redaction.find_secrets(TaskContent(url=url)) is None
+    headers = {"Cookie": "same=cookie; " * 300 + "id=cookievalue66"}
+    secrets = redaction.find_secrets(TaskContent(url="", headers=headers))
+    assert "got [redacted]" == redaction.redact_text("got cookievalue66", secrets)
+
+
 def test_a_truncated_secret_is_redacted() -> None:
     """At the end of a truncated text, six characters of a secret are enough."""
     assert "a [redacted]" == redaction.redact_text(
