@@ -124,3 +124,28 @@ def test_overrides_that_are_invalid_with_the_policy_are_ignored(
 
     run(main)
     assert "policy overrides ignored" in caplog.text
+
+
+def test_task_waits_while_its_policy_cannot_be_decoded(caplog: pytest.LogCaptureFixture) -> None:
+    """The task is released, so that it is started when a valid policy is stored."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        await harness.engine.start()
+        newer = PolicyVersion(tenant="default", id="p", version=1, document=b'{"newField": 1}')
+        await harness.store.put_policy(newer, replace=False)
+
+        (task,) = await harness.add(harness.new_task(policy_id="p"))
+        await asyncio.sleep(5)
+        waiting = await harness.get_task(task)
+        assert (Status.PENDING, 0) == (waiting.status, waiting.attempts)
+
+        valid = PolicyVersion(tenant="default", id="p", version=2, document=b"{}")
+        await harness.store.put_policy(valid, replace=True)
+        await asyncio.sleep(61)
+        assert Status.SUCCEEDED is (await harness.get_task(task)).status
+        await harness.engine.stop(1)
+
+    run(main)
+    (message,) = caplog.messages
+    assert message.startswith("policy or secrets could not be loaded, will retry, tenant=default")

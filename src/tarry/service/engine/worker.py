@@ -271,7 +271,7 @@ class Worker:
 
     async def _load_policy_and_signers(self, task: Task, key: PolicyKey) -> None:
         """Load the policy and signers of a task, then requeue the tasks that wait for them."""
-        context, has_signers = self._context, True
+        context, can_start = self._context, True
         try:
             try:
                 await context.policies.load_for_task(task)
@@ -281,14 +281,19 @@ class Worker:
             await context.signers.load(task.tenant)
         except DecryptionFailed as error:
             self._report_missing_key(error)
-            has_signers = False  # the tasks must not be sent without a signature
+            can_start = False  # the tasks must not be sent without a signature
         except StoreUnavailable as error:
             context.health.mark_failing("store", error)
             await asyncio.sleep(FIRST_STORE_RETRY_PAUSE_S)
+        except Exception:  # for example, a newer version of the service has stored the policy
+            message = "policy or secrets could not be loaded, will retry, tenant=%s policy=%s"
+            _logger.exception(message, task.tenant, task.policy_id)
+            can_start = False
+            await asyncio.sleep(_INTERNAL_FAILURE_PAUSE_MS / 1000)  # limits the number of logs
         finally:
             waiting_tasks = self._waiting_for_load.pop(key)
         for leased_task in waiting_tasks:
-            if has_signers:
+            if can_start:
                 self.result_writer.requeue_or_release(leased_task)
             elif not leased_task.is_dropped:
                 self._release_unstartable(leased_task)
