@@ -340,6 +340,18 @@ def test_few_attempts_are_throttled() -> None:
     assert wait < 0.5
 
 
+def test_an_old_hint_is_ignored() -> None:
+    """A hint that has ended does not stop the attempts when others fail later."""
+    limiter = AdaptiveLimit(max_in_flight=100)
+    record(limiter, THROTTLED, 1.0)
+    for number in range(10):
+        record(limiter, TRANSIENT, 8.1 + 0.01 * number)
+    assert limiter.rate is not None
+    wait = limiter.acquire(8.2)
+    assert wait is not None
+    assert wait < 1.0
+
+
 def test_a_clock_that_is_set_back() -> None:
     """After a set-back the limiter starts attempts within a second, and adapts as before."""
     limiter = recovered(200.0)

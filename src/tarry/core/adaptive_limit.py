@@ -195,7 +195,7 @@ class AdaptiveLimit:
 
     __slots__ = (
         "_base", "_capacity", "_cusum", "_evidence_from", "_filled_at", "_first_result_at",
-        "_hint_s", "_in_flight", "_last_timeout_at", "_latency", "_limit", "_max_in_flight",
+        "_hint_until", "_in_flight", "_last_timeout_at", "_latency", "_limit", "_max_in_flight",
         "_max_rate", "_max_wait", "_period", "_rate_limited_at", "_test", "_tested_at",
         "_tokens", "_window", "rate",
     )  # fmt: skip
@@ -225,9 +225,9 @@ class AdaptiveLimit:
         self._window = SlidingWindow(1.0, 3)
         self._filled_at = now  # tokens were added up to this time; in the future during a pause
         self._evidence_from = -inf  # attempts that started earlier do not count
-        self._rate_limited_at = self._last_timeout_at = -inf
+        self._rate_limited_at = self._last_timeout_at = self._hint_until = -inf
         self._first_result_at = inf
-        self._latency = self._cusum = self._hint_s = 0.0
+        self._latency = self._cusum = 0.0
         self._base = 0.0
         self._capacity: float | None = None  # None in slow start
         self._period = _MIN_PERIOD_S
@@ -350,7 +350,7 @@ class AdaptiveLimit:
             self._limit = max(1.0, self._limit / 2)
             self._last_timeout_at = now
         if outcome.kind is _THROTTLED and outcome.hint is not None and outcome.hint.delay:
-            self._hint_s = min(outcome.hint.delay, _MAX_HINT_S)
+            self._hint_until = now + min(outcome.hint.delay, _MAX_HINT_S)
 
     def _adapt_rate(self, is_success: bool, duration: float, now: float) -> None:  # noqa: FBT001
         self._latency += (duration - self._latency) / 16
@@ -416,8 +416,8 @@ class AdaptiveLimit:
 
     def _lower_rate(self, capacity: float, pause: float, share: float, now: float) -> None:
         if share < _MOST_REFUSED_SHARE:  # a single `Retry-After` delays only its own task
-            pause = max(pause, self._hint_s)
-        self._hint_s = 0.0
+            pause = max(pause, self._hint_until - now)
+        self._hint_until = -inf
         self._capacity = max(_MIN_RATE, capacity)
         self._set_rate(_TEST_RATE_FACTOR * self._capacity)
         self._tokens = min(self._tokens, 0.0)
