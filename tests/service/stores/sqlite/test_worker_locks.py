@@ -306,6 +306,29 @@ def test_unsupported_locks_are_ignored(tmp_path: Path, monkeypatch: pytest.Monke
     held_lock.release()
 
 
+@pytest.mark.parametrize("written_bytes", [0, 100_000])
+def test_a_full_disk_does_not_prevent_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_bytes: int
+) -> None:
+    """Starts are not recorded if the disk has no space, or too little, for the records."""
+    pwrite = os.pwrite
+
+    def write_part(descriptor: int, data: bytes, offset: int) -> int:
+        if not written_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(descriptor, data[:written_bytes], offset)
+
+    monkeypatch.setattr(os, "pwrite", write_part)
+    lock = WorkerLock(tmp_path / "tasks.db")
+    lock.acquire()
+    lock.record_start(0, task_id(1), 1)
+
+    assert lock.token is not None
+    assert set() == WorkerLock(tmp_path / "tasks.db").read_starts(lock.token)
+    assert [0] == [path.stat().st_size for path in tmp_path.iterdir()]
+    lock.release()
+
+
 def test_a_lock_file_removed_during_acquire_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,7 @@ def _map_start_records(descriptor: int) -> mmap | None:
     try:
         os.pwrite(descriptor, bytes(size), 0)
         return mmap(descriptor, size)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: the disk had space for a part of the zeros only
         os.ftruncate(descriptor, 0)
         return None
 
