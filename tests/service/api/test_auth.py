@@ -155,7 +155,7 @@ def test_two_different_keys_are_401() -> None:
 
 @pytest.mark.parametrize("header", ["Authorization", "X-API-Key", "Content-Type", "Host"])
 def test_a_repeated_header_is_400(header: str) -> None:
-    """A proxy in between may have read another one of the values, even if they are equal."""
+    """Repeated headers are rejected even if equal, because a proxy may have read the other one."""
 
     async def test(api: ApiHarness) -> None:
         secret, _ = await create_key(api, "ann")

@@ -278,7 +278,7 @@ def test_matching_dead_letters_are_purged() -> None:
 
 @pytest.mark.parametrize("query", ["", "?all=false"])
 def test_a_purge_without_a_filter_is_422(query: str) -> None:
-    """Nothing is deleted without a filter, unless the request says that it means all."""
+    """Nothing is deleted without a filter, unless `all` is true."""
 
     async def test(api: ApiHarness) -> None:
         await api.create()

@@ -46,7 +46,7 @@ class UnreadResponse:
 def test_a_tenant_that_does_not_read_its_pages_gets_no_more(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its next large response is a 503. Other tenants and small responses are not affected."""
+    """The next page of this tenant is a 503. Other tenants and small responses are not affected."""
     monkeypatch.setattr(large_responses, "MAX_UNREAD_BYTES", 2 * len(EMPTY_PAGE))
 
     async def test(api: ApiHarness) -> None:

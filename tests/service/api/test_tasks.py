@@ -272,11 +272,11 @@ def test_the_status_of_a_retry_depends_on_the_task() -> None:
             replayed.json["replays"],
         )
         await api.request("DELETE", dead)
-        revived = await api.request("POST", f"{dead}/retry")
+        replayed = await api.request("POST", f"{dead}/retry")
         assert (200, "PENDING", 2) == (
-            revived.status,
-            revived.json["status"],
-            revived.json["replays"],
+            replayed.status,
+            replayed.json["status"],
+            replayed.json["replays"],
         )
         [leased] = await api.lease_due_tasks()
         await api.store.finish([TaskResult(task=leased, attempt=None, status=Status.SUCCEEDED)])

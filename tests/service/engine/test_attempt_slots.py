@@ -54,7 +54,7 @@ def test_slow_lanes_of_one_tenant_leave_slots_for_others() -> None:
 
 @pytest.mark.parametrize("is_fast", [False, True])
 def test_tenants_whose_targets_hang_leave_slots_for_a_new_tenant(is_fast: bool) -> None:
-    """A new tenant can start attempts next to 15 tenants whose targets hang one after the other."""
+    """A new tenant can start attempts although the targets of 15 other tenants began to hang."""
     lanes, slots = new_lanes(), AttemptSlots(512)
     for tenant in range(15):
         hanging = [lanes[f"t{tenant}/http:host-{number}:80"] for number in range(150)]
@@ -220,7 +220,7 @@ def test_limits_are_never_exceeded(limit: int, steps: list[tuple[str, int, str]]
 
 
 def test_hanging_lanes_of_a_tenant_do_not_delay_another_tenant() -> None:
-    """A task of another tenant is attempted at once next to 160 hosts that do not answer."""
+    """A task of another tenant is attempted at once although 160 hosts do not respond."""
 
     async def main() -> None:
         target = FakeTarget(hang_except("b.example"))
@@ -288,7 +288,7 @@ def test_tasks_for_hanging_targets_leave_leases_for_other_tenants(host_count: in
 
 @pytest.mark.parametrize("tenant_count", [1, 3, 8])
 def test_tenants_with_many_hanging_hosts_leave_leases_for_others(tenant_count: int) -> None:
-    """A new tenant gets a lease next to tenants with more hanging hosts than there are leases."""
+    """A new tenant gets a lease although other tenants have more hanging hosts than leases."""
 
     async def main() -> None:
         target = FakeTarget(hang_except("fast.example"))

@@ -281,7 +281,7 @@ def test_overdue_tasks_are_claimed_and_finished_in_small_steps() -> None:
 
 
 def test_removed_lane_is_used_again() -> None:
-    """Two processes know a lane that retention removes while its breaker is open in one of them."""
+    """New tasks of a lane that retention has removed are sent, although its breaker was open."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

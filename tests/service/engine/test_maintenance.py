@@ -33,7 +33,7 @@ async def add_dead_letters(
 
 @pytest.mark.parametrize(("rate", "count"), [(0.5, 5), (1.5, 12), (30.0, 240), (400.0, 1200)])
 def test_replay_keeps_its_rate(rate: float, count: int) -> None:
-    """A replay revives tasks at its rate from its first to its last step."""
+    """A replay makes tasks due at its rate from its first to its last step."""
 
     async def main() -> None:
         target = FakeTarget()
@@ -145,7 +145,7 @@ def test_replays_of_a_tenant_share_its_rate() -> None:
 
 
 def test_replays_keep_the_quota_of_unfinished_tasks() -> None:
-    """A replay revives no more tasks than the tenant may have unfinished."""
+    """A replay makes no more tasks due than the tenant may have unfinished."""
 
     async def main() -> None:
         async def hang(_request: DeliveryRequest) -> DeliveryResult:

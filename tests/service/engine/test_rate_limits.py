@@ -29,8 +29,8 @@ def test_a_batch_can_overdraw_its_bucket() -> None:
     assert 0 == limiter.take("a", 1)
 
 
-def test_tokens_that_are_not_used_can_be_given_back() -> None:
-    """A caller can take all tokens that there are, and give some back, up to the burst."""
+def test_unused_tokens_can_be_refunded() -> None:
+    """A caller can take all available tokens, and some can be refunded, up to the burst."""
     limiter = TenantRateLimiter(10.0, 5.0, lambda: 0.0)
     assert [3, 2, 0] == [limiter.take_up_to("a", 3) for _ in range(3)]
     limiter.refund("a", 2)

@@ -20,7 +20,7 @@ NOW_S = 1000.0
 
 
 def test_a_new_budget_admits_the_retries_of_one_second() -> None:
-    """Until the value in the store is known, it could be that of an empty budget."""
+    """More retries are admitted when the value in the store is known: the budget may be empty."""
     budget = SharedBudget(0.3, 10)
     assert 10 == budget.balance(NOW_S)
     assert [True] * 10 + [False] == [budget.withdraw(1.0, NOW_S) for _ in range(11)]
@@ -31,7 +31,7 @@ def test_a_new_budget_admits_the_retries_of_one_second() -> None:
     assert 90 == budget.balance(NOW_S)
 
 
-def test_calls_pay_for_retries() -> None:
+def test_calls_fill_the_budget_and_retries_are_charged() -> None:
     """Each call adds its ratio, a retry that never started is refunded, and the value decays."""
     budget = SharedBudget(0.5, 0)
     for _ in range(8):
@@ -47,7 +47,7 @@ def test_calls_pay_for_retries() -> None:
 
 
 def test_calls_that_fail_need_an_exchange() -> None:
-    """The value in the store is known before the failed call is retried."""
+    """A failed call makes the budget outdated, so that its value is read before the retry."""
     budget = SharedBudget(0.5, 0)
     budget.record(TRANSIENT, 0.0, NOW_S)
     assert budget.is_outdated

@@ -102,7 +102,7 @@ def test_secret_of_a_lane_replaces_that_of_the_tenant() -> None:
 
 
 def test_both_secrets_sign_until_the_old_one_expires() -> None:
-    """A replaced secret signs until its time; the new one is first."""
+    """A replaced secret signs until it expires; the signature of the new secret comes first."""
 
     async def main() -> None:
         harness = SecretHarness()
@@ -147,7 +147,7 @@ def test_changes_by_another_process_are_used_within_seconds() -> None:
 
 
 def test_secrets_of_the_settings_sign_for_the_default_tenant_only() -> None:
-    """They sign in lanes for which the tenant has no secret in the store."""
+    """Secrets of the settings sign in lanes for which the tenant has no secret in the store."""
 
     async def main() -> None:
         harness = SecretHarness(signing_secrets=[SHARED])

@@ -137,7 +137,7 @@ def test_any_response_ends_the_wait() -> None:
 
 
 def test_wait_continues_and_ends_after_a_restart() -> None:
-    """A new process knows from the store that the lane waits, and not because of its breaker."""
+    """A new process reads from the store that the lane waits for a local reason."""
 
     async def main() -> None:
         target = ChangingTarget(NO_ANSWER)
@@ -195,7 +195,7 @@ def test_wait_of_a_half_open_lane_keeps_the_state_of_the_breaker() -> None:
 
 
 def test_tasks_wait_while_their_target_is_not_allowed() -> None:
-    """With a pause, the target is tried once in a pause, and no attempt is counted."""
+    """With `blocked_pause_s`, the target is tried after each pause, and no attempt is counted."""
 
     async def main() -> None:
         target = ChangingTarget(BLOCKED)

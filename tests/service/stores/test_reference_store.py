@@ -81,7 +81,9 @@ def test_heaps_stay_small() -> None:
         queue = state.queues[LANE]
         heaps = (queue.first_attempts, queue.retries, queue.expired_leases, queue.leases)
         assert max(len(heap._heap) for heap in heaps) < 100
-        assert max(len(alarms._heap) for alarms in (state.due_alarms, state.expiry_alarms)) < 100
+        assert (
+            max(len(times._heap) for times in (state.due_wake_times, state.expiry_wake_times)) < 100
+        )
 
     asyncio.run(new_harness().run(main))
 

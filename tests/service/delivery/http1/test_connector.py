@@ -254,10 +254,10 @@ def test_first_address_that_connects_is_used(port: int, addresses: list[str]) ->
     [[UNRESPONSIVE_ADDRESS, OPEN_ADDRESS], [UNRESPONSIVE_ADDRESS, REFUSING_ADDRESS, OPEN_ADDRESS]],
 )
 @LINUX_ONLY
-def test_unresponsive_address_gets_a_head_start_only(
+def test_next_address_is_tried_after_a_delay(
     port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the head start the next address is tried too, and the other attempt is cancelled."""
+    """If an address does not respond, the next one is tried, and the other attempt is cancelled."""
     monkeypatch.setattr(connector, "_CONNECTION_ATTEMPT_DELAY_S", 0.01)
 
     async def main() -> tuple[str, int]:

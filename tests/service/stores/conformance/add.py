@@ -343,7 +343,7 @@ async def lease_on_add_needs_a_due_time_within_the_horizon_and_lease_terms(
 
 
 @conformance_case
-async def lease_on_add_is_ignored_in_a_lane_that_is_not_open(harness: StoreHarness) -> None:
+async def lease_on_add_is_ignored_in_a_lane_that_is_not_active(harness: StoreHarness) -> None:
     """A task that is added to a paused, parked or half-open lane is PENDING."""
 
     async def is_leased_on_add(number: int) -> bool:

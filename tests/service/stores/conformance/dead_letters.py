@@ -130,8 +130,8 @@ async def starting_a_replay_is_idempotent(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
-    """Each step revives the oldest dead letters, which keep their ids, keys and attempts."""
+async def a_replay_makes_its_dead_letters_pending(harness: StoreHarness) -> None:
+    """Each step replays the oldest dead letters, which keep their ids, keys and attempts."""
     for number in range(5):
         await harness.add_dead_letter(
             number, "budget" if number == 3 else "attempts", owned_body_ref=f"b{number}"
@@ -147,25 +147,29 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
     assert ("waiting", 4, None) == (done.status, done.replayed, done.finished_at)
     assert [0, 1, 2, 4] == await pending_numbers(harness)
     for number in (0, 1, 2, 4):
-        revived, dead = await harness.get_task(number), before[number]
+        replayed, dead = await harness.get_task(number), before[number]
         assert (dead.key, dead.packed_content, dead.owned_body_ref) == (
-            revived.key,
-            revived.packed_content,
-            revived.owned_body_ref,
+            replayed.key,
+            replayed.packed_content,
+            replayed.owned_body_ref,
         )
-        assert (Status.PENDING, None, None) == (revived.status, revived.reason, revived.finished_at)
-        assert (1, 1, 1) == (revived.attempts, revived.attempts_before_replay, revived.replays)
+        assert (Status.PENDING, None, None) == (
+            replayed.status,
+            replayed.reason,
+            replayed.finished_at,
+        )
+        assert (1, 1, 1) == (replayed.attempts, replayed.attempts_before_replay, replayed.replays)
         assert (None, 0, None) == (
-            revived.previous_delay,
-            revived.backoff_offset,
-            revived.last_outcome_kind,
+            replayed.previous_delay,
+            replayed.backoff_offset,
+            replayed.last_outcome_kind,
         )
         assert (START_MS + HOUR_MS,) * 3 == (
-            revived.next_attempt_at,
-            revived.first_due_at,
-            revived.wake_at,
+            replayed.next_attempt_at,
+            replayed.first_due_at,
+            replayed.wake_at,
         )
-        assert dead.version + 1 == revived.version
+        assert dead.version + 1 == replayed.version
     assert before[3] == await harness.get_task(3)
     lane = await harness.get_lane()
     assert (4, 1) == (lane.pending, lane.exhausted)
@@ -177,8 +181,8 @@ def _status_and_count(replay: ReplayRecord) -> tuple[str, int]:
 
 
 @conformance_case
-async def a_replay_does_not_revive_a_task_twice(harness: StoreHarness) -> None:
-    """A task that fails again is not revived by the same replay, but by a later one."""
+async def a_replay_does_not_replay_a_task_twice(harness: StoreHarness) -> None:
+    """A task that fails again is not replayed by the same replay, but by a later one."""
     await add_dead_letters(harness, 3)
     harness.clock.advance(1)
     await harness.store.start_replay(replay_of_all())
@@ -200,8 +204,8 @@ async def a_replay_does_not_revive_a_task_twice(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_task_that_fails_at_once_is_not_revived_twice(harness: StoreHarness) -> None:
-    """A replay does not revive a task again that fails in the millisecond of its revival."""
+async def a_task_that_fails_at_once_is_not_replayed_twice(harness: StoreHarness) -> None:
+    """A task that fails in the millisecond in which it was replayed is not replayed again."""
     await add_dead_letters(harness, 3)
     await harness.store.start_replay(replay_of_all())
     for _ in range(2):
@@ -235,7 +239,7 @@ def _attempt_counts(found: Any) -> tuple[int, int, int]:
 
 @conformance_case
 async def a_rate_delays_the_next_step(harness: StoreHarness) -> None:
-    """After n revived tasks, the next step is due n / rate seconds later, and not before."""
+    """After n replayed tasks, the next step is due n / rate seconds later, and not before."""
     await add_dead_letters(harness, 7)
     await harness.store.start_replay(replay_of_all(rate=2.0))
 
@@ -286,7 +290,7 @@ async def a_waiting_replay_counts_finished_tasks_less_often(harness: StoreHarnes
 
 @conformance_case
 async def a_replay_waits_for_the_quota(harness: StoreHarness) -> None:
-    """A step revives no more tasks than the quota allows, and continues when tasks are finished."""
+    """A step replays no more tasks than the quota allows, and continues when tasks are finished."""
     await add_dead_letters(harness, 5)
     await harness.add(task(10))
     await harness.add(task(11, tenant="beta"))
@@ -320,7 +324,7 @@ async def a_replay_waits_for_the_quota(harness: StoreHarness) -> None:
 
 @conformance_case
 async def retry_now_of_a_dead_letter_needs_quota(harness: StoreHarness) -> None:
-    """A dead letter is not revived above the quota; a PENDING task is made due in any case."""
+    """A dead letter is not replayed above the quota; a PENDING task is made due in any case."""
     await harness.add_dead_letter(1)
     await harness.add(task(2, next_attempt_at=START_MS + HOUR_MS))
     before = await harness.get_task(1)
@@ -333,7 +337,7 @@ async def retry_now_of_a_dead_letter_needs_quota(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_replay_continues_after_a_crash(harness: StoreHarness) -> None:
-    """Each dead letter is revived once, although the store crashes between steps."""
+    """Each dead letter is replayed once, although the store crashes between steps."""
     await add_dead_letters(harness, 5)
     current = await harness.store.start_replay(replay_of_all())
     for _ in range(5):
@@ -347,7 +351,7 @@ async def a_replay_continues_after_a_crash(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_replay_skips_retried_and_purged_dead_letters(harness: StoreHarness) -> None:
-    """Dead letters that were retried or purged since the start are not revived."""
+    """Dead letters that were retried or purged since the start are not replayed."""
     await add_dead_letters(harness, 4)
     await harness.store.start_replay(replay_of_all())
     assert RetryNowStatus.DUE is await harness.store.retry_now("acme", task_id(1))
@@ -404,7 +408,7 @@ async def a_replay_without_matches_ends(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_cancelled_replay_stops(harness: StoreHarness) -> None:
-    """After a cancel, a replay revives no more tasks, and does not change."""
+    """After a cancel, a replay makes no more tasks due, and does not change."""
     await add_dead_letters(harness, 4)
     await harness.store.start_replay(replay_of_all())
     await replay_step(harness, 1)

@@ -172,7 +172,7 @@ async def unparking_keeps_a_lane_paused(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_resumed_lane_is_open(harness: StoreHarness) -> None:
+async def a_resumed_lane_is_active(harness: StoreHarness) -> None:
     """Resuming a lane also ends its parking, and resets the number of openings."""
     await harness.add(*(task(number) for number in range(5)))
     await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, consecutive_opens=4)

@@ -175,7 +175,7 @@ async def a_quota_limits_policy_versions_per_tenant(harness: StoreHarness) -> No
 async def numbers_of_a_deleted_policy_are_kept_while_tasks_refer_to_it(
     harness: StoreHarness,
 ) -> None:
-    """A finished task keeps the numbers of its policy; with the last task they are forgotten."""
+    """Version numbers are used again only after the last task of the policy was deleted."""
     store = harness.store
 
     async def recreate() -> int:
@@ -232,8 +232,8 @@ async def a_deleted_version_number_is_not_used_again(harness: StoreHarness) -> N
 
 
 @conformance_case
-async def a_revived_dead_letter_uses_its_policy_again(harness: StoreHarness) -> None:
-    """A dead letter does not prevent the deletion of its policy; a revived one does."""
+async def a_replayed_dead_letter_uses_its_policy_again(harness: StoreHarness) -> None:
+    """A dead letter does not prevent the deletion of its policy; a replayed one does."""
     await harness.store.put_policy(new_policy(), replace=False)
     dead = await harness.add_dead_letter(1, policy_id="p")
     await harness.store.retry_now("acme", dead.id)

@@ -194,8 +194,8 @@ async def retry_now_keeps_an_earlier_due_time(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
-    """A revived task keeps its log; its attempt count, backoff and total budget start again."""
+async def retry_now_replays_a_dead_letter(harness: StoreHarness) -> None:
+    """A replayed task keeps its log; its attempt count, backoff and total budget start again."""
     leased = await harness.lease_new_task(1)
     await harness.store.finish([exhausted_result(leased, previous_delay=1.0, backoff_offset=2)])
     harness.clock.advance(HOUR_MS)
@@ -203,19 +203,19 @@ async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
 
     assert RetryNowStatus.DUE is await harness.store.retry_now("acme", leased.id)
 
-    revived = await harness.get_task(1)
-    assert (Status.PENDING, None, None) == (revived.status, revived.reason, revived.finished_at)
-    assert (1, 1, 1) == (revived.attempts, revived.attempts_before_replay, revived.replays)
+    replayed = await harness.get_task(1)
+    assert (Status.PENDING, None, None) == (replayed.status, replayed.reason, replayed.finished_at)
+    assert (1, 1, 1) == (replayed.attempts, replayed.attempts_before_replay, replayed.replays)
     assert (None, 0, None) == (
-        revived.previous_delay,
-        revived.backoff_offset,
-        revived.last_outcome_kind,
+        replayed.previous_delay,
+        replayed.backoff_offset,
+        replayed.last_outcome_kind,
     )
-    assert (now, now, now) == (revived.next_attempt_at, revived.first_due_at, revived.wake_at)
+    assert (now, now, now) == (replayed.next_attempt_at, replayed.first_due_at, replayed.wake_at)
     assert (leased.key, leased.packed_content, START_MS) == (
-        revived.key,
-        revived.packed_content,
-        revived.created_at,
+        replayed.key,
+        replayed.packed_content,
+        replayed.created_at,
     )
     lane = await harness.get_lane()
     assert (1, 0, 0) == (lane.pending, lane.in_flight, lane.exhausted)
@@ -245,7 +245,7 @@ async def retry_now_does_not_change_in_flight_and_finished_tasks(harness: StoreH
 
 
 @conformance_case
-async def retry_now_revives_a_cancelled_task(harness: StoreHarness) -> None:
+async def retry_now_replays_a_cancelled_task(harness: StoreHarness) -> None:
     """A cancelled task that is retried is PENDING again, and its next result is not cancelled."""
     leased = await harness.lease_new_task(1)
     await harness.store.cancel("acme", leased.id)
@@ -254,13 +254,13 @@ async def retry_now_revives_a_cancelled_task(harness: StoreHarness) -> None:
 
     assert RetryNowStatus.DUE is await harness.store.retry_now("acme", leased.id)
 
-    revived = await harness.get_task(1)
+    replayed = await harness.get_task(1)
     assert (Status.PENDING, False, None) == (
-        revived.status,
-        revived.cancelling,
-        revived.finished_at,
+        replayed.status,
+        replayed.cancelling,
+        replayed.finished_at,
     )
-    assert (1, 1, 1) == (revived.attempts, revived.attempts_before_replay, revived.replays)
+    assert (1, 1, 1) == (replayed.attempts, replayed.attempts_before_replay, replayed.replays)
     [leased] = (await harness.claim()).tasks
     retry_at = harness.clock.now + HOUR_MS
     assert [FinishStatus.APPLIED] == await harness.store.finish([retry_result(leased, retry_at)])
@@ -268,7 +268,7 @@ async def retry_now_revives_a_cancelled_task(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def retry_now_does_not_open_a_parked_lane(harness: StoreHarness) -> None:
+async def retry_now_does_not_unpark_a_lane(harness: StoreHarness) -> None:
     """`retry_now` makes a task of a parked lane due, but the task is not claimed."""
     await harness.add(task(1, next_attempt_at=START_MS + HOUR_MS))
     await harness.store.park(LANE, START_MS + 5000, probes=1, consecutive_opens=1)

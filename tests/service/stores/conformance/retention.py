@@ -189,8 +189,8 @@ async def bodies_of_deleted_tasks_are_listed_until_they_are_forgotten(
 
 
 @conformance_case
-async def a_revived_dead_letter_is_not_swept(harness: StoreHarness) -> None:
-    """A revived task does not expire until it is finished again."""
+async def a_replayed_dead_letter_is_not_swept(harness: StoreHarness) -> None:
+    """A replayed task does not expire until it is finished again."""
     await harness.add_dead_letter(1)
     harness.clock.advance(DAY_MS - 1)
     await harness.store.retry_now("acme", task_id(1))

@@ -41,7 +41,7 @@ def is_skipped(lane_name: str, lane_limits: Mapping[str, int]) -> bool:
     return 0 in {lane_limits.get(lane_name), lane_limits.get(lane_name.partition("/")[0])}
 
 
-class LaneAlarms:
+class LaneWakeTimes:
     """A wake time for each lane. The heap also has entries that are no longer valid."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class Queue:
         self.expired: set[int] = set()
         """Numbers of IN_FLIGHT tasks that are claimable because their lease has expired."""
         self.is_ready: bool = False
-        """Whether the lane is in the rotation. Then it has no alarms."""
+        """Whether the lane is in the rotation. Then it has no wake times."""
         self.last_turn: int = 0
         self.last_probe: int | None = None
         """Number of the task that was last leased as a probe."""
@@ -279,9 +279,9 @@ class ReferenceState:
         self.budgets: dict[str, tuple[float, int]] = {}
         """The value of each lane's retry budget, and the time of its last change."""
         self.tenants: dict[str, Tenant] = {}
-        self.due_alarms: LaneAlarms = LaneAlarms()
+        self.due_wake_times: LaneWakeTimes = LaneWakeTimes()
         """Lanes by the due time of their earliest task. Claims add their horizon to the time."""
-        self.expiry_alarms: LaneAlarms = LaneAlarms()
+        self.expiry_wake_times: LaneWakeTimes = LaneWakeTimes()
         """Lanes by the end of their earliest lease, or of their parking."""
         self.ready_tenants: list[tuple[int, str]] = []
         """Tenants that have lanes in the rotation, least recently served first."""
@@ -319,8 +319,8 @@ class ReferenceState:
         for name, queue in list(self.queues.items()):
             if queue.tasks or queue.is_blocked(now) or name in self.limits.by_lane:
                 continue
-            self.due_alarms.set(name, None)
-            self.expiry_alarms.set(name, None)
+            self.due_wake_times.set(name, None)
+            self.expiry_wake_times.set(name, None)
             tenant = self.tenant(queue.lane.tenant)
             if queue.is_ready:
                 tenant.ready_lanes.remove((queue.last_turn, name))
@@ -369,9 +369,9 @@ class ReferenceState:
         """Add a task whose key is new; its state fields are reset."""
         self._last_number += 1
         tenant, queue = self.tenant(task.tenant), self.queue(task.lane)
-        is_open = not queue.lane.paused and queue.lane.parked_until is None
+        is_active = not queue.lane.paused and queue.lane.parked_until is None
         stored = task.as_stored(now, task.next_attempt_at)
-        if is_open and terms is not None and stored.next_attempt_at <= now + terms.horizon_ms:
+        if is_active and terms is not None and stored.next_attempt_at <= now + terms.horizon_ms:
             stored = msgspec.structs.replace(
                 stored, **_lease_fields(terms, stored.next_attempt_at, now)
             )
@@ -385,7 +385,7 @@ class ReferenceState:
         return row
 
     def change(self, row: Row, now: int, **fields: Any) -> None:
-        """Change a task, and update counters, heaps and alarms."""
+        """Change a task, and update counters, heaps and wake times."""
         self._update_counters(row, -1)
         self.queues[row.task.lane].expired.discard(row.number)
         version = row.task.version + 1
@@ -416,7 +416,7 @@ class ReferenceState:
         """Change a task to a finished status."""
         self.change(row, now, **fields, status=status, worker=None, wake_at=0, finished_at=now)
 
-    def revive(self, row: Row, now: int) -> None:
+    def replay_task(self, row: Row, now: int) -> None:
         """Make a dead letter or a cancelled task due now."""
         self.set_pending(
             row,
@@ -470,7 +470,7 @@ class ReferenceState:
     # --- rotation of lanes ------------------------------------------------------------------------
 
     def schedule(self, queue: Queue, now: int) -> None:
-        """Set the alarms of a lane that is not in the rotation."""
+        """Set the wake times of a lane that is not in the rotation."""
         if queue.is_ready:
             return
         lane, due, expiry = queue.lane, None, None
@@ -480,15 +480,15 @@ class ReferenceState:
         else:
             due = queue.earliest_claimable() if queue.free_slots(1) > 0 else None
             expiry = queue.leases.earliest()
-        self.due_alarms.set(lane.name, due)
-        self.expiry_alarms.set(lane.name, expiry)
+        self.due_wake_times.set(lane.name, due)
+        self.expiry_wake_times.set(lane.name, expiry)
 
     def add_to_rotation(self, queue: Queue) -> None:
         """Add a lane to the rotation, ordered by the last turns of lane and tenant."""
         tenant = self.tenant(queue.lane.tenant)
         queue.is_ready = True
-        self.due_alarms.set(queue.lane.name, None)
-        self.expiry_alarms.set(queue.lane.name, None)
+        self.due_wake_times.set(queue.lane.name, None)
+        self.expiry_wake_times.set(queue.lane.name, None)
         if not tenant.ready_lanes:
             heappush(self.ready_tenants, (tenant.last_turn, tenant.name))
         heappush(tenant.ready_lanes, (queue.last_turn, queue.lane.name))

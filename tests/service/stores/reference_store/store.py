@@ -151,11 +151,11 @@ class ReferenceStore:
     ) -> ClaimResult:
         """Lease tasks that are due within the horizon or have an expired lease, in fair order."""
         state, now = self.state, self._clock()
-        for alarms, until in (
-            (state.due_alarms, now + terms.horizon_ms),
-            (state.expiry_alarms, now),
+        for wake_times, until in (
+            (state.due_wake_times, now + terms.horizon_ms),
+            (state.expiry_wake_times, now),
         ):
-            for name in alarms.pop_due(until):
+            for name in wake_times.pop_due(until):
                 state.add_to_rotation(state.queues[name])
         claimed = ClaimResult(now, [], {}, None)
         visited: list[Queue] = []
@@ -210,7 +210,7 @@ class ReferenceStore:
         return True
 
     def _update_rotation(self, queue: Queue, terms: LeaseTerms, now: int) -> None:
-        """Return a lane to the rotation if it has more claimable tasks, else set its alarms."""
+        """Return a lane to the rotation if it has more claimable tasks, else set its wake times."""
         earliest = queue.earliest_claimable()
         has_more = earliest is not None and earliest <= now + terms.horizon_ms
         queue.is_ready = False
@@ -226,8 +226,8 @@ class ReferenceStore:
         if any(not is_skipped(name, lane_limits) for lanes in ready_lanes for _, name in lanes):
             return now
         due, expiry = (
-            self.state.due_alarms.earliest(lane_limits),
-            self.state.expiry_alarms.earliest(lane_limits),
+            self.state.due_wake_times.earliest(lane_limits),
+            self.state.expiry_wake_times.earliest(lane_limits),
         )
         times = (None if due is None else due - terms.horizon_ms, expiry)
         return min((at for at in times if at is not None), default=None)
@@ -316,13 +316,13 @@ class ReferenceStore:
 
     async def unpark(self, lane: str) -> None:
         """End the parking of a lane."""
-        self._open(lane, resume=False)
+        self._unpark(lane, resume=False)
 
     async def resume(self, lane: str) -> None:
         """End the parking and the pause of a lane."""
-        self._open(lane, resume=True)
+        self._unpark(lane, resume=True)
 
-    def _open(self, lane: str, *, resume: bool) -> None:
+    def _unpark(self, lane: str, *, resume: bool) -> None:
         if lane in self.state.queues:
             found = self.state.queues[lane].lane
             found.parked_until, found.probes, found.consecutive_opens = None, 0, 0
@@ -525,7 +525,7 @@ class ReferenceStore:
             case Status.EXHAUSTED | Status.CANCELLED:
                 if self._free_quota(tenant, quota) <= 0:
                     return RetryNowStatus.OVER_QUOTA
-                self.state.revive(row, now)
+                self.state.replay_task(row, now)
             case Status.IN_FLIGHT:
                 return RetryNowStatus.IN_FLIGHT
             case Status.SUCCEEDED:
@@ -585,7 +585,7 @@ class ReferenceStore:
         *,
         quota: int | None = None,
     ) -> ReplayRecord | None:
-        """If the replay is due, revive dead letters, and set the next due time."""
+        """If the replay is due, replay dead letters, and set the next due time."""
         replay, now = self.state.replays.get(replay_id), self._clock()
         if replay is None:
             return None
@@ -598,7 +598,7 @@ class ReferenceStore:
             dead_letters = self._find_dead_letters(replay.tenant, task_ids)
             rows = dead_letters[: max(0, self._free_quota(replay.tenant, quota))]
             for row in rows:
-                self.state.revive(row, now)
+                self.state.replay_task(row, now)
                 replayed_ids.add(row.task.id)
             replay.replayed += len(rows)
             replay.next_at = next_replay_step_at(replay, len(rows), now)

@@ -111,7 +111,7 @@ def list_lanes_of_tasks(file: DatabaseFile) -> list[tuple[int, str]]:
     return [(task_numbers([task])[0], task.lane.partition(":")[2][0]) for task in found]
 
 
-def test_another_process_finds_out_that_a_lane_was_removed(
+def test_another_process_detects_that_a_lane_was_removed(
     tmp_path: Path, database_file: DatabaseFile
 ) -> None:
     """A process that has used a lane does not use its id, which now belongs to another lane."""
@@ -224,8 +224,8 @@ def test_a_file_with_few_free_pages_keeps_them(
     assert 90 < count_pages(database_file)[1] < page_count // 4
 
 
-def test_a_file_that_cannot_shrink_is_left_as_it_is(tmp_path: Path) -> None:
-    """A file that was created without incremental vacuum has no endless work, until `VACUUM`."""
+def test_a_file_without_incremental_vacuum_does_not_shrink(tmp_path: Path) -> None:
+    """A sweep of such a file reports no more work; after `VACUUM`, sweeps shrink the file."""
     path = tmp_path / "tasks.db"
     with closing(sqlite3.connect(path)) as connection:  # as created by earlier versions
         connection.execute("PRAGMA journal_mode = WAL")
