@@ -64,7 +64,7 @@ _FAILING_BODY_STORE_CHECK_INTERVAL_S = 5.0
 _logger = logging.getLogger("tarry.service")
 
 _BLOCKED_PAUSE_S = 60.0
-"""With `on_blocked = "wait"`, tasks flow within this time after a restart with another setting."""
+"""With `on_blocked = "wait"`: the time after which a target that was not allowed is tried again."""
 
 
 class Service:

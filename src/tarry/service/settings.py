@@ -1,6 +1,6 @@
 """The settings of the service, and how they are loaded.
 
-Sources, the strongest first: flags of single settings such as `--port`, `--set NAME=VALUE`,
+Sources, in order of precedence: flags of single settings such as `--port`, `--set NAME=VALUE`,
 `TARRY_*` environment variables, a TOML file, the defaults. Errors name the source of a value.
 
 Client commands import this module too, to find misspelt environment variables. The components of
@@ -84,7 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ()
     on_blocked: Annotated[
         Literal["fail", "wait"],
-        _help("Tasks with a target that is not allowed: fail (dead letter), or wait until it is"),
+        _help("Tasks whose target is not allowed: fail (dead letter), or wait until it is allowed"),
     ] = "fail"
     require_keys: Annotated[bool, _help("Require API keys on a loopback `host`, too")] = False
     operator: Annotated[str, _help("The tenant that can read the metrics of all tenants")] = ""

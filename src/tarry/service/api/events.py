@@ -167,7 +167,7 @@ class EventStream:
         # Streams send at different intervals: 75 % to 125 % of the average, distributed evenly by
         # the golden ratio. Otherwise an event would wake all idle streams of a tenant, and these
         # would then send in the same iterations of the event loop, and delay other requests.
-        self._pace = 0.75 + 0.5 * (number * 0.618034 % 1)
+        self._interval_factor = 0.75 + 0.5 * (number * 0.618034 % 1)
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Send events until the client disconnects, its key is revoked or the service stops."""
@@ -227,7 +227,7 @@ class EventStream:
             if missed:
                 data = _encode_event(ServiceEvent(kind="missed", missed=missed)) + data
             await _write(send, data)
-            await asyncio.sleep(self._pace * self._interval_s())
+            await asyncio.sleep(self._interval_factor * self._interval_s())
 
     def _interval_s(self) -> float:
         """Return the average time until the next part."""

@@ -48,7 +48,7 @@ _TASK_PATH = "/retry-tasks/{taskId}"
 _CANCELLATIONS_PATH = "/retry-tasks/cancellations"
 _CANCEL_CHUNK_TASKS = 200
 _MAX_CANCEL_CHUNKS = 10
-"""Maximum number of chunks that one request cancels; `nextCursor` of its response is the rest."""
+"""Maximum number of chunks that one request cancels; `nextCursor` continues after the last one."""
 _bulk_cancel_decoder = msgspec.json.Decoder(BulkCancelRequest)
 _REASONS = tuple(Reason)
 _MAX_EXPLAINED_ATTEMPTS = 100

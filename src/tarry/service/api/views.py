@@ -260,7 +260,7 @@ def explain_task(
 
     `named_policy` is the policy that the task names, or None if that policy was deleted.
     `wait_reason` is why the lane is parked, if its breaker is closed (`LocalStats.wait_reason`).
-    `is_running` is whether an attempt of a leased task runs; None: only another process knows.
+    `is_running` is whether an attempt of a leased task runs; None: another process has the lease.
     """
     status = task.status_at(now)
     policy = named_policy or SERVICE_PRESETS["default"]
