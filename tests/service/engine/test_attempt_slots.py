@@ -316,6 +316,41 @@ def test_tenants_with_many_hanging_hosts_leave_leases_for_others(tenant_count: i
     run(main)
 
 
+def test_retries_for_hanging_targets_leave_leases_for_other_tenants() -> None:
+    """A task of a tenant without a lease is attempted when attempts of other tenants time out."""
+
+    async def main() -> None:
+        target = FakeTarget(hang_except("fast.example"))
+        limits = EngineLimits(max_running_attempts=10, max_leased=20)
+        harness = EngineHarness(target, limits=limits)
+        await harness.engine.start()
+        await harness.add(harness.new_task("http://fast.example:80/", tenant="fast"))
+        overrides = {"maxAttempts": 100, "initialDelayMs": 100, "maxDelayMs": 100}
+        for tenant in ("a", "b", "c"):
+            hosts = [f"{tenant}{number}.example:80" for number in range(30)]
+            await harness.add(
+                *(
+                    harness.new_task(f"http://{host}/", tenant=tenant, overrides=overrides)
+                    for host in hosts
+                )
+            )
+            await asyncio.sleep(0.1)
+        assert 0 == harness.engine.worker.leased_tasks.free_leases
+        target.requests.clear()
+        target.times.clear()
+
+        added_at = asyncio.get_running_loop().time()
+        await harness.add(harness.new_task("http://fast.example:80/", tenant="fast"))
+        await asyncio.sleep(2 * HANG_S)
+
+        started_at = time_of_first_request(target, "fast.example")
+        assert started_at is not None
+        assert started_at <= added_at + HANG_S
+        await harness.engine.stop(0.0)
+
+    run(main)
+
+
 def test_lane_that_becomes_slow_in_the_rotation_does_not_delay_fast_lanes() -> None:
     """A fast lane has its turn although a lane before it in the rotation has become slow."""
     lanes, slots = new_lanes(), AttemptSlots(100)

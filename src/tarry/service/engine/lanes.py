@@ -351,9 +351,12 @@ class Lanes(dict[str, LaneState]):
 
     def tenants_at_lease_limit(self, free_leases: int) -> list[str]:
         """Return the names of tenants at their limit of leases, see `lease_allowance`."""
-        remaining = self._lease_shares.remaining
         tenants = self._tenants.items()
-        return [name for name, state in tenants if remaining(free_leases, state.leased_count) <= 0]
+        return [name for name, state in tenants if self.is_at_lease_limit(state, free_leases)]
+
+    def is_at_lease_limit(self, tenant: TenantState, free_leases: int) -> bool:
+        """Return whether a tenant is at its limit of leases, see `lease_allowance`."""
+        return self._lease_shares.remaining(free_leases, tenant.leased_count) <= 0
 
     def _lease_limit(self, lane: LaneState) -> int:
         limit = self._max_lane_leased

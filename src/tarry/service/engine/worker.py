@@ -449,9 +449,15 @@ class Worker:
         """Return whether a task that has failed may keep its lease until its retry."""
         # If other tasks of the lane may be waiting in the store, the task is released, and the next
         # claim selects the tasks to lease. Otherwise, a few tasks that always fail could keep all
-        # leases of the lane.
-        is_lane_limited = lane.is_tripped or self._context.lanes.lease_capacity(lane) <= 0
-        return not (self._is_stopping or lane.is_paused or is_lane_limited)
+        # leases of the lane. In the same way, tasks of tenants whose targets hang could keep all
+        # leases of the process, while a tenant without a lease waits.
+        lanes, free_leases = self._context.lanes, self.leased_tasks.free_leases
+        is_limited = (
+            lane.is_tripped
+            or lanes.lease_capacity(lane) <= 0
+            or lanes.is_at_lease_limit(lane.tenant, free_leases)
+        )
+        return not (self._is_stopping or lane.is_paused or is_limited)
 
     def release_expiring(self) -> None:
         """Release due tasks that have waited for a slot for half of their lease.
