@@ -53,7 +53,7 @@ class Faults:
         self.delay = rng.choice([0.0, 0.1, 0.5])
         self.network_fault = rng.choice([0.0, 0.1, 0.3])
         self.max_clock_jump_s = rng.choice([0.0, 0.0, 200.0, 7200.0])
-        """Not a probability: the wall clock is set to a time within a range of so many seconds."""
+        """Not a probability: the wall clock is set to a time within a range of this length."""
         self.hosts_may_fail = bool(self.delay or self.network_fault or self.store_rejection)
         """Whether the targets of the tenant `default` change their state."""
         self.are_stopped = False

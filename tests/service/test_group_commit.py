@@ -149,7 +149,7 @@ def test_group_has_at_most_max_items() -> None:
 
 
 def test_small_entry_shares_a_group_with_the_last_part_of_a_large_entry() -> None:
-    """An entry that exceeds `max_pending` is rejected before any of its items is committed."""
+    """Of an entry that exceeds `max_pending`, no item is committed; a smaller entry is accepted."""
 
     async def main() -> None:
         commit = DoublingCommit()

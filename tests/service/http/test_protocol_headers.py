@@ -159,7 +159,7 @@ def test_incomplete_headers_are_limited() -> None:
 @PATHS
 @pytest.mark.parametrize("trailer", [b"Connection: Close", b"Proxy-Connection: x, close"])
 def test_a_trailer_that_closes_the_connection_is_rejected(path: bytes, trailer: bytes) -> None:
-    """The parser would otherwise ignore the next request, while the connection stays open."""
+    """`Connection: close` in a trailer gets a 400: the parser would ignore the next request."""
 
     async def run() -> None:
         route = FastRoute()

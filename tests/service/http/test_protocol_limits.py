@@ -173,7 +173,7 @@ def test_a_client_may_close_its_sending_half(path: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"", GET[:-2], POST[:-1], POST + GET[:-2]])
 def test_an_idle_or_incomplete_connection_is_closed_by_the_client(data: bytes) -> None:
-    """There is no response to wait for, or the request can never be complete."""
+    """The connection does not stay open: there is no complete request to respond to."""
 
     async def run() -> None:
         route = FastRoute()
@@ -184,7 +184,7 @@ def test_an_idle_or_incomplete_connection_is_closed_by_the_client(data: bytes) -
 
 
 def test_a_response_that_has_begun_ends_with_the_client() -> None:
-    """An event stream would otherwise keep its slot until the next event is sent."""
+    """An event stream ends when its client closes the connection, not only at the next event."""
 
     async def app(_scope: dict[str, Any], _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})

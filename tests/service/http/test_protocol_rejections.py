@@ -83,7 +83,7 @@ def test_valid_requests_before_it_get_their_response(
 
 
 def test_a_lost_connection_gets_no_rejection() -> None:
-    """The connection is lost before the response to the valid request."""
+    """Nothing is written if the connection is lost before the response to the valid request."""
 
     async def run() -> None:
         route = FastRoute()
@@ -132,7 +132,7 @@ def test_shutdown_during_a_rejection() -> None:
 def test_responses_have_the_order_of_the_requests(
     requests: list[bytes], sizes: list[int], waits: list[bool]
 ) -> None:
-    """Valid and invalid requests are split into reads; some reads wait for responses."""
+    """Each request before the first invalid one has a response, however requests are split."""
     expected: list[int] = []
     for request in requests:
         is_invalid = request in INVALID.values()
@@ -159,7 +159,7 @@ def test_responses_have_the_order_of_the_requests(
 
 @pytest.mark.parametrize("first", [POST, OTHER_POST], ids=["fast path", "uvicorn"])
 def test_line_breaks_do_not_keep_a_connection_open(first: bytes) -> None:
-    """The keep-alive timeout starts at the last response."""
+    """The keep-alive timeout starts at the last response, not at line breaks after it."""
 
     async def run() -> None:
         route = FastRoute()
@@ -174,7 +174,7 @@ def test_line_breaks_do_not_keep_a_connection_open(first: bytes) -> None:
 
 
 def test_the_keep_alive_timeout_does_not_end_a_request() -> None:
-    """The second request begins before the first response, and its response takes long."""
+    """A slow request that begins before the previous response is served."""
 
     async def run() -> None:
         route = FastRoute()
@@ -193,7 +193,7 @@ def test_the_keep_alive_timeout_does_not_end_a_request() -> None:
 
 
 def test_an_early_response_does_not_stop_the_keep_alive_timer() -> None:
-    """The body of a request arrives after its response; then the client sends nothing."""
+    """An idle connection is closed, also if the body of its request arrived after the response."""
 
     async def run() -> None:
         route = FastRoute()

@@ -76,7 +76,7 @@ def test_a_client_that_reads_too_slowly_is_disconnected() -> None:
 
 @pytest.mark.parametrize("data", [CLOSE, GET + b"nonsense\r\n\r\n"], ids=["close", "rejection"])
 def test_a_closed_connection_does_not_wait_for_its_client(data: bytes) -> None:
-    """The last bytes of the last response are not read, and writing was never paused."""
+    """A closed connection is aborted if the client does not read the end of the last response."""
 
     async def run() -> None:
         route = FastRoute()
@@ -95,7 +95,7 @@ def test_a_closed_connection_does_not_wait_for_its_client(data: bytes) -> None:
 
 
 def test_an_idle_connection_does_not_wait_for_its_client() -> None:
-    """The keep-alive timeout ends, but the end of the last response is not read."""
+    """After the keep-alive timeout, the connection is aborted if its last response is not read."""
 
     async def run() -> None:
         route = FastRoute()

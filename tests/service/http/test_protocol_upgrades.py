@@ -85,7 +85,7 @@ def test_an_upgrade_in_a_trailer_is_ignored(trailer: bytes) -> None:
 
 
 def test_connect_is_rejected() -> None:
-    """A CONNECT request asks for a tunnel, so the rest of its bytes is not HTTP."""
+    """A CONNECT request, after which the bytes are not HTTP, closes the connection."""
 
     async def run() -> None:
         route = FastRoute()
