@@ -98,7 +98,7 @@ def k8s_resource(version: str, kind: str, name: str, spec: dict[str, Any]) -> di
 class DocumentTable:
     """A table (a JSON or YAML object) and its path in the document.
 
-    It remembers which keys were read; `unread` returns the others. A null value counts as missing.
+    It records which keys were read; `unread` returns the others. A null value counts as missing.
     """
 
     def __init__(self, path: str, value: object) -> None:

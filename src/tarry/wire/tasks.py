@@ -442,7 +442,7 @@ class BreakerSettings(_Settings, frozen=True):
     """The attempts in the window below which `failureRate` does not apply."""
     window_ms: Annotated[int, Meta(ge=1_000, le=3_600_000)] | None = None
     consecutive_failures: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """The breaker also opens after so many failures in a row."""
+    """The breaker also opens after this many failures in a row."""
     open_for_ms: Annotated[int, Meta(ge=1, le=MAX_DURATION_MS)] | None = None
     """How long the breaker stays open; longer each time in a row, up to `maxOpenMs`."""
     max_open_ms: Annotated[int, Meta(ge=1, le=MAX_DURATION_MS)] | None = None

@@ -120,7 +120,7 @@ class Scheduler:
         )
         leased_tasks.reconciled_count = lost_reply_count
         if count:
-            _logger.info("released leases of store calls whose reply was lost, count=%d", count)
+            _logger.info("leases released after a lost reply of the store, count=%d", count)
 
     async def load_limits(self) -> None:
         """Apply the limits that operators have set, if they have changed."""
