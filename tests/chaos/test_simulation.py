@@ -100,20 +100,20 @@ def _park_lanes_in_which_half_of_the_attempts_fail(monkeypatch: pytest.MonkeyPat
 
 
 def _admit_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let one tenant hold all slots for attempts."""
+    """Allow one tenant to hold all slots for attempts."""
     monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
     monkeypatch.setattr(AttemptSlots, "check", lambda _self, _lane: Admission.ADMITTED)
 
 
 def _lease_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let one tenant hold all leases of a process."""
+    """Allow one tenant to hold all leases of a process."""
     monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
     monkeypatch.setattr(Lanes, "lease_allowance", lambda _self, _tenant, free_leases: free_leases)
     monkeypatch.setattr(Lanes, "tenants_at_lease_limit", lambda _self, _free_leases: [])
 
 
 def _start_every_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let one tenant hold all slots for DNS lookups."""
+    """Allow one tenant to hold all slots for DNS lookups."""
     monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
     monkeypatch.setattr(dns, "_FREE_SLOTS_PER_OCCUPIED_SLOT", 0)
 
