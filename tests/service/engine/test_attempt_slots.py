@@ -351,6 +351,38 @@ def test_retries_for_hanging_targets_leave_leases_for_other_tenants() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("tenant_count", [20, 60, 200])
+def test_leases_are_released_for_other_tenants(tenant_count: int) -> None:
+    """A fast lane gets leases although the tenants with hanging hosts need more than all leases.
+
+    Each of these tenants may have a lease, so together they could have all leases.
+    """
+
+    async def main() -> None:
+        target = FakeTarget(hang_except("fast.example"))
+        limits = EngineLimits(max_running_attempts=200, max_leased=200)
+        harness = EngineHarness(target, limits=limits)
+        await harness.engine.start()
+        await harness.add(harness.new_task("http://fast.example:80/", tenant="fast"))
+        for number in range(1000):
+            tenant = f"t{number * tenant_count // 1000}"
+            await harness.add(harness.new_task("http://a.example:80/", tenant=tenant))
+        await asyncio.sleep(5)
+        target.requests.clear()
+        target.times.clear()
+
+        added_at = asyncio.get_running_loop().time()
+        await harness.add(harness.new_task("http://fast.example:80/", tenant="fast"))
+        await asyncio.sleep(5)
+
+        started_at = time_of_first_request(target, "fast.example")
+        assert started_at is not None
+        assert started_at <= added_at + 2
+        await harness.engine.stop(60)
+
+    run(main)
+
+
 def test_lane_that_becomes_slow_in_the_rotation_does_not_delay_fast_lanes() -> None:
     """A fast lane has its turn although a lane before it in the rotation has become slow."""
     lanes, slots = new_lanes(), AttemptSlots(100)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from heapq import nlargest
+from heapq import heapify, heappop, heapreplace, nlargest
 from itertools import chain
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -83,13 +83,13 @@ class TenantShares:
     """
 
     def __init__(self, total: int) -> None:
-        self._reserved = total // 16
+        self.reserved: int = total // 16
         self._minimum = max(1, total // 256)
 
     def remaining(self, free: int, held: int) -> int:
         """Return how many more slots a tenant with `held` slots may acquire; 0 or less: none."""
         return max(
-            _MAX_HELD_PER_FREE * (free - self._reserved) - held, min(self._minimum - held, free)
+            _MAX_HELD_PER_FREE * (free - self.reserved) - held, min(self._minimum - held, free)
         )
 
 
@@ -238,6 +238,7 @@ class Lanes(dict[str, LaneState]):
         self.build_downstream: Callable[[str], LaneDownstream] = build_downstream
         self._max_lane_leased = max_leased if max_lane_leased is None else max_lane_leased
         self._lease_shares = TenantShares(max_leased)
+        self.reserved_leases: int = self._lease_shares.reserved
         self._tenants: WeakValueDictionary[str, TenantState] = WeakValueDictionary()
         self.parked: set[str] = set()  # names of lanes that this process has parked in the store
         self._limited: set[str] = set()
@@ -398,6 +399,29 @@ class Lanes(dict[str, LaneState]):
                 self._limits[lane.name] = lane.limits
                 if len(self._limits) > MAX_LANES:
                     del self._limits[next(iter(self._limits))]
+
+
+def select_waiting_tasks(leased_tasks: Iterable[LeasedTask], count: int) -> list[LeasedTask]:
+    """Return up to `count` tasks of slow lanes that wait for a slot, or for their due time.
+
+    The tasks belong to the tenants that have the most of them.
+    """
+    by_tenant: dict[TenantState, list[LeasedTask]] = {}
+    for leased_task in leased_tasks:
+        if leased_task.lane.is_slow and not leased_task.is_busy:
+            by_tenant.setdefault(leased_task.lane.tenant, []).append(leased_task)
+    # The number only breaks ties, because tasks cannot be compared.
+    heap = [(-len(tasks), number, tasks) for number, tasks in enumerate(by_tenant.values())]
+    heapify(heap)
+    selected: list[LeasedTask] = []
+    while heap and len(selected) < count:
+        _, number, tasks = heap[0]
+        selected.append(tasks.pop())
+        if tasks:
+            heapreplace(heap, (-len(tasks), number, tasks))
+        else:
+            heappop(heap)
+    return selected
 
 
 def _is_retry(task: Task) -> bool:
