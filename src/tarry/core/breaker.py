@@ -208,7 +208,9 @@ class Breaker:
             if (
                 call_count >= self._min_calls and failure_count >= self._failure_rate * call_count
             ) or (
-                self._has_optional_rules and self._is_optional_rule_met(call_count, failure_count)
+                self._has_optional_rules
+                and (failed or self._slow_after is not None)
+                and self._is_optional_rule_met(call_count, failure_count)
             ):
                 self._open(now, random_number)
 

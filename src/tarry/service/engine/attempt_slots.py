@@ -122,21 +122,16 @@ class AttemptSlots:
 class LaneRotation:
     """Lanes with due tasks, served round robin: the tenants in turn, and the lanes of each in turn.
 
-    A tenant at its limit of slots waits in `_waiting_tenants` with all its lanes, and a lane at its
-    limit in `_waiting_lanes`. Both are readmitted after an attempt has ended, see `readmit`.
+    A tenant at its limit of slots waits in `waiting_tenants` with all its lanes, and a lane at its
+    limit in `waiting_lanes`. Both are readmitted after an attempt has ended, see `readmit`.
     """
 
     def __init__(self, slots: AttemptSlots) -> None:
         self._slots = slots
         self._lanes: dict[TenantState, deque[LaneState]] = {}
-        self._tenant_queue: deque[TenantState] = deque()
-        self._waiting_tenants: deque[TenantState] = deque()
-        self._waiting_lanes: OrderedDict[LaneState, None] = OrderedDict()
-
-    @property
-    def has_turns(self) -> bool:
-        """Whether `pop` may return a lane."""
-        return bool(self._tenant_queue)
+        self.tenant_queue: deque[TenantState] = deque()  # if it is empty, `pop` returns None
+        self.waiting_tenants: deque[TenantState] = deque()
+        self.waiting_lanes: OrderedDict[LaneState, None] = OrderedDict()
 
     def append(self, lane: LaneState) -> None:
         """Add a lane after the other lanes of its tenant; its former rotation skips it."""
@@ -144,13 +139,13 @@ class LaneRotation:
         lanes = self._lanes.get(lane.tenant)
         if lanes is None:
             self._lanes[lane.tenant] = deque((lane,))
-            self._tenant_queue.append(lane.tenant)
+            self.tenant_queue.append(lane.tenant)
         else:
             lanes.append(lane)
 
     def pop(self) -> LaneState | None:
         """Remove and return the next lane that may start an attempt, or None."""
-        tenants = self._tenant_queue
+        tenants = self.tenant_queue
         while tenants:
             tenant = tenants.popleft()
             lanes = self._lanes[tenant]
@@ -162,7 +157,7 @@ class LaneRotation:
                     tenants.appendleft(tenant)
                     return None
                 if admission is Admission.TENANT_AT_LIMIT:
-                    self._waiting_tenants.append(tenant)
+                    self.waiting_tenants.append(tenant)
                     continue
                 lane.rotation = None
             lanes.popleft()
@@ -173,7 +168,7 @@ class LaneRotation:
             if admission is Admission.ADMITTED:
                 return lane
             if admission is Admission.LANE_AT_LIMIT:
-                self._waiting_lanes[lane] = None
+                self.waiting_lanes[lane] = None
         return None
 
     def readmit(self) -> LaneState | None:
@@ -183,7 +178,7 @@ class LaneRotation:
         because some of them may have no task that can start now. Few tenants wait at a time: each
         of them holds at least one slot, and of more than 500 slots at least two.
         """
-        if self._waiting_tenants:
-            self._tenant_queue.extend(self._waiting_tenants)
-            self._waiting_tenants.clear()
-        return self._waiting_lanes.popitem(last=False)[0] if self._waiting_lanes else None
+        if self.waiting_tenants:
+            self.tenant_queue.extend(self.waiting_tenants)
+            self.waiting_tenants.clear()
+        return self.waiting_lanes.popitem(last=False)[0] if self.waiting_lanes else None

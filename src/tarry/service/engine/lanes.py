@@ -88,9 +88,10 @@ class TenantShares:
 
     def remaining(self, free: int, held: int) -> int:
         """Return how many more slots a tenant with `held` slots may acquire; 0 or less: none."""
-        return max(
-            _MAX_HELD_PER_FREE * (free - self.reserved) - held, min(self._minimum - held, free)
-        )
+        remaining = _MAX_HELD_PER_FREE * (free - self.reserved) - held
+        if remaining < self._minimum:
+            remaining = max(remaining, min(self._minimum - held, free))
+        return remaining
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -136,6 +137,11 @@ class LaneState:
     _first_attempts_in_a_row: int = 0
     _last_reserved_time: int = 0
 
+    @property
+    def has_due_tasks(self) -> bool:
+        """Whether a due task waits; it may have been dropped."""
+        return bool(self.due_first_attempts or self.due_retries)
+
     def pop_due(self) -> LeasedTask | None:
         """Remove and return the next due task (None: no task is due), see `due_retries`."""
         if self.due_first_attempts and (
@@ -159,12 +165,13 @@ class LaneState:
 
         Also records the start of a first attempt, see `_MAX_EVIDENCE_AGE_MS`.
         """
-        is_retry = _is_retry(task)
-        if not is_retry:
+        has_better_evidence = False
+        if _is_retry(task):
+            has_better_evidence = now < self._first_attempt_at + _MAX_EVIDENCE_AGE_MS
+        else:
             self._first_attempt_at = now
-        has_better_evidence = now < self._first_attempt_at + _MAX_EVIDENCE_AGE_MS
         # The breaker alone evaluates probes. The limiter starts over when the breaker closes.
-        return (is_retry and has_better_evidence) or self.is_tripped
+        return has_better_evidence or self.is_tripped
 
     def record_duration(self, duration_ms: float, *, timed_out: bool) -> None:
         """Update `is_slow` after an attempt."""
@@ -237,6 +244,10 @@ class Lanes(dict[str, LaneState]):
         super().__init__()
         self.build_downstream: Callable[[str], LaneDownstream] = build_downstream
         self._max_lane_leased = max_leased if max_lane_leased is None else max_lane_leased
+        self._min_limited = (
+            min(self._max_lane_leased, _MAX_SLOW_LANE_LEASED) - MAX_TRANSACTION_TASKS
+        )
+        """With this number of leases or fewer, a lane without a rate is not near its limit."""
         self._lease_shares = TenantShares(max_leased)
         self.reserved_leases: int = self._lease_shares.reserved
         self._tenants: WeakValueDictionary[str, TenantState] = WeakValueDictionary()
@@ -319,7 +330,12 @@ class Lanes(dict[str, LaneState]):
     def _change_leased(self, lane: LaneState, change: int) -> None:
         lane.leased_count += change
         lane.tenant.leased_count += change
-        if lane.leased_count and self.lease_capacity(lane) < MAX_TRANSACTION_TASKS:
+        # The first two conditions are not needed, but save the calculation of the limit (1 us).
+        if (
+            (lane.leased_count > self._min_limited or lane.downstream.limiter.rate is not None)
+            and lane.leased_count
+            and self.lease_capacity(lane) < MAX_TRANSACTION_TASKS
+        ):
             self._limited.add(lane.name)
         elif self._limited:
             self._limited.discard(lane.name)

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from tarry.service.engine.attempt_slots import LaneRotation
+from tarry.service.engine.attempt_slots import Admission, LaneRotation
 from tarry.service.engine.lanes import LeasedTask
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ class LeasedTasks(dict[str, LeasedTask]):
         self._heap: list[tuple[int, int, LeasedTask]] = []
         """`(due time, tie breaker, task)`. Dropped tasks stay in the heap until they are due."""
         self._tie_breaker = count()
+        self._slots = slots
         self._fast_lanes = LaneRotation(slots)
         self._slow_lanes = LaneRotation(slots)
-        self._next_rotations = self._fast_lanes, self._slow_lanes
+        self._rotations = self._fast_lanes, self._slow_lanes  # which has the next turn comes first
         self._free_start_slots: list[int] = []
         self._start_slot_count = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -115,39 +116,47 @@ class LeasedTasks(dict[str, LeasedTask]):
             slot = leased_task.start_slot = self._free_start_slots.pop()
         return slot
 
-    def pop_next_due(self) -> LeasedTask | None:
-        """Return the next due task that may start, or None; its lane leaves the rotation."""
-        while (lane := self._pop_lane()) is not None:
-            # The lane returns to the rotation when its timer fires or one of its attempts ends.
-            if lane.rate_timer is not None or lane.downstream.limiter.is_full:
-                continue
-            while (leased_task := lane.pop_due()) is not None:
-                leased_task.is_queued = False
-                # Dropped and busy tasks stay queued until here: to find them earlier would be slow.
-                if not leased_task.is_dropped and not leased_task.is_busy:
-                    return leased_task
+    def pop_next_due(self, last_lane: LaneState | None = None) -> LeasedTask | None:
+        """Return the next due task that may start, or None; its lane leaves the rotation.
+
+        `last_lane` is the lane of the last task. It returns to the end of the rotation, unless no
+        other lane is there: then it is next, which takes 4 us less.
+        """
+        if last_lane is not None:
+            is_alone = last_lane.rotation is None and not self.has_turns
+            if not (is_alone and self._slots.check(last_lane) is Admission.ADMITTED):
+                self.add_to_rotation(last_lane)
+                last_lane = None
+        lane = last_lane or self._pop_lane()
+        while lane is not None:
+            # Otherwise, the lane returns when its timer fires or one of its attempts ends.
+            if lane.rate_timer is None and not lane.downstream.limiter.is_full:
+                while (leased_task := lane.pop_due()) is not None:
+                    leased_task.is_queued = False
+                    # Dropped and busy tasks stay queued until here, to save searching for them.
+                    if not leased_task.is_dropped and not leased_task.is_busy:
+                        return leased_task
+            lane = self._pop_lane()
         return None
 
     def _pop_lane(self) -> LaneState | None:
         """Return the next lane that may start an attempt: fast and slow lanes in turn."""
-        first, second = self._next_rotations
-        self._next_rotations = second, first
-        lane = first.pop() if first.has_turns else None
-        if lane is None and second.has_turns:
-            lane = second.pop()
-        return lane
+        first, second = self._rotations
+        self._rotations = second, first
+        return first.pop() or second.pop()
 
     @property
     def has_turns(self) -> bool:
         """Whether a lane with due tasks may start an attempt."""
-        return self._fast_lanes.has_turns or self._slow_lanes.has_turns
+        return bool(self._fast_lanes.tenant_queue or self._slow_lanes.tenant_queue)
 
     def on_slot_released(self) -> None:
         """Readmit tenants and lanes that wait because they were at their limit of slots."""
-        for rotation in (self._fast_lanes, self._slow_lanes):
-            lane = rotation.readmit()
-            if lane is not None:
-                self.add_to_rotation(lane)
+        for rotation in self._rotations:
+            if rotation.waiting_tenants or rotation.waiting_lanes:
+                lane = rotation.readmit()
+                if lane is not None:
+                    self.add_to_rotation(lane)
 
     def return_to_front(self, leased_task: LeasedTask) -> None:
         """Put a task that `pop_next_due` returned back at the front of its lane's queue."""
@@ -160,7 +169,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         A lane that has become fast or slow moves from the other rotation. There, a fast lane would
         wait behind slow lanes that are not admitted, and a slow lane would keep fast lanes waiting.
         """
-        if lane.due_first_attempts or lane.due_retries:
+        if lane.has_due_tasks:
             rotation = self._slow_lanes if lane.is_slow else self._fast_lanes
             if lane.rotation is not rotation:
                 rotation.append(lane)

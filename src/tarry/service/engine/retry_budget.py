@@ -84,5 +84,6 @@ class SharedBudget:
         elapsed_ms = (now - self._decayed_at) * 1000
         self._decayed_at = now
         if 0 < elapsed_ms < inf:
-            self._value = decay_budget(self._value, elapsed_ms)
-            self._change = decay_budget(self._change, elapsed_ms)
+            remaining_share = decay_budget(1.0, elapsed_ms)
+            self._value *= remaining_share
+            self._change *= remaining_share

@@ -121,28 +121,32 @@ class Worker:
             else:  # has no effect if a release or result of the task is already being written
                 self.result_writer.release_unadded([task])
 
-    def _start_due_tasks(self) -> None:
-        """Start due tasks, while `AttemptSlots` admits their lanes."""
-        if self._is_start_scheduled:
-            return
-        for _ in range(_MAX_CONSECUTIVE_STARTS):
-            if self._slots.is_full or self._is_stopping:
-                return
-            leased_task = self.leased_tasks.pop_next_due()
+    def _start_due_tasks(self, lane: LaneState | None = None) -> None:
+        """Start due tasks, while `AttemptSlots` admits their lanes.
+
+        `lane` is a lane that may start a task now, and is not in the rotation.
+        """
+        started_count = 0
+        while not (self._is_start_scheduled or self._slots.is_full or self._is_stopping):
+            if started_count == _MAX_CONSECUTIVE_STARTS:
+                # A claim returns many due tasks. If all started now, API requests would wait.
+                self._is_start_scheduled = True
+                asyncio.get_running_loop().call_soon(self._continue_starting)
+                break
+            leased_task = self.leased_tasks.pop_next_due(lane)
             if leased_task is None:
                 return
+            started_count += 1
+            lane = leased_task.lane
             try:
-                can_lane_continue = self._start(leased_task)
+                if not self._start(leased_task):
+                    lane = None
             except Exception:  # the task is released, so that it does not block other tasks
                 task_id = leased_task.task.id
                 _logger.exception("task could not be started, will retry, task=%s", task_id)
                 self._release_unstartable(leased_task)
-                can_lane_continue = True
-            if can_lane_continue:
-                self.leased_tasks.add_to_rotation(leased_task.lane)
-        # A claim returns many due tasks. If all were started now, API requests would have to wait.
-        self._is_start_scheduled = True
-        asyncio.get_running_loop().call_soon(self._continue_starting)
+        if lane is not None:
+            self.leased_tasks.add_to_rotation(lane)
 
     def _continue_starting(self) -> None:
         self._is_start_scheduled = False
@@ -253,10 +257,9 @@ class Worker:
 
     def _continue_lane(self, lane: LaneState) -> None:
         """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
-        self.leased_tasks.add_to_rotation(lane)
         self.leased_tasks.on_slot_released()
-        if self.leased_tasks.has_turns:
-            self._start_due_tasks()
+        if lane.has_due_tasks or self.leased_tasks.has_turns:
+            self._start_due_tasks(lane)
 
     def _begin_load(self, task: Task) -> list[LeasedTask]:
         """Load the policy and signers of a task, if no load of them is in progress.

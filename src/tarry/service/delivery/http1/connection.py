@@ -208,7 +208,9 @@ class Connection(asyncio.Protocol):
         a request is sent would otherwise be parsed as the response to this request. A close by the
         server is noticed here, too. This takes about 1 us.
         """
-        return self.is_open and self._poll is not None and not self._poll.poll(0)
+        transport = self._transport
+        is_open = transport is not None and not transport.is_closing()
+        return is_open and self._poll is not None and not self._poll.poll(0)
 
     def send(self, pending: PendingRequest, now: float) -> None:
         """Send a request."""
