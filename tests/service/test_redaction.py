@@ -115,6 +115,14 @@ def test_whole_texts_are_redacted_if_there_are_too_many_secrets(separator: str) 
     assert "got [redacted]" == redaction.redact_text("got cookievalue66", secrets)
 
 
+def test_short_parts_of_a_secret_header_do_not_hide_a_long_one() -> None:
+    """A secret after hundreds of cookies that are too short to be redacted is redacted."""
+    cookies = "; ".join(f"c{number}=1" for number in range(400))
+    headers = {"Cookie": f"{cookies}; id=cookievalue77"}
+    secrets = redaction.find_secrets(TaskContent(url="", headers=headers))
+    assert "[redacted]" == redaction.redact_text("cookievalue77", secrets)
+
+
 def test_a_truncated_secret_is_redacted() -> None:
     """At the end of a truncated text, six characters of a secret are enough."""
     assert "a [redacted]" == redaction.redact_text(

@@ -11,6 +11,7 @@ import re
 from base64 import b64decode
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 
@@ -128,19 +129,26 @@ def find_secrets(content: TaskContent | None) -> list[str] | None:
     """
     if content is None:
         return None
-    secrets = {value for name, value in content.headers.items() if is_secret_name(name)}
-    for value in tuple(secrets):
-        for part in _split_secret(value):
-            secrets.add(part)
-            if len(secrets) > _MAX_SECRETS:
-                return None
-    for _, name, value in _QUERY_PARAMETER.findall(content.url):
-        if is_secret_name(unquote_plus(name)):
-            secrets.update((value, unquote_plus(value)))
+    secrets: set[str] = set()
+    for name, value in content.headers.items():
+        if is_secret_name(name):
+            secrets.add(value)
+            secrets.update(_list_parts(value))
+    if "?" in content.url:
+        for _, name, value in _QUERY_PARAMETER.findall(content.url):
+            if is_secret_name(unquote_plus(name)):
+                secrets.update((value, unquote_plus(value)))
     long_secrets = [secret for secret in secrets if len(secret) >= _MIN_SECRET_LENGTH]
     if len(long_secrets) > _MAX_SECRETS:
         return None
     return sorted(long_secrets, key=len, reverse=True)
+
+
+@lru_cache(128)  # most tasks of a tenant have the same credentials
+def _list_parts(value: str) -> tuple[str, ...]:
+    """Return the parts of a secret header that are redacted, at most `_MAX_SECRETS` + 1."""
+    parts = {part for part in _split_secret(value) if len(part) >= _MIN_SECRET_LENGTH}
+    return tuple(islice(parts, _MAX_SECRETS + 1))
 
 
 def _split_secret(value: str) -> Iterator[str]:

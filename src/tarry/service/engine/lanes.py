@@ -215,7 +215,10 @@ class LaneState:
     @property
     def is_tripped(self) -> bool:
         """Whether the breaker is open or half-open."""
-        state = self.breaker.state
+        breaker = self.downstream.breaker  # not `self.breaker`: this is called for each attempt
+        if breaker is None:
+            return False
+        state = breaker.state
         return state is BreakerState.OPEN or state is BreakerState.HALF_OPEN
 
 
