@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from tarry.service.http.protocol import _UNSENT_RESPONSE_GRACE_S
-from tests.service.http.harness import GET, KEEP_ALIVE_S, POST, ConnectionHarness, FastRoute
+from tarry.service.http.protocol import _MAX_UNUSED_BODY_BYTES, _UNSENT_RESPONSE_GRACE_S
+from tests.service.http.harness import (
+    CHUNKED,
+    GET,
+    KEEP_ALIVE_S,
+    POST,
+    ConnectionHarness,
+    FastRoute,
+)
 
 HEADERS = [(b"content-type", b"text/plain"), (b"content-length", b"2")]
 
@@ -246,3 +253,65 @@ def test_the_grace_period_starts_with_the_response() -> None:
 
 def _request_line(scope: dict[str, Any]) -> tuple[str, str, bytes, str]:
     return scope["method"], scope["path"], scope["query_string"], scope["http_version"]
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b"10000\r\n" + b"a" * 65_536 + b"\r\n",
+        b"1\r\na\r\n" * 8_192,
+        b"1;" + b"e" * 60_000 + b"\r\na\r\n",
+    ],
+    ids=["large chunks", "small chunks", "chunk extensions"],
+)
+def test_a_body_that_is_not_read_is_limited(chunk: bytes) -> None:
+    """After its response, a client can send no more than the largest body that a path accepts."""
+
+    async def run() -> None:
+        connection = ConnectionHarness(respond_ok)
+        head = GET.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert (await connection.send(head)).startswith(b"HTTP/1.1 200 ")
+        sent = 0
+        while not connection.transport.is_closed and sent < 2 * _MAX_UNUSED_BODY_BYTES:
+            connection.protocol.data_received(chunk)
+            sent += len(chunk)
+        assert _MAX_UNUSED_BODY_BYTES < sent <= _MAX_UNUSED_BODY_BYTES + len(chunk)
+        assert connection.transport.is_closed
+
+    asyncio.run(run())
+
+
+def test_a_body_within_the_limit_is_skipped() -> None:
+    """The connection stays open for the next request, whose count starts at zero."""
+
+    async def run() -> None:
+        connection = ConnectionHarness(respond_ok)
+        size = _MAX_UNUSED_BODY_BYTES - 1
+        head = GET.replace(b"\r\n\r\n", b"\r\nContent-Length: %d\r\n\r\n" % size)
+        for _ in range(2):
+            assert (await connection.send(head)).startswith(b"HTTP/1.1 200 ")
+            connection.protocol.data_received(b"a" * size)
+            assert not connection.transport.is_closed
+
+    asyncio.run(run())
+
+
+def test_chunk_headers_of_a_body_are_limited() -> None:
+    """A body that is read may be larger than the limit, but not its chunk headers."""
+
+    async def run(extension: bytes, statuses: list[int]) -> None:
+        route = FastRoute()
+        route.receive(CHUNKED.split(b"3\r\n")[0])
+        await asyncio.sleep(0)
+        chunk = b"8000%b\r\n%b\r\n" % (extension, b"a" * 32_768)
+        for _ in range(_MAX_UNUSED_BODY_BYTES // 32_768 + 1):
+            if not route.connection.transport.is_closed:
+                route.receive(chunk)
+                await asyncio.sleep(0)
+        if not route.connection.transport.is_closed:
+            route.receive(b"0\r\n\r\n")
+        await route.respond_to_all()
+        assert statuses == route.statuses
+
+    asyncio.run(run(b"", [201]))
+    asyncio.run(run(b";" + b"e" * 32_768, [413]))

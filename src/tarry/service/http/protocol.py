@@ -90,6 +90,13 @@ _MAX_PARSED_BYTES, _MAX_PARSED_BODY_BYTES = 4_096, 16_384
 """How many received bytes are parsed at a time: in general, and within a body. The rest stays
 unparsed while pipelined requests wait for their responses: a request of only 36 bytes takes 5 kB of
 memory once it is parsed."""
+_MAX_UNUSED_BODY_BYTES = 16 * 1_048_576
+"""How many bytes of a body may arrive that no application reads: chunk headers, and the rest of a
+body after the response. As much as the largest body that any path accepts, so that a client that
+reads its response only after it has sent such a body gets the response."""
+_TOO_MANY_UNUSED_BYTES = problems.TOO_LARGE.problem(
+    "The chunks of the body are too small, or their extensions are too long. Send larger chunks."
+)
 _INVALID_TRAILER = problems.NOT_HTTP.problem("Connection: close is not allowed in a trailer.")
 _CONNECTION_FIELDS = frozenset({b"connection", b"proxy-connection"})
 
@@ -159,6 +166,9 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     """Size of the part of a read that is being parsed."""
     _first_read_bytes = 0
     """Size of the part in which the request began; may include bytes of the previous request."""
+    _unused_body_bytes = 0
+    """Bytes of the current body that no application reads. Of the read in which the body began,
+    only the part after the headers is counted."""
     _unparsed = b""
     """Received bytes that are parsed when the pipelined requests before them have responses."""
     _problem: Problem | None = None
@@ -345,6 +355,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._awaited == "headers" and self._are_headers_too_large()
         ):
             problem = problem or _HEADERS_TOO_LARGE
+        if self._awaited == "body" and self._unused_body_bytes > _MAX_UNUSED_BODY_BYTES:
+            problem = problem or _TOO_MANY_UNUSED_BYTES
         if problem is not None:
             self._reject(problem)
         if self._awaited != self._timer_for:
@@ -354,9 +366,12 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         """Parse data; stop early if pipelined requests wait for their responses."""
         start = 0
         while True:
-            max_bytes = _MAX_PARSED_BODY_BYTES if self._awaited == "body" else _MAX_PARSED_BYTES
+            is_body = self._awaited == "body"
+            max_bytes = _MAX_PARSED_BODY_BYTES if is_body else _MAX_PARSED_BYTES
             part = data[start : start + max_bytes]  # not a copy if the data is short
             self._read_bytes = len(part)
+            if is_body:  # `on_body` subtracts the bytes that the application reads
+                self._unused_body_bytes += self._read_bytes
             self._header_bytes_after_first_read += self._read_bytes
             self._parse_part(part)
             start += max_bytes
@@ -504,6 +519,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         if candidate is not None and self.cycle is candidate:
             candidate.body += body
         else:
+            if not self.cycle.response_complete:
+                self._unused_body_bytes -= len(body)
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -553,6 +570,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     ) -> None:
         """Pass a request whose headers are complete to uvicorn."""
         super().on_message_begin()
+        self._unused_body_bytes = 0
         self.url, self.headers, self.expect_100_continue = url, _IGNORED_TRAILERS, expects_continue
         self.scope["headers"] = headers
         # A key of the API, which uvicorn's type of the scope does not have.
