@@ -187,12 +187,6 @@ class FakeHost:
         throttled = DeliveryResult(status=429, headers=[("retry-after", "1")])
         self._refusal = rng.choice([DeliveryResult(status=503), throttled])
 
-    def change_state(self) -> None:
-        """Change to a random state."""
-        self.state = self._rng.choice(
-            ["healthy", "healthy", "down", "overloaded", "slow", "rejecting", "unanswered"]
-        )
-
     def next_response(self, name: str) -> tuple[DeliveryResult, float]:
         """Return the response to a task, and the seconds until it is sent."""
         rng, state = self._rng, self.state
@@ -269,7 +263,22 @@ class World:
     def max_wait_s(self, *, is_new_lane: bool) -> float:
         """Return how long a task of `steady` may wait, see docs/service-operations.md."""
         timeouts = 1 + is_new_lane if self.can_exhaust_slots else 0
-        return (HORIZON_MS / 2 + FAST_ATTEMPT_MS + timeouts * ATTEMPT_TIMEOUT_MS) / 1000
+        wait_s = (HORIZON_MS / 2 + FAST_ATTEMPT_MS + timeouts * ATTEMPT_TIMEOUT_MS) / 1000
+        if is_new_lane and STEADY_TENANT in self.hanging_hosts:
+            # While the lanes of the tenant have their turns, half of the lease may pass. Then the
+            # task is released, perhaps just before its turn. In the process that leases it next,
+            # it waits for its turn from the beginning.
+            wait_s *= 2
+        return wait_s
+
+    def change_target_state(self) -> None:
+        """Change one target of `default` to a random state."""
+        states = ["healthy", "healthy", "down", "overloaded", "slow", "rejecting", "unanswered"]
+        if not self.can_exhaust_slots:
+            # Attempts of a second tenant must not hang: no slot is reserved for a third tenant,
+            # because a sixteenth of the slots for slow attempts is less than one.
+            states = [state for state in states if state not in {"slow", "unanswered"}]
+        self._rng.choice(self.changing_hosts).state = self._rng.choice(states)
 
     def hang(self, tenant: str) -> None:
         """Make the healthy targets of a tenant hang."""

@@ -182,7 +182,7 @@ class Simulation:
         while True:
             await asyncio.sleep(self.rng.random() * 15)
             if self.environment.faults.hosts_may_fail:
-                self.rng.choice(self.environment.world.changing_hosts).change_state()
+                self.environment.world.change_target_state()
                 self.environment.record_fault(only_targets=True)
 
     async def _make_clock_jumps(self) -> None:
