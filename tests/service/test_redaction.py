@@ -92,6 +92,30 @@ def test_parts_of_a_secret_header_are_redacted(header: str, value: str, echoed: 
     assert "got [redacted]" == redaction.redact_text(f"got {echoed}", secrets)
 
 
+@pytest.mark.parametrize(
+    "echoed",
+    [
+        r"abC\/deF+ghI&\"j\\kL==",
+        r"abC\u002fdeF\u002BghI\u0026\u0022j\u005ckL\u003d=",
+        r"abC\\\/deF+ghI&\\\"j\\\\kL==",
+        "abC%2FdeF%2bghI%26%22j%5CkL%3D%3D",
+        "abC/deF&#43;ghI&amp;&quot;j&#x5C;kL&#x3d;=",
+    ],
+    ids=["json", "json codes", "json in json", "url", "html"],
+)
+def test_escaped_secrets_are_redacted(echoed: str) -> None:
+    """A target may escape the characters of a secret that it returns."""
+    content = TaskContent(url="", headers={"Authorization": 'Bearer abC/deF+ghI&"j\\kL=='})
+    secrets = redaction.find_secrets(content)
+    text = f'{{"a": "\\/x", "b": "{echoed}", "c": "{echoed}\\/y"}}'
+    expected = '{"a": "\\/x", "b": "[redacted]", "c": "[redacted]\\/y"}'
+    assert expected == redaction.redact_text(text, secrets)
+    assert expected.encode() == redaction.redact_bytes(text.encode(), secrets)
+    truncated = f"x: {echoed[:-4]}"
+    assert "x: [redacted]" == redaction.redact_text(truncated, secrets, is_truncated=True)
+    assert redaction.redact_text(f"{echoed[:4]} 5% &", secrets) == f"{echoed[:4]} 5% &"
+
+
 @pytest.mark.parametrize("value", ["Basic", "Basic !", "Basic dXN", "Basic /w==", "=;,"])
 def test_malformed_secret_header_is_redacted(value: str) -> None:
     """A header that has no parts is a secret as a whole, if it is long enough."""

@@ -48,6 +48,14 @@ _VALUE_NAME = re.compile(
 )
 """The name in `"name": value` (also in JSON that is a string in JSON), `name=value` or
 `name: value`."""
+_ESCAPE = re.compile(
+    r"""\\++(?:u([\da-fA-F]{4}))?|%([\da-fA-F]{2})|&\#[xX]([\da-fA-F]{1,4});|&\#(\d{1,5});"""
+    r"""|&(amp|apos|gt|lt|quot);"""
+)
+"""An escaped character in JSON, a URL, XML or HTML, or the backslashes before a character."""
+_INCOMPLETE_ESCAPE = re.compile(r"(?:\\u?[\da-fA-F]{0,3}|%[\da-fA-F]?|&[\#\w]{0,6})\Z")
+_MAX_ESCAPE_LENGTH = 8
+_ENTITIES = {"amp": "&", "apos": "'", "gt": ">", "lt": "<", "quot": '"'}
 _ESCAPED_CHAR = re.compile(r"\\+u([\da-fA-F]{4})")
 _HEADER_VALUE = re.compile(r"""(?:[^\r\n"\\<>]|(?<==)"[^"\r\n]*")++""")
 _BRACKET_OR_QUOTE = re.compile(r"""[\[({\])}]|\\{0,7}["']""")
@@ -99,15 +107,87 @@ def redact_text(text: str, secrets: Sequence[str] | None, *, is_truncated: bool 
         return REDACTED
     for secret in secrets:
         text = text.replace(secret, REDACTED)
+    if secrets and ("\\" in text or "%" in text or "&" in text):
+        text = _redact_escaped(text, secrets, is_truncated=is_truncated)
     if is_truncated:
         for secret in secrets:
-            beginning = secret[:_MIN_SECRET_LENGTH]
-            position = text.find(beginning, max(0, len(text) - len(secret)))
-            while position >= 0:
-                if secret.startswith(text[position:]):
-                    return text[:position] + REDACTED
-                position = text.find(beginning, position + 1)
+            start = _find_truncated(text, secret)
+            if start >= 0:
+                return text[:start] + REDACTED
     return text
+
+
+def _find_truncated(text: str, secret: str) -> int:
+    """Return the position of a beginning of the secret at the end of the text, or -1."""
+    beginning = secret[:_MIN_SECRET_LENGTH]
+    position = text.find(beginning, max(0, len(text) - len(secret)))
+    while position >= 0 and not secret.startswith(text[position:]):
+        position = text.find(beginning, position + 1)
+    return position
+
+
+def _redact_escaped(text: str, secrets: Sequence[str], *, is_truncated: bool) -> str:
+    r"""Redact secrets of which the target has escaped characters: `a\/b` or `a\u002fb` for `a/b`.
+
+    Text and secrets are compared without escapes and without backslashes. So it does not matter how
+    often a text was escaped, as in a JSON string within a JSON string.
+    """
+    complete = text
+    if is_truncated and (match := _INCOMPLETE_ESCAPE.search(text, len(text) - _MAX_ESCAPE_LENGTH)):
+        complete = text[: match.start()]
+    plain = _ESCAPE.sub(_unescape_any, complete)
+    places: list[tuple[int, int]] | None = None
+    spans: list[tuple[int, int]] = []
+    for each in secrets:
+        secret = _ESCAPE.sub(_unescape_any, each)
+        if len(secret) < _MIN_SECRET_LENGTH:
+            continue
+        found = plain.find(secret)
+        truncated = _find_truncated(plain, secret) if is_truncated else -1
+        if found < 0 and truncated < 0:
+            continue
+        if places is None:  # most texts have no escaped secret, and need no places
+            places = _find_places(complete)
+        while found >= 0:
+            end = found + len(secret)
+            spans.append((places[found][0], places[end - 1][1]))
+            found = plain.find(secret, end)
+        if truncated >= 0:
+            spans.append((places[truncated][0], len(text)))
+    parts: list[str] = []
+    position = 0
+    for start, end in sorted(spans):
+        if start >= position:
+            parts += (text[position:start], REDACTED)
+        position = max(position, end)
+    parts.append(text[position:])
+    return "".join(parts)
+
+
+def _unescape_any(match: re.Match[str]) -> str:
+    """Return the character of an `_ESCAPE`, or an empty string for a backslash."""
+    json_code, url_code, hex_code, decimal_code, entity = match.groups()
+    if code := json_code or url_code or hex_code:
+        char = chr(int(code, 16))
+    elif decimal_code:
+        char = chr(int(decimal_code))
+    else:
+        char = _ENTITIES.get(entity, "")
+    return "" if char == "\\" else char
+
+
+def _find_places(text: str) -> list[tuple[int, int]]:
+    """Return start and end, in `text`, of each character that is left without escapes."""
+    places: list[tuple[int, int]] = []
+    end = 0
+    for match in _ESCAPE.finditer(text):
+        start = match.start()
+        places += zip(range(end, start), range(end + 1, start + 1), strict=True)
+        end = match.end()
+        if _unescape_any(match):
+            places.append((start, end))
+    places += zip(range(end, len(text)), range(end + 1, len(text) + 1), strict=True)
+    return places
 
 
 def redact_bytes(
