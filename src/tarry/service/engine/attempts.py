@@ -90,9 +90,11 @@ def classify(delivery: DeliveryResult, policy: Policy, unix_time: float) -> Outc
     `unix_time` is the time of the wall clock, by which a date in `Retry-After` is read.
     """
     status, fault = delivery.status, delivery.fault
-    if fault is Fault.INTERNAL or delivery.pause_s is not None:
+    if delivery.pause_s is not None:
         return None
     if fault is not None:
+        if fault is Fault.INTERNAL:
+            return None
         if fault in _PERMANENT_FAULTS:
             return PERMANENT.replace(detail=str(fault))
         return Outcome(Kind.TRANSIENT, timeout=fault is Fault.TIMEOUT, detail=str(fault))

@@ -165,8 +165,9 @@ class Engine:
         has_listeners = bool(self.events.listeners)
         tasks: list[Task] = []
         contents: list[TaskContent | None] = []
+        added = AddStatus.ADDED  # read once, because it takes 0.27 us in Python 3.11
         for (_, content), result in zip(items, results, strict=True):
-            if result.status is not AddStatus.ADDED:
+            if result.status is not added:
                 continue
             task = result.task
             if has_listeners:

@@ -56,6 +56,9 @@ DEFAULT_LIMITS = DownstreamLimits()  # one object for all lanes
 _UNREACHABLE_MIN_CALLS = 1 << 62  # `min_calls` of a breaker that must not open
 _DURATION_WEIGHT = 1 / 8  # of the newest attempt in the mean duration of a lane
 
+# To read a member of an enum takes 0.27 us in Python 3.11, a constant 0.01 us.
+_OPEN, _HALF_OPEN = BreakerState.OPEN, BreakerState.HALF_OPEN
+
 
 class LaneDownstream(Downstream):
     """The downstream of a lane, with a limiter that follows the capacity of the target."""
@@ -219,7 +222,7 @@ class LaneState:
         if breaker is None:
             return False
         state = breaker.state
-        return state is BreakerState.OPEN or state is BreakerState.HALF_OPEN
+        return state is _OPEN or state is _HALF_OPEN
 
 
 class LeasedTask(Struct, eq=False):
@@ -247,10 +250,6 @@ class Lanes(dict[str, LaneState]):
         super().__init__()
         self.build_downstream: Callable[[str], LaneDownstream] = build_downstream
         self._max_lane_leased = max_leased if max_lane_leased is None else max_lane_leased
-        self._min_limited = (
-            min(self._max_lane_leased, _MAX_SLOW_LANE_LEASED) - MAX_TRANSACTION_TASKS
-        )
-        """With this number of leases or fewer, a lane without a rate is not near its limit."""
         self._lease_shares = TenantShares(max_leased)
         self.reserved_leases: int = self._lease_shares.reserved
         self._tenants: WeakValueDictionary[str, TenantState] = WeakValueDictionary()
@@ -333,12 +332,10 @@ class Lanes(dict[str, LaneState]):
     def _change_leased(self, lane: LaneState, change: int) -> None:
         lane.leased_count += change
         lane.tenant.leased_count += change
-        # The first two conditions are not needed, but save the calculation of the limit (1 us).
-        if (
-            (lane.leased_count > self._min_limited or lane.downstream.limiter.rate is not None)
-            and lane.leased_count
-            and self.lease_capacity(lane) < MAX_TRANSACTION_TASKS
-        ):
+        limit = self._max_lane_leased
+        if lane.is_slow or lane.downstream.limiter.rate is not None:
+            limit = self._lease_limit(lane)
+        if lane.leased_count and limit - lane.leased_count < MAX_TRANSACTION_TASKS:
             self._limited.add(lane.name)
         elif self._limited:
             self._limited.discard(lane.name)

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from tarry.service.engine.attempt_slots import Admission, LaneRotation
+from tarry.service.engine.attempt_slots import ADMITTED, LaneRotation
 from tarry.service.engine.lanes import LeasedTask
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         """
         if last_lane is not None:
             is_alone = last_lane.rotation is None and not self.has_turns
-            if not (is_alone and self._slots.check(last_lane) is Admission.ADMITTED):
+            if not (is_alone and self._slots.check(last_lane) is ADMITTED):
                 self.add_to_rotation(last_lane)
                 last_lane = None
         lane = last_lane or self._pop_lane()

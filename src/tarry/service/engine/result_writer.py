@@ -40,6 +40,8 @@ _MAX_GROUP_RESULTS = 128
 """Number of results that one transaction stores. With 64, as for new tasks, results wait behind new
 tasks while batches arrive: the p99 delay of retries was 390 to 550 ms instead of 125 ms."""
 
+# To read a member of an enum takes 0.27 us in Python 3.11, a constant 0.01 us.
+_SUPERSEDED, _CANCELLED = FinishStatus.SUPERSEDED, FinishStatus.CANCELLED
 _QueuedResult: TypeAlias = "tuple[TaskResult, LeasedTask | None, DeliveryResult | None]"
 """A result, its leased task, and the delivery result for API callers that wait for the task. The
 leased task is None in `write_cancelled`, whose caller drops the task from `LeasedTasks` itself."""
@@ -150,7 +152,7 @@ class ResultWriter:
     ) -> None:
         """Report what the store did with a result, then requeue or drop the task."""
         task, renewed_lease = result.task, result.renewed_lease
-        if finish_status is FinishStatus.APPLIED and renewed_lease is not None:
+        if renewed_lease is not None and finish_status is FinishStatus.APPLIED:
             leased_task.task = msgspec.structs.replace(  # as the store has changed it
                 task,
                 version=task.version + 1,
@@ -165,14 +167,14 @@ class ResultWriter:
             self.requeue_or_release(leased_task)
             return
         self._leased_tasks.drop(leased_task)
-        if finish_status is FinishStatus.SUPERSEDED:
+        if finish_status is _SUPERSEDED:
             _logger.warning("result discarded, the lease was lost, task=%s", task.id)
             # Or the result was written before, its reply was lost, and the store renewed the lease.
             self._leased_tasks.lost_reply_count += 1
             self._reporter.report_superseded(task, now)
             return
         self._reporter.report_attempt(result, now)
-        task_status = Status.CANCELLED if finish_status is FinishStatus.CANCELLED else result.status
+        task_status = Status.CANCELLED if finish_status is _CANCELLED else result.status
         if task_status.is_finished:
             attempts_made = task.attempts + (result.attempt is not None)
             self._reporter.report_finished(

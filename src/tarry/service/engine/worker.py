@@ -69,6 +69,8 @@ _MIN_RATE_TIMER_S = 0.001  # at a high rate, a timer starts several attempts
 _MAX_CONSECUTIVE_STARTS = 64
 """Attempts that are started (60 us each) before the event loop handles other events."""
 _THROTTLED = Outcome(Kind.THROTTLED)
+# To read a member of an enum takes 0.27 us in Python 3.11, a constant 0.01 us.
+_SUCCEEDED, _BLOCKED, _TIMEOUT = Status.SUCCEEDED, Fault.BLOCKED, Fault.TIMEOUT
 
 
 class Worker:
@@ -390,7 +392,7 @@ class Worker:
         )
         unrounded_ms, random_number = context.clock.unrounded_ms(), context.draw()
         now, now_s = int(unrounded_ms), unrounded_ms / 1000
-        if delivery_result.fault is Fault.BLOCKED:
+        if delivery_result.fault is _BLOCKED:
             delivery_result.pause_s = context.blocked_pause_s
         outcome = attempts.classify(delivery_result, effective_policy.policy, context.unix_time())
         self._slots.release(slot)
@@ -402,7 +404,7 @@ class Worker:
             return
         if lane.wait_reason is not None:
             self.result_writer.end_wait(lane)
-        lane.record_duration(now - started_at, timed_out=delivery_result.fault is Fault.TIMEOUT)
+        lane.record_duration(now - started_at, timed_out=delivery_result.fault is _TIMEOUT)
         if context.health.failing:
             context.health.mark_healthy("delivery")
         worker = context.lease_terms.worker
@@ -412,7 +414,7 @@ class Worker:
         if outcome is SUCCESS:
             call.record_success(now_s, random_number)
             record.decision = Decision(action="done", policy_version=effective_policy.version)
-            result = attempts.final_result(task, record, Status.SUCCEEDED)
+            result = attempts.final_result(task, record, _SUCCEEDED)
         else:
             verdict = call.record_failure(outcome, now_s, random_number)
             record.decision = attempts.build_decision(verdict, outcome, effective_policy, call)

