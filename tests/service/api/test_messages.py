@@ -12,6 +12,7 @@ from tarry.service.api import messages
 from tarry.service.api.context import ApiLimits
 from tarry.service.api.messages import ApiRequest
 from tarry.service.api.problems import ApiError
+from tarry.service.tenant_shares import TenantShares
 from tests.service.api.harness import TARGET, ApiHarness, run_with_api
 
 JSON = {b"content-type": b"application/json"}
@@ -22,7 +23,7 @@ PURGE_DETAIL = (
 )
 
 
-def chunked_request(*chunks: bytes) -> ApiRequest:
+def chunked_request(*chunks: bytes, tenant: str = "a") -> ApiRequest:
     """Return a request whose body arrives in chunks."""
     remaining = list(chunks)
 
@@ -31,12 +32,12 @@ def chunked_request(*chunks: bytes) -> ApiRequest:
         await asyncio.sleep(0)
         return {"type": "http.request", "body": chunk, "more_body": bool(remaining)}
 
-    return ApiRequest({}, receive, JSON)
+    return ApiRequest({}, receive, JSON, tenant=tenant)
 
 
 def test_the_total_size_of_incomplete_bodies_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies above the limit get a 503, and a complete body frees its share."""
-    monkeypatch.setattr(messages, "MAX_BUFFERED_BODY_BYTES", 18)
+    monkeypatch.setattr(messages, "_buffered_body_bytes", TenantShares(18))
 
     async def main() -> None:
         many = [chunked_request(b"12345", b"67890").read_body(100) for _ in range(4)]
@@ -46,6 +47,45 @@ def test_the_total_size_of_incomplete_bodies_is_limited(monkeypatch: pytest.Monk
         assert {503} == {error.problem.status for error in rejected}
         assert len(results) - len(rejected) == results.count(b"1234567890") > 0
         assert b"1234567890" == await chunked_request(b"12345", b"67890").read_body(100)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "last_message",
+    [{"type": "http.request", "body": b"2"}, {"type": "http.disconnect"}],
+    ids=["complete", "disconnected"],
+)
+def test_incomplete_bodies_of_a_tenant_leave_memory_for_others(
+    monkeypatch: pytest.MonkeyPatch, last_message: dict[str, Any]
+) -> None:
+    """A tenant gets a 503 when it has used its share; another tenant can still send a body."""
+    shares = TenantShares(100)
+    monkeypatch.setattr(messages, "_buffered_body_bytes", shares)
+
+    async def main() -> None:
+        may_end = asyncio.Event()
+
+        def slow_request() -> ApiRequest:
+            remaining = [{"type": "http.request", "body": b"1" * 10, "more_body": True}]
+
+            async def receive() -> dict[str, Any]:
+                if remaining:
+                    return remaining.pop()
+                await may_end.wait()
+                return last_message
+
+            return ApiRequest({}, receive, JSON, tenant="a")
+
+        tasks = [asyncio.create_task(slow_request().read_body(100)) for _ in range(10)]
+        await asyncio.sleep(0)
+        assert 50 == shares.used_by("a")
+        other = chunked_request(b"12345", b"67890", tenant="b")
+        assert b"1234567890" == await other.read_body(100)
+        may_end.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert 5 == sum(isinstance(result, ApiError) for result in results)
+        assert 0 == shares.used_by("a") == shares.used_by("b")
 
     asyncio.run(main())
 

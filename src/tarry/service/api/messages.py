@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from tarry.service.api import problems
+from tarry.service.tenant_shares import TenantShares
 from tarry.wire.http import PROBLEM_MEDIA_TYPE
 from tarry.wire.tasks import MAX_PAGE_SIZE
 
@@ -22,7 +23,8 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_BUFFERED_BODY_BYTES = 256 << 20
-"""Limit for all incomplete request bodies. Many slow clients could otherwise use up the memory."""
+"""Limit for all incomplete request bodies; see `TenantShares`. Many slow clients could otherwise
+use up the memory, or those of one tenant could keep other tenants from sending large bodies."""
 
 IS_ABANDONED = "tarry.is_abandoned"
 """The key of the function in an ASGI scope that returns whether the client has disconnected."""
@@ -45,8 +47,7 @@ PageLimit: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)]
 PageCursor: TypeAlias = Annotated[str, Meta(max_length=1024)]
 
 
-class _MemoryUse:
-    buffered_body_bytes = 0  # of all requests of this process
+_buffered_body_bytes = TenantShares(MAX_BUFFERED_BODY_BYTES)  # of all requests of this process
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,12 +129,13 @@ class ApiRequest(msgspec.Struct, eq=False):
                     raise problems.too_large(max_bytes)
                 if not message.get("more_body"):
                     return b"".join((*chunks, chunk)) if chunks else chunk
-                chunks.append(chunk)
-                _MemoryUse.buffered_body_bytes += len(chunk)
-                if _MemoryUse.buffered_body_bytes > MAX_BUFFERED_BODY_BYTES:
+                if not _buffered_body_bytes.is_available(self.tenant):
                     raise problems.unavailable("Too many large requests arrive at the same time.")
+                chunks.append(chunk)
+                _buffered_body_bytes.acquire(self.tenant, len(chunk))
         finally:
-            _MemoryUse.buffered_body_bytes -= sum(map(len, chunks))
+            if chunks:
+                _buffered_body_bytes.release(self.tenant, sum(map(len, chunks)))
 
     def parse_query(self, query_type: type[S]) -> S:
         """Return the query parameters of a request, which must not have a body."""
