@@ -12,6 +12,7 @@ from tarry.service.engine.attempt_slots import Admission, AttemptSlots
 from tarry.service.engine.context import StoreClock
 from tarry.service.engine.lanes import Lanes
 from tarry.service.engine.result_writer import ResultWriter
+from tarry.service.engine.scheduler import Scheduler
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus
 from tests.chaos import environment, simulation
@@ -109,7 +110,8 @@ def _lease_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow one tenant to hold all leases of a process."""
     monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
     monkeypatch.setattr(Lanes, "lease_allowance", lambda _self, _tenant, free_leases: free_leases)
-    monkeypatch.setattr(Lanes, "tenants_at_lease_limit", lambda _self, _free_leases: [])
+    monkeypatch.setattr(Lanes, "is_at_lease_limit", lambda _self, _tenant, _free_leases: False)
+    monkeypatch.setattr(Scheduler, "_free_reserved_leases", lambda _self: None)
 
 
 def _start_every_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
