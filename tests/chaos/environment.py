@@ -18,7 +18,7 @@ from tarry.service.api.auth import DEFAULT_TENANT, api_key_digest
 from tarry.service.delivery import DeliveryError, DeliveryRequest, DeliveryResult, Fault
 from tarry.service.delivery.dns import DEADLINE_PAUSE_S, DnsCache
 from tarry.service.engine.context import EngineLimits
-from tarry.service.engine.lanes import FAST_ATTEMPT_MS
+from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS
 from tarry.service.model import ApiKeyRecord, Task
 from tarry.service.store import Store
 from tarry.service.stores.sqlite.clock import AnchoredClock
@@ -263,7 +263,7 @@ class World:
     def max_wait_s(self, *, is_new_lane: bool) -> float:
         """Return how long a task of `steady` may wait, see docs/service-operations.md."""
         timeouts = 1 + is_new_lane if self.can_exhaust_slots else 0
-        wait_s = (HORIZON_MS / 2 + FAST_ATTEMPT_MS + timeouts * ATTEMPT_TIMEOUT_MS) / 1000
+        wait_s = (HORIZON_MS / 2 + MAX_FAST_ATTEMPT_MS + timeouts * ATTEMPT_TIMEOUT_MS) / 1000
         if is_new_lane and STEADY_TENANT in self.hanging_hosts:
             # While the lanes of the tenant have their turns, half of the lease may pass. Then the
             # task is released, perhaps just before its turn. In the process that leases it next,

@@ -208,12 +208,12 @@ def test_retries_are_no_evidence_while_first_attempts_are_made() -> None:
     lane = new_lane()
     first, retry = queue_task(lane).task, queue_task(lane, attempts=1).task
 
-    assert not lane.is_suspect(retry, 5_000)
-    assert not lane.is_suspect(first, 10_000)
-    assert lane.is_suspect(retry, 10_999)
-    assert not lane.is_suspect(retry, 11_000)
+    assert not lane.should_limiter_ignore(retry, 5_000)
+    assert not lane.should_limiter_ignore(first, 10_000)
+    assert lane.should_limiter_ignore(retry, 10_999)
+    assert not lane.should_limiter_ignore(retry, 11_000)
     lane.breaker.half_open(1)
-    assert lane.is_suspect(first, 20_000)
+    assert lane.should_limiter_ignore(first, 20_000)
 
 
 def test_leases_are_limited_by_the_rate() -> None:

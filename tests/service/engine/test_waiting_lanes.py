@@ -111,7 +111,7 @@ def test_refusal_by_the_proxy_is_logged_once(caplog: pytest.LogCaptureFixture) -
 
     with caplog.at_level(logging.ERROR, "tarry.service"):
         run(main)
-    assert [f"lane waits, lane={LANE}: status 407"] == caplog.messages
+    assert [f"lane parked for a local reason, lane={LANE}: status 407"] == caplog.messages
 
 
 def test_any_response_ends_the_wait() -> None:

@@ -479,7 +479,7 @@ def test_task_with_damaged_content_becomes_a_dead_letter(caplog: pytest.LogCaptu
             finished.attempts,
         )
         assert {} == harness.context.health.failing
-        assert f"content of a task is damaged, task={task.id}" in caplog.text
+        assert f"task content is damaged, task={task.id}" in caplog.text
         await harness.engine.stop(1)
 
     run(main)

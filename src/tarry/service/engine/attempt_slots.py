@@ -6,7 +6,7 @@ hold all slots. A lane is *fast* if its attempts usually end within a second, an
 or until its first attempt ends. Of the slots of a process,
 
 * attempts that started in slow lanes hold at most three fifths (the slots for slow lanes),
-* tenants have shares of all slots, and of the slots for slow lanes (see `TenantShares`),
+* tenants have shares of all slots, and of the slots for slow lanes (see `SlotShares`),
 * a lane that has a slot holds at most as many as its tenant can still acquire.
 
 Any target may begin to hang, so the limits of tenants and lanes apply to fast lanes, too. A hanging
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from tarry.service.engine.lanes import FAST_ATTEMPT_MS, TenantShares
+from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS, SlotShares
 
 if TYPE_CHECKING:
     from tarry.service.engine.lanes import LaneState, TenantState
@@ -34,7 +34,7 @@ class Admission(Enum):
     ADMITTED = 0
     LANE_AT_LIMIT = 1
     TENANT_AT_LIMIT = 2
-    NO_SLOT_IS_FREE = 3
+    NO_FREE_SLOT = 3
 
 
 # To read a member of an enum takes 0.27 us in Python 3.11, a constant 0.01 us.
@@ -56,8 +56,8 @@ class AttemptSlots:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._max_slow = limit - 2 * (limit // 5)
-        self._shares = TenantShares(limit)
-        self._slow_shares = TenantShares(self._max_slow)
+        self._shares = SlotShares(limit)
+        self._slow_shares = SlotShares(self._max_slow)
         self.running_count: int = 0
         self._slow_count = 0
         self._fast_slots: deque[tuple[int, Slot]] = deque()
@@ -70,7 +70,7 @@ class AttemptSlots:
 
     @property
     def has_fast_slots(self) -> bool:
-        """Whether `mark_slow_lanes` has to be called again."""
+        """Whether a slot was acquired by a fast lane; then `mark_slow_lanes` must be called."""
         return bool(self._fast_slots)
 
     def check(self, lane: LaneState) -> Admission:
@@ -80,7 +80,7 @@ class AttemptSlots:
         if lane.is_slow:
             free_slow = self._max_slow - self._slow_count
             if free_slow <= 0:
-                return Admission.NO_SLOT_IS_FREE
+                return Admission.NO_FREE_SLOT
             left = min(left, self._slow_shares.remaining(free_slow, tenant.slow_count))
         if left <= 0:
             return Admission.TENANT_AT_LIMIT
@@ -115,7 +115,7 @@ class AttemptSlots:
         """Mark fast lanes with an attempt in flight for a second as slow; return these lanes."""
         slots = self._fast_slots
         marked: list[LaneState] = []
-        while slots and (slots[0][0] <= now_ms - FAST_ATTEMPT_MS or not slots[0][1].is_held):
+        while slots and (slots[0][0] <= now_ms - MAX_FAST_ATTEMPT_MS or not slots[0][1].is_held):
             _, slot = slots.popleft()
             if slot.is_held:
                 slot.lane.is_slow = True
@@ -158,7 +158,7 @@ class LaneRotation:
             if lane.rotation is self:
                 admission = self._slots.check(lane)
                 if admission is not ADMITTED:
-                    if admission is Admission.NO_SLOT_IS_FREE:
+                    if admission is Admission.NO_FREE_SLOT:
                         tenants.appendleft(tenant)
                         return None
                     if admission is Admission.TENANT_AT_LIMIT:

@@ -49,8 +49,8 @@ longer are not leased yet, so that other processes can start them."""
 _MAX_SLOW_LANE_LEASED = 256
 """How many tasks of a slow lane are leased at a time. More would only wait for a slot, and their
 leases would be released before they start."""
-_MAX_HELD_PER_FREE = 4  # slots that a tenant may hold for each free one, see `TenantShares`
-FAST_ATTEMPT_MS = 1_000
+_MAX_HELD_PER_FREE = 4  # slots that a tenant may hold for each free one, see `SlotShares`
+MAX_FAST_ATTEMPT_MS = 1_000
 """An attempt that takes longer is slow."""
 DEFAULT_LIMITS = DownstreamLimits()  # one object for all lanes
 _UNREACHABLE_MIN_CALLS = 1 << 62  # `min_calls` of a breaker that must not open
@@ -75,7 +75,7 @@ class LaneDownstream(Downstream):
         super().__init__(name, breaker=breaker, budget=budget, limiter=self.limiter)
 
 
-class TenantShares:
+class SlotShares:
     """Divides `total` slots or leases between tenants.
 
     A tenant may hold four times as many slots as are free (a dynamic threshold). So a single tenant
@@ -163,7 +163,7 @@ class LaneState:
             self.due_retries = deque()
         return self.due_retries
 
-    def is_suspect(self, task: Task, now: int) -> bool:
+    def should_limiter_ignore(self, task: Task, now: int) -> bool:
         """Return whether the limiter must ignore the outcome of an attempt that starts now.
 
         Also records the start of a first attempt, see `_MAX_EVIDENCE_AGE_MS`.
@@ -180,7 +180,7 @@ class LaneState:
         """Update `is_slow` after an attempt."""
         mean = duration_ms if self._mean_duration_ms is None else self._mean_duration_ms
         self._mean_duration_ms = mean + (duration_ms - mean) * _DURATION_WEIGHT
-        self.is_slow = timed_out or self._mean_duration_ms >= FAST_ATTEMPT_MS
+        self.is_slow = timed_out or self._mean_duration_ms >= MAX_FAST_ATTEMPT_MS
 
     def reserve_retry_time(self, now: int) -> int:
         """Reserve and return a time for a retry that the empty retry budget has rejected."""
@@ -250,7 +250,7 @@ class Lanes(dict[str, LaneState]):
         super().__init__()
         self.build_downstream: Callable[[str], LaneDownstream] = build_downstream
         self._max_lane_leased = max_leased if max_lane_leased is None else max_lane_leased
-        self._lease_shares = TenantShares(max_leased)
+        self._lease_shares = SlotShares(max_leased)
         self.reserved_leases: int = self._lease_shares.reserved
         self._tenants: WeakValueDictionary[str, TenantState] = WeakValueDictionary()
         self.parked: set[str] = set()  # names of lanes that this process has parked in the store

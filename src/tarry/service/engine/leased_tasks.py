@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.lanes import Lanes, LaneState
     from tarry.service.model import Task, TaskContent
 
-_MAX_TIMER_MS = 1_000  # then the clock is read again, because it may have been set
+_MAX_TIMER_MS = 1_000  # the clock is read at least this often, because it may have been set
 
 
 class LeasedTasks(dict[str, LeasedTask]):
@@ -56,7 +56,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self.lost_reply_count: int = 0
-        """Number of failed store calls that may have leased tasks to this process all the same."""
+        """Number of failed store calls that may nevertheless have leased tasks to this process."""
         self.reconciled_count: int = 0
         """`lost_reply_count` when the scheduler last released the leases of these calls."""
 
@@ -123,7 +123,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         other lane is there: then it is next, which takes 4 us less.
         """
         if last_lane is not None:
-            is_alone = last_lane.rotation is None and not self.has_turns
+            is_alone = last_lane.rotation is None and not self.has_startable_lanes
             if not (is_alone and self._slots.check(last_lane) is ADMITTED):
                 self.add_to_rotation(last_lane)
                 last_lane = None
@@ -133,7 +133,7 @@ class LeasedTasks(dict[str, LeasedTask]):
             if lane.rate_timer is None and not lane.downstream.limiter.is_full:
                 while (leased_task := lane.pop_due()) is not None:
                     leased_task.is_queued = False
-                    # Dropped and busy tasks stay queued until here, to save searching for them.
+                    # Dropped and busy tasks are removed only here: a search for them would be slow.
                     if not leased_task.is_dropped and not leased_task.is_busy:
                         return leased_task
             lane = self._pop_lane()
@@ -146,7 +146,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         return first.pop() or second.pop()
 
     @property
-    def has_turns(self) -> bool:
+    def has_startable_lanes(self) -> bool:
         """Whether a lane with due tasks may start an attempt."""
         return bool(self._fast_lanes.tenant_queue or self._slow_lanes.tenant_queue)
 

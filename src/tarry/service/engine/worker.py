@@ -36,7 +36,7 @@ from tarry.service.encryption import DecryptionFailed
 from tarry.service.engine import attempts
 from tarry.service.engine.attempt_slots import AttemptSlots
 from tarry.service.engine.context import BODY_STORE, FIRST_STORE_RETRY_PAUSE_S
-from tarry.service.engine.lanes import FAST_ATTEMPT_MS
+from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS
 from tarry.service.engine.leased_tasks import LeasedTasks
 from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Decision, Status
@@ -59,7 +59,9 @@ _logger = logging.getLogger("tarry.service")
 _DEFAULT_ATTEMPT_TIMEOUT_S = 30.0
 _INTERNAL_FAILURE_PAUSE_MS = 1_000  # after an attempt that failed in the service or its proxy
 _UNSTARTABLE_TASK_PAUSE_MS = 60_000  # after a failure to decrypt or to start a task
-_ENCRYPTION_RECOVERY_S = 150.0  # a task that cannot be decrypted is retried every 60 s
+_ENCRYPTION_RECOVERY_S = 150.0
+"""Encryption is healthy again after this time without a task that cannot be decrypted. Such a task
+is retried every 60 s."""
 _MAX_LOST_ATTEMPTS = 10  # then a task is EXHAUSTED: it probably crashes its workers
 _MAX_TASK_ATTEMPTS = 10_000_000
 """Attempts of a task, including those before its replays; then the task is EXHAUSTED. Lost attempts
@@ -92,7 +94,9 @@ class Worker:
         self.result_writer: ResultWriter = ResultWriter(context, self.leased_tasks)
         self._is_stopping = False
         self._is_start_scheduled = False
-        self._jobs: set[asyncio.Future[Any]] = set()  # attempts in flight, loads of policies
+        self._jobs: set[asyncio.Future[Any]] = (
+            set()
+        )  # attempts in flight, and loads of policies and signers
         self._waiting_for_load: dict[PolicyKey, list[LeasedTask]] = {}
         """Tasks that wait for their policy and signers, for each load that is in progress."""
 
@@ -166,7 +170,7 @@ class Worker:
                 self._release_unstartable(leased_task)
                 return True
             except MsgspecError:  # it can never be decoded
-                _logger.exception("content of a task is damaged, task=%s", task.id)
+                _logger.exception("task content is damaged, task=%s", task.id)
                 self._exhaust(leased_task, str(Reason.PERMANENT))
                 return True
         effective_policy = context.policies.get_cached(task, content.overrides)
@@ -198,7 +202,7 @@ class Worker:
         # The retry budget distinguishes throttling from any other failure.
         was_throttled = task.attempts and task.last_outcome_kind == Kind.THROTTLED
         last_outcome = _THROTTLED if was_throttled else TRANSIENT
-        suspect = lane.is_suspect(task, now)
+        suspect = lane.should_limiter_ignore(task, now)
         command = call.start_or_defer(unrounded_ms / 1000, last_outcome, suspect=suspect)
         if isinstance(command, StartAttempt):
             leased_task.is_busy = True
@@ -224,6 +228,7 @@ class Worker:
         )
 
     def _release_unstartable(self, leased_task: LeasedTask) -> None:
+        """Release a task that cannot be started; it is due again after a minute."""
         next_attempt_at = self._context.clock.now_ms() + _UNSTARTABLE_TASK_PAUSE_MS
         self.result_writer.release(leased_task, next_attempt_at)
 
@@ -241,7 +246,8 @@ class Worker:
                 delay = max(command.delay, _MIN_RATE_TIMER_S)
                 loop = asyncio.get_running_loop()
                 lane.rate_timer = loop.call_later(delay, self.end_rate_delay, lane)
-            return False  # until `_continue_lane`: after the delay, or when an attempt ends
+            # `_continue_lane` adds the lane again: after the delay, or when an attempt ends.
+            return False
         self.result_writer.store_breaker_state(lane)
         next_attempt_at = None
         if command.reason is Reason.BUDGET_EMPTY:
@@ -260,7 +266,7 @@ class Worker:
     def _continue_lane(self, lane: LaneState) -> None:
         """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
         self.leased_tasks.on_slot_released()
-        if lane.has_due_tasks or self.leased_tasks.has_turns:
+        if lane.has_due_tasks or self.leased_tasks.has_startable_lanes:
             self._start_due_tasks(lane)
 
     def _begin_load(self, task: Task) -> list[LeasedTask]:
@@ -305,7 +311,9 @@ class Worker:
 
     def _set_slow_attempt_timer(self) -> None:
         loop = asyncio.get_running_loop()
-        self._slow_attempt_timer = loop.call_later(FAST_ATTEMPT_MS / 1000, self._mark_slow_lanes)
+        self._slow_attempt_timer = loop.call_later(
+            MAX_FAST_ATTEMPT_MS / 1000, self._mark_slow_lanes
+        )
 
     def _mark_slow_lanes(self) -> None:
         """Mark lanes with an attempt that has not ended within a second as slow."""
@@ -445,7 +453,7 @@ class Worker:
             self.result_writer.release(leased_task, next_attempt_at)
         else:  # other lanes are not affected: the service is healthy
             if delivery_result.fault is Fault.INTERNAL and lane.wait_reason is None:
-                _logger.error("lane waits, lane=%s: %s", lane.name, error)
+                _logger.error("lane parked for a local reason, lane=%s: %s", lane.name, error)
             context.reporter.report_deferred(leased_task.task, str(delivery_result.fault))
             self.result_writer.park_waiting_lane(lane, pause_s, error or "")
             self.result_writer.release(leased_task)

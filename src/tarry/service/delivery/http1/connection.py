@@ -29,7 +29,7 @@ A list and not an object with `__lt__`: the heap compares often, and lists are c
 CALLBACK = 2  # the index of the callback in a Deadline
 _MIN_COMPACTION_SIZE = 512  # a heap with fewer deadlines is not compacted
 MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024
-"""Limits for the headers of a response. Until these are complete, interim (1xx) bytes count too."""
+"""Limits for the headers of a response, including all interim (1xx) responses before it."""
 _MAX_JOINED_BODY_BYTES = 64 * 1024
 """A body up to this size is copied behind the head, so that both are written in one call."""
 _TLS_SHUTDOWN_TIMEOUT_S = 1.0
@@ -41,7 +41,7 @@ _PROXY_PAUSE_S = 10.0  # before the next attempt after a 407
 _FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding"})
 _STATUSES_WITHOUT_BODY = frozenset({204, 304})
 METHODS_WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
-"""Methods whose requests usually have no body (RFC 9110, 9.3). Some servers do not read it."""
+"""Methods whose requests usually have no body (RFC 9110, 9.3). Some servers do not read one."""
 
 
 class _Pool(Protocol):
@@ -309,7 +309,7 @@ class Connection(asyncio.Protocol):
             self._shutdown_timer.cancel()
         if self.pending is not None:
             self._end_request(self.pending, exc)
-        # Last: without the request that is resent, the pool may be empty, and would be dropped.
+        # After `_end_request`, which may queue the request again: an empty pool is dropped.
         self._pool.remove(self)
 
     def _end_request(self, pending: PendingRequest, exc: Exception | None) -> None:

@@ -103,12 +103,12 @@ def add(
     lane_quota: int | None = None,
 ) -> list[InitialState | AddResult]:
     """Add tasks, and lease those with `lease_on_add`; see `Store.add`."""
-    if _find_exceeded_quota(tx, tasks, quota, lane_quota) is None:
+    if _quota_rejection(tx, tasks, quota, lane_quota) is None:
         return add_without_quota(tx, tasks, terms)
     exceeding_tenants: set[str] = set()
     for tenant in {new.task.tenant for new in tasks}:
         of_tenant = [new for new in tasks if new.task.tenant == tenant]
-        if _find_exceeded_quota(tx, of_tenant, quota, lane_quota) is not None:
+        if _quota_rejection(tx, of_tenant, quota, lane_quota) is not None:
             exceeding_tenants.add(tenant)
     results: list[InitialState | AddResult] = []
     # Only the tasks of a tenant that would exceed its quota are added one by one.
@@ -128,7 +128,7 @@ def _add_within_quota(
     quota: int | None,
     lane_quota: int | None,
 ) -> list[InitialState | AddResult]:
-    rejection = _find_exceeded_quota(tx, [new], quota, lane_quota)
+    rejection = _quota_rejection(tx, [new], quota, lane_quota)
     if rejection is None:
         return add_without_quota(tx, [new], terms)
     existing = _find_existing(tx, tx.names.tenant_id(new.task.tenant), new.task)
@@ -137,7 +137,7 @@ def _add_within_quota(
     return [existing]
 
 
-def _find_exceeded_quota(
+def _quota_rejection(
     tx: Transaction, tasks: Sequence[NewTask], quota: int | None, lane_quota: int | None
 ) -> AddStatus | None:
     """Return the status for a quota that the tenant of these tasks would exceed, or None.

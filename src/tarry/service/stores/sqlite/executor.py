@@ -70,8 +70,8 @@ class Executor(GroupCommit[Any]):
 
     async def close(self) -> None:
         """Return when all operations have run; the executor cannot be used again."""
-        # Not tested: `pending_count`, because the weight of an empty batch is 0, and the futures,
-        # because that of a cancelled caller is done before its operation has run.
+        # `pending_count` is not sufficient: the weight of an empty batch is 0. Nor are the futures:
+        # that of a cancelled caller is done before its operation has run.
         while self._groups_in_flight or self._has_waiting:
             self._group_done.clear()
             await self._group_done.wait()

@@ -96,7 +96,7 @@ class PackedResult(Struct, array_like=True, gc=False):
     callback_task: Task | None
 
 
-_get_other_fields = attrgetter(*PackedResult.__struct_fields__[5:])  # from `status` on
+_get_result_fields = attrgetter(*PackedResult.__struct_fields__[5:])  # from `status` on
 
 
 def pack_result(result: TaskResult) -> PackedResult:
@@ -105,7 +105,7 @@ def pack_result(result: TaskResult) -> PackedResult:
     outcome = None if attempt is None else attempt.outcome
     encoded = bytearray() if attempt is None else bytearray(encode(attempt))
     return PackedResult(
-        task.id, task.tenant, task.version, outcome, encoded, *_get_other_fields(result)
+        task.id, task.tenant, task.version, outcome, encoded, *_get_result_fields(result)
     )
 
 

@@ -9,7 +9,7 @@ the due time of its earliest pending task. A claim makes the lane ready one leas
 because tasks are leased that early. `expiry_check_at` is the end of its earliest lease or, if the
 lane is parked (its breaker is open), of the parking. A claim makes the lane ready at that time.
 
-Three costs decide how rows are read and written:
+Three costs are the reason for the way in which rows are read and written:
 
 * Each executed statement, and each fetched row, releases the GIL. If the event loop runs in the
   same process, it may then keep the GIL for a while, and this thread waits. One statement for many
@@ -297,7 +297,7 @@ class InternedNames:
 
 
 class ReadTransaction:
-    """What a query needs: a snapshot of the database, and the time in epoch milliseconds."""
+    """A read transaction: a snapshot of the database, and the time in epoch milliseconds."""
 
     def __init__(self, connection: Connection, now: int) -> None:
         self.execute: Callable[..., Cursor] = connection.execute
@@ -305,7 +305,7 @@ class ReadTransaction:
 
 
 class Transaction(ReadTransaction):
-    """What an operation that writes needs. Call `flush` before SQL that reads lanes or counters.
+    """A write transaction. Call `flush` before SQL that reads lanes or counters.
 
     Tenants, lanes and policies are passed by their ids, see `InternedNames`.
     """
