@@ -12,7 +12,6 @@ from tarry.service.engine.attempt_slots import Admission, AttemptSlots
 from tarry.service.engine.context import StoreClock
 from tarry.service.engine.lanes import Lanes
 from tarry.service.engine.result_writer import ResultWriter
-from tarry.service.engine.scheduler import Scheduler
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus
 from tests.chaos import environment, simulation
@@ -111,7 +110,8 @@ def _lease_every_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "NEIGHBOURS_SHARE", 1.0)
     monkeypatch.setattr(Lanes, "lease_allowance", lambda _self, _tenant, free_leases: free_leases)
     monkeypatch.setattr(Lanes, "is_at_lease_limit", lambda _self, _tenant, _free_leases: False)
-    monkeypatch.setattr(Scheduler, "_free_reserved_leases", lambda _self: None)
+    monkeypatch.setattr(Lanes, "select_surplus", lambda *_: [])
+    monkeypatch.setattr(Lanes, "_lease_limit", lambda self, _lane: self._max_lane_leased)
 
 
 def _start_every_lookup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -383,6 +383,43 @@ def test_leases_are_released_for_other_tenants(tenant_count: int) -> None:
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("host_count", "is_posted"), [(20, True), (20, False), (1000, True)], ids=str
+)
+def test_waiting_tasks_leave_leases_for_a_fast_lane_of_the_tenant(
+    host_count: int, is_posted: bool
+) -> None:
+    """A fast lane is not delayed, although its tenant has more tasks for hanging hosts than leases.
+
+    A task that is not leased when it is added waits until the scheduler has released other tasks.
+    """
+
+    async def main() -> None:
+        target = FakeTarget(hang_except("fast.example"))
+        limits = EngineLimits(max_running_attempts=100, max_leased=400)
+        harness = EngineHarness(target, limits=limits)
+        await harness.engine.start()
+        await harness.add(harness.new_task("http://fast.example:80/"))
+        for number in range(1000):
+            url = f"http://a{number % host_count}.example:80/"
+            await harness.store.add([harness.new_task(url)])
+        await asyncio.sleep(10)
+        target.requests.clear()
+        target.times.clear()
+
+        added_at = asyncio.get_running_loop().time()
+        new_task = harness.new_task("http://fast.example:80/")
+        await (harness.add(new_task) if is_posted else harness.store.add([new_task]))
+        await asyncio.sleep(5)
+
+        started_at = time_of_first_request(target, "fast.example")
+        assert started_at is not None
+        assert started_at <= added_at + (0 if is_posted else 1)
+        await harness.engine.stop(60)
+
+    run(main)
+
+
 def test_lane_that_becomes_slow_in_the_rotation_does_not_delay_fast_lanes() -> None:
     """A fast lane has its turn although a lane before it in the rotation has become slow."""
     lanes, slots = new_lanes(), AttemptSlots(100)

@@ -192,6 +192,7 @@ def test_deferred_retries_are_spaced() -> None:
 def test_lane_gets_no_leases_until_it_is_below_its_limit() -> None:
     """A lane with 12 leased tasks and a limit of 10 gets no more leases until 9 are left."""
     lanes = new_lanes("t/a")
+    lanes["t/a"].record_duration(5.0, timed_out=False)
     for _ in range(12):
         lanes.increment_leased(lanes["t/a"])
 
@@ -219,6 +220,7 @@ def test_retries_are_no_evidence_while_first_attempts_are_made() -> None:
 def test_leases_are_limited_by_the_rate() -> None:
     """A lane leases as many tasks as it can start in two seconds."""
     lanes = new_lanes("t/a")
+    lanes["t/a"].record_duration(5.0, timed_out=False)
     assert {} == lanes.claim_limits()
     lanes["t/a"].downstream.limiter.restore(rate=1.5, limit=8)
     capacities = []
@@ -236,6 +238,7 @@ def test_only_lanes_with_few_free_leases_limit_a_claim() -> None:
     """A lane without leases, or with more free leases than a claim can take, has no limit."""
     lanes = Lanes(partial(build_downstream, max_in_flight=10), max_leased=200)
     lane = lanes["t/a"]
+    lane.record_duration(5.0, timed_out=False)
     capacities = []
     for change in (lanes.increment_leased, lanes.decrement_leased):
         for _ in range(150):
@@ -245,9 +248,24 @@ def test_only_lanes_with_few_free_leases_limit_a_claim() -> None:
     assert [{"t/a": 50}, {}] == capacities
 
 
+def test_slow_lanes_lease_fewer_tasks_the_more_are_leased() -> None:
+    """Slow lanes together lease about half of all, and each can lease one more than it attempts."""
+    lanes = Lanes(partial(build_downstream, max_in_flight=10), max_leased=400)
+    lane = lanes["t/0"]
+    assert 50 == lanes.lease_capacity(lane)
+    for number in range(100):
+        while lanes.lease_capacity(lanes[f"t/{number}"]) > 0:
+            lanes.increment_leased(lanes[f"t/{number}"])
+    leased = sum(each.leased_count for each in lanes.values())
+    assert 200 < leased < 300
+    lanes["t/new"].running_count = 3
+    assert 4 == lanes.lease_capacity(lanes["t/new"])
+
+
 def test_claim_may_exceed_a_high_limit_a_little() -> None:
     """At a high rate, a claim leases more than one task, even if only one has ended."""
     lanes = Lanes(partial(build_downstream, max_in_flight=10), max_leased=200)
+    lanes["t/a"].record_duration(5.0, timed_out=False)
     for _ in range(199):
         lanes.increment_leased(lanes["t/a"])
     assert {"t/a": 25} == lanes.claim_limits()

@@ -117,25 +117,32 @@ class Engine:
         `contents` are the unpacked contents of the tasks, so that the worker need not unpack them.
         Raises `Overloaded` if too many tasks wait to be written.
         """
-        free_leases, leased_tasks, lanes = 0, self.worker.leased_tasks, self._context.lanes
+        leased_tasks, lanes = self.worker.leased_tasks, self._context.lanes
+        tenant_leases = fast_leases = 0
         if new_tasks and not (self._is_stopping or leased_tasks.may_be_incomplete):
             # Each task that waits to be written may take one of the leases.
             free_leases = leased_tasks.free_leases - self._ingest_queue.pending_count
-            free_leases = lanes.lease_allowance(new_tasks[0].task.tenant, free_leases)
-        capacities: dict[str, int] = {}  # by name of a lane
+            tenant_leases = lanes.lease_allowance(new_tasks[0].task.tenant, free_leases)
+            # A tenant at its limit, for example because some of its targets hang, can still lease
+            # tasks of fast lanes: these leases end soon.
+            fast_leases = free_leases - lanes.reserved_leases
+        capacities: dict[str, tuple[bool, int]] = {}  # is the lane fast, capacity; by name
         for new_task in new_tasks:
-            if free_leases <= 0:
+            if tenant_leases <= 0 and fast_leases <= 0:
                 break
             lane_name = new_task.task.lane
             if lane_name not in capacities:
                 lane = lanes.get(lane_name)
-                capacities[lane_name] = free_leases
+                capacities[lane_name] = False, tenant_leases
                 if lane is not None:
-                    capacities[lane_name] = 0 if lane.is_tripped else lanes.lease_capacity(lane)
-            if capacities[lane_name] > 0:
-                capacities[lane_name] -= 1
+                    capacity = 0 if lane.is_tripped else lanes.lease_capacity(lane)
+                    capacities[lane_name] = not lane.is_slow, capacity
+            is_fast, capacity = capacities[lane_name]
+            if capacity > 0 and (tenant_leases > 0 or (is_fast and fast_leases > 0)):
+                capacities[lane_name] = is_fast, capacity - 1
                 new_task.lease_on_add = True
-                free_leases -= 1
+                tenant_leases -= 1
+                fast_leases -= 1
         contents_or_none: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
         return self._ingest_queue.submit(
             list(zip(new_tasks, contents_or_none, strict=True)),

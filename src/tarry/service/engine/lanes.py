@@ -26,7 +26,7 @@ from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from tarry.service.model import Task, TaskContent
 
@@ -250,6 +250,8 @@ class Lanes(dict[str, LaneState]):
         super().__init__()
         self.build_downstream: Callable[[str], LaneDownstream] = build_downstream
         self._max_lane_leased = max_leased if max_lane_leased is None else max_lane_leased
+        self._max_slow_waiting = max_leased // 2  # leased tasks of slow lanes without an attempt
+        self._leased_count = 0
         self._lease_shares = SlotShares(max_leased)
         self.reserved_leases: int = self._lease_shares.reserved
         self._tenants: WeakValueDictionary[str, TenantState] = WeakValueDictionary()
@@ -330,6 +332,7 @@ class Lanes(dict[str, LaneState]):
         self._change_leased(lane, -1)
 
     def _change_leased(self, lane: LaneState, change: int) -> None:
+        self._leased_count += change
         lane.leased_count += change
         lane.tenant.leased_count += change
         limit = self._max_lane_leased
@@ -375,10 +378,44 @@ class Lanes(dict[str, LaneState]):
         """Return whether a tenant is at its limit of leases, see `lease_allowance`."""
         return self._lease_shares.remaining(free_leases, tenant.leased_count) <= 0
 
+    def select_surplus(
+        self, leased_tasks: Collection[LeasedTask], free_leases: int
+    ) -> list[LeasedTask]:
+        """Return waiting tasks of slow lanes whose leases other tenants or fast lanes may need.
+
+        At most half of the leases may be those of such tasks, and none of the reserved leases. The
+        tasks belong to the tenants that have the most of them. Without this limit, the first
+        tenants whose targets hang could have most of the leases, and each further tenant a few of
+        the reserved leases, until none is left.
+        """
+        waiting: dict[TenantState, list[LeasedTask]] = {}
+        for leased_task in leased_tasks:
+            if leased_task.lane.is_slow and not leased_task.is_busy:
+                waiting.setdefault(leased_task.lane.tenant, []).append(leased_task)
+        surplus = sum(map(len, waiting.values())) - self._max_slow_waiting
+        surplus = max(surplus, self.reserved_leases - free_leases)
+        # Few at a time: tasks of other slow lanes may be leased instead.
+        surplus = min(surplus, self.reserved_leases)
+        # The number only breaks ties, because tasks cannot be compared.
+        heap = [(-len(tasks), number, tasks) for number, tasks in enumerate(waiting.values())]
+        heapify(heap)
+        selected: list[LeasedTask] = []
+        while heap and len(selected) < surplus:
+            _, number, tasks = heap[0]
+            selected.append(tasks.pop())
+            if tasks:
+                heapreplace(heap, (-len(tasks), number, tasks))
+            else:
+                heappop(heap)
+        return selected
+
     def _lease_limit(self, lane: LaneState) -> int:
         limit = self._max_lane_leased
         if lane.is_slow:
-            limit = min(limit, _MAX_SLOW_LANE_LEASED)
+            # The more tasks are leased, the fewer may wait in a slow lane, so that leases stay free
+            # for fast lanes, also for those of the same tenant.
+            waiting = max(1, (self._max_slow_waiting - self._leased_count) // 4)
+            limit = min(limit, _MAX_SLOW_LANE_LEASED, lane.running_count + waiting)
         rate = lane.downstream.limiter.rate
         if rate is None:
             return limit
@@ -415,29 +452,6 @@ class Lanes(dict[str, LaneState]):
                 self._limits[lane.name] = lane.limits
                 if len(self._limits) > MAX_LANES:
                     del self._limits[next(iter(self._limits))]
-
-
-def select_waiting_tasks(leased_tasks: Iterable[LeasedTask], count: int) -> list[LeasedTask]:
-    """Return up to `count` tasks of slow lanes that wait for a slot, or for their due time.
-
-    The tasks belong to the tenants that have the most of them.
-    """
-    by_tenant: dict[TenantState, list[LeasedTask]] = {}
-    for leased_task in leased_tasks:
-        if leased_task.lane.is_slow and not leased_task.is_busy:
-            by_tenant.setdefault(leased_task.lane.tenant, []).append(leased_task)
-    # The number only breaks ties, because tasks cannot be compared.
-    heap = [(-len(tasks), number, tasks) for number, tasks in enumerate(by_tenant.values())]
-    heapify(heap)
-    selected: list[LeasedTask] = []
-    while heap and len(selected) < count:
-        _, number, tasks = heap[0]
-        selected.append(tasks.pop())
-        if tasks:
-            heapreplace(heap, (-len(tasks), number, tasks))
-        else:
-            heappop(heap)
-    return selected
 
 
 def _is_retry(task: Task) -> bool:

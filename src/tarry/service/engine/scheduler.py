@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
-from tarry.service.engine.lanes import select_waiting_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 _RELEASE_INTERVAL_MS = 5_000  # between two searches for leases that expire soon
-_RESERVE_INTERVAL_MS = 1_000  # between two checks whether the reserved leases are free
+_SURPLUS_INTERVAL_MS = 1_000  # between two searches for leases that others need
 _MIN_PAUSE_S = 0.02  # pause between two claims, unless the first has left due tasks unclaimed
 
 
@@ -45,7 +44,7 @@ class Scheduler:
         worker.result_writer.on_unpark = self.wake
         self._wakeup = asyncio.Event()
         self._was_capacity_limited = self._is_stopping = False
-        self._next_release_at_ms = self._next_reserve_at_ms = 0.0
+        self._next_release_at_ms = self._next_surplus_at_ms = 0.0
         # Half the horizon, so that tasks added by other processes are claimed before they are due.
         self._poll_interval_s = context.lease_terms.horizon_ms / 2000
 
@@ -108,22 +107,13 @@ class Scheduler:
         if sent_at >= self._next_release_at_ms:
             self._next_release_at_ms = sent_at + _RELEASE_INTERVAL_MS
             self._worker.release_expiring()
-        if sent_at >= self._next_reserve_at_ms:
-            self._next_reserve_at_ms = sent_at + _RESERVE_INTERVAL_MS
-            self._free_reserved_leases()
-        return claim
-
-    def _free_reserved_leases(self) -> None:
-        """Release tasks that only wait, if leases that are reserved for other tenants are in use.
-
-        The first tenants whose targets hang have most of the leases, as there are enough of them.
-        Each further tenant may have a few of the reserved leases, until none is left.
-        """
-        leased_tasks, lanes = self._worker.leased_tasks, self._context.lanes
-        missing = lanes.reserved_leases - leased_tasks.free_leases
-        if missing > 0:
-            for leased_task in select_waiting_tasks(leased_tasks.values(), missing):
+        if sent_at >= self._next_surplus_at_ms:
+            self._next_surplus_at_ms = sent_at + _SURPLUS_INTERVAL_MS
+            leased_tasks = self._worker.leased_tasks
+            surplus = lanes.select_surplus(leased_tasks.values(), leased_tasks.free_leases)
+            for leased_task in surplus:
                 self._worker.result_writer.release(leased_task)
+        return claim
 
     async def _release_unknown_leases(self) -> None:
         """Release tasks that the store has leased to this process in a call whose reply was lost.
