@@ -275,7 +275,21 @@ def test_a_body_that_is_not_read_is_limited(chunk: bytes) -> None:
         while not connection.transport.is_closed and sent < 2 * _MAX_UNUSED_BODY_BYTES:
             connection.protocol.data_received(chunk)
             sent += len(chunk)
-        assert _MAX_UNUSED_BODY_BYTES < sent <= _MAX_UNUSED_BODY_BYTES + len(chunk)
+        assert sent <= _MAX_UNUSED_BODY_BYTES + len(chunk)
+        assert connection.transport.is_closed
+
+    asyncio.run(run())
+
+
+def test_small_chunks_after_the_response_are_limited() -> None:
+    """Chunks that take more time than their size suggests are limited in number."""
+
+    async def run() -> None:
+        connection = ConnectionHarness(respond_ok)
+        await connection.send(GET.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n"))
+        connection.protocol.data_received(b"1\r\na\r\n" * 8_000)
+        assert not connection.transport.is_closed
+        connection.protocol.data_received(b"1\r\na\r\n" * 10_000)
         assert connection.transport.is_closed
 
     asyncio.run(run())
