@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,16 @@ def test_api_keys_are_optional_only_on_loopback(
 
 
 def test_only_the_owner_can_read_the_store(tmp_path: Path) -> None:
-    """The database file has mode 0600, because it contains the data of callers."""
+    """File and folder are private, because the file contains the data of callers."""
     path = tmp_path / "data" / "tarry.db"
-    make_store(f"sqlite:{path}")
+    mask = os.umask(0)
+    try:
+        make_store(f"sqlite:{path}")
+    finally:
+        os.umask(mask)
 
     assert 0o600 == path.stat().st_mode & 0o777
+    assert 0o700 == path.parent.stat().st_mode & 0o777
     assert str(path) == data_location(Settings(store=f"sqlite:{path}"))
 
 

@@ -256,7 +256,8 @@ def make_store(url: str, *, writer_process: bool = False) -> Store:
         return SqliteStore(IN_MEMORY)  # another process could not access a database in memory
     path = sqlite_path(url)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        # Users who can write to the folder could replace the file.
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
             path.touch(mode=0o600)  # requests of callers may contain secrets
     except OSError as error:
