@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.engine.attempt_slots import Admission, AttemptSlots, LaneRotation, Slot
 from tarry.service.engine.context import EngineLimits
-from tarry.service.engine.lanes import Lanes, LaneState, build_downstream
+from tarry.service.engine.lanes import Lanes, LaneState, TenantState, build_downstream
 from tarry.service.engine.leased_tasks import LeasedTasks
 from tarry.service.model import Task
 from tests.service.engine.harness import OK, EngineHarness, FakeTarget, run
@@ -115,7 +115,7 @@ def test_tenant_that_had_its_share_is_readmitted() -> None:
 
     slots.release(held[0])
     rotation.append(held[0].lane)
-    rotation.readmit()
+    rotation.readmit(held[0].lane.tenant)
 
     assert rotation.pop() is not None
 
@@ -131,12 +131,32 @@ def test_readmitted_tenant_without_attempts_does_not_block_others() -> None:
 
     for slot in held:
         slots.release(slot)
-    rotation.readmit()
+    rotation.readmit(held[0].lane.tenant)
     popped = set[str]()
     while (lane := rotation.pop()) is not None:  # no lane starts an attempt
         popped.add(lane.name[0])
 
     assert set(tenants) == popped
+
+
+def test_a_few_waiting_tenants_are_readmitted_at_a_time() -> None:
+    """An attempt that ends readmits its tenant, and eight others, so all tenants have a turn."""
+    lanes, slots = new_lanes(), AttemptSlots(512)
+    rotation = LaneRotation(slots)
+    names = [f"{tenant}/http:{host}:80" for tenant in range(100) for host in "xyz"]
+    held = fill(rotation, slots, [lanes[name] for name in names])
+    assert len(rotation.waiting_tenants) == 100
+    own_tenant = held[0].lane.tenant
+
+    readmitted = set[TenantState]()
+    for _ in range(13):
+        rotation.readmit(own_tenant)
+        assert own_tenant in rotation.tenant_queue
+        assert len(rotation.tenant_queue) == 9
+        readmitted.update(rotation.tenant_queue)
+        assert rotation.pop() is None  # all are still at their limit, and wait again
+
+    assert len(readmitted) == 100
 
 
 def test_lane_that_had_its_share_is_readmitted() -> None:
@@ -152,7 +172,7 @@ def test_lane_that_had_its_share_is_readmitted() -> None:
     for slot in others:
         slots.release(slot)
 
-    assert rotation.readmit() is first
+    assert rotation.readmit(second.tenant) is first
     rotation.append(first)
     assert rotation.pop() is first
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tarry.service.engine.attempt_slots import AttemptSlots
-    from tarry.service.engine.lanes import Lanes, LaneState
+    from tarry.service.engine.lanes import Lanes, LaneState, TenantState
     from tarry.service.model import Task, TaskContent
 
 _MAX_TIMER_MS = 1_000  # the clock is read at least this often, because it may have been set
@@ -150,11 +150,11 @@ class LeasedTasks(dict[str, LeasedTask]):
         """Whether a lane with due tasks may start an attempt."""
         return bool(self._fast_lanes.tenant_queue or self._slow_lanes.tenant_queue)
 
-    def on_slot_released(self) -> None:
-        """Readmit tenants and lanes that wait because they were at their limit of slots."""
+    def on_slot_released(self, tenant: TenantState) -> None:
+        """Readmit tenants and lanes that are at their limit of slots; `tenant` released a slot."""
         for rotation in self._rotations:
             if rotation.waiting_tenants or rotation.waiting_lanes:
-                lane = rotation.readmit()
+                lane = rotation.readmit(tenant)
                 if lane is not None:
                     self.add_to_rotation(lane)
 

@@ -265,7 +265,7 @@ class Worker:
 
     def _continue_lane(self, lane: LaneState) -> None:
         """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
-        self.leased_tasks.on_slot_released()
+        self.leased_tasks.on_slot_released(lane.tenant)
         if lane.has_due_tasks or self.leased_tasks.has_startable_lanes:
             self._start_due_tasks(lane)
 
