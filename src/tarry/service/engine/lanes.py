@@ -352,11 +352,10 @@ class Lanes(dict[str, LaneState]):
         return {name: self._claim_limit(self[name]) for name in self._limited}
 
     def _claim_limit(self, lane: LaneState) -> int:
-        capacity = self.lease_capacity(lane)
-        if capacity <= 0:
-            return 0
+        limit = self._lease_limit(lane)
+        capacity = limit - lane.leased_count
         # Up to an eighth too many, so that a fast lane needs no claim for each task that ends.
-        return max(capacity, self._lease_limit(lane) // 8)
+        return 0 if capacity <= 0 else max(capacity, limit // 8)
 
     def lease_allowance(self, tenant: str, free_leases: int) -> int:
         """Return how many more tasks of a tenant may be leased.
