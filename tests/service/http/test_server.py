@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import sys
 
-from tarry.service.http.server import JsonFormatter
+from tarry.service.http.server import _SEND_BUFFER_BYTES, JsonFormatter, _limit_send_buffer
 
 
 def make_record(**extra: object) -> logging.LogRecord:
@@ -38,3 +39,15 @@ def test_exception_is_a_field() -> None:
         line = JsonFormatter().format(make_record(exc_info=sys.exc_info()))
 
     assert json.loads(line)["error"].endswith("ValueError: broken")
+
+
+def test_accepted_connections_have_a_small_send_buffer() -> None:
+    """The kernel does not buffer a whole page for a client that does not read."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        _limit_send_buffer(listener)
+        with (
+            socket.create_connection(listener.getsockname()),
+            listener.accept()[0] as connection,
+        ):
+            size = connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    assert _SEND_BUFFER_BYTES <= size <= 2 * _SEND_BUFFER_BYTES
