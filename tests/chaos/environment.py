@@ -231,6 +231,9 @@ class World:
         """All targets, by host name."""
         self.hanging_hosts: dict[str, list[str]] = {}
         """The host names of the targets that hang, by tenant."""
+        self.lookups_end_at = -inf
+        """When the last slow DNS lookup is answered. Until then, slow lookups hold slots of their
+        tenant, although the targets may be healthy again."""
         self.targets_begin_to_hang = rng.random() < 0.4
         """Whether the hanging targets respond at first, so that their lanes count as fast."""
         self.has_neighbours = rng.random() < NEIGHBOURS_SHARE
@@ -297,6 +300,8 @@ class World:
         answer: tuple[str, ...] | None = ("192.0.2.1",)
         if self.hosts[name].state == "unanswered":
             answer, seconds = rng.choice([answer, None, None]), rng.random() * 40
+            answered_at = asyncio.get_running_loop().time() + seconds
+            self.lookups_end_at = max(self.lookups_end_at, answered_at)
         asyncio.get_running_loop().call_later(seconds, on_answer, name, answer)
 
     def draw_limits(self) -> EngineLimits:
@@ -436,7 +441,8 @@ class Environment:
     @property
     def faults_end_at(self) -> float:
         """The time at which the effects of all faults so far have ended."""
-        if any(host.state != "healthy" for host in self.world.hosts.values()):
+        is_lookup_slow = asyncio.get_running_loop().time() < self.world.lookups_end_at
+        if is_lookup_slow or any(host.state != "healthy" for host in self.world.hosts.values()):
             self.record_fault(only_targets=True)
         return self._faults_end_at
 
