@@ -99,6 +99,13 @@ class GroupCommit(ABC, Generic[T]):
         if self.pending_count + weight > limit:
             raise self._overload_error()
 
+    def _count_appended_item(self, entry: Entry[T]) -> None:
+        entry.weight += 1
+        self._waiting_weight += 1
+        self.pending_count += 1
+        if not self._groups_in_flight or self._waiting_weight >= EARLY_START_WEIGHT:
+            self._schedule_start()
+
     def _enqueue(self, entry: Entry[T], *, urgent: bool = False) -> None:
         (self._urgent if urgent else self._bulk).append(entry)
         self._waiting_weight += entry.weight
@@ -203,11 +210,7 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             self._enqueue(Entry([item], None, 1))
             return
         last.work.append(item)
-        last.weight += 1
-        self._waiting_weight += 1
-        self.pending_count += 1
-        if not self._groups_in_flight or self._waiting_weight >= EARLY_START_WEIGHT:
-            self._schedule_start()
+        self._count_appended_item(last)
 
     def pending_items(self) -> list[T]:
         """Return the items that wait or are in flight."""
