@@ -192,9 +192,12 @@ class LeasedTasks(dict[str, LeasedTask]):
         return False
 
     def _queue_in_lane(self, leased_task: LeasedTask) -> None:
-        lane = leased_task.lane
-        lane.due_queue(leased_task.task).append(leased_task)
-        self.add_to_rotation(lane)
+        lane, task = leased_task.lane, leased_task.task
+        # Most tasks are new, and most lanes are in their rotation: two calls less save 1 us.
+        queue = lane.due_queue(task) if task.attempts else lane.due_first_attempts
+        queue.append(leased_task)
+        if lane.rotation is None:
+            self.add_to_rotation(lane)
 
     def _arm_timer(self) -> None:
         while self._heap and self._heap[0][2].is_dropped:
