@@ -32,7 +32,7 @@ class Callers:
         self._numbers = iter(range(1_000_000))
         self._lock = threading.Lock()
         self._is_stopping = threading.Event()
-        self._threads = [threading.Thread(target=self._post) for _ in range(count)]
+        self._threads = [threading.Thread(target=self._post, daemon=True) for _ in range(count)]
         for thread in self._threads:
             thread.start()
 
