@@ -50,7 +50,8 @@ class LeasedTasks(dict[str, LeasedTask]):
         self._slots = slots
         self._fast_lanes = LaneRotation(slots)
         self._slow_lanes = LaneRotation(slots)
-        self._rotations = self._fast_lanes, self._slow_lanes  # which has the next turn comes first
+        self._rotations = self._fast_lanes, self._slow_lanes
+        """Both rotations. `_pop_lane` tries the first one first, and then exchanges them."""
         self._free_start_slots: list[int] = []
         self._start_slot_count = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -120,7 +121,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         """Return the next due task that may start, or None; its lane leaves the rotation.
 
         `last_lane` is the lane of the last task. It returns to the end of the rotation, unless no
-        other lane is there: then it is next, which takes 4 us less.
+        other lane is there: then its next task is returned at once, which saves 4 us.
         """
         if last_lane is not None:
             is_alone = last_lane.rotation is None and not self.has_startable_lanes

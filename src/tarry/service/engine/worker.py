@@ -94,9 +94,8 @@ class Worker:
         self.result_writer: ResultWriter = ResultWriter(context, self.leased_tasks)
         self._is_stopping = False
         self._is_start_scheduled = False
-        self._jobs: set[asyncio.Future[Any]] = (
-            set()
-        )  # attempts in flight, and loads of policies and signers
+        self._jobs: set[asyncio.Future[Any]] = set()
+        """Attempts in flight, and loads of policies and signers."""
         self._waiting_for_load: dict[PolicyKey, list[LeasedTask]] = {}
         """Tasks that wait for their policy and signers, for each load that is in progress."""
 
