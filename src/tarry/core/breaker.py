@@ -69,7 +69,7 @@ class Breaker:
         "_max_consecutive_timeouts", "_max_open", "_min_calls", "_open_for", "_open_until",
         "_probe_failures", "_probe_successes", "_running_probes", "_slow_after", "_slow_rate",
         "_spread", "_window", "can_count_success", "consecutive_opens", "generation",
-        "permit_if_closed", "probes", "state",
+        "is_tripped", "permit_if_closed", "probes", "state",
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +118,8 @@ class Breaker:
 
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
+        self.is_tripped: bool = False
+        """Whether the breaker is open or half-open; not while it is forced open."""
         self.permit_if_closed: int | None = 0
         """The permit that `admit` returns while the breaker is closed; None in other states."""
         self.can_count_success: bool = self._slow_after is None
@@ -305,6 +307,7 @@ class Breaker:
         self._running_probes.clear()
         self._probe_successes = self._probe_failures = 0
         self._window.clear()
+        self.is_tripped = state is _OPEN or state is _HALF_OPEN
         self.permit_if_closed = self.generation if state is _CLOSED else None
         self.can_count_success = state is _CLOSED and self._slow_after is None
         return state

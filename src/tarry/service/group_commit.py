@@ -103,7 +103,11 @@ class GroupCommit(ABC, Generic[T]):
         entry.weight += 1
         self._waiting_weight += 1
         self.pending_count += 1
-        if not self._groups_in_flight or self._waiting_weight >= EARLY_START_WEIGHT:
+        # The conditions of `_can_start`, so that most items need neither of the two calls.
+        in_flight = len(self._groups_in_flight)
+        if not in_flight or (
+            in_flight < MAX_GROUPS_IN_FLIGHT and self._waiting_weight >= EARLY_START_WEIGHT
+        ):
             self._schedule_start()
 
     def _enqueue(self, entry: Entry[T], *, urgent: bool = False) -> None:

@@ -73,6 +73,7 @@ _MAX_CONSECUTIVE_STARTS = 64
 _THROTTLED = Outcome(Kind.THROTTLED)
 # To read a member of an enum takes 0.27 us in Python 3.11, a constant 0.01 us.
 _SUCCEEDED, _BLOCKED, _TIMEOUT = Status.SUCCEEDED, Fault.BLOCKED, Fault.TIMEOUT
+_KIND_THROTTLED = Kind.THROTTLED
 
 
 class Worker:
@@ -199,8 +200,7 @@ class Worker:
             return True
         call = attempts.build_call(task, effective_policy.policy, lane.downstream)
         # The retry budget distinguishes throttling from any other failure.
-        was_throttled = task.attempts and task.last_outcome_kind == Kind.THROTTLED
-        last_outcome = _THROTTLED if was_throttled else TRANSIENT
+        last_outcome = _THROTTLED if task.last_outcome_kind == _KIND_THROTTLED else TRANSIENT
         suspect = lane.should_limiter_ignore(task, now)
         command = call.start_or_defer(unrounded_ms / 1000, last_outcome, suspect=suspect)
         if isinstance(command, StartAttempt):
