@@ -37,17 +37,37 @@ help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | \
 	while IFS='|' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
+LINT_TARGETS   := lint-style lint-mypy lint-pyright lint-verifytypes
+# The longest first, so that the last two end at about the same time.
+PYTEST_TARGETS := pytest-simulation pytest-service pytest-integration pytest-library pytest-other
+PARALLEL        = $(MAKE) -j 2 --output-sync=target
+
 .PHONY: test
-test: lint bare pytest ## Run all checks and tests: lint, bare, pytest
+test: $(READY) ## Run all checks and tests: lint, bare, pytest
+	$(call step,browser,.ci/browser)
+	@$(PARALLEL) $(LINT_TARGETS) bare $(PYTEST_TARGETS)
 
 .PHONY: lint
 lint: $(READY) ## Check formatting, lint rules, types and import contracts
+	@$(PARALLEL) $(LINT_TARGETS)
+
+.PHONY: lint-style
+lint-style: $(READY)
 	$(call step,ruff format,$(PY) -m ruff format --check .)
 	$(call step,ruff check,$(PY) -m ruff check --quiet .)
-	$(call step,mypy (strict),$(PY) -m mypy)
-	$(call step,pyright (strict),$(PYRIGHT))
-	$(call step,pyright --verifytypes,$(PYRIGHT) --verifytypes tarry --ignoreexternal)
 	$(call step,import contracts,$(VENV)/bin/lint-imports --no-logo)
+
+.PHONY: lint-mypy
+lint-mypy: $(READY)
+	$(call step,mypy (strict),$(PY) -m mypy)
+
+.PHONY: lint-pyright
+lint-pyright: $(READY)
+	$(call step,pyright (strict),$(PYRIGHT))
+
+.PHONY: lint-verifytypes
+lint-verifytypes: $(READY)
+	$(call step,pyright --verifytypes,$(PYRIGHT) --verifytypes tarry --ignoreexternal)
 
 .PHONY: bare
 bare: $(READY) ## Install the wheel without extras and load every public name
@@ -58,28 +78,42 @@ bare: $(READY) ## Install the wheel without extras and load every public name
 	  --disable-pip-version-check $(BARE)/dist/*.whl)
 	$(call step,public names load without extras,$(BARE)/venv/bin/python -I .ci/bare.py)
 
-# The library's tests run with coverage. Two of the three groups run at the same time.
-LIBRARY_TESTS := tests/core tests/runtime tests/telemetry tests/testing
-SERVICE_TESTS := tests/chaos tests/client tests/service
-OTHER_TESTS   := $(filter-out $(LIBRARY_TESTS) $(SERVICE_TESTS) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+# The library's tests run with coverage.
+LIBRARY_TESTS     := tests/core tests/runtime tests/telemetry tests/testing tests/test_*.py
+SERVICE_TESTS     := tests/client tests/service
+SIMULATION_TESTS  := tests/chaos tests/simulator
+INTEGRATION_TESTS := tests/integration
+OTHER_TESTS       := $(filter-out $(LIBRARY_TESTS) $(SERVICE_TESTS) $(SIMULATION_TESTS) \
+  $(INTEGRATION_TESTS) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+
+# With ARGS, a group may have no selected test, for which pytest exits with 5.
+ALLOW_NO_TESTS := $(if $(ARGS),|| [[ $$? == 5 ]])
 
 .PHONY: pytest
 pytest: $(READY) ## Run the tests; ARGS is passed to pytest
 	$(call step,browser,.ci/browser)
-	@$(MAKE) -j 2 --output-sync=target pytest-other pytest-library pytest-service
+	@$(PARALLEL) $(PYTEST_TARGETS)
 
 .PHONY: pytest-library
 pytest-library: $(READY)
-	$(call step,tests of the library ($(VENV)),$(COVERAGE) run -m pytest -q $(ARGS) $(LIBRARY_TESTS) tests/test_*.py,tail -n 1)
+	$(call step,tests of the library ($(VENV)),$(COVERAGE) run -m pytest -q $(ARGS) $(LIBRARY_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
 	$(call step,coverage of the core is 100 %,$(COVERAGE) report --include='*/tarry/core/*' --fail-under=100)
-
-.PHONY: pytest-other
-pytest-other: $(READY)
-	$(call step,other tests ($(VENV)),$(PY) -m pytest -q $(ARGS) $(OTHER_TESTS),tail -n 1)
 
 .PHONY: pytest-service
 pytest-service: $(READY)
-	$(call step,tests of the service ($(VENV)),$(PY) -m pytest -q $(ARGS) $(SERVICE_TESTS),tail -n 1)
+	$(call step,tests of the service ($(VENV)),$(PY) -m pytest -q $(ARGS) $(SERVICE_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
+
+.PHONY: pytest-simulation
+pytest-simulation: $(READY)
+	$(call step,simulations ($(VENV)),$(PY) -m pytest -q $(ARGS) $(SIMULATION_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
+
+.PHONY: pytest-integration
+pytest-integration: $(READY)
+	$(call step,integration tests ($(VENV)),$(PY) -m pytest -q $(ARGS) $(INTEGRATION_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
+
+.PHONY: pytest-other
+pytest-other: $(READY)
+	$(call step,other tests ($(VENV)),$(PY) -m pytest -q $(ARGS) $(OTHER_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
 
 .PHONY: serve
 serve: $(SERVE)/.ready ## Start the retry service on this machine; ARGS is passed to `tarry serve`
