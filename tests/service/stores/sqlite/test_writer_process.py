@@ -19,6 +19,7 @@ from tarry.service.store import FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore
 from tarry.service.stores.sqlite.transaction import Transaction
 from tarry.service.stores.sqlite.writer_process import (
+    LogCollector,
     OperationCall,
     WriterProcess,
     WriterProcessExecutor,
@@ -43,7 +44,7 @@ class SerializedStore(SynchronousSqliteStore):
     ) -> T:
         """Encode, decode and run an operation."""
         assert isinstance(operation, OperationCall)
-        frame = run_calls(self.database, encode_calls([operation]))
+        frame = run_calls(self.database, encode_calls([operation]), LogCollector())
         value: T = self._unwrap(decode_answers([operation], frame))
         return value
 
@@ -177,6 +178,25 @@ def test_an_idle_writer_that_ends_is_logged(
     assert ["has ended, and is started again"] == [
         message.partition("tasks.db ")[2] for message in caplog.messages
     ]
+
+
+@pytest.mark.usefixtures("each_loop")
+def test_the_service_logs_the_records_of_the_writer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A record of the writer gets the level and the format of the service's log."""
+
+    async def main(store: SqliteStore) -> None:
+        await store.add([NewTask(task(1))])
+        (tmp_path / "tasks.db-wal").unlink()
+        await store.add([NewTask(task(2))])
+        await store.add([NewTask(task(3))])
+
+    run_on_store(tmp_path / "tasks.db", main)
+    [record] = caplog.records
+    assert ("tarry.service", "ERROR") == (record.name, record.levelname)
+    assert record.getMessage().startswith("write-ahead log deleted while open")
+    assert "" == capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("each_loop")

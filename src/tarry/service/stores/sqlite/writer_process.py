@@ -4,7 +4,8 @@ Otherwise SQLite and the event loop would take turns on one interpreter lock (GI
 starts the writer process, which runs `main`, and exchanges frames with it over its standard input
 and output. A frame is a header (the payload's length) and a payload. The service sends the calls of
 a group, which are committed together. The process sends back their answers (values or errors), in
-the order of the groups. A call is the name of an operation in `OPERATIONS`, and its arguments.
+the order of the groups. A call is the name of an operation in `OPERATIONS`, and its arguments. With
+the answers, the process sends its log records, because only the service knows how to format them.
 
 The writer process ends when its input is closed, so it never outlives the service. If it ends
 earlier, the service starts it again. The calls that it had received then fail with
@@ -143,6 +144,23 @@ OPERATIONS: dict[str, RemoteOperation] = {
 """All write operations, by the name of their function."""
 
 
+class LogCollector(logging.Handler):
+    """Keeps the level and the text of log records until they are sent to the service."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        self._records.append((record.levelno, self.format(record)))
+
+    def take_records(self) -> list[tuple[int, str]]:
+        """Return the records since the last call."""
+        records, self._records = self._records, []
+        return records
+
+
 class WriterProcessExecutor(Executor):
     """Runs groups in the writer process, which starts after `database` has created the file.
 
@@ -278,7 +296,7 @@ class WriterProcess(asyncio.SubprocessProtocol):
 
 _encode = Encoder().encode
 _calls_decoder = Decoder(list[tuple[str, Raw]])
-_answers_decoder = Decoder(list[tuple[Raw, tuple[str, str] | None]])
+_answers_decoder = Decoder(tuple[list[tuple[Raw, tuple[str, str] | None]], list[tuple[int, str]]])
 
 
 def encode_calls(calls: Sequence[OperationCall[Any]]) -> bytes:
@@ -286,8 +304,11 @@ def encode_calls(calls: Sequence[OperationCall[Any]]) -> bytes:
     return _encode([(call.run.__name__, call.arguments) for call in calls])
 
 
-def run_calls(database: Database, payload: bytes) -> bytes:
-    """Run the calls of a payload in one transaction; return the payload with their answers."""
+def run_calls(database: Database, payload: bytes, log: LogCollector) -> bytes:
+    """Run the calls of a payload in one transaction.
+
+    Return the payload with their answers and the records of `log`.
+    """
     calls: list[OperationCall[Any]] = []
     for name, arguments in _calls_decoder.decode(payload):
         operation = OPERATIONS[name]
@@ -296,16 +317,19 @@ def run_calls(database: Database, payload: bytes) -> bytes:
         (value, None if error is None else (type(error).__name__, str(error)))
         for value, error in database.apply(calls)
     ]
-    return _encode(answers)
+    return _encode((answers, log.take_records()))
 
 
 def decode_answers(calls: Sequence[OperationCall[Any]], payload: bytes) -> list[Answer]:
-    """Return the answers in a payload; `calls` are the calls of the same group."""
+    """Return the answers in a payload, and log its records; `calls` are those of the same group."""
+    answers, log_records = _answers_decoder.decode(payload)
+    for level, text in log_records:
+        _logger.log(level, "%s", text)
     return [
         (OPERATIONS[call.run.__name__].decode_result(value), None)
         if error is None
         else (None, _decode_error(*error))
-        for call, (value, error) in zip(calls, _answers_decoder.decode(payload), strict=True)
+        for call, (value, error) in zip(calls, answers, strict=True)
     ]
 
 
@@ -327,6 +351,8 @@ def main(path: str, lock_token: str, service_version: str) -> None:
         signal.signal(signal_number, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # a stray print() must not end up between two frames
+    log = LogCollector()
+    _logger.addHandler(log)
     clock = AnchoredClock(logs_deviation=False)  # the service logs it
     database = Database(path, clock, WorkerLock(path, lock_token or None))
     header_size = _FRAME_HEADER.size
@@ -336,7 +362,7 @@ def main(path: str, lock_token: str, service_version: str) -> None:
             [length] = _FRAME_HEADER.unpack(header)
             if len(payload := source.read(length)) < length:
                 break
-            answer_payload = run_calls(database, payload)
+            answer_payload = run_calls(database, payload, log)
             sink.write(_FRAME_HEADER.pack(len(answer_payload)) + answer_payload)
             sink.flush()
     database.close()
