@@ -285,11 +285,27 @@ def test_a_purge_without_a_filter_is_422(query: str) -> None:
         await api.exhaust_due_tasks()
         response = await api.request("DELETE", f"/dead-letters{query}")
         detail = (
-            "all must be true if no filter is given; filters are lane, policyId, urlPrefix, "
-            "idempotencyKey, createdAfter, createdBefore, lastStatus, error."
+            "all must be true if no filter is given; filters are policyId, lane, reason, "
+            "urlPrefix, idempotencyKey, createdAfter, createdBefore, finishedAfter, "
+            "finishedBefore, lastStatus, error."
         )
         assert (422, detail) == (response.status, response.problem["detail"])
         assert 1 == await api.count_tasks()
+
+    run_with_api(test)
+
+
+def test_a_replay_without_a_filter_is_422() -> None:
+    """The error lists all filters of a replay."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("POST", "/dead-letters/replays", {"filter": {}})
+        detail = (
+            "all must be true if no filter is given; filters are lane, policyId, urlPrefix, "
+            "idempotencyKey, createdAfter, createdBefore, lastStatus, error, reason, before, "
+            "finishedAfter, finishedBefore."
+        )
+        assert (422, detail) == (response.status, response.problem["detail"])
 
     run_with_api(test)
 

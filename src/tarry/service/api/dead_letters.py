@@ -10,7 +10,13 @@ from tarry.service.api import problems
 from tarry.service.api.messages import NoQuery, decode_json, json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.task_validation import check_epoch_ms
-from tarry.service.api.tasks import DeadLetterQuery, PurgeQuery, build_search, check_not_empty
+from tarry.service.api.tasks import (
+    DeadLetterQuery,
+    PurgeQuery,
+    SearchQuery,
+    build_search,
+    check_not_empty,
+)
 from tarry.service.api.views import replay_view
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.task_search import search_of_replay
@@ -61,7 +67,7 @@ class DeadLetterResource:
         query = request.parse_query(PurgeQuery)
         tenant, store = request.tenant, self._context.store
         search = build_search(tenant, query, Status.EXHAUSTED)
-        check_not_empty(search, is_all=query.all)
+        check_not_empty(search, SearchQuery, is_all=query.all)
         purged_count, cursor = 0, query.cursor
         for _ in range(_MAX_PURGE_CHUNKS):
             with problems.convert_errors("cursor"):
@@ -116,7 +122,7 @@ class DeadLetterResource:
         )
         search = search_of_replay(replay)
         if not replay_request.dry_run:
-            check_not_empty(search, is_all=replay_request.all)
+            check_not_empty(search, ReplayFilter, is_all=replay_request.all)
         replay.matched = await self._tasks.finder.count(request.tenant, search)
         if replay_request.dry_run:
             return json_response(200, replay_view(replay, dry_run=True))

@@ -245,7 +245,7 @@ class TaskResource:
         if cancel_request.dry_run:
             result.matched, result.next_cursor = await self.finder.count(tenant, search), None
             return json_response(200, result)
-        check_not_empty(search, is_all=cancel_request.all)
+        check_not_empty(search, wire.SearchFilter, is_all=cancel_request.all)
         for _ in range(_MAX_CANCEL_CHUNKS):
             with problems.convert_errors("cursor"):
                 page = await self.finder.find_ids(
@@ -406,11 +406,14 @@ def build_search(
     )
 
 
-def check_not_empty(search: TaskSearch, *, is_all: bool) -> None:
-    """Raise ApiError if a search without filters is not marked as a search for all tasks."""
+def check_not_empty(search: TaskSearch, filter_type: type[msgspec.Struct], *, is_all: bool) -> None:
+    """Raise ApiError if a search without filters is not marked as a search for all tasks.
+
+    The error lists the fields of `filter_type`.
+    """
     task_filter = TaskFilter(status=search.filter.status, is_live=search.filter.is_live)
     if search == TaskSearch(filter=task_filter) and not is_all:
-        names = ", ".join(wire.SearchFilter.__struct_encode_fields__)
+        names = ", ".join(filter_type.__struct_encode_fields__)
         raise problems.invalid("all", f"must be true if no filter is given; filters are {names}")
 
 
