@@ -323,10 +323,19 @@ def test_tune_reads_the_attempts_of_a_service(
     """`tune --service` gives the same result as an exported log."""
     options = ("--service", address, "--downstream", lane, "--since", "1h")
     tuned = run_cli("tune", *options, "--no-simulate", "--json")
-    none = run_cli("tune", "--service", address, "--downstream", "https:unknown:443")
 
     assert 0 == tuned.code, tuned.err
     assert 2 == tuned.json["log"]["attempts"]
+
+
+@pytest.mark.usefixtures("failed_task")
+def test_tune_needs_attempts(run_cli: RunCli, address: str, lane: str) -> None:
+    """An unknown downstream is named, as by other commands; else the options match no attempt."""
+    unknown = run_cli("tune", "--service", address, "--downstream", "https:unknown:443")
+    none = run_cli("tune", "--service", address, "--downstream", lane, "--since", "2100-01-01")
+
+    assert 3 == unknown.code
+    assert "--downstream: there is no downstream 'https:unknown:443'" in unknown.err
     assert 2 == none.code
     assert "has no attempts that match" in none.err
 

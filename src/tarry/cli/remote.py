@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tarry.cli.output import to_printable_line
-from tarry.client.errors import ServiceUnreachable
+from tarry.client.errors import NotFound, ServiceUnreachable
 from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
 
@@ -58,6 +58,15 @@ def connect(server: str, api_key: str | None) -> Generator[Client]:
         ) from error
     finally:
         logger.removeHandler(reporter)
+
+
+def check_downstream_exists(client: Client, option: str, lane: str) -> None:
+    """Raise NotFound, with the name of the option, if the service has no downstream `lane`."""
+    if all(info.lane != lane for info in client.downstreams()):
+        raise NotFound(
+            f"{option}: there is no downstream {lane!r}. The format is http:host:port or "
+            "https:host:port; `tarry downstreams` lists all"
+        )
 
 
 def _make_client(server: str, api_key: str | None) -> Client:

@@ -21,7 +21,7 @@ from tarry.cli.options import (
     example_epilog,
     parse_time,
 )
-from tarry.cli.remote import connect
+from tarry.cli.remote import check_downstream_exists, connect
 from tarry.client.errors import NotFound, ServiceUnreachable
 from tarry.core.checks import check_at_least, check_one_of
 from tarry.core.text import format_count, format_duration
@@ -609,11 +609,8 @@ def _check_if_empty(
 
 def _check_names(client: Client, lane: str | None, policy: str | None) -> None:
     """Raise NotFound for an unknown lane or policy."""
-    if lane is not None and all(info.lane != lane for info in client.downstreams()):
-        raise NotFound(
-            f"--lane: there is no downstream {lane!r}. The format is http:host:port or "
-            "https:host:port; `tarry downstreams` lists all"
-        )
+    if lane is not None:
+        check_downstream_exists(client, "--lane", lane)
     if policy is not None:
         try:
             client.policy(policy)

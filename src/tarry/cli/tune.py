@@ -143,7 +143,7 @@ def _fetch_attempt_log(
 
     Raises `ConfigurationError` if there are no attempts.
     """
-    from tarry.cli.remote import connect
+    from tarry.cli.remote import check_downstream_exists, connect
     from tarry.policyfile.defence import Defence
     from tarry.tuning.attempt_log import AttemptLog, read_attempts
 
@@ -152,6 +152,8 @@ def _fetch_attempt_log(
         attempts = client.export_attempts(lane=downstream, created_after=created_after)
         log = AttemptLog(read_attempts(map(to_builtins, attempts)))
         if not len(log):
+            if downstream is not None:
+                check_downstream_exists(client, "--downstream", downstream)
             raise ConfigurationError(f"{service} has no attempts that match the options")
         tasks = islice(client.tasks(lane=downstream, created_after=created_after), _MAX_TASKS)
         ((policy_id, _),) = Counter(task.policy_id for task in tasks).most_common(1)
