@@ -167,14 +167,20 @@ def test_concurrent_requests_wait_for_the_same_check(monkeypatch: pytest.MonkeyP
 def test_body_that_cannot_be_stored_is_logged_and_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A POST that cannot store its body gets a 503; the failure is an error in the log, once."""
+    """A POST that cannot store its body gets a 503 that says so; the log has the error once."""
 
     async def test(api: ApiHarness) -> None:
         assert 200 == (await api.request("GET", "/readyz")).status
         api.payloads.error = BodyStoreUnavailable("wrong secret")
         document = {"targetUrl": "https://example.com/hook", "body": "x" * 100_000}
+        detail = (
+            "The storage of large bodies is unavailable. This task was not stored: send it again."
+        )
         for _ in range(3):
-            assert 503 == (await api.request("POST", "/retry-tasks", document)).status
+            response = await api.request("POST", "/retry-tasks", document)
+            assert (503, detail) == (response.status, response.problem["detail"])
+        response = await api.request("POST", "/retry-tasks/batch", {"tasks": [document]})
+        assert detail == response.json["results"][0]["problem"]["detail"]
         response = await api.request("GET", "/readyz")
         assert {"bodies": "wrong secret"} == response.problem["failing"]
 

@@ -26,6 +26,7 @@ from tarry.service.api.task_validation import TaskBuilder
 from tarry.service.api.tasks import WAIT_HEADER, prefers_minimal
 from tarry.service.api.views import stored_task_view, task_view
 from tarry.service.model import Status
+from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.store import AddResult, AddStatus
 from tarry.wire import tasks as wire
 from tarry.wire.tasks import BatchResult, RetryTask, RetryTaskRequest
@@ -133,7 +134,11 @@ class TaskCreation:
     ) -> ApiResponse:
         """Create a task, and await more than the insert: its policy, its body, `Prefer: wait`."""
         if not new_task.task.packed_content:
-            await self._task_builder.finish_building(new_task.task, content)
+            try:
+                await self._task_builder.finish_building(new_task.task, content)
+            except StoreUnavailable as error:
+                _logger.info("store unavailable before a task was stored: %s", error)
+                raise _not_stored_error(error) from error
         (add_result,) = await self._context.engine.submit([new_task], [content])
         if content.body_stored_by_service and add_result.status is not _ADDED:
             await self._task_builder.delete_body(content)
@@ -168,6 +173,7 @@ class TaskCreation:
         new_tasks: list[NewTask] = []
         contents: list[TaskContent] = []
         consecutive_failures = 0
+        last_error: StoreUnavailable | None = None
         for index, task in enumerate(tasks):
             try:
                 task_request = (
@@ -178,7 +184,7 @@ class TaskCreation:
                 )
                 if not new_task.task.packed_content:
                     if consecutive_failures == _MAX_CONSECUTIVE_STORE_FAILURES:
-                        raise _not_stored_error()
+                        raise _not_stored_error(last_error)
                     await self._task_builder.finish_building(new_task.task, content)
                     consecutive_failures = 0
             except ApiError as error:
@@ -188,7 +194,8 @@ class TaskCreation:
             except StoreUnavailable as error:
                 _logger.info("store unavailable for a task of a batch, index=%d: %s", index, error)
                 consecutive_failures += 1
-                results.append(_error_result(_not_stored_error()))
+                last_error = error
+                results.append(_error_result(_not_stored_error(error)))
             else:
                 results.append(None)
                 new_tasks.append(new_task)
@@ -273,8 +280,10 @@ def _has_idempotency_key(task: RetryTaskRequest | msgspec.Raw) -> bool:
         return True  # an invalid task: `create_batch` returns an error for this task only
 
 
-def _not_stored_error() -> ApiError:
-    detail = "The store is unavailable. This task was not stored: send it again."
+def _not_stored_error(error: StoreUnavailable | None) -> ApiError:
+    is_body_store = isinstance(error, BodyStoreUnavailable)
+    component = "The storage of large bodies" if is_body_store else "The store"
+    detail = f"{component} is unavailable. This task was not stored: send it again."
     return problems.unavailable(detail)
 
 
