@@ -32,6 +32,8 @@ INVALID_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"method": "CONNECT"}, "method", "not CONNECT"),
     ({"method": "GET /x HTTP/1.1\r\n"}, "method", "in capitals"),
     ({"method": ""}, "method", "length >= 1"),
+    ({"method": "HEAD", "body": {}}, "body", "HEAD request has no body"),
+    ({"method": "HEAD", "bodyRef": "s3://b/k"}, "bodyRef", "HEAD request has no body"),
     ({"method": "GET", "targetUrl": "grpc://a.b:50051/p.S/M"}, "method", "POST"),
     (
         {"headers": {"grpc-Timeout": "1S"}, "targetUrl": "grpc://a.b:50051/p.S/M"},

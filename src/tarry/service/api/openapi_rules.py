@@ -134,6 +134,12 @@ def _add_task_rules(
         _not_together("body", "bodyRef"),
         _not_together("bodyBase64", "bodyRef"),
         _not_together("delayMs", "nextAttemptAt"),
+        {  # a HEAD request has no body
+            "anyOf": [
+                {"properties": {"method": {"not": {"const": "HEAD"}}}},
+                {"properties": dict.fromkeys(("body", "bodyBase64", "bodyRef"), _NULL)},
+            ]
+        },
         {  # a callbackPolicyId needs a callbackUrl
             "anyOf": [
                 {"properties": {"callbackPolicyId": _NULL}},

@@ -69,6 +69,9 @@ class TaskBuilder:
         if target.scheme in _GRPC_SCHEMES:
             _check_metadata(headers)
         body, is_json = _encode_body(request)
+        if request.method == "HEAD" and (body or request.body_ref is not None):
+            field = "bodyRef" if request.body_ref is not None else "body"
+            raise invalid(field, "must not be given, because a HEAD request has no body")
         if is_json and "content-type" not in header_names:
             headers = {**headers, "Content-Type": "application/json"}
             header_names = (*header_names, "content-type")
