@@ -33,15 +33,27 @@ def test_a_predicate_that_returns_a_kind(kind: str, attempts: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "returned", [tarry.Hint(5.0), tarry.Stop(tarry.Reason.PERMANENT), tarry.Wait(1.0)]
+    "returned",
+    [tarry.Hint(5.0), tarry.Stop(tarry.Reason.PERMANENT), tarry.Wait(1.0), "yes", None, object()],
 )
 def test_a_predicate_that_returns_an_invalid_value(returned: Any) -> None:
-    """A predicate that returns a hint or a verdict is rejected, not treated as true."""
+    """A predicate that returns a hint, a verdict or any other value is rejected."""
 
     def work() -> None:
         raise OSError
 
-    with pytest.raises(tarry.ConfigurationTypeError, match="on must return True, False or a"):
+    with pytest.raises(tarry.ConfigurationTypeError, match="on must return True, False, a delay"):
+        tarry.call(work, on=lambda _: returned)
+
+
+@pytest.mark.parametrize("returned", [-1, -0.5, float("nan"), float("inf")])
+def test_a_predicate_that_returns_an_invalid_delay(returned: float) -> None:
+    """A predicate that returns a negative or infinite delay is rejected."""
+
+    def work() -> None:
+        raise OSError
+
+    with pytest.raises(tarry.ConfigurationError, match="the result of on must be"):
         tarry.call(work, on=lambda _: returned)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from tarry import errors
 from tarry.core.call import Call
 from tarry.core.decide import decide
-from tarry.core.outcome import TRANSIENT, Kind
+from tarry.core.outcome import Kind
 from tarry.core.text import format_duration
 from tarry.core.verdict import CallRecord, Reason, Stop, Wait, forbids_outer_retry
 from tarry.runtime import clocks, deadlines
@@ -150,10 +150,7 @@ class RunningCall(Call):
                     emit_gave_up(self._call_record(verdict), verdict.hint, None, self._last_detail)
                 return True
             if outcome.kind is not Kind.SUCCESS:
-                return self._reject_result(result, outcome, outcome.detail)
-        until = self.config.until
-        if until is not None and not until(result):
-            return self._reject_result(result, TRANSIENT, "`until` did not accept the result")
+                return self._reject_result(result, outcome)
         if self.downstream is not None:
             random_number = (self.config.draw_random or environment.draw_random)()
             self.record_success(environment.now(), random_number)
@@ -164,8 +161,9 @@ class RunningCall(Call):
             bus.emit(event.Succeeded(operation, name, self.attempts))
         return True
 
-    def _reject_result(self, result: object, outcome: Outcome, problem: str) -> bool:
+    def _reject_result(self, result: object, outcome: Outcome) -> bool:
         """Record a result as a failure; raise `ResultNotAccepted`, or return False for a retry."""
+        problem = outcome.detail or "`until` did not accept the result"
         error = errors.ResultNotAccepted(f"{self.config.operation}: {problem}", result)
         if self.try_continue(error, outcome):
             return False

@@ -13,10 +13,9 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from tarry import errors
-from tarry.core.checks import check_count, check_positive
-from tarry.core.outcome import PERMANENT, TRANSIENT, Kind, Outcome
+from tarry.core.checks import check_at_least, check_count, check_positive
+from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.policy import Policy
-from tarry.core.verdict import Stop, Wait
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime.clocks import CancelToken
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, has_record_since
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
     from tarry.runtime.downstream import Downstream
 
 On: TypeAlias = (
-    type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], "bool | Outcome"]
+    type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], "bool | float | Outcome"]
 )
-"""Which errors to retry: exception types, or a function that returns a bool or an `Outcome`."""
+"""Which errors to retry: exception types, or a function that returns whether to retry (a bool),
+after how many seconds to retry (a number), or an `Outcome`."""
 
 _TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 _TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, repeatable=False, timeout=True)
@@ -55,14 +55,14 @@ class RetryConfig:
     # Without slots, a call that creates a `RunningCall` would take 6.4 us instead of 6 us.
     __slots__ = (
         "cancel", "classify_error", "classify_result", "deadline", "downstream", "draw_random",
-        "operation", "passes_attempt_number", "policy", "release_connection",
-        "state_after_one_attempt", "until",
+        "has_until", "operation", "passes_attempt_number", "policy", "release_connection",
+        "state_after_one_attempt",
     )  # fmt: skip
 
     def __init__(
         self,
         on: On | None = None,
-        until: Callable[[Any], bool] | None = None,
+        until: Callable[[Any], bool | Outcome] | None = None,
         attempts: int | None = None,
         timeout: float | None = None,
         deadline: float | None = None,
@@ -97,6 +97,7 @@ class RetryConfig:
             if not callable(until):
                 raise ConfigurationTypeError("until", "must be a predicate over the result", until)
             check_not_async("until", until)
+            classify_result = partial(_classify_by_until, until)
         changes: dict[str, Any] = {}
         if attempts is not None:
             changes["max_attempts"] = check_count("attempts", attempts)
@@ -106,9 +107,10 @@ class RetryConfig:
         self.policy: Policy = base.replace(**changes) if changes else base
         classifier = Classifier(on, repeatable=repeatable)
         self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
-        self.until: Callable[[Any], bool] | None = until
+        self.has_until: bool = until is not None
         self.classify_result: Callable[[Any], Outcome] | None = classify_result
-        """Classifies a result. Set by adapters: an HTTP request that failed returns a response."""
+        """Classifies a result, as `until` specifies. An adapter passes its own function, because an
+        HTTP request that failed returns a response."""
         self.release_connection: Callable[[Any], Any] | None = release_connection
         """Releases the connection of a response before the wait for the next attempt. Returns
         whether the user can still read the response."""
@@ -129,7 +131,7 @@ class RetryConfig:
     def needs_slow_path(self) -> bool:
         """Whether each call needs a `RunningCall`; the fast path creates it only after failures."""
         return (
-            self.until is not None
+            self.has_until
             or (self.classify_result is not None and self.downstream is None)
             or self.deadline is not None
             or self.policy.attempt_timeout is not None
@@ -161,7 +163,7 @@ class Classifier:
         """Check `on`; `repeatable` is whether an attempt that timed out may be repeated."""
         self._timeout_outcome = _TIMEOUT if repeatable else _TIMEOUT_NOT_REPEATABLE
         types: tuple[type[Exception], ...] = ()
-        self._predicate: Callable[[Exception], bool | Outcome] | None = None
+        self._predicate: Callable[[Exception], bool | float | Outcome] | None = None
         if on is not None and callable(on) and not isinstance(on, type):
             check_not_async("on", on)
             self._predicate = on
@@ -204,15 +206,32 @@ class Classifier:
         if isinstance(error, _TIMEOUT_ERRORS) and not hasattr(error, RECORD_ATTRIBUTE):
             return self._timeout_outcome  # raised by this retry loop: retried even if not in `on`
         answer: object = self._predicate is not None and self._predicate(error)
+        if answer is False:
+            return PERMANENT
+        is_timeout = isinstance(error, TimeoutError)
+        if answer is True:
+            return _TIMEOUT if is_timeout else TRANSIENT
         if isinstance(answer, Outcome):
             return answer
         if isinstance(answer, Kind):
             return Outcome(answer)
-        if isinstance(answer, (Stop, Wait)) or hasattr(answer, "should_retry"):
-            raise ConfigurationTypeError("on", "must return True, False or a tarry.Outcome", answer)
-        if not answer:
-            return PERMANENT
-        return _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
+        if isinstance(answer, (int, float)):
+            from tarry.core.hints import Hint  # imported only after such a failure
+
+            delay = check_at_least("the result of on", answer, 0)
+            hint = Hint(delay, exact=True, source="on")
+            return Outcome(Kind.TRANSIENT, hint, timeout=is_timeout)
+        rule = "must return True, False, a delay in seconds or a tarry.Outcome"
+        raise ConfigurationTypeError("on", rule, answer)
+
+
+def _classify_by_until(until: Callable[[Any], bool | Outcome], result: object) -> Outcome:
+    answer: object = until(result)
+    if isinstance(answer, Outcome):
+        return answer
+    if isinstance(answer, Kind):
+        return Outcome(answer)
+    return SUCCESS if answer else TRANSIENT
 
 
 def _checked_types(on: object) -> tuple[type[Exception], ...]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Never, Self
 
+    from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy, Random
     from tarry.core.verdict import Attempt
     from tarry.runtime.clocks import CancelToken
@@ -53,7 +54,7 @@ class Decorator(Protocol):
 def retry(
     *misused: Never,
     on: On | None = None,
-    until: Callable[[Any], bool] | None = None,
+    until: Callable[[Any], bool | Outcome] | None = None,
     attempts: int | None = None,
     timeout: float | None = None,
     deadline: float | None = None,
@@ -67,8 +68,10 @@ def retry(
     """Return a decorator that retries functions, coroutine functions and (async) generators.
 
     on: which errors to retry: an exception type, a tuple of types, or a predicate over the
-        exception. The predicate may also return an `Outcome`, with a kind and a server's hint.
-    until: a predicate over the result. If it returns false, the call is retried.
+        exception. The predicate returns True or False, a number of seconds after which to retry
+        (exactly, without jitter), or an `Outcome` with a kind and a server's hint.
+    until: a predicate over the result. If it returns false, the call is retried. It may return an
+        `Outcome` too: a transient one is retried, a permanent one ends the call with the result.
     attempts: the maximum number of attempts, including the first (default 4).
     timeout: the time limit of one attempt in seconds. A plain function then runs in a thread. The
         thread continues after the timeout, and its result is discarded.
@@ -108,7 +111,7 @@ def call(
     /,
     *args: *Ts,
     on: On | None = None,
-    until: Callable[[T], bool] | None = None,
+    until: Callable[[T], bool | Outcome] | None = None,
     attempts: int | None = None,
     timeout: float | None = None,
     deadline: float | None = None,
@@ -143,7 +146,7 @@ async def acall(
     /,
     *args: *Ts,
     on: On | None = None,
-    until: Callable[[T], bool] | None = None,
+    until: Callable[[T], bool | Outcome] | None = None,
     attempts: int | None = None,
     timeout: float | None = None,
     deadline: float | None = None,
@@ -201,7 +204,7 @@ def _check_no_generator(fn: object) -> None:
 
 def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
     flags = flags_of(fn)
-    if flags & (GENERATOR | ASYNC_GENERATOR) and config.until is not None:
+    if flags & (GENERATOR | ASYNC_GENERATOR) and config.has_until:
         msg = f"until tests a result, but {config.operation} is a generator, which has no result"
         raise ConfigurationError(msg)
     if flags & (COROUTINE | ASYNC_GENERATOR) and config.cancel is not None:
