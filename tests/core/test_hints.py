@@ -11,11 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tarry.core.decide import decide
 from tarry.core.hints import MAX_DELAY_S, Hint, hint_from_headers, parse_retry_after
+from tarry.core.outcome import outcome_of_status
+from tarry.core.policy import Policy
+from tarry.core.verdict import Progress, Wait
 from tests.core.header_strategies import NOW, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from tarry.core.backoff import JitterName
 
 # --- Retry-After ---------------------------------------------------------------------------------
 
@@ -43,6 +49,7 @@ def test_delay_seconds(value: str, expected: float) -> None:
         "Sunday, 06-Nov-94 08:51:37 GMT",
         "Sun Nov  6 08:51:37 1994",
         "\tSun, 06 Nov 1994 08:51:37 GMT ",
+        "Sun, 06 Nov 1994 08:51:37 UTC",
     ],
 )
 def test_dates(value: str) -> None:
@@ -96,7 +103,7 @@ def test_the_delay_is_a_float() -> None:
         *("1_000", "1 000", "1,000", "120, 120", "120;a=b", '"120"', "120s", "120 seconds", "soon"),
         *("\u0661\u0662\u0663", "\uff11\uff12", "\u00b2", "\u2460", "12\u0663"),
         *("120\n", "\n120", "120\r\n", "\u00a0120", "\x00120", "120\x0b", "\ud800"),
-        "Sun, 06 Nov 1994 08:51:37 UTC",
+        "Sun, 06 Nov 1994 08:51:37 CET",
         "sun, 06 nov 1994 08:51:37 gmt",
         "Sun, 31 Nov 1994 08:51:37 GMT",
         "1994-11-06T08:51:37Z",
@@ -177,7 +184,7 @@ def test_types_of_headers() -> None:
         {"Retry-After": ""},
         {"Retry": "5", "After": "5", "Retry-After-": "5", " Retry-After": "5"},
         {"Age": "5"},
-        {"RateLimit-Reset": "5", "X-RateLimit-Reset": "5"},
+        {"RateLimit-Remaining": "0", "X-RateLimit-Limit": "60"},
     ],
 )
 def test_headers_without_a_hint(headers: dict[str, str]) -> None:
@@ -236,8 +243,12 @@ def test_milliseconds_too_large_for_a_float() -> None:
 
 
 def test_precedence() -> None:
-    """Millisecond fields precede Retry-After, which precedes RateLimit, in any order of lines."""
+    """Milliseconds precede Retry-After, RateLimit and the reset fields, in any order of lines."""
     fields = [
+        ("X-Rate-Limit-Reset", "90"),
+        ("X-RateLimit-Reset", "80"),
+        ("RateLimit-Reset", "70"),
+        ("X-RateLimit-Retry-After", "60"),
         ("RateLimit", '"default";r=0;t=50'),
         ("Retry-After", "40"),
         ("X-Amz-Retry-After", "30000"),
@@ -249,7 +260,7 @@ def test_precedence() -> None:
         hints = [hint_from_headers(order, NOW) for order in (fields[:count], fields[:count][::-1])]
         assert hints[0] == hints[1]
         delays.append(hints[0] and hints[0].delay)
-    assert [50.0, 40.0, 30.0, 20.0, 10.0] == delays
+    assert [90.0, 80.0, 70.0, 60.0, 50.0, 40.0, 30.0, 20.0, 10.0] == delays
 
 
 @pytest.mark.parametrize(
@@ -326,7 +337,9 @@ def test_delay_and_should_retry() -> None:
 names = st.sampled_from(
     [
         *("Retry-After", "retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after", "RateLimit"),
-        *("x-should-retry", "Stripe-Should-Retry", "Age", "Date", ""),
+        *("X-RateLimit-Retry-After", "RateLimit-Reset", "X-RateLimit-Reset", "X-Rate-Limit-Reset"),
+        *("RateLimit-Remaining", "X-RateLimit-Remaining", "x-should-retry", "Stripe-Should-Retry"),
+        *("Age", "Date", ""),
     ]
 )
 values = st.one_of(texts, st.sampled_from(["true", "false", "5", '"a";r=0;t=5', '"b";r=0']))
@@ -341,3 +354,26 @@ def test_headers_never_raise(pairs: list[tuple[str, str]], now: float) -> None:
         assert hint.delay is None or (isfinite(hint.delay) and hint.delay >= 0)
         assert hint.source
         assert not hint.exact
+
+
+@given(
+    pairs=st.lists(st.tuples(names, values), max_size=6),
+    status=st.sampled_from([429, 503]),
+    jitter=st.sampled_from(["full", "equal", "decorrelated", "none"]),
+    random_number=st.floats(0, 1, exclude_max=True),
+)
+def test_a_hint_never_shortens_the_delay(
+    pairs: list[tuple[str, str]], status: int, jitter: JitterName, random_number: float
+) -> None:
+    """No header, valid or malformed, makes a client retry sooner than it would without it."""
+    policy, progress = Policy(jitter=jitter), Progress(attempts=1, started=NOW)
+    without_hint, with_hint = (
+        decide(policy, progress, outcome, now=NOW, random_number=random_number)
+        for outcome in (
+            outcome_of_status(status, now=NOW),
+            outcome_of_status(status, pairs, now=NOW),
+        )
+    )
+    assert isinstance(without_hint, Wait)
+    if isinstance(with_hint, Wait):
+        assert with_hint.delay >= without_hint.delay

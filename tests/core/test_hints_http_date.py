@@ -18,12 +18,13 @@ RFC_EXAMPLE = 784_111_777  # 6 November 1994, 08:49:37
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
-# The grammar of section 5.6.7 as a regular expression, which the parser does not use.
+# The grammar of section 5.6.7, and UTC for GMT, as a regular expression, which the parser does not
+# use.
 GRAMMAR = re.compile(
     rf"(?:{'|'.join(day[:3] for day in DAYS)}), [0-9]{{2}} (?:{'|'.join(MONTHS)}) [0-9]{{4}} "
-    r"[0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
+    r"[0-9]{2}:[0-9]{2}:[0-9]{2} (?:GMT|UTC)"
     rf"|(?:{'|'.join(DAYS)}), [0-9]{{2}}-(?:{'|'.join(MONTHS)})-[0-9]{{2}} "
-    r"[0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
+    r"[0-9]{2}:[0-9]{2}:[0-9]{2} (?:GMT|UTC)"
     rf"|(?:{'|'.join(day[:3] for day in DAYS)}) (?:{'|'.join(MONTHS)}) (?: [0-9]|[0-9]{{2}}) "
     r"[0-9]{2}:[0-9]{2}:[0-9]{2} [0-9]{4}"
 )
@@ -69,6 +70,14 @@ def format_asctime(moment: datetime) -> str:
 )
 def test_examples_of_the_rfc(text: str) -> None:
     """The example of the RFC is parsed in each format, also with a two-digit day in asctime."""
+    assert RFC_EXAMPLE == parse_http_date(text, NOW)
+
+
+@pytest.mark.parametrize(
+    "text", ["Sun, 06 Nov 1994 08:49:37 UTC", "Sunday, 06-Nov-94 08:49:37 UTC"]
+)
+def test_utc_means_gmt(text: str) -> None:
+    """UTC is accepted in the place of GMT, because some servers send it."""
     assert RFC_EXAMPLE == parse_http_date(text, NOW)
 
 
@@ -195,7 +204,10 @@ def test_a_wrong_weekday_is_ignored(text: str) -> None:
         "Xyz, 06 Nov 1994 08:49:37 GMT",
         "06 Nov 1994 08:49:37 GMT",
         # zones
-        "Sun, 06 Nov 1994 08:49:37 UTC",
+        "Sun, 06 Nov 1994 08:49:37 utc",
+        "Sun, 06 Nov 1994 08:49:37 UT",
+        "Sun, 06 Nov 1994 08:49:37 GMT UTC",
+        "Sun Nov  6 08:49:37 1994 UTC",
         "Sun, 06 Nov 1994 08:49:37 +0000",
         "Sun, 06 Nov 1994 08:49:37",
         "Sun Nov  6 08:49:37 1994 GMT",

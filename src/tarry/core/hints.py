@@ -26,9 +26,25 @@ _AGE = "age"
 # The first valid field in this order is used. The most precise fields come first, and Retry-After
 # precedes RateLimit as section 6 of the RateLimit draft says.
 _MILLISECOND_FIELDS = ("retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after")
-_DELAY_FIELDS = (*_MILLISECOND_FIELDS, _RETRY_AFTER, _RATE_LIMIT)
+# The older fields for quotas: each has the time at which its quota is reset, and a field with the
+# number of requests that are left. Symfony sends X-RateLimit-Retry-After instead of a reset.
+_REMAINING_FIELDS = {
+    "x-ratelimit-retry-after": "x-ratelimit-remaining",
+    "ratelimit-reset": "ratelimit-remaining",
+    "x-ratelimit-reset": "x-ratelimit-remaining",
+    "x-rate-limit-reset": "x-rate-limit-remaining",
+}
+_DELAY_FIELDS = (*_MILLISECOND_FIELDS, _RETRY_AFTER, _RATE_LIMIT, *_REMAINING_FIELDS)
 _SHOULD_RETRY_FIELDS = ("x-should-retry", "stripe-should-retry")
-_HTTP_FIELDS = frozenset({*_DELAY_FIELDS, *_SHOULD_RETRY_FIELDS, _AGE})
+_HTTP_FIELDS = frozenset({
+    *_DELAY_FIELDS, *_REMAINING_FIELDS.values(), *_SHOULD_RETRY_FIELDS, _AGE,
+})  # fmt: skip
+_MIN_EPOCH_S = 1e8
+"""The smallest reset time in epoch seconds: 3 March 1973. A smaller number is a delay in seconds.
+No quota has a delay of this length, which is three years."""
+_MIN_EPOCH_MS = 1e11
+"""The smallest reset time in epoch milliseconds: also 3 March 1973. As epoch seconds, the number
+would be in the year 5138."""
 
 # The grammar of `RateLimit` (draft-ietf-httpapi-ratelimit-headers) is a List of Strings with
 # parameters in the sense of structured fields (RFC 9651 section 4.2). At each position one
@@ -65,7 +81,8 @@ def parse_retry_after(value: str, now: float) -> float | None:
 
     `value` is a number of seconds or one of the three HTTP date formats (RFC 9110 sections 10.2.3
     and 5.6.7); `now` is in epoch seconds. A date in the past gives 0.0. More than `MAX_DELAY_S`
-    seconds give `MAX_DELAY_S`. A wrong weekday in a date is ignored.
+    seconds give `MAX_DELAY_S`. In a date, UTC means the same as GMT, and a wrong weekday is
+    ignored.
     """
     value = value.strip(OWS)
     if is_digits(value):
@@ -82,7 +99,9 @@ def hint_from_headers(
 
     `headers` is a mapping or an iterable of pairs; the case of names does not matter. The delay
     comes from the first valid field among `retry-after-ms`, `x-ms-retry-after-ms`,
-    `x-amz-retry-after`, `Retry-After` and `RateLimit`. `x-should-retry` and `stripe-should-retry`
+    `x-amz-retry-after`, `Retry-After`, `RateLimit`, `X-RateLimit-Retry-After`, `RateLimit-Reset`,
+    `X-RateLimit-Reset` and `X-Rate-Limit-Reset`. The last four are ignored if the corresponding
+    field `...-Remaining` says that requests are left. `x-should-retry` and `stripe-should-retry`
     are read in addition.
 
     Only `RateLimit` may occur twice (RFC 9110 section 5.3). When another field occurs twice, the
@@ -136,24 +155,53 @@ def _find_delay(values_by_field: Mapping[str, list[str]], now: float) -> tuple[f
         delays: Iterable[float | None] = ()
         if field == _RETRY_AFTER:
             delays = [parse_retry_after(value, now) for value in values]
-        elif field != _RATE_LIMIT:
+        elif field in _MILLISECOND_FIELDS:
             delays = map(_parse_milliseconds, values)
-        # A response with an Age comes from a cache, and its quota is outdated (RFC 9111 section
-        # 5.1, RateLimit draft section 7). Repeated List fields are joined (RFC 9651 section 4.2).
-        elif _AGE not in values_by_field:
+        elif _AGE in values_by_field:
+            # A response with an Age comes from a cache, and its quota is outdated (RFC 9111 section
+            # 5.1, RateLimit draft section 7).
+            continue
+        elif field == _RATE_LIMIT:
+            # Repeated List fields are joined (RFC 9651 section 4.2).
             delays = parse_rate_limit(", ".join(values))
+        else:
+            remaining = values_by_field.get(_REMAINING_FIELDS[field])
+            # Many APIs send these fields with every response. As long as requests are left, the
+            # reset says nothing about a failure such as a 503.
+            if not remaining or not all(map(_parse_decimal, remaining)):
+                delays = [_parse_reset(value, now) for value in values]
         delay = max_or_none(delays)
         if delay is not None:
             return delay, field
     return None, ""
 
 
-def _parse_milliseconds(value: str) -> float | None:
-    """Return the seconds for "1500" or "1500.5" milliseconds, or None when it is malformed."""
+def _parse_decimal(value: str) -> float | None:
+    """Return the number for "1500" or "1500.5", or None when it is malformed."""
     whole, point, fraction = value.partition(".")
     if not is_digits(whole) or (point and not is_digits(fraction)):
         return None
-    return min(float(value) / 1000, MAX_DELAY_S)
+    return float(value)
+
+
+def _parse_milliseconds(value: str) -> float | None:
+    """Return the seconds for "1500" or "1500.5" milliseconds, or None when it is malformed."""
+    number = _parse_decimal(value)
+    return None if number is None else min(number / 1000, MAX_DELAY_S)
+
+
+def _parse_reset(value: str, now: float) -> float | None:
+    """Return the delay in seconds until a quota is reset, or None when the value is malformed.
+
+    APIs send a delay in seconds (Reddit), epoch seconds (GitHub, GitLab, Okta, Symfony) or epoch
+    milliseconds (OpenRouter). The size of the number shows which of them it is.
+    """
+    number = _parse_decimal(value)
+    if number is None:
+        return None
+    if number >= _MIN_EPOCH_S:
+        number = number / 1000 - now if number >= _MIN_EPOCH_MS else number - now
+    return min(max(0.0, number), MAX_DELAY_S)
 
 
 def _find_should_retry(values_by_field: Mapping[str, list[str]]) -> tuple[bool | None, str]:
@@ -189,9 +237,9 @@ def parse_rate_limit(text: str) -> list[float]:
 
 
 # HTTP dates have three formats (RFC 9110 section 5.6.7).
-# The parser applies the grammar strictly: case, single spaces, number of digits, "GMT". `datetime`
-# is not used, because it rejects second 60 and year 0, which the grammar allows, and takes longer
-# to import than this module.
+# The parser applies the grammar strictly: case, single spaces, number of digits. The only exception
+# is "UTC" for "GMT", which some servers send. `datetime` is not used, because it rejects second 60
+# and year 0, which the grammar allows, and takes longer to import than this module.
 _MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, start=1)}
 _DAY_NAMES = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -215,9 +263,9 @@ def parse_http_date(text: str, now: float) -> int | None:
     try:
         # With an extra space or a tab the parts match no case.
         match text.split(" "):
-            case [name, day, month, year, clock, "GMT"] if name in _IMF_DAYS:
+            case [name, day, month, year, clock, "GMT" | "UTC"] if name in _IMF_DAYS:
                 year_digits, day_digits = 4, 2
-            case [name, date, clock, "GMT"] if name in _RFC850_DAYS:
+            case [name, date, clock, "GMT" | "UTC"] if name in _RFC850_DAYS:
                 day, month, year = date.split("-")
                 year_digits, day_digits = 2, 2
             # asctime pads a short day with a space, which leaves an empty part here.
