@@ -51,6 +51,9 @@ def return_coroutine(scope: Scope) -> Any:
         ({"store": "keys.db"}, "store must be a store, such as .* got 'keys.db'"),
         ({"store": MemoryStore}, "store must be a store, such as"),
         ({"store_errors": "yes"}, "store_errors must be True or False, got 'yes'"),
+        ({"also_replay": "Set-Cookie"}, "also_replay must be a list of header names"),
+        ({"also_replay": [b"Date"]}, "also_replay takes headers that are left out .* got b'Date'"),
+        ({"also_replay": ["Set-Cookies"]}, "such as Set-Cookie and Date, got 'Set-Cookies'"),
         (
             {"docs_url": "https://a.example/\r\nset-cookie: a=b"},
             "docs_url must be an http or https",

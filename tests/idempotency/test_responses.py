@@ -115,6 +115,56 @@ def test_retry_without_a_stored_response_is_409(app: App, options: dict[str, Any
     assert (None, b"false") == (second.header(b"retry-after"), second.header(b"x-should-retry"))
 
 
+SKIPPED_HEADERS = [
+    (b"Set-Cookie", b"session=1; HttpOnly"),
+    (b"set-cookie", b"theme=dark"),
+    (b"WWW-Authenticate", b'Basic realm="api"'),
+    (b"Proxy-Authenticate", b"Basic"),
+    (b"Connection", b"keep-alive"),
+    (b"Keep-Alive", b"timeout=5"),
+    (b"Transfer-Encoding", b"chunked"),
+    (b"Trailer", b"Expires"),
+    (b"Upgrade", b"h2c"),
+    (b"Date", b"Tue, 15 Nov 1994 08:12:31 GMT"),
+    (b"Age", b"5"),
+]
+REPLAYED_HEADERS = [
+    (b"Content-Type", b"text/plain"),
+    (b"Location", b"/payments/1"),
+    (b"ETag", b'"1"'),
+    (b"Link", b"</payments>"),
+    (b"Link", b"</>"),
+]
+
+
+def test_headers_of_the_first_client_are_not_replayed() -> None:
+    """A replayed response has no cookies, challenges, dates or hop-by-hop headers."""
+    headers = [*SKIPPED_HEADERS, *REPLAYED_HEADERS]
+    first, second = send_twice(make_app(b"1", headers=headers))
+
+    assert headers == first.headers
+    assert [*REPLAYED_HEADERS, (b"idempotent-replayed", b"true")] == second.headers
+
+
+def test_headers_that_are_not_replayed_are_not_stored() -> None:
+    """A cookie of the first client is not written to the store."""
+    store = MemoryStore()
+    send_twice(make_app(b"1", headers=[*SKIPPED_HEADERS, *REPLAYED_HEADERS]), store=store)
+
+    (entry,) = store._entries.values()
+    assert entry.response is not None
+    assert tuple(REPLAYED_HEADERS) == entry.response.headers
+
+
+def test_also_replay() -> None:
+    """Headers in `also_replay` are replayed, whatever the case of their names."""
+    headers = [*SKIPPED_HEADERS, *REPLAYED_HEADERS]
+    _, second = send_twice(make_app(b"1", headers=headers), also_replay=["SET-Cookie", "date"])
+
+    expected = [*SKIPPED_HEADERS[:2], SKIPPED_HEADERS[-2], *REPLAYED_HEADERS]
+    assert [*expected, (b"idempotent-replayed", b"true")] == second.headers
+
+
 def test_large_response_passes_unchanged() -> None:
     """The messages of a response above max_response_bytes are sent unchanged and in order."""
     chunks = [b"1234", b"5678", b"9", b"0" * 100]

@@ -64,6 +64,8 @@ class LeaseContext:
     max_response_bytes: int
     stores_error_responses: bool
     """Whether responses with a status of 500 and above are stored too."""
+    skipped_headers: frozenset[bytes] = frozenset()
+    """The headers that are not stored, in lower case."""
     pending_settlements: int = 0
     """Number of leases that are being settled in the background."""
 

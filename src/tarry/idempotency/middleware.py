@@ -3,7 +3,8 @@
 Implements draft-ietf-httpapi-idempotency-key-header-07. Where the draft leaves a choice:
 
 - A key belongs to a host, a method, a path and a caller.
-- A stored response is sent with `Idempotent-Replayed: true`.
+- A stored response is sent with `Idempotent-Replayed: true`, and without headers that belong to the
+  client, the time or the connection of the first response, such as Set-Cookie.
 - A response whose status means that nothing was done, such as 401 or 429, is not stored.
 - If the store fails, the request is rejected.
 """
@@ -24,7 +25,7 @@ from tarry.idempotency.responses import ProblemSender, Rejection, ResponseRecord
 from tarry.idempotency.store import MemoryStore
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import check_not_async
-from tarry.wire.http import Scope
+from tarry.wire.http import HOP_BY_HOP_HEADERS, Scope
 
 if TYPE_CHECKING:
     from tarry.idempotency.request import Identity, RequestHeaders
@@ -35,6 +36,13 @@ RequireKey: TypeAlias = Iterable[str] | Callable[[Scope], bool]
 """Paths, or a function that returns whether a request must have a key."""
 
 logger: logging.Logger = logging.getLogger("tarry.idempotency")
+
+_SKIPPED_HEADERS = frozenset({
+    b"set-cookie", b"set-cookie2", b"www-authenticate", b"date", b"age",
+    *(name.encode() for name in HOP_BY_HOP_HEADERS),
+})  # fmt: skip
+"""Headers that are not replayed: a session or an authentication challenge belongs to the client of
+the first response, a date to its time, and a hop-by-hop header to its connection."""
 
 _MEBIBYTE = 1 << 20
 _DAY_S = 86_400.0
@@ -67,6 +75,8 @@ class IdempotencyMiddleware:
         max_response_bytes: the largest response body that is stored. A larger body is sent to the
             client once, but a repeated request gets a 409 instead.
         store_errors: also store responses with a status of 500 and above.
+        also_replay: names of headers to store and replay although they are left out by default:
+            Set-Cookie, WWW-Authenticate, Date, Age and hop-by-hop headers such as Connection.
         docs_url: the page about idempotency in the documentation of the API. Problem responses
             link to it.
     """
@@ -84,6 +94,7 @@ class IdempotencyMiddleware:
         max_request_bytes: int = _MEBIBYTE,
         max_response_bytes: int = _MEBIBYTE,
         store_errors: bool = False,
+        also_replay: Iterable[str] = (),
         docs_url: str | None = None,
     ) -> None:
         if not callable(app):
@@ -107,6 +118,7 @@ class IdempotencyMiddleware:
             retention_s=check_positive("retention", retention),
             max_response_bytes=check_count("max_response_bytes", max_response_bytes, 0),
             stores_error_responses=store_errors,
+            skipped_headers=_SKIPPED_HEADERS - _encode_header_names(also_replay),
         )
         self._renewer = LeaseRenewer(lease)
         self._identity = identity
@@ -226,6 +238,20 @@ def _check_store(store: object) -> IdempotencyStore:
         rule = 'must be a store, such as SqliteStore("keys.db") or MemoryStore()'
         raise ConfigurationTypeError("store", rule, store)
     return store  # type: ignore[return-value]  # has all methods of a store
+
+
+def _encode_header_names(also_replay: Iterable[str]) -> set[bytes]:
+    """Return the names in lower case; raise ConfigurationError for a header replayed anyway."""
+    if isinstance(also_replay, str):
+        raise ConfigurationTypeError("also_replay", "must be a list of header names", also_replay)
+    names: set[bytes] = set()
+    for name in also_replay:
+        encoded = name.lower().encode() if isinstance(name, str) else b""
+        if encoded not in _SKIPPED_HEADERS:
+            rule = "takes headers that are left out by default, such as Set-Cookie and Date"
+            raise ConfigurationError("also_replay", rule, name)
+        names.add(encoded)
+    return names
 
 
 def _build_key_requirement(require_key: RequireKey) -> Callable[[Scope], bool]:

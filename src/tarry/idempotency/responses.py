@@ -191,15 +191,20 @@ class ResponseRecorder:
         )
         can_buffer = not start.get("trailers")
         headers: list[tuple[bytes, bytes]] = []
+        stored_headers: list[tuple[bytes, bytes]] = []
+        skipped_headers = self._lease.context.skipped_headers
         for name, value in start.get("headers", ()):
-            headers.append((bytes(name), bytes(value)))
-            lower_name = name.lower()
+            header = bytes(name), bytes(value)
+            headers.append(header)
+            lower_name = header[0].lower()
+            if lower_name not in skipped_headers:
+                stored_headers.append(header)
             if lower_name == b"content-length":
                 can_buffer = can_buffer and not (value.isdigit() and float(value) > self._max_bytes)
             elif lower_name == b"content-type":
                 can_buffer = can_buffer and not value.lower().startswith(b"text/event-stream")
         start["headers"] = headers  # the original may be an iterator, now exhausted
-        self._headers: Headers = tuple(headers)
+        self._headers: Headers = tuple(stored_headers)
         return can_buffer
 
 
