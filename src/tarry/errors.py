@@ -93,7 +93,7 @@ class Rejected(TarryError):
 
 
 class BreakerOpen(Rejected):
-    """The circuit breaker of the downstream is open."""
+    """The circuit breaker of the downstream is open; `__cause__` is a copy of the last failure."""
 
 
 class LimitReached(Rejected):

@@ -105,6 +105,18 @@ def test_failure_rate(failures: list[bool], min_calls: int, rate: float) -> None
     assert expected == opened_at
 
 
+@pytest.mark.parametrize("percentage", range(1, 101))
+def test_a_rate_that_is_reached_exactly(percentage: int) -> None:
+    """A share of failed or slow calls equal to the configured rate opens a breaker."""
+    rate, results = percentage / 100, "." * (100 - percentage) + "x" * percentage
+    failing = Breaker(failure_rate=rate, min_calls=100)
+    run(failing, results)
+    slow = Breaker(slow_after=1.0, slow_rate=rate, min_calls=100)
+    for result in results:
+        run(slow, ".", duration=2.0 if result == "x" else 0.1)
+    assert (OPEN, OPEN) == (failing.state, slow.state)
+
+
 @pytest.mark.parametrize(
     ("later", "expected"), [(9.5, OPEN), (9.999, OPEN), (10.0, CLOSED), (60.0, CLOSED)]
 )
@@ -444,10 +456,16 @@ def test_results_of_probes_that_take_longer_than_the_open_time_count(
 
 
 def test_retry_after_while_probes_run() -> None:
-    """While all probes run, retry_after() is None because the time of the next is unknown."""
-    breaker = open_breaker(probes=1)
-    breaker.admit(30.0)
-    assert (None, None) == (breaker.admit(31.0), breaker.retry_after(31.0))
+    """While all probes run, retry_after() is the time until the oldest one loses its slot."""
+    breaker = open_breaker(probes=2)
+    probe = admit_call(breaker, 30.0)
+    assert 0.0 == breaker.retry_after(31.0)  # a second probe is admitted at once
+    admit_call(breaker, 32.0)
+    assert (None, 25.0) == (breaker.admit(35.0), breaker.retry_after(35.0))
+    assert (True, 0.0) == (breaker.would_admit(60.0), breaker.retry_after(60.0))
+    admit_call(breaker, 60.0)
+    breaker.release(probe)
+    assert (None, 1.0) == (breaker.admit(61.0), breaker.retry_after(61.0))
 
 
 @pytest.mark.parametrize("later", [0.0, 29.0, 30.0, 1e6])

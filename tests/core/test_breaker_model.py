@@ -81,6 +81,14 @@ class BreakerModel:
             return len(self.probes) < self.limit
         return self.state != "forced-open"
 
+    def retry_after(self, now: float) -> float | None:
+        """Return the time until a probe is admitted; None unless open or half-open."""
+        if self.state not in ("open", "half-open"):
+            return None
+        if self.admits(now):
+            return 0.0
+        return (self.until if self.state == "open" else min(self.probes.values()) + OPEN_FOR) - now
+
     def admit(self, number: int, now: float) -> None:
         """Admit a call."""
         if self.state == "open":
@@ -251,10 +259,7 @@ class BreakerMachine(RuleBasedStateMachine):
             sum(result.failed for result in results),
             sum(result.slow for result in results),
         ) == self.breaker.counts(now)
-        if model.state == "open":
-            assert max(0.0, model.until - now) == self.breaker.retry_after(now)
-        else:
-            assert None is self.breaker.retry_after(now)
+        assert model.retry_after(now) == self.breaker.retry_after(now)
 
     @invariant()
     def probes_are_limited(self) -> None:

@@ -324,7 +324,7 @@ def test_cancelled_probes_free_their_slot() -> None:
     parts.breaker.record(0, failed=True, duration=0, now=NOW - 30, random_number=0)
     probe, other = parts.new_call(), parts.new_call()
     assert Attempt(1) == probe.start(NOW)
-    assert Stop(Reason.BREAKER_OPEN) == other.start(NOW)
+    assert Stop(Reason.BREAKER_OPEN, 30.0) == other.start(NOW)
     probe.cancel_attempt(NOW)
     assert Attempt(1) == other.start(NOW)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -155,6 +155,125 @@ def test_rate_limit_delay_on_an_event_loop_raises_blocking_wait(
         (clock.run if loop == "asyncio" else clock.run_trio)(main)
 
     assert "done" == tarry.call(Dependency(clock, OK).call, on=ConnectionError, downstream=payments)
+
+
+# --- the last error -------------------------------------------------------------------------------
+
+
+class RefusedError(Exception):
+    """An error whose constructor does not take its `args`."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"refused with {code}")
+        self.code = code
+
+
+class UncopyableError(Exception):
+    """An error that can be created only by `create`."""
+
+    def __new__(cls, *args: object) -> Self:
+        """Refuse to create an object."""
+        raise TypeError("use create()")
+
+    @classmethod
+    def create(cls) -> Self:
+        """Return a new error."""
+        return Exception.__new__(cls)
+
+
+def downstream_with_probe() -> Downstream:
+    """Return a downstream whose breaker opens at the first failure and closes with one probe."""
+    return Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1))
+
+
+@every_driver
+def test_cause_of_a_breaker_error(driver: Driver, clock: VirtualClock) -> None:
+    """A breaker error is caused by the last failure, without the traceback of that failure."""
+    payments = downstream_with_probe()
+    dependency = Dependency(clock, Step(raises=RefusedError(code=7)))
+    arguments: dict[str, Any] = {"downstream": payments, "on": RefusedError, "name": "charge"}
+    with pytest.raises(RefusedError):
+        driver.run(clock, dependency, **arguments)
+
+    with pytest.raises(tarry.BreakerOpen) as caught:
+        driver.run(clock, dependency, **arguments)
+
+    cause = caught.value.__cause__
+    assert isinstance(cause, RefusedError)
+    assert ("refused with 7", 7) == (str(cause), cause.code)
+    assert (None, None) == (cause.__traceback__, tarry.record_of(cause))
+
+
+@every_driver
+def test_rejected_during_a_probe(driver: Driver, clock: VirtualClock) -> None:
+    """A call that is rejected while a probe runs has a cause and a `retry_after`."""
+    payments = downstream_with_probe()
+    with pytest.raises(ConnectionError):
+        driver.run(clock, Dependency(clock, FAIL), downstream=payments)
+    clock.advance(40)
+
+    def probe() -> None:
+        clock.advance(10)
+        with pytest.raises(tarry.BreakerOpen) as caught:
+            driver.run(clock, Dependency(clock, OK), downstream=payments)
+        assert isinstance(caught.value.__cause__, ConnectionError)
+        assert pytest.approx(20) == caught.value.retry_after
+
+    tarry.call(probe, on=ConnectionError, downstream=payments)
+
+    assert (CLOSED, None) == (payments.state, payments.last_error)
+
+
+def test_permanent_failure_is_no_cause(clock: VirtualClock) -> None:
+    """A permanent failure while the breaker is half-open does not replace the last error."""
+    payments = downstream_with_probe()
+    with pytest.raises(ConnectionError):
+        DRIVERS[0].run(clock, Dependency(clock, FAIL), downstream=payments)
+    clock.advance(40)
+
+    with pytest.raises(ValueError, match="bug"):
+        tarry.call(Step(raises=ValueError("bug")).finish, on=ConnectionError, downstream=payments)
+
+    assert isinstance(payments.last_error, ConnectionError)
+
+
+def test_cause_of_a_rejected_result() -> None:
+    """If results opened the breaker, the cause has no reference to the last result."""
+    payments = downstream_with_probe()
+    with pytest.raises(tarry.ResultNotAccepted):
+        tarry.call(object, until=lambda _: False, name="charge", downstream=payments)
+
+    with pytest.raises(tarry.BreakerOpen) as caught:
+        tarry.call(object, until=lambda _: False, name="charge", downstream=payments)
+
+    cause = caught.value.__cause__
+    assert isinstance(cause, tarry.ResultNotAccepted)
+    assert ("charge: `until` did not accept the result", None) == (str(cause), cause.result)
+
+
+def test_error_that_cannot_be_copied() -> None:
+    """An error whose class cannot be copied is not used as a cause."""
+    payments, error = downstream_with_probe(), UncopyableError.create()
+    with pytest.raises(UncopyableError):
+        tarry.call(Step(raises=error).finish, on=UncopyableError, downstream=payments)
+
+    with pytest.raises(tarry.BreakerOpen) as caught:
+        tarry.call(Step(raises=error).finish, on=UncopyableError, downstream=payments)
+
+    assert None is caught.value.__cause__
+
+
+def test_forced_open_breaker_has_no_cause(clock: VirtualClock) -> None:
+    """The error of a breaker that an operator opened has no cause."""
+    payments = downstream_with_probe()
+    with pytest.raises(ConnectionError):
+        DRIVERS[0].run(clock, Dependency(clock, FAIL), downstream=payments)
+    payments.force("open")
+
+    with pytest.raises(tarry.BreakerOpen) as caught:
+        DRIVERS[0].run(clock, Dependency(clock, OK), downstream=payments)
+
+    assert None is caught.value.__cause__
 
 
 # --- forced states --------------------------------------------------------------------------------

@@ -238,6 +238,21 @@ def test_open_breaker_rejects_the_call(loop: str, clock: VirtualClock) -> None:
     assert 0 == replica.sent
 
 
+@both_loops
+def test_cause_of_a_breaker_error(loop: str, clock: VirtualClock) -> None:
+    """The cause of a breaker error is the failure that opened the breaker."""
+    downstream = Downstream("replicas", breaker=tarry.Breaker(consecutive=1))
+    replica = Replica((0.1, ConnectionError("refused")))
+    with pytest.raises(ConnectionError):
+        call_hedged(clock, loop, replica, after=50, on=ConnectionError, downstream=downstream)
+
+    with pytest.raises(tarry.BreakerOpen) as caught:
+        call_hedged(clock, loop, replica, after=50, on=ConnectionError, downstream=downstream)
+
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert "refused" == str(caught.value.__cause__)
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 

@@ -208,7 +208,8 @@ class Breaker:
         if not self.can_count_success and self.state is _CLOSED:
             call_count = window.past[_CALLS] + current[_CALLS]
             if (
-                call_count >= self._min_calls and failure_count >= self._failure_rate * call_count
+                # A division: 0.07 * 100 would be slightly above 7 failures of 100 calls.
+                call_count >= self._min_calls and failure_count / call_count >= self._failure_rate
             ) or (
                 self._has_optional_rules
                 and (failed or self._slow_after is not None)
@@ -238,8 +239,20 @@ class Breaker:
         self._set_state(_HALF_OPEN)
 
     def retry_after(self, now: float) -> float | None:
-        """Return the seconds until an open breaker admits a probe; None in any other state."""
-        return max(0.0, self._open_until - now) if self.state is _OPEN else None
+        """Return the seconds until a probe is admitted; None unless the breaker is tripped.
+
+        While all probes of a half-open breaker run, this is the time until the oldest one counts as
+        hung. A probe is admitted sooner if one of them ends.
+        """
+        if not self.is_tripped:
+            return None
+        if self.would_admit(now):
+            return 0.0
+        if self.state is _OPEN:
+            return self._open_until - now
+        latest_hung = now - self._open_for
+        starts = [start for start in self._running_probes.values() if start > latest_hung]
+        return min(starts) - latest_hung
 
     def counts(self, now: float) -> tuple[int, int, int]:
         """Return the numbers of calls, failures and slow calls in the window."""
@@ -259,7 +272,7 @@ class Breaker:
             return True
         if self._slow_after is None or call_count < self._min_calls:
             return False
-        return self._window.total(_SLOW) >= self._slow_rate * call_count
+        return self._window.total(_SLOW) / call_count >= self._slow_rate
 
     def _count_running_probes(self, now: float) -> int:
         """Return the number of probes without a result.

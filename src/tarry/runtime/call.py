@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import Attempt
     from tarry.runtime.config import RetryConfig
+    from tarry.runtime.downstream import Downstream
 
 FirstFailure: TypeAlias = "tuple[Outcome, str, Wait]"
 """The outcome of a failed first attempt, the name of its error's type, and the wait after it."""
@@ -95,8 +96,10 @@ class RunningCall(Call):
         error, self._error = self._error, None
         if isinstance(command, Stop):
             if error is None:
-                name, last_failure = self._downstream_name, self._last_detail
-                error = rejection_error(command, self.config.operation, name, last_failure)
+                config = self.config
+                error = rejection_error(
+                    command, config.operation, config.downstream, self._last_detail
+                )
             self._record_give_up(command, error)
             try:
                 raise error
@@ -117,6 +120,8 @@ class RunningCall(Call):
             now = environment.now() if self._uses_clock else 0.0
             random_number = (config.draw_random or environment.draw_random)()
             verdict = self.record_failure(outcome, now, random_number, type(error).__name__)
+            if config.downstream is not None:
+                config.downstream.keep_last_error(error, outcome)
             is_log_enabled = bus.is_log_enabled
             if bus.listeners or is_log_enabled(LOG_WARNING):
                 # Without listeners, `begin_attempt` emitted no event: emit it now, for the log.
@@ -359,11 +364,16 @@ def emit_gave_up(
 
 
 def rejection_error(
-    stop: Stop, operation: str, downstream: str | None, last_failure: str = ""
+    stop: Stop, operation: str, downstream: Downstream | None, last_failure: str = ""
 ) -> errors.Rejected:
     """Return the error for a rejected attempt; `last_failure` is how the one before it failed."""
+    name = None if downstream is None else downstream.name
     delay = "" if stop.retry_after is None else f"; retry after {format_duration(stop.retry_after)}"
     failure = f"; the last attempt failed with {last_failure}" if last_failure else ""
-    msg = f"{downstream or operation}: {stop.reason.description}{delay}{failure}"
+    msg = f"{name or operation}: {stop.reason.description}{delay}{failure}"
     error_class = _REJECTION_CLASSES.get(stop.reason, errors.Rejected)
-    return error_class(msg, downstream=downstream, retry_after=stop.retry_after)
+    error = error_class(msg, downstream=name, retry_after=stop.retry_after)
+    cause = None if downstream is None else downstream.last_error
+    if cause is not None and stop.reason is Reason.BREAKER_OPEN:
+        error.__cause__ = cause
+    return error

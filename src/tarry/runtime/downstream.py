@@ -14,9 +14,10 @@ from weakref import WeakSet
 
 from tarry.core.checks import check_ratio
 from tarry.core.downstream import Downstream as CoreDownstream
-from tarry.core.outcome import SUCCESS
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.core.outcome import SUCCESS, Kind
+from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
 from tarry.runtime.clocks import after_fork, environment  # environment: clock, sleep, random
+from tarry.runtime.error_record import RECORD_ATTRIBUTE
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class LockedDownstream(CoreDownstream):
     the methods for users.
     """
 
-    __slots__ = ("__weakref__", "_lock", "abandoned_permits", "uncounted_successes")
+    __slots__ = ("__weakref__", "_lock", "abandoned_permits", "last_error", "uncounted_successes")
 
     def _create_lock_and_queues(self) -> None:
         """Create the lock, and the two queues to which other code appends without the lock."""
@@ -72,6 +73,9 @@ class LockedDownstream(CoreDownstream):
         """The permit, start and end of successful first attempts that are not counted yet. Each
         method that uses the counts first counts these attempts. Counting in bulk saves a lock and
         three function calls for each successful call."""
+        self.last_error: Exception | None = None
+        """A copy of the last error while the breaker is open or half-open: the cause of a
+        `BreakerOpen`."""
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
         """Return a permit for an attempt, possibly with a delay, or a `Stop` to reject it."""
@@ -138,6 +142,12 @@ class LockedDownstream(CoreDownstream):
         if self.transitions:
             self._emit_transitions()
 
+    def keep_last_error(self, error: Exception, outcome: Outcome) -> None:
+        """Keep a copy of the error of a failed attempt, if the breaker is open or half-open."""
+        breaker = self.breaker
+        if breaker is not None and breaker.is_tripped and outcome.kind is not Kind.PERMANENT:
+            self.last_error = _copy_error(error)
+
     def release(self, permit: int, duration: float, now: float) -> None:
         """Release the permit of an attempt without an outcome, such as a cancelled attempt."""
         with self._lock:
@@ -198,6 +208,8 @@ class LockedDownstream(CoreDownstream):
         # Imported late, so that `import tarry` stays fast.
         from tarry.core.events import BreakerStateChanged
 
+        if self.breaker is not None and not self.breaker.is_tripped:
+            self.last_error = None
         while True:
             try:
                 transition = self.transitions.pop(0)
@@ -273,6 +285,26 @@ class Downstream(LockedDownstream):
 
     def __repr__(self) -> str:
         return f"Downstream({self.name!r}, state={self.state})"
+
+
+def _copy_error(error: Exception) -> Exception | None:
+    """Return a copy of an error without its traceback, or None if its class cannot be copied.
+
+    The traceback would keep the local variables of the failed call and its callers in memory. The
+    result of a `ResultNotAccepted` is dropped, because it may be a response with a connection.
+    """
+    if isinstance(error, ResultNotAccepted):
+        return ResultNotAccepted(*error.args)
+    error_class = type(error)
+    try:
+        # Not `copy.copy`, which calls `__init__`: many classes need other arguments than `args`.
+        duplicate = error_class.__new__(error_class, *error.args)
+        object.__setattr__(duplicate, "args", error.args)
+        vars(duplicate).update(vars(error))
+        vars(duplicate).pop(RECORD_ATTRIBUTE, None)  # the record belongs to another call
+    except Exception:  # raised by `__new__` of a class of the user
+        return None
+    return duplicate
 
 
 def _check_method(field: str, value: object, method: str, expected: str) -> None:

@@ -272,6 +272,7 @@ class RunningHedgedCall:
             self._detail = outcome.detail
             now, random_number = environment.now(), environment.draw_random()
             command = self._call.record_failure(finished.number, outcome, now, random_number)
+            self._downstream.keep_last_error(error, outcome)
             if isinstance(command, Stop):
                 self._record_give_up(command, error)
                 raise
@@ -317,7 +318,7 @@ class RunningHedgedCall:
         """Raise the error of the copy that failed last; a `Rejected` if no copy has failed."""
         error, self._error = self._error, None
         if error is None:
-            error = rejection_error(stop, self._operation, self._downstream.name, self._detail)
+            error = rejection_error(stop, self._operation, self._downstream, self._detail)
         self._record_give_up(stop, error)
         try:
             raise error
