@@ -58,6 +58,8 @@ class RetryMiddleware:
             origin. By default each origin gets its own, with a breaker and a retry budget.
         idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
             that are not idempotent, which makes them repeatable. All attempts send the same key.
+            In a handler behind `IdempotencyMiddleware`, "auto" derives the key from the key of the
+            request that is being handled; otherwise it is random.
         hand_off: a `tarry.AsyncClient` or `tarry.HandOff`. A repeatable request that cannot succeed
             now is enqueued there, and `HandedOff` is raised.
     """
@@ -103,7 +105,7 @@ class RetryMiddleware:
             # The request follows a redirect. aiohttp has created new headers, without the key.
             headers.setdefault(policy.idempotency_key_header, last_key[2])
         repeatable = messages.try_make_repeatable(
-            method, headers, self._idempotency_key, policy, request
+            method, headers, self._idempotency_key, policy, request, _snapshot
         )
         if self._idempotency_key is not None and (
             key := headers.get(policy.idempotency_key_header)

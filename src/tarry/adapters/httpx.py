@@ -302,7 +302,7 @@ class _RetryTransportBase(Generic[H]):
         can_cache = method in http.IDEMPOTENT_METHODS and stream_class.__name__ == _BYTES_CLASS_NAME
         repeatable = can_cache or (
             messages.try_make_repeatable(
-                method, request.headers, sender.idempotency_key, sender.policy, request
+                method, request.headers, sender.idempotency_key, sender.policy, request, _snapshot
             )
             and _can_resend_body(request, in_parallel=sender.hedging is not None)
         )
@@ -332,6 +332,8 @@ class RetryTransport(_RetryTransportBase["SyncHandOff"], _BaseTransport):
             origin. By default each origin gets its own, with a breaker and a retry budget.
         idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
             that are not idempotent, which makes them repeatable. All attempts send the same key.
+            In a handler behind `IdempotencyMiddleware`, "auto" derives the key from the key of the
+            request that is being handled; otherwise it is random.
         hand_off: a `tarry.Client` or `tarry.HandOff`. A repeatable request that cannot succeed now
             is enqueued there, and `HandedOff` is raised.
     """

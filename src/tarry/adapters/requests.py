@@ -54,6 +54,8 @@ class RetryAdapter(HTTPAdapter):
             origin. By default each origin gets its own, with a breaker and a retry budget.
         idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
             that are not idempotent, which makes them repeatable. All attempts send the same key.
+            In a handler behind `IdempotencyMiddleware`, "auto" derives the key from the key of the
+            request that is being handled; otherwise it is random.
         hand_off: a `tarry.Client` or `tarry.HandOff`. A repeatable request that cannot succeed now
             is enqueued there, and `HandedOff` is raised.
         max_retries: must be 0, so that urllib3 does not retry too.
@@ -119,7 +121,7 @@ class RetryAdapter(HTTPAdapter):
             method, url = request.method or "", urlsplit(request.url or "")
             headers, sender = cast("Any", request.headers), self._sender
             repeatable = messages.try_make_repeatable(
-                method, headers, sender.idempotency_key, sender.policy, request
+                method, headers, sender.idempotency_key, sender.policy, request, _snapshot
             )
             repeatable = repeatable and can_resend_body
             cache_key = method, url.scheme, url.hostname or "", url.port, repeatable

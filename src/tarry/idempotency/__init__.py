@@ -15,19 +15,21 @@ if TYPE_CHECKING:
         Record,
         StoredResponse,
     )
+    from tarry.runtime.derived_keys import derive_key
 
 # Imported on first use, so that a user of one store does not load the drivers of the others.
 # All other names are in the module `store`.
 _MODULES = {
-    "IdempotencyMiddleware": "middleware",
-    "PostgresStore": "postgres_store",
-    "RedisStore": "redis_store",
-    "SqliteStore": "sqlite_store",
+    "IdempotencyMiddleware": "tarry.idempotency.middleware",
+    "PostgresStore": "tarry.idempotency.postgres_store",
+    "RedisStore": "tarry.idempotency.redis_store",
+    "SqliteStore": "tarry.idempotency.sqlite_store",
+    "derive_key": "tarry.runtime.derived_keys",
 }
 
 __all__ = [
     "ExistingRecord", "IdempotencyMiddleware", "IdempotencyStore", "MemoryStore", "PostgresStore",
-    "Record", "RedisStore", "SqliteStore", "StoredResponse",
+    "Record", "RedisStore", "SqliteStore", "StoredResponse", "derive_key",
 ]  # fmt: skip
 
 
@@ -36,7 +38,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'tarry.idempotency' has no attribute {name!r}")
     from importlib import import_module
 
-    module = import_module(f"tarry.idempotency.{_MODULES.get(name, 'store')}")
+    module = import_module(_MODULES.get(name, "tarry.idempotency.store"))
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -25,6 +25,7 @@ from tarry.idempotency.responses import ProblemSender, Rejection, ResponseRecord
 from tarry.idempotency.store import MemoryStore
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import check_not_async
+from tarry.runtime.derived_keys import GuardedRequest, current_request
 from tarry.wire.http import HOP_BY_HOP_HEADERS, Scope
 
 if TYPE_CHECKING:
@@ -177,8 +178,10 @@ class IdempotencyMiddleware:
             return
         needs_renewal = self._lease_context.memory_store is None
         renewed_leases = self._renewer.add(lease) if needs_renewal else None
+        outer_request, guarded_request = current_request.get(), GuardedRequest(name)
         try:
             scope[_SCOPE_MARK] = True
+            current_request.set(guarded_request)
             await ResponseRecorder(lease, body, receive, send).run(self._app, scope)
         finally:
             if renewed_leases is None:
@@ -186,6 +189,9 @@ class IdempotencyMiddleware:
             else:
                 renewed_leases.pop(lease, None)
             scope.pop(_SCOPE_MARK, None)
+            # A finalizer may run this in another context, which must stay unchanged.
+            if current_request.get() is guarded_request:
+                current_request.set(outer_request)
         # The response has been sent, so no client waits for the sweep.
         if environment.draw_random() < _SWEEP_PROBABILITY:
             try:

@@ -10,6 +10,7 @@ import pytest
 import tarry
 from tarry import Kind, Policy, Reason
 from tarry.adapters.http.messages import (
+    RequestSnapshot,
     add_not_repeatable_note,
     check_idempotency_key,
     classify_status,
@@ -20,6 +21,12 @@ from tarry.adapters.http.messages import (
     try_make_repeatable,
 )
 from tarry.testing import VirtualClock
+
+
+def snapshot(_request: object) -> RequestSnapshot:
+    """Return a snapshot of a POST."""
+    return RequestSnapshot("POST", "https://pay.example/charges", [], b"10 EUR")
+
 
 # --- idempotency keys -----------------------------------------------------------------------------
 
@@ -57,7 +64,8 @@ def test_key_is_added_if_needed(
     method: str, key: Any, headers: dict[str, str], repeatable: bool, expected: str | None
 ) -> None:
     """A request that is not idempotent gets the key of `idempotency_key`, unless it has one."""
-    assert repeatable == try_make_repeatable(method, headers, key, tarry.Policy(), "the request")
+    policy = tarry.Policy()
+    assert repeatable == try_make_repeatable(method, headers, key, policy, "the request", snapshot)
     assert expected == headers.get("Idempotency-Key")
 
 
@@ -66,7 +74,7 @@ def test_policy_sets_header_and_format_of_the_key() -> None:
     policy = tarry.Policy(idempotency_key_header="X-Key", idempotency_key_format="quoted")
     headers: dict[str, str] = {"Idempotency-Key": "other"}
 
-    assert try_make_repeatable("POST", headers, lambda _: "a", policy, None)
+    assert try_make_repeatable("POST", headers, lambda _: "a", policy, None, snapshot)
     assert {"Idempotency-Key": "other", "X-Key": '"a"'} == headers
 
 
@@ -74,7 +82,7 @@ def test_automatic_keys_differ() -> None:
     """Two requests get different automatic keys."""
     all_headers: list[dict[str, str]] = [{}, {}]
     for headers in all_headers:
-        try_make_repeatable("POST", headers, "auto", tarry.Policy(), None)
+        try_make_repeatable("POST", headers, "auto", tarry.Policy(), None, snapshot)
 
     first, second = (headers["Idempotency-Key"] for headers in all_headers)
     assert first != second

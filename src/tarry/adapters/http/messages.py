@@ -10,7 +10,7 @@ from uuid import uuid4
 from tarry.core.outcome import SUCCESS, outcome_of_status
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
-from tarry.runtime import deadlines
+from tarry.runtime import deadlines, derived_keys
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import check_not_async
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, record_of
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from tarry.errors import BlockingWait
 
 KeyOption: TypeAlias = "str | Callable[[Any], str | None] | None"
-"""An adapter's `idempotency_key`: None, "auto" for random keys, or a function of the request."""
+"""An adapter's `idempotency_key`: None, "auto" for random or derived keys, or a function of the
+request."""
 ResponseHeaders: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
 """The headers of a response, as a mapping or as pairs of a name and a value."""
 
 _get_deadline_scope = deadlines.current_scope.get
+_get_guarded_request = derived_keys.current_request.get
 
 _MIN_ERROR_STATUS = 400
 _MAX_DRAINED_BYTES = 65_536
@@ -92,17 +94,25 @@ def try_make_repeatable(
     idempotency_key: KeyOption,
     policy: Policy,
     request: Any,
+    snapshot: Callable[[Any], RequestSnapshot],
 ) -> bool:
     """Add an idempotency key to `headers` if needed; return whether the request is repeatable.
 
     A repeatable request can safely be sent again after the server has read it. A key is needed if
-    the method is not idempotent and `headers` has no key. `policy` has the header of the key.
+    the method is not idempotent and `headers` has no key. `policy` has the header of the key;
+    `snapshot` is called only for a derived key.
     """
     if method in http.IDEMPOTENT_METHODS or headers.get(policy.idempotency_key_header):
         return True
     if idempotency_key is not None:
+        if not isinstance(idempotency_key, str):
+            key = idempotency_key(request)
         # The only string that `check_idempotency_key` allows is "auto".
-        key = uuid4().hex if isinstance(idempotency_key, str) else idempotency_key(request)
+        elif (guarded_request := _get_guarded_request()) is None:
+            key = uuid4().hex
+        else:
+            _, url, _, body = snapshot(request)
+            key = guarded_request.derive_call_key(method, url, body)
         if key is not None:
             headers[policy.idempotency_key_header] = http.format_idempotency_key(
                 http.check_idempotency_key(key), policy.idempotency_key_format
