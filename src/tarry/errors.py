@@ -130,7 +130,7 @@ class Cancelled(TarryError):
 
 
 class BlockingWait(TarryError, RuntimeError):
-    """A synchronous call would block the running event loop during its wait."""
+    """The waits of a plain function would block the running event loop."""
 
 
 class MissingExtra(TarryError, ImportError):

@@ -11,6 +11,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -244,7 +245,7 @@ def test_predicate_is_not_called_for_a_cancellation(driver: Driver, clock: Virtu
             raise asyncio.CancelledError
         with trio.CancelScope() as scope:
             scope.cancel()
-            await driver.wrap(lambda: async_sleep(1), on=lambda _: True)()
+            await driver.wrap(partial(async_sleep, 1), on=lambda _: True)()
         raise Stopped
 
     class Stopped(BaseException):
@@ -261,22 +262,61 @@ def test_predicate_is_not_called_for_a_cancellation(driver: Driver, clock: Virtu
 
 @pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-def test_wait_of_a_plain_function_on_an_event_loop_raises(
-    driver: Driver, loop: str, clock: VirtualClock
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"deadline": 5}, {"downstream": Downstream("payments", breaker=tarry.Breaker())}],
+    ids=["fast path", "slow path", "downstream"],
+)
+def test_plain_function_on_an_event_loop_is_refused(
+    driver: Driver, loop: str, options: dict[str, Any], clock: VirtualClock
 ) -> None:
-    """A plain function that would block an event loop raises BlockingWait with advice."""
-    payments = Downstream("payments", budget=tarry.TokenBudget(), max_in_flight=1)
+    """A plain function whose waits would block an event loop is refused before it has run."""
     dependency = Dependency(clock, FAIL, OK)
-    call = driver.wrap(dependency.call, downstream=payments)
+    call = driver.wrap(dependency.call, **options)
 
     async def main() -> None:
         call()
 
+    for _ in range(2):
+        with pytest.raises(tarry.BlockingWait, match="would block the running event loop"):
+            (clock.run if loop == "asyncio" else clock.run_trio)(main)
+
+    assert [] == dependency.starts
+    assert "done" == call()
+
+
+@pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
+@pytest.mark.parametrize(
+    "options", [{"attempts": 1}, {"policy": tarry.Policy(backoff=lambda _: 0.0)}], ids=str
+)
+def test_plain_function_without_waits_may_run_on_an_event_loop(
+    driver: Driver, options: dict[str, Any], clock: VirtualClock
+) -> None:
+    """A plain function runs on an event loop if its policy has no waits."""
+    call = driver.wrap(Dependency(clock, OK).call, **options)
+
+    async def main() -> object:
+        return call()
+
+    assert "done" == clock.run(main)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_wait_of_a_plain_function_on_an_event_loop_raises(loop: str, clock: VirtualClock) -> None:
+    """A function that was first called without an event loop may run on one, but not wait."""
+    payments = Downstream("payments", budget=tarry.TokenBudget())
+    dependency = Dependency(clock, OK, FAIL, OK)
+    call = tarry.retry(on=ConnectionError, downstream=payments)(dependency.call)
+
+    async def main() -> None:
+        call()
+
+    assert "done" == call()
     with pytest.raises(tarry.BlockingWait, match="would block the running event loop") as caught:
         (clock.run if loop == "asyncio" else clock.run_trio)(main)
 
     assert isinstance(caught.value.__cause__, ConnectionError)
-    assert [0] == dependency.starts
+    assert [0, 0] == dependency.starts
     assert 0 == clock.elapsed
     assert 500 == payments.balance
     assert "done" == call()
@@ -293,18 +333,7 @@ def test_blocking_wait_is_not_retried_by_an_outer_loop(driver: Driver, clock: Vi
     with pytest.raises(tarry.BlockingWait):
         driver.run_function(clock, driver.wrap(work, on=Exception))
 
-    assert 1 == len(dependency.starts)
-
-
-@pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
-def test_plain_function_may_succeed_on_an_event_loop(driver: Driver, clock: VirtualClock) -> None:
-    """A plain function whose first attempt succeeds may run on an event loop."""
-
-    async def main() -> object:
-        return driver.wrap(Dependency(clock, OK).call)()
-
-    assert "done" == clock.run(main)
-    assert "done" == clock.run_trio(main)
+    assert [] == dependency.starts
 
 
 # --- clocks and random numbers --------------------------------------------------------------------

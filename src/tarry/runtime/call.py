@@ -40,6 +40,8 @@ _REJECTION_CLASSES: dict[Reason, type[errors.Rejected]] = {
     Reason.TOTAL_BUDGET: errors.DeadlineExceeded,
 }
 
+_BLOCKING_WAIT_ADVICE = "retry a coroutine function (a block: `async for`), or use a thread"
+
 
 class RunningCall(Call):
     """The state of one call while a driver runs it.
@@ -337,13 +339,31 @@ def decide_after_first_failure(
     return running if running.try_continue(error, outcome) else None
 
 
+def check_no_event_loop(config: RetryConfig) -> None:
+    """Raise `BlockingWait` if this thread runs an event loop that waits of the call would block.
+
+    Called before the first attempt, so that a mistake in the program shows before anything fails.
+    Adapters are exempt: instead of waiting, they return the last response or raise its error.
+    """
+    if (
+        config.release_connection is None
+        and clocks.in_event_loop()
+        and config.policy.max_attempts > 1
+        and config.policy.ceiling(1) > 0
+    ):
+        raise errors.BlockingWait(
+            f"{config.operation}: the waits between attempts of a plain function would block the "
+            f"running event loop; {_BLOCKING_WAIT_ADVICE}"
+        )
+
+
 def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) -> None:
     """Sleep; raise, from `error`, if the sleep would block an event loop or is cancelled."""
     if delay > 0:
         if clocks.in_event_loop():
             raise errors.BlockingWait(
                 f"{config.operation}: a wait of {format_duration(delay)} would block the running "
-                "event loop; retry a coroutine function (a block: `async for`), or use a thread"
+                f"event loop; {_BLOCKING_WAIT_ADVICE}"
             ) from error
         sleep = environment.blocking_sleep
         sleep(delay, config.cancel)

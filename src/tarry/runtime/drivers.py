@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tarry.core.outcome import SUCCESS
 from tarry.runtime import clocks, deadlines
-from tarry.runtime.call import RunningCall, blocking_wait, decide_after_first_failure
+from tarry.runtime.call import (
+    RunningCall,
+    blocking_wait,
+    check_no_event_loop,
+    decide_after_first_failure,
+)
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.events import bus
 
@@ -46,6 +51,7 @@ def wrap(
 
         @wraps(fn)
         def call(*args: Any, **kwargs: Any) -> T:
+            check_no_event_loop(config)
             return drive(RunningCall.new(config), fn, args, kwargs)
 
         return call
@@ -76,9 +82,14 @@ def _wrap_without_downstream(fn: Callable[..., T], config: RetryConfig) -> Calla
     If neither a listener nor the log needs events, a `RunningCall` is created only after two failed
     attempts. After one, `decide_after_first_failure` returns a `FirstFailure`, a cheaper tuple.
     """
+    is_first_call = True
 
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
+        nonlocal is_first_call
+        if is_first_call:  # not each call: the check takes longer than the rest of it
+            check_no_event_loop(config)
+            is_first_call = False
         if bus.listeners or _get_deadline_scope() is not None:
             return drive(RunningCall.new(config), fn, args, kwargs)
         last_record_number = bus.last_record_number
@@ -157,9 +168,14 @@ def _wrap_with_downstream(
     """
     breaker, count_success = downstream.breaker, downstream.success_counter()
     classify_result = config.classify_result
+    is_first_call = True
 
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
+        nonlocal is_first_call
+        if is_first_call:  # see `_wrap_without_downstream`
+            check_no_event_loop(config)
+            is_first_call = False
         # Read without the downstream's lock. A call that starts while another thread opens the
         # breaker is therefore treated as if it had started just before.
         permit = 0 if breaker is None else breaker.permit_if_closed

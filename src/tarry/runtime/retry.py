@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 from tarry.core.outcome import outcome_of_exception
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import clocks, deadlines, drivers
-from tarry.runtime.call import RunningBlockCall, RunningCall, blocking_wait
+from tarry.runtime.call import (
+    RunningBlockCall,
+    RunningCall,
+    blocking_wait,
+    check_no_event_loop,
+)
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import (
     ASYNC_GENERATOR,
@@ -138,6 +143,7 @@ def call(
     config = RetryConfig(
         on, until, attempts, timeout, deadline, policy, downstream, name, cancel, random
     )
+    check_no_event_loop(config)
     return drivers.drive(RunningCall.new(config), fn, args, {})
 
 
@@ -299,6 +305,7 @@ class Attempts:
                 "timeout cannot interrupt the body of a for loop: use @tarry.retry or tarry.call, "
                 "or set a timeout on the client that the body uses"
             )
+        check_no_event_loop(self._config)
         return AttemptIterator(self._config)
 
     def __aiter__(self) -> AttemptIterator:

@@ -25,6 +25,8 @@ import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any
 
+from tarry.core.backoff import Schedule
+from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.retry import call
 from tarry.service.stores.sqlite import schema
@@ -84,6 +86,9 @@ _INVALID_OPERATION_CODES = {
 }
 """Errors that are caused by the operation, not by the database."""
 _BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_CONNECT_POLICY = Policy(max_attempts=5, backoff=Schedule((0.0, 0.1, 0.2, 0.4)))
+"""The first retry is made at once. Without it, a file could not be opened on an event loop, on
+which tarry refuses plain functions that wait before their first retry."""
 # In the next two sets, None stands for an error that the operation caused.
 _CONNECTION_USABLE_CODES = {None, *_BUSY_CODES, sqlite3.SQLITE_FULL}
 """Errors after which the connection can still be used."""
@@ -392,7 +397,12 @@ def connect(path: StorePath) -> sqlite3.Connection:
         )
     # If two processes open a new file at once, switching to WAL mode fails in one of them, because
     # SQLite does not apply the busy timeout to the switch. So opening is retried.
-    return call(_connect, path, on=lambda error: _database_error_code(error) in _BUSY_CODES)
+    return call(
+        _connect,
+        path,
+        on=lambda error: _database_error_code(error) in _BUSY_CODES,
+        policy=_CONNECT_POLICY,
+    )
 
 
 def _connect(path: StorePath) -> sqlite3.Connection:
