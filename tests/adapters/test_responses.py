@@ -184,6 +184,88 @@ def test_other_responses_have_no_record(server: FlakyServerView, read: Read, pla
     assert None is tarry.record_of(response)
 
 
+# --- a retry loop around the adapter --------------------------------------------------------------
+
+
+def get_with_httpx(url: str) -> Any:
+    """Return the response of an httpx client with retries."""
+    with httpx.Client(transport=RetryTransport()) as session:
+        return session.get(url)
+
+
+def get_with_async_httpx(url: str) -> Any:
+    """Return the response of an async httpx client with retries."""
+
+    async def main() -> httpx.Response:
+        async with httpx.AsyncClient(transport=AsyncRetryTransport()) as session:
+            return await session.get(url)
+
+    return asyncio.run(main())
+
+
+def get_with_requests(url: str) -> Any:
+    """Return the response of a requests session with retries."""
+    with requests.Session() as session:
+        session.mount("http://", RetryAdapter())
+        return session.get(url, timeout=60)
+
+
+EACH_GET = pytest.mark.parametrize("get", [get_with_httpx, get_with_async_httpx, get_with_requests])
+Get = Callable[[str], Any]
+
+
+@EACH_GET
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_outer_loop_does_not_retry_a_status_error(
+    server: FlakyServerView, get: Get, is_wrapped: bool
+) -> None:
+    """An outer loop does not retry the error of a response that the adapter has given up on."""
+
+    def load() -> str:
+        response = get(server.url("503"))
+        try:
+            response.raise_for_status()
+        except (httpx.HTTPStatusError, requests.HTTPError) as error:
+            if is_wrapped:
+                raise LookupError from error
+            raise
+        return str(response.text)
+
+    with pytest.raises((httpx.HTTPStatusError, requests.HTTPError, LookupError)) as caught:
+        tarry.call(load, on=(httpx.HTTPStatusError, requests.HTTPError, LookupError))
+
+    assert 4 == len(server.received_requests)
+    assert "a layer below has already retried this error" in caught.value.__notes__[-1]
+
+
+@EACH_GET
+def test_outer_loop_does_not_retry_a_result(server: FlakyServerView, get: Get) -> None:
+    """An outer loop with `until` does not retry a response that the adapter has given up on."""
+    with pytest.raises(tarry.ResultNotAccepted) as caught:
+        tarry.call(get, server.url("503"), until=lambda response: response.status_code == 200)
+
+    assert 4 == len(server.received_requests)
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert (Reason.ATTEMPTS, 4) == (record.reason, record.attempts)
+
+
+@EACH_GET
+def test_outer_loop_retries_an_old_response(server: FlakyServerView, get: Get) -> None:
+    """An outer loop retries the error of a response that was received before its attempt."""
+    response = get(server.url("503"))
+    numbers = []
+
+    def check() -> None:
+        numbers.append(1)
+        response.raise_for_status()
+
+    with pytest.raises((httpx.HTTPStatusError, requests.HTTPError)):
+        tarry.call(check, on=(httpx.HTTPStatusError, requests.HTTPError))
+
+    assert 4 == len(numbers)
+
+
 # --- hints of the server --------------------------------------------------------------------------
 
 HINTS_OF_7_SECONDS = [

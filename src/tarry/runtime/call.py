@@ -18,7 +18,11 @@ from tarry.core.text import format_duration
 from tarry.core.verdict import CallRecord, Reason, Stop, Wait, forbids_outer_retry
 from tarry.runtime import clocks, deadlines
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
-from tarry.runtime.error_record import attach_record_and_note
+from tarry.runtime.error_record import (
+    RECORD_ATTRIBUTE,
+    attach_record_and_note,
+    has_record_since,
+)
 from tarry.runtime.events import LOG_WARNING, bus
 
 if TYPE_CHECKING:
@@ -172,6 +176,10 @@ class RunningCall(Call):
         """Record a result as a failure; raise `ResultNotAccepted`, or return False for a retry."""
         problem = outcome.detail or "`until` did not accept the result"
         error = errors.ResultNotAccepted(f"{self.config.operation}: {problem}", result)
+        if getattr(result, RECORD_ATTRIBUTE, None) is not None and has_record_since(
+            error, self._last_record_number
+        ):
+            outcome = outcome.replace(retried_below=True)
         if self.try_continue(error, outcome):
             return False
         try:

@@ -188,11 +188,12 @@ class Classifier:
         else:
             outcome = self._classify_other(error)
         # Most errors have no error record of an inner retry loop, which has given up on them, and
-        # no cause, context or group members with one: skip the slower search for them.
+        # no cause, context, response or group members with one: skip the slower search for them.
         if (
             error.__context__ is None
             and getattr(error, RECORD_ATTRIBUTE, None) is None
             and error.__cause__ is None
+            and getattr(error, "response", None) is None
             and not (self._matches_broadly and hasattr(error, "exceptions"))
         ):
             return outcome

@@ -9,6 +9,9 @@ outer loop therefore obeys an error record only if both conditions hold:
 - The error record was attached during the outer loop's current attempt. Error records are numbered
   from 1. The loop reads `bus.last_record_number` when an attempt begins. Higher numbers are newer.
 - The error was raised through the loop that attached the error record, as its traceback shows.
+
+Adapters attach an error record to the last response too, which they return instead of raising. An
+outer loop finds it through an error that holds the response: `httpx.HTTPStatusError.response`.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ class GivenUpCalls:
         for related in _related_errors(error, MAX_SEARCH_DEPTH):
             # Adapters return the last response instead of raising; `raise_for_status` then
             # raises an error that holds that response.
-            response = getattr(related, "response", None)
+            response = _response_of(related)
             for final_error, call_record in entries:
                 if related is final_error or (
                     response is not None
@@ -140,7 +143,11 @@ def attach_record_and_note(
 def has_record_since(error: BaseException, last_record_number: int) -> bool:
     """Return whether the error, a cause or a group member has an error record that is newer."""
     for related in _related_errors(error, MAX_SEARCH_DEPTH):
-        error_record: ErrorRecord | None = getattr(related, RECORD_ATTRIBUTE, None)
+        # An adapter has given up on the response, and `raise_for_status` or `until` rejected it.
+        error_record: ErrorRecord | None = getattr(_response_of(related), RECORD_ATTRIBUTE, None)
+        if error_record is not None and error_record.number > last_record_number:
+            return True
+        error_record = getattr(related, RECORD_ATTRIBUTE, None)
         if error_record is None or error_record.number <= last_record_number:
             continue
         if not error_record.check_traceback:
@@ -148,6 +155,13 @@ def has_record_since(error: BaseException, last_record_number: int) -> bool:
         if _passed_driver(related, is_caught_error=related is error):
             return True
     return False
+
+
+def _response_of(error: object) -> object:
+    """Return the response that an error is about, such as a 503; None for other errors."""
+    if isinstance(error, ResultNotAccepted):
+        return error.result
+    return getattr(error, "response", None)
 
 
 def _related_errors(error: BaseException, depth: int) -> Iterator[BaseException]:
@@ -206,7 +220,10 @@ def _is_in_driver_module(frame: FrameType) -> bool:
 def record_of(error: object) -> CallRecord | None:
     """Return the record of the call that ended with this error; None if no call did.
 
-    `error` may also be a response that an adapter returned after the last attempt, such as a 503.
+    `error` may also be a response that an adapter returned after the last attempt, such as a 503,
+    or the error that `raise_for_status` raised for it.
     """
     error_record: ErrorRecord | None = getattr(error, RECORD_ATTRIBUTE, None)
+    if error_record is None:
+        error_record = getattr(_response_of(error), RECORD_ATTRIBUTE, None)
     return None if error_record is None else error_record.call_record
