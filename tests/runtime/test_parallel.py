@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextvars import ContextVar
+from contextlib import closing, suppress
+from contextvars import ContextVar, copy_context
 
 import pytest
 
@@ -139,13 +141,6 @@ def test_context_reaches_the_thread() -> None:
         variable.reset(token)
 
 
-def test_context_of_the_thread_does_not_reach_the_caller() -> None:
-    """Context variables that an attempt in a thread sets do not reach the caller."""
-    tarry.call(lambda: variable.set("thread"), on=ConnectionError, timeout=30)
-
-    assert "default" == variable.get()
-
-
 def test_error_keeps_the_frames_of_the_thread() -> None:
     """The traceback of an error from a thread shows where it was raised."""
 
@@ -171,3 +166,71 @@ def test_base_exception_reaches_the_caller(kind: type[BaseException]) -> None:
         tarry.call(work, on=Exception, timeout=30)
 
     assert [1] == calls
+
+
+# --- state that belongs to the caller's thread ----------------------------------------------------
+
+user: ContextVar[str] = ContextVar("user")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_caller_sees_context_variables_that_an_attempt_sets(fails: bool) -> None:
+    """A context variable that a function with a timeout sets keeps its value in the caller."""
+
+    @tarry.retry(on=ConnectionError, timeout=60, attempts=1)
+    def log_in() -> None:
+        user.set("ada")
+        if fails:
+            raise ConnectionError
+
+    def main() -> str:
+        with suppress(ConnectionError):
+            log_in()
+        assert None is tarry.remaining()
+        return user.get()
+
+    assert "ada" == copy_context().run(main)
+
+
+def test_next_attempt_sees_context_variables_of_the_last() -> None:
+    """A context variable that an attempt with a timeout sets is visible in the next attempt."""
+    attempts: ContextVar[int] = ContextVar("attempts", default=0)
+
+    @tarry.retry(on=ConnectionError, timeout=60, attempts=3)
+    def load() -> int:
+        attempts.set(attempts.get() + 1)
+        if attempts.get() < 3:
+            raise ConnectionError
+        return attempts.get()
+
+    with no_wait():
+        assert 3 == copy_context().run(load)
+
+
+def test_sqlite_connection_of_the_caller_is_rejected() -> None:
+    """A function with a timeout that uses an SQLite connection of the caller gets advice."""
+    calls = []
+    with closing(sqlite3.connect(":memory:")) as connection:
+
+        @tarry.retry(on=Exception, timeout=60)
+        def count_rows() -> None:
+            calls.append(1)
+            connection.execute("SELECT 1")
+
+        with pytest.raises(tarry.ConfigurationError, match=r"another thread.*deadline=") as caught:
+            count_rows()
+
+    assert [1] == calls
+    assert isinstance(caught.value.__cause__, sqlite3.ProgrammingError)
+
+
+def test_deadline_alone_needs_no_thread() -> None:
+    """A function with a deadline and no timeout runs in the caller's thread."""
+    threads = []
+
+    @tarry.retry(on=ConnectionError, deadline=60)
+    def load() -> None:
+        threads.append(threading.current_thread())
+
+    load()
+    assert [threading.current_thread()] == threads

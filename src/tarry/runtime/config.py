@@ -34,9 +34,9 @@ after how many seconds to retry (a number), or an `Outcome`."""
 _TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 _TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, repeatable=False, timeout=True)
 _TIMEOUT_ERRORS = (errors.AttemptTimeout, errors.DeadlineExceeded)
-_NEVER_RETRIED_ERRORS = (errors.Cancelled, errors.BlockingWait)
+_NEVER_RETRIED_ERRORS = (errors.Cancelled, errors.BlockingWait, ConfigurationError)
 """Errors that are never retried or counted as failures, even if `on` matches them. They mean that
-the user has cancelled the call, or that a wait would block an event loop."""
+the user has cancelled the call, that a wait would block an event loop, or that tarry is misused."""
 
 RETRY_AND_HEDGE_MESSAGE = (
     "a call can have a retry policy or a hedging policy, but not both (gRFC A6): "

@@ -319,16 +319,11 @@ def _call_with_timeout(
         if running.policy.attempt_timeout is None:
             # `timeout` comes from a deadline. A deadline does not interrupt a plain function.
             return fn(*args, **kwargs)
-        from tarry.runtime.parallel import ThreadCopies
+        from tarry.runtime.parallel import call_in_thread
 
-        threads = ThreadCopies(lambda _number: fn(*args, **kwargs))
-        threads.start(running.attempts)
-        finished = threads.next_finished(timeout)
+        return call_in_thread(running, timeout, lambda: fn(*args, **kwargs))
     finally:
         deadlines.leave(deadline_handle)
-    if finished is None:
-        raise running.timeout_error(timeout)
-    return finished.result()
 
 
 async def _call_with_timeout_async(

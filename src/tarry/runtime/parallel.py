@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from tarry.errors import LimitReached
+from tarry.errors import ConfigurationError, LimitReached
 from tarry.runtime import clocks
 from tarry.runtime.clocks import PerProcess, environment  # environment: clock, sleep, random
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     import trio
+
+    from tarry.runtime.call import RunningCall
 
 T = TypeVar("T")
 
@@ -127,6 +129,41 @@ class ThreadCopies(Generic[T]):
     def _discard_result(self, finished: FinishedCopy[T]) -> None:
         if self._discard is not None and finished.has_result:
             self._discard(finished.result())
+
+
+def call_in_thread(running: RunningCall, timeout: float, fn: Callable[[], T]) -> T:
+    """Make an attempt of a plain function in a thread; raise if it takes longer than `timeout`.
+
+    The caller gets the context variables that the function has set, as without a thread.
+    """
+    contexts: list[Context] = []
+
+    def run(_number: int) -> T:
+        try:
+            return fn()
+        finally:
+            contexts.append(copy_context())
+
+    threads = ThreadCopies(run)
+    threads.start(running.attempts)
+    finished = threads.next_finished(timeout)
+    if finished is None:
+        raise running.timeout_error(timeout)
+    before = copy_context()
+    for variable, value in contexts[0].items():
+        if variable not in before or before[variable] is not value:
+            variable.set(value)
+    try:
+        return finished.result()
+    except Exception as error:
+        # `sqlite3` is not imported for this check, because few programs use it.
+        if type(error).__module__ == "sqlite3" and "created in a thread" in str(error):
+            raise ConfigurationError(
+                f"{running.config.operation}: with timeout= a plain function runs in another "
+                "thread, where SQLite objects of the caller cannot be used. Use deadline= without "
+                "timeout=, or open the connection inside the function"
+            ) from error
+        raise
 
 
 class TaskCopies(Generic[T]):

@@ -78,8 +78,9 @@ def retry(
     until: a predicate over the result. If it returns false, the call is retried. It may return an
         `Outcome` too: a transient one is retried, a permanent one ends the call with the result.
     attempts: the maximum number of attempts, including the first (default 4).
-    timeout: the time limit of one attempt in seconds. A plain function then runs in a thread. The
-        thread continues after the timeout, and its result is discarded.
+    timeout: the time limit of one attempt in seconds. A plain function then runs in a thread, in
+        which it cannot use SQLite connections or thread-local values of the caller. The thread
+        continues after the timeout, and its result is discarded. `deadline` needs no thread.
     deadline: the time limit of the whole call in seconds, including all attempts and waits. Calls
         that the function makes share the deadline.
     policy: all other settings, such as delays. `attempts` and `timeout` override its own.
