@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -285,3 +286,156 @@ def test_full_store_without_expiry_gives_no_retry_after() -> None:
         store.claim_now("b", "print", "owner", 10.0, expires=False)
 
     assert caught.value.retry_after is None
+
+
+# --- shares of callers ---------------------------------------------------------------------------
+
+
+def claim_until_rejected(store: MemoryStore, caller: int) -> int:
+    """Claim new keys for a caller until one is rejected; return the number of claimed keys."""
+    for number in range(1000):
+        try:
+            key = f"{caller} {number} {len(store._entries)}"
+            store.claim_now(key, "print", "owner", 10.0, expires=False, caller=caller)
+        except LimitReached:
+            return number
+    return 1000
+
+
+def test_caller_gets_half_of_the_capacity() -> None:
+    """A caller gets half of the capacity, the next one half of the rest, and so on."""
+    store = MemoryStore(120)
+
+    assert [60, 30, 15, 8, 4] == [claim_until_rejected(store, caller) for caller in range(5)]
+    assert 117 == len(store._entries)
+
+
+def test_error_names_the_records_of_the_caller() -> None:
+    """The error says how many records the caller has, and when the next record expires."""
+    store = MemoryStore(4, clock=lambda: 0.0)
+    for key in ("a", "b"):
+        store.claim_now(key, "print", "owner", 10.0, caller=1)
+
+    with pytest.raises(LimitReached, match="its caller has 2 of 2 records, and only 2") as caught:
+        store.claim_now("c", "print", "owner", 10.0, caller=1)
+
+    assert 10.0 == caught.value.retry_after
+
+
+def test_released_and_expired_records_free_the_share() -> None:
+    """A caller gets new keys when its records are released or have expired."""
+
+    async def main() -> None:
+        clock = ManualClock()
+        store = MemoryStore(4, clock=lambda: clock.now)
+        for key in ("a", "b"):
+            store.claim_now(key, "print", "owner", 10.0, caller=1)
+        await store.release("a", "owner")
+        assert store.claim_now("c", "print", "owner", 10.0, caller=1) is None
+        with pytest.raises(LimitReached):
+            store.claim_now("d", "print", "owner", 10.0, caller=1)
+        await clock.advance(10.0)
+        for key in ("d", "e"):
+            assert store.claim_now(key, "print", "owner", 10.0, caller=1) is None
+        await clock.advance(10.0)
+        assert 2 == await store.sweep(10)
+
+        assert {} == store._usage_by_caller
+
+    asyncio.run(main())
+
+
+def test_share_that_expires_during_a_claim() -> None:
+    """A claim that deletes all records of its caller counts its own record."""
+    clock = ManualClock()
+    store = MemoryStore(2, clock=lambda: clock.now)
+    store.claim_now("a", "print", "owner", 10.0, caller=1)
+    clock.now += 10.0
+
+    assert store.claim_now("b", "print", "owner", 10.0, caller=1) is None
+    assert [1] == [usage.records for usage in store._usage_by_caller.values()]
+    with pytest.raises(LimitReached):
+        store.claim_now("c", "print", "owner", 10.0, caller=1)
+
+
+def test_caller_gets_half_of_the_bytes() -> None:
+    """One caller gets at most half of max_bytes, so that responses of others are still stored."""
+    store = MemoryStore(max_bytes=100)
+
+    def store_body(key: str, caller: int) -> bool:
+        store.claim_now(key, "print", "owner", 10.0, caller=caller)
+        assert store.finish_now(key, "print", "owner", StoredResponse(200, (), b"1" * 10), 60.0)
+        existing = store.claim_now(key, "print", "other", 10.0, caller=caller)
+        assert existing is not None
+        assert existing.record.response is not None
+        return existing.record.response.body is not None
+
+    assert [True] * 5 + [False] == [store_body(f"a{number}", 1) for number in range(6)]
+    assert store_body("b", 2)
+
+
+# --- refused requests ----------------------------------------------------------------------------
+
+
+def test_refused_requests_make_room() -> None:
+    """A full store deletes the records of refused requests, the oldest first, and no others."""
+
+    async def main() -> None:
+        store = MemoryStore(3, clock=lambda: 0.0)
+        for key, status in (("a", 200), ("b", 422), ("c", 400)):
+            await store.claim(key, "print", "owner", 10.0)
+            await store.finish(key, "print", "owner", StoredResponse(status, (), b""), 60.0)
+
+        assert await store.claim("d", "print", "owner", 10.0) is None
+        assert ["a", "c", "d"] == list(store._entries)
+        assert await store.claim("e", "print", "owner", 10.0) is None
+        with pytest.raises(LimitReached):
+            await store.claim("f", "print", "owner", 10.0)
+        assert ["a", "d", "e"] == list(store._entries)
+
+    asyncio.run(main())
+
+
+def test_refused_requests_free_their_bytes() -> None:
+    """When max_bytes is reached, responses to refused requests are deleted for another response."""
+
+    async def main() -> None:
+        store = MemoryStore(max_bytes=10, clock=lambda: 0.0)
+        for key, status in (("a", 422), ("b", 201)):
+            await store.claim(key, "print", "owner", 10.0)
+            await store.finish(key, "print", "owner", StoredResponse(status, (), b"12345678"), 60.0)
+
+        assert ["b"] == list(store._entries)
+        assert await store.claim("a", "print", "other", 10.0) is None
+
+    asyncio.run(main())
+
+
+# --- log -----------------------------------------------------------------------------------------
+
+
+def test_log_has_one_line_per_change(caplog: pytest.LogCaptureFixture) -> None:
+    """A store logs when it begins to reject keys, and when a tenth of its records has expired."""
+    caplog.set_level("INFO", logger="tarry.idempotency")
+    clock = ManualClock()
+    store = MemoryStore(40, clock=lambda: clock.now)
+
+    def claim(key: str, lease: float) -> None:
+        with suppress(LimitReached):
+            store.claim_now(key, "print", "owner", lease, caller=1)
+
+    claim("first", 10.0)
+    for number in range(100):
+        claim(f"a{number}", 20.0)
+    clock.now += 10.0
+    for number in range(100):  # one record has expired
+        claim(f"b{number}", 20.0)
+    assert ["WARNING"] == [line.levelname for line in caplog.records]
+    assert "rejects a key: its caller has 20 of 20 records" in caplog.messages[0]
+
+    clock.now += 10.0
+    for number in range(100):  # all other records have expired
+        asyncio.run(store.sweep(100))
+        claim(f"c{number}", 20.0)
+    assert ["WARNING", "INFO", "WARNING"] == [line.levelname for line in caplog.records]
+    assert "memory store accepts new keys again, records=1" == caplog.messages[1]

@@ -23,7 +23,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.policy import Policy
-from tarry.idempotency.store import MemoryStore
+from tarry.idempotency.store import MemoryStore, is_refusal
 from tarry.runtime.clocks import PerProcess, environment, in_trio  # environment: clock and sleep
 from tarry.runtime.retry import acall
 
@@ -44,6 +44,9 @@ T = TypeVar("T")
 logger: logging.Logger = logging.getLogger("tarry.idempotency")
 
 STORE_TIMEOUT_S = 5.0
+_REFUSED_RETENTION_S = 600.0
+"""How long the response of a refused request (4xx) is stored at most: long enough for retries, and
+short enough to limit the records of callers that are not authenticated."""
 _SETTLE_POLICY = Policy(max_attempts=20, initial_delay=0.2, max_delay=10.0, total_budget=120.0)
 """How the call that settles a lease is retried in the background."""
 _MAX_PENDING_SETTLEMENTS = 100
@@ -76,6 +79,11 @@ class LeaseContext:
         task. Its leases do not expire until `KeyLease.abandon` sets an end, so they need no
         renewal. None for any other store, and for a subclass, whose calls may wait."""
 
+    def retention_of(self, response: StoredResponse) -> float:
+        """Return for how many seconds to store a response."""
+        retention_s = self.retention_s
+        return min(retention_s, _REFUSED_RETENTION_S) if is_refusal(response) else retention_s
+
 
 class KeyLease:
     """The right of one request to run with a key.
@@ -86,18 +94,25 @@ class KeyLease:
     """
 
     __slots__ = (
-        "_fingerprint", "_owner", "_record_name", "_renewal_done", "_scope", "context",
+        "_caller", "_fingerprint", "_owner", "_record_name", "_renewal_done", "_scope", "context",
         "settlement_started",
     )  # fmt: skip
 
     def __init__(
-        self, context: LeaseContext, record_name: str, fingerprint: str, scope: Scope
+        self,
+        context: LeaseContext,
+        record_name: str,
+        fingerprint: str,
+        scope: Scope,
+        caller: str | None = None,
     ) -> None:
         self.context: LeaseContext = context
         self._record_name = record_name
         self._fingerprint = fingerprint
         self._owner = f"{_process_token.value} {next(_lease_numbers)}"
         self._scope = scope
+        self._caller = None if caller is None else hash(caller)
+        """Identifies the caller without its credentials, which must not stay in memory."""
         self._renewal_done: AsyncEvent | None = None
         """Set when the running renewal ends; None while no renewal runs."""
         self.settlement_started: bool = False
@@ -108,7 +123,12 @@ class KeyLease:
         context = self.context
         if (memory := context.memory_store) is not None:
             return memory.claim_now(
-                self._record_name, self._fingerprint, self._owner, context.lease_s, expires=False
+                self._record_name,
+                self._fingerprint,
+                self._owner,
+                context.lease_s,
+                expires=False,
+                caller=self._caller,
             )
         try:
             return await run_with_timeout(self._claim)
@@ -164,8 +184,9 @@ class KeyLease:
             self.settlement_started = True
             await self._settle(partial(self._finish, response), "the response is not stored")
             return
+        retention_s = context.retention_of(response)
         stored = memory.finish_now(
-            self._record_name, self._fingerprint, self._owner, response, context.retention_s
+            self._record_name, self._fingerprint, self._owner, response, retention_s
         )
         self.settlement_started = True
         if not stored:
@@ -194,9 +215,9 @@ class KeyLease:
             )
 
     async def _finish(self, response: StoredResponse) -> None:
-        context = self.context
-        if not await context.store.finish(
-            self._record_name, self._fingerprint, self._owner, response, context.retention_s
+        retention_s = self.context.retention_of(response)
+        if not await self.context.store.finish(
+            self._record_name, self._fingerprint, self._owner, response, retention_s
         ):
             self._warn_of_lost_lease()
 

@@ -17,7 +17,13 @@ from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.checks import check_count, check_positive
-from tarry.errors import ConfigurationError, ConfigurationTypeError, Rejected, short_repr
+from tarry.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    LimitReached,
+    Rejected,
+    short_repr,
+)
 from tarry.idempotency import request
 from tarry.idempotency.lease import KeyLease, LeaseContext, LeaseRenewer, run_with_timeout
 from tarry.idempotency.request import KEY_HEADER
@@ -69,7 +75,7 @@ class IdempotencyMiddleware:
             scope and returns a bool. For other requests a key is optional.
         lease: seconds after which a key becomes free again if the process that ran its request
             died. While the request runs, its lease is renewed.
-        retention: seconds for which a response is stored.
+        retention: seconds for which a response is stored; at most 10 minutes for a status of 4xx.
         identity: a function that gets the scope and returns a string that identifies the caller.
             By default the Authorization and X-API-Key headers identify the caller.
         max_request_bytes: the largest request body that is accepted with a key.
@@ -160,12 +166,14 @@ class IdempotencyMiddleware:
         else:
             caller = request.check_caller(self._identity(scope))
         name, fingerprint = request.record_name_and_fingerprint(scope, headers, caller, key, body)
-        lease = KeyLease(self._lease_context, name, fingerprint, scope)
+        lease = KeyLease(self._lease_context, name, fingerprint, scope, caller)
         try:
             existing = await lease.claim()
         except Exception as error:
             # Fail closed: the request may have run before, and the key must prevent a second run.
-            logger.exception("request rejected because the idempotency store failed")
+            # A full store logs once that it is full, because clients could fill the log.
+            if not isinstance(error, LimitReached):
+                logger.exception("request rejected because the idempotency store failed")
             retry_after = error.retry_after if isinstance(error, Rejected) else None
             raise Rejection(
                 "unavailable",

@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import heapq
 import json
+import logging
 from collections import deque
 from math import inf
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from tarry.core.checks import check_count
 from tarry.errors import LimitReached
@@ -38,8 +39,12 @@ if TYPE_CHECKING:
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
+logger: logging.Logger = logging.getLogger("tarry.idempotency")
+
 _HEAP_SLACK = 1000
 """The heap is rebuilt when it has more than four items per record plus this number."""
+_RECOVERED_SHARE = 0.9
+"""A store that rejects new keys has recovered when this share of its records is left."""
 
 
 class StoredResponse(NamedTuple):
@@ -108,6 +113,11 @@ class IdempotencyStore(Protocol):
         """Close connections and files. A later call opens them again."""
 
 
+def is_refusal(response: StoredResponse) -> bool:
+    """Return whether the request was refused (4xx), so that it is safe to run it again."""
+    return 400 <= response.status < 500  # noqa: PLR2004 - the statuses of client errors
+
+
 def encode_headers(headers: Headers) -> str:
     """Return the headers as JSON. Nothing is lost, as latin-1 maps each byte to one character."""
     pairs = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
@@ -128,8 +138,12 @@ def decode_response(
 class MemoryStore:
     """Stores up to `capacity` records in this process, for tests and for single-process servers.
 
-    When the store is full, expired records are deleted. If none has expired, `claim` raises
-    `LimitReached`.
+    When the store is full, it deletes expired records, and then those of refused requests (4xx),
+    which are safe to run again. If there are none, `claim` raises `LimitReached`.
+
+    No caller can fill the store: the middleware rejects a new key of a caller that has as many
+    records as there are free ones. One caller gets at most half of the capacity, the next one half
+    of the rest, and so on. The same holds for `max_bytes`.
 
     Args:
         capacity: the largest number of records.
@@ -141,7 +155,7 @@ class MemoryStore:
 
     def __init__(
         self,
-        capacity: int = 10_000,
+        capacity: int = 20_000,
         *,
         max_bytes: int = 64 << 20,
         clock: Callable[[], float] | None = None,
@@ -157,6 +171,11 @@ class MemoryStore:
         stays. A new item is pushed when that item reaches the top, so `extend` is cheap."""
         self._pending_expiries: deque[tuple[str, str, float]] = deque()
         """Key, owner and `free_at` from calls of `expire_later` that have not been applied yet."""
+        self._usage_by_caller: dict[int, _CallerUsage] = {}
+        self._refused_keys: dict[str, None] = {}
+        """The keys of refused requests, the oldest first."""
+        self._rejects_from: int | None = None
+        """The number of records when the store began to reject new keys; None while it does not."""
 
     async def claim(
         self, key: str, fingerprint: str, owner: str, lease: float
@@ -173,9 +192,18 @@ class MemoryStore:
         self._pending_expiries.append((key, owner, (self._clock or environment.now)() + lease))
 
     def claim_now(
-        self, key: str, fingerprint: str, owner: str, lease: float, *, expires: bool = True
+        self,
+        key: str,
+        fingerprint: str,
+        owner: str,
+        lease: float,
+        *,
+        expires: bool = True,
+        caller: int | None = None,
     ) -> ExistingRecord | None:
         """Claim a key synchronously, which saves the coroutine of `claim`.
+
+        `caller` identifies the caller whose share of the store is limited; None has no such limit.
 
         Without `expires`, the claim lasts until `finish_now`, `release` or `expire_later` is
         called. A lease would only free the key after a crash, and a crash loses all records anyway.
@@ -189,21 +217,52 @@ class MemoryStore:
                     free_at = now + lease if entry.free_at == inf else entry.free_at
                     return ExistingRecord(Record(entry.fingerprint, free_at, entry.response), now)
                 self._remove(key, entry)
-            elif len(self._entries) >= self._capacity and not self._delete_expired(1, now):
-                next_expiring = self._next_expiring()
-                retry_after = None if next_expiring is None else next_expiring[1].free_at - now
-                raise LimitReached(
-                    f"the memory store is full: none of its {self._capacity} records has expired; "
-                    "use a larger capacity, a shorter retention, or a store on disk",
-                    downstream="idempotency store",
-                    retry_after=retry_after,
-                )
+            usage = self._usage_by_caller.get(caller) if caller is not None else None
+            while len(self._entries) + (usage.records if usage else 0) >= self._capacity:
+                if not self._delete_expired(1, now) and not self._delete_refused():
+                    self._reject(usage, now)
+            if self._rejects_from is not None:
+                self._log_recovery(self._rejects_from)
             entry = _MemoryEntry(fingerprint, owner, now + lease if expires else inf)
+            if caller is not None:
+                if usage is None or not usage.records:  # deleted, if all its records were
+                    usage = self._usage_by_caller[caller] = _CallerUsage(caller)
+                usage.records += 1
+                entry.usage = usage
             if expires:
                 self._push(key, entry)
             else:
                 self._entries[key] = entry
             return None
+
+    def _reject(self, usage: _CallerUsage | None, now: float) -> NoReturn:
+        """Raise `LimitReached`, and log it if no key was rejected before."""
+        count, capacity = len(self._entries), self._capacity
+        if count < capacity and usage is not None:
+            problem = (
+                f"the memory store rejects a key: its caller has {usage.records} of {count} "
+                f"records, and only {capacity - count} are free"
+            )
+        else:
+            problem = f"the memory store is full: none of its {capacity} records has expired"
+        if self._rejects_from is None:
+            self._rejects_from = count
+            logger.warning("%s; this is not logged again until records have expired", problem)
+        next_expiring = self._next_expiring()
+        raise LimitReached(
+            f"{problem}; use a larger capacity, a shorter retention, or a store on disk",
+            downstream="idempotency store",
+            retry_after=None if next_expiring is None else next_expiring[1].free_at - now,
+        )
+
+    def _log_recovery(self, rejects_from: int) -> None:
+        """Log that keys are accepted again, once a tenth of the records has been deleted.
+
+        Without this margin, a caller at its limit would cause two lines for each expired record.
+        """
+        if len(self._entries) <= rejects_from * _RECOVERED_SHARE:
+            self._rejects_from = None
+            logger.info("memory store accepts new keys again, records=%d", len(self._entries))
 
     def _apply_expiries_and_read_clock(self) -> float:
         """Apply the calls of `expire_later`, and return the time on the store's clock."""
@@ -254,13 +313,20 @@ class MemoryStore:
             size = len(response.body or b"")
             for name, value in response.headers:
                 size += len(name) + len(value)
-            while self._stored_bytes + size > self._max_bytes:
-                if not self._delete_expired(1, now):
+            usage = entry.usage
+            while (
+                self._stored_bytes + (usage.stored_bytes if usage else 0) + size > self._max_bytes
+            ):
+                if not self._delete_expired(1, now) and not self._delete_refused():
                     response, size = StoredResponse(response.status, (), None), 0
                     break
             self._stored_bytes += size
+            if usage is not None:
+                usage.stored_bytes += size
             entry.size = size
             entry.response = response
+            if is_refusal(response):
+                self._refused_keys[key] = None
             if entry.free_at < entry.heap_time:
                 self._push(key, entry)
             return True
@@ -284,6 +350,20 @@ class MemoryStore:
     def _remove(self, key: str, entry: _MemoryEntry) -> None:
         del self._entries[key]
         self._stored_bytes -= entry.size
+        self._refused_keys.pop(key, None)
+        usage = entry.usage
+        if usage is not None:
+            usage.records -= 1
+            usage.stored_bytes -= entry.size
+            if not usage.records:
+                del self._usage_by_caller[usage.caller]
+
+    def _delete_refused(self) -> bool:
+        """Delete the oldest record of a refused request; return False if there is none."""
+        for key in self._refused_keys:
+            self._remove(key, self._entries[key])
+            return True
+        return False
 
     def _delete_expired(self, limit: int, now: float) -> int:
         for deleted in range(limit):
@@ -319,7 +399,7 @@ class MemoryStore:
 class _MemoryEntry:
     """The record of a key with its owner, its size, and its time in the expiry heap."""
 
-    __slots__ = ("fingerprint", "free_at", "heap_time", "owner", "response", "size")
+    __slots__ = ("fingerprint", "free_at", "heap_time", "owner", "response", "size", "usage")
 
     def __init__(self, fingerprint: str, owner: str, free_at: float) -> None:
         self.fingerprint = fingerprint
@@ -328,3 +408,15 @@ class _MemoryEntry:
         self.heap_time = inf  # infinity: not in the heap
         self.response: StoredResponse | None = None
         self.size = 0
+        self.usage: _CallerUsage | None = None
+
+
+class _CallerUsage:
+    """The number of records of one caller, and the bytes of their responses."""
+
+    __slots__ = ("caller", "records", "stored_bytes")
+
+    def __init__(self, caller: int) -> None:
+        self.caller = caller
+        self.records = 0
+        self.stored_bytes = 0
