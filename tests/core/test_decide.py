@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tarry.core.breaker import Breaker
 from tarry.core.budget import TokenBudget
+from tarry.core.call import Call
 from tarry.core.decide import decide
 from tarry.core.downstream import Downstream
 from tarry.core.hints import MAX_DELAY_S, Hint
@@ -25,7 +26,7 @@ from tarry.core.outcome import (
     outcome_of_status,
 )
 from tarry.core.policy import Policy
-from tarry.core.verdict import Progress, Reason, Stop, Wait
+from tarry.core.verdict import Attempt, Progress, Reason, Stop, Wait
 
 NOW = 784_111_777.0  # 6 November 1994, 08:49:37
 DEFAULT = Policy()
@@ -448,6 +449,90 @@ def test_no_time_limit_by_default() -> None:
     assert isinstance(verdict_for(progress=progress, downstream=make_downstream(latency=9)), Wait)
 
 
+@pytest.mark.parametrize(
+    ("jitter", "time_left", "delays"),
+    [
+        ("full", 1.0, (0.0, 0.5, 0.75)),  # usually 0 to 4
+        ("full", 8.0, (0.0, 2.0, 3.0)),  # the whole range fits
+        ("equal", 3.0, (2.0, 2.5, 2.75)),  # usually 2 to 4
+        ("decorrelated", 2.0, (1.0, 1.5, 1.75)),  # usually 1 to 6
+    ],
+)
+@pytest.mark.parametrize("limit", ["deadline", "total budget"])
+def test_the_delay_is_drawn_from_the_range_that_fits(
+    jitter: Any, time_left: float, delays: tuple[float, ...], limit: str
+) -> None:
+    """Jitter uses only the part of its range that fits into the deadline or the total budget."""
+    latency, elapsed = 0.25, 7.0
+    policy = Policy(max_attempts=9, initial_delay=1, jitter=jitter)
+    deadline = None
+    if limit == "deadline":
+        deadline = NOW + time_left + latency
+    else:
+        policy = policy.replace(total_budget=elapsed + time_left + latency)
+    drawn = [
+        decide(
+            policy,
+            Progress(3, NOW - elapsed, previous_delay=2.0),
+            TRANSIENT,
+            NOW,
+            random_number,
+            make_downstream(latency=latency),
+            deadline,
+        )
+        for random_number in (0.0, 0.5, 0.75)
+    ]
+    assert [Wait(delay, 4) for delay in delays] == drawn
+
+
+@pytest.mark.parametrize(("jitter", "time_left"), [("equal", 2.0), ("none", 4.0), ("full", 0.09)])
+def test_no_part_of_the_range_fits(jitter: Any, time_left: float) -> None:
+    """A call ends if hardly any time or less than the shortest delay of the policy is left."""
+    policy = Policy(max_attempts=9, initial_delay=1, jitter=jitter)
+    verdict = decide(policy, Progress(3, NOW), TRANSIENT, NOW, 0.5, deadline=NOW + time_left)
+    assert Stop(Reason.DEADLINE) == verdict
+
+
+def test_a_jitter_function_gets_the_time_left_as_ceiling() -> None:
+    """A jitter function whose delay does not fit is called again with a lower ceiling."""
+    policy = Policy(initial_delay=4, jitter=lambda ceiling, _previous, u: ceiling * u)
+    deadline = NOW + 1
+    assert Wait(0.5, 4) == decide(policy, Progress(1, NOW), TRANSIENT, NOW, 0.5, deadline=deadline)
+    policy = policy.replace(jitter=lambda ceiling, _previous, _u: ceiling)
+    verdict = decide(policy, Progress(1, NOW), TRANSIENT, NOW, 0.5, deadline=deadline)
+    assert Stop(Reason.DEADLINE) == verdict
+
+
+def test_only_the_random_part_of_a_hint_is_shortened() -> None:
+    """With a hint, the wait that is added to it becomes shorter, but not the hint."""
+    policy = Policy(initial_delay=20)
+    outcome = failure_with_hint(4.0)
+    for random_number, delay in ((0.5, 4.5), (0.75, 4.75)):
+        verdict = decide(policy, Progress(1, NOW), outcome, NOW, random_number, deadline=NOW + 5)
+        assert Wait(delay, 20, outcome.hint) == verdict
+    stopped = decide(policy, Progress(1, NOW), outcome, NOW, 0.5, deadline=NOW + 4)
+    assert Stop(Reason.DEADLINE, 4.0, outcome.hint) == stopped
+
+
+@pytest.mark.parametrize("jitter", ["full", "decorrelated"])
+@pytest.mark.parametrize("outage", [0.3, 1.0, 4.0, 9.0])
+def test_calls_succeed_if_the_dependency_returns_before_the_deadline(
+    jitter: Any, outage: float
+) -> None:
+    """No call ends early if its dependency returns within nine tenths of the deadline."""
+    policy = Policy(max_attempts=99, jitter=jitter)
+    rng = Random(1)
+    for _ in range(200):
+        call, now = Call(policy, deadline=10.0), 0.0
+        while now < outage:
+            assert isinstance(call.start(now), Attempt)
+            now += 0.01
+            verdict = call.record_failure(TRANSIENT, now, rng.random())
+            assert isinstance(verdict, Wait)
+            now += verdict.delay
+        assert isinstance(call.start(now), Attempt)
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_hint_that_does_not_fit(exact: bool) -> None:
     """A hint beyond the total budget or the deadline ends the call, and the verdict contains it."""
@@ -484,4 +569,5 @@ def test_waits_fit_into_the_time_limits(
         deadline=elapsed + time_left,
     )
     if isinstance(verdict, Wait):
-        assert elapsed + verdict.delay + latency <= min(total_budget, elapsed + time_left)
+        ends_at = elapsed + verdict.delay + latency
+        assert ends_at <= min(total_budget, elapsed + time_left) + 1e-9  # a rounding error

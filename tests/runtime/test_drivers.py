@@ -68,6 +68,8 @@ def with_open_breaker() -> dict[str, Any]:
 TRANSIENT = failing_step(Kind.TRANSIENT)
 THROTTLED = failing_step(Kind.THROTTLED)
 
+NO_JITTER = Policy(initial_delay=0.05, jitter="none")  # the delays are 0.05, 0.1 and 0.2 s
+
 CASES = [
     Case("succeeds at once", (OK,), (0,), 0),
     Case("succeeds on the third attempt", (FAIL, FAIL, OK), (0, 0.05, 0.15), 0.15),
@@ -213,7 +215,7 @@ CASES = [
         ended_at=0.3,
         raises=ConnectionError,
         reason=Reason.TOTAL_BUDGET,
-        options=lambda: {"policy": Policy(total_budget=0.4)},
+        options=lambda: {"policy": NO_JITTER.replace(total_budget=0.4)},
     ),
     Case(
         "deadline too near for a retry",
@@ -222,7 +224,7 @@ CASES = [
         ended_at=0.3,
         raises=ConnectionError,
         reason=Reason.DEADLINE,
-        options=lambda: {"deadline": 0.4},
+        options=lambda: {"policy": NO_JITTER, "deadline": 0.4},
     ),
     Case(
         "until accepts a later result",
