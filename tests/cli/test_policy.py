@@ -284,7 +284,7 @@ def test_help_lists_the_fields_of_a_policy(command: str) -> None:
         assert re.search(rf"^{field.name} +{re.escape(field.help)} \(", result.stdout, re.MULTILINE)
     for text in (
         "including the first. (whole number >= 1; 4)",
-        "before jitter. (seconds > 0; 0.1)",
+        "0 retries at once). (seconds >= 0; 0.1)",
         "Time for one attempt. (seconds > 0; none)",
         "with each retry. (fixed, linear, exponential; exponential)",
         "that are retried. (list of statuses from 100 to 599; 408, 425, 429, 500, 502, 503, 504)",

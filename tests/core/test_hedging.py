@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from tarry.core.breaker import Breaker
@@ -490,3 +492,8 @@ def test_min_samples_above_the_window() -> None:
     """min_samples above 512 is rejected, because only 512 durations are kept."""
     with pytest.raises(ConfigurationError, match=r"^min_samples must be at most 512, got 513$"):
         Hedging(after="p95", min_samples=513)
+
+
+def test_after_may_be_a_timedelta() -> None:
+    """`after` accepts a `timedelta`, which is stored as seconds."""
+    assert Hedging(after=timedelta(milliseconds=50)) == Hedging(after=0.05)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from datetime import timedelta
 from enum import Enum
 from math import inf, nan
 from random import Random
@@ -152,7 +153,6 @@ def test_unknown_presets(name: Any) -> None:
 TOO_LARGE_FOR_A_FLOAT = 10**400
 HEADER_RULE = "the name of a header: a token (RFC 9110) of 1 to 64 characters"
 POSITIVE_FIELDS = [
-    "initial_delay",
     "max_delay",
     "total_budget",
     "attempt_timeout",
@@ -166,7 +166,7 @@ POSITIVE_FIELDS = [
         *((field, value, "greater than 0") for field in POSITIVE_FIELDS for value in (0, -0.0, -1)),
         *(
             (field, value, "finite")
-            for field in [*POSITIVE_FIELDS, "multiplier", "max_hint"]
+            for field in [*POSITIVE_FIELDS, "initial_delay", "multiplier", "max_hint"]
             for value in (nan, inf, -inf, TOO_LARGE_FOR_A_FLOAT)
         ),
         ("max_attempts", 0, "at least 1"),
@@ -175,6 +175,7 @@ POSITIVE_FIELDS = [
         ("multiplier", 0.999, "at least 1"),
         ("multiplier", -2, "at least 1"),
         ("max_hint", -1, "at least 0"),
+        ("initial_delay", -0.1, "at least 0"),
         ("backoff", "expo", "one of exponential, fixed, linear"),
         ("backoff", "", "one of exponential, fixed, linear"),
         ("jitter", "ful", "one of decorrelated, equal, full, none"),
@@ -198,7 +199,7 @@ def test_invalid_values(field: str, value: float | str, rule: str) -> None:
     [
         *(
             (field, value, "a number")
-            for field in [*POSITIVE_FIELDS, "multiplier", "max_hint"]
+            for field in [*POSITIVE_FIELDS, "initial_delay", "multiplier", "max_hint"]
             for value in (True, "1", b"1", [1], 1j)
         ),
         *((field, None, "a number") for field in ("initial_delay", "max_delay", "multiplier")),
@@ -299,6 +300,45 @@ def test_values_are_normalized() -> None:
     assert [float] * 5 == [type(getattr(policy, name)) for name in list(arguments)[:5]]
     assert isinstance(policy.retryable_statuses, frozenset)
     assert isinstance(policy.retryable_codes, frozenset)
+
+
+@pytest.mark.parametrize("backoff", ["fixed", "linear", "exponential"])
+@pytest.mark.parametrize("jitter", ["none", "full", "equal", "decorrelated"])
+def test_initial_delay_of_zero(backoff: Any, jitter: Any) -> None:
+    """With an initial delay of 0, all retries start at once, except after a throttled attempt."""
+    policy = Policy(initial_delay=0, backoff=backoff, jitter=jitter, max_attempts=10_000)
+
+    assert {0.0} == set(policy.delays(Random(1)))
+    assert {0.0} == {policy.ceiling(k) for k in (1, 2, 1_000, 9_999)}
+    assert 1.0 == policy.ceiling(1, throttled=True)
+
+
+def test_durations_may_be_timedeltas() -> None:
+    """A `timedelta` is accepted wherever seconds are, and stored as seconds."""
+    policy = Policy(
+        initial_delay=timedelta(milliseconds=250),
+        max_delay=timedelta(minutes=1),
+        total_budget=timedelta(hours=1),
+        attempt_timeout=timedelta(seconds=2),
+        throttled_delay=timedelta(seconds=3),
+        max_hint=timedelta(0),
+        backoff=Schedule([timedelta(seconds=5), 10]),
+    )
+
+    assert (0.25, 60.0, 3600.0) == (policy.initial_delay, policy.max_delay, policy.total_budget)
+    assert (2.0, 3.0, 0.0) == (policy.attempt_timeout, policy.throttled_delay, policy.max_hint)
+    assert (5.0, 10.0) == (policy.ceiling(1), policy.ceiling(2))
+    assert policy == Policy.from_dict(policy.to_dict())
+
+
+def test_invalid_timedeltas() -> None:
+    """A `timedelta` has the same bounds as a number."""
+    with pytest.raises(ConfigurationError, match="total_budget must be greater than 0, got"):
+        Policy(total_budget=timedelta(0))
+    with pytest.raises(
+        ConfigurationError, match=r"max_delay must be at least initial_delay \(0.1\)"
+    ):
+        Policy(max_delay=timedelta(milliseconds=1))
 
 
 def test_extreme_values() -> None:

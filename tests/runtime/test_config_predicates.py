@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -29,6 +30,16 @@ def test_number_from_on_is_the_delay(driver: Driver, delay: float, clock: Virtua
     assert "done" == driver.run(clock, dependency, on=lambda _: delay)
 
     assert [0, delay, 2 * delay] == dependency.starts
+
+
+@pytest.mark.parametrize("driver", DRIVERS, ids=str)
+def test_timedelta_from_on_is_the_delay(driver: Driver, clock: VirtualClock) -> None:
+    """If `on` returns a `timedelta`, the next attempt starts after exactly that time."""
+    dependency = Dependency(clock, FAIL, OK)
+
+    assert "done" == driver.run(clock, dependency, on=lambda _: timedelta(minutes=1))
+
+    assert [0, 60] == dependency.starts
 
 
 @pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)

@@ -7,6 +7,7 @@ import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from datetime import timedelta
 
 import pytest
 import trio
@@ -296,3 +297,19 @@ def test_threads_have_their_own_deadlines() -> None:
 
     assert 100 >= (seen[100.0] or 0) > 50
     assert 200 >= (seen[200.0] or 0) > 150
+
+
+def test_times_may_be_timedeltas(clock: VirtualClock) -> None:
+    """`deadline`, `timeout` and `tarry.deadline` accept a `timedelta`."""
+    with tarry.deadline(timedelta(minutes=1)):
+        assert 60 == tarry.remaining()
+
+    @tarry.retry(on=ConnectionError, deadline=timedelta(seconds=5))
+    def load() -> float | None:
+        return tarry.remaining()
+
+    @tarry.retry(on=ConnectionError, timeout=timedelta(seconds=2), deadline=5)
+    def load_with_timeout() -> float | None:
+        return tarry.remaining()
+
+    assert (5, 2) == (load(), load_with_timeout())

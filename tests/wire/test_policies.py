@@ -125,6 +125,7 @@ def test_fractions_of_a_millisecond_are_kept() -> None:
         ({"maxAttempts": 0}, ["maxAttempts must be at least 1", "0"]),
         ({"maxAttempts": 1.5}, ["maxAttempts must be a whole number"]),
         ({"initialDelayMs": -5}, ["initialDelayMs must be greater than 0", "-5"]),
+        ({"initialDelayMs": 0}, ["initialDelayMs must be greater than 0", "0"]),
         ({"initialDelayMs": "5"}, ["initialDelayMs must be a number"]),
         ({"multiplier": 0.5}, ["multiplier must be at least 1"]),
         ({"totalBudgetMs": 0}, ["totalBudgetMs must be greater than 0"]),

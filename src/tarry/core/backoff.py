@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from tarry.core.checks import ImmutableValue, check_at_least
+from tarry.core.checks import ImmutableValue, Seconds, check_at_least, to_seconds
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 BackoffName = Literal["fixed", "linear", "exponential"]
@@ -35,7 +35,7 @@ def exponential(k: int, initial: float, multiplier: float, maximum: float) -> fl
     try:
         return min(maximum, initial * multiplier ** (k - 1))
     except OverflowError:  # the power exceeds the largest float, about 1e308
-        return maximum
+        return maximum if initial else 0.0
 
 
 BACKOFFS: dict[str, Callable[[int, float, float, float], float]] = {
@@ -52,10 +52,12 @@ class Schedule(ImmutableValue):
 
     delays: tuple[float, ...]
 
-    def __init__(self, delays: Iterable[float]) -> None:
+    def __init__(self, delays: Iterable[Seconds]) -> None:
         if not isinstance(delays, Iterable):
             raise ConfigurationTypeError("delays", "must be a collection of seconds", delays)
-        checked = tuple(check_at_least(f"delays[{i}]", d, 0) for i, d in enumerate(delays))
+        checked = tuple(
+            check_at_least(f"delays[{i}]", to_seconds(delay), 0) for i, delay in enumerate(delays)
+        )
         if not checked:
             raise ConfigurationError("delays", "must contain at least one delay, got none")
         self._set_fields(checked)

@@ -8,12 +8,23 @@ from __future__ import annotations
 from contextlib import contextmanager
 from functools import partial
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable
+    from datetime import timedelta
+
+Seconds: TypeAlias = "float | timedelta"
+"""A duration that a user passes, as a number of seconds or a `timedelta`."""
+
+
+def to_seconds(value: object) -> object:
+    """Return the seconds of a `timedelta`; return any other value unchanged, to be checked."""
+    # Not `isinstance`, because `datetime` is slow to import.
+    total_seconds: Callable[[], float] | None = getattr(value, "total_seconds", None)
+    return value if total_seconds is None else total_seconds()
 
 
 def check_number(field: str, value: object) -> float:

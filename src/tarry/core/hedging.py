@@ -9,7 +9,14 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tarry.core.checks import check_at_least, check_count, check_ratio, valid_duration
+from tarry.core.checks import (
+    Seconds,
+    check_at_least,
+    check_count,
+    check_ratio,
+    to_seconds,
+    valid_duration,
+)
 from tarry.core.downstream import MAX_LATENCY_SAMPLES, Downstream
 from tarry.core.outcome import SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.verdict import Attempt, DelayedPermit, Reason, Stop
@@ -22,12 +29,13 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 class Hedging:
     """When a hedge of a call starts, and how many attempts the call has at most.
 
-    `after` is a number of seconds or a percentile of the measured latency such as "p95".
+    `after` is a time in seconds (or a `timedelta`), or a percentile of the measured latency such as
+    "p95".
     `max_extra_load=0.05` limits the number of hedges to 5 % of the number of calls. Without
     `after`, `max_extra_load` also sets the percentile: 0.05 means p95.
     """
 
-    after: float | str | None = None
+    after: Seconds | str | None = None
     max_extra_load: float | None = None
     max_attempts: int = 2
     min_samples: int = 100
@@ -44,7 +52,7 @@ class Hedging:
                 rule = 'must be seconds or a percentile such as "p95"'
                 raise ConfigurationError("after", rule, self.after)
         elif self.after is not None:
-            object.__setattr__(self, "after", check_at_least("after", self.after, 0))
+            object.__setattr__(self, "after", check_at_least("after", to_seconds(self.after), 0))
         if self.max_extra_load is not None:
             check_ratio("max_extra_load", self.max_extra_load)
         check_count("max_attempts", self.max_attempts, 2)

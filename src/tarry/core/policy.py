@@ -25,10 +25,12 @@ from tarry.core.backoff import (
 )
 from tarry.core.checks import (
     ImmutableValue,
+    Seconds,
     check_at_least,
     check_count,
     check_one_of,
     check_positive,
+    to_seconds,
 )
 from tarry.core.outcome import GRPC_CODES, RETRYABLE_CODES, RETRYABLE_STATUSES
 from tarry.core.text import did_you_mean, format_duration
@@ -75,10 +77,17 @@ class PolicyField(NamedTuple):
     """Whether None is allowed. None means that there is no limit."""
     service_rejects_null: bool = False
     """Whether null is invalid in the service's JSON, although `Policy` allows None."""
+    service_rejects_zero: bool = False
+    """Whether 0 is invalid in the service's JSON, although `Policy` allows it."""
     choices: tuple[str, ...] = ()
     """The allowed names of a "choice" field."""
     accepts_callable: bool = False
     """Whether the value of a "choice" field can also be a callable in Python."""
+
+    @property
+    def is_json_minimum_allowed(self) -> bool:
+        """Whether a value in the service's JSON may be equal to `minimum`."""
+        return self.is_minimum_allowed and not self.service_rejects_zero
 
     def check(self, value: object, name: str | None = None) -> Any:
         """Return the value as `Policy` stores it, or raise ConfigurationError.
@@ -93,6 +102,8 @@ class PolicyField(NamedTuple):
             case "count":
                 return check_count(name, value, int(self.minimum))
             case "number" | "seconds":
+                if self.type == "seconds":
+                    value = to_seconds(value)
                 if self.is_minimum_allowed:
                     return check_at_least(name, value, self.minimum)
                 return check_positive(name, value)
@@ -125,7 +136,8 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
     ),
     PolicyField(
         "initial_delay", "initialDelayMs", "seconds", 0.1,
-        "Delay before the first retry, before jitter.",
+        "Delay before the first retry, before jitter (in the library, 0 retries at once).",
+        is_minimum_allowed=True, service_rejects_zero=True,
     ),
     PolicyField(
         "multiplier", "multiplier", "number", 2.0,
@@ -231,7 +243,9 @@ class Random(Protocol):
 
 
 class Policy(ImmutableValue):
-    """What is retried, how often, after which delays and within which time. Times are in seconds.
+    """What is retried, how often, after which delays and within which time.
+
+    Times are seconds or a `timedelta`; the attributes are seconds.
 
     max_attempts: number of attempts, including the first.
     total_budget: time for the whole call. An attempt starts only if it is expected to end in time.
@@ -279,17 +293,17 @@ class Policy(ImmutableValue):
         self,
         *,
         max_attempts: int = 4,
-        initial_delay: float = 0.1,
+        initial_delay: Seconds = 0.1,
         multiplier: float = 2.0,
-        max_delay: float = 30.0,
-        total_budget: float | None = None,
-        attempt_timeout: float | None = None,
+        max_delay: Seconds = 30.0,
+        total_budget: Seconds | None = None,
+        attempt_timeout: Seconds | None = None,
         backoff: BackoffName | Backoff = "exponential",
         jitter: JitterName | Jitter = "full",
         retryable_statuses: Iterable[int] = RETRYABLE_STATUSES,
         retryable_codes: Iterable[str] = RETRYABLE_CODES,
-        throttled_delay: float = 1.0,
-        max_hint: float = 120.0,
+        throttled_delay: Seconds = 1.0,
+        max_hint: Seconds = 120.0,
         ignore_retried_below: bool = False,
         idempotency_key_header: str = "Idempotency-Key",
         idempotency_key_format: KeyFormat = "plain",
@@ -297,7 +311,9 @@ class Policy(ImmutableValue):
         arguments = locals()  # the fields by name
         self._set_fields(*(field.check(arguments[field.name]) for field in POLICY_FIELDS))
         if self.max_delay < self.initial_delay:
-            rule = f"must be at least initial_delay ({self.initial_delay:g}), got {max_delay:g}"
+            rule = (
+                f"must be at least initial_delay ({self.initial_delay:g}), got {self.max_delay:g}"
+            )
             raise ConfigurationError("max_delay", rule)
         self._set(
             _jitter=JITTERS[jitter] if isinstance(jitter, str) else partial(call_jitter, jitter),

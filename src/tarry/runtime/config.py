@@ -13,7 +13,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from tarry import errors
-from tarry.core.checks import check_at_least, check_count, check_positive
+from tarry.core.checks import check_at_least, check_count, check_positive, to_seconds
 from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
@@ -22,14 +22,17 @@ from tarry.runtime.error_record import RECORD_ATTRIBUTE, has_record_since
 
 if TYPE_CHECKING:
     from tarry.core.call import Call
+    from tarry.core.checks import Seconds
     from tarry.core.policy import Random
     from tarry.runtime.downstream import Downstream
 
 On: TypeAlias = (
-    type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], "bool | float | Outcome"]
+    type[Exception]
+    | tuple[type[Exception], ...]
+    | Callable[[Exception], "bool | Seconds | Outcome"]
 )
 """Which errors to retry: exception types, or a function that returns whether to retry (a bool),
-after how many seconds to retry (a number), or an `Outcome`."""
+after which time to retry (seconds or a `timedelta`), or an `Outcome`."""
 
 _TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 _TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, repeatable=False, timeout=True)
@@ -64,8 +67,8 @@ class RetryConfig:
         on: On | None = None,
         until: Callable[[Any], bool | Outcome] | None = None,
         attempts: int | None = None,
-        timeout: float | None = None,
-        deadline: float | None = None,
+        timeout: Seconds | None = None,
+        deadline: Seconds | None = None,
         policy: Policy | None = None,
         downstream: Downstream | None = None,
         name: str | None = None,
@@ -102,7 +105,7 @@ class RetryConfig:
         if attempts is not None:
             changes["max_attempts"] = check_count("attempts", attempts)
         if timeout is not None:
-            changes["attempt_timeout"] = check_positive("timeout", timeout)
+            changes["attempt_timeout"] = check_positive("timeout", to_seconds(timeout))
         base = policy or _DEFAULT_POLICY
         self.policy: Policy = base.replace(**changes) if changes else base
         classifier = Classifier(on, repeatable=repeatable)
@@ -116,8 +119,9 @@ class RetryConfig:
         whether the user can still read the response."""
         self.passes_attempt_number: bool = passes_attempt_number
         """Whether the called function takes the keyword argument `attempt_number`."""
-        deadline = None if deadline is None else check_positive("deadline", deadline)
-        self.deadline: float | None = deadline
+        self.deadline: float | None = (
+            None if deadline is None else check_positive("deadline", to_seconds(deadline))
+        )
         self.downstream: Downstream | None = downstream
         self.operation: str = name or ""
         """The name of the calls in errors, logs and metrics; "" if the user has given none."""
@@ -163,7 +167,7 @@ class Classifier:
         """Check `on`; `repeatable` is whether an attempt that timed out may be repeated."""
         self._timeout_outcome = _TIMEOUT if repeatable else _TIMEOUT_NOT_REPEATABLE
         types: tuple[type[Exception], ...] = ()
-        self._predicate: Callable[[Exception], bool | float | Outcome] | None = None
+        self._predicate: Callable[[Exception], bool | Seconds | Outcome] | None = None
         if on is not None and callable(on) and not isinstance(on, type):
             check_not_async("on", on)
             self._predicate = on
@@ -216,6 +220,7 @@ class Classifier:
             return answer
         if isinstance(answer, Kind):
             return Outcome(answer)
+        answer = to_seconds(answer)
         if isinstance(answer, (int, float)):
             from tarry.core.hints import Hint  # imported only after such a failure
 

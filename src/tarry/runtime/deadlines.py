@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.checks import check_number
+from tarry.core.checks import check_number, to_seconds
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from tarry.core.checks import Seconds
 
 
 class DeadlineHandle:
@@ -67,12 +69,12 @@ def cap_at_deadline(moment: float) -> float:
 
 
 @contextmanager
-def deadline(seconds: float) -> Generator[None]:
-    """Set a deadline `seconds` from now for all calls in the block.
+def deadline(seconds: Seconds) -> Generator[None]:
+    """Set a deadline `seconds` (or a `timedelta`) from now for all calls in the block.
 
     If a deadline outside the block is earlier, it still applies.
     """
-    handle = enter(environment.now() + check_number("seconds", seconds))
+    handle = enter(environment.now() + check_number("seconds", to_seconds(seconds)))
     try:
         yield
     finally:

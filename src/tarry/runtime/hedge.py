@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Never
 
+    from tarry.core.checks import Seconds
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import Attempt
     from tarry.runtime.config import On
@@ -41,7 +42,7 @@ async def hedge(
     fn: Callable[[*Ts], Awaitable[T]],
     /,
     *args: *Ts,
-    after: float | str | None = None,
+    after: Seconds | str | None = None,
     max_extra_load: float | None = None,
     max_attempts: int = 2,
     on: On | None = None,
@@ -69,7 +70,7 @@ def hedge_sync(
     fn: Callable[[*Ts], T],
     /,
     *args: *Ts,
-    after: float | str | None = None,
+    after: Seconds | str | None = None,
     max_extra_load: float | None = None,
     max_attempts: int = 2,
     on: On | None = None,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Never, Self
 
+    from tarry.core.checks import Seconds
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy, Random
     from tarry.core.verdict import Attempt
@@ -61,8 +62,8 @@ def retry(
     on: On | None = None,
     until: Callable[[Any], bool | Outcome] | None = None,
     attempts: int | None = None,
-    timeout: float | None = None,
-    deadline: float | None = None,
+    timeout: Seconds | None = None,
+    deadline: Seconds | None = None,
     policy: Policy | None = None,
     downstream: Downstream | None = None,
     name: str | None = None,
@@ -78,10 +79,11 @@ def retry(
     until: a predicate over the result. If it returns false, the call is retried. It may return an
         `Outcome` too: a transient one is retried, a permanent one ends the call with the result.
     attempts: the maximum number of attempts, including the first (default 4).
-    timeout: the time limit of one attempt in seconds. A plain function then runs in a thread, in
-        which it cannot use SQLite connections or thread-local values of the caller. The thread
-        continues after the timeout, and its result is discarded. `deadline` needs no thread.
-    deadline: the time limit of the whole call in seconds, including all attempts and waits. Calls
+    timeout: the time limit of one attempt, in seconds or as a `timedelta`. A plain function then
+        runs in a thread, in which it cannot use SQLite connections or thread-local values of the
+        caller. The thread continues after the timeout, and its result is discarded. `deadline`
+        needs no thread.
+    deadline: the time limit of the whole call, including all attempts and waits. Calls
         that the function makes share the deadline.
     policy: all other settings, such as delays. `attempts` and `timeout` override its own.
     downstream: the dependency's breaker, retry budget and limits.
@@ -119,8 +121,8 @@ def call(
     on: On | None = None,
     until: Callable[[T], bool | Outcome] | None = None,
     attempts: int | None = None,
-    timeout: float | None = None,
-    deadline: float | None = None,
+    timeout: Seconds | None = None,
+    deadline: Seconds | None = None,
     policy: Policy | None = None,
     downstream: Downstream | None = None,
     name: str | None = None,
@@ -155,8 +157,8 @@ async def acall(
     on: On | None = None,
     until: Callable[[T], bool | Outcome] | None = None,
     attempts: int | None = None,
-    timeout: float | None = None,
-    deadline: float | None = None,
+    timeout: Seconds | None = None,
+    deadline: Seconds | None = None,
     policy: Policy | None = None,
     downstream: Downstream | None = None,
     name: str | None = None,
@@ -181,8 +183,8 @@ def attempts(
     *,
     on: On | None = None,
     attempts: int | None = None,
-    timeout: float | None = None,
-    deadline: float | None = None,
+    timeout: Seconds | None = None,
+    deadline: Seconds | None = None,
     policy: Policy | None = None,
     downstream: Downstream | None = None,
     name: str | None = None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.backoff import Schedule
-from tarry.core.checks import check_number, check_one_of
+from tarry.core.checks import check_number, check_one_of, check_positive
 from tarry.core.policy import POLICY_FIELDS, PRESETS, Policy, PolicyField
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
@@ -91,7 +91,7 @@ def check_limits(document: Mapping[str, Any]) -> None:
     for name, value in document.items():
         field = JSON_FIELDS[name]
         _check_size(name, value, json_maximum(field))
-        is_positive_duration = field.type == "seconds" and not field.is_minimum_allowed
+        is_positive_duration = field.type == "seconds" and not field.is_json_minimum_allowed
         if is_positive_duration and isinstance(value, float) and 0 < value < MIN_DURATION_MS:
             raise ConfigurationError(name, f"must be at least {MIN_DURATION_MS}", value)
         if field.type == "statuses" and isinstance(value, (list, tuple)):
@@ -118,6 +118,8 @@ def _from_json_value(field: PolicyField, name: str, value: object) -> Any:
         value = _to_int(value)
     if value is None and field.service_rejects_null:
         raise ConfigurationTypeError(name, "must be a number", value)
+    if field.service_rejects_zero:
+        check_positive(name, value)
     checked = field.check(value, name)
     if field.type == "header":
         _check_header(name, checked)
@@ -125,7 +127,7 @@ def _from_json_value(field: PolicyField, name: str, value: object) -> Any:
         return min(checked, MAX_ATTEMPTS)
     if field.type != "seconds" or checked is None:
         return checked
-    return (checked if field.is_minimum_allowed else max(checked, MIN_DURATION_MS)) / 1000
+    return (checked if field.is_json_minimum_allowed else max(checked, MIN_DURATION_MS)) / 1000
 
 
 def json_maximum(field: PolicyField) -> int:

@@ -58,7 +58,7 @@ def _json_type(field: PolicyField) -> Any:
             json_type = str
             bounds = {"min_length": 1, "max_length": 64, "pattern": HEADER_NAME_PATTERN}
         case _:
-            minimum = field.minimum if field.is_minimum_allowed else wire.MIN_DURATION_MS
+            minimum = field.minimum if field.is_json_minimum_allowed else wire.MIN_DURATION_MS
             json_type = int if field.type == "count" else float
             bounds = {"ge": minimum, "le": wire.json_maximum(field)}
     if field is wire.SCHEDULE_FIELD:
