@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 KeyFormat: TypeAlias = Literal["plain", "quoted"]
 
+UNLIMITED_ATTEMPTS = 2**63 - 1
+"""The `max_attempts` of a call without a limit."""
 LOWEST_STATUS, HIGHEST_STATUS = 100, 599
 HEADER_NAME_PATTERN = "^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}$"
 """A token (RFC 9110, 5.6.2), at most 64 characters long."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from tarry import errors
 from tarry.core.checks import check_at_least, check_count, check_positive, to_seconds
 from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
-from tarry.core.policy import Policy
+from tarry.core.policy import UNLIMITED_ATTEMPTS, Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime.clocks import CancelToken
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, has_record_since
@@ -52,6 +52,17 @@ CANCEL_IN_COROUTINE_MESSAGE = (
 _DEFAULT_POLICY = Policy()
 
 
+class _PolicyAttempts:
+    """The type of `POLICY_ATTEMPTS`."""
+
+    def __repr__(self) -> str:
+        return "POLICY_ATTEMPTS"
+
+
+POLICY_ATTEMPTS: Any = _PolicyAttempts()
+"""The default of `attempts`: the `max_attempts` of the policy. None means no limit."""
+
+
 class RetryConfig:
     """The configuration of a retry loop, shared by all calls of a decorated function."""
 
@@ -66,7 +77,7 @@ class RetryConfig:
         self,
         on: On | None = None,
         until: Callable[[Any], bool | Outcome] | None = None,
-        attempts: int | None = None,
+        attempts: int | None = POLICY_ATTEMPTS,
         timeout: Seconds | None = None,
         deadline: Seconds | None = None,
         policy: Policy | None = None,
@@ -102,12 +113,23 @@ class RetryConfig:
             check_not_async("until", until)
             classify_result = partial(_classify_by_until, until)
         changes: dict[str, Any] = {}
-        if attempts is not None:
+        if attempts is None:
+            changes["max_attempts"] = UNLIMITED_ATTEMPTS
+        elif attempts is not POLICY_ATTEMPTS:
             changes["max_attempts"] = check_count("attempts", attempts)
         if timeout is not None:
             changes["attempt_timeout"] = check_positive("timeout", to_seconds(timeout))
         base = policy or _DEFAULT_POLICY
         self.policy: Policy = base.replace(**changes) if changes else base
+        if attempts is None and (
+            deadline is None
+            and self.policy.total_budget is None
+            and (downstream is None or downstream.budget is None)
+        ):
+            raise ConfigurationError(
+                "attempts=None needs another limit: deadline=, a policy with a total_budget, or a "
+                "downstream with a retry budget"
+            )
         classifier = Classifier(on, repeatable=repeatable)
         self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
         self.has_until: bool = until is not None

@@ -23,6 +23,7 @@ from tarry.runtime.config import (
     CANCEL_IN_COROUTINE_MESSAGE,
     COROUTINE,
     GENERATOR,
+    POLICY_ATTEMPTS,
     RETRY_AND_HEDGE_MESSAGE,
     RetryConfig,
     check_callable,
@@ -61,7 +62,7 @@ def retry(
     *misused: Never,
     on: On | None = None,
     until: Callable[[Any], bool | Outcome] | None = None,
-    attempts: int | None = None,
+    attempts: int | None = POLICY_ATTEMPTS,
     timeout: Seconds | None = None,
     deadline: Seconds | None = None,
     policy: Policy | None = None,
@@ -78,7 +79,8 @@ def retry(
         (exactly, without jitter), or an `Outcome` with a kind and a server's hint.
     until: a predicate over the result. If it returns false, the call is retried. It may return an
         `Outcome` too: a transient one is retried, a permanent one ends the call with the result.
-    attempts: the maximum number of attempts, including the first (default 4).
+    attempts: the maximum number of attempts, including the first; by default that of the policy
+        (4). None means no limit; it needs `deadline`, a total budget or a retry budget.
     timeout: the time limit of one attempt, in seconds or as a `timedelta`. A plain function then
         runs in a thread, in which it cannot use SQLite connections or thread-local values of the
         caller. The thread continues after the timeout, and its result is discarded. `deadline`
@@ -120,7 +122,7 @@ def call(
     *args: *Ts,
     on: On | None = None,
     until: Callable[[T], bool | Outcome] | None = None,
-    attempts: int | None = None,
+    attempts: int | None = POLICY_ATTEMPTS,
     timeout: Seconds | None = None,
     deadline: Seconds | None = None,
     policy: Policy | None = None,
@@ -156,7 +158,7 @@ async def acall(
     *args: *Ts,
     on: On | None = None,
     until: Callable[[T], bool | Outcome] | None = None,
-    attempts: int | None = None,
+    attempts: int | None = POLICY_ATTEMPTS,
     timeout: Seconds | None = None,
     deadline: Seconds | None = None,
     policy: Policy | None = None,
@@ -182,7 +184,7 @@ async def acall(
 def attempts(
     *,
     on: On | None = None,
-    attempts: int | None = None,
+    attempts: int | None = POLICY_ATTEMPTS,
     timeout: Seconds | None = None,
     deadline: Seconds | None = None,
     policy: Policy | None = None,
