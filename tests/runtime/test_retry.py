@@ -37,6 +37,35 @@ def flaky(clock: VirtualClock) -> FlakyFunction:
     return FlakyFunction()
 
 
+# --- keyword arguments of single calls ------------------------------------------------------------
+
+
+def test_call_passes_keyword_arguments(flaky: FlakyFunction) -> None:
+    """`tarry.call` passes `kwargs` to the function, also names that are options of `call`."""
+    kwargs = {"timeout": 3, "name": "n"}
+
+    assert (1, kwargs) == tarry.call(flaky.call, 1, kwargs=kwargs, on=ConnectionError)
+
+
+def test_acall_passes_keyword_arguments(flaky: FlakyFunction, clock: VirtualClock) -> None:
+    """`tarry.acall` passes `kwargs` to the coroutine function."""
+
+    async def work(*args: Any, **kwargs: Any) -> Any:
+        return flaky.call(*args, **kwargs)
+
+    async def main() -> Any:
+        return await tarry.acall(work, 1, kwargs={"key": "k"}, on=ConnectionError)
+
+    assert (1, {"key": "k"}) == clock.run(main)
+
+
+def test_keyword_arguments_must_be_a_mapping() -> None:
+    """`kwargs` that is not a mapping is rejected."""
+    invalid: Any = [("key", "k")]
+    with pytest.raises(tarry.ConfigurationTypeError, match="kwargs must be a dict"):
+        tarry.call(FlakyFunction().call, kwargs=invalid, on=ConnectionError)
+
+
 # --- decorated functions --------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from tarry.core.outcome import outcome_of_exception
@@ -27,6 +28,7 @@ from tarry.runtime.config import (
     RETRY_AND_HEDGE_MESSAGE,
     RetryConfig,
     check_callable,
+    check_instance,
     flags_of,
     name_of,
 )
@@ -120,6 +122,7 @@ def call(
     fn: Callable[[*Ts], T],
     /,
     *args: *Ts,
+    kwargs: Mapping[str, Any] | None = None,
     on: On | None = None,
     until: Callable[[T], bool | Outcome] | None = None,
     attempts: int | None = POLICY_ATTEMPTS,
@@ -133,11 +136,11 @@ def call(
 ) -> T:
     """Call a plain function with retries: `tarry.call(fetch, url, on=OSError)`.
 
-    Takes the arguments of `retry`. To pass keyword arguments to the function, use a lambda or
-    `functools.partial`. If a policy is given, but not `on`, the connection errors and timeouts of
-    the standard library are retried.
+    Takes the arguments of `retry`. `kwargs` are keyword arguments for the function. If a policy is
+    given, but not `on`, the connection errors and timeouts of the standard library are retried.
     """
     check_callable("call", fn)
+    check_instance("kwargs", kwargs, Mapping, "a dict")
     if flags_of(fn) & COROUTINE:
         msg = f"{name_of(fn)} is a coroutine function: use `await tarry.acall(...)`"
         raise ConfigurationTypeError(msg)
@@ -149,13 +152,14 @@ def call(
         on, until, attempts, timeout, deadline, policy, downstream, name, cancel, random
     )
     check_no_event_loop(config)
-    return drivers.drive(RunningCall.new(config), fn, args, {})
+    return drivers.drive(RunningCall.new(config), fn, args, kwargs or {})
 
 
 async def acall(
     fn: Callable[[*Ts], Awaitable[T]],
     /,
     *args: *Ts,
+    kwargs: Mapping[str, Any] | None = None,
     on: On | None = None,
     until: Callable[[T], bool | Outcome] | None = None,
     attempts: int | None = POLICY_ATTEMPTS,
@@ -171,6 +175,7 @@ async def acall(
     Takes the arguments of `call` except `cancel`: cancel the task instead.
     """
     check_callable("acall", fn)
+    check_instance("kwargs", kwargs, Mapping, "a dict")
     _check_no_generator(fn)
     if on is None and policy is not None:
         on = outcome_of_exception
@@ -178,7 +183,7 @@ async def acall(
     config = RetryConfig(
         on, until, attempts, timeout, deadline, policy, downstream, name, None, random
     )
-    return await drivers.drive_async(RunningCall.new(config), fn, args, {})
+    return await drivers.drive_async(RunningCall.new(config), fn, args, kwargs or {})
 
 
 def attempts(
