@@ -281,7 +281,7 @@ def test_operations_of_one_decorator_have_the_names_of_their_functions(clock: Vi
 # --- preserved attributes -------------------------------------------------------------------------
 
 
-def sample_function(number: int, *, key: str = "k") -> str:
+def sample_function(number: int = 1, *, key: str = "k") -> str:
     """Return the arguments as text."""
     return f"{number}{key}"
 
@@ -307,10 +307,11 @@ async def sample_async_generator(number: int, *, key: str = "k") -> AsyncIterato
 )
 @pytest.mark.parametrize("options", [{}, {"deadline": 1}, {"downstream": Downstream("d")}], ids=str)
 def test_metadata_is_kept(fn: Callable[..., Any], options: dict[str, Any]) -> None:
-    """A decorated function keeps its name, docstring, signature and kind."""
+    """A decorated function keeps its name, docstring, signature, default values and kind."""
     decorated = tarry.retry(on=ConnectionError, **options)(fn)
 
-    for name in ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__"):
+    names = "__name__", "__qualname__", "__module__", "__doc__", "__annotations__"
+    for name in (*names, "__defaults__", "__kwdefaults__"):
         assert getattr(fn, name) == getattr(decorated, name)
     assert fn is decorated.__wrapped__  # type: ignore[attr-defined]
     assert inspect.signature(fn) == inspect.signature(decorated)

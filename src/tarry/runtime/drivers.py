@@ -10,7 +10,7 @@ attempt has a newer error record, an inner retry loop has given up on it: see `e
 from __future__ import annotations
 
 import sys
-from functools import wraps
+from functools import WRAPPER_ASSIGNMENTS, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tarry.core.outcome import SUCCESS
@@ -37,6 +37,9 @@ AsyncFunction: TypeAlias = "Callable[..., Awaitable[T]]"
 CoroutineFunction: TypeAlias = "Callable[..., Coroutine[Any, Any, T]]"
 
 _get_deadline_scope = deadlines.current_scope.get
+_WRAPPER_ATTRIBUTES = (*WRAPPER_ASSIGNMENTS, "__defaults__", "__kwdefaults__")
+"""The attributes that a decorated function has in common with the function of the user. Frameworks
+read the default values of parameters."""
 
 
 def wrap(
@@ -49,7 +52,7 @@ def wrap(
     """
     if config.needs_slow_path:
 
-        @wraps(fn)
+        @wraps(fn, _WRAPPER_ATTRIBUTES)
         def call(*args: Any, **kwargs: Any) -> T:
             check_no_event_loop(config)
             return drive(RunningCall.new(config), fn, args, kwargs)
@@ -66,7 +69,7 @@ def wrap_async(
     """Like `wrap`, for coroutine functions."""
     if config.needs_slow_path:
 
-        @wraps(fn)
+        @wraps(fn, _WRAPPER_ATTRIBUTES)
         async def call(*args: Any, **kwargs: Any) -> T:
             return await drive_async(RunningCall.new(config), fn, args, kwargs)
 
@@ -84,7 +87,7 @@ def _wrap_without_downstream(fn: Callable[..., T], config: RetryConfig) -> Calla
     """
     is_first_call = True
 
-    @wraps(fn)
+    @wraps(fn, _WRAPPER_ATTRIBUTES)
     def call(*args: Any, **kwargs: Any) -> T:
         nonlocal is_first_call
         if is_first_call:  # not each call: the check takes longer than the rest of it
@@ -125,7 +128,7 @@ def _wrap_without_downstream_async(
 ) -> CoroutineFunction[T]:
     """Like `_wrap_without_downstream`, for coroutine functions."""
 
-    @wraps(fn)
+    @wraps(fn, _WRAPPER_ATTRIBUTES)
     async def call(*args: Any, **kwargs: Any) -> T:
         if bus.listeners or _get_deadline_scope() is not None:
             return await drive_async(RunningCall.new(config), fn, args, kwargs)
@@ -170,7 +173,7 @@ def _wrap_with_downstream(
     classify_result = config.classify_result
     is_first_call = True
 
-    @wraps(fn)
+    @wraps(fn, _WRAPPER_ATTRIBUTES)
     def call(*args: Any, **kwargs: Any) -> T:
         nonlocal is_first_call
         if is_first_call:  # see `_wrap_without_downstream`
@@ -212,7 +215,7 @@ def _wrap_with_downstream_async(
     breaker, count_success = downstream.breaker, downstream.success_counter()
     classify_result = config.classify_result
 
-    @wraps(fn)
+    @wraps(fn, _WRAPPER_ATTRIBUTES)
     async def call(*args: Any, **kwargs: Any) -> T:
         permit = 0 if breaker is None else breaker.permit_if_closed
         if permit is None or bus.listeners or _get_deadline_scope() is not None:
@@ -343,7 +346,7 @@ def wrap_generator(
 ) -> Callable[..., Generator[Any, Any, Any]]:
     """Retry a generator until it yields its first item; later errors are not retried."""
 
-    @wraps(fn)
+    @wraps(fn, _WRAPPER_ATTRIBUTES)
     def start(*args: Any, **kwargs: Any) -> tuple[Generator[Any, Any, Any] | None, Any]:
         """Return a new generator and its first item; (None, its return value) if it yields none."""
         generator = fn(*args, **kwargs)
@@ -354,7 +357,7 @@ def wrap_generator(
 
     start_with_retries = wrap(start, config)
 
-    @wraps(fn)
+    @wraps(fn, _WRAPPER_ATTRIBUTES)
     def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         generator, item = start_with_retries(*args, **kwargs)
         if generator is None:
@@ -382,7 +385,7 @@ def wrap_async_generator(
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
     """Retry an async generator until it yields its first item; later errors are not retried."""
 
-    @wraps(fn)
+    @wraps(fn, _WRAPPER_ATTRIBUTES)
     async def start(*args: Any, **kwargs: Any) -> tuple[AsyncGenerator[Any, Any] | None, Any]:
         generator = fn(*args, **kwargs)
         # Hide this inner generator from the event loop. At shutdown the loop closes all generators
@@ -400,7 +403,7 @@ def wrap_async_generator(
 
     start_with_retries = wrap_async(start, config)
 
-    @wraps(fn)
+    @wraps(fn, _WRAPPER_ATTRIBUTES)
     async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         generator, item = await start_with_retries(*args, **kwargs)
         if generator is None:
