@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         StoreUnavailable,
         TarryError,
     )
-    from tarry.runtime.clocks import CancelToken
+    from tarry.runtime.clocks import CancelToken, set_active
     from tarry.runtime.deadlines import deadline, remaining
     from tarry.runtime.downstream import Downstream
     from tarry.runtime.error_record import record_of
@@ -91,7 +91,7 @@ _NAMES_BY_MODULE = {
         "Overloaded Rejected ResultNotAccepted StoreUnavailable TarryError"
     ),
     "tarry.runtime.events": "listen",
-    "tarry.runtime.clocks": "CancelToken",
+    "tarry.runtime.clocks": "CancelToken set_active",
     "tarry.runtime.deadlines": "deadline remaining",
     "tarry.runtime.downstream": "Downstream",
     "tarry.runtime.hedge": "hedge hedge_sync",
@@ -112,7 +112,7 @@ __all__ = [
     "Wait", "Waited", "WillWait", "acall", "attempts", "call", "deadline", "decide", "hedge",
     "hedge_sync", "hint_from_grpc", "hint_from_headers", "listen", "outcome_of_code",
     "outcome_of_exception", "outcome_of_status", "parse_retry_after", "record_of", "remaining",
-    "retry",
+    "retry", "set_active",
 ]  # fmt: skip
 
 

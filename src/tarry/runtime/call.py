@@ -357,6 +357,7 @@ def check_no_event_loop(config: RetryConfig) -> None:
         config.release_connection is None
         and clocks.in_event_loop()
         and config.policy.max_attempts > 1
+        and environment.max_attempts != 1
         and config.policy.ceiling(1) > 0
     ):
         raise errors.BlockingWait(

@@ -160,7 +160,7 @@ def _run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 class Environment:
-    """The clock, random source and sleep functions, and an attempt limit that only tests set.
+    """The clock, random source and sleep functions, and the attempt limit of the process.
 
     Unrelated to `os.environ`. Code on the hot path first assigns a function to a local variable
     (`clock = environment.now`) and then calls the variable. Calling `environment.now()` is three
@@ -180,7 +180,16 @@ class Environment:
         """Blocks for some seconds, or until the token is cancelled."""
         self.async_sleep: Callable[[float], Awaitable[None]] = async_sleep
         self.max_attempts: int | None = None
-        """An upper limit for the `max_attempts` of every policy, set by tests; None: no limit."""
+        """An upper limit for the `max_attempts` of every policy; None: no limit."""
 
 
 environment: Environment = Environment()
+
+
+def set_active(active: bool, /) -> None:  # noqa: FBT001 - as in stamina
+    """Turn the retries of the whole process off or on, for example off in a test suite.
+
+    While retries are off, each call makes one attempt and raises its error. Breakers, limits,
+    timeouts and deadlines still apply, and `tarry.hedge` still sends copies.
+    """
+    environment.max_attempts = None if active else 1

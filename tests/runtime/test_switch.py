@@ -1,0 +1,61 @@
+"""`tarry.set_active`: a switch that turns off the retries of the whole process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+import tarry
+from tarry import Reason
+from tarry.testing import VirtualClock
+from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver
+
+every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def _inactive() -> Iterator[None]:
+    """Turn off retries during each test."""
+    tarry.set_active(False)
+    yield
+    tarry.set_active(True)
+
+
+@every_driver
+@pytest.mark.parametrize("has_listener", [False, True])
+def test_no_call_is_retried(driver: Driver, has_listener: bool, clock: VirtualClock) -> None:
+    """While retries are off, each call makes one attempt and raises its error."""
+    dependency = Dependency(clock, FAIL, OK)
+    remove = tarry.listen(lambda _: None) if has_listener else lambda: None
+
+    with pytest.raises(ConnectionError) as caught:
+        driver.run(clock, dependency)
+    remove()
+
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert (1, Reason.ATTEMPTS) == (record.attempts, record.reason)
+    assert [0] == dependency.starts
+
+
+@every_driver
+def test_retries_can_be_turned_on_again(driver: Driver, clock: VirtualClock) -> None:
+    """After `set_active(True)`, functions that were decorated before are retried."""
+    dependency = Dependency(clock, FAIL, OK)
+    fn = dependency.call if driver.is_sync else dependency.acall
+    call = driver.wrap(fn)
+    tarry.set_active(True)
+
+    assert "done" == driver.run_function(clock, call)
+    assert 2 == len(dependency.starts)
+
+
+def test_plain_function_may_run_on_an_event_loop(clock: VirtualClock) -> None:
+    """While retries are off, a plain function may run on an event loop: it never waits."""
+
+    async def main() -> object:
+        return tarry.call(Dependency(clock, OK).call, on=ConnectionError)
+
+    assert "done" == asyncio.run(main())
