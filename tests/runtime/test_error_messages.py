@@ -113,3 +113,49 @@ def test_too_few_copies_of_a_hedge() -> None:
     """An error about the number of copies names the argument."""
     with pytest.raises(tarry.ConfigurationError, match=r"^max_attempts must be at least 2"):
         tarry.hedge_sync(lambda: 1, after=1.0, max_attempts=1)
+
+
+ENTRY_POINTS: dict[str, Any] = {
+    "retry": tarry.retry,
+    "call": lambda **options: tarry.call(lambda: None, **options),
+    "acall": lambda **options: tarry.acall(async_function, **options).send(None),
+    "attempts": tarry.attempts,
+}
+
+
+async def async_function() -> None:
+    """Return None."""
+
+
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+@pytest.mark.parametrize(
+    ("option", "spelling"),
+    [
+        ("initial_delay", "policy=tarry.Policy(initial_delay=...)"),
+        ("jitter", "policy=tarry.Policy(jitter=...)"),
+        ("wait_max", "policy=tarry.Policy(max_delay=...)"),
+        ("breaker", 'downstream=tarry.Downstream("name", breaker=...)'),
+        ("budget", 'downstream=tarry.Downstream("name", budget=...)'),
+        ("tries", "attempts="),
+        ("max_attempts", "attempts="),
+        ("max_time", "deadline="),
+        ("exceptions", "on="),
+        ("atempts", "attempts="),
+    ],
+)
+def test_unknown_option(entry_point: str, option: str, spelling: str) -> None:
+    """The error for an unknown option has the right spelling."""
+    with pytest.raises(tarry.ConfigurationTypeError) as caught:
+        ENTRY_POINTS[entry_point](on=OSError, **{option: 1})
+
+    message = f"tarry.{entry_point} has no argument {option}=; use {spelling}"
+    assert message == str(caught.value)
+
+
+def test_unknown_option_without_a_similar_one() -> None:
+    """The error for an option that is like no other lists the options."""
+    options: dict[str, Any] = {"zzz": 1}
+    with pytest.raises(
+        tarry.ConfigurationTypeError, match=r"no argument zzz=; it has on, until, attempts, .*name"
+    ):
+        tarry.retry(on=OSError, **options)

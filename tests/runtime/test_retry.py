@@ -421,13 +421,13 @@ def test_call_of_a_coroutine_function() -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_acall_of_a_plain_function(loop: str, clock: VirtualClock) -> None:
-    """`tarry.acall` of a plain function raises Python's TypeError, which is not retried."""
+    """The error of `tarry.acall` for a plain function names `call`, and is not retried."""
     calls = []
     plain_function: Callable[[], Any] = lambda: calls.append(1)  # noqa: E731
 
-    with pytest.raises(TypeError, match="can't be used in 'await' expression"):
+    with pytest.raises(tarry.ConfigurationTypeError, match=r"returned None.* use tarry\.call"):
         (clock.run if loop == "asyncio" else clock.run_trio)(
-            lambda: tarry.acall(plain_function, on=ConnectionError)
+            lambda: tarry.acall(plain_function, on=Exception)
         )
 
     assert [1] == calls

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from tarry import errors
 from tarry.core.checks import check_at_least, check_count, check_positive, to_seconds
 from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
-from tarry.core.policy import UNLIMITED_ATTEMPTS, Policy
-from tarry.errors import ConfigurationError, ConfigurationTypeError
+from tarry.core.policy import POLICY_FIELDS, UNLIMITED_ATTEMPTS, Policy
+from tarry.core.text import suggest
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.runtime.clocks import CancelToken
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, has_record_since
 
@@ -174,6 +175,36 @@ class RetryConfig:
         return named
 
 
+_OPTIONS = (
+    "on", "until", "attempts", "timeout", "deadline", "policy", "downstream", "name", "cancel",
+    "random",
+)  # fmt: skip
+_OPTIONS_OF_OTHER_LIBRARIES = {
+    "tries": "attempts", "max_tries": "attempts", "max_attempts": "attempts", "stop": "attempts",
+    "max_time": "deadline", "exceptions": "on", "exception": "on", "retry": "on", "wait": "policy",
+    "delay": "initial_delay", "wait_initial": "initial_delay", "wait_max": "max_delay",
+    "wait_exp_base": "multiplier", "wait_jitter": "jitter", "circuit_breaker": "breaker",
+}  # fmt: skip
+"""Names in tenacity, stamina, backoff and retry, with the corresponding names in tarry."""
+
+
+def reject_unknown_options(api_name: str, options: dict[str, Any]) -> None:
+    """Raise an error with the right spelling if a public function got options it does not have."""
+    for name in options:
+        option = _OPTIONS_OF_OTHER_LIBRARIES.get(name, name)
+        if option not in _OPTIONS:
+            option = suggest(option, _OPTIONS, similarity=0.8) or option
+        if option in _OPTIONS:
+            advice = f"use {option}="
+        elif option in ("breaker", "budget", "limiter", "max_in_flight"):
+            advice = f'use downstream=tarry.Downstream("name", {option}=...)'
+        elif any(option == field.name for field in POLICY_FIELDS):
+            advice = f"use policy=tarry.Policy({option}=...)"
+        else:
+            advice = f"it has {', '.join(_OPTIONS)}"
+        raise ConfigurationTypeError(f"tarry.{api_name} has no argument {name}=; {advice}")
+
+
 def check_instance(field: str, value: object, expected: type, description: str) -> None:
     """Raise unless `value` is None or an instance of `expected`."""
     if value is not None and not isinstance(value, expected):
@@ -308,6 +339,23 @@ def check_callable(api_name: str, fn: Any) -> None:
             f"tarry.{api_name} takes the function and its arguments, not the result of a call: "
             f"got {fn!r}"
         )
+
+
+def check_awaitable(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `fn`, and raises if the result cannot be awaited."""
+
+    # Not named `call`: `error_record` finds drivers by their names.
+    def call_and_check(*args: Any, **kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        # A generator-based coroutine has no `__await__`.
+        if not hasattr(result, "__await__") and not hasattr(result, "gi_code"):
+            raise ConfigurationTypeError(
+                f"{name_of(fn)} returned {short_repr(result)}, which cannot be awaited: it is a "
+                "plain function, use tarry.call(...)"
+            )
+        return result
+
+    return call_and_check
 
 
 def check_not_async(field: str, fn: object) -> None:

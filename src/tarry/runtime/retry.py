@@ -27,10 +27,12 @@ from tarry.runtime.config import (
     POLICY_ATTEMPTS,
     RETRY_AND_HEDGE_MESSAGE,
     RetryConfig,
+    check_awaitable,
     check_callable,
     check_instance,
     flags_of,
     name_of,
+    reject_unknown_options,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ def retry(
     cancel: CancelToken | None = None,
     random: Random | None = None,
     hedging: None = None,
+    **unknown: Never,
 ) -> Decorator:
     """Return a decorator that retries functions, coroutine functions and (async) generators.
 
@@ -103,6 +106,7 @@ def retry(
         )
     if hedging is not None:
         raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
+    reject_unknown_options("retry", unknown)
     config = RetryConfig(
         on, until, attempts, timeout, deadline, policy, downstream, name, cancel, random
     )
@@ -133,12 +137,14 @@ def call(
     name: str | None = None,
     cancel: CancelToken | None = None,
     random: Random | None = None,
+    **unknown: Never,
 ) -> T:
     """Call a plain function with retries: `tarry.call(fetch, url, on=OSError)`.
 
     Takes the arguments of `retry`. `kwargs` are keyword arguments for the function. If a policy is
     given, but not `on`, the connection errors and timeouts of the standard library are retried.
     """
+    reject_unknown_options("call", unknown)
     check_callable("call", fn)
     check_instance("kwargs", kwargs, Mapping, "a dict")
     if flags_of(fn) & COROUTINE:
@@ -169,11 +175,13 @@ async def acall(
     downstream: Downstream | None = None,
     name: str | None = None,
     random: Random | None = None,
+    **unknown: Never,
 ) -> T:
     """Await a coroutine function with retries: `await tarry.acall(fetch, url, on=OSError)`.
 
     Takes the arguments of `call` except `cancel`: cancel the task instead.
     """
+    reject_unknown_options("acall", unknown)
     check_callable("acall", fn)
     check_instance("kwargs", kwargs, Mapping, "a dict")
     _check_no_generator(fn)
@@ -183,7 +191,9 @@ async def acall(
     config = RetryConfig(
         on, until, attempts, timeout, deadline, policy, downstream, name, None, random
     )
-    return await drivers.drive_async(RunningCall.new(config), fn, args, kwargs or {})
+    # A plain function may still return an awaitable, as a lambda does.
+    checked_fn = fn if flags_of(fn) & COROUTINE else check_awaitable(fn)
+    return await drivers.drive_async(RunningCall.new(config), checked_fn, args, kwargs or {})
 
 
 def attempts(
@@ -197,12 +207,14 @@ def attempts(
     name: str | None = None,
     cancel: CancelToken | None = None,
     random: Random | None = None,
+    **unknown: Never,
 ) -> Attempts:
     """Retry a block: `for attempt in tarry.attempts(on=OSError):` and `with attempt:` inside.
 
     In a coroutine, use `async for`, but still `with`. Takes the arguments of `retry` except
     `until`. A `timeout` needs `async for`, because a plain block cannot be interrupted.
     """
+    reject_unknown_options("attempts", unknown)
     if not name:
         # The name of the function that contains the loop. `inspect` is slow to import.
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - see above
