@@ -497,6 +497,8 @@ def test_a_jitter_function_gets_the_time_left_as_ceiling() -> None:
     """A jitter function whose delay does not fit is called again with a lower ceiling."""
     policy = Policy(initial_delay=4, jitter=lambda ceiling, _previous, u: ceiling * u)
     deadline = NOW + 1
+    fits = decide(policy, Progress(1, NOW), TRANSIENT, NOW, 0.125, deadline=deadline)
+    assert Wait(0.5, 4) == fits
     assert Wait(0.5, 4) == decide(policy, Progress(1, NOW), TRANSIENT, NOW, 0.5, deadline=deadline)
     policy = policy.replace(jitter=lambda ceiling, _previous, _u: ceiling)
     verdict = decide(policy, Progress(1, NOW), TRANSIENT, NOW, 0.5, deadline=deadline)

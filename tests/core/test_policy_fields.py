@@ -37,3 +37,11 @@ def test_an_error_has_the_name_that_the_caller_uses(field: PolicyField) -> None:
     with pytest.raises(ConfigurationError) as caught:
         field.check(object(), "someField")
     assert "someField" == caught.value.field
+
+
+def test_only_the_service_rejects_an_initial_delay_of_zero() -> None:
+    """A policy may have no initial delay, but the JSON of the service may not."""
+    fields = {field.name: field for field in POLICY_FIELDS}
+    assert 0 == fields["initial_delay"].check(0)
+    assert not fields["initial_delay"].is_json_minimum_allowed
+    assert fields["max_hint"].is_json_minimum_allowed
