@@ -32,7 +32,7 @@ If the backoff delay is longer than this random wait, the backoff delay is added
 an addition, clients that got the same hint would retry together.
 """
 
-_MIN_TIME_LEFT = 0.1
+_MIN_TIME_LEFT_SHARE = 0.1
 """No wait starts if less than this fraction of the initial delay is left: otherwise, more and more
 attempts would start just before the end."""
 
@@ -137,7 +137,7 @@ def decide(
             return Stop(Reason.HINT_TOO_LONG, hint_delay, hint)
         delay = _apply_hint(hint_delay, delay, policy, hint, random_number, time_left)
 
-    if delay >= time_left or time_left < _MIN_TIME_LEFT * policy.initial_delay:
+    if delay >= time_left or time_left < _MIN_TIME_LEFT_SHARE * policy.initial_delay:
         reason = Reason.TOTAL_BUDGET if budget_left == time_left else Reason.DEADLINE
         return Stop(reason, hint_delay, hint)
     return _new_wait(Wait, (delay, ceiling, hint))
