@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import backoff
 import pytest
 import stamina
+import tenacity
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, ReadTimeoutError
 
@@ -305,6 +306,17 @@ OPTIONS = {
         *parameters_of(stamina.retry),
         "next_wait",
         "num",
+    },
+    "tenacity": {
+        *parameters_of(tenacity.Retrying),
+        *(
+            name
+            for name in vars(tenacity)
+            if re.match(r"(retry|stop|wait|before|after|sleep)_", name)
+            and not name.endswith(("_base", "_nothing"))
+        ),
+        *("AsyncRetrying", "RetryCallState", "RetryError", "Retrying", "TornadoRetrying"),
+        *("TryAgain", "retry_with", "statistics"),
     },
     "urllib3": parameters_of(urllib3.Retry),
 }
