@@ -155,10 +155,12 @@ def retry_with_block(fn: Function, options: dict[str, Any]) -> Function:
     """Retry with `for attempt in tarry.attempts(...)`."""
 
     def loop() -> object:
+        result: object = None
         for attempt in tarry.attempts(**options):
             with attempt:
-                return fn()
-        raise AssertionError
+                result = fn()
+                attempt.set_result(result)
+        return result
 
     return loop
 
@@ -190,10 +192,12 @@ def retry_with_async_block(fn: Function, options: dict[str, Any]) -> Function:
     """Retry with `async for attempt in tarry.attempts(...)`."""
 
     async def loop() -> object:
+        result: object = None
         async for attempt in tarry.attempts(**options):
             with attempt:
-                return await fn()
-        raise AssertionError
+                result = await fn()
+                attempt.set_result(result)
+        return result
 
     return loop
 
@@ -229,5 +233,5 @@ ASYNC_DRIVERS = [
     )
 ]
 DRIVERS = [*SYNC_DRIVERS, *ASYNC_DRIVERS]
-FUNCTION_DRIVERS = [driver for driver in DRIVERS if driver.form in {"decorator", "call"}]
+RESULT_DRIVERS = [driver for driver in DRIVERS if driver.form != "generator"]
 """The drivers that support `until`."""

@@ -13,8 +13,8 @@ from tarry.testing import VirtualClock
 from tests.runtime.drivers import (
     DRIVERS,
     FAIL,
-    FUNCTION_DRIVERS,
     OK,
+    RESULT_DRIVERS,
     Dependency,
     Driver,
     Step,
@@ -42,7 +42,7 @@ def test_timedelta_from_on_is_the_delay(driver: Driver, clock: VirtualClock) -> 
     assert [0, 60] == dependency.starts
 
 
-@pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
+@pytest.mark.parametrize("driver", RESULT_DRIVERS, ids=str)
 @pytest.mark.parametrize(
     "answer", [Kind.THROTTLED, Outcome(Kind.THROTTLED)], ids=["kind", "outcome"]
 )
@@ -59,7 +59,7 @@ def test_failure_from_until_is_retried(driver: Driver, answer: Any, clock: Virtu
     assert [0, 0.5] == dependency.starts  # the delay of throttled attempts
 
 
-@pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
+@pytest.mark.parametrize("driver", RESULT_DRIVERS, ids=str)
 def test_hint_from_until_is_obeyed(driver: Driver, clock: VirtualClock) -> None:
     """The server's hint in an outcome that `until` returns is a floor for the delay."""
     dependency = Dependency(clock, Step(503), Step(200))
@@ -72,7 +72,7 @@ def test_hint_from_until_is_obeyed(driver: Driver, clock: VirtualClock) -> None:
     assert 7 <= dependency.starts[1] <= 7.7
 
 
-@pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
+@pytest.mark.parametrize("driver", RESULT_DRIVERS, ids=str)
 def test_failure_from_until_is_not_a_success(driver: Driver, clock: VirtualClock) -> None:
     """A result for which `until` never returns a success raises `ResultNotAccepted`."""
     dependency = Dependency(clock, Step(503))
@@ -83,7 +83,7 @@ def test_failure_from_until_is_not_a_success(driver: Driver, clock: VirtualClock
     assert (503, 2) == (caught.value.result, len(dependency.starts))
 
 
-@pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
+@pytest.mark.parametrize("driver", RESULT_DRIVERS, ids=str)
 def test_permanent_failure_from_until_ends_the_call(driver: Driver, clock: VirtualClock) -> None:
     """A result for which `until` returns a permanent outcome is returned without a retry."""
     dependency = Dependency(clock, Step(404), Step(200))

@@ -12,7 +12,7 @@ from tarry import BreakerState, Downstream
 from tarry.runtime import downstream
 from tarry.runtime.downstream import live_downstreams
 from tarry.testing import VirtualClock, captured_events
-from tests.runtime.drivers import DRIVERS, FAIL, FUNCTION_DRIVERS, OK, Dependency, Driver, Step
+from tests.runtime.drivers import DRIVERS, FAIL, OK, RESULT_DRIVERS, Dependency, Driver, Step
 
 every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
 CLOSED, OPEN = BreakerState.CLOSED, BreakerState.OPEN
@@ -121,7 +121,7 @@ def test_error_of_on_is_raised(driver: Driver, clock: VirtualClock) -> None:
     assert "done" == driver.run(clock, Dependency(clock, OK), downstream=payments)
 
 
-@pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
+@pytest.mark.parametrize("driver", RESULT_DRIVERS, ids=str)
 def test_error_of_until_is_raised(driver: Driver, clock: VirtualClock) -> None:
     """An error of `until` is raised, and the permit of the attempt is released."""
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1), max_in_flight=1)

@@ -16,8 +16,8 @@ from tarry.testing import VirtualClock, captured_events, scripted_random
 from tests.runtime.drivers import (
     DRIVERS,
     FAIL,
-    FUNCTION_DRIVERS,
     OK,
+    RESULT_DRIVERS,
     ClassifiedError,
     Dependency,
     Driver,
@@ -233,7 +233,7 @@ CASES = [
         ended_at=0.15,
         returns="three",
         options=lambda: {"on": None, "until": lambda result: result == "three"},
-        drivers=tuple(FUNCTION_DRIVERS),
+        drivers=tuple(RESULT_DRIVERS),
     ),
     Case(
         "until accepts no result",
@@ -243,7 +243,7 @@ CASES = [
         raises=tarry.ResultNotAccepted,
         reason=Reason.ATTEMPTS,
         options=lambda: {"until": lambda result: result == "three"},
-        drivers=tuple(FUNCTION_DRIVERS),
+        drivers=tuple(RESULT_DRIVERS),
     ),
     Case(
         "breaker opens during the call",
@@ -389,7 +389,7 @@ def test_breaker_opens_while_a_call_waits(driver: Driver, clock: VirtualClock) -
     assert 500 == payments.balance  # a retry that was not made is not charged
 
 
-@pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
+@pytest.mark.parametrize("driver", RESULT_DRIVERS, ids=str)
 def test_breaker_opens_while_a_call_with_until_waits(driver: Driver, clock: VirtualClock) -> None:
     """A call that a breaker ends during a wait raises ResultNotAccepted with the last result."""
     payments = Downstream("payments", breaker=tarry.Breaker())

@@ -23,8 +23,8 @@ from tarry.testing import VirtualClock, captured_events
 from tests.runtime.drivers import (
     DRIVERS,
     FAIL,
-    FUNCTION_DRIVERS,
     OK,
+    RESULT_DRIVERS,
     ClassifiedError,
     Dependency,
     Driver,
@@ -146,7 +146,7 @@ def test_events_of_a_breaker(driver: Driver, clock: VirtualClock) -> None:
     assert GaveUp("op", "payments", 0, *fields, detail="BreakerOpen") == rejected
 
 
-@pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
+@pytest.mark.parametrize("driver", RESULT_DRIVERS, ids=str)
 def test_events_of_a_result_that_is_not_accepted(driver: Driver, clock: VirtualClock) -> None:
     """A result that `until` rejects is a failed attempt whose error holds the result."""
     with captured_events() as events:

@@ -1,4 +1,4 @@
-"""Attempt blocks that are abandoned, garbage collected or entered twice."""
+"""Attempt blocks: their results, `async with`, and blocks that are abandoned or entered twice."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import tarry
 from tarry import Downstream
 from tarry.testing import VirtualClock
+from tests.runtime.drivers import FAIL, OK, Dependency, Step
 
 
 class Cycle:
@@ -117,3 +118,94 @@ def test_async_block_is_entered_once(clock: VirtualClock) -> None:
         return tarry.remaining()
 
     assert clock.run(main) is None
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_async_with_is_retried(clock: VirtualClock, loop: str) -> None:
+    """The body of `async with attempt:` is retried after errors, timeouts and rejected results."""
+    slow, stale, fresh = Step(duration_s=5), Step("stale"), Step("fresh")
+    dependency = Dependency(clock, FAIL, slow, stale, fresh)
+
+    async def main() -> object:
+        result: object = None
+        async for attempt in tarry.attempts(
+            on=ConnectionError, until=lambda result: result == "fresh", timeout=1
+        ):
+            async with attempt as entered:
+                assert entered is attempt
+                result = await dependency.acall()
+                attempt.set_result(result)
+        return result
+
+    assert "fresh" == (clock.run if loop == "asyncio" else clock.run_trio)(main)
+    assert 4 == len(dependency.starts)
+
+
+def test_async_with_raises_the_last_error(clock: VirtualClock) -> None:
+    """`async with attempt:` raises the error of the last attempt."""
+
+    async def main() -> None:
+        async for attempt in tarry.attempts(on=ConnectionError, attempts=2):
+            async with attempt:
+                raise ConnectionError("refused")
+
+    with pytest.raises(ConnectionError, match="refused") as caught:
+        clock.run(main)
+
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert 2 == record.attempts
+
+
+def test_until_of_a_block_needs_a_result(clock: VirtualClock) -> None:
+    """A block with `until` that sets no result raises an error, and its permit is released."""
+    downstream = Downstream("payments", max_in_flight=1)
+
+    with pytest.raises(tarry.ConfigurationError, match=r"call attempt\.set_result"):
+        for attempt in tarry.attempts(until=bool, downstream=downstream):
+            with attempt:
+                pass
+
+    assert "free" == tarry.call(lambda: "free", on=OSError, downstream=downstream)
+
+
+def test_each_attempt_sets_its_own_result(clock: VirtualClock) -> None:
+    """`until` does not see the result of an earlier attempt, and None is a result."""
+    results = iter(["stale", None])
+    seen: list[object] = []
+
+    def is_none(result: object) -> bool:
+        seen.append(result)
+        return result is None
+
+    for attempt in tarry.attempts(until=is_none):
+        with attempt:
+            attempt.set_result(next(results))
+
+    assert ["stale", None] == seen
+
+
+def test_result_without_until_is_accepted(clock: VirtualClock) -> None:
+    """Without `until`, every result that a block sets is accepted."""
+    dependency = Dependency(clock, OK)
+
+    for attempt in tarry.attempts(on=ConnectionError):
+        with attempt:
+            dependency.call()
+            attempt.set_result(None)
+
+    assert [0] == dependency.starts
+
+
+def test_rejected_result_that_is_caught_ends_the_loop(clock: VirtualClock) -> None:
+    """A loop whose body catches `ResultNotAccepted` makes no further attempt."""
+    caught = []
+
+    for attempt in tarry.attempts(until=bool, attempts=2):
+        try:
+            with attempt:
+                attempt.set_result("")
+        except tarry.ResultNotAccepted as error:
+            caught.append(error.result)
+
+    assert [""] == caught

@@ -157,9 +157,9 @@ async def check_attempts() -> None:
     for attempt in tarry.attempts(on=OSError):
         with attempt:
             undecorated(1)
-    async for attempt in tarry.attempts(on=OSError):
-        with attempt:
-            await undecorated_async(1)
+    async for attempt in tarry.attempts(on=OSError, until=bool):
+        async with attempt:
+            attempt.set_result(await undecorated_async(1))
 
 
 # --- values ---------------------------------------------------------------------------------------

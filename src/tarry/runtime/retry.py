@@ -199,6 +199,7 @@ async def acall(
 def attempts(
     *,
     on: On | None = None,
+    until: Callable[[Any], bool | Outcome] | None = None,
     attempts: int | None = POLICY_ATTEMPTS,
     timeout: Seconds | None = None,
     deadline: Seconds | None = None,
@@ -211,8 +212,9 @@ def attempts(
 ) -> Attempts:
     """Retry a block: `for attempt in tarry.attempts(on=OSError):` and `with attempt:` inside.
 
-    In a coroutine, use `async for`, but still `with`. Takes the arguments of `retry` except
-    `until`. A `timeout` needs `async for`, because a plain block cannot be interrupted.
+    In a coroutine, use `async for`, with `with` or `async with`. Takes the arguments of `retry`. If
+    `until` is given, the block passes its result to `attempt.set_result`. A `timeout` needs
+    `async for`, because a plain block cannot be interrupted.
     """
     reject_unknown_options("attempts", unknown)
     if not name:
@@ -220,7 +222,9 @@ def attempts(
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - see above
         name = frame.f_code.co_qualname
     return Attempts(
-        RetryConfig(on, None, attempts, timeout, deadline, policy, downstream, name, cancel, random)
+        RetryConfig(
+            on, until, attempts, timeout, deadline, policy, downstream, name, cancel, random
+        )
     )
 
 
@@ -244,8 +248,15 @@ def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
     return drivers.wrap_async(fn, config) if flags & COROUTINE else drivers.wrap(fn, config)
 
 
+_NO_RESULT = object()
+"""The result of a block that has not called `set_result`."""
+
+
 class AttemptContext:
-    """One attempt of a call, as a context manager: the code inside `with attempt:` is retried."""
+    """One attempt of a call, as a context manager: the code inside `with attempt:` is retried.
+
+    `async with attempt:` has the same effect.
+    """
 
     def __init__(self, running_call: RunningCall, attempt: Attempt, *, in_event_loop: bool) -> None:
         self._call = running_call
@@ -255,6 +266,7 @@ class AttemptContext:
         self._timeout_scope: AbstractContextManager[None] | None = None
         if in_event_loop and attempt.timeout is not None:
             self._timeout_scope = clocks.timeout(attempt.timeout)
+        self._result: object = _NO_RESULT
         self.was_entered: bool = False
         self.is_last: bool | None = None
         """Whether no attempt follows; None until the `with` block is left."""
@@ -263,6 +275,10 @@ class AttemptContext:
     def number(self) -> int:
         """The number of this attempt, counted from 1."""
         return self._attempt.number
+
+    def set_result(self, result: object) -> None:
+        """Set the result of the block, which `until` tests when the block is left."""
+        self._result = result
 
     def __enter__(self) -> Self:
         if self.was_entered:
@@ -301,7 +317,8 @@ class AttemptContext:
                     raise timeout_error
                 return True
             if error is None:
-                self.is_last = running_call.try_finish(None)  # always True: a block has no result
+                self.is_last = True  # if `try_finish` raises
+                self.is_last = running_call.try_finish(self._take_result())
             elif isinstance(error, Exception):
                 self.is_last = not running_call.try_continue(error)
                 return not self.is_last
@@ -311,6 +328,29 @@ class AttemptContext:
             running_call.abort()
             raise
         return False
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """End the attempt, like `__exit__`."""
+        return self.__exit__(error_type, error, traceback)
+
+    def _take_result(self) -> object:
+        result, self._result = self._result, _NO_RESULT  # do not keep it during the wait
+        if result is not _NO_RESULT:
+            return result
+        if self._call.config.has_until:
+            raise ConfigurationError(
+                "until tests the result of the block: call attempt.set_result(...) inside "
+                "`with attempt:`"
+            )
+        return None
 
 
 class Attempts:
