@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         StoreUnavailable,
         TarryError,
     )
+    from tarry.runtime.call_records import record_calls
     from tarry.runtime.clocks import CancelToken, set_active
     from tarry.runtime.deadlines import deadline, remaining
     from tarry.runtime.downstream import Downstream
@@ -91,6 +92,7 @@ _NAMES_BY_MODULE = {
         "Overloaded Rejected ResultNotAccepted StoreUnavailable TarryError"
     ),
     "tarry.runtime.events": "listen",
+    "tarry.runtime.call_records": "record_calls",
     "tarry.runtime.clocks": "CancelToken set_active",
     "tarry.runtime.deadlines": "deadline remaining",
     "tarry.runtime.downstream": "Downstream",
@@ -111,8 +113,8 @@ __all__ = [
     "Step", "Stop", "StoreUnavailable", "Succeeded", "TarryError", "ThrottleBudget", "TokenBudget",
     "Wait", "Waited", "WillWait", "acall", "attempts", "call", "deadline", "decide", "hedge",
     "hedge_sync", "hint_from_grpc", "hint_from_headers", "listen", "outcome_of_code",
-    "outcome_of_exception", "outcome_of_status", "parse_retry_after", "record_of", "remaining",
-    "retry", "set_active",
+    "outcome_of_exception", "outcome_of_status", "parse_retry_after", "record_calls", "record_of",
+    "remaining", "retry", "set_active",
 ]  # fmt: skip
 
 

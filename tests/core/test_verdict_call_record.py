@@ -9,7 +9,7 @@ from tarry.core.verdict import CallRecord, Reason, Step, Stop, Wait
 
 
 def make_record(
-    attempts: int, waited: float, reason: Reason, retry_after: float | None = None
+    attempts: int, waited: float, reason: Reason | None, retry_after: float | None = None
 ) -> CallRecord:
     """Return a record without steps."""
     return CallRecord("load", "payments", attempts, waited, reason, retry_after, ())
@@ -18,6 +18,8 @@ def make_record(
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
+        (make_record(1, 0.0, None), "succeeded after 1 attempt"),
+        (make_record(3, 0.15, None), "succeeded after 3 attempts and 150 ms of waiting"),
         (
             make_record(0, 0.0, Reason.BREAKER_OPEN, 12.0),
             "gave up after 0 attempts: the circuit breaker is open; retry after 12 s",
@@ -42,7 +44,9 @@ def make_record(
             f"gave up after 1 attempt: {Reason.DEADLINE.description}; retry after 0 ms",
         ),
     ],
-    ids=lambda record: record.reason if isinstance(record, CallRecord) else "",
+    ids=lambda record: (
+        f"{record.reason}-{record.attempts}" if isinstance(record, CallRecord) else ""
+    ),
 )
 def test_summary(record: CallRecord, expected: str) -> None:
     """The summary has the attempts, the waiting time, the reason and retry_after."""
@@ -63,4 +67,4 @@ def test_record_contains_the_steps() -> None:
     )
     record = CallRecord("load", None, 2, 0.05, Reason.PERMANENT, None, steps)
     assert (Wait(0.05, 0.1), 500.0) == (record.steps[0].verdict, record.steps[0].balance)
-    assert Stop(record.reason) == record.steps[-1].verdict
+    assert Stop(Reason.PERMANENT) == record.steps[-1].verdict

@@ -2,7 +2,7 @@
 
 A driver is the code that makes the attempts and sleeps between them. `Wait` and `Stop` are
 verdicts: `decide` returns one of them after a failed attempt. `Call.start` returns `Attempt` or
-`Stop`. `CallRecord` describes a call that ended without success.
+`Stop`. `CallRecord` describes a call that has ended.
 """
 
 from __future__ import annotations
@@ -141,14 +141,15 @@ class Step(NamedTuple):
 
 
 class CallRecord(NamedTuple):
-    """The decision record of a call that ended without success."""
+    """The decision record of a call that has ended."""
 
     operation: str
     downstream: str | None
     attempts: int
     waited: float
     """The sum of the delays between attempts, in seconds."""
-    reason: Reason
+    reason: Reason | None
+    """Why the call ended without success; None if it succeeded."""
     retry_after: float | None
     """Seconds after which a new call can succeed; None when that is not known."""
     steps: tuple[Step, ...]
@@ -157,6 +158,8 @@ class CallRecord(NamedTuple):
         """Return a clause with the attempts, the waiting time and the reason why the call ended."""
         attempts = f"{self.attempts} attempt{'' if self.attempts == 1 else 's'}"
         waits = f" and {format_duration(self.waited)} of waiting" if self.waited else ""
+        if self.reason is None:
+            return f"succeeded after {attempts}{waits}"
         summary = f"gave up after {attempts}{waits}: {self.reason.description}"
         if self.retry_after is None:
             return summary

@@ -28,7 +28,6 @@ from tarry.runtime.events import LOG_WARNING, bus
 if TYPE_CHECKING:
     from typing import Self
 
-    from tarry.core.hints import Hint
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import Attempt
     from tarry.runtime.config import RetryConfig
@@ -156,15 +155,18 @@ class RunningCall(Call):
             if outcome.kind is Kind.PERMANENT:
                 random_number = (self.config.draw_random or environment.draw_random)()
                 verdict = self.record_failure(outcome, environment.now(), random_number)
-                if isinstance(verdict, Stop) and (bus.listeners or self._emits_events):
-                    self._emit_failed(outcome, verdict, None)
-                    emit_gave_up(self._call_record(verdict), verdict.hint, None, self._last_detail)
+                if isinstance(verdict, Stop):
+                    self._record_call(verdict)
+                    if bus.listeners or self._emits_events:
+                        self._emit_failed(outcome, verdict, None)
+                        emit_gave_up(self._call_record(verdict), verdict, None, self._last_detail)
                 return True
             if outcome.kind is not Kind.SUCCESS:
                 return self._reject_result(result, outcome)
         if self.downstream is not None:
             random_number = (self.config.draw_random or environment.draw_random)()
             self.record_success(environment.now(), random_number)
+        self._record_call(None)
         if bus.listeners or self._emits_events:
             import tarry.core.events as event
 
@@ -234,8 +236,14 @@ class RunningCall(Call):
         if self.downstream is not None:
             self.refund_retry(environment.now())
 
+    def _record_call(self, stop: Stop | None) -> None:
+        """Add the record of this call, which has ended, to the blocks that record their calls."""
+        for records in deadlines.recordings():
+            records.append(self._call_record(stop))
+
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
         call_record = self._call_record(stop)
+        self._record_call(stop)
         attach_record_and_note(
             error,
             call_record,
@@ -249,11 +257,13 @@ class RunningCall(Call):
 
                 bus.emit(event.BudgetEmpty(call_record.operation, call_record.downstream))
             detail = "" if isinstance(error, errors.Rejected) else self._last_detail
-            emit_gave_up(call_record, stop.hint, error, detail or type(error).__name__)
+            emit_gave_up(call_record, stop, error, detail or type(error).__name__)
 
-    def _call_record(self, stop: Stop) -> CallRecord:
+    def _call_record(self, stop: Stop | None) -> CallRecord:
+        """Return the record of this call; `stop` is None if it has succeeded."""
         call_fields = self.config.operation, self._downstream_name, self.attempts
-        return CallRecord(*call_fields, self.waited, stop.reason, stop.retry_after, self.steps)
+        reason, retry_after, _ = stop or (None, None, None)
+        return CallRecord(*call_fields, self.waited, reason, retry_after, self.steps)
 
     @property
     def _downstream_name(self) -> str | None:
@@ -382,13 +392,14 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
 
 
 def emit_gave_up(
-    call_record: CallRecord, hint: Hint | None, error: Exception | None, detail: str
+    call_record: CallRecord, stop: Stop, error: Exception | None, detail: str
 ) -> None:
     """Emit that a call was given up; `error` is None if the call returns its last result."""
     import tarry.core.events as event
 
-    operation, downstream, attempts, waited, reason, retry_after, _steps = call_record
-    call_fields = operation, downstream, attempts
+    call_fields = call_record.operation, call_record.downstream, call_record.attempts
+    reason, retry_after, hint = stop
+    waited = call_record.waited
     bus.emit(event.GaveUp(*call_fields, reason, waited, retry_after, hint, error, detail=detail))
 
 

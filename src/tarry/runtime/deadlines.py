@@ -3,6 +3,7 @@
 Code that is suspended inside a deadline and resumed elsewhere, such as a generator, may leave
 deadlines in another order than it entered them, or in another context. The deadlines therefore form
 an immutable linked list of `DeadlineScope`. Leaving any of them sets a new list without its scope.
+A block that records its calls is a scope of the list too: see `call_records`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from tarry.core.checks import check_number, to_seconds
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
     from tarry.core.checks import Seconds
+    from tarry.core.verdict import CallRecord
 
 
 class DeadlineHandle:
@@ -26,6 +28,8 @@ class DeadlineHandle:
     has_ended: bool = False
     """Set to True to end the deadline in all contexts, including those of tasks and threads that
     were started while it applied."""
+    records: list[CallRecord] | None = None
+    """The records of the calls that have ended in the scope; None if they are not recorded."""
 
 
 class DeadlineScope(NamedTuple):
@@ -60,6 +64,15 @@ def current() -> float | None:
     while scope is not None and scope.handle.has_ended:
         scope = scope.outer
     return None if scope is None else scope.moment
+
+
+def recordings() -> Iterator[list[CallRecord]]:
+    """Yield the list of each block around the current code that records its calls."""
+    scope = current_scope.get()
+    while scope is not None:
+        if scope.handle.records is not None:
+            yield scope.handle.records
+        scope = scope.outer
 
 
 def cap_at_deadline(moment: float) -> float:

@@ -292,15 +292,16 @@ class RunningHedgedCall:
             self._call.record_success(number, environment.now(), environment.draw_random())
         else:
             self._call.cancel(environment.now())  # such as a 404: not the dependency's failure
+        stop = None if is_success else Stop(Reason.PERMANENT)
+        self._record_call(stop)
         # Without listeners, the log needs no event if the first copy returned the result.
         if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
                 bus.emit(HedgeWon(self._operation, self._downstream.name, number))
-            if is_success:
+            if stop is None:
                 bus.emit(Succeeded(self._operation, self._downstream.name, self._call.attempts))
             else:
-                call_record = self._call_record(Stop(Reason.PERMANENT))
-                emit_gave_up(call_record, None, None, outcome.detail)
+                emit_gave_up(self._call_record(stop), stop, None, outcome.detail)
 
     def record_not_started(self, number: int) -> None:
         """Record that no thread could be started for a copy; raise if no other copy runs."""
@@ -339,8 +340,14 @@ class RunningHedgedCall:
             raise error
         return now
 
+    def _record_call(self, stop: Stop | None) -> None:
+        """Add the record of this call, which has ended, to the blocks that record their calls."""
+        for records in deadlines.recordings():
+            records.append(self._call_record(stop))
+
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
         call_record = self._call_record(stop)
+        self._record_call(stop)
         # If there was only one copy, its error was not hedged: an outer retry loop may retry it.
         no_outer_retry = call_record.attempts != 1
         attach_record_and_note(
@@ -348,8 +355,10 @@ class RunningHedgedCall:
         )
         if bus.is_observed():
             detail = "" if isinstance(error, errors.Rejected) else self._detail
-            emit_gave_up(call_record, stop.hint, error, detail or type(error).__name__)
+            emit_gave_up(call_record, stop, error, detail or type(error).__name__)
 
-    def _call_record(self, stop: Stop) -> CallRecord:
+    def _call_record(self, stop: Stop | None) -> CallRecord:
+        """Return the record of this call; `stop` is None if it has succeeded."""
         name, attempts = self._downstream.name, self._call.attempts
-        return CallRecord(self._operation, name, attempts, 0.0, stop.reason, stop.retry_after, ())
+        reason, retry_after, _ = stop or (None, None, None)
+        return CallRecord(self._operation, name, attempts, 0.0, reason, retry_after, ())

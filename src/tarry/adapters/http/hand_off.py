@@ -143,7 +143,8 @@ class HandOffSender:
         call_record = record_of(error)
         if self._task_client is None or call_record is None:
             return
-        if call_record.reason not in HAND_OFF_REASONS:
+        reason = call_record.reason
+        if reason is None or reason not in HAND_OFF_REASONS:
             return
         try:
             arguments = self._enqueue_arguments(request, error)
@@ -163,8 +164,8 @@ class HandOffSender:
             await self._release_response(error)
             raise
         await self._release_response(error)
-        task_id, reason = getattr(task, "task_id", task), call_record.reason.description
-        message = f"{call_record.operation}: handed off as task {task_id}: {reason}"
+        task_id = getattr(task, "task_id", task)
+        message = f"{call_record.operation}: handed off as task {task_id}: {reason.description}"
         handed_off = HandedOff(message, task)
         # An outer retry would create a second task. No other call can raise this new error object,
         # so the error record is valid without a check of the traceback: see `error_record`.

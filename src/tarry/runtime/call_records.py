@@ -1,0 +1,37 @@
+"""`record_calls`: the records of all calls in a block of code, also of those that succeeded.
+
+The block is a scope in the context's list of deadlines, which sets no deadline. Wrapped functions
+only test whether the list is empty, so calls outside of such blocks pay nothing for them.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from math import inf
+from typing import TYPE_CHECKING
+
+from tarry.runtime import deadlines
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from tarry.core.verdict import CallRecord
+
+
+@contextmanager
+def record_calls() -> Generator[list[CallRecord]]:
+    """Record the calls that end in the block: `with tarry.record_calls() as records:`.
+
+    The list has a record for each call, in the order in which the calls ended. The `reason` of a
+    call that succeeded is None. Calls in asyncio and trio tasks that were started in the block are
+    recorded too, if they end before the block.
+    """
+    records: list[CallRecord] = []
+    handle = deadlines.enter(inf)
+    handle.has_ended = True  # the scope sets no deadline
+    handle.records = records
+    try:
+        yield records
+    finally:
+        handle.records = None  # tasks that still run have a copy of the context
+        deadlines.leave(handle)
