@@ -80,8 +80,8 @@ def test_total_timeout_ends_the_call(server: FlakyServerView) -> None:
     """The session's total timeout covers all attempts and counts as a failure for the breaker."""
     payments = Downstream("payments", breaker=Breaker(consecutive=2))
 
-    async def main() -> list[tuple[Reason, int]]:
-        results: list[tuple[Reason, int]] = []
+    async def main() -> list[tuple[Reason | None, int]]:
+        results: list[tuple[Reason | None, int]] = []
         async with open_session(downstream=payments) as session:
             for _ in range(2):
                 with pytest.raises(TimeoutError) as caught:

@@ -72,7 +72,7 @@ def send(request: pytest.FixtureRequest) -> Send:
     return param
 
 
-def reason_and_attempts(error: BaseException) -> tuple[Reason, int]:
+def reason_and_attempts(error: BaseException) -> tuple[Reason | None, int]:
     """Return the reason and the number of attempts of a call that raises."""
     record = tarry.record_of(error)
     assert record is not None

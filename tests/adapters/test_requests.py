@@ -37,7 +37,7 @@ def make_session(adapter: RetryAdapter) -> requests.Session:
     return session
 
 
-def reason_and_attempts(error: BaseException) -> tuple[Reason, int]:
+def reason_and_attempts(error: BaseException) -> tuple[Reason | None, int]:
     """Return the reason and the number of attempts of a call that raises."""
     record = tarry.record_of(error)
     assert record is not None

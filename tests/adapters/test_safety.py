@@ -16,7 +16,7 @@ from tests.adapters.conftest import FlakyServerView
 pytestmark = pytest.mark.usefixtures("_no_waits")
 
 
-def reason_and_attempts(error: BaseException) -> tuple[Reason, int]:
+def reason_and_attempts(error: BaseException) -> tuple[Reason | None, int]:
     """Return the reason and the number of attempts of a call that raises."""
     record = tarry.record_of(error)
     assert record is not None

@@ -69,7 +69,7 @@ def test_hedged_calls_are_recorded(clock: VirtualClock) -> None:
 
 def test_inner_calls_come_first(clock: VirtualClock) -> None:
     """The records are in the order in which the calls ended, so the outer call is the last."""
-    inner = tarry.retry(on=OSError, name="inner")(lambda: None)
+    inner = tarry.retry(on=OSError, name="inner")(Dependency(clock, OK).call)
 
     with tarry.record_calls() as records:
         tarry.call(inner, on=OSError, name="outer")
@@ -79,7 +79,7 @@ def test_inner_calls_come_first(clock: VirtualClock) -> None:
 
 def test_only_calls_in_the_block_are_recorded(clock: VirtualClock) -> None:
     """Calls before and after the block are not recorded; each surrounding block has its calls."""
-    call = tarry.retry(on=OSError, name="op")(lambda: None)
+    call = tarry.retry(on=OSError)(Dependency(clock, OK).call)
 
     call()
     with tarry.record_calls() as outer:

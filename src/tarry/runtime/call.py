@@ -391,9 +391,7 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
         raise errors.Cancelled(msg) from error
 
 
-def emit_gave_up(
-    call_record: CallRecord, stop: Stop, error: Exception | None, detail: str
-) -> None:
+def emit_gave_up(call_record: CallRecord, stop: Stop, error: Exception | None, detail: str) -> None:
     """Emit that a call was given up; `error` is None if the call returns its last result."""
     import tarry.core.events as event
 

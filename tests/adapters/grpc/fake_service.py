@@ -177,7 +177,7 @@ def make_failing_call(
     return caught.value
 
 
-def give_up_reason(error: BaseException) -> Reason:
+def give_up_reason(error: BaseException) -> Reason | None:
     """Return the reason why the call was given up."""
     record = tarry.record_of(error)
     assert record is not None
