@@ -54,12 +54,88 @@ from tarry.policyfile.explain import find_warnings
                 "is no retry if this delay is 5 s or longer"
             ),
         ),
+        (
+            {"initial_delay": 500, "max_delay": 600},
+            (
+                "initial_delay = 500 is 8.33 min, because times are in seconds: for 500 ms, write "
+                "initial_delay = 0.5 or initialDelayMs = 500"
+            ),
+        ),
+        (
+            {"max_delay": 30_000},
+            (
+                "max_delay = 30000 is 8.33 h, because times are in seconds: for 30000 ms, write "
+                "max_delay = 30 or maxDelayMs = 30000"
+            ),
+        ),
+        (
+            {"attempt_timeout": 2500},
+            (
+                "attempt_timeout = 2500 is 41.7 min, because times are in seconds: for 2500 ms, "
+                "write attempt_timeout = 2.5 or attemptTimeoutMs = 2500"
+            ),
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_warning(changes: dict[str, Any], line: str) -> None:
     """A questionable setting has one warning with the field, the value and the effect."""
     assert [line] == find_warnings(Defence(Policy(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("defence", "line"),
+    [
+        (
+            Defence(hedging=Hedging(after=200)),
+            (
+                "hedging.after = 200 is 3.33 min, because times are in seconds: for 200 ms, write "
+                "hedging.after = 0.2"
+            ),
+        ),
+        (
+            Defence(breaker={"open_for": 5000, "max_open": 7200}),
+            (
+                "breaker.open_for = 5000 is 83.3 min, because times are in seconds: for 5000 ms, "
+                "write breaker.open_for = 5"
+            ),
+        ),
+    ],
+    ids=["hedging", "breaker"],
+)
+def test_milliseconds_of_a_table(defence: Defence, line: str) -> None:
+    """A time of hedging or the breaker that looks like milliseconds has a warning."""
+    assert [line] == find_warnings(defence)
+
+
+@pytest.mark.parametrize("milliseconds", [100, 150, 200, 250, 500, 750, 1000, 1500, 2000, 5000])
+def test_delay_in_milliseconds(milliseconds: int) -> None:
+    """Usual delays in milliseconds have a warning."""
+    policy = Policy(initial_delay=milliseconds, max_delay=86_400)
+    [warning] = find_warnings(Defence(policy))
+    assert f"write initial_delay = {milliseconds / 1000:g} or " in warning
+
+
+@pytest.mark.parametrize(
+    "seconds", [30, 45, 60, 90, 120, 180, 300, 600, 900, 1200, 1800, 2700, 3600, 5400, 7200, 21_600]
+)
+def test_long_delays_in_seconds(seconds: int) -> None:
+    """Long delays that are round in minutes or hours have no warning."""
+    assert [] == find_warnings(Defence(Policy(initial_delay=seconds, max_delay=86_400)))
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"attempt_timeout": 100, "total_budget": 500, "max_hint": 500, "max_delay": 200},
+        {"total_budget": 272_105, "max_hint": 86_400, "max_delay": 43_200},
+        {"total_budget": 2_592_000, "attempt_timeout": 3600},
+    ],
+    ids=repr,
+)
+def test_long_limits_in_seconds(limits: dict[str, Any]) -> None:
+    """Limits of minutes, hours and days have no warning."""
+    assert [] == find_warnings(Defence(Policy(**limits)))
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

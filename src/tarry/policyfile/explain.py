@@ -11,6 +11,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.budget import PRICES, RatioBudget
+from tarry.core.policy import POLICY_FIELDS
 from tarry.core.text import format_duration
 from tarry.policyfile.defence import Defence, component_arguments
 from tarry.policyfile.translation import BudgetSummary, format_value, summarize_budget
@@ -25,6 +26,22 @@ _LOWEST_ERROR_STATUS = 400
 _MIN_USEFUL_DELAY_S = 0.005
 """Most calls take longer than such a short delay, in which no dependency can recover."""
 _MANY_ATTEMPTS = 100
+_MIN_SUSPICIOUS_SECONDS = {
+    "initial_delay": 100.0,
+    "throttled_delay": 100.0,
+    "attempt_timeout": 500.0,
+    "max_delay": 1000.0,
+    "total_budget": 1000.0,
+    "max_hint": 1000.0,
+    "hedging.after": 100.0,
+    "breaker.window": 1000.0,
+    "breaker.slow_after": 100.0,
+    "breaker.open_for": 1000.0,
+    "breaker.max_open": 1000.0,
+}
+"""Times from which a value may be milliseconds. Delays are often 100 ms, limits a second or more;
+limits of some minutes are common, such as a timeout of 100 s."""
+_QUARTER_HOUR_S, _HOUR_S = 900, 3600
 _PERMANENT_STATUSES = frozenset(
     {*range(400, 408), *range(410, 418), 422, 426, 428, 431, 451, 501, 505}
 )
@@ -162,10 +179,40 @@ def _format_percent(ratio: float) -> str:
 
 def find_warnings(defence: Defence) -> list[str]:
     """Return a warning for each setting that is valid but probably a mistake."""
+    warnings = list(_warn_about_milliseconds(defence))
     if defence.hedging is not None:
-        return []
+        return warnings
     policy = defence.policy
-    return [*_warn_about_outcomes(policy), *_warn_about_delays(policy), *_warn_about_time(policy)]
+    warnings += _warn_about_outcomes(policy)
+    return [*warnings, *_warn_about_delays(policy), *_warn_about_time(policy)]
+
+
+def _warn_about_milliseconds(defence: Defence) -> Iterator[str]:
+    breaker = component_arguments(defence, "breaker") or {}
+    values = {f"breaker.{name}": value for name, value in breaker.items()}
+    json_names: dict[str, str | None] = {}
+    if defence.hedging is not None:
+        values["hedging.after"] = defence.hedging.after
+    else:
+        values |= {field.name: getattr(defence.policy, field.name) for field in POLICY_FIELDS}
+        json_names = {field.name: field.json_name for field in POLICY_FIELDS}
+    for name, min_seconds in _MIN_SUSPICIOUS_SECONDS.items():
+        value = values.get(name)
+        if isinstance(value, (int, float)) and value >= min_seconds and _is_like_ms(value):
+            with_unit = f" or {json_names[name]} = {value:.0f}" if name in json_names else ""
+            yield (
+                f"{name} = {value:g} is {format_duration(value)}, because times are in seconds: "
+                f"for {value:.0f} ms, write {name} = {value / 1000:g}{with_unit}"
+            )
+
+
+def _is_like_ms(value: float) -> bool:
+    """Return whether a number is round as milliseconds are (500, 30000), but not as seconds are.
+
+    Long times in seconds are usually minutes that divide an hour (300), or quarter hours (5400).
+    """
+    divides_hour = value % 60 == 0 and _HOUR_S % value == 0
+    return value % 50 == 0 and value % _QUARTER_HOUR_S != 0 and not divides_hour
 
 
 def _warn_about_outcomes(policy: Policy) -> Iterator[str]:
