@@ -116,7 +116,7 @@ def sandbox() -> Iterator[None]:
 @pytest.mark.parametrize("page", PAGES, ids=relative_path)
 def test_examples_of_page_run_and_print_what_it_shows(page: Path) -> None:
     """Each Python block of a page runs, and prints the text block that follows it, or nothing."""
-    namespace: dict[str, object] = {"__name__": "page"}
+    namespace: dict[str, object] = {"__name__": "__main__"}  # as if the page were a script
     printed = io.StringIO()  # one per page: a log handler of one block also writes in later blocks
 
     with sandbox(), redirect_stdout(printed), redirect_stderr(io.StringIO()):

@@ -275,7 +275,7 @@ def test_operations_of_one_decorator_have_the_names_of_their_functions(clock: Vi
             function()
 
     names = [event.operation for event in events if isinstance(event, tarry.Succeeded)]
-    assert [first.__qualname__, second.__qualname__] == names
+    assert [f"{__name__}.{function.__qualname__}" for function in (first, second)] == names
 
 
 # --- preserved attributes -------------------------------------------------------------------------
@@ -474,7 +474,7 @@ def test_block_is_named_after_its_function(clock: VirtualClock) -> None:
             with attempt:
                 pass
 
-    assert "test_block_is_named_after_its_function" == events[0].operation
+    assert f"{__name__}.test_block_is_named_after_its_function" == events[0].operation
 
 
 @pytest.mark.parametrize("exit_by", ["break", "continue", "fall through"])

@@ -17,7 +17,8 @@ class Event:
     """The base class of all events."""
 
     operation: str
-    """The name that the user set, or else the function's name; "" for `BreakerStateChanged`."""
+    """The name that the user set, or else that of the function with its module ("orders.charge");
+    "" for `BreakerStateChanged`."""
     downstream: str | None
     """The name of the downstream, or None for a call without a downstream."""
 

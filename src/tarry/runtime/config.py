@@ -325,9 +325,22 @@ def flags_of(fn: Any) -> int:
 
 
 def name_of(fn: Any) -> str:
-    """Return the qualified name of a callable, for logs and metrics."""
+    """Return the qualified name of a callable, for error messages."""
     fn = _unwrap(fn)
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+def operation_of(fn: Any) -> str:
+    """Return the name of a callable with its module, for events, logs and metrics."""
+    return add_module(getattr(_unwrap(fn), "__module__", None), name_of(fn))
+
+
+def add_module(module: str | None, qualname: str) -> str:
+    """Return "orders.charge" for `charge` in the module `orders`.
+
+    The module of a script is left out, because it is always "__main__".
+    """
+    return f"{module}.{qualname}" if module and module != "__main__" else qualname
 
 
 def check_callable(api_name: str, fn: Any) -> None:

@@ -107,7 +107,7 @@ def _new_call(
     config.check_instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
     classify_error = config.Classifier(on).classify_error
     downstream = downstream or _downstream_of(fn)
-    return RunningHedgedCall(name or config.name_of(fn), hedging, classify_error, downstream)
+    return RunningHedgedCall(name or config.operation_of(fn), hedging, classify_error, downstream)
 
 
 def drive(

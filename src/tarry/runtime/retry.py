@@ -27,11 +27,13 @@ from tarry.runtime.config import (
     POLICY_ATTEMPTS,
     RETRY_AND_HEDGE_MESSAGE,
     RetryConfig,
+    add_module,
     check_awaitable,
     check_callable,
     check_instance,
     flags_of,
     name_of,
+    operation_of,
     reject_unknown_options,
 )
 
@@ -94,7 +96,7 @@ def retry(
         that the function makes share the deadline.
     policy: all other settings, such as delays. `attempts` and `timeout` override its own.
     downstream: the dependency's breaker, retry budget and limits.
-    name: the name in logs and metrics; by default the name of the function.
+    name: the name in logs and metrics; by default that of the function with its module.
     cancel: a token that ends the waits of a plain function.
     random: the source of random numbers for jitter, such as random.Random(7).
     hedging: only raises an error if given, because a call is either retried or hedged.
@@ -117,7 +119,7 @@ def retry(
         if not callable(fn) or isinstance(fn, type):
             msg = f"@tarry.retry decorates functions and methods, got {fn!r}"
             raise ConfigurationTypeError(msg)
-        return _wrap(fn, config.with_default_name(name_of(fn)))
+        return _wrap(fn, config.with_default_name(operation_of(fn)))
 
     return decorate
 
@@ -153,7 +155,7 @@ def call(
     _check_no_generator(fn)
     if on is None and policy is not None:
         on = outcome_of_exception
-    name = name or name_of(fn)
+    name = name or operation_of(fn)
     config = RetryConfig(
         on, until, attempts, timeout, deadline, policy, downstream, name, cancel, random
     )
@@ -187,7 +189,7 @@ async def acall(
     _check_no_generator(fn)
     if on is None and policy is not None:
         on = outcome_of_exception
-    name = name or name_of(fn)
+    name = name or operation_of(fn)
     config = RetryConfig(
         on, until, attempts, timeout, deadline, policy, downstream, name, None, random
     )
@@ -220,7 +222,7 @@ def attempts(
     if not name:
         # The name of the function that contains the loop. `inspect` is slow to import.
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - see above
-        name = frame.f_code.co_qualname
+        name = add_module(frame.f_globals.get("__name__"), frame.f_code.co_qualname)
     return Attempts(
         RetryConfig(
             on, until, attempts, timeout, deadline, policy, downstream, name, cancel, random
