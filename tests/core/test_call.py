@@ -16,7 +16,7 @@ from tarry.core.budget import TokenBudget
 from tarry.core.call import Call
 from tarry.core.downstream import Downstream
 from tarry.core.hints import Hint
-from tarry.core.limiter import AdaptiveRate
+from tarry.core.limiter import AdaptiveRate, InFlight
 from tarry.core.outcome import PERMANENT, TRANSIENT, Kind, Outcome
 from tarry.core.policy import Policy
 from tarry.core.verdict import Attempt, Progress, Reason, Step, Stop, Wait
@@ -28,7 +28,7 @@ TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 def rate_limited_downstream() -> Downstream:
     """Return a downstream whose rate limit delays an attempt at NOW by 20 s."""
     rate = AdaptiveRate()
-    rate.rate, rate._tokens, rate._filled_at = 0.5, -9.0, NOW
+    rate.rate, rate._bucket_rate, rate._tokens, rate._filled_at = 0.5, 0.5, -9.0, NOW
     return Downstream("payments", budget=TokenBudget(), limiter=rate, max_in_flight=1)
 
 
@@ -100,6 +100,98 @@ def test_a_rate_limit_delays_an_attempt() -> None:
     assert Attempt(1, 10.0, 20.0) == Call(
         NO_JITTER, rate_limited_downstream(), NOW, NOW + 30
     ).start(NOW)
+
+
+def delay_steps(call: Call, now: float) -> list[float]:
+    """Return the sleeps of a driver whose attempt is delayed at `now`."""
+    steps = []
+    while step := call.next_delay_step(now):
+        steps.append(step)
+        now += step
+    return steps
+
+
+def test_steps_of_a_rate_limit_delay() -> None:
+    """A driver sleeps half of the delay that is left, but at most 0.5 s, until little is left."""
+    call = Call(NO_JITTER, rate_limited_downstream(), NOW)
+    call.start(NOW)
+    steps = delay_steps(call, NOW)
+    assert pytest.approx(20.0) == sum(steps)
+    assert [0.5] * 39 == steps[:39]
+    assert [0.25, 0.125] == [pytest.approx(step) for step in steps[39:41]]
+    assert 45 == len(steps)
+
+
+def test_a_rising_rate_shortens_a_rate_limit_delay() -> None:
+    """If the rate rises during the delay, the attempt is sent earlier and has more time."""
+    downstream = rate_limited_downstream()
+    call = Call(NO_JITTER, downstream, NOW, NOW + 30)
+    assert Attempt(1, 10.0, 20.0) == call.start(NOW)
+    assert 0.5 == call.next_delay_step(NOW)
+    assert downstream._adaptive_rate is not None
+    downstream._adaptive_rate._set_bucket_rate(100.0, NOW + 0.5)
+    steps = delay_steps(call, NOW + 0.5)
+    assert pytest.approx(9.75 / 100) == sum(steps)
+    attempt = call.delayed_attempt()
+    assert (1, 0.0) == (attempt.number, attempt.delay)
+    assert pytest.approx(30 - 0.5 - sum(steps)) == attempt.timeout
+
+
+def falling_rate_steps(**limits: float) -> list[float]:
+    """Return the sleeps of an attempt with a delay of 20 s whose rate falls to nearly 0."""
+    downstream = rate_limited_downstream()
+    downstream.latency.add(2.0)
+    call = Call(
+        NO_JITTER.replace(total_budget=limits.get("total_budget")),
+        downstream,
+        NOW,
+        NOW + limits["deadline"] if "deadline" in limits else None,
+    )
+    call.start(NOW)
+    assert downstream._adaptive_rate is not None
+    downstream._adaptive_rate._tokens = -1_000.0
+    return delay_steps(call, NOW)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, 30.0),  # max_wait
+        ({"deadline": 25.0}, 23.0),  # an attempt takes 2 s
+        ({"total_budget": 24.0}, 22.0),
+        ({"deadline": 25.0, "total_budget": 24.0}, 22.0),
+        ({"deadline": 21.0}, 20.0),  # as planned
+    ],
+)
+def test_a_falling_rate_prolongs_a_rate_limit_delay(
+    limits: dict[str, float], expected: float
+) -> None:
+    """If the rate falls, the attempt waits longer, but not past `max_wait` or the deadline."""
+    assert pytest.approx(expected) == sum(falling_rate_steps(**limits))
+
+
+def test_a_rate_limit_delay_with_sleeps_that_take_no_time() -> None:
+    """The delay ends after sleeps of `max_wait` seconds, even if the clock has not moved."""
+    call = Call(NO_JITTER, rate_limited_downstream(), NOW)
+    call.start(NOW)
+    steps = [call.next_delay_step(NOW) for _ in range(80)]
+    assert pytest.approx(30.0) == sum(steps)
+    assert 0.0 == steps[-1]
+
+
+class FixedDelay(InFlight):
+    """A limiter of a user, which delays each attempt by 3 s."""
+
+    def acquire(self, now: float) -> float | None:
+        """Return the delay."""
+        return 3.0
+
+
+def test_the_delay_of_another_limiter_is_one_step() -> None:
+    """The delay of a limiter other than `AdaptiveRate` cannot become shorter."""
+    call = Call(NO_JITTER, Downstream("d", limiter=FixedDelay(1)), NOW)
+    assert Attempt(1, None, 3.0) == call.start(NOW)
+    assert [3.0] == delay_steps(call, NOW)
 
 
 def test_a_rate_limit_delay_until_the_deadline() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import floor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -244,97 +243,6 @@ def test_the_limit_stays_within_its_bounds(
 # --- AdaptiveRate --------------------------------------------------------------------------------
 
 
-class ReferenceRate:
-    """The adaptive retry mode of AWS: rate measurement, CUBIC and token bucket."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.last_bucket: float | None = None
-        self.measured = 0.0
-        self.w_max = self.k = self.t0 = 0.0
-        self.rate: float | None = None
-        self.level, self.level_at = 0.0, 0.0
-
-    def measure_rate(self, t: float) -> None:
-        """Measure the rate in half-second buckets, smoothed by 0.8."""
-        bucket = floor(t / 0.5) * 0.5
-        last = bucket if self.last_bucket is None else self.last_bucket
-        self.count += 1
-        if bucket > last:
-            self.measured = 0.8 * self.count / (bucket - last) + 0.2 * self.measured
-            self.count = 0
-            last = bucket
-        self.last_bucket = last
-
-    def tokens(self, t: float) -> float:
-        """Return the tokens in the bucket, which refills at the rate up to max(1, rate)."""
-        if self.rate is None:
-            return 0.0
-        return min(max(1.0, self.rate), self.level + (t - self.level_at) * self.rate)
-
-    def send(self, t: float) -> float | None:
-        """Take a token and return the time until it is available; None above 30 s."""
-        if self.rate is None:
-            return 0.0
-        tokens = self.tokens(t)
-        wait = max(0.0, 1 - tokens) / self.rate
-        if wait > 30:
-            return None
-        self.level, self.level_at = tokens - 1, t
-        return wait
-
-    def receive(self, t: float, *, throttled: bool) -> None:
-        """Set the rate: 0.7 of the current one after throttling, else the cubic function."""
-        self.measure_rate(t)
-        if throttled:
-            self.w_max = self.measured if self.rate is None else min(self.measured, self.rate)
-            self.k = (self.w_max * 0.3 / 0.4) ** (1 / 3)
-            self.t0 = t
-            target = 0.7 * self.w_max
-        elif self.rate is None:
-            return
-        else:
-            target = 0.4 * (t - self.t0 - self.k) ** 3 + self.w_max
-        tokens = self.tokens(t)
-        self.rate = max(0.5, min(target, 2 * self.measured))
-        self.level, self.level_at = min(tokens, max(1.0, self.rate)), t
-
-
-@given(
-    st.floats(0, 1e6),
-    st.lists(
-        st.tuples(
-            st.sampled_from([0.0, 0.0, 0.01, 0.1, 0.3, 0.5, 1.0, 3.0]),
-            st.sampled_from(["send", "success", "success", "throttle", "failure", "cancel"]),
-        ),
-        min_size=15,
-        max_size=60,
-    ),
-)
-def test_adaptive_rate_agrees_with_reference(now: float, events: list[tuple[float, str]]) -> None:
-    """For any events the rates and delays are those of the reference implementation."""
-    limiter, reference = AdaptiveRate(), ReferenceRate()
-    for seconds, event in events:
-        now += seconds
-        if event == "send":
-            wait = reference.send(now)
-            assert (None if wait is None else pytest.approx(wait, rel=1e-6, abs=1e-6)) == (
-                limiter.acquire(now)
-            )
-        elif event == "cancel":
-            limiter.release(None, 0.1, now)
-        else:
-            outcome = {"success": SUCCESS, "throttle": THROTTLED, "failure": TRANSIENT}[event]
-            limiter.release(outcome, 0.1, now)
-            reference.receive(now, throttled=event == "throttle")
-        assert pytest.approx(reference.measured) == limiter.measured
-        assert (reference.rate is None) == (limiter.rate is None)
-        if reference.rate is not None:
-            assert pytest.approx(reference.rate, rel=1e-6) == limiter.rate
-            assert limiter.rate is not None
-            assert 0.5 <= limiter.rate
-
-
 def run_at_rate(limiter: AdaptiveRate, start: float, seconds: float, per_second: float) -> float:
     """Make successful attempts at a constant rate; return the time of the last one."""
     now = start
@@ -414,6 +322,37 @@ def test_a_cancelled_attempt_does_not_return_its_token() -> None:
         delays.append(limiter.acquire(now))
         limiter.release(None, 0.5, now)
     assert [2.0, 4.0, 6.0] == delays
+
+
+def test_waits_become_shorter_when_the_rate_rises() -> None:
+    """When the rate rises, attempts that wait already are sent earlier, in the same order."""
+    limiter = AdaptiveRate()
+    limiter.release(THROTTLED, 0.1, 0.0)
+    tokens = []
+    for _ in range(10):
+        limiter.acquire(0.0)
+        tokens.append(limiter.last_token)
+    assert [2.0 * n for n in range(1, 11)] == [limiter.remaining_wait(n, 0.0) for n in tokens]
+    for _ in range(100):
+        limiter.release(SUCCESS, 0.1, 5.0)
+    limiter.release(SUCCESS, 0.1, 5.5)
+    rate = limiter.rate
+    assert rate is not None
+    assert rate > 60
+    waits = [limiter.remaining_wait(token, 5.5) for token in tokens]
+    assert [0.0, 0.0] == waits[:2]
+    assert [pytest.approx(1 / rate)] * 7 == [later - wait for wait, later in pairwise(waits[2:])]
+    assert waits[-1] < 8 / rate
+
+
+def test_a_returned_token_shortens_the_waits_of_others() -> None:
+    """When an attempt is cancelled before it is sent, the attempts that wait get its token."""
+    limiter = AdaptiveRate()
+    limiter.release(THROTTLED, 0.1, 0.0)
+    for _ in range(3):
+        limiter.acquire(0.0)
+    limiter.release(None, 0.0, 0.0)
+    assert [2.0, 4.0] == [limiter.remaining_wait(2, 0.0), limiter.remaining_wait(3, 0.0)]
 
 
 def test_times_that_go_backwards_add_no_tokens() -> None:

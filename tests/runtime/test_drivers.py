@@ -58,6 +58,16 @@ def with_downstream(**components: Any) -> dict[str, Any]:
     return {"on": classify, "downstream": Downstream("payments", **components)}
 
 
+class RisingRate(tarry.AdaptiveRate):
+    """A limiter whose rate rises a second after a throttled attempt: then no attempt waits."""
+
+    def remaining_wait(self, token: int, now: float) -> float:
+        """Return the seconds until the token is available."""
+        assert self._throttled_at is not None
+        has_risen = now >= self._throttled_at + 1
+        return 0.0 if has_risen else super().remaining_wait(token, now)
+
+
 def with_open_breaker() -> dict[str, Any]:
     """Return options with a breaker that was forced open."""
     options = with_downstream(breaker=tarry.Breaker())
@@ -291,6 +301,20 @@ CASES = [
         starts=(0, 2),
         ended_at=2,
         options=lambda: with_downstream(limiter=tarry.AdaptiveRate()),
+    ),
+    Case(
+        "adaptive rate that rises during the delay",
+        (THROTTLED, OK),
+        starts=(0, 1),
+        ended_at=1,
+        options=lambda: with_downstream(limiter=RisingRate()),
+    ),
+    Case(
+        "adaptive rate that rises during the delay of an attempt with a timeout",
+        (THROTTLED, OK),
+        starts=(0, 1),
+        ended_at=1,
+        options=lambda: with_downstream(limiter=RisingRate()) | {"deadline": 9},
     ),
     Case(
         "adaptive rate would delay past the deadline",

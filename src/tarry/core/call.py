@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _MAX_STEPS = 256
 """The decision record (`Call.steps`) is cleared every 256 attempts, to save memory."""
 
+_MIN_DELAY_STEP_S, _MAX_DELAY_STEP_S = 0.02, 0.5  # see `Call.next_delay_step`
+_CLOCK_ERROR_S = 1e-6  # rounding errors of times in epoch seconds
+
 DownstreamStatus: TypeAlias = tuple[str | None, float | None]
 """The state of the breaker and the balance of the retry budget; None for one that is not set."""
 
@@ -44,10 +47,15 @@ class Call:
     """The state of one call. All times are of one clock; a `random_number` is from [0, 1)."""
 
     __slots__ = (
-        "_attempt_started", "_cleared_delay", "_newest_step", "_paid", "_permit", "_suspect",
-        "attempts", "backoff_offset", "deadline", "downstream", "policy", "previous_delay",
-        "started",
+        "_attempt_started", "_cleared_delay", "_latest_start", "_max_delay", "_newest_step",
+        "_paid", "_permit", "_suspect", "_token", "attempts", "backoff_offset", "deadline",
+        "downstream", "policy", "previous_delay", "started",
     )  # fmt: skip
+
+    # Of an attempt that a rate limiter delays:
+    _token: int | None
+    _max_delay: float  # seconds that the driver may still sleep
+    _latest_start: float
 
     def __init__(
         self,
@@ -113,7 +121,8 @@ class Call:
             if isinstance(admission, Stop):
                 return self._refund_and_stop(admission, now)
             if isinstance(admission, DelayedPermit):
-                self._permit, delay = admission
+                self._permit, delay, self._token, max_delay = admission
+                self._set_delay_limits(now, delay, max_delay)
                 if (deadline is not None and now + delay >= deadline) or (
                     total_budget is not None and now + delay >= self.started + total_budget
                 ):
@@ -128,11 +137,49 @@ class Call:
         # The policy has built the `Attempt` objects of the first attempts, by number, in advance.
         if deadline is None and not delay and number < len(policy.attempt_commands):
             return policy.attempt_commands[number]
-        timeout = policy.attempt_timeout
-        if deadline is not None:
-            time_left = deadline - now - delay
-            timeout = time_left if timeout is None else min(timeout, time_left)
-        return Attempt(number, timeout, delay)
+        return Attempt(number, self._timeout_from(now + delay), delay)
+
+    def next_delay_step(self, now: float) -> float:
+        """Return how long to sleep before calling this again; 0: send the delayed attempt now.
+
+        While an attempt waits for a token of an `AdaptiveRate`, the rate may rise or fall. The rate
+        at most doubles in half a second. So the driver sleeps half of the remaining delay, but not
+        longer than that, and checks again.
+        """
+        token, downstream = self._token, self.downstream
+        if token is None or downstream is None:
+            step, self._max_delay = self._max_delay, 0.0
+            return step
+        # `_max_delay` also ends the wait if tests replace the sleep by one that takes no time.
+        left = min(downstream.remaining_wait(token, now), self._latest_start - now, self._max_delay)
+        self._attempt_started = now + max(0.0, left)
+        if left < _CLOCK_ERROR_S:
+            return 0.0
+        step = left if left < _MIN_DELAY_STEP_S else min(left / 2, _MAX_DELAY_STEP_S)
+        self._max_delay -= step
+        return step
+
+    def delayed_attempt(self) -> Attempt:
+        """Return the attempt that was delayed and is sent now."""
+        return Attempt(self.attempts, self._timeout_from(self._attempt_started))
+
+    def _set_delay_limits(self, now: float, delay: float, max_delay: float) -> None:
+        """Limit the delay of an attempt, so that it can still finish before the call must end."""
+        self._max_delay = max(delay, max_delay)
+        latest_start = now + self._max_delay
+        end_limits = [] if self.deadline is None else [self.deadline]
+        if self.policy.total_budget is not None:
+            end_limits.append(self.started + self.policy.total_budget)
+        if end_limits and self.downstream is not None:
+            latest_start = min(latest_start, min(end_limits) - self.downstream.expected_duration())
+        self._latest_start = max(latest_start, now + delay)
+
+    def _timeout_from(self, attempt_started: float) -> float | None:
+        timeout = self.policy.attempt_timeout
+        if self.deadline is None:
+            return timeout
+        time_left = self.deadline - attempt_started
+        return time_left if timeout is None else min(timeout, time_left)
 
     def adopt_first_attempt(self, permit: int) -> None:
         """Take over a first attempt that the driver started without a `Call`, under `permit`.

@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.checks import check_count
-from tarry.core.limiter import InFlight, Limiter
+from tarry.core.limiter import AdaptiveRate, InFlight, Limiter
 from tarry.core.outcome import SUCCESS, Kind, Outcome
 from tarry.core.verdict import DelayedPermit, Reason, Stop
 
@@ -74,8 +74,8 @@ class Downstream:
     """Breaker, retry budget, limiters and latency of one dependency."""
 
     __slots__ = (
-        "_handles_throttling", "_hedge_credit", "_limiters", "breaker", "budget", "has_limiters",
-        "latency", "name", "transitions",
+        "_adaptive_rate", "_handles_throttling", "_hedge_credit", "_limiters", "breaker", "budget",
+        "has_limiters", "latency", "name", "transitions",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +95,7 @@ class Downstream:
         """The last 100 changes of the breaker's state that no listener has read yet. It is a list,
         because an empty deque takes 0.7 KB, and a service has thousands of downstreams."""
         self._limiters: tuple[Limiter, ...] = () if limiter is None else (limiter,)
+        self._adaptive_rate = limiter if isinstance(limiter, AdaptiveRate) else None
         self._handles_throttling: bool = getattr(limiter, "handles_throttling", False)
         if max_in_flight is not None:
             in_flight = InFlight(check_count("max_in_flight", max_in_flight))
@@ -185,6 +186,12 @@ class Downstream:
         for limiter in self._limiters:
             limiter.release(None, duration, now)
 
+    def remaining_wait(self, token: int, now: float) -> float:
+        """Return the seconds until a token of the rate limiter is available at its current rate."""
+        return (
+            0.0 if self._adaptive_rate is None else self._adaptive_rate.remaining_wait(token, now)
+        )
+
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
         """Return a `Stop` if a retry after `outcome` is rejected, else None. Changes no state."""
         breaker, budget = self.breaker, self.budget
@@ -267,7 +274,12 @@ class Downstream:
         except BaseException:  # raised by a limiter of the user
             self._release_acquired(permit, acquired_count, now)
             raise
-        return DelayedPermit(permit, delay) if delay else permit
+        if not delay:
+            return permit
+        rate = self._adaptive_rate
+        if rate is None:
+            return DelayedPermit(permit, delay)
+        return DelayedPermit(permit, delay, rate.last_token, rate.max_wait)
 
     def _release_acquired(self, permit: int, acquired_count: int, now: float) -> None:
         for limiter in self._limiters[:acquired_count]:

@@ -215,7 +215,7 @@ class HedgedCall:
         admission = self._downstream.admit(now)
         if isinstance(admission, Stop):
             return admission
-        permit, delay = admission if isinstance(admission, DelayedPermit) else (admission, 0.0)
+        permit, delay = admission[:2] if isinstance(admission, DelayedPermit) else (admission, 0.0)
         self.attempts += 1
         self._running[self.attempts] = _RunningAttempt(permit, now + delay, paid)
         return Attempt(self.attempts, delay=delay)

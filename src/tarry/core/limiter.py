@@ -149,12 +149,12 @@ class AdaptiveRate:
     From then on attempts are limited to `rate`, which rises along a cubic curve as in TCP CUBIC.
     Tokens are added to a bucket at this rate, and each attempt takes one. When the bucket is empty,
     an attempt waits for a token behind the attempts that wait already. It is rejected if it would
-    wait longer than `max_wait` seconds.
+    wait longer than `max_wait` seconds. If the rate changes, the waits change too.
     """
 
     __slots__ = (
-        "_filled_at", "_inflection", "_interval_count", "_interval_start", "_max_wait", "_peak",
-        "_throttled_at", "_tokens", "measured", "rate",
+        "_bucket_rate", "_filled_at", "_inflection", "_interval_count", "_interval_start",
+        "_peak", "_throttled_at", "_tokens", "last_token", "max_wait", "measured", "rate",
     )  # fmt: skip
 
     # The constants of the AWS SDKs
@@ -164,17 +164,20 @@ class AdaptiveRate:
     _MIN_RATE = 0.5  # attempts per second
 
     def __init__(self, *, max_wait: float = 30.0) -> None:
-        self._max_wait = check_positive("max_wait", max_wait)
+        self.max_wait: float = check_positive("max_wait", max_wait)
         self.rate: float | None = None
         """The current limit in attempts per second; None before the first throttled attempt."""
         self.measured: float = 0.0
         """The measured rate in attempts per second, smoothed."""
+        self.last_token: int = 0
+        """The number of the token that was taken last; tokens are numbered from 1."""
         self._tokens = 0.0  # negative while attempts wait for a token
-        self._filled_at = 0.0
+        self._bucket_rate = 1.0  # tokens per second; the bucket fills before the first throttling
+        self._filled_at: float | None = None
         self._interval_start: float | None = None
         self._interval_count = 0  # attempts that ended in this interval
         self._peak = 0.0  # the rate at the inflection point of the curve
-        self._throttled_at = 0.0
+        self._throttled_at: float | None = None  # before the first throttling: the first result
         self._inflection = 0.0  # seconds from `_throttled_at` to the inflection point
 
     def acquire(self, now: float) -> float | None:
@@ -183,10 +186,17 @@ class AdaptiveRate:
             return 0.0
         self._fill(now)
         wait = (1 - self._tokens) / self.rate
-        if wait > self._max_wait:
+        if wait > self.max_wait:
             return None
         self._tokens -= 1
+        self.last_token += 1
         return max(0.0, wait)
+
+    def remaining_wait(self, token: int, now: float) -> float:
+        """Return the seconds until the token with this number is available at the current rate."""
+        self._fill(now)
+        missing = token - self.last_token - self._tokens
+        return max(0.0, missing / self._bucket_rate)
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
         """Update `measured` and `rate`; refund the token of an attempt that was not sent."""
@@ -195,35 +205,40 @@ class AdaptiveRate:
                 self._tokens += 1
             return
         self._measure(now)
-        if outcome.kind is Kind.THROTTLED:
+        if self._throttled_at is None:
+            self._throttled_at = now
+        is_throttled = outcome.kind is Kind.THROTTLED
+        if is_throttled:
             old_rate = self.measured if self.rate is None else min(self.measured, self.rate)
             self._peak = old_rate
             self._throttled_at = now
             self._inflection = (old_rate * (1 - self._BETA) / self._SCALE) ** (1 / 3)
             new_rate = self._BETA * old_rate
-        elif self.rate is None:
-            return
         else:
             since_inflection = now - self._throttled_at - self._inflection
             new_rate = self._SCALE * since_inflection**3 + self._peak
-        self._fill(now)
-        self.rate = max(self._MIN_RATE, min(new_rate, 2 * self.measured))
-        self._tokens = min(self._tokens, max(1.0, self.rate))
+        self._set_bucket_rate(min(new_rate, 2 * self.measured), now)
+        if is_throttled or self.rate is not None:
+            self.rate = self._bucket_rate
 
     def on_recovery(self, now: float) -> None:
         """Set the lowest rate; it rises slowly at first, from the flat part of the cubic curve."""
         if self.rate is not None:
-            self._fill(now)
-            self.rate = self._MIN_RATE
-            self._tokens = min(self._tokens, 1.0)
+            self._set_bucket_rate(self._MIN_RATE, now)
+            self.rate = self._bucket_rate
             self._throttled_at = now
             self._peak, self._inflection = self._MIN_RATE, 0.0
 
+    def _set_bucket_rate(self, rate: float, now: float) -> None:
+        self._fill(now)
+        self._bucket_rate = max(self._MIN_RATE, rate)
+        self._tokens = min(self._tokens, max(1.0, self._bucket_rate))
+
     def _fill(self, now: float) -> None:
-        if self.rate is not None:
-            earned = max(0.0, now - self._filled_at) * self.rate
-            self._tokens = min(max(1.0, self.rate), self._tokens + earned)
-        self._filled_at = max(self._filled_at, now)
+        filled_at = now if self._filled_at is None else self._filled_at
+        earned = max(0.0, now - filled_at) * self._bucket_rate
+        self._tokens = min(max(1.0, self._bucket_rate), self._tokens + earned)
+        self._filled_at = max(filled_at, now)
 
     def _measure(self, now: float) -> None:
         """Update the measured rate from attempts counted in intervals of half a second."""

@@ -109,6 +109,10 @@ class DelayedPermit(NamedTuple):
     permit: int
     """The number by which the breaker identifies the attempt; 0 without a breaker."""
     delay: float
+    token: int | None = None
+    """The token of the rate limiter that the attempt waits for; None if `delay` never changes."""
+    max_delay: float = 0.0
+    """How long `delay` can become if the rate falls. Only set with a token."""
 
 
 class Progress(NamedTuple):

@@ -3,7 +3,8 @@
 A driver is the loop that makes the attempts of a call. It calls `begin_attempt`, makes the attempt,
 and passes the attempt's error to `try_continue` or its result to `try_finish`. If the call
 continues, the driver calls `wait` or `async_wait` and begins the next attempt. If a limiter delays
-an attempt, `begin_attempt` returns the delay, and the driver sleeps before it makes the attempt.
+an attempt, `begin_attempt` returns the delay, and the driver calls `wait_for_limiter` or
+`async_wait_for_limiter` before it makes the attempt.
 """
 
 from __future__ import annotations
@@ -206,6 +207,18 @@ class RunningCall(Call):
             return errors.DeadlineExceeded(msg)
         limit = format_duration(attempt_timeout)
         return errors.AttemptTimeout(f"{prefix}attempt {self.attempts} took longer than {limit}")
+
+    def wait_for_limiter(self, attempt: Attempt) -> Attempt:
+        """Block until an attempt that a rate limiter delays can be sent; return it."""
+        while step := self.next_delay_step(environment.now()):
+            blocking_wait(self.config, step, None)
+        return attempt if attempt.timeout is None else self.delayed_attempt()
+
+    async def async_wait_for_limiter(self, attempt: Attempt) -> Attempt:
+        """Like `wait_for_limiter`, but sleep on the event loop instead of blocking."""
+        while step := self.next_delay_step(environment.now()):
+            await environment.async_sleep(step)
+        return attempt if attempt.timeout is None else self.delayed_attempt()
 
     def wait(self) -> None:
         """Block until the next attempt is due."""

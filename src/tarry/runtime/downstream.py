@@ -153,6 +153,12 @@ class LockedDownstream(CoreDownstream):
         with self._lock:
             super().release(permit, duration, now)
 
+    def remaining_wait(self, token: int, now: float) -> float:
+        """Return the seconds until a token of the rate limiter is available at its current rate."""
+        with self._lock:
+            self._count_successes_locked()
+            return super().remaining_wait(token, now)
+
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
         """Return a `Stop` if no retry may follow `outcome`, else None; change nothing."""
         with self._lock:

@@ -251,7 +251,7 @@ def drive(running: RunningCall, fn: Callable[..., T], args: Args, kwargs: Kwargs
             if running.config.passes_attempt_number:
                 kwargs = {**kwargs, "attempt_number": attempt.number}
             if attempt.delay:
-                blocking_wait(running.config, attempt.delay, None)
+                attempt = running.wait_for_limiter(attempt)
             try:
                 if attempt.timeout is None:
                     result = fn(*args, **kwargs) if kwargs else fn(*args)
@@ -278,7 +278,7 @@ async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kw
             if running.config.passes_attempt_number:
                 kwargs = {**kwargs, "attempt_number": attempt.number}
             if attempt.delay:
-                await environment.async_sleep(attempt.delay)
+                attempt = await running.async_wait_for_limiter(attempt)
             try:
                 if attempt.timeout is None:
                     result = await fn(*args, **kwargs) if kwargs else await fn(*args)

@@ -15,7 +15,6 @@ from tarry.runtime import clocks, deadlines, drivers
 from tarry.runtime.call import (
     RunningBlockCall,
     RunningCall,
-    blocking_wait,
     check_no_event_loop,
 )
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
@@ -415,7 +414,7 @@ class AttemptIterator:
         try:
             attempt = running_call.begin_attempt()
             if attempt.delay:
-                blocking_wait(running_call.config, attempt.delay, None)
+                attempt = running_call.wait_for_limiter(attempt)
             self._context = context = AttemptContext(running_call, attempt, in_event_loop=False)
         except BaseException:
             running_call.abort()
@@ -434,7 +433,7 @@ class AttemptIterator:
         try:
             attempt = running_call.begin_attempt()
             if attempt.delay:
-                await environment.async_sleep(attempt.delay)
+                attempt = await running_call.async_wait_for_limiter(attempt)
             self._context = context = AttemptContext(running_call, attempt, in_event_loop=True)
         except BaseException:
             running_call.abort()

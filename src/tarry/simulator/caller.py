@@ -84,17 +84,30 @@ class RetryingCaller:
             self._on_end(self._call.started, now, attempt, self._call.attempts)
             return attempt
         route = self._route
-        self._awaited_number = number = attempt.number
+        self._awaited_number = attempt.number
         if route.metrics is not None:
             route.metrics.attempt_count += 1
-        sent_at = now + attempt.delay
-        arrives_at = sent_at + route.network_delay()
+        if attempt.delay:
+            self._wait_for_limiter(now)
+        else:
+            self._send(now, attempt)
+        return None
+
+    def _wait_for_limiter(self, now: float, _: object = None) -> None:
+        step = self._call.next_delay_step(now)
+        if step:
+            self._route.schedule(now + step, self._wait_for_limiter)
+        else:
+            self._send(now, self._call.delayed_attempt())
+
+    def _send(self, now: float, attempt: Attempt) -> None:
+        route, number = self._route, attempt.number
+        arrives_at = now + route.network_delay()
         if attempt.timeout is not None:
-            self._deadline = sent_at + attempt.timeout
+            self._deadline = now + attempt.timeout
             if arrives_at > self._deadline:
                 route.schedule(self._deadline, self._time_out, number)
         route.schedule(arrives_at, self._reach_node, number)
-        return None
 
     def discard_response(self, number: int) -> int:
         """Make the response with this number invalid; return the number of its replacement."""

@@ -22,7 +22,7 @@ from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_cod
 from tarry.core.verdict import Attempt
 from tarry.errors import Cancelled, ConfigurationTypeError
 from tarry.runtime import drivers
-from tarry.runtime.call import RunningBlockCall, blocking_wait
+from tarry.runtime.call import RunningBlockCall
 from tarry.runtime.clocks import CancelToken, PerProcess, environment  # environment: the clock
 from tarry.runtime.config import check_not_async
 
@@ -74,7 +74,7 @@ class GrpcCall(RunningBlockCall):
         """Begin the first attempt before a driver runs; the driver's `begin_attempt` returns it."""
         attempt = self.begin_attempt()
         if attempt.delay:
-            blocking_wait(self.config, attempt.delay, None)
+            self.wait_for_limiter(attempt)
         self._pending_first_attempt = Attempt(attempt.number)
 
     def begin_attempt(self) -> Attempt:
