@@ -36,6 +36,10 @@ class FakeService:
         self.messages_before_step = 0
         """The number of messages that a stream sends before its step."""
         self.messages = [b"one", b"two"]
+        self.headers: list[tuple[str, str]] | None = None
+        """The initial metadata that a stream sends before its step; None: it sends none."""
+        self.before_step: Callable[[], object] = bool
+        """Called by a stream before its step."""
         self.hold_started = threading.Event()
         """Set when an attempt reaches a "hold" step."""
         self.metadata: list[dict[str, str]] = []
@@ -61,7 +65,10 @@ class FakeService:
     def watch(self, _request: bytes, context: Any) -> Iterator[bytes]:
         """Handle a call with a response stream."""
         self._record_attempt(context)
+        if self.headers is not None:
+            context.send_initial_metadata(self.headers)
         yield from self.messages[: self.messages_before_step]
+        self.before_step()
         self._take_step(context)
         yield from self.messages[self.messages_before_step :]
 

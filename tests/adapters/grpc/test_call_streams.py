@@ -41,6 +41,49 @@ def test_stream_error_after_the_first_message(service: FakeService) -> None:
     assert 1 == service.attempts
 
 
+@pytest.mark.parametrize("headers", [[], [("shop", "north")]])
+def test_initial_metadata_before_the_first_message(
+    service: FakeService, headers: list[tuple[str, str]]
+) -> None:
+    """The initial metadata is available when the headers arrive, before the first message."""
+    service.steps, service.headers = ["hold"], headers
+
+    with open_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        assert headers == [tuple(pair) for pair in stream.initial_metadata()]
+        stream.cancel()
+
+
+@pytest.mark.parametrize("method", ["next", "initial_metadata"])
+def test_stream_error_after_the_headers(service: FakeService, method: str) -> None:
+    """An error after the headers is raised at once, without a note (gRFC A6)."""
+    service.steps, service.headers = ["UNAVAILABLE"], [("shop", "north")]
+
+    with open_channel(service.target) as channel:
+        stream = channel.unary_stream(WATCH)(b"")
+        if method == "initial_metadata":
+            stream.initial_metadata()
+        with pytest.raises(grpc.RpcError) as caught:
+            next(stream)
+
+    assert UNAVAILABLE == caught.value.code()
+    assert tarry.record_of(caught.value) is None
+    assert 1 == service.attempts
+
+
+def test_stream_error_long_after_empty_headers(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that fails some time after empty headers is not retried."""
+    service.steps, service.headers = ["UNAVAILABLE"], []
+    monkeypatch.setattr("tarry.adapters.grpc.call.TRAILERS_ONLY_S", 0.0)
+
+    with open_channel(service.target) as channel, pytest.raises(grpc.RpcError):
+        next(channel.unary_stream(WATCH)(b""))
+
+    assert 1 == service.attempts
+
+
 def test_empty_stream_is_a_success(service: FakeService) -> None:
     """After a failed attempt, a stream that ends without messages is a success."""
     service.steps, service.messages = ["UNAVAILABLE"], []

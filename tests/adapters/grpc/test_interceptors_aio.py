@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -164,6 +165,58 @@ def test_stream_error_after_the_first_message(service: FakeService) -> None:
             with pytest.raises(grpc.RpcError) as caught:
                 await stream.read()
             assert UNAVAILABLE == await stream.code()
+            return caught.value
+
+    error = asyncio.run(main())
+
+    assert UNAVAILABLE == error.code()
+    assert tarry.record_of(error) is None
+    assert 1 == service.attempts
+
+
+@pytest.mark.parametrize("headers", [[], [("shop", "north")]])
+def test_initial_metadata_before_the_first_message(
+    service: FakeService, headers: list[tuple[str, str]]
+) -> None:
+    """The initial metadata is available when the headers arrive, before the first message."""
+    service.steps, service.headers = ["hold"], headers
+
+    async def main() -> None:
+        async with open_async_channel(service.target) as channel:
+            stream = channel.unary_stream(WATCH)(b"")
+            assert headers == [tuple(pair) for pair in await stream.initial_metadata()]
+            stream.cancel()
+
+    asyncio.run(main())
+
+
+def test_messages_after_the_headers(service: FakeService) -> None:
+    """A stream whose headers arrive before its messages returns all messages."""
+    service.headers = [("shop", "north")]
+
+    async def main() -> list[bytes]:
+        async with open_async_channel(service.target) as channel:
+            return [message async for message in channel.unary_stream(WATCH)(b"")]
+
+    assert [b"one", b"two"] == asyncio.run(main())
+
+
+@pytest.mark.parametrize("headers", [[], [("shop", "north")]])
+def test_stream_error_after_the_headers(
+    service: FakeService, headers: list[tuple[str, str]]
+) -> None:
+    """An error some time after the headers is raised at once, without a note (gRFC A6)."""
+    has_metadata = threading.Event()
+    service.steps, service.headers = ["UNAVAILABLE"], headers
+    service.before_step = has_metadata.wait
+
+    async def main() -> Any:
+        async with open_async_channel(service.target) as channel:
+            stream = channel.unary_stream(WATCH)(b"")
+            await stream.initial_metadata()
+            has_metadata.set()
+            with pytest.raises(grpc.RpcError) as caught:
+                await stream.read()
             return caught.value
 
     error = asyncio.run(main())

@@ -47,6 +47,10 @@ _CLOCK_TOLERANCE_S = 0.01
 """gRPC measures deadlines with its own clock, which may be ahead of tarry's by this much."""
 _MAX_WORKER_THREADS = 32
 """How many threads run the user's interceptors and callbacks, which would block the event loop."""
+TRAILERS_ONLY_S = 0.1
+"""If a call fails later than this after empty initial metadata, the metadata came in headers. A
+response that consists only of trailers has no headers. gRPC then reports empty initial metadata
+and, at nearly the same time, the status."""
 _END_OF_STREAM = object()
 _get_result = methodcaller("result")
 
@@ -263,7 +267,7 @@ class _StreamCancelled(Cancelled, grpc.RpcError):  # type: ignore[misc]  # pyrig
 
 
 class RetriedStream(RetriedCall):
-    """A response stream that is retried until its first message has arrived."""
+    """A response stream that is retried until its headers arrive, as gRFC A6 requires."""
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
         super().__init__(call, send, first_attempt)
@@ -273,7 +277,7 @@ class RetriedStream(RetriedCall):
         """The user's callbacks for the final attempt, each with the name of the method for it."""
         self._lock = threading.RLock()  # one thread may read while another waits for the status
         self._unread: list[Any] = []
-        """The first message, until the user reads it; then empty."""
+        """The first message, if it was read to await the headers, until the user reads it."""
         self._error: BaseException | None = None
         """The error with which the call was given up, until `__next__` raises it."""
 
@@ -290,20 +294,25 @@ class RetriedStream(RetriedCall):
                 del error  # its traceback refers to this frame: break the reference cycle
         return self._unread.pop() if self._unread else next(self._latest_attempt)
 
-    def _wait_for_final_attempt(self) -> Any:
-        """Make attempts until the first message arrives or the call is given up."""
+    def initial_metadata(self) -> Any:
+        """Wait for the headers of the final attempt, but for no message; return its metadata."""
+        return self._wait_for_final_attempt(_await_headers).initial_metadata()
+
+    def _wait_for_final_attempt(self, await_start: Callable[[Any], list[Any]] | None = None) -> Any:
+        """Make attempts until one gets headers or the call is given up; return the last attempt.
+
+        `await_start` waits for the headers of an attempt, and returns the messages that it read.
+        """
         with self._lock:
             if self._has_final_attempt:
                 return self._latest_attempt
             try:
-                message = self._drive(lambda attempt: next(attempt, _END_OF_STREAM))
+                self._unread = self._drive(await_start or _await_headers_or_message)
             except Cancelled as error:  # during a wait between two attempts
                 self._error = _StreamCancelled(str(error))
                 self._error.__cause__ = error.__cause__
             except Exception as error:
                 self._error = error
-            else:
-                self._unread = [] if message is _END_OF_STREAM else [message]
             finally:
                 self._end_retries()
         return self._latest_attempt
@@ -342,6 +351,36 @@ class RetriedStream(RetriedCall):
             # `add_callback` returns False if the attempt has already ended.
             if getattr(self._latest_attempt, method)(callback) is False:
                 callback()
+
+
+def _await_headers(attempt: Any) -> list[Any]:
+    """Wait for the headers of a stream; raise if it fails without headers."""
+    if attempt.initial_metadata():
+        return []
+    has_ended = threading.Event()
+    is_running = attempt.add_callback(has_ended.set)
+    if is_running and not has_ended.wait(TRAILERS_ONLY_S):
+        return []
+    return _read_message(attempt)
+
+
+def _await_headers_or_message(attempt: Any) -> list[Any]:
+    """Like `_await_headers`, but if the headers are empty, wait for the first message."""
+    if attempt.initial_metadata():
+        return []
+    headers_received_at = environment.now()
+    try:
+        return _read_message(attempt)
+    except grpc.RpcError:
+        if environment.now() - headers_received_at < TRAILERS_ONLY_S:
+            raise
+        return []  # the attempt had headers, so it is final; reading it raises the error again
+
+
+def _read_message(attempt: Any) -> list[Any]:
+    """Return a list with the next message of a stream; an empty list at the end of the stream."""
+    message = next(attempt, _END_OF_STREAM)
+    return [] if message is _END_OF_STREAM else [message]
 
 
 class RetriedFuture(RetriedCall, Future[Any]):

@@ -17,13 +17,20 @@ which tells the client not to retry: the trailer `grpc-retry-pushback-ms: -1`. T
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from contextvars import copy_context
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarry.adapters.grpc.call import CallFactory, RetriedFuture, RetriedStream, grpc
+from tarry.adapters.grpc.call import (
+    TRAILERS_ONLY_S,
+    CallFactory,
+    RetriedFuture,
+    RetriedStream,
+    grpc,
+)
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.runtime import deadlines, drivers, error_record
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
@@ -63,7 +70,7 @@ class _CallDetails(NamedTuple):
 
 
 class RetryInterceptor:
-    """Retries unary calls, and calls with a response stream until the first message arrives.
+    """Retries unary calls, and calls with a response stream until the response headers arrive.
 
     Args:
         policy: the retry policy; by default `tarry.Policy()`.
@@ -107,7 +114,7 @@ class RetryInterceptor:
     def intercept_unary_stream(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
-        """Start a response stream. It is retried while the user waits for its first message."""
+        """Start a response stream. It is retried while the user waits for its headers."""
         if _has_expired_timeout(client_call_details):
             return continuation(client_call_details, request)
         # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
@@ -212,34 +219,62 @@ class _AsyncUnaryStreamInterceptor:
             return await continuation(client_call_details, request)
         call = self._call_factory.new_call(client_call_details)
 
-        async def make_attempt() -> _StartedStream:
+        async def make_attempt() -> Any:
             # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
             details = _async_attempt_details(call, client_call_details, None)
-            messages = aiter(await continuation(details, request))
-            try:
-                return _StartedStream([await anext(messages)], messages)
-            except StopAsyncIteration:
-                return _StartedStream([], messages)
+            attempt = await continuation(details, request)
+            if await attempt.initial_metadata():
+                return attempt
+            stream = _StartedStream(attempt)
+            await stream.await_headers()
+            return stream
 
         return await drivers.drive_async(call, make_attempt, (), {})
 
 
 class _StartedStream:
-    """A response stream whose first message has been read.
+    """A response stream whose initial metadata is empty, so that it may have no headers.
 
     It need not be a call object, because gRPC itself keeps the call object of the last attempt.
     """
 
-    def __init__(self, unread: list[Any], messages: Any) -> None:
-        self._unread = unread
-        """The first message, until the user reads it; then empty."""
-        self._messages = messages
+    def __init__(self, attempt: Any) -> None:
+        self._messages = aiter(attempt)
+        self._first: asyncio.Task[Any] | None = asyncio.create_task(self._read_message())
+        """Reads the first message; None when the user has read it."""
+        self._first.add_done_callback(_mark_as_retrieved)
+
+    async def await_headers(self) -> None:
+        """Wait until it is certain that the stream has headers; raise if it fails without them."""
+        first = self._first
+        if first is None:
+            return
+        try:
+            await asyncio.wait([first], timeout=TRAILERS_ONLY_S)
+        except asyncio.CancelledError:
+            first.cancel()
+            raise
+        if first.done():
+            first.result()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
-        return self._unread.pop() if self._unread else await anext(self._messages)
+        first, self._first = self._first, None
+        message = await (self._read_message() if first is None else first)
+        if message is _END_OF_STREAM:
+            raise StopAsyncIteration
+        return message
+
+    async def _read_message(self) -> Any:
+        return await anext(self._messages, _END_OF_STREAM)
+
+
+def _mark_as_retrieved(task: asyncio.Task[Any]) -> None:
+    """Retrieve the error of a task; otherwise asyncio logs an error that the user never read."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _async_attempt_details(call: GrpcCall, call_details: Any, attempt_timeout: float | None) -> Any:
