@@ -235,3 +235,5 @@ ASYNC_DRIVERS = [
 DRIVERS = [*SYNC_DRIVERS, *ASYNC_DRIVERS]
 RESULT_DRIVERS = [driver for driver in DRIVERS if driver.form != "generator"]
 """The drivers that support `until`."""
+FUNCTION_DRIVERS = [driver for driver in DRIVERS if driver.form in {"decorator", "call"}]
+"""The drivers that support `fallback`."""

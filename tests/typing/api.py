@@ -136,6 +136,29 @@ async def check_calls(policy: tarry.Policy) -> None:
     assert_type(tarry.hedge_sync(undecorated, 1, after=0.1), str)
 
 
+@tarry.retry(on=OSError, fallback=None)
+def function_with_fallback(number: int) -> str | None:
+    return str(number)
+
+
+def fallback(error: Exception) -> str:
+    return str(error)
+
+
+async def async_fallback(error: Exception) -> str:
+    return str(error)
+
+
+async def check_fallbacks() -> None:
+    assert_type(function_with_fallback(1), str | None)
+    assert_type(tarry.call(undecorated, 1, on=OSError, fallback="none"), str)
+    assert_type(tarry.call(undecorated, 1, on=OSError, fallback=fallback), str)
+    assert_type(tarry.call(undecorated, 1, on=OSError, fallback=None), str | None)
+    assert_type(await tarry.acall(undecorated_async, 1, on=OSError, fallback=async_fallback), str)
+    assert_type(await tarry.hedge(undecorated_async, 1, after=1, fallback=async_fallback), str)
+    assert_type(tarry.hedge_sync(undecorated, 1, after=1, fallback=fallback), str)
+
+
 def classify_error(error: Exception) -> tarry.Outcome:
     return tarry.outcome_of_status(503, {"retry-after": "1"}, now=0.0)
 

@@ -9,7 +9,7 @@ an attempt, `begin_attempt` returns the delay, and the driver calls `wait_for_li
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry import errors
 from tarry.core.call import Call
@@ -53,11 +53,15 @@ class RunningCall(Call):
     It is a subclass of `Call`, so that a failure allocates one object instead of two.
     """
 
-    __slots__ = ("_emits_events", "_error", "_last_record_number", "_uses_clock", "_wait", "config")
+    __slots__ = (
+        "_emits_events", "_error", "_last_record_number", "_stop_reason", "_uses_clock", "_wait",
+        "config",
+    )  # fmt: skip
 
     _checks_traceback = True
     """Whether the final error must have passed a driver function: see `error_record`."""
     _wait: Wait  # set by `try_continue`, if another attempt follows
+    _stop_reason: Reason  # set by `_record_give_up`, if the call ends with an error
 
     def __init__(
         self, config: RetryConfig, started: float | None, deadline: float | None, record_number: int
@@ -254,7 +258,13 @@ class RunningCall(Call):
         for records in deadlines.recordings():
             records.append(self._call_record(stop))
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether the call has ended with an error that is not permanent: see `fallback_result`."""
+        return getattr(self, "_stop_reason", Reason.PERMANENT) is not Reason.PERMANENT
+
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
+        self._stop_reason = stop.reason
         call_record = self._call_record(stop)
         self._record_call(stop)
         attach_record_and_note(
@@ -402,6 +412,20 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
     if config.cancel is not None and config.cancel.cancelled:
         msg = f"{config.operation}: cancelled while waiting for the next attempt"
         raise errors.Cancelled(msg) from error
+
+
+def fallback_result(fallback: Any, error: Exception) -> Any:
+    """Return the result of a call that was given up with `error`, as `fallback` specifies.
+
+    Not used for a permanent error: it may be a bug, which a fallback would hide.
+    """
+    return fallback(error) if callable(fallback) else fallback
+
+
+async def fallback_result_async(fallback: Any, error: Exception) -> Any:
+    """Like `fallback_result`; if the fallback returns an awaitable, await it."""
+    result = fallback_result(fallback, error)
+    return await result if callable(fallback) and hasattr(result, "__await__") else result
 
 
 def emit_gave_up(call_record: CallRecord, stop: Stop, error: Exception | None, detail: str) -> None:

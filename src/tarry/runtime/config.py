@@ -53,15 +53,20 @@ CANCEL_IN_COROUTINE_MESSAGE = (
 _DEFAULT_POLICY = Policy()
 
 
-class _PolicyAttempts:
-    """The type of `POLICY_ATTEMPTS`."""
+class _Default:
+    """The default of an argument for which None has a meaning of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __repr__(self) -> str:
-        return "POLICY_ATTEMPTS"
+        return self._name
 
 
-POLICY_ATTEMPTS: Any = _PolicyAttempts()
+POLICY_ATTEMPTS: Any = _Default("POLICY_ATTEMPTS")
 """The default of `attempts`: the `max_attempts` of the policy. None means no limit."""
+NO_FALLBACK: Any = _Default("NO_FALLBACK")
+"""The default of `fallback`: a call that is given up raises an error. None would be a result."""
 
 
 class RetryConfig:
@@ -69,9 +74,10 @@ class RetryConfig:
 
     # Without slots, a call that creates a `RunningCall` would take 6.4 us instead of 6 us.
     __slots__ = (
-        "cancel", "classify_error", "classify_result", "deadline", "downstream", "draw_random",
-        "has_until", "operation", "passes_attempt_number", "policy", "release_connection",
-        "state_after_one_attempt",
+        "async_argument", "cancel", "classify_error", "classify_result", "deadline", "downstream",
+        "draw_random", "fallback", "has_until",
+        "operation", "passes_attempt_number", "policy",
+        "release_connection", "state_after_one_attempt",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +93,7 @@ class RetryConfig:
         cancel: CancelToken | None = None,
         random: Random | None = None,
         *,
+        fallback: Any = NO_FALLBACK,
         classify_result: Callable[[Any], Outcome] | None = None,
         release_connection: Callable[[Any], Any] | None = None,
         repeatable: bool = True,
@@ -108,20 +115,7 @@ class RetryConfig:
         if random is not None and not hasattr(random, "random"):
             rule = "must be a source such as random.Random(7)"
             raise ConfigurationTypeError("random", rule, random)
-        if until is not None:
-            if not callable(until):
-                raise ConfigurationTypeError("until", "must be a predicate over the result", until)
-            check_not_async("until", until)
-            classify_result = partial(_classify_by_until, until)
-        changes: dict[str, Any] = {}
-        if attempts is None:
-            changes["max_attempts"] = UNLIMITED_ATTEMPTS
-        elif attempts is not POLICY_ATTEMPTS:
-            changes["max_attempts"] = check_count("attempts", attempts)
-        if timeout is not None:
-            changes["attempt_timeout"] = check_positive("timeout", to_seconds(timeout))
-        base = policy or _DEFAULT_POLICY
-        self.policy: Policy = base.replace(**changes) if changes else base
+        self.policy: Policy = _changed_policy(policy or _DEFAULT_POLICY, attempts, timeout)
         if attempts is None and (
             deadline is None
             and self.policy.total_budget is None
@@ -131,12 +125,11 @@ class RetryConfig:
                 "attempts=None needs another limit: deadline=, a policy with a total_budget, or a "
                 "downstream with a retry budget"
             )
-        classifier = Classifier(on, repeatable=repeatable)
-        self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
-        self.has_until: bool = until is not None
-        self.classify_result: Callable[[Any], Outcome] | None = classify_result
-        """Classifies a result, as `until` specifies. An adapter passes its own function, because an
-        HTTP request that failed returns a response."""
+        self.async_argument: tuple[str, object] | None = None
+        """The name and value of an argument that is a coroutine function, which only async calls
+        can await; None if there is no such argument."""
+        self._set_predicates(on, until, classify_result, repeatable=repeatable)
+        self._set_hooks(fallback)
         self.release_connection: Callable[[Any], Any] | None = release_connection
         """Releases the connection of a response before the wait for the next attempt. Returns
         whether the user can still read the response."""
@@ -154,17 +147,66 @@ class RetryConfig:
         self.draw_random: Callable[[], float] | None = None if random is None else random.random
         """Returns a random number for jitter; None if the user passed no `random`."""
 
+    def _set_predicates(
+        self,
+        on: On | None,
+        until: Callable[[Any], bool | Outcome] | None,
+        classify_result: Callable[[Any], Outcome] | None,
+        *,
+        repeatable: bool,
+    ) -> None:
+        classifier = Classifier(on, repeatable=repeatable)
+        self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
+        self.has_until: bool = until is not None
+        self.classify_result: Callable[[Any], Outcome] | None = classify_result
+        """Classifies a result, as `until` specifies. An adapter passes its own function, because an
+        HTTP request that failed returns a response."""
+        if until is not None:
+            if not callable(until):
+                raise ConfigurationTypeError("until", "must be a predicate over the result", until)
+            check_not_async("until", until)
+            self.classify_result = partial(_classify_by_until, until)
+
+    def _set_hooks(
+        self,
+        fallback: Any,
+    ) -> None:
+        self.fallback: Any = fallback
+        """What a call that is given up returns: a value, or a function that takes the error."""
+        if fallback is not NO_FALLBACK:
+            self._is_async("fallback", fallback)
+
     @property
     def needs_slow_path(self) -> bool:
         """Whether each call needs a `RunningCall`; the fast path creates it only after failures."""
         return (
             self.has_until
+            or self.fallback is not NO_FALLBACK
             or (self.classify_result is not None and self.downstream is None)
             or self.deadline is not None
             or self.policy.attempt_timeout is not None
             or self.policy.total_budget is not None
             or (self.downstream is not None and self.downstream.has_limiters)
         )
+
+    def _is_async(self, argument: str, fn: object) -> bool:
+        """Return whether an argument is a coroutine function, and remember it."""
+        flags = flags_of(fn)
+        if flags & ASYNC_GENERATOR:
+            rule = f"must be a function, got the async generator function {name_of(fn)}"
+            raise ConfigurationTypeError(argument, rule)
+        if flags & COROUTINE:
+            self.async_argument = argument, fn
+        return bool(flags & COROUTINE)
+
+    def check_no_async_argument(self) -> None:
+        """Raise if an argument is a coroutine function, because a plain function is retried."""
+        if self.async_argument is not None:
+            name, fn = self.async_argument
+            raise ConfigurationTypeError(
+                f"{name} is the coroutine function {name_of(fn)}, which only an async call can "
+                f"await: retry a coroutine function, or pass a plain function as {name}"
+            )
 
     def with_default_name(self, operation: str) -> RetryConfig:
         """Return a copy with this name; return self if the user has given a name."""
@@ -175,15 +217,28 @@ class RetryConfig:
         return named
 
 
+def _changed_policy(policy: Policy, attempts: int | None, timeout: Seconds | None) -> Policy:
+    """Return the policy with the number of attempts and the timeout that override its own."""
+    changes: dict[str, Any] = {}
+    if attempts is None:
+        changes["max_attempts"] = UNLIMITED_ATTEMPTS
+    elif attempts is not POLICY_ATTEMPTS:
+        changes["max_attempts"] = check_count("attempts", attempts)
+    if timeout is not None:
+        changes["attempt_timeout"] = check_positive("timeout", to_seconds(timeout))
+    return policy.replace(**changes) if changes else policy
+
+
 _OPTIONS = (
     "on", "until", "attempts", "timeout", "deadline", "policy", "downstream", "name", "cancel",
-    "random",
+    "random", "fallback",
 )  # fmt: skip
 _OPTIONS_OF_OTHER_LIBRARIES = {
     "tries": "attempts", "max_tries": "attempts", "max_attempts": "attempts", "stop": "attempts",
     "max_time": "deadline", "exceptions": "on", "exception": "on", "retry": "on", "wait": "policy",
     "delay": "initial_delay", "wait_initial": "initial_delay", "wait_max": "max_delay",
     "wait_exp_base": "multiplier", "wait_jitter": "jitter", "circuit_breaker": "breaker",
+    "giveup": "on", "retry_error_callback": "fallback",
 }  # fmt: skip
 """Names in tenacity, stamina, backoff and retry, with the corresponding names in tarry."""
 
@@ -194,7 +249,9 @@ def reject_unknown_options(api_name: str, options: dict[str, Any]) -> None:
         option = _OPTIONS_OF_OTHER_LIBRARIES.get(name, name)
         if option not in _OPTIONS:
             option = suggest(option, _OPTIONS, similarity=0.8) or option
-        if option in _OPTIONS:
+        if name in _OPTIONS:
+            advice = "tarry.retry and tarry.call have it"
+        elif option in _OPTIONS:
             advice = f"use {option}="
         elif option in ("breaker", "budget", "limiter", "max_in_flight"):
             advice = f'use downstream=tarry.Downstream("name", {option}=...)'

@@ -20,8 +20,11 @@ from tarry.runtime.call import (
     blocking_wait,
     check_no_event_loop,
     decide_after_first_failure,
+    fallback_result,
+    fallback_result_async,
 )
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.config import NO_FALLBACK
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
@@ -51,11 +54,12 @@ def wrap(
     attempt calls `first` instead of `fn`. For such calls both must do the same.
     """
     if config.needs_slow_path:
+        drive_call = drive if config.fallback is NO_FALLBACK else drive_with_fallback
 
         @wraps(fn, _WRAPPER_ATTRIBUTES)
         def call(*args: Any, **kwargs: Any) -> T:
             check_no_event_loop(config)
-            return drive(RunningCall.new(config), fn, args, kwargs)
+            return drive_call(RunningCall.new(config), fn, args, kwargs)
 
         return call
     if config.downstream is None:
@@ -68,10 +72,11 @@ def wrap_async(
 ) -> CoroutineFunction[T]:
     """Like `wrap`, for coroutine functions."""
     if config.needs_slow_path:
+        drive_call = drive_async if config.fallback is NO_FALLBACK else drive_with_fallback_async
 
         @wraps(fn, _WRAPPER_ATTRIBUTES)
         async def call(*args: Any, **kwargs: Any) -> T:
-            return await drive_async(RunningCall.new(config), fn, args, kwargs)
+            return await drive_call(RunningCall.new(config), fn, args, kwargs)
 
         return call
     if config.downstream is None:
@@ -297,6 +302,32 @@ async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kw
     except BaseException:
         running.abort()
         raise
+
+
+def drive_with_fallback(
+    running: RunningCall, fn: Callable[..., T], args: Args, kwargs: Kwargs
+) -> T:
+    """Like `drive`, but return the fallback of a call that is given up."""
+    try:
+        return drive(running, fn, args, kwargs)
+    except Exception as error:
+        if not running.has_given_up:
+            raise
+        result: T = fallback_result(running.config.fallback, error)
+        return result
+
+
+async def drive_with_fallback_async(
+    running: RunningCall, fn: AsyncFunction[T], args: Args, kwargs: Kwargs
+) -> T:
+    """Like `drive_with_fallback`, for a coroutine function."""
+    try:
+        return await drive_async(running, fn, args, kwargs)
+    except Exception as error:
+        if not running.has_given_up:
+            raise
+        result: T = await fallback_result_async(running.config.fallback, error)
+        return result
 
 
 def release_result(running: RunningCall, result: object) -> None:

@@ -17,7 +17,12 @@ from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.outcome import SUCCESS, Kind
 from tarry.core.verdict import CallRecord, Reason, Stop
 from tarry.runtime import config, deadlines
-from tarry.runtime.call import emit_gave_up, rejection_error
+from tarry.runtime.call import (
+    emit_gave_up,
+    fallback_result,
+    fallback_result_async,
+    rejection_error,
+)
 from tarry.runtime.clocks import PerProcess, environment  # environment: clock, sleep, random
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.error_record import attach_record_and_note
@@ -48,6 +53,7 @@ async def hedge(
     on: On | None = None,
     downstream: Downstream | None = None,
     name: str | None = None,
+    fallback: T | Callable[[Exception], T | Awaitable[T]] = config.NO_FALLBACK,
     policy: None = None,
 ) -> T:
     """Await a coroutine function; start another copy of the call when it takes too long.
@@ -59,11 +65,19 @@ async def hedge(
     max_attempts: the maximum number of copies, including the first (default 2).
     on: errors after which the next copy starts at once; any other error ends the call.
     downstream: measures the latency of the dependency. By default each function has its own.
+    fallback: what a call that is given up returns, as in `retry`: a value, or a function that takes
+        the error. An error that `on` does not match is still raised.
     policy: must be None, because a call is either retried or hedged.
     """
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     call = _new_call("hedge", fn, hedging, on, downstream, name, policy)
-    return await drive_async(call, lambda _number: fn(*args))
+    try:
+        return await drive_async(call, lambda _number: fn(*args))
+    except Exception as error:
+        if fallback is config.NO_FALLBACK or not call.has_given_up:
+            raise
+        result: T = await fallback_result_async(fallback, error)
+        return result
 
 
 def hedge_sync(
@@ -76,6 +90,7 @@ def hedge_sync(
     on: On | None = None,
     downstream: Downstream | None = None,
     name: str | None = None,
+    fallback: T | Callable[[Exception], T] = config.NO_FALLBACK,
     policy: None = None,
 ) -> T:
     """Call a plain function in a thread; start another copy when it takes too long.
@@ -84,8 +99,15 @@ def hedge_sync(
     cannot be cancelled. Its thread continues, and its result is discarded.
     """
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
+    config.check_not_async("fallback", fallback)
     call = _new_call("hedge_sync", fn, hedging, on, downstream, name, policy)
-    return drive(call, lambda _number: fn(*args))
+    try:
+        return drive(call, lambda _number: fn(*args))
+    except Exception as error:
+        if fallback is config.NO_FALLBACK or not call.has_given_up:
+            raise
+        result: T = fallback_result(fallback, error)
+        return result
 
 
 def _new_call(
@@ -228,6 +250,8 @@ class RunningHedgedCall:
         """A description of the last failure, for events; "" if no copy has failed."""
         self.has_final_result: bool = False
         """Whether the call has ended with the result of the copy that finished last."""
+        self.has_given_up: bool = False
+        """Whether the call has ended with an error that is not permanent."""
 
     def begin_first_copy(self) -> Attempt:
         """Return the first copy, which must now start; raise if the call is rejected."""
@@ -346,6 +370,7 @@ class RunningHedgedCall:
             records.append(self._call_record(stop))
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
+        self.has_given_up = stop.reason is not Reason.PERMANENT
         call_record = self._call_record(stop)
         self._record_call(stop)
         # If there was only one copy, its error was not hedged: an outer retry loop may retry it.

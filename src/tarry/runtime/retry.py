@@ -23,6 +23,7 @@ from tarry.runtime.config import (
     CANCEL_IN_COROUTINE_MESSAGE,
     COROUTINE,
     GENERATOR,
+    NO_FALLBACK,
     POLICY_ATTEMPTS,
     RETRY_AND_HEDGE_MESSAGE,
     RetryConfig,
@@ -75,6 +76,7 @@ def retry(
     name: str | None = None,
     cancel: CancelToken | None = None,
     random: Random | None = None,
+    fallback: Any = NO_FALLBACK,
     hedging: None = None,
     **unknown: Never,
 ) -> Decorator:
@@ -98,6 +100,9 @@ def retry(
     name: the name in logs and metrics; by default that of the function with its module.
     cancel: a token that ends the waits of a plain function.
     random: the source of random numbers for jitter, such as random.Random(7).
+    fallback: what a call that is given up returns instead of raising its error: a value, or a
+        function that takes the error. Errors that `on` does not match are still raised. A coroutine
+        function may have a coroutine function as its fallback.
     hedging: only raises an error if given, because a call is either retried or hedged.
     """
     if misused:  # the decorator was used without parentheses, or with a positional argument
@@ -109,7 +114,17 @@ def retry(
         raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
     reject_unknown_options("retry", unknown)
     config = RetryConfig(
-        on, until, attempts, timeout, deadline, policy, downstream, name, cancel, random
+        on,
+        until,
+        attempts,
+        timeout,
+        deadline,
+        policy,
+        downstream,
+        name,
+        cancel,
+        random,
+        fallback=fallback,
     )
 
     def decorate(fn: Any, /) -> Any:
@@ -138,6 +153,7 @@ def call(
     name: str | None = None,
     cancel: CancelToken | None = None,
     random: Random | None = None,
+    fallback: T | Callable[[Exception], T] = NO_FALLBACK,
     **unknown: Never,
 ) -> T:
     """Call a plain function with retries: `tarry.call(fetch, url, on=OSError)`.
@@ -156,10 +172,22 @@ def call(
         on = outcome_of_exception
     name = name or operation_of(fn)
     config = RetryConfig(
-        on, until, attempts, timeout, deadline, policy, downstream, name, cancel, random
+        on,
+        until,
+        attempts,
+        timeout,
+        deadline,
+        policy,
+        downstream,
+        name,
+        cancel,
+        random,
+        fallback=fallback,
     )
+    config.check_no_async_argument()
     check_no_event_loop(config)
-    return drivers.drive(RunningCall.new(config), fn, args, kwargs or {})
+    drive = drivers.drive if fallback is NO_FALLBACK else drivers.drive_with_fallback
+    return drive(RunningCall.new(config), fn, args, kwargs or {})
 
 
 async def acall(
@@ -176,6 +204,7 @@ async def acall(
     downstream: Downstream | None = None,
     name: str | None = None,
     random: Random | None = None,
+    fallback: T | Callable[[Exception], T | Awaitable[T]] = NO_FALLBACK,
     **unknown: Never,
 ) -> T:
     """Await a coroutine function with retries: `await tarry.acall(fetch, url, on=OSError)`.
@@ -190,11 +219,22 @@ async def acall(
         on = outcome_of_exception
     name = name or operation_of(fn)
     config = RetryConfig(
-        on, until, attempts, timeout, deadline, policy, downstream, name, None, random
+        on,
+        until,
+        attempts,
+        timeout,
+        deadline,
+        policy,
+        downstream,
+        name,
+        None,
+        random,
+        fallback=fallback,
     )
     # A plain function may still return an awaitable, as a lambda does.
     checked_fn = fn if flags_of(fn) & COROUTINE else check_awaitable(fn)
-    return await drivers.drive_async(RunningCall.new(config), checked_fn, args, kwargs or {})
+    drive = drivers.drive_async if fallback is NO_FALLBACK else drivers.drive_with_fallback_async
+    return await drive(RunningCall.new(config), checked_fn, args, kwargs or {})
 
 
 def attempts(
@@ -240,7 +280,12 @@ def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
     if flags & (GENERATOR | ASYNC_GENERATOR) and config.has_until:
         msg = f"until tests a result, but {config.operation} is a generator, which has no result"
         raise ConfigurationError(msg)
-    if flags & (COROUTINE | ASYNC_GENERATOR) and config.cancel is not None:
+    if flags & (GENERATOR | ASYNC_GENERATOR) and config.fallback is not NO_FALLBACK:
+        msg = f"fallback replaces a result, but {config.operation} is a generator, which has none"
+        raise ConfigurationError(msg)
+    if not flags & (COROUTINE | ASYNC_GENERATOR):
+        config.check_no_async_argument()
+    elif config.cancel is not None:
         raise ConfigurationError(CANCEL_IN_COROUTINE_MESSAGE)
     if flags & GENERATOR:
         return drivers.wrap_generator(fn, config)
