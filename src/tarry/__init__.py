@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         outcome_of_status,
     )
     from tarry.core.policy import Policy
-    from tarry.core.verdict import CallRecord, Progress, Reason, Step, Stop, Wait
+    from tarry.core.verdict import CallRecord, CallState, Progress, Reason, Step, Stop, Wait
     from tarry.errors import (
         AttemptTimeout,
         BlockingWait,
@@ -85,7 +85,7 @@ _NAMES_BY_MODULE = {
     "tarry.core.limiter": "AIMD AdaptiveRate InFlight Limiter",
     "tarry.core.outcome": "Kind Outcome outcome_of_code outcome_of_exception outcome_of_status",
     "tarry.core.policy": "Policy",
-    "tarry.core.verdict": "CallRecord Progress Reason Step Stop Wait",
+    "tarry.core.verdict": "CallRecord CallState Progress Reason Step Stop Wait",
     "tarry.errors": (
         "AttemptTimeout BlockingWait BreakerOpen Cancelled ConfigurationError "
         "ConfigurationTypeError DeadlineExceeded HandedOff LimitReached MissingExtra "
@@ -105,10 +105,10 @@ _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name 
 __all__ = [
     "AIMD", "AdaptiveLimit", "AdaptiveRate", "AsyncClient", "AttemptFailed", "AttemptStarted",
     "AttemptTimeout", "BlockingWait", "Breaker", "BreakerOpen", "BreakerState",
-    "BreakerStateChanged", "Budget", "BudgetEmpty", "CallRecord", "CancelToken", "Cancelled",
-    "Client", "ConfigurationError", "ConfigurationTypeError", "DeadlineExceeded", "Downstream",
-    "Event", "GaveUp", "HandOff", "HandedOff", "HedgeFired", "HedgeWon", "Hedging", "Hint",
-    "InFlight", "Kind", "LimitReached", "Limiter", "MissingExtra", "Outcome", "Overloaded",
+    "BreakerStateChanged", "Budget", "BudgetEmpty", "CallRecord", "CallState", "CancelToken",
+    "Cancelled", "Client", "ConfigurationError", "ConfigurationTypeError", "DeadlineExceeded",
+    "Downstream", "Event", "GaveUp", "HandOff", "HandedOff", "HedgeFired", "HedgeWon", "Hedging",
+    "Hint", "InFlight", "Kind", "LimitReached", "Limiter", "MissingExtra", "Outcome", "Overloaded",
     "Policy", "Progress", "RatioBudget", "Reason", "Rejected", "ResultNotAccepted", "Schedule",
     "Step", "Stop", "StoreUnavailable", "Succeeded", "TarryError", "ThrottleBudget", "TokenBudget",
     "Wait", "Waited", "WillWait", "acall", "attempts", "call", "deadline", "decide", "hedge",

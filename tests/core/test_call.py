@@ -38,6 +38,26 @@ def balance_of(downstream: Downstream) -> float:
     return downstream.budget.balance(NOW)
 
 
+@pytest.mark.parametrize("has_downstream", [False, True])
+def test_a_call_stopped_before_its_retry(has_downstream: bool) -> None:
+    """A call that is stopped before a retry gets the retry's cost back and records the reason."""
+    downstream = Downstream("payments", budget=TokenBudget()) if has_downstream else None
+    call = Call(NO_JITTER, downstream, NOW)
+    call.start(NOW)
+    call.record_failure(TRANSIENT, NOW, 0.5, "first")
+    call.start(NOW + 1)
+    call.record_failure(TRANSIENT, NOW + 1, 0.5, "second")
+
+    assert Stop(Reason.STOPPED) == call.stop_before_retry(TRANSIENT, "second", NOW + 1)
+
+    assert [("first", Wait(1, 1)), ("second", Stop(Reason.STOPPED))] == [
+        (step.detail, step.verdict) for step in call.steps
+    ]
+    assert 1 == call.waited
+    if downstream is not None:
+        assert 495 == balance_of(downstream)  # only the first retry was made
+
+
 # --- start of an attempt -------------------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ VALUES: list[Any] = [
         (Reason.HINT_TOO_LONG, "hint-too-long"),
         (Reason.TOTAL_BUDGET, "total-budget"),
         (Reason.DEADLINE, "deadline"),
+        (Reason.STOPPED, "stopped"),
     ],
 )
 def test_labels_of_reasons(reason: Reason, label: str) -> None:
@@ -47,9 +48,9 @@ def test_labels_of_reasons(reason: Reason, label: str) -> None:
     assert reason is Reason(label)
 
 
-def test_there_are_eleven_reasons() -> None:
-    """The test above lists all eleven reasons."""
-    assert 11 == len(Reason)
+def test_there_are_twelve_reasons() -> None:
+    """The test above lists all twelve reasons."""
+    assert 12 == len(Reason)
 
 
 def test_every_reason_has_a_description() -> None:

@@ -159,6 +159,16 @@ async def check_fallbacks() -> None:
     assert_type(tarry.hedge_sync(undecorated, 1, after=1, fallback=fallback), str)
 
 
+def stop(state: tarry.CallState) -> bool:
+    assert_type(state.error, Exception)
+    return state.elapsed + state.delay > 1.0 or state.attempts > 1
+
+
+@tarry.retry(on=OSError, stop=stop)
+def function_with_stop(number: int) -> str:
+    return str(number)
+
+
 def classify_error(error: Exception) -> tarry.Outcome:
     return tarry.outcome_of_status(503, {"retry-after": "1"}, now=0.0)
 

@@ -218,6 +218,14 @@ class Call:
         self._append_step(outcome, detail, verdict, status)
         return verdict
 
+    def stop_before_retry(self, outcome: Outcome, detail: str, now: float) -> Stop:
+        """End the call instead of the retry that `record_failure` has just allowed; refund it."""
+        newest = self._newest_step
+        previous, status = (None, NO_STATUS) if newest is None else (newest[0], newest[-1])
+        stop = Stop(Reason.STOPPED)
+        self._newest_step = (previous, self.attempts, outcome, detail, stop, status)
+        return self._refund_and_stop(stop, now)
+
     def record_success(self, now: float, random_number: float) -> None:
         """Record that the attempt succeeded."""
         if self.downstream is not None:

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     OVERLOADED: the server said not to retry, for example in an overload. LIMIT: a limiter (of the
     concurrency or the rate) rejected the attempt. TOTAL_BUDGET: the time for the call is over.
     BUDGET_EMPTY: the retry budget, which limits the number of retries, does not allow another one.
+    STOPPED: the user's stop function ended the call.
     """
 
     PERMANENT = "permanent"
@@ -37,6 +38,7 @@ class Reason(StrEnum):
     HINT_TOO_LONG = "hint-too-long"
     TOTAL_BUDGET = "total-budget"
     DEADLINE = "deadline"
+    STOPPED = "stopped"
 
     @property
     def description(self) -> str:
@@ -56,6 +58,7 @@ _DESCRIPTIONS = {
     Reason.HINT_TOO_LONG: "the server asked for a longer wait than max_hint allows",
     Reason.TOTAL_BUDGET: "the total budget leaves no time for another attempt",
     Reason.DEADLINE: "the deadline leaves no time for another attempt",
+    Reason.STOPPED: "the stop function ended the call",
 }
 
 
@@ -129,6 +132,29 @@ class Progress(NamedTuple):
 
     An exact hint (gRPC pushback) sets the next delay exactly; later delays are as in a new call.
     """
+
+
+class CallState(ImmutableValue):
+    """The state of a call after a failed attempt, from which a stop function decides.
+
+    attempts: number of attempts made.
+    elapsed: seconds since the call started.
+    delay: seconds before the next attempt, if the call continues.
+    error: the error of the last attempt; `ResultNotAccepted` for a result that `until` rejected.
+    """
+
+    __slots__ = __match_args__ = _fields = ("operation", "attempts", "elapsed", "delay", "error")
+
+    operation: str
+    attempts: int
+    elapsed: float
+    delay: float
+    error: Exception
+
+    def __init__(
+        self, operation: str, attempts: int, elapsed: float, delay: float, error: Exception
+    ) -> None:
+        self._set_fields(operation, attempts, elapsed, delay, error)
 
 
 class Step(NamedTuple):

@@ -16,7 +16,7 @@ from tarry.core.call import Call
 from tarry.core.decide import decide
 from tarry.core.outcome import Kind
 from tarry.core.text import format_duration
-from tarry.core.verdict import CallRecord, Reason, Stop, Wait, forbids_outer_retry
+from tarry.core.verdict import CallRecord, CallState, Reason, Stop, Wait, forbids_outer_retry
 from tarry.runtime import clocks, deadlines
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.error_record import (
@@ -27,6 +27,7 @@ from tarry.runtime.error_record import (
 from tarry.runtime.events import LOG_WARNING, bus
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Self
 
     from tarry.core.outcome import Outcome
@@ -130,6 +131,12 @@ class RunningCall(Call):
             now = environment.now() if self._uses_clock else 0.0
             random_number = (config.draw_random or environment.draw_random)()
             verdict = self.record_failure(outcome, now, random_number, type(error).__name__)
+            if (
+                config.stop is not None
+                and isinstance(verdict, Wait)
+                and self._is_stopped(config.stop, verdict, error, now)
+            ):
+                verdict = self.stop_before_retry(outcome, type(error).__name__, now)
             if config.downstream is not None:
                 config.downstream.keep_last_error(error, outcome)
             is_log_enabled = bus.is_log_enabled
@@ -147,6 +154,17 @@ class RunningCall(Call):
             raise
         self._wait, self._error = verdict, error
         return True
+
+    def _is_stopped(
+        self, stop: Callable[[CallState], bool], wait: Wait, error: Exception, now: float
+    ) -> bool:
+        """Return whether the user's stop function ends the call instead of a retry."""
+        elapsed = now - self.started
+        try:
+            return stop(CallState(self.config.operation, self.attempts, elapsed, wait.delay, error))
+        except BaseException:
+            self.refund_retry(now)
+            raise
 
     def try_finish(self, result: object) -> bool:
         """Record the result of an attempt; return True if the call ends with it, False for a retry.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tarry.core.call import Call
     from tarry.core.checks import Seconds
     from tarry.core.policy import Random
+    from tarry.core.verdict import CallState
     from tarry.runtime.downstream import Downstream
 
 On: TypeAlias = (
@@ -77,7 +78,7 @@ class RetryConfig:
         "async_argument", "cancel", "classify_error", "classify_result", "deadline", "downstream",
         "draw_random", "fallback", "has_until",
         "operation", "passes_attempt_number", "policy",
-        "release_connection", "state_after_one_attempt",
+        "release_connection", "state_after_one_attempt", "stop",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +95,7 @@ class RetryConfig:
         random: Random | None = None,
         *,
         fallback: Any = NO_FALLBACK,
+        stop: Callable[[CallState], bool] | None = None,
         classify_result: Callable[[Any], Outcome] | None = None,
         release_connection: Callable[[Any], Any] | None = None,
         repeatable: bool = True,
@@ -129,7 +131,7 @@ class RetryConfig:
         """The name and value of an argument that is a coroutine function, which only async calls
         can await; None if there is no such argument."""
         self._set_predicates(on, until, classify_result, repeatable=repeatable)
-        self._set_hooks(fallback)
+        self._set_hooks(fallback, stop)
         self.release_connection: Callable[[Any], Any] | None = release_connection
         """Releases the connection of a response before the wait for the next attempt. Returns
         whether the user can still read the response."""
@@ -170,11 +172,16 @@ class RetryConfig:
     def _set_hooks(
         self,
         fallback: Any,
+        stop: Callable[[CallState], bool] | None,
     ) -> None:
         self.fallback: Any = fallback
         """What a call that is given up returns: a value, or a function that takes the error."""
         if fallback is not NO_FALLBACK:
             self._is_async("fallback", fallback)
+        self.stop: Callable[[CallState], bool] | None = stop
+        """Returns whether the call is given up before a retry."""
+        if stop is not None:
+            _check_stop(stop)
 
     @property
     def needs_slow_path(self) -> bool:
@@ -182,6 +189,7 @@ class RetryConfig:
         return (
             self.has_until
             or self.fallback is not NO_FALLBACK
+            or self.stop is not None
             or (self.classify_result is not None and self.downstream is None)
             or self.deadline is not None
             or self.policy.attempt_timeout is not None
@@ -231,10 +239,10 @@ def _changed_policy(policy: Policy, attempts: int | None, timeout: Seconds | Non
 
 _OPTIONS = (
     "on", "until", "attempts", "timeout", "deadline", "policy", "downstream", "name", "cancel",
-    "random", "fallback",
+    "random", "fallback", "stop",
 )  # fmt: skip
 _OPTIONS_OF_OTHER_LIBRARIES = {
-    "tries": "attempts", "max_tries": "attempts", "max_attempts": "attempts", "stop": "attempts",
+    "tries": "attempts", "max_tries": "attempts", "max_attempts": "attempts",
     "max_time": "deadline", "exceptions": "on", "exception": "on", "retry": "on", "wait": "policy",
     "delay": "initial_delay", "wait_initial": "initial_delay", "wait_max": "max_delay",
     "wait_exp_base": "multiplier", "wait_jitter": "jitter", "circuit_breaker": "breaker",
@@ -426,6 +434,16 @@ def check_awaitable(fn: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return call_and_check
+
+
+def _check_stop(stop: object) -> None:
+    if not callable(stop) or type(stop).__module__.partition(".")[0] == "tenacity":
+        rule = (
+            "must be a function that takes a tarry.CallState and returns whether to give up; to "
+            "limit the number of attempts or the time, use attempts= and deadline="
+        )
+        raise ConfigurationTypeError("stop", rule, stop)
+    check_not_async("stop", stop)
 
 
 def check_not_async(field: str, fn: object) -> None:

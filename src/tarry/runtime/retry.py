@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tarry.core.checks import Seconds
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy, Random
-    from tarry.core.verdict import Attempt
+    from tarry.core.verdict import Attempt, CallState
     from tarry.runtime.clocks import CancelToken
     from tarry.runtime.config import On
     from tarry.runtime.downstream import Downstream
@@ -77,6 +77,7 @@ def retry(
     cancel: CancelToken | None = None,
     random: Random | None = None,
     fallback: Any = NO_FALLBACK,
+    stop: Callable[[CallState], bool] | None = None,
     hedging: None = None,
     **unknown: Never,
 ) -> Decorator:
@@ -103,6 +104,7 @@ def retry(
     fallback: what a call that is given up returns instead of raising its error: a value, or a
         function that takes the error. Errors that `on` does not match are still raised. A coroutine
         function may have a coroutine function as its fallback.
+    stop: a function that gets a `CallState` before each wait, and returns True to give up.
     hedging: only raises an error if given, because a call is either retried or hedged.
     """
     if misused:  # the decorator was used without parentheses, or with a positional argument
@@ -125,6 +127,7 @@ def retry(
         cancel,
         random,
         fallback=fallback,
+        stop=stop,
     )
 
     def decorate(fn: Any, /) -> Any:
@@ -154,6 +157,7 @@ def call(
     cancel: CancelToken | None = None,
     random: Random | None = None,
     fallback: T | Callable[[Exception], T] = NO_FALLBACK,
+    stop: Callable[[CallState], bool] | None = None,
     **unknown: Never,
 ) -> T:
     """Call a plain function with retries: `tarry.call(fetch, url, on=OSError)`.
@@ -183,6 +187,7 @@ def call(
         cancel,
         random,
         fallback=fallback,
+        stop=stop,
     )
     config.check_no_async_argument()
     check_no_event_loop(config)
@@ -205,6 +210,7 @@ async def acall(
     name: str | None = None,
     random: Random | None = None,
     fallback: T | Callable[[Exception], T | Awaitable[T]] = NO_FALLBACK,
+    stop: Callable[[CallState], bool] | None = None,
     **unknown: Never,
 ) -> T:
     """Await a coroutine function with retries: `await tarry.acall(fetch, url, on=OSError)`.
@@ -230,6 +236,7 @@ async def acall(
         None,
         random,
         fallback=fallback,
+        stop=stop,
     )
     # A plain function may still return an awaitable, as a lambda does.
     checked_fn = fn if flags_of(fn) & COROUTINE else check_awaitable(fn)
@@ -249,13 +256,14 @@ def attempts(
     name: str | None = None,
     cancel: CancelToken | None = None,
     random: Random | None = None,
+    stop: Callable[[CallState], bool] | None = None,
     **unknown: Never,
 ) -> Attempts:
     """Retry a block: `for attempt in tarry.attempts(on=OSError):` and `with attempt:` inside.
 
-    In a coroutine, use `async for`, with `with` or `async with`. Takes the arguments of `retry`. If
-    `until` is given, the block passes its result to `attempt.set_result`. A `timeout` needs
-    `async for`, because a plain block cannot be interrupted.
+    In a coroutine, use `async for`, with `with` or `async with`. Takes the arguments of `retry`
+    except `fallback`. If `until` is given, the block passes its result to `attempt.set_result`. A
+    `timeout` needs `async for`, because a plain block cannot be interrupted.
     """
     reject_unknown_options("attempts", unknown)
     if not name:
@@ -264,7 +272,17 @@ def attempts(
         name = add_module(frame.f_globals.get("__name__"), frame.f_code.co_qualname)
     return Attempts(
         RetryConfig(
-            on, until, attempts, timeout, deadline, policy, downstream, name, cancel, random
+            on,
+            until,
+            attempts,
+            timeout,
+            deadline,
+            policy,
+            downstream,
+            name,
+            cancel,
+            random,
+            stop=stop,
         )
     )
 
