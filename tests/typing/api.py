@@ -1,5 +1,6 @@
 """Type checks of the public API, for mypy and pyright; this module is never run."""
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from typing import Generic, TypeVar, assert_type, overload
 
@@ -166,6 +167,28 @@ def stop(state: tarry.CallState) -> bool:
 
 @tarry.retry(on=OSError, stop=stop)
 def function_with_stop(number: int) -> str:
+    return str(number)
+
+
+def hook(event: tarry.WillWait) -> None:
+    assert_type(event.delay, float)
+
+
+async def async_hook(event: tarry.WillWait) -> None: ...
+
+
+@tarry.retry(on=OSError, on_retry=hook)
+def function_with_hook(number: int) -> str:
+    return str(number)
+
+
+@tarry.retry(on=OSError, on_retry=async_hook)
+async def coroutine_with_hook(number: int) -> str:
+    return str(number)
+
+
+@tarry.retry(on=OSError, on_retry=logging.getLogger("app"))
+def function_with_logger(number: int) -> str:
     return str(number)
 
 

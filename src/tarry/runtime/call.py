@@ -24,12 +24,14 @@ from tarry.runtime.error_record import (
     attach_record_and_note,
     has_record_since,
 )
-from tarry.runtime.events import LOG_WARNING, bus
+from tarry.runtime.events import LOG_WARNING, bus, notify, notify_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
+    from tarry.core.events import WillWait
+    from tarry.core.hints import Hint
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import Attempt
     from tarry.runtime.config import RetryConfig
@@ -246,6 +248,8 @@ class RunningCall(Call):
         """Block until the next attempt is due."""
         wait_started = environment.now() if self._emits_events else None
         try:
+            if self.config.on_retry is not None:
+                notify(self.config.on_retry, self._will_wait_event())
             blocking_wait(self.config, self._wait.delay, self._error)
         except BaseException:
             self._abandon_wait()
@@ -257,6 +261,8 @@ class RunningCall(Call):
         """Like `wait`, but sleep on the event loop instead of blocking."""
         wait_started = environment.now() if self._emits_events else None
         try:
+            if self.config.on_retry is not None:
+                await notify_async(self.config.on_retry, self._will_wait_event())
             if self._wait.delay > 0:
                 await environment.async_sleep(self._wait.delay)
         except BaseException:
@@ -336,17 +342,28 @@ class RunningCall(Call):
         if isinstance(verdict, Wait):
             ceiling, delay, hint = verdict.ceiling, verdict.delay, verdict.hint
             retry_fields = operation, name, number, limit - 1
-            bus.emit(event.WillWait(*retry_fields, ceiling, delay, hint, error, detail=detail))
+            will_wait = event.WillWait(*retry_fields, ceiling, delay, hint, error, detail=detail)
+            bus.emit(will_wait, is_logged=not self.config.logs_retries)
+
+    def _will_wait_event(self) -> WillWait:
+        import tarry.core.events as event
+
+        return event.WillWait(*self._wait_fields, detail=self._last_detail)
 
     def _emit_waited(self, wait_started: float) -> None:
         import tarry.core.events as event
 
         slept = environment.now() - wait_started
+        bus.emit(event.Waited(*self._wait_fields, slept, detail=self._last_detail))
+
+    @property
+    def _wait_fields(
+        self,
+    ) -> tuple[str, str | None, int, int, float, float, Hint | None, Exception | None]:
+        """The fields that the events before and after the current wait have in common."""
         call_fields = self.config.operation, self._downstream_name, self.attempts
-        max_retries, error, wait = self.policy.max_attempts - 1, self._error, self._wait
-        wait_fields = wait.ceiling, wait.delay, wait.hint
-        detail = self._last_detail
-        bus.emit(event.Waited(*call_fields, max_retries, *wait_fields, error, slept, detail=detail))
+        wait, max_retries = self._wait, self.policy.max_attempts - 1
+        return *call_fields, max_retries, wait.ceiling, wait.delay, wait.hint, self._error
 
 
 class RunningBlockCall(RunningCall):

@@ -20,10 +20,14 @@ from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.runtime.clocks import CancelToken
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, has_record_since
+from tarry.runtime.events import log_listener_for
 
 if TYPE_CHECKING:
+    import logging
+
     from tarry.core.call import Call
     from tarry.core.checks import Seconds
+    from tarry.core.events import WillWait
     from tarry.core.policy import Random
     from tarry.core.verdict import CallState
     from tarry.runtime.downstream import Downstream
@@ -35,6 +39,11 @@ On: TypeAlias = (
 )
 """Which errors to retry: exception types, or a function that returns whether to retry (a bool),
 after which time to retry (seconds or a `timedelta`), or an `Outcome`."""
+
+OnRetry: TypeAlias = (
+    "Callable[[WillWait], object] | logging.Logger | logging.LoggerAdapter[logging.Logger]"
+)
+"""What happens before each wait: a function that is called, or a logger that logs the retry."""
 
 _TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 _TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, repeatable=False, timeout=True)
@@ -77,7 +86,7 @@ class RetryConfig:
     __slots__ = (
         "async_argument", "cancel", "classify_error", "classify_result", "deadline", "downstream",
         "draw_random", "fallback", "has_until",
-        "operation", "passes_attempt_number", "policy",
+        "logs_retries", "on_retry", "operation", "passes_attempt_number", "policy",
         "release_connection", "state_after_one_attempt", "stop",
     )  # fmt: skip
 
@@ -96,6 +105,7 @@ class RetryConfig:
         *,
         fallback: Any = NO_FALLBACK,
         stop: Callable[[CallState], bool] | None = None,
+        on_retry: OnRetry | None = None,
         classify_result: Callable[[Any], Outcome] | None = None,
         release_connection: Callable[[Any], Any] | None = None,
         repeatable: bool = True,
@@ -131,7 +141,7 @@ class RetryConfig:
         """The name and value of an argument that is a coroutine function, which only async calls
         can await; None if there is no such argument."""
         self._set_predicates(on, until, classify_result, repeatable=repeatable)
-        self._set_hooks(fallback, stop)
+        self._set_hooks(fallback, stop, on_retry)
         self.release_connection: Callable[[Any], Any] | None = release_connection
         """Releases the connection of a response before the wait for the next attempt. Returns
         whether the user can still read the response."""
@@ -173,6 +183,7 @@ class RetryConfig:
         self,
         fallback: Any,
         stop: Callable[[CallState], bool] | None,
+        on_retry: OnRetry | None,
     ) -> None:
         self.fallback: Any = fallback
         """What a call that is given up returns: a value, or a function that takes the error."""
@@ -182,6 +193,20 @@ class RetryConfig:
         """Returns whether the call is given up before a retry."""
         if stop is not None:
             _check_stop(stop)
+        self.on_retry: Callable[[WillWait], object] | None = None
+        """Called with the event before each wait."""
+        self.logs_retries: bool = False
+        """Whether retries are logged by a logger of the user, instead of the logger "tarry"."""
+        if on_retry is not None:
+            # A logger is recognised by its methods, because importing `logging` is slow.
+            self.logs_retries = hasattr(on_retry, "isEnabledFor") and hasattr(on_retry, "log")
+            if self.logs_retries:
+                on_retry = log_listener_for(on_retry)
+            elif not callable(on_retry) or isinstance(on_retry, type):
+                rule = "must be a function that takes a tarry.WillWait, or a logging.Logger"
+                raise ConfigurationTypeError("on_retry", rule, on_retry)
+            self._is_async("on_retry", on_retry)
+            self.on_retry = on_retry
 
     @property
     def needs_slow_path(self) -> bool:
@@ -190,6 +215,7 @@ class RetryConfig:
             self.has_until
             or self.fallback is not NO_FALLBACK
             or self.stop is not None
+            or self.on_retry is not None
             or (self.classify_result is not None and self.downstream is None)
             or self.deadline is not None
             or self.policy.attempt_timeout is not None
@@ -239,14 +265,15 @@ def _changed_policy(policy: Policy, attempts: int | None, timeout: Seconds | Non
 
 _OPTIONS = (
     "on", "until", "attempts", "timeout", "deadline", "policy", "downstream", "name", "cancel",
-    "random", "fallback", "stop",
+    "random", "fallback", "stop", "on_retry",
 )  # fmt: skip
 _OPTIONS_OF_OTHER_LIBRARIES = {
     "tries": "attempts", "max_tries": "attempts", "max_attempts": "attempts",
     "max_time": "deadline", "exceptions": "on", "exception": "on", "retry": "on", "wait": "policy",
     "delay": "initial_delay", "wait_initial": "initial_delay", "wait_max": "max_delay",
     "wait_exp_base": "multiplier", "wait_jitter": "jitter", "circuit_breaker": "breaker",
-    "giveup": "on", "retry_error_callback": "fallback",
+    "giveup": "on", "retry_error_callback": "fallback", "before_sleep": "on_retry",
+    "on_backoff": "on_retry", "logger": "on_retry",
 }  # fmt: skip
 """Names in tenacity, stamina, backoff and retry, with the corresponding names in tarry."""
 

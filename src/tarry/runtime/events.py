@@ -6,10 +6,10 @@ Without listeners, the bus costs a successful call only the test of one attribut
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime.clocks import PerProcess
@@ -64,18 +64,12 @@ class EventBus:
         """Return whether there is a listener, or the log is enabled for warnings."""
         return bool(self.listeners) or self.is_log_enabled(LOG_WARNING)
 
-    def emit(self, event: Event) -> None:
-        """Call all listeners with an event. A listener that raises does not affect the call."""
-        log_listener = self.log_listener or self._load_log_listener()
-        for listener in (log_listener, *self.listeners):
-            try:
-                listener(event)
-            except Exception:
-                import logging
-
-                function = getattr(listener, "func", listener)  # unwraps the partial of `listen`
-                message = "event listener raised an error, which is ignored, listener=%r"
-                logging.getLogger("tarry").exception(message, function)
+    def emit(self, event: Event, *, is_logged: bool = True) -> None:
+        """Call all listeners with an event, and log it unless `is_logged` is False."""
+        if is_logged:
+            notify(self.log_listener or self._load_log_listener(), event)
+        for listener in self.listeners:
+            notify(listener, event)
 
     def _load_log_and_check(self, level: int) -> bool:
         self._load_log_listener()
@@ -86,6 +80,38 @@ class EventBus:
         log_listener: Listener = logs.log
         self.log_listener, self.is_log_enabled = log_listener, logs.is_enabled
         return log_listener
+
+
+def notify(listener: Callable[[Any], object], event: Event) -> None:
+    """Call a listener with an event. A listener that raises does not affect the call."""
+    try:
+        listener(event)
+    except Exception as error:
+        _log_listener_error(listener, error)
+
+
+async def notify_async(listener: Callable[[Any], object], event: Event) -> None:
+    """Like `notify`; if the listener is a coroutine function, await it."""
+    try:
+        result = listener(event)
+        if hasattr(result, "__await__"):
+            await cast("Awaitable[object]", result)
+    except Exception as error:
+        _log_listener_error(listener, error)
+
+
+def _log_listener_error(listener: object, error: Exception) -> None:
+    import logging
+
+    function = getattr(listener, "func", listener)  # unwraps the partial of `listen`
+    message = "event listener raised an error, which is ignored, listener=%r"
+    logging.getLogger("tarry").error(message, function, exc_info=error)
+
+
+def log_listener_for(logger: object) -> Listener:
+    """Return a listener that logs events to this logger, as the built-in listener does."""
+    logs: Any = import_module(_LOG_LISTENER_MODULE)
+    return partial(logs.log, logger=logger)
 
 
 bus: EventBus = EventBus()

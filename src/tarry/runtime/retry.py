@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy, Random
     from tarry.core.verdict import Attempt, CallState
     from tarry.runtime.clocks import CancelToken
-    from tarry.runtime.config import On
+    from tarry.runtime.config import On, OnRetry
     from tarry.runtime.downstream import Downstream
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -78,6 +78,7 @@ def retry(
     random: Random | None = None,
     fallback: Any = NO_FALLBACK,
     stop: Callable[[CallState], bool] | None = None,
+    on_retry: OnRetry | None = None,
     hedging: None = None,
     **unknown: Never,
 ) -> Decorator:
@@ -105,6 +106,9 @@ def retry(
         function that takes the error. Errors that `on` does not match are still raised. A coroutine
         function may have a coroutine function as its fallback.
     stop: a function that gets a `CallState` before each wait, and returns True to give up.
+    on_retry: a function that gets the event `WillWait` before each wait, or a `logging.Logger` that
+        logs the retries instead of the logger "tarry". A coroutine function may have a coroutine
+        function. An error that it raises is logged and ignored.
     hedging: only raises an error if given, because a call is either retried or hedged.
     """
     if misused:  # the decorator was used without parentheses, or with a positional argument
@@ -128,6 +132,7 @@ def retry(
         random,
         fallback=fallback,
         stop=stop,
+        on_retry=on_retry,
     )
 
     def decorate(fn: Any, /) -> Any:
@@ -158,6 +163,7 @@ def call(
     random: Random | None = None,
     fallback: T | Callable[[Exception], T] = NO_FALLBACK,
     stop: Callable[[CallState], bool] | None = None,
+    on_retry: OnRetry | None = None,
     **unknown: Never,
 ) -> T:
     """Call a plain function with retries: `tarry.call(fetch, url, on=OSError)`.
@@ -188,6 +194,7 @@ def call(
         random,
         fallback=fallback,
         stop=stop,
+        on_retry=on_retry,
     )
     config.check_no_async_argument()
     check_no_event_loop(config)
@@ -211,6 +218,7 @@ async def acall(
     random: Random | None = None,
     fallback: T | Callable[[Exception], T | Awaitable[T]] = NO_FALLBACK,
     stop: Callable[[CallState], bool] | None = None,
+    on_retry: OnRetry | None = None,
     **unknown: Never,
 ) -> T:
     """Await a coroutine function with retries: `await tarry.acall(fetch, url, on=OSError)`.
@@ -237,6 +245,7 @@ async def acall(
         random,
         fallback=fallback,
         stop=stop,
+        on_retry=on_retry,
     )
     # A plain function may still return an awaitable, as a lambda does.
     checked_fn = fn if flags_of(fn) & COROUTINE else check_awaitable(fn)
@@ -257,6 +266,7 @@ def attempts(
     cancel: CancelToken | None = None,
     random: Random | None = None,
     stop: Callable[[CallState], bool] | None = None,
+    on_retry: OnRetry | None = None,
     **unknown: Never,
 ) -> Attempts:
     """Retry a block: `for attempt in tarry.attempts(on=OSError):` and `with attempt:` inside.
@@ -283,6 +293,7 @@ def attempts(
             cancel,
             random,
             stop=stop,
+            on_retry=on_retry,
         )
     )
 
@@ -431,6 +442,7 @@ class Attempts:
                 "timeout cannot interrupt the body of a for loop: use @tarry.retry or tarry.call, "
                 "or set a timeout on the client that the body uses"
             )
+        self._config.check_no_async_argument()
         check_no_event_loop(self._config)
         return AttemptIterator(self._config)
 

@@ -46,7 +46,7 @@ EVENT_NAMES: dict[type[events.Event], str] = {
 """Names for searches and alerts. They stay the same when an event class is renamed."""
 
 
-def log(event: events.Event) -> None:
+def log(event: events.Event, logger: logging.Logger = logger) -> None:
     """Log one event."""
     level = log_level(event)
     if level is not None and logger.isEnabledFor(level):
