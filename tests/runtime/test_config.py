@@ -31,31 +31,42 @@ COROUTINE_FUNCTIONS = [
     pytest.param(AsyncPredicate(), "AsyncPredicate", id="object"),
     pytest.param(AsyncPredicate().__call__, "AsyncPredicate.__call__", id="method"),
 ]
-ENTRY_POINTS: dict[str, Callable[..., object]] = {
-    "retry": tarry.retry,
+PLAIN_CALLS: dict[str, Callable[..., object]] = {
+    "retry": lambda **options: tarry.retry(**options)(lambda: None),
+    "generator": lambda **options: tarry.retry(**options)(items),
     "call": lambda **options: tarry.call(lambda: None, **options),
-    "acall": lambda **options: tarry.acall(async_predicate, 1, **options).send(None),
+    "attempts": lambda **options: iter(tarry.attempts(**options)),
 }
 
 
-@pytest.mark.parametrize("entry_point", [*ENTRY_POINTS, "attempts"])
+@pytest.mark.parametrize("plain_call", PLAIN_CALLS)
 @pytest.mark.parametrize(("predicate", "name"), COROUTINE_FUNCTIONS)
-def test_coroutine_function_as_on_is_rejected(predicate: Any, name: str, entry_point: str) -> None:
-    """A coroutine function as `on` is rejected: it would match every error."""
-    create = (ENTRY_POINTS | {"attempts": tarry.attempts})[entry_point]
-
-    with pytest.raises(tarry.ConfigurationTypeError, match=f"^on must .* {name}$"):
-        create(on=predicate)
-
-
-@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
-@pytest.mark.parametrize(("predicate", "name"), COROUTINE_FUNCTIONS)
-def test_coroutine_function_as_until_is_rejected(
-    predicate: Any, name: str, entry_point: str
+def test_coroutine_function_as_on_of_a_plain_call_is_rejected(
+    predicate: Any, name: str, plain_call: str
 ) -> None:
-    """A coroutine function as `until` is rejected: it would accept every result."""
-    with pytest.raises(tarry.ConfigurationTypeError, match=f"^until must .* {name}$"):
-        ENTRY_POINTS[entry_point](on=OSError, until=predicate)
+    """A coroutine function as `on` is rejected where nothing can await it."""
+    rule = f"on is the coroutine function {name}, which only an async call can await"
+    with pytest.raises(tarry.ConfigurationTypeError, match=rule):
+        PLAIN_CALLS[plain_call](on=predicate)
+
+
+@pytest.mark.parametrize("plain_call", ["retry", "call"])
+@pytest.mark.parametrize(("predicate", "name"), COROUTINE_FUNCTIONS)
+def test_coroutine_function_as_until_of_a_plain_call_is_rejected(
+    predicate: Any, name: str, plain_call: str
+) -> None:
+    """A coroutine function as `until` is rejected if a plain function is retried."""
+    rule = f"until is the coroutine function {name}, which only an async call can await"
+    with pytest.raises(tarry.ConfigurationTypeError, match=rule):
+        PLAIN_CALLS[plain_call](on=OSError, until=predicate)
+
+
+@pytest.mark.parametrize("argument", ["on", "until", "fallback", "on_retry"])
+def test_async_generator_function_as_an_argument_is_rejected(argument: str) -> None:
+    """An async generator function is rejected as an argument, also for async calls."""
+    options: dict[str, Any] = {"on": OSError, argument: async_items}
+    with pytest.raises(tarry.ConfigurationTypeError, match=f"^{argument} must .* async_items$"):
+        tarry.retry(**options)
 
 
 def test_coroutine_function_as_on_of_a_hedged_call_is_rejected() -> None:

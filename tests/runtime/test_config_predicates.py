@@ -11,14 +11,19 @@ import tarry
 from tarry import Kind, Outcome
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import (
+    ASYNC_DRIVERS,
     DRIVERS,
     FAIL,
+    FUNCTION_DRIVERS,
     OK,
     RESULT_DRIVERS,
     Dependency,
     Driver,
     Step,
+    async_sleep,
 )
+
+ASYNC_FUNCTION_DRIVERS = [driver for driver in ASYNC_DRIVERS if driver in FUNCTION_DRIVERS]
 
 
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
@@ -91,3 +96,130 @@ def test_permanent_failure_from_until_ends_the_call(driver: Driver, clock: Virtu
     assert 404 == driver.run(clock, dependency, until=lambda _: Outcome(Kind.PERMANENT))
 
     assert [0] == dependency.starts
+
+
+# --- coroutine functions --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "driver", [driver for driver in ASYNC_DRIVERS if driver.form != "block"], ids=str
+)
+@pytest.mark.parametrize(
+    ("answer", "starts"),
+    [
+        (True, [0, 1.05]),
+        (3, [0, 4]),
+        (Kind.THROTTLED, [0, 1.5]),
+        (Outcome(Kind.TRANSIENT), [0, 1.05]),
+    ],
+    ids=repr,
+)
+def test_coroutine_function_as_on(
+    driver: Driver, answer: Any, starts: list[float], clock: VirtualClock
+) -> None:
+    """For async calls, `on` may be a coroutine function, which returns what a plain one returns."""
+    dependency = Dependency(clock, FAIL, OK)
+
+    async def classify(error: Exception) -> Any:
+        await async_sleep(1.0)
+        return answer
+
+    assert "done" == driver.run(clock, dependency, on=classify)
+
+    assert starts == dependency.starts
+
+
+@pytest.mark.parametrize("driver", ASYNC_FUNCTION_DRIVERS, ids=str)
+def test_coroutine_function_as_on_decides_not_to_retry(driver: Driver, clock: VirtualClock) -> None:
+    """If a coroutine function as `on` returns False, the error is raised."""
+    dependency = Dependency(clock, FAIL)
+
+    async def classify(error: Exception) -> bool:
+        return False
+
+    with pytest.raises(ConnectionError):
+        driver.run(clock, dependency, on=classify)
+
+    assert [0] == dependency.starts
+
+
+@pytest.mark.parametrize("driver", ASYNC_FUNCTION_DRIVERS, ids=str)
+def test_coroutine_function_as_on_is_not_asked_about_timeouts(
+    driver: Driver, clock: VirtualClock
+) -> None:
+    """An attempt that timed out is retried without a call of `on`, as with a plain function."""
+    errors: list[Exception] = []
+    dependency = Dependency(clock, Step(duration_s=9.0), OK)
+
+    async def classify(error: Exception) -> bool:
+        errors.append(error)
+        return False
+
+    assert "done" == driver.run(clock, dependency, on=classify, timeout=2.0)
+
+    assert [] == errors
+
+
+@pytest.mark.parametrize("driver", ASYNC_FUNCTION_DRIVERS, ids=str)
+def test_error_that_a_layer_below_has_retried(driver: Driver, clock: VirtualClock) -> None:
+    """An error that an inner call has given up on is not retried, whatever `on` returns."""
+    dependency = Dependency(clock, FAIL)
+
+    async def inner() -> object:
+        return await tarry.acall(dependency.acall, on=ConnectionError, attempts=2)
+
+    async def classify(error: Exception) -> bool:
+        return True
+
+    with pytest.raises(ConnectionError):
+        driver.run_function(clock, driver.wrap(inner, on=classify))
+
+    assert 2 == len(dependency.starts)
+
+
+@pytest.mark.parametrize("driver", ASYNC_FUNCTION_DRIVERS, ids=str)
+def test_coroutine_function_as_until(driver: Driver, clock: VirtualClock) -> None:
+    """For async calls, `until` may be a coroutine function; its outcomes are obeyed too."""
+    dependency = Dependency(clock, Step(429), Step(503), Step(200))
+
+    async def is_done(status: int) -> bool | Outcome:
+        await async_sleep(1.0)
+        return Outcome(Kind.THROTTLED) if status == 429 else status == 200
+
+    assert 200 == driver.run(clock, dependency, until=is_done)
+
+    assert [0, 1.5, 2.6] == dependency.starts
+
+
+@pytest.mark.parametrize("driver", ASYNC_FUNCTION_DRIVERS, ids=str)
+@pytest.mark.parametrize("argument", ["on", "until"])
+def test_error_of_a_coroutine_function_is_raised(
+    driver: Driver, argument: str, clock: VirtualClock
+) -> None:
+    """An error of an async predicate ends the call and releases the permit of the attempt."""
+    downstream = tarry.Downstream("d", max_in_flight=1)
+    options: dict[str, Any] = {argument: failing_predicate, "downstream": downstream}
+
+    for _ in range(2):
+        with pytest.raises(LookupError, match="a bug in the predicate"):
+            driver.run(clock, Dependency(clock, FAIL if argument == "on" else OK), **options)
+
+
+async def failing_predicate(value: object) -> bool:
+    """Raise an error."""
+    raise LookupError("a bug in the predicate")
+
+
+@pytest.mark.parametrize("driver", FUNCTION_DRIVERS, ids=str)
+@pytest.mark.parametrize("argument", ["on", "until"])
+def test_function_that_returns_an_awaitable(
+    driver: Driver, argument: str, clock: VirtualClock
+) -> None:
+    """A plain predicate that returns a coroutine is rejected: the coroutine would count as true."""
+
+    def predicate(value: object) -> Any:
+        return failing_predicate(value)
+
+    options: dict[str, Any] = {argument: predicate}
+    with pytest.raises(tarry.ConfigurationTypeError, match=f"^{argument} returned an awaitable"):
+        driver.run(clock, Dependency(clock, FAIL if argument == "on" else OK), **options)

@@ -196,6 +196,21 @@ def classify_error(error: Exception) -> tarry.Outcome:
     return tarry.outcome_of_status(503, {"retry-after": "1"}, now=0.0)
 
 
+async def async_predicate(value: object) -> bool:
+    return value is not None
+
+
+@tarry.retry(on=async_predicate, until=async_predicate)
+async def coroutine_with_async_predicates() -> str:
+    return ""
+
+
+async def check_async_predicates() -> None:
+    assert_type(await coroutine_with_async_predicates(), str)
+    acall = tarry.acall(undecorated_async, 1, on=async_predicate, until=async_predicate)
+    assert_type(await acall, str)
+
+
 @tarry.retry(on=classify_error, until=lambda result: result is not None)
 def function_with_classifier() -> str | None:
     return None

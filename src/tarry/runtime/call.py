@@ -168,15 +168,17 @@ class RunningCall(Call):
             self.refund_retry(now)
             raise
 
-    def try_finish(self, result: object) -> bool:
+    def try_finish(self, result: object, outcome: Outcome | None = None) -> bool:
         """Record the result of an attempt; return True if the call ends with it, False for a retry.
 
-        A permanent failure, such as a 404, also ends the call with its result. If the result is
-        another failure and no attempt follows, `ResultNotAccepted` is raised.
+        By default classify `result`. A permanent failure, such as a 404, also ends the call with
+        its result. If the result is another failure and no attempt follows, `ResultNotAccepted` is
+        raised.
         """
         classify_result = self.config.classify_result
         if classify_result is not None:
             outcome = classify_result(result)
+        if outcome is not None:
             if outcome.kind is Kind.PERMANENT:
                 random_number = (self.config.draw_random or environment.draw_random)()
                 verdict = self.record_failure(outcome, environment.now(), random_number)
@@ -198,6 +200,11 @@ class RunningCall(Call):
             operation, name = self.config.operation, self._downstream_name
             bus.emit(event.Succeeded(operation, name, self.attempts))
         return True
+
+    async def classify_error_async(self, error: Exception) -> Outcome | None:
+        """Return the outcome of an error, if `on` is a coroutine function; otherwise None."""
+        classify = self.config.classify_error_async
+        return None if classify is None else await classify(error, self._last_record_number)
 
     def _reject_result(self, result: object, outcome: Outcome) -> bool:
         """Record a result as a failure; raise `ResultNotAccepted`, or return False for a retry."""

@@ -6,7 +6,7 @@ specifies. The functions check the callables that users pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from copy import copy
 from functools import partial
 from types import MethodType
@@ -39,6 +39,8 @@ On: TypeAlias = (
 )
 """Which errors to retry: exception types, or a function that returns whether to retry (a bool),
 after which time to retry (seconds or a `timedelta`), or an `Outcome`."""
+AsyncOn: TypeAlias = On | Callable[[Exception], "Awaitable[bool | Seconds | Outcome]"]
+"""`On`, or a coroutine function, for calls that are async."""
 
 OnRetry: TypeAlias = (
     "Callable[[WillWait], object] | logging.Logger | logging.LoggerAdapter[logging.Logger]"
@@ -84,16 +86,16 @@ class RetryConfig:
 
     # Without slots, a call that creates a `RunningCall` would take 6.4 us instead of 6 us.
     __slots__ = (
-        "async_argument", "cancel", "classify_error", "classify_result", "deadline", "downstream",
-        "draw_random", "fallback", "has_until",
+        "async_argument", "cancel", "classify_error", "classify_error_async", "classify_result",
+        "classify_result_async", "deadline", "downstream", "draw_random", "fallback", "has_until",
         "logs_retries", "on_retry", "operation", "passes_attempt_number", "policy",
         "release_connection", "state_after_one_attempt", "stop",
     )  # fmt: skip
 
     def __init__(
         self,
-        on: On | None = None,
-        until: Callable[[Any], bool | Outcome] | None = None,
+        on: AsyncOn | None = None,
+        until: Callable[[Any], bool | Outcome | Awaitable[bool | Outcome]] | None = None,
         attempts: int | None = POLICY_ATTEMPTS,
         timeout: Seconds | None = None,
         deadline: Seconds | None = None,
@@ -161,23 +163,32 @@ class RetryConfig:
 
     def _set_predicates(
         self,
-        on: On | None,
-        until: Callable[[Any], bool | Outcome] | None,
+        on: AsyncOn | None,
+        until: Callable[[Any], bool | Outcome | Awaitable[bool | Outcome]] | None,
         classify_result: Callable[[Any], Outcome] | None,
         *,
         repeatable: bool,
     ) -> None:
         classifier = Classifier(on, repeatable=repeatable)
         self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
+        self.classify_error_async: Callable[[Exception, int], Awaitable[Outcome]] | None = None
+        """Classifies an error if `on` is a coroutine function; otherwise None."""
+        if classifier.has_predicate and self._is_async("on", on):
+            self.classify_error_async = classifier.classify_error_async
         self.has_until: bool = until is not None
         self.classify_result: Callable[[Any], Outcome] | None = classify_result
         """Classifies a result, as `until` specifies. An adapter passes its own function, because an
         HTTP request that failed returns a response."""
+        self.classify_result_async: Callable[[Any], Awaitable[Outcome]] | None = None
+        """Classifies a result if `until` is a coroutine function; otherwise None."""
         if until is not None:
             if not callable(until):
                 raise ConfigurationTypeError("until", "must be a predicate over the result", until)
-            check_not_async("until", until)
-            self.classify_result = partial(_classify_by_until, until)
+            if self._is_async("until", until):
+                async_until = cast("Callable[[Any], Awaitable[object]]", until)
+                self.classify_result_async = partial(_classify_by_async_until, async_until)
+            else:
+                self.classify_result = partial(_classify_by_until, until)
 
     def _set_hooks(
         self,
@@ -213,6 +224,7 @@ class RetryConfig:
         """Whether each call needs a `RunningCall`; the fast path creates it only after failures."""
         return (
             self.has_until
+            or self.classify_error_async is not None
             or self.fallback is not NO_FALLBACK
             or self.stop is not None
             or self.on_retry is not None
@@ -306,18 +318,18 @@ def check_instance(field: str, value: object, expected: type, description: str) 
 class Classifier:
     """Converts the errors of a retry loop to outcomes."""
 
-    __slots__ = ("_matches_broadly", "_predicate", "_timeout_outcome", "_types")
+    __slots__ = ("_matches_broadly", "_predicate", "_timeout_outcome", "_types", "has_predicate")
 
-    def __init__(self, on: On | None, *, repeatable: bool = True) -> None:
+    def __init__(self, on: AsyncOn | None, *, repeatable: bool = True) -> None:
         """Check `on`; `repeatable` is whether an attempt that timed out may be repeated."""
         self._timeout_outcome = _TIMEOUT if repeatable else _TIMEOUT_NOT_REPEATABLE
         types: tuple[type[Exception], ...] = ()
-        self._predicate: Callable[[Exception], bool | Seconds | Outcome] | None = None
+        self._predicate: Callable[[Exception], object] | None = None
         if on is not None and callable(on) and not isinstance(on, type):
-            check_not_async("on", on)
             self._predicate = on
         elif on is not None:
             types = _checked_types(on)
+        self.has_predicate: bool = self._predicate is not None
         # isinstance() is faster with a type than with a tuple of one type.
         self._types = types[0] if len(types) == 1 else types
         self._matches_broadly = self._predicate is not None or any(
@@ -336,6 +348,20 @@ class Classifier:
             outcome = _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
         else:
             outcome = self._classify_other(error)
+        return self._mark_retried_below(outcome, error, last_record_number)
+
+    async def classify_error_async(self, error: Exception, last_record_number: int) -> Outcome:
+        """Like `classify_error`, if `on` is a coroutine function."""
+        predicate = cast("Callable[[Exception], Awaitable[object]]", self._predicate)
+        outcome = self._classify_own(error)
+        if outcome is None:
+            outcome = _outcome_of_answer(await predicate(error), error)
+        return self._mark_retried_below(outcome, error, last_record_number)
+
+    def _mark_retried_below(
+        self, outcome: Outcome, error: Exception, last_record_number: int
+    ) -> Outcome:
+        """Return the outcome, marked if an inner retry loop has given up on the error."""
         # Most errors have no error record of an inner retry loop, which has given up on them, and
         # no cause, context, response or group members with one: skip the slower search for them.
         if (
@@ -351,38 +377,76 @@ class Classifier:
 
     def _classify_other(self, error: Exception) -> Outcome:
         """Classify an error that is not an instance of a type in `on`."""
+        outcome = self._classify_own(error)
+        if outcome is not None:
+            return outcome
+        answer = self._predicate is not None and self._predicate(error)
+        return _outcome_of_answer(answer, error)
+
+    def _classify_own(self, error: Exception) -> Outcome | None:
+        """Classify an error that tarry itself has raised; return None for other errors."""
         if isinstance(error, _NEVER_RETRIED_ERRORS):
             return PERMANENT
         if isinstance(error, _TIMEOUT_ERRORS) and not hasattr(error, RECORD_ATTRIBUTE):
             return self._timeout_outcome  # raised by this retry loop: retried even if not in `on`
-        answer: object = self._predicate is not None and self._predicate(error)
-        if answer is False:
-            return PERMANENT
-        is_timeout = isinstance(error, TimeoutError)
-        if answer is True:
-            return _TIMEOUT if is_timeout else TRANSIENT
-        if isinstance(answer, Outcome):
-            return answer
-        if isinstance(answer, Kind):
-            return Outcome(answer)
-        answer = to_seconds(answer)
-        if isinstance(answer, (int, float)):
-            from tarry.core.hints import Hint  # imported only after such a failure
-
-            delay = check_at_least("the result of on", answer, 0)
-            hint = Hint(delay, exact=True, source="on")
-            return Outcome(Kind.TRANSIENT, hint, timeout=is_timeout)
-        rule = "must return True, False, a delay in seconds or a tarry.Outcome"
-        raise ConfigurationTypeError("on", rule, answer)
+        return None
 
 
-def _classify_by_until(until: Callable[[Any], bool | Outcome], result: object) -> Outcome:
-    answer: object = until(result)
+def _outcome_of_answer(answer: object, error: Exception) -> Outcome:
+    """Return the outcome of an error for which the predicate `on` has returned `answer`."""
+    if answer is False:
+        return PERMANENT
+    is_timeout = isinstance(error, TimeoutError)
+    if answer is True:
+        return _TIMEOUT if is_timeout else TRANSIENT
     if isinstance(answer, Outcome):
         return answer
     if isinstance(answer, Kind):
         return Outcome(answer)
+    answer = to_seconds(answer)
+    if isinstance(answer, (int, float)):
+        from tarry.core.hints import Hint  # imported only after such a failure
+
+        delay = check_at_least("the result of on", answer, 0)
+        hint = Hint(delay, exact=True, source="on")
+        return Outcome(Kind.TRANSIENT, hint, timeout=is_timeout)
+    _reject_awaitable("on", answer)
+    rule = "must return True, False, a delay in seconds or a tarry.Outcome"
+    raise ConfigurationTypeError("on", rule, answer)
+
+
+def _classify_by_until(until: Callable[[Any], object], result: object) -> Outcome:
+    return _outcome_of_result(until(result))
+
+
+async def _classify_by_async_until(
+    until: Callable[[Any], Awaitable[object]], result: object
+) -> Outcome:
+    return _outcome_of_result(await until(result))
+
+
+def _outcome_of_result(answer: object) -> Outcome:
+    """Return the outcome of a result for which the predicate `until` has returned `answer`."""
+    if answer is True:
+        return SUCCESS
+    if isinstance(answer, Outcome):
+        return answer
+    if isinstance(answer, Kind):
+        return Outcome(answer)
+    _reject_awaitable("until", answer)
     return SUCCESS if answer else TRANSIENT
+
+
+def _reject_awaitable(field: str, answer: Any) -> None:
+    """Raise if a predicate that is not a coroutine function has returned an awaitable."""
+    if hasattr(answer, "__await__"):
+        if hasattr(answer, "close"):
+            answer.close()  # otherwise Python warns that the coroutine was never awaited
+        rule = (
+            "returned an awaitable, which is awaited only if the predicate is written as "
+            "`async def`"
+        )
+        raise ConfigurationTypeError(field, rule)
 
 
 def _checked_types(on: object) -> tuple[type[Exception], ...]:

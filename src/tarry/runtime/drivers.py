@@ -292,10 +292,15 @@ async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kw
                         running, attempt.timeout, fn, args, kwargs
                     )
             except Exception as error:
-                if not running.try_continue(error):
+                outcome = None
+                if running.config.classify_error_async is not None:
+                    outcome = await running.classify_error_async(error)
+                if not running.try_continue(error, outcome):
                     raise
             else:
-                if running.try_finish(result):
+                classify_result = running.config.classify_result_async
+                outcome = None if classify_result is None else await classify_result(result)
+                if running.try_finish(result, outcome):
                     return result
                 await release_result_async(running, result)
             await running.async_wait()

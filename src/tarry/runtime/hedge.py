@@ -126,6 +126,7 @@ def _new_call(
     if api_name == "hedge_sync" and config.flags_of(fn) & config.COROUTINE:
         msg = f"{config.name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
         raise errors.ConfigurationTypeError(msg)
+    config.check_not_async("on", on)
     config.check_instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
     classify_error = config.Classifier(on).classify_error
     downstream = downstream or _downstream_of(fn)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy, Random
     from tarry.core.verdict import Attempt, CallState
     from tarry.runtime.clocks import CancelToken
-    from tarry.runtime.config import On, OnRetry
+    from tarry.runtime.config import AsyncOn, On, OnRetry
     from tarry.runtime.downstream import Downstream
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -66,8 +66,8 @@ class Decorator(Protocol):
 
 def retry(
     *misused: Never,
-    on: On | None = None,
-    until: Callable[[Any], bool | Outcome] | None = None,
+    on: AsyncOn | None = None,
+    until: Callable[[Any], bool | Outcome | Awaitable[bool | Outcome]] | None = None,
     attempts: int | None = POLICY_ATTEMPTS,
     timeout: Seconds | None = None,
     deadline: Seconds | None = None,
@@ -86,7 +86,8 @@ def retry(
 
     on: which errors to retry: an exception type, a tuple of types, or a predicate over the
         exception. The predicate returns True or False, a number of seconds after which to retry
-        (exactly, without jitter), or an `Outcome` with a kind and a server's hint.
+        (exactly, without jitter), or an `Outcome` with a kind and a server's hint. For a coroutine
+        function, the predicates `on` and `until` may be coroutine functions.
     until: a predicate over the result. If it returns false, the call is retried. It may return an
         `Outcome` too: a transient one is retried, a permanent one ends the call with the result.
     attempts: the maximum number of attempts, including the first; by default that of the policy
@@ -207,8 +208,8 @@ async def acall(
     /,
     *args: *Ts,
     kwargs: Mapping[str, Any] | None = None,
-    on: On | None = None,
-    until: Callable[[T], bool | Outcome] | None = None,
+    on: AsyncOn | None = None,
+    until: Callable[[T], bool | Outcome | Awaitable[bool | Outcome]] | None = None,
     attempts: int | None = POLICY_ATTEMPTS,
     timeout: Seconds | None = None,
     deadline: Seconds | None = None,
