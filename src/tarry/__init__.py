@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from tarry.runtime.error_record import record_of
     from tarry.runtime.events import listen
     from tarry.runtime.hedge import hedge, hedge_sync
-    from tarry.runtime.retry import acall, attempts, call, retry
+    from tarry.runtime.retry import acall, attempts, call, retry, retrying
 
 _NAMES_BY_MODULE = {
     "tarry.adapters.http.hand_off": "HandOff",
@@ -98,7 +98,7 @@ _NAMES_BY_MODULE = {
     "tarry.runtime.downstream": "Downstream",
     "tarry.runtime.hedge": "hedge hedge_sync",
     "tarry.runtime.error_record": "record_of",
-    "tarry.runtime.retry": "acall attempts call retry",
+    "tarry.runtime.retry": "acall attempts call retry retrying",
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
@@ -114,7 +114,7 @@ __all__ = [
     "Wait", "Waited", "WillWait", "acall", "attempts", "call", "deadline", "decide", "hedge",
     "hedge_sync", "hint_from_grpc", "hint_from_headers", "listen", "outcome_of_code",
     "outcome_of_exception", "outcome_of_status", "parse_retry_after", "record_calls", "record_of",
-    "remaining", "retry", "set_active",
+    "remaining", "retry", "retrying", "set_active",
 ]  # fmt: skip
 
 

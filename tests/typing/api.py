@@ -113,6 +113,19 @@ async def check_decorated_functions(client: Client) -> None:
     assert_type(Box(1.5).get(), float)
 
 
+async def check_functions_with_other_options(client: Client) -> None:
+    assert_type(tarry.retrying(function, attempts=8)(1, key="k"), str)
+    assert_type(await tarry.retrying(coroutine, timeout=None)(1), str)
+    assert_type(tarry.retrying(client.method, on=ValueError)(1), str)
+    assert_type(await tarry.retrying(client.async_method, deadline=1.0)(1), str)
+    assert_type(tarry.retrying(overloaded, attempts=8)("a"), str)
+    for item in tarry.retrying(generator, attempts=8)(1):
+        assert_type(item, str)
+    tarry.retrying(function, attempts=8)("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    tarry.retrying(function, attempts="8")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    tarry.retrying(function, tries=8)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
 def check_wrong_arguments_are_rejected() -> None:
     tarry.retry(undecorated)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     function("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""The public functions that retry: `retry`, `call`, `acall` and `attempts`.
+"""The public functions that retry: `retry`, `retrying`, `call`, `acall` and `attempts`.
 
 `attempts` retries a block: `for attempt in tarry.attempts(on=OSError): with attempt: ...`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from tarry.core.outcome import outcome_of_exception
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractContextManager
     from types import TracebackType
-    from typing import Never, Self
+    from typing import Never, Self, TypedDict, Unpack
 
     from tarry.core.checks import Seconds
     from tarry.core.outcome import Outcome
@@ -51,9 +52,30 @@ if TYPE_CHECKING:
     from tarry.runtime.config import AsyncOn, On, OnRetry
     from tarry.runtime.downstream import Downstream
 
+    class RetryOptions(TypedDict, total=False):
+        """The arguments of `retry`."""
+
+        on: AsyncOn | None
+        until: Callable[[Any], bool | Outcome | Awaitable[bool | Outcome]] | None
+        attempts: int | None
+        timeout: Seconds | None
+        deadline: Seconds | None
+        policy: Policy | None
+        downstream: Downstream | None
+        name: str | None
+        cancel: CancelToken | None
+        random: Random | None
+        fallback: Any
+        stop: Callable[[CallState], bool] | None
+        on_retry: OnRetry | None
+
+
 F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+_DECORATION = "__tarry_retry__"
+"""The attribute of a decorated function that holds the original function and the options."""
 
 
 class Decorator(Protocol):
@@ -120,21 +142,22 @@ def retry(
     if hedging is not None:
         raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
     reject_unknown_options("retry", unknown)
-    config = RetryConfig(
-        on,
-        until,
-        attempts,
-        timeout,
-        deadline,
-        policy,
-        downstream,
-        name,
-        cancel,
-        random,
-        fallback=fallback,
-        stop=stop,
-        on_retry=on_retry,
-    )
+    options: RetryOptions = {
+        "on": on,
+        "until": until,
+        "attempts": attempts,
+        "timeout": timeout,
+        "deadline": deadline,
+        "policy": policy,
+        "downstream": downstream,
+        "name": name,
+        "cancel": cancel,
+        "random": random,
+        "fallback": fallback,
+        "stop": stop,
+        "on_retry": on_retry,
+    }
+    config = RetryConfig(**options)
 
     def decorate(fn: Any, /) -> Any:
         if type(fn) in (classmethod, staticmethod):
@@ -142,9 +165,35 @@ def retry(
         if not callable(fn) or isinstance(fn, type):
             msg = f"@tarry.retry decorates functions and methods, got {fn!r}"
             raise ConfigurationTypeError(msg)
-        return _wrap(fn, config.with_default_name(operation_of(fn)))
+        return _wrap(fn, config.with_default_name(operation_of(fn)), options)
 
     return decorate
+
+
+def retrying(fn: F, /, **changes: Unpack[RetryOptions]) -> F:
+    """Return a function that `retry` has decorated, with other arguments of `retry`.
+
+    `tarry.retrying(charge, attempts=8)(order)` makes one call with 8 attempts. The function itself
+    is not changed, and the arguments that are not given are those of its decorator. A method is
+    given as `client.charge`.
+    """
+    method: Any = fn if isinstance(fn, MethodType) else None
+    decorated: Any = fn if method is None else method.__func__
+    decoration: tuple[Callable[..., Any], RetryOptions] | None
+    decoration = getattr(decorated, _DECORATION, None)
+    # `functools.wraps` of another decorator copies the attribute: compare the function, too.
+    if decoration is None or decoration[0] is not decorated.__wrapped__:
+        msg = f"tarry.retrying takes a function that @tarry.retry has decorated, got {fn!r}"
+        raise ConfigurationTypeError(msg)
+    original, options = decoration
+    reject_unknown_options("retrying", {k: v for k, v in changes.items() if k not in options})
+    new_options: RetryOptions = {**options, **changes}
+    config = RetryConfig(**new_options).with_default_name(operation_of(original))
+    wrapped: Any = _wrap(original, config, new_options)
+    if method is not None:
+        wrapped = MethodType(wrapped, method.__self__)
+    result: F = wrapped
+    return result
 
 
 def call(
@@ -305,7 +354,8 @@ def _check_no_generator(fn: object) -> None:
         raise ConfigurationTypeError(msg)
 
 
-def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
+def _wrap(fn: Callable[..., Any], config: RetryConfig, options: RetryOptions) -> Callable[..., Any]:
+    """Return the function with retries; `options` are the arguments from which `config` is made."""
     flags = flags_of(fn)
     if flags & (GENERATOR | ASYNC_GENERATOR) and config.has_until:
         msg = f"until tests a result, but {config.operation} is a generator, which has no result"
@@ -317,11 +367,17 @@ def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
         config.check_no_async_argument()
     elif config.cancel is not None:
         raise ConfigurationError(CANCEL_IN_COROUTINE_MESSAGE)
+    wrapped: Callable[..., Any]
     if flags & GENERATOR:
-        return drivers.wrap_generator(fn, config)
-    if flags & ASYNC_GENERATOR:
-        return drivers.wrap_async_generator(fn, config)
-    return drivers.wrap_async(fn, config) if flags & COROUTINE else drivers.wrap(fn, config)
+        wrapped = drivers.wrap_generator(fn, config)
+    elif flags & ASYNC_GENERATOR:
+        wrapped = drivers.wrap_async_generator(fn, config)
+    elif flags & COROUTINE:
+        wrapped = drivers.wrap_async(fn, config)
+    else:
+        wrapped = drivers.wrap(fn, config)
+    setattr(wrapped, _DECORATION, (fn, options))
+    return wrapped
 
 
 _NO_RESULT = object()
