@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     )
     from tarry.runtime.call_records import record_calls
     from tarry.runtime.clocks import CancelToken, set_active
-    from tarry.runtime.deadlines import deadline, remaining
+    from tarry.runtime.deadlines import current_attempt, deadline, remaining
     from tarry.runtime.downstream import Downstream
     from tarry.runtime.error_record import record_of
     from tarry.runtime.events import listen
@@ -94,7 +94,7 @@ _NAMES_BY_MODULE = {
     "tarry.runtime.events": "listen",
     "tarry.runtime.call_records": "record_calls",
     "tarry.runtime.clocks": "CancelToken set_active",
-    "tarry.runtime.deadlines": "deadline remaining",
+    "tarry.runtime.deadlines": "current_attempt deadline remaining",
     "tarry.runtime.downstream": "Downstream",
     "tarry.runtime.hedge": "hedge hedge_sync",
     "tarry.runtime.error_record": "record_of",
@@ -111,10 +111,10 @@ __all__ = [
     "Hint", "InFlight", "Kind", "LimitReached", "Limiter", "MissingExtra", "Outcome", "Overloaded",
     "Policy", "Progress", "RatioBudget", "Reason", "Rejected", "ResultNotAccepted", "Schedule",
     "Step", "Stop", "StoreUnavailable", "Succeeded", "TarryError", "ThrottleBudget", "TokenBudget",
-    "Wait", "Waited", "WillWait", "acall", "attempts", "call", "deadline", "decide", "hedge",
-    "hedge_sync", "hint_from_grpc", "hint_from_headers", "listen", "outcome_of_code",
-    "outcome_of_exception", "outcome_of_status", "parse_retry_after", "record_calls", "record_of",
-    "remaining", "retry", "retrying", "set_active",
+    "Wait", "Waited", "WillWait", "acall", "attempts", "call", "current_attempt", "deadline",
+    "decide", "hedge", "hedge_sync", "hint_from_grpc", "hint_from_headers", "listen",
+    "outcome_of_code", "outcome_of_exception", "outcome_of_status", "parse_retry_after",
+    "record_calls", "record_of", "remaining", "retry", "retrying", "set_active",
 ]  # fmt: skip
 
 

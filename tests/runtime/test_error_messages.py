@@ -141,6 +141,9 @@ async def async_function() -> None:
         ("max_time", "deadline="),
         ("exceptions", "on="),
         ("atempts", "attempts="),
+        ("giveup", "on="),
+        ("before_sleep", "on_retry="),
+        ("on_backoff", "on_retry="),
     ],
 )
 def test_unknown_option(entry_point: str, option: str, spelling: str) -> None:
@@ -150,6 +153,16 @@ def test_unknown_option(entry_point: str, option: str, spelling: str) -> None:
 
     message = f"tarry.{entry_point} has no argument {option}=; use {spelling}"
     assert message == str(caught.value)
+
+
+def test_option_of_other_functions() -> None:
+    """The error for an option that only other functions have names these functions."""
+    options: dict[str, Any] = {"fallback": 1}
+    with pytest.raises(
+        tarry.ConfigurationTypeError,
+        match=r"tarry.attempts has no argument fallback=; tarry.retry and tarry.call have it",
+    ):
+        tarry.attempts(on=OSError, **options)
 
 
 def test_unknown_option_without_a_similar_one() -> None:

@@ -250,6 +250,7 @@ async def check_attempts() -> None:
 
 assert_type(tarry.parse_retry_after("120", now=0.0), float | None)
 assert_type(tarry.remaining(), float | None)
+assert_type(tarry.current_attempt(), int)
 assert_type(tarry.record_of(OSError()), tarry.CallRecord | None)
 with tarry.record_calls() as records:
     assert_type(records, list[tarry.CallRecord])

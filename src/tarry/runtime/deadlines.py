@@ -1,8 +1,12 @@
-"""The deadline of the current context (contextvars), shared by all calls made in the context.
+"""The deadline and the attempt number of the current context (contextvars).
 
-Code that is suspended inside a deadline and resumed elsewhere, such as a generator, may leave
-deadlines in another order than it entered them, or in another context. The deadlines therefore form
-an immutable linked list of `DeadlineScope`. Leaving any of them sets a new list without its scope.
+The deadline applies to all calls that are made in the context. The attempt number is that of the
+innermost retried call that is running. A first attempt has no scope for its number, unless it is
+made inside another scope: most calls have no retries, and entering a scope takes time.
+
+Code that is suspended inside a scope and resumed elsewhere, such as a generator, may leave scopes
+in another order than it entered them, or in another context. The scopes therefore form an immutable
+linked list of `DeadlineScope`. Leaving any of them sets a new list without its scope.
 A block that records its calls is a scope of the list too: see `call_records`.
 """
 
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DeadlineHandle:
-    """Identifies a deadline: `enter` returns the handle, and `leave` takes it."""
+    """Identifies a scope: `enter` returns the handle, and `leave` takes it."""
 
     has_ended: bool = False
     """Set to True to end the deadline in all contexts, including those of tasks and threads that
@@ -33,37 +37,64 @@ class DeadlineHandle:
 
 
 class DeadlineScope(NamedTuple):
-    """A deadline, with a link to the next outer scope."""
+    """A deadline and an attempt number, with a link to the next outer scope."""
 
     handle: DeadlineHandle
-    moment: float
-    """When it passes, on the monotonic clock; not after a deadline that applied on entry."""
+    moment: float | None
+    """When the deadline passes, on the monotonic clock; not after a deadline that applied on entry.
+    None without a deadline."""
     outer: DeadlineScope | None
     """The next outer scope; None for the outermost."""
+    attempt: int = 1
+    """The number of the attempt that runs in the scope."""
 
 
 current_scope: ContextVar[DeadlineScope | None] = ContextVar("tarry_deadline", default=None)
-"""The innermost scope of the context; None if the context has no deadline."""
+"""The innermost scope of the context; None if the context has no deadline and no retry runs."""
+
+SECOND_ATTEMPT = DeadlineScope(DeadlineHandle(), None, None, 2)
+"""The scope of a second attempt outside of all other scopes, created once because it is common."""
 
 
-def enter(moment: float) -> DeadlineHandle:
-    """Set a deadline at `moment`, on the monotonic clock; pass the returned handle to `leave`."""
+def enter(moment: float | None, attempt: int | None = None) -> DeadlineHandle:
+    """Enter a scope; pass the returned handle to `leave`.
+
+    `moment` is the deadline on the monotonic clock, None for no new one. `attempt` is the number of
+    an attempt, None for the current one.
+    """
     handle = DeadlineHandle()
-    current_scope.set(DeadlineScope(handle, cap_at_deadline(moment), current_scope.get()))
+    moment = current() if moment is None else cap_at_deadline(moment)
+    attempt = attempt or current_attempt()
+    current_scope.set(DeadlineScope(handle, moment, current_scope.get(), attempt))
     return handle
 
 
 def leave(handle: object) -> None:
-    """Remove a deadline from this context."""
+    """Remove a scope from this context."""
     current_scope.set(_without_scope(handle, current_scope.get()))
 
 
 def current() -> float | None:
     """Return when the current deadline passes, on the monotonic clock; None without a deadline."""
+    scope = _innermost_active_scope()
+    return None if scope is None else scope.moment
+
+
+def current_attempt() -> int:
+    """Return the number of the attempt that is running, from 1; 1 outside of retried calls.
+
+    In nested calls, the number is that of the innermost call. Threads and tasks that an attempt
+    starts get its number if they get its context variables.
+    """
+    scope = _innermost_active_scope()
+    return 1 if scope is None else scope.attempt
+
+
+def _innermost_active_scope() -> DeadlineScope | None:
     scope = current_scope.get()
     while scope is not None and scope.handle.has_ended:
         scope = scope.outer
-    return None if scope is None else scope.moment
+    return scope
 
 
 def recordings() -> Iterator[list[CallRecord]]:

@@ -25,11 +25,13 @@ from tarry.runtime.call import (
 )
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import NO_FALLBACK
+from tarry.runtime.deadlines import SECOND_ATTEMPT
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 
+    from tarry.core.verdict import Attempt
     from tarry.runtime.config import RetryConfig
     from tarry.runtime.downstream import Downstream
 
@@ -40,6 +42,7 @@ AsyncFunction: TypeAlias = "Callable[..., Awaitable[T]]"
 CoroutineFunction: TypeAlias = "Callable[..., Coroutine[Any, Any, T]]"
 
 _get_deadline_scope = deadlines.current_scope.get
+_set_deadline_scope = deadlines.current_scope.set
 _WRAPPER_ATTRIBUTES = (*WRAPPER_ASSIGNMENTS, "__defaults__", "__kwdefaults__")
 """The attributes that a decorated function has in common with the function of the user. Frameworks
 read the default values of parameters."""
@@ -114,12 +117,15 @@ def _wrap_without_downstream(fn: Callable[..., T], config: RetryConfig) -> Calla
         if isinstance(decision, tuple):
             last_record_number = bus.last_record_number
             try:
+                _set_deadline_scope(SECOND_ATTEMPT)
                 return fn(*args, **kwargs)
             except Exception as error:
                 running = RunningCall(config, None, None, last_record_number)
                 running.adopt_first_failure(*decision)
                 if not running.try_continue(error):
                     raise
+            finally:
+                deadlines.leave(SECOND_ATTEMPT.handle)
         else:
             running = decision
         running.wait()
@@ -151,12 +157,15 @@ def _wrap_without_downstream_async(
         if isinstance(decision, tuple):
             last_record_number = bus.last_record_number
             try:
+                _set_deadline_scope(SECOND_ATTEMPT)
                 return await fn(*args, **kwargs)
             except Exception as error:
                 running = RunningCall(config, None, None, last_record_number)
                 running.adopt_first_failure(*decision)
                 if not running.try_continue(error):
                     raise
+            finally:
+                deadlines.leave(SECOND_ATTEMPT.handle)
         else:
             running = decision
         await running.async_wait()
@@ -258,10 +267,11 @@ def drive(running: RunningCall, fn: Callable[..., T], args: Args, kwargs: Kwargs
             if attempt.delay:
                 attempt = running.wait_for_limiter(attempt)
             try:
-                if attempt.timeout is None:
-                    result = fn(*args, **kwargs) if kwargs else fn(*args)
+                # The scope tells the function the number of the attempt: see `deadlines`.
+                if attempt.number > 1 or attempt.timeout is not None or _get_deadline_scope():
+                    result = _call_in_scope(running, attempt, fn, args, kwargs)
                 else:
-                    result = _call_with_timeout(running, attempt.timeout, fn, args, kwargs)
+                    result = fn(*args, **kwargs) if kwargs else fn(*args)
             except Exception as error:
                 if not running.try_continue(error):
                     raise
@@ -285,12 +295,10 @@ async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kw
             if attempt.delay:
                 attempt = await running.async_wait_for_limiter(attempt)
             try:
-                if attempt.timeout is None:
-                    result = await fn(*args, **kwargs) if kwargs else await fn(*args)
+                if attempt.number > 1 or attempt.timeout is not None or _get_deadline_scope():
+                    result = await _call_in_scope_async(running, attempt, fn, args, kwargs)
                 else:
-                    result = await _call_with_timeout_async(
-                        running, attempt.timeout, fn, args, kwargs
-                    )
+                    result = await fn(*args, **kwargs) if kwargs else await fn(*args)
             except Exception as error:
                 outcome = None
                 if running.config.classify_error_async is not None:
@@ -349,31 +357,37 @@ async def release_result_async(running: RunningCall, result: object) -> None:
         running.discard_error()
 
 
-def _call_with_timeout(
-    running: RunningCall, timeout: float, fn: Callable[..., T], args: Args, kwargs: Kwargs
+def _call_in_scope(
+    running: RunningCall, attempt: Attempt, fn: Callable[..., T], args: Args, kwargs: Kwargs
 ) -> T:
-    """Make an attempt with a time limit: in a thread, if the policy has an attempt timeout."""
-    deadline_handle = deadlines.enter(environment.now() + timeout)
+    """Make an attempt in a new scope: in a thread, if the policy has an attempt timeout."""
+    timeout = attempt.timeout
+    moment = None if timeout is None else environment.now() + timeout
+    scope_handle = deadlines.enter(moment, attempt.number)
     try:
-        if running.policy.attempt_timeout is None:
-            # `timeout` comes from a deadline. A deadline does not interrupt a plain function.
+        if timeout is None or running.policy.attempt_timeout is None:
+            # A `timeout` then comes from a deadline, which does not interrupt a plain function.
             return fn(*args, **kwargs)
         from tarry.runtime.parallel import call_in_thread
 
         return call_in_thread(running, timeout, lambda: fn(*args, **kwargs))
     finally:
-        deadlines.leave(deadline_handle)
+        deadlines.leave(scope_handle)
 
 
-async def _call_with_timeout_async(
-    running: RunningCall, timeout: float, fn: AsyncFunction[T], args: Args, kwargs: Kwargs
+async def _call_in_scope_async(
+    running: RunningCall, attempt: Attempt, fn: AsyncFunction[T], args: Args, kwargs: Kwargs
 ) -> T:
-    deadline_handle = deadlines.enter(environment.now() + timeout)
+    timeout = attempt.timeout
+    moment = None if timeout is None else environment.now() + timeout
+    scope_handle = deadlines.enter(moment, attempt.number)
     try:
+        if timeout is None:
+            return await fn(*args, **kwargs)
         with clocks.timeout(timeout):
             return await fn(*args, **kwargs)
     finally:
-        deadlines.leave(deadline_handle)
+        deadlines.leave(scope_handle)
     raise running.timeout_error(timeout)
 
 

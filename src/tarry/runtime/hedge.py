@@ -71,8 +71,13 @@ async def hedge(
     """
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     call = _new_call("hedge", fn, hedging, on, downstream, name, policy)
+
+    async def run_copy(number: int) -> T:
+        _set_attempt_number(number)
+        return await fn(*args)
+
     try:
-        return await drive_async(call, lambda _number: fn(*args))
+        return await drive_async(call, run_copy)
     except Exception as error:
         if fallback is config.NO_FALLBACK or not call.has_given_up:
             raise
@@ -101,13 +106,24 @@ def hedge_sync(
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     config.check_not_async("fallback", fallback)
     call = _new_call("hedge_sync", fn, hedging, on, downstream, name, policy)
+
+    def run_copy(number: int) -> T:
+        _set_attempt_number(number)
+        return fn(*args)
+
     try:
-        return drive(call, lambda _number: fn(*args))
+        return drive(call, run_copy)
     except Exception as error:
         if fallback is config.NO_FALLBACK or not call.has_given_up:
             raise
         result: T = fallback_result(fallback, error)
         return result
+
+
+def _set_attempt_number(number: int) -> None:
+    """Set the number of a copy in its context, which ends with the copy."""
+    if number > 1 or deadlines.current_scope.get() is not None:
+        deadlines.enter(None, number)
 
 
 def _new_call(

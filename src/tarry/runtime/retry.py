@@ -418,8 +418,9 @@ class AttemptContext:
             raise ConfigurationError(msg)
         self.was_entered = True
         try:
-            if self._ends_at is not None:
-                self._deadline_handle = deadlines.enter(self._ends_at)
+            number = self.number
+            if number > 1 or self._ends_at is not None or deadlines.current_scope.get() is not None:
+                self._deadline_handle = deadlines.enter(self._ends_at, number)
             if self._timeout_scope is not None:
                 self._timeout_scope.__enter__()
         except BaseException:
