@@ -86,11 +86,27 @@ class RetryConfig:
 
     # Without slots, a call that creates a `RunningCall` would take 6.4 us instead of 6 us.
     __slots__ = (
-        "async_argument", "cancel", "classify_error", "classify_error_async", "classify_result",
-        "classify_result_async", "deadline", "downstream", "draw_random", "fallback", "has_until",
-        "logs_retries", "on_retry", "operation", "passes_attempt_number", "policy",
-        "release_connection", "state_after_one_attempt", "stop",
+        "__dict__",  # for the attributes with a default, which few configurations set
+        "cancel", "classify_error", "classify_result", "deadline", "downstream", "draw_random",
+        "has_until", "operation", "passes_attempt_number", "policy", "release_connection",
+        "state_after_one_attempt",
     )  # fmt: skip
+
+    classify_error_async: Callable[[Exception, int], Awaitable[Outcome]] | None = None
+    """Classifies an error if `on` is a coroutine function; otherwise None."""
+    classify_result_async: Callable[[Any], Awaitable[Outcome]] | None = None
+    """Classifies a result if `until` is a coroutine function; otherwise None."""
+    fallback: Any = NO_FALLBACK
+    """What a call that is given up returns: a value, or a function that takes the error."""
+    stop: Callable[[CallState], bool] | None = None
+    """Returns whether the call is given up before a retry."""
+    on_retry: Callable[[WillWait], object] | None = None
+    """Called with the event before each wait."""
+    logs_retries: bool = False
+    """Whether retries are logged by a logger of the user, instead of the logger "tarry"."""
+    async_argument: tuple[str, object] | None = None
+    """The name and value of an argument that is a coroutine function, which only async calls can
+    await; None if there is no such argument."""
 
     def __init__(
         self,
@@ -129,7 +145,15 @@ class RetryConfig:
         if random is not None and not hasattr(random, "random"):
             rule = "must be a source such as random.Random(7)"
             raise ConfigurationTypeError("random", rule, random)
-        self.policy: Policy = _changed_policy(policy or _DEFAULT_POLICY, attempts, timeout)
+        changes: dict[str, Any] = {}
+        if attempts is None:
+            changes["max_attempts"] = UNLIMITED_ATTEMPTS
+        elif attempts is not POLICY_ATTEMPTS:
+            changes["max_attempts"] = check_count("attempts", attempts)
+        if timeout is not None:
+            changes["attempt_timeout"] = check_positive("timeout", to_seconds(timeout))
+        base = policy or _DEFAULT_POLICY
+        self.policy: Policy = base.replace(**changes) if changes else base
         if attempts is None and (
             deadline is None
             and self.policy.total_budget is None
@@ -139,11 +163,18 @@ class RetryConfig:
                 "attempts=None needs another limit: deadline=, a policy with a total_budget, or a "
                 "downstream with a retry budget"
             )
-        self.async_argument: tuple[str, object] | None = None
-        """The name and value of an argument that is a coroutine function, which only async calls
-        can await; None if there is no such argument."""
-        self._set_predicates(on, until, classify_result, repeatable=repeatable)
-        self._set_hooks(fallback, stop, on_retry)
+        classifier = Classifier(on, repeatable=repeatable)
+        self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
+        if classifier.has_predicate and self._is_async("on", on):
+            self.classify_error_async = classifier.classify_error_async
+        self.has_until: bool = until is not None
+        self.classify_result: Callable[[Any], Outcome] | None = classify_result
+        """Classifies a result, as `until` specifies. An adapter passes its own function, because an
+        HTTP request that failed returns a response."""
+        if until is not None:
+            self._set_until(until)
+        if fallback is not NO_FALLBACK or stop is not None or on_retry is not None:
+            self._set_hooks(fallback, stop, on_retry)
         self.release_connection: Callable[[Any], Any] | None = release_connection
         """Releases the connection of a response before the wait for the next attempt. Returns
         whether the user can still read the response."""
@@ -161,34 +192,14 @@ class RetryConfig:
         self.draw_random: Callable[[], float] | None = None if random is None else random.random
         """Returns a random number for jitter; None if the user passed no `random`."""
 
-    def _set_predicates(
-        self,
-        on: AsyncOn | None,
-        until: Callable[[Any], bool | Outcome | Awaitable[bool | Outcome]] | None,
-        classify_result: Callable[[Any], Outcome] | None,
-        *,
-        repeatable: bool,
-    ) -> None:
-        classifier = Classifier(on, repeatable=repeatable)
-        self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
-        self.classify_error_async: Callable[[Exception, int], Awaitable[Outcome]] | None = None
-        """Classifies an error if `on` is a coroutine function; otherwise None."""
-        if classifier.has_predicate and self._is_async("on", on):
-            self.classify_error_async = classifier.classify_error_async
-        self.has_until: bool = until is not None
-        self.classify_result: Callable[[Any], Outcome] | None = classify_result
-        """Classifies a result, as `until` specifies. An adapter passes its own function, because an
-        HTTP request that failed returns a response."""
-        self.classify_result_async: Callable[[Any], Awaitable[Outcome]] | None = None
-        """Classifies a result if `until` is a coroutine function; otherwise None."""
-        if until is not None:
-            if not callable(until):
-                raise ConfigurationTypeError("until", "must be a predicate over the result", until)
-            if self._is_async("until", until):
-                async_until = cast("Callable[[Any], Awaitable[object]]", until)
-                self.classify_result_async = partial(_classify_by_async_until, async_until)
-            else:
-                self.classify_result = partial(_classify_by_until, until)
+    def _set_until(self, until: Callable[[Any], object]) -> None:
+        if not callable(until):
+            raise ConfigurationTypeError("until", "must be a predicate over the result", until)
+        if self._is_async("until", until):
+            async_until = cast("Callable[[Any], Awaitable[object]]", until)
+            self.classify_result_async = partial(_classify_by_async_until, async_until)
+        else:
+            self.classify_result = partial(_classify_by_until, until)
 
     def _set_hooks(
         self,
@@ -196,18 +207,12 @@ class RetryConfig:
         stop: Callable[[CallState], bool] | None,
         on_retry: OnRetry | None,
     ) -> None:
-        self.fallback: Any = fallback
-        """What a call that is given up returns: a value, or a function that takes the error."""
         if fallback is not NO_FALLBACK:
             self._is_async("fallback", fallback)
-        self.stop: Callable[[CallState], bool] | None = stop
-        """Returns whether the call is given up before a retry."""
+            self.fallback = fallback
         if stop is not None:
             _check_stop(stop)
-        self.on_retry: Callable[[WillWait], object] | None = None
-        """Called with the event before each wait."""
-        self.logs_retries: bool = False
-        """Whether retries are logged by a logger of the user, instead of the logger "tarry"."""
+            self.stop = stop
         if on_retry is not None:
             # A logger is recognised by its methods, because importing `logging` is slow.
             self.logs_retries = hasattr(on_retry, "isEnabledFor") and hasattr(on_retry, "log")
@@ -261,18 +266,6 @@ class RetryConfig:
         named = copy(self)
         named.operation = operation
         return named
-
-
-def _changed_policy(policy: Policy, attempts: int | None, timeout: Seconds | None) -> Policy:
-    """Return the policy with the number of attempts and the timeout that override its own."""
-    changes: dict[str, Any] = {}
-    if attempts is None:
-        changes["max_attempts"] = UNLIMITED_ATTEMPTS
-    elif attempts is not POLICY_ATTEMPTS:
-        changes["max_attempts"] = check_count("attempts", attempts)
-    if timeout is not None:
-        changes["attempt_timeout"] = check_positive("timeout", to_seconds(timeout))
-    return policy.replace(**changes) if changes else policy
 
 
 _OPTIONS = (
@@ -348,20 +341,6 @@ class Classifier:
             outcome = _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
         else:
             outcome = self._classify_other(error)
-        return self._mark_retried_below(outcome, error, last_record_number)
-
-    async def classify_error_async(self, error: Exception, last_record_number: int) -> Outcome:
-        """Like `classify_error`, if `on` is a coroutine function."""
-        predicate = cast("Callable[[Exception], Awaitable[object]]", self._predicate)
-        outcome = self._classify_own(error)
-        if outcome is None:
-            outcome = _outcome_of_answer(await predicate(error), error)
-        return self._mark_retried_below(outcome, error, last_record_number)
-
-    def _mark_retried_below(
-        self, outcome: Outcome, error: Exception, last_record_number: int
-    ) -> Outcome:
-        """Return the outcome, marked if an inner retry loop has given up on the error."""
         # Most errors have no error record of an inner retry loop, which has given up on them, and
         # no cause, context, response or group members with one: skip the slower search for them.
         if (
@@ -372,6 +351,15 @@ class Classifier:
             and not (self._matches_broadly and hasattr(error, "exceptions"))
         ):
             return outcome
+        retried_below = has_record_since(error, last_record_number)
+        return outcome.replace(retried_below=True) if retried_below else outcome
+
+    async def classify_error_async(self, error: Exception, last_record_number: int) -> Outcome:
+        """Like `classify_error`, if `on` is a coroutine function."""
+        predicate = cast("Callable[[Exception], Awaitable[object]]", self._predicate)
+        outcome = self._classify_own(error)
+        if outcome is None:
+            outcome = _outcome_of_answer(await predicate(error), error)
         retried_below = has_record_since(error, last_record_number)
         return outcome.replace(retried_below=True) if retried_below else outcome
 

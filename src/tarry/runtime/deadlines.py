@@ -64,8 +64,9 @@ def enter(moment: float | None, attempt: int | None = None) -> DeadlineHandle:
     """
     handle = DeadlineHandle()
     moment = current() if moment is None else cap_at_deadline(moment)
-    attempt = attempt or current_attempt()
-    current_scope.set(DeadlineScope(handle, moment, current_scope.get(), attempt))
+    current_scope.set(
+        DeadlineScope(handle, moment, current_scope.get(), attempt or current_attempt())
+    )
     return handle
 
 
@@ -76,7 +77,9 @@ def leave(handle: object) -> None:
 
 def current() -> float | None:
     """Return when the current deadline passes, on the monotonic clock; None without a deadline."""
-    scope = _innermost_active_scope()
+    scope = current_scope.get()
+    while scope is not None and scope.handle.has_ended:
+        scope = scope.outer
     return None if scope is None else scope.moment
 
 
@@ -86,15 +89,10 @@ def current_attempt() -> int:
     In nested calls, the number is that of the innermost call. Threads and tasks that an attempt
     starts get its number if they get its context variables.
     """
-    scope = _innermost_active_scope()
-    return 1 if scope is None else scope.attempt
-
-
-def _innermost_active_scope() -> DeadlineScope | None:
     scope = current_scope.get()
     while scope is not None and scope.handle.has_ended:
         scope = scope.outer
-    return scope
+    return 1 if scope is None else scope.attempt
 
 
 def recordings() -> Iterator[list[CallRecord]]:

@@ -224,10 +224,11 @@ def call(
     reject_unknown_options("call", unknown)
     check_callable("call", fn)
     check_instance("kwargs", kwargs, Mapping, "a dict")
-    if flags_of(fn) & COROUTINE:
+    flags = flags_of(fn)
+    if flags & COROUTINE:
         msg = f"{name_of(fn)} is a coroutine function: use `await tarry.acall(...)`"
         raise ConfigurationTypeError(msg)
-    _check_no_generator(fn)
+    _check_no_generator(fn, flags)
     if on is None and policy is not None:
         on = outcome_of_exception
     name = name or operation_of(fn)
@@ -278,7 +279,8 @@ async def acall(
     reject_unknown_options("acall", unknown)
     check_callable("acall", fn)
     check_instance("kwargs", kwargs, Mapping, "a dict")
-    _check_no_generator(fn)
+    flags = flags_of(fn)
+    _check_no_generator(fn, flags)
     if on is None and policy is not None:
         on = outcome_of_exception
     name = name or operation_of(fn)
@@ -298,7 +300,7 @@ async def acall(
         on_retry=on_retry,
     )
     # A plain function may still return an awaitable, as a lambda does.
-    checked_fn = fn if flags_of(fn) & COROUTINE else check_awaitable(fn)
+    checked_fn = fn if flags & COROUTINE else check_awaitable(fn)
     drive = drivers.drive_async if fallback is NO_FALLBACK else drivers.drive_with_fallback_async
     return await drive(RunningCall.new(config), checked_fn, args, kwargs or {})
 
@@ -348,8 +350,8 @@ def attempts(
     )
 
 
-def _check_no_generator(fn: object) -> None:
-    if flags_of(fn) & (GENERATOR | ASYNC_GENERATOR):
+def _check_no_generator(fn: object, flags: int) -> None:
+    if flags & (GENERATOR | ASYNC_GENERATOR):
         msg = f"{name_of(fn)} is a generator function: decorate it with @tarry.retry(on=...)"
         raise ConfigurationTypeError(msg)
 
