@@ -223,3 +223,83 @@ def test_function_that_returns_an_awaitable(
     options: dict[str, Any] = {argument: predicate}
     with pytest.raises(tarry.ConfigurationTypeError, match=f"^{argument} returned an awaitable"):
         driver.run(clock, Dependency(clock, FAIL if argument == "on" else OK), **options)
+
+
+# --- coroutine functions in blocks ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_block_awaits_predicates(loop: str, clock: VirtualClock) -> None:
+    """`async with attempt:` awaits `on` and `until`, after the time limit of the attempt."""
+    dependency = Dependency(clock, FAIL, Step(503), Step(200))
+
+    async def is_retryable(error: Exception) -> bool:
+        await async_sleep(1.0)
+        return isinstance(error, ConnectionError)
+
+    async def is_accepted(status: int) -> bool:
+        await async_sleep(1.0)
+        return status == 200
+
+    async def call() -> None:
+        async for attempt in tarry.attempts(on=is_retryable, until=is_accepted, timeout=0.5):
+            async with attempt:
+                attempt.set_result(await dependency.acall())
+
+    (clock.run if loop == "asyncio" else clock.run_trio)(call)
+
+    assert [0, 1.05, 2.15] == dependency.starts
+
+
+def test_block_raises_an_error_that_an_async_predicate_rejects(clock: VirtualClock) -> None:
+    """An error for which the coroutine function returns False leaves the loop."""
+    dependency = Dependency(clock, FAIL)
+
+    async def is_retryable(error: Exception) -> bool:
+        return False
+
+    async def call() -> None:
+        async for attempt in tarry.attempts(on=is_retryable):
+            async with attempt:
+                await dependency.acall()
+
+    with pytest.raises(ConnectionError):
+        clock.run(call)
+
+    assert [0] == dependency.starts
+
+
+@pytest.mark.parametrize("argument", ["on", "until"])
+def test_block_releases_its_permit_if_an_async_predicate_fails(
+    argument: str, clock: VirtualClock
+) -> None:
+    """An error of an async predicate ends the call and releases the permit of the attempt."""
+    downstream = tarry.Downstream("d", max_in_flight=1)
+    options: dict[str, Any] = {"on": OSError, argument: failing_predicate}
+
+    async def call() -> None:
+        async for attempt in tarry.attempts(downstream=downstream, **options):
+            async with attempt:
+                attempt.set_result(1)
+                if argument == "on":
+                    raise ConnectionError
+
+    for _ in range(2):
+        with pytest.raises(LookupError, match="a bug in the predicate"):
+            clock.run(call)
+
+
+@pytest.mark.parametrize("argument", ["on", "until"])
+def test_plain_with_cannot_await_predicates(argument: str, clock: VirtualClock) -> None:
+    """`with attempt:` rejects a coroutine function before the block runs, and keeps no permit."""
+    downstream = tarry.Downstream("d", max_in_flight=1)
+    options: dict[str, Any] = {"on": OSError, argument: failing_predicate}
+
+    async def call() -> None:
+        async for attempt in tarry.attempts(downstream=downstream, **options):
+            with attempt:
+                raise AssertionError
+
+    for _ in range(2):
+        with pytest.raises(tarry.ConfigurationError, match="only `async with attempt:` can await"):
+            clock.run(call)

@@ -307,8 +307,8 @@ async def acall(
 
 def attempts(
     *,
-    on: On | None = None,
-    until: Callable[[Any], bool | Outcome] | None = None,
+    on: AsyncOn | None = None,
+    until: Callable[[Any], bool | Outcome | Awaitable[bool | Outcome]] | None = None,
     attempts: int | None = POLICY_ATTEMPTS,
     timeout: Seconds | None = None,
     deadline: Seconds | None = None,
@@ -325,7 +325,8 @@ def attempts(
 
     In a coroutine, use `async for`, with `with` or `async with`. Takes the arguments of `retry`
     except `fallback`. If `until` is given, the block passes its result to `attempt.set_result`. A
-    `timeout` needs `async for`, because a plain block cannot be interrupted.
+    `timeout` needs `async for`, because a plain block cannot be interrupted. An `on` or `until`
+    that is a coroutine function needs `async with`.
     """
     reject_unknown_options("attempts", unknown)
     if not name:
@@ -415,6 +416,54 @@ class AttemptContext:
         self._result = result
 
     def __enter__(self) -> Self:
+        config = self._call.config
+        if config.classify_error_async is not None or config.classify_result_async is not None:
+            self._call.abort()
+            raise ConfigurationError(
+                "on or until is a coroutine function, which only `async with attempt:` can await"
+            )
+        return self._enter()
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """End the attempt; return True to suppress its error if another attempt follows."""
+        try:
+            final_error = self._leave_scopes(error_type, error, traceback)
+            result = self._take_result() if final_error is None else None
+            return self._end(error, final_error, result, None)
+        except BaseException:
+            self._call.abort()
+            raise
+
+    async def __aenter__(self) -> Self:
+        return self._enter()
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """End the attempt, like `__exit__`, and await predicates that are coroutine functions."""
+        config = self._call.config
+        outcome = None
+        try:
+            final_error = self._leave_scopes(error_type, error, traceback)
+            result = self._take_result() if final_error is None else None
+            if isinstance(final_error, Exception):
+                outcome = await self._call.classify_error_async(final_error)
+            elif final_error is None and config.classify_result_async is not None:
+                outcome = await config.classify_result_async(result)
+            return self._end(error, final_error, result, outcome)
+        except BaseException:
+            self._call.abort()
+            raise
+
+    def _enter(self) -> Self:
         if self.was_entered:
             msg = "an attempt can be entered only once: use one `with attempt:` for the whole body"
             raise ConfigurationError(msg)
@@ -430,51 +479,41 @@ class AttemptContext:
             raise
         return self
 
-    def __exit__(
+    def _leave_scopes(
         self,
         error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool:
-        """End the attempt; return True to suppress its error if another attempt follows."""
-        running_call, scope = self._call, self._timeout_scope
+    ) -> BaseException | None:
+        """End the time limit of the block; return the error of the attempt, such as a timeout."""
+        scope = self._timeout_scope
         try:
-            try:
-                timed_out = scope is not None and scope.__exit__(error_type, error, traceback)
-            finally:
-                self._timeout_scope = None
-                if self._deadline_handle is not None:
-                    deadlines.leave(self._deadline_handle)
-            if timed_out:
-                timeout_error = running_call.timeout_error(self._attempt.timeout or 0.0)
-                self.is_last = not running_call.try_continue(timeout_error)
-                if self.is_last:
-                    raise timeout_error
-                return True
-            if error is None:
-                self.is_last = True  # if `try_finish` raises
-                self.is_last = running_call.try_finish(self._take_result())
-            elif isinstance(error, Exception):
-                self.is_last = not running_call.try_continue(error)
-                return not self.is_last
-            else:
-                running_call.abort()
-        except BaseException:
-            running_call.abort()
-            raise
-        return False
+            timed_out = scope is not None and scope.__exit__(error_type, error, traceback)
+        finally:
+            self._timeout_scope = None
+            if self._deadline_handle is not None:
+                deadlines.leave(self._deadline_handle)
+        return self._call.timeout_error(self._attempt.timeout or 0.0) if timed_out else error
 
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(
+    def _end(
         self,
-        error_type: type[BaseException] | None,
+        block_error: BaseException | None,
         error: BaseException | None,
-        traceback: TracebackType | None,
+        result: object,
+        outcome: Outcome | None,
     ) -> bool:
-        """End the attempt, like `__exit__`."""
-        return self.__exit__(error_type, error, traceback)
+        """Record the error or result of the attempt; return whether to suppress `block_error`."""
+        if error is None:
+            self.is_last = True  # if `try_finish` raises
+            self.is_last = self._call.try_finish(result, outcome)
+            return False
+        if not isinstance(error, Exception):
+            self._call.abort()
+            return False
+        self.is_last = not self._call.try_continue(error, outcome)
+        if self.is_last and error is not block_error:
+            raise error
+        return not self.is_last
 
     def _take_result(self) -> object:
         result, self._result = self._result, _NO_RESULT  # do not keep it during the wait
