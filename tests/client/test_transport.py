@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 import tarry
 from tarry.client import errors
 from tarry.client.transport import EventStreamParser
+from tarry.runtime.downstream import live_downstreams
+from tarry.testing import captured_events
 from tests.client.client_drivers import ClientDriver
 from tests.client.conftest import OpenDriver
 from tests.client.fake_service import FakeService, problem_response, task_json
@@ -36,6 +39,38 @@ def test_enqueue_is_retried_with_the_same_key(
     assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
     assert "2" == second.headers["x-retry-attempt"]
     assert [task.idempotency_key] == list(service.tasks)
+
+
+def test_requests_do_not_appear_in_the_telemetry_of_the_program(
+    driver: ClientDriver, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests of the client emit no events and are no metrics; retries are logged at DEBUG."""
+    service.faults.append("503")
+    with (
+        caplog.at_level(logging.DEBUG, "tarry"),
+        captured_events() as events,
+        tarry.record_calls() as records,
+    ):
+        driver.call("enqueue", HOOK)
+
+    assert 2 == len(service.requests)
+    assert ([], []) == (events, records)
+    assert [] == [item for item in live_downstreams() if item.name.startswith(service.url)]
+    [wait] = [record for record in caplog.records if "retry 1 of" in record.getMessage()]
+    assert ("tarry.client", logging.DEBUG) == (wait.name, wait.levelno)
+
+
+def test_breaker_of_the_client_does_not_appear_in_the_telemetry(
+    open_driver: OpenDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The breaker of the client opens without an event or a log line above DEBUG."""
+    with captured_events() as events, open_driver("http://127.0.0.1:1") as driver:
+        for _ in range(30):
+            with pytest.raises(errors.ServiceUnreachable):
+                driver.call("health")
+
+    assert [] == events
+    assert [] == [record for record in caplog.records if record.levelno > logging.DEBUG]
 
 
 def test_batch_is_retried_after_a_lost_response(driver: ClientDriver, service: FakeService) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from tarry import record_calls
 from tarry.idempotency import IdempotencyMiddleware, lease
 from tarry.runtime import clocks
 from tarry.runtime.clocks import environment
+from tarry.testing import captured_events
 from tarry.wire.http import Receive, Scope, Send
 from tests.idempotency.asgi_client import PaymentsApp, send_request
 from tests.idempotency.conftest import Run
@@ -55,6 +57,23 @@ def test_response_is_stored_later(
     run(main)
     assert 1 == payments.runs
     assert "store failed, retrying in the background" in caplog.text
+
+
+def test_retries_do_not_appear_in_the_telemetry_of_the_program(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The retries of a store call emit no events, and are logged only by the middleware."""
+
+    async def main() -> None:
+        store = FaultyStore("finish")
+        await send_request(IdempotencyMiddleware(PaymentsApp(), store))
+        await clocks.async_sleep(1000)
+
+    with captured_events() as events, record_calls() as records:
+        run(main)
+
+    assert ([], []) == (events, records)
+    assert {"tarry.idempotency"} == {record.name for record in caplog.records}
 
 
 def test_storing_is_given_up(run: Run, caplog: pytest.LogCaptureFixture) -> None:

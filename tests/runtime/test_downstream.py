@@ -10,7 +10,7 @@ import pytest
 import tarry
 from tarry import BreakerState, Downstream
 from tarry.runtime import downstream
-from tarry.runtime.downstream import live_downstreams
+from tarry.runtime.downstream import internal_downstream, live_downstreams
 from tarry.testing import VirtualClock, captured_events
 from tests.runtime.drivers import DRIVERS, FAIL, OK, RESULT_DRIVERS, Dependency, Driver, Step
 
@@ -36,6 +36,19 @@ def test_live_downstreams() -> None:
 
     del downstreams
     assert [] == [d.name for d in live_downstreams() if d.name.startswith("live-")]
+
+
+def test_internal_downstream_has_no_telemetry(clock: VirtualClock) -> None:
+    """Calls with an internal downstream emit no events, and it is not a live downstream."""
+    internal = internal_downstream("live-internal")
+    with captured_events() as events, tarry.record_calls() as records:
+        call = tarry.retry(on=ConnectionError, downstream=internal)
+        call(Dependency(clock, FAIL, OK).call)()
+        with pytest.raises(ConnectionError):
+            call(Dependency(clock, FAIL).call)()
+
+    assert ([], []) == (events, records)
+    assert internal not in live_downstreams()
 
 
 def test_live_downstreams_while_another_thread_adds_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,17 +24,18 @@ _MIN_REPORTED_WAIT_S = 1.0
 class _WaitReporter(logging.Handler):
     """Prints the client's log records that explain a long wait.
 
-    These are all records of the logger `tarry.client`, which are about lost event streams, and
-    the records of waits of at least 1 s that the service requested with Retry-After. Other retries
-    are not printed, because the command prints the last error if all attempts fail.
+    These are all warnings, which are about lost event streams, and the records of waits of at least
+    1 s that the service requested with Retry-After. Other retries are not printed, because the
+    command prints the last error if all attempts fail.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "tarry", {})
-        if record.name == "tarry.client":
+        if record.levelno >= logging.WARNING:
             typer.echo(to_printable_line(record.getMessage()), err=True)
         elif (
             "max_retries" in fields  # only in records of a wait before a retry
+            and "slept" not in fields  # only in records after the wait
             and fields["hint"] is not None
             and fields["delay"] >= _MIN_REPORTED_WAIT_S
         ):
@@ -46,8 +47,10 @@ class _WaitReporter(logging.Handler):
 def connect(server: str, api_key: str | None) -> Generator[Client]:
     """Open a client; if the service is unreachable, the error says how to start a service."""
     new_client = _make_client(server, api_key)
-    logger = logging.getLogger("tarry")
+    logger = logging.getLogger("tarry.client")
+    level = logger.level
     logger.addHandler(reporter := _WaitReporter())
+    logger.setLevel(logging.DEBUG)
     try:
         with new_client as client:
             yield client
@@ -58,6 +61,7 @@ def connect(server: str, api_key: str | None) -> Generator[Client]:
         ) from error
     finally:
         logger.removeHandler(reporter)
+        logger.setLevel(level)
 
 
 def check_downstream_exists(client: Client, option: str, lane: str) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from tarry.client.errors import ServiceError, ServiceUnreachable
 from tarry.core.checks import check_positive, require_extra
-from tarry.core.policy import Policy
+from tarry.core.policy import UNLIMITED_ATTEMPTS, Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime.config import check_instance
 from tarry.runtime.downstream import Downstream
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from tarry.core.events import Event
     from tarry.wire.tasks import ServiceEvent
 
 logger: logging.Logger = logging.getLogger("tarry.client")
@@ -36,7 +37,7 @@ separate latency statistics, because the service delays its response on purpose.
 retried. `retry_forever`: retried under `RECONNECT_POLICY`, which does not limit the attempts.
 """
 
-RECONNECT_POLICY = Policy(max_attempts=1_000_000_000, max_delay=10.0)
+RECONNECT_POLICY = Policy(max_attempts=UNLIMITED_ATTEMPTS, max_delay=10.0)
 """Retries forever to open a lost event stream again. The service was reachable before, so it is
 expected to become reachable again."""
 MAX_RESPONSE_BYTES = 64 << 20
@@ -77,15 +78,23 @@ class ClientConfig:
         """Return an HTTP client for each send mode; all of them share the given transport.
 
         Long polls and lost event streams each have a `Downstream` of their own, without breaker and
-        budget, so that their durations and failures do not affect other requests.
+        budget, so that their durations and failures do not affect other requests. The events of
+        all requests are only logged: the program makes no requests itself.
         """
-        poll_downstream = Downstream(f"{self.url}/wait")
-        reconnect = {"policy": RECONNECT_POLICY, "downstream": Downstream(f"{self.url}/events")}
+        from tarry.adapters.http.send import default_downstream
+
+        def use_own_listener(downstream: Downstream) -> Downstream:
+            downstream.listener = log_request_event
+            return downstream
+
+        requests = use_own_listener(default_downstream(self.url))
+        polls = use_own_listener(Downstream(f"{self.url}/wait"))
+        streams = use_own_listener(Downstream(f"{self.url}/events"))
         transports: dict[SendMode, Any] = {
-            "retry": retry_class(transport, policy=self.policy),
-            "long_poll": retry_class(transport, policy=self.policy, downstream=poll_downstream),
+            "retry": retry_class(transport, policy=self.policy, downstream=requests),
+            "long_poll": retry_class(transport, policy=self.policy, downstream=polls),
             "once": transport,
-            "retry_forever": retry_class(transport, **reconnect),
+            "retry_forever": retry_class(transport, policy=RECONNECT_POLICY, downstream=streams),
         }
         return {
             mode: client_class(transport=mode_transport, base_url=self.url, headers=self.headers)
@@ -96,6 +105,14 @@ class ClientConfig:
         """Return the error for a request that got no response."""
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
         return ServiceUnreachable(f"{request} got no response from {self.url}: {cause}")
+
+
+def log_request_event(event: Event) -> None:
+    """Log an event of a request to the service at the level DEBUG."""
+    if logger.isEnabledFor(logging.DEBUG):
+        from tarry.telemetry.logs import log_to
+
+        log_to(logger, logging.DEBUG, event)
 
 
 def require_packages() -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tarry.core.policy import Policy
 from tarry.idempotency.store import MemoryStore, is_refusal
 from tarry.runtime.clocks import PerProcess, environment, in_trio  # environment: clock and sleep
+from tarry.runtime.downstream import internal_downstream
 from tarry.runtime.retry import acall
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _REFUSED_RETENTION_S = 600.0
 short enough to limit the records of callers that are not authenticated."""
 _SETTLE_POLICY = Policy(max_attempts=20, initial_delay=0.2, max_delay=10.0, total_budget=120.0)
 """How the call that settles a lease is retried in the background."""
+_STORE = internal_downstream("idempotency store")
 _MAX_PENDING_SETTLEMENTS = 100
 """The limit of settlements in the background, because each may hold a response in memory."""
 
@@ -258,9 +260,13 @@ class KeyLease:
         context = self.context
         context.pending_settlements += 1
         try:
-            name = f"settle {self._request_name}"
             await acall(
-                run_with_timeout, store_call, on=Exception, policy=_SETTLE_POLICY, name=name
+                run_with_timeout,
+                store_call,
+                on=Exception,
+                policy=_SETTLE_POLICY,
+                downstream=_STORE,
+                name=f"settle {self._request_name}",
             )
         except Exception:
             logger.exception("store failed, %s, request=%s", consequence, self._request_name)

@@ -15,6 +15,7 @@ from tarry.core.checks import check_positive
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.idempotency.store import ExistingRecord, Record, decode_response, encode_headers
 from tarry.runtime.clocks import in_trio
+from tarry.runtime.downstream import internal_downstream
 from tarry.runtime.retry import call
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ CREATE TABLE tarry_record (
 );
 CREATE INDEX tarry_record_by_end ON tarry_record (free_at);
 """
+_FILE = internal_downstream("idempotency file")
 _NOW = "SELECT (julianday('now') - 2440587.5) * 86400.0"
 _UPSERT = """
 INSERT INTO tarry_record AS stored (key, fingerprint, owner, free_at, status, headers, body)
@@ -160,7 +162,7 @@ class SqliteStore:
         The time is read under the lock, so that times have the same order as writes.
         """
         if self._connection is None:
-            self._connection = call(self._connect, on=_is_busy)
+            self._connection = call(self._connect, on=_is_busy, downstream=_FILE)
         with self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
             now = connection.execute(_NOW).fetchone()[0] if self._clock is None else self._clock()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-    from tarry.core.events import WillWait
+    from tarry.core.events import Event, GaveUp, WillWait
     from tarry.core.hints import Hint
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import Attempt
@@ -186,7 +186,8 @@ class RunningCall(Call):
                     self._record_call(verdict)
                     if bus.listeners or self._emits_events:
                         self._emit_failed(outcome, verdict, None)
-                        emit_gave_up(self._call_record(verdict), verdict, None, self._last_detail)
+                        call_record = self._call_record(verdict)
+                        self._emit(gave_up_event(call_record, verdict, None, self._last_detail))
                 return True
             if outcome.kind is not Kind.SUCCESS:
                 return self._reject_result(result, outcome)
@@ -198,7 +199,7 @@ class RunningCall(Call):
             import tarry.core.events as event
 
             operation, name = self.config.operation, self._downstream_name
-            bus.emit(event.Succeeded(operation, name, self.attempts))
+            self._emit(event.Succeeded(operation, name, self.attempts))
         return True
 
     async def classify_error_async(self, error: Exception) -> Outcome | None:
@@ -286,8 +287,9 @@ class RunningCall(Call):
 
     def _record_call(self, stop: Stop | None) -> None:
         """Add the record of this call, which has ended, to the blocks that record their calls."""
-        for records in deadlines.recordings():
-            records.append(self._call_record(stop))
+        if self.config.downstream is None or self.config.downstream.listener is None:
+            for records in deadlines.recordings():
+                records.append(self._call_record(stop))
 
     @property
     def has_given_up(self) -> bool:
@@ -309,9 +311,10 @@ class RunningCall(Call):
             if stop.reason is Reason.BUDGET_EMPTY:
                 import tarry.core.events as event
 
-                bus.emit(event.BudgetEmpty(call_record.operation, call_record.downstream))
+                self._emit(event.BudgetEmpty(call_record.operation, call_record.downstream))
             detail = "" if isinstance(error, errors.Rejected) else self._last_detail
-            emit_gave_up(call_record, stop, error, detail or type(error).__name__)
+            detail = detail or type(error).__name__
+            self._emit(gave_up_event(call_record, stop, error, detail))
 
     def _call_record(self, stop: Stop | None) -> CallRecord:
         """Return the record of this call; `stop` is None if it has succeeded."""
@@ -332,11 +335,19 @@ class RunningCall(Call):
     # `tarry.core.events` is imported where it is used, so that programs without failures and
     # listeners do not load it. `from tarry.core import events` would take 1.0 us longer.
 
+    def _emit(self, event: Event, *, is_logged: bool = True) -> None:
+        """Pass an event to the log and the listeners of the program, or that of the downstream."""
+        downstream = self.config.downstream
+        if downstream is None or downstream.listener is None:
+            bus.emit(event, is_logged=is_logged)
+        else:
+            downstream.listener(event)
+
     def _emit_started(self) -> None:
         import tarry.core.events as event
 
         operation, limit = self.config.operation, self.policy.max_attempts
-        bus.emit(event.AttemptStarted(operation, self._downstream_name, self.attempts, limit))
+        self._emit(event.AttemptStarted(operation, self._downstream_name, self.attempts, limit))
 
     def _emit_failed(self, outcome: Outcome, verdict: Wait | Stop, error: Exception | None) -> None:
         """Emit that an attempt failed and, if a retry follows, that the call will wait."""
@@ -345,12 +356,12 @@ class RunningCall(Call):
         name, number, limit = self._downstream_name, self.attempts, self.policy.max_attempts
         operation, kind, detail = self.config.operation, outcome.kind, outcome.detail
         detail = detail or type(error).__name__
-        bus.emit(event.AttemptFailed(operation, name, number, limit, kind, error, detail=detail))
+        self._emit(event.AttemptFailed(operation, name, number, limit, kind, error, detail=detail))
         if isinstance(verdict, Wait):
             ceiling, delay, hint = verdict.ceiling, verdict.delay, verdict.hint
             retry_fields = operation, name, number, limit - 1
             will_wait = event.WillWait(*retry_fields, ceiling, delay, hint, error, detail=detail)
-            bus.emit(will_wait, is_logged=not self.config.logs_retries)
+            self._emit(will_wait, is_logged=not self.config.logs_retries)
 
     def _will_wait_event(self) -> WillWait:
         import tarry.core.events as event
@@ -361,7 +372,7 @@ class RunningCall(Call):
         import tarry.core.events as event
 
         slept = environment.now() - wait_started
-        bus.emit(event.Waited(*self._wait_fields, slept, detail=self._last_detail))
+        self._emit(event.Waited(*self._wait_fields, slept, detail=self._last_detail))
 
     @property
     def _wait_fields(
@@ -470,14 +481,16 @@ async def fallback_result_async(fallback: Any, error: Exception) -> Any:
     return await result if callable(fallback) and hasattr(result, "__await__") else result
 
 
-def emit_gave_up(call_record: CallRecord, stop: Stop, error: Exception | None, detail: str) -> None:
-    """Emit that a call was given up; `error` is None if the call returns its last result."""
+def gave_up_event(
+    call_record: CallRecord, stop: Stop, error: Exception | None, detail: str
+) -> GaveUp:
+    """Return the event for a call that was given up; `error` is None if it returns a result."""
     import tarry.core.events as event
 
     call_fields = call_record.operation, call_record.downstream, call_record.attempts
     reason, retry_after, hint = stop
     waited = call_record.waited
-    bus.emit(event.GaveUp(*call_fields, reason, waited, retry_after, hint, error, detail=detail))
+    return event.GaveUp(*call_fields, reason, waited, retry_after, hint, error, detail=detail)
 
 
 def rejection_error(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from tarry.core.breaker import Breaker, BreakerState
     from tarry.core.budget import Budget
+    from tarry.core.events import Event
     from tarry.core.limiter import Limiter
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import DelayedPermit, Stop
@@ -46,12 +47,16 @@ def _replace_locks() -> None:
 
 
 def live_downstreams() -> list[Downstream]:
-    """Return all downstreams of the process that are still referenced, sorted by name."""
+    """Return the downstreams of the program that are still referenced, sorted by name.
+
+    Those of tarry itself, which have their own listener, are left out.
+    """
     while True:
         try:
-            return sorted(_downstreams, key=lambda downstream: downstream.name)
+            downstreams = [item for item in _downstreams if item.listener is None]
         except RuntimeError:  # another thread added a downstream during the iteration
             continue
+        return sorted(downstreams, key=lambda downstream: downstream.name)
 
 
 class LockedDownstream(CoreDownstream):
@@ -61,7 +66,10 @@ class LockedDownstream(CoreDownstream):
     the methods for users.
     """
 
-    __slots__ = ("__weakref__", "_lock", "abandoned_permits", "last_error", "uncounted_successes")
+    __slots__ = (
+        "__weakref__", "_lock", "abandoned_permits", "last_error", "listener",
+        "uncounted_successes",
+    )  # fmt: skip
 
     def _create_lock_and_queues(self) -> None:
         """Create the lock, and the two queues to which other code appends without the lock."""
@@ -76,6 +84,10 @@ class LockedDownstream(CoreDownstream):
         self.last_error: Exception | None = None
         """A copy of the last error while the breaker is open or half-open: the cause of a
         `BreakerOpen`."""
+        self.listener: Callable[[Event], None] | None = None
+        """Called with all events of the downstream and its calls instead of the log and the
+        listeners of the program. Set for the calls of tarry itself, such as those of the service's
+        client, so that they do not appear in the metrics of the program."""
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
         """Return a permit for an attempt, possibly with a delay, or a `Stop` to reject it."""
@@ -222,7 +234,8 @@ class LockedDownstream(CoreDownstream):
             except IndexError:  # all emitted, perhaps by another thread
                 return
             if bus.is_observed():
-                bus.emit(BreakerStateChanged("", self.name, transition.before, transition.after))
+                emit = self.listener or bus.emit
+                emit(BreakerStateChanged("", self.name, transition.before, transition.after))
 
 
 class Downstream(LockedDownstream):
@@ -316,3 +329,14 @@ def _copy_error(error: Exception) -> Exception | None:
 def _check_method(field: str, value: object, method: str, expected: str) -> None:
     if value is not None and (isinstance(value, type) or not hasattr(value, method)):
         raise ConfigurationTypeError(field, f"must be {expected}", value)
+
+
+def internal_downstream(name: str) -> Downstream:
+    """Return a downstream for retries of tarry itself, of which the program gets no events."""
+    downstream = Downstream(name)
+    downstream.listener = _ignore_event
+    return downstream
+
+
+def _ignore_event(_event: Event) -> None:
+    pass

@@ -18,9 +18,9 @@ from tarry.core.outcome import SUCCESS, Kind
 from tarry.core.verdict import CallRecord, Reason, Stop
 from tarry.runtime import config, deadlines
 from tarry.runtime.call import (
-    emit_gave_up,
     fallback_result,
     fallback_result_async,
+    gave_up_event,
     rejection_error,
 )
 from tarry.runtime.clocks import PerProcess, environment  # environment: clock, sleep, random
@@ -145,8 +145,12 @@ def _new_call(
     config.check_not_async("on", on)
     config.check_instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
     classify_error = config.Classifier(on).classify_error
-    downstream = downstream or _downstream_of(fn)
-    return RunningHedgedCall(name or config.operation_of(fn), hedging, classify_error, downstream)
+    call = RunningHedgedCall(
+        name or config.operation_of(fn), hedging, classify_error, downstream or _downstream_of(fn)
+    )
+    if downstream is None:
+        call.downstream_name = None  # the user does not know the default downstream
+    return call
 
 
 def drive(
@@ -255,6 +259,8 @@ class RunningHedgedCall:
     ) -> None:
         self._operation = operation
         self._downstream = downstream
+        self.downstream_name: str | None = downstream.name
+        """The name in events and records."""
         self._call = HedgedCall(hedging, downstream)
         self._classify_error = classify_error
         self._classify_result = classify_result
@@ -338,11 +344,11 @@ class RunningHedgedCall:
         # Without listeners, the log needs no event if the first copy returned the result.
         if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
-                bus.emit(HedgeWon(self._operation, self._downstream.name, number))
+                bus.emit(HedgeWon(self._operation, self.downstream_name, number))
             if stop is None:
-                bus.emit(Succeeded(self._operation, self._downstream.name, self._call.attempts))
+                bus.emit(Succeeded(self._operation, self.downstream_name, self._call.attempts))
             else:
-                emit_gave_up(self._call_record(stop), stop, None, outcome.detail)
+                bus.emit(gave_up_event(self._call_record(stop), stop, None, outcome.detail))
 
     def record_not_started(self, number: int) -> None:
         """Record that no thread could be started for a copy; raise if no other copy runs."""
@@ -370,7 +376,7 @@ class RunningHedgedCall:
 
     def _emit_hedge_fired(self, copy: Attempt | None) -> None:
         if copy is not None and bus.is_observed():
-            bus.emit(HedgeFired(self._operation, self._downstream.name, copy.number))
+            bus.emit(HedgeFired(self._operation, self.downstream_name, copy.number))
 
     def _now_before_deadline(self) -> float:
         """Return the current time; raise if the deadline has passed."""
@@ -397,10 +403,11 @@ class RunningHedgedCall:
         )
         if bus.is_observed():
             detail = "" if isinstance(error, errors.Rejected) else self._detail
-            emit_gave_up(call_record, stop, error, detail or type(error).__name__)
+            detail = detail or type(error).__name__
+            bus.emit(gave_up_event(call_record, stop, error, detail))
 
     def _call_record(self, stop: Stop | None) -> CallRecord:
         """Return the record of this call; `stop` is None if it has succeeded."""
-        name, attempts = self._downstream.name, self._call.attempts
+        name, attempts = self.downstream_name, self._call.attempts
         reason, retry_after, _ = stop or (None, None, None)
         return CallRecord(self._operation, name, attempts, 0.0, reason, retry_after, ())

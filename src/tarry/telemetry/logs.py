@@ -49,8 +49,14 @@ EVENT_NAMES: dict[type[events.Event], str] = {
 def log(event: events.Event, logger: logging.Logger = logger) -> None:
     """Log one event."""
     level = log_level(event)
-    if level is not None and logger.isEnabledFor(level):
-        logger.log(level, "%s", _message(event), extra={"tarry": event_fields(event)})
+    if level is not None:
+        log_to(logger, level, event)
+
+
+def log_to(target: logging.Logger, level: int, event: events.Event) -> None:
+    """Log one event to a logger."""
+    if target.isEnabledFor(level):
+        target.log(level, "%s", _message(event), extra={"tarry": event_fields(event)})
 
 
 _MESSAGE_TEMPLATES: dict[type[events.Event], str] = {

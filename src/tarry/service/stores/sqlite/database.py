@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from tarry.core.backoff import Schedule
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.runtime.downstream import internal_downstream
 from tarry.runtime.retry import call
 from tarry.service.stores.sqlite import schema
 from tarry.service.stores.sqlite.clock import AnchoredClock
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     """Device and inode of a file."""
 
 _logger = logging.getLogger("tarry.service")
+_FILE = internal_downstream("database file")
 IN_MEMORY = ":memory:"
 """Path of a database in memory, which is lost when its only connection is closed."""
 _MIN_SQLITE_VERSION = (3, 38, 0)  # the first in which the JSON functions are always built in
@@ -402,6 +404,7 @@ def connect(path: StorePath) -> sqlite3.Connection:
         path,
         on=lambda error: _database_error_code(error) in _BUSY_CODES,
         policy=_CONNECT_POLICY,
+        downstream=_FILE,
     )
 
 
