@@ -56,6 +56,16 @@ def test_other_options_are_kept(driver: Driver, clock: VirtualClock) -> None:
     assert 495 == downstream.budget.balance(0.0)
 
 
+def test_attribute_of_the_decorated_function(clock: VirtualClock) -> None:
+    """A decorated function has `retrying` as an attribute, and so has the returned function."""
+    dependency = Dependency(clock, FAIL)
+    decorated: Any = tarry.retry(on=ConnectionError, attempts=2)(dependency.call)
+
+    assert 3 == attempts_of(decorated.retrying(attempts=3))
+    assert 4 == attempts_of(decorated.retrying(attempts=3).retrying(attempts=4))
+    assert 2 == attempts_of(decorated)
+
+
 def test_returned_function_can_be_changed_again(clock: VirtualClock) -> None:
     """`retrying` accepts its own result, and adds the new options to the earlier ones."""
     decorated = tarry.retry(on=ConnectionError)(Dependency(clock, FAIL).call)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
@@ -173,9 +174,10 @@ def retry(
 def retrying(fn: F, /, **changes: Unpack[RetryOptions]) -> F:
     """Return a function that `retry` has decorated, with other arguments of `retry`.
 
-    `tarry.retrying(charge, attempts=8)(order)` makes one call with 8 attempts. The function itself
-    is not changed, and the arguments that are not given are those of its decorator. A method is
-    given as `client.charge`.
+    `tarry.retrying(charge, attempts=8)(order)` makes one call with 8 attempts, and so does
+    `charge.retrying(attempts=8)(order)`, of which type checkers do not know. The function itself is
+    not changed, and the arguments that are not given are those of its decorator. A method is given
+    as `client.charge`.
     """
     method: Any = fn if isinstance(fn, MethodType) else None
     decorated: Any = fn if method is None else method.__func__
@@ -380,6 +382,7 @@ def _wrap(fn: Callable[..., Any], config: RetryConfig, options: RetryOptions) ->
     else:
         wrapped = drivers.wrap(fn, config)
     setattr(wrapped, _DECORATION, (fn, options))
+    setattr(wrapped, "retrying", partial(retrying, wrapped))  # noqa: B010 - not in the type
     return wrapped
 
 
