@@ -20,6 +20,7 @@ PUBLIC_MODULES = (
     "tarry.client",
     "tarry.idempotency",
     "tarry.simulator",
+    "tarry.telemetry",
     "tarry.testing",
     "tarry.tuning",
 )

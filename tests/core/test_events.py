@@ -80,6 +80,14 @@ def test_events_are_values(event: Event) -> None:
 
 
 @each_event
+def test_call_and_time_do_not_count(event: Event) -> None:
+    """Events of different calls and times are equal if their other fields are."""
+    other = replace(event, call_id="other", time=1.0)
+    assert event == other
+    assert ("other", 1.0) == (other.call_id, other.time)
+
+
+@each_event
 def test_events_can_be_copied_and_pickled(event: Event) -> None:
     """A copied or pickled event is equal to the original."""
     assert event == copy.deepcopy(event) == pickle.loads(pickle.dumps(event))  # noqa: S301
@@ -87,6 +95,7 @@ def test_events_can_be_copied_and_pickled(event: Event) -> None:
 
 def test_fields_of_a_wait() -> None:
     """A `Waited` event has the number of the retry, ceiling, delay, hint, error and time slept."""
-    expected = {"operation": "load", "downstream": "payments", **WAIT_FIELDS, "slept": 0.16}
-    event = events.Waited(*SOURCE, **WAIT_FIELDS, slept=0.16)
+    call_fields = {"operation": "load", "downstream": "payments", "call_id": "a-1", "time": 7.5}
+    expected = {**call_fields, **WAIT_FIELDS, "slept": 0.16}
+    event = events.Waited(*SOURCE, **WAIT_FIELDS, slept=0.16, call_id="a-1", time=7.5)
     assert expected == {field.name: getattr(event, field.name) for field in fields(event)}

@@ -19,6 +19,7 @@ from tarry import (
     Waited,
     WillWait,
 )
+from tarry.runtime.clocks import environment
 from tarry.testing import VirtualClock, captured_events
 from tests.runtime.drivers import (
     DRIVERS,
@@ -69,6 +70,35 @@ def test_events_of_a_retry(driver: Driver, clock: VirtualClock) -> None:
         "op", None, 1, 3, 0.1, 0.05, None, error, waited.slept, detail="ConnectionError"
     )
     assert pytest.approx(0.05) == waited.slept
+
+
+@every_driver
+@pytest.mark.parametrize("has_downstream", [False, True])
+def test_call_id_time_and_duration(
+    driver: Driver, has_downstream: bool, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events have the id of their call and the time, and those of attempts the duration."""
+    dependency = Dependency(clock, Step(raises=ConnectionError(), duration_s=0.2), OK)
+    monkeypatch.setattr(environment, "unix_time", environment.now)
+    started = environment.unix_time()
+
+    with captured_events() as events:
+        for _ in range(2):
+            options = {"downstream": Downstream("payments")} if has_downstream else {}
+            driver.run(clock, dependency, **options)
+
+    first_call, second_call = events[:6], events[6:]
+    assert 1 == len({event.call_id for event in first_call})
+    assert 1 == len({event.call_id for event in second_call})
+    assert first_call[0].call_id != second_call[0].call_id
+    times = [event.time - started for event in first_call]
+    assert [0, 0.2, 0.2, 0.25, 0.25, 0.25] == [pytest.approx(time, abs=1e-6) for time in times]
+    failed, succeeded = first_call[1], first_call[5]
+    assert isinstance(failed, AttemptFailed)
+    assert isinstance(succeeded, Succeeded)
+    assert pytest.approx(0.2) == failed.duration
+    assert pytest.approx(0.05) == failed.delay
+    assert pytest.approx(0.0) == succeeded.duration
 
 
 @every_driver

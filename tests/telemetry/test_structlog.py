@@ -114,6 +114,7 @@ def test_state_change_is_a_warning(clock: VirtualClock, lines: list[Any]) -> Non
         "log_level": "warning",
         "operation": "",
         "downstream": "payments",
+        "call_id": "",
         "before": "closed",
         "after": "open",
     } == changes[0]

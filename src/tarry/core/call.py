@@ -76,7 +76,7 @@ class Call:
         """The value of `attempts` when an exact hint last restarted the backoff; 0 if none did."""
         self._newest_step: _StepNode | None = None
         self._cleared_delay = 0.0  # the sum of the delays of steps that were cleared
-        if downstream is not None:  # without a downstream these attributes are never read
+        if downstream is not None:  # without a downstream these attributes are not needed
             self._permit: int | None = None
             self._attempt_started = started
             self._paid = 0.0  # what the retry budget charged for the attempt

@@ -21,6 +21,10 @@ class Event:
     "" for `BreakerStateChanged`."""
     downstream: str | None
     """The name of the downstream, or None for a call without a downstream."""
+    call_id: str = field(default="", kw_only=True, compare=False)
+    """Unique for each call, in all processes; "" for `BreakerStateChanged`."""
+    time: float = field(default=0.0, kw_only=True, compare=False)
+    """The time of the event in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,10 @@ class AttemptFailed(Event):
     error: BaseException | None
     detail: str = field(default="", kw_only=True)
     """The HTTP status, the gRPC code or the name of the error's type."""
+    duration: float | None = field(default=None, kw_only=True, compare=False)
+    """The seconds that the attempt took; None if it was not measured, see `Succeeded`."""
+    delay: float | None = field(default=None, kw_only=True, compare=False)
+    """The seconds until the next attempt; None if none follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,12 @@ class Succeeded(Event):
     """The call ended with a result."""
 
     attempts: int
+    duration: float | None = field(default=None, kw_only=True, compare=False)
+    """The seconds that the successful attempt took; None if it was not measured.
+
+    Hedged calls are not measured. The first attempt of a call without a downstream is measured only
+    if there is a listener, because reading the clock would slow down each call.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from tarry.runtime.error_record import (
     attach_record_and_note,
     has_record_since,
 )
-from tarry.runtime.events import LOG_WARNING, bus, notify, notify_async
+from tarry.runtime.events import LOG_WARNING, E, bus, notify, notify_async, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,8 +57,8 @@ class RunningCall(Call):
     """
 
     __slots__ = (
-        "_emits_events", "_error", "_last_record_number", "_stop_reason", "_uses_clock", "_wait",
-        "config",
+        "_call_id", "_emits_events", "_error", "_last_record_number", "_stop_reason", "_uses_clock",
+        "_wait", "config",
     )  # fmt: skip
 
     _checks_traceback = True
@@ -82,6 +82,8 @@ class RunningCall(Call):
         """The error of the last attempt, while the call waits for the next one."""
         self._emits_events = False
         """Whether events are emitted even without listeners, for the log. Set by a failure."""
+        self._call_id = ""
+        """The id of the call in events; "" until an event is emitted."""
 
     @classmethod
     def new(cls, config: RetryConfig) -> Self:
@@ -120,6 +122,8 @@ class RunningCall(Call):
                 del error  # its traceback refers to this frame: break the reference cycle
         self._last_record_number = bus.last_record_number
         if bus.listeners or self._emits_events:
+            if self.downstream is None:  # otherwise `start` has set it
+                self._attempt_started = environment.now()
             self._emit_started()
         return command
 
@@ -198,8 +202,8 @@ class RunningCall(Call):
         if bus.listeners or self._emits_events:
             import tarry.core.events as event
 
-            operation, name = self.config.operation, self._downstream_name
-            self._emit(event.Succeeded(operation, name, self.attempts))
+            call_fields = self.config.operation, self._downstream_name, self.attempts
+            self._emit(event.Succeeded(*call_fields, duration=self._attempt_duration()))
         return True
 
     async def classify_error_async(self, error: Exception) -> Outcome | None:
@@ -335,8 +339,19 @@ class RunningCall(Call):
     # `tarry.core.events` is imported where it is used, so that programs without failures and
     # listeners do not load it. `from tarry.core import events` would take 1.0 us longer.
 
+    def _stamp(self, event: E) -> E:
+        """Set the fields that all events of calls have: the id of the call and the time."""
+        self._call_id = self._call_id or bus.new_call_id()
+        return stamp(event, self._call_id)
+
+    def _attempt_duration(self) -> float | None:
+        """Return how long the attempt took; None if its start was not measured."""
+        started: float | None = getattr(self, "_attempt_started", None)
+        return None if started is None else max(0.0, environment.now() - started)
+
     def _emit(self, event: Event, *, is_logged: bool = True) -> None:
         """Pass an event to the log and the listeners of the program, or that of the downstream."""
+        self._stamp(event)
         downstream = self.config.downstream
         if downstream is None or downstream.listener is None:
             bus.emit(event, is_logged=is_logged)
@@ -356,7 +371,12 @@ class RunningCall(Call):
         name, number, limit = self._downstream_name, self.attempts, self.policy.max_attempts
         operation, kind, detail = self.config.operation, outcome.kind, outcome.detail
         detail = detail or type(error).__name__
-        self._emit(event.AttemptFailed(operation, name, number, limit, kind, error, detail=detail))
+        attempt_fields = operation, name, number, limit, kind, error
+        duration = self._attempt_duration()
+        delay = verdict.delay if isinstance(verdict, Wait) else None
+        self._emit(
+            event.AttemptFailed(*attempt_fields, detail=detail, duration=duration, delay=delay)
+        )
         if isinstance(verdict, Wait):
             ceiling, delay, hint = verdict.ceiling, verdict.delay, verdict.hint
             retry_fields = operation, name, number, limit - 1
@@ -366,7 +386,7 @@ class RunningCall(Call):
     def _will_wait_event(self) -> WillWait:
         import tarry.core.events as event
 
-        return event.WillWait(*self._wait_fields, detail=self._last_detail)
+        return self._stamp(event.WillWait(*self._wait_fields, detail=self._last_detail))
 
     def _emit_waited(self, wait_started: float) -> None:
         import tarry.core.events as event

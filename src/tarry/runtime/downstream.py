@@ -235,7 +235,9 @@ class LockedDownstream(CoreDownstream):
                 return
             if bus.is_observed():
                 emit = self.listener or bus.emit
-                emit(BreakerStateChanged("", self.name, transition.before, transition.after))
+                states = transition.before, transition.after
+                now = environment.unix_time()
+                emit(BreakerStateChanged("", self.name, *states, time=now))
 
 
 class Downstream(LockedDownstream):

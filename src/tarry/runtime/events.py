@@ -5,19 +5,23 @@ Without listeners, the bus costs a successful call only the test of one attribut
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tarry.errors import ConfigurationTypeError
-from tarry.runtime.clocks import PerProcess
+from tarry.runtime.clocks import PerProcess, environment  # environment: clock, sleep, random
 
 if TYPE_CHECKING:
     from tarry.core.events import Event
 
 Listener = Callable[["Event"], None]
+
+E = TypeVar("E", bound="Event")
 
 LOG_WARNING = 30
 """The value of `logging.WARNING`. `logging` itself is not imported before the first failure."""
@@ -30,7 +34,10 @@ failures do not need it, and by name, because `runtime` must not depend on `tele
 class EventBus:
     """The listeners of this process, and the number of the newest error record."""
 
-    __slots__ = ("is_log_enabled", "last_record_number", "listeners", "lock", "log_listener")
+    __slots__ = (
+        "_call_number", "_process_id", "is_log_enabled", "last_record_number", "listeners", "lock",
+        "log_listener",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.lock: PerProcess[threading.Lock] = PerProcess(threading.Lock)
@@ -43,6 +50,13 @@ class EventBus:
         """Returns whether the log listener logs at a level. The first call loads the listener."""
         self.last_record_number: int = 0
         """The number of the newest error record that forbids outer retries: see `error_record`."""
+
+        self._process_id: PerProcess[str] = PerProcess(lambda: os.urandom(8).hex())
+        self._call_number = count(1)
+
+    def new_call_id(self) -> str:
+        """Return an id for the events of a call, which no other call of any process has."""
+        return f"{self._process_id.value}-{next(self._call_number)}"
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with every event from now on; return a function that removes it."""
@@ -80,6 +94,13 @@ class EventBus:
         log_listener: Listener = logs.log
         self.log_listener, self.is_log_enabled = log_listener, logs.is_enabled
         return log_listener
+
+
+def stamp(event: E, call_id: str) -> E:
+    """Set the id of the call and the time of a new event, which no listener has got yet."""
+    object.__setattr__(event, "call_id", call_id)
+    object.__setattr__(event, "time", environment.unix_time())
+    return event
 
 
 def notify(listener: Callable[[Any], object], event: Event) -> None:

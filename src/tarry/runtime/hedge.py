@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from tarry import errors
-from tarry.core.events import HedgeFired, HedgeWon, Succeeded
+from tarry.core.events import Event, HedgeFired, HedgeWon, Succeeded
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.outcome import SUCCESS, Kind
 from tarry.core.verdict import CallRecord, Reason, Stop
@@ -26,7 +26,7 @@ from tarry.runtime.call import (
 from tarry.runtime.clocks import PerProcess, environment  # environment: clock, sleep, random
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.error_record import attach_record_and_note
-from tarry.runtime.events import bus
+from tarry.runtime.events import bus, stamp
 from tarry.runtime.parallel import TaskCopies, ThreadCopies
 
 if TYPE_CHECKING:
@@ -271,6 +271,8 @@ class RunningHedgedCall:
         """The error of the copy that failed last, while the call continues."""
         self._detail = ""
         """A description of the last failure, for events; "" if no copy has failed."""
+        self._call_id = ""
+        """The id of the call in events; "" until an event is emitted."""
         self.has_final_result: bool = False
         """Whether the call has ended with the result of the copy that finished last."""
         self.has_given_up: bool = False
@@ -344,11 +346,11 @@ class RunningHedgedCall:
         # Without listeners, the log needs no event if the first copy returned the result.
         if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
-                bus.emit(HedgeWon(self._operation, self.downstream_name, number))
+                self._emit(HedgeWon(self._operation, self.downstream_name, number))
             if stop is None:
-                bus.emit(Succeeded(self._operation, self.downstream_name, self._call.attempts))
+                self._emit(Succeeded(self._operation, self.downstream_name, self._call.attempts))
             else:
-                bus.emit(gave_up_event(self._call_record(stop), stop, None, outcome.detail))
+                self._emit(gave_up_event(self._call_record(stop), stop, None, outcome.detail))
 
     def record_not_started(self, number: int) -> None:
         """Record that no thread could be started for a copy; raise if no other copy runs."""
@@ -376,7 +378,7 @@ class RunningHedgedCall:
 
     def _emit_hedge_fired(self, copy: Attempt | None) -> None:
         if copy is not None and bus.is_observed():
-            bus.emit(HedgeFired(self._operation, self.downstream_name, copy.number))
+            self._emit(HedgeFired(self._operation, self.downstream_name, copy.number))
 
     def _now_before_deadline(self) -> float:
         """Return the current time; raise if the deadline has passed."""
@@ -404,7 +406,11 @@ class RunningHedgedCall:
         if bus.is_observed():
             detail = "" if isinstance(error, errors.Rejected) else self._detail
             detail = detail or type(error).__name__
-            bus.emit(gave_up_event(call_record, stop, error, detail))
+            self._emit(gave_up_event(call_record, stop, error, detail))
+
+    def _emit(self, event: Event) -> None:
+        self._call_id = self._call_id or bus.new_call_id()
+        bus.emit(stamp(event, self._call_id))
 
     def _call_record(self, stop: Stop | None) -> CallRecord:
         """Return the record of this call; `stop` is None if it has succeeded."""

@@ -141,8 +141,12 @@ def log_level(event: events.Event) -> int | None:
 
 
 def event_fields(event: events.Event) -> dict[str, Any]:
-    """Return the fields of an event as simple values: an error as its type, a hint as a dict."""
-    return {field.name: _simple_value(getattr(event, field.name)) for field in fields(event)}
+    """Return the fields of an event as simple values: an error as its type, a hint as a dict.
+
+    The time is left out, because each log record has its own.
+    """
+    names = [field.name for field in fields(event) if field.name != "time"]
+    return {name: _simple_value(getattr(event, name)) for name in names}
 
 
 def _simple_value(value: object) -> object:
