@@ -47,8 +47,8 @@ class LimitCheck:
 def check_limits(table: str, rows: dict[str, Row]) -> Iterator[LimitCheck]:
     """Yield the limit checks of one table."""
 
-    def ratio(name: str) -> float | None:
-        tarry, other = rows["tarry"], rows[name]
+    def ratio(name: str, prefix: str = "") -> float | None:
+        tarry, other = rows[prefix + "tarry"], rows[prefix + name]
         return tarry.ratio(other) if tarry.rounds and other.rounds else None
 
     def best(row: str, unit: float = 1.0) -> float | None:
@@ -60,6 +60,8 @@ def check_limits(table: str, rows: dict[str, Row]) -> Iterator[LimitCheck]:
         import_row = rows["import tarry"]
         loads_asyncio = import_row.loads_asyncio if import_row.rounds else None
         yield LimitCheck(table, "import tarry", "asyncio", loads_asyncio, 0)
+        first = "first call of "
+        yield LimitCheck(table, f"{first}tarry", "x tenacity", ratio("tenacity", first), 1.0)
     elif table.endswith("failure"):
         yield LimitCheck(table, "tarry", "x loop", ratio("loop"), 3.0)
     else:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import random
 import subprocess
 import sys
@@ -38,11 +39,29 @@ IMPORT_STATEMENTS = (
     *("import tarry", "import tarry; tarry.retry", "import tenacity", "import stamina"),
     *("import backoff", "import opnieuw", "import hyx.retry", "import nopanic", "import asyncio"),
 )
-PROGRAM = """\
+FIRST_CALL = """\
+import {library} as library
+@library.retry({arguments})
+def work():
+    return 1
+work()
+"""
+FIRST_CALL_ARGUMENTS = {
+    "tarry": "on=OSError",
+    "tenacity": "retry=library.retry_if_exception_type(OSError)",
+    "stamina": "on=OSError",
+    "nopanic": "on=OSError",
+}
+IMPORT_PROGRAMS = {statement: statement for statement in IMPORT_STATEMENTS} | {
+    f"first call of {library}": FIRST_CALL.format(library=library, arguments=arguments)
+    for library, arguments in FIRST_CALL_ARGUMENTS.items()
+}
+"""The code of each row of the table `imports`. A first call includes the import."""
+TIMER = """\
 import sys, time
-start = time.perf_counter()
+start = time.process_time()
 {}
-print((time.perf_counter() - start) * 1e3, "asyncio" in sys.modules)
+print((time.process_time() - start) * 1e3, "asyncio" in sys.modules)
 """
 HAS_FINE_THREAD_TIME = time.get_clock_info("thread_time").resolution <= 1e-6
 CLOCK = time.thread_time_ns if HAS_FINE_THREAD_TIME else time.perf_counter_ns
@@ -215,20 +234,27 @@ def measure_case(
 
 
 def measure_imports(*, runs: int, seed: int, progress: Progress) -> dict[str, Row]:
-    """Measure each import in new interpreters; the first round only writes bytecode."""
-    rows = {statement: Row() for statement in IMPORT_STATEMENTS}
+    """Measure each import in new interpreters; the first round only writes bytecode.
+
+    The time is processor time, which other load on the machine changes less than wall-clock time.
+    """
+    rows = {name: Row() for name in IMPORT_PROGRAMS}
     rng = random.Random(seed)
+    # With this variable, modules that have changed would be compiled in each run.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     for number in range(runs + 1):
         progress(f"imports: round {number} of {runs}")
-        for statement in rng.sample(IMPORT_STATEMENTS, len(IMPORT_STATEMENTS)):
-            if rows[statement].error:
+        for name in rng.sample(list(IMPORT_PROGRAMS), len(IMPORT_PROGRAMS)):
+            if rows[name].error:
                 continue
-            command = [sys.executable, "-c", PROGRAM.format(statement)]
-            process = subprocess.run(command, capture_output=True, text=True, check=False)
+            command = [sys.executable, "-c", TIMER.format(IMPORT_PROGRAMS[name])]
+            process = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment
+            )
             if process.returncode:
-                rows[statement] = Row(error=process.stderr.strip().rpartition("\n")[2])
+                rows[name] = Row(error=process.stderr.strip().rpartition("\n")[2])
             elif number:
                 milliseconds, loads_asyncio = process.stdout.split()
-                rows[statement].rounds.append(float(milliseconds))
-                rows[statement].loads_asyncio = loads_asyncio == "True"
+                rows[name].rounds.append(float(milliseconds))
+                rows[name].loads_asyncio = loads_asyncio == "True"
     return rows
