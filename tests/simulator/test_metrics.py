@@ -367,6 +367,19 @@ def test_waiting_calls_are_unhealthy(waiting: int, expected: float) -> None:
     assert expected == summarize(recorder, scenario).recovered_after
 
 
+def test_no_call_waits_at_the_end_of_the_disruption() -> None:
+    """A breaker that is open when the disruption ends does not make the usual load unhealthy."""
+    recorder = record_bad_buckets([])
+    for _ in range(15):  # as many calls as before the disruption, but none when it ends
+        recorder.record_call(0.5)
+        recorder.record_success(3.5, 3.0)
+        recorder.record_call(5.5)
+    failures = (Failure(start=3.0, end=4.0),)
+    scenario = Scenario(servers={"server": Server(failures=failures)}, duration=10.0)
+
+    assert 0.0 == summarize(recorder, scenario).recovered_after
+
+
 @pytest.mark.parametrize(("late", "expected"), [(20, 6.0), (21, 7.0)])
 def test_disruption_from_the_start_is_compared_with_the_end(late: int, expected: float) -> None:
     """If the disruption starts with the run, the end of the run gives the usual waiting calls."""

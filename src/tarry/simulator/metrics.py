@@ -219,10 +219,12 @@ class MetricsRecorder:
         last_tenth = slice(int(_RECOVERY_CUTOFF * self.bucket_count), self.bucket_count)
         if waiting[-1] > 0 and not sum(self._succeeded[last_tenth]):
             return inf  # calls are waiting and none succeeds
-        waiting_before = waiting[: int(start * self._buckets_per_second)] or waiting[last_tenth]
-        waiting_after = waiting[min(self.bucket_count, int(end * self._buckets_per_second))]
-        if waiting[-1] > 2 * waiting_after + _TOLERATED_WAITING_CALLS:
-            return inf  # calls keep piling up after the disruption
+        waiting_before = waiting[: int(start * self._buckets_per_second)]
+        if not waiting_before:  # the end of the run shows the usual number, unless calls pile up
+            waiting_before = waiting[last_tenth]
+            waiting_after = waiting[min(self.bucket_count, int(end * self._buckets_per_second))]
+            if waiting[-1] > 2 * waiting_after + _TOLERATED_WAITING_CALLS:
+                return inf
         max_waiting = 2 * sum(waiting_before) / len(waiting_before) + _TOLERATED_WAITING_CALLS
         tolerated_rate = base_failure_rate + _TOLERATED_FAILURE_RATE
         unhealthy = [
