@@ -89,9 +89,12 @@ def test_permanent_responses_do_not_open_the_breaker(
     assert BreakerState.CLOSED == payments.state
 
 
-def test_default_breaker_opens(server: FlakyServerView, client: ClientLibrary) -> None:
-    """By default an origin has a breaker, which opens after 20 failures."""
-    with client.open(policy=Policy(max_attempts=1)) as session:
+def test_breaker_opens_after_twenty_failures(
+    server: FlakyServerView, client: ClientLibrary
+) -> None:
+    """Without `min_span` a breaker opens after 20 failures, however fast they follow each other."""
+    payments = Downstream("payments", breaker=Breaker(min_span=0))
+    with client.open(policy=Policy(max_attempts=1), downstream=payments) as session:
         for _ in range(20):
             session.send("GET", server.url("503"))
         with pytest.raises(tarry.BreakerOpen):

@@ -158,6 +158,8 @@ class Simulation:
             build_breaker=lambda: Breaker(
                 failure_rate=0.9,
                 min_calls=rng.choice([3, 50]),
+                min_span=0.0,
+                count_retries=True,
                 timeouts=3,
                 open_for=1.0,
                 growth=1.1,

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tarry.core.breaker import Breaker
 from tarry.service.delivery import dns
 from tarry.service.engine import attempts
 from tarry.service.engine.attempt_slots import Admission, AttemptSlots
@@ -17,6 +16,7 @@ from tarry.service.store import FinishStatus
 from tests.chaos import environment, simulation
 from tests.chaos.invariants import InvariantViolation
 from tests.chaos.simulation import simulate
+from tests.service.engine.harness import new_breaker
 from tests.service.stores.reference_store import ReferenceStore
 
 SEED_COUNT, SEEDS_PER_TEST = 600, 100
@@ -97,7 +97,7 @@ def _keep_unknown_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _park_lanes_in_which_half_of_the_attempts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a breaker that opens although some attempts of the lane succeed."""
-    monkeypatch.setattr(simulation, "Breaker", lambda **_: Breaker(min_calls=3))
+    monkeypatch.setattr(simulation, "Breaker", lambda **_: new_breaker(min_calls=3))
 
 
 def _admit_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,14 @@ class CallMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.parts = make_downstream(
-            "aws-2020", CAPACITY, 3, min_calls=4, failure_rate=0.7, open_for=5, probes=2
+            "aws-2020",
+            CAPACITY,
+            max_in_flight=3,
+            min_calls=4,
+            min_span=0,
+            failure_rate=0.7,
+            open_for=5,
+            probes=2,
         )
         self.now = NOW
         self.waiting: list[WaitingCall] = []

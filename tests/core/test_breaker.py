@@ -28,21 +28,22 @@ def admit_call(breaker: Breaker, now: float) -> int:
 
 
 def run(breaker: Breaker, results: Iterable[str], now: float = 0.0, duration: float = 0.1) -> None:
-    """Make one call per letter: `x` fails, `t` times out, anything else succeeds."""
+    """Make one call per letter: `x` fails, `t` times out, `r` is a failed retry; others succeed."""
     for result in results:
         breaker.record(
             admit_call(breaker, now),
-            failed=result in "xt",
+            failed=result in "xtr",
             duration=duration,
             now=now,
             random_number=0.0,
             timed_out=result == "t",
+            is_retry=result == "r",
         )
 
 
-def open_breaker(**arguments: Any) -> Breaker:
+def open_breaker(*, open_for: float = 30.0, **arguments: Any) -> Breaker:
     """Return a breaker that opened at second 0."""
-    breaker = Breaker(consecutive=1, **arguments)
+    breaker = Breaker(consecutive=1, open_for=open_for, **arguments)
     run(breaker, "x")
     assert breaker.state is OPEN
     return breaker
@@ -79,7 +80,7 @@ def test_half_of_at_least_twenty_calls(
     results: list[tuple[str, int]], expected: BreakerState
 ) -> None:
     """By default a breaker opens when half of at least 20 calls have failed, and not before."""
-    breaker = Breaker()
+    breaker = Breaker(min_span=0)
     run(breaker, "".join(letters * times for letters, times in results))
     assert expected is breaker.state
 
@@ -91,7 +92,7 @@ def test_half_of_at_least_twenty_calls(
 )
 def test_failure_rate(failures: list[bool], min_calls: int, rate: float) -> None:
     """A breaker opens at the first call that reaches both min_calls and failure_rate."""
-    breaker = Breaker(min_calls=min_calls, failure_rate=rate)
+    breaker = Breaker(min_calls=min_calls, failure_rate=rate, min_span=0)
     expected = next(
         (n for n in range(min_calls, len(failures) + 1) if sum(failures[:n]) >= rate * n),
         None,
@@ -109,7 +110,7 @@ def test_failure_rate(failures: list[bool], min_calls: int, rate: float) -> None
 def test_a_rate_that_is_reached_exactly(percentage: int) -> None:
     """A share of failed or slow calls equal to the configured rate opens a breaker."""
     rate, results = percentage / 100, "." * (100 - percentage) + "x" * percentage
-    failing = Breaker(failure_rate=rate, min_calls=100)
+    failing = Breaker(failure_rate=rate, min_calls=100, min_span=0)
     run(failing, results)
     slow = Breaker(slow_after=1.0, slow_rate=rate, min_calls=100)
     for result in results:
@@ -126,6 +127,70 @@ def test_only_the_last_ten_seconds_count(later: float, expected: BreakerState) -
     run(breaker, "x" * 19, now=0.0)
     run(breaker, "x", now=later)
     assert expected is breaker.state
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"), [(0.5, CLOSED), (0.999, CLOSED), (1.0, OPEN), (3.0, OPEN)]
+)
+@pytest.mark.parametrize("duration", [0.0, 0.5, 30.0])
+def test_failures_must_span_a_second(start: float, duration: float, expected: BreakerState) -> None:
+    """The first and the last failed attempt must have started a second apart, even if they hang."""
+    breaker = Breaker()
+    run(breaker, "x" * 100, now=duration, duration=duration)
+    assert CLOSED is breaker.state
+    run(breaker, "x", now=start + duration, duration=duration)
+    assert expected is breaker.state
+
+
+def test_failures_may_end_in_any_order() -> None:
+    """An attempt that started first and fails last extends the span."""
+    breaker = Breaker()
+    run(breaker, "x" * 20, now=2.0, duration=0.5)
+    assert CLOSED is breaker.state
+    run(breaker, "x", now=2.1, duration=1.7)
+    assert OPEN is breaker.state
+
+
+def test_span_begins_after_a_window_without_failures() -> None:
+    """A failure that has left the window does not extend the span of later failures."""
+    breaker = Breaker()
+    run(breaker, "x", now=0.0)
+    run(breaker, "x" * 20, now=11.0)
+    assert CLOSED is breaker.state
+
+
+@pytest.mark.parametrize(("count_retries", "expected"), [(False, CLOSED), (True, OPEN)])
+def test_retries_are_not_calls(count_retries: bool, expected: BreakerState) -> None:
+    """By default, retries do not count towards `min_calls`."""
+    breaker = Breaker(count_retries=count_retries)
+    run(breaker, "x" * 5, now=0.0)
+    run(breaker, "r" * 15, now=2.0)
+    assert expected is breaker.state
+
+
+def test_retries_count_in_the_failure_rate() -> None:
+    """Failed retries raise the failure rate, and can open a breaker that has enough calls."""
+    breaker = Breaker()
+    run(breaker, "." * 15 + "x" * 5, now=0.0)
+    run(breaker, "r" * 9, now=2.0)
+    assert (CLOSED, (29, 14, 0)) == (breaker.state, breaker.counts(2.0))
+    run(breaker, "r", now=2.0)
+    assert OPEN is breaker.state
+
+
+def test_failed_retries_are_consecutive_failures() -> None:
+    """A failed retry is a consecutive failure."""
+    breaker = Breaker(consecutive=3)
+    run(breaker, "xr.xr", now=0.0)
+    assert CLOSED is breaker.state
+    run(breaker, "r", now=0.0)
+    assert OPEN is breaker.state
+
+
+def test_count_retries_must_be_a_bool() -> None:
+    """A `count_retries` that is not a bool is rejected."""
+    with pytest.raises(ConfigurationError, match=r"^count_retries must be True or False"):
+        Breaker(**keyword("count_retries", 1))
 
 
 @pytest.mark.parametrize(
@@ -192,9 +257,9 @@ def test_closing_resets_consecutive_failures() -> None:
     """After the breaker has closed, the full number of consecutive failures opens it again."""
     breaker = Breaker(consecutive=3, probes=1)
     run(breaker, "xxx")
-    run(breaker, ".xx", now=30.0)
+    run(breaker, ".xx", now=2.0)
     assert CLOSED is breaker.state
-    run(breaker, "x", now=30.0)
+    run(breaker, "x", now=2.0)
     assert OPEN is breaker.state
 
 
@@ -233,7 +298,7 @@ def test_no_call_is_slow_without_slow_after() -> None:
 
 
 def test_counts() -> None:
-    """counts() returns the calls, failures and slow calls in the window; a call may be both."""
+    """counts() returns all, failed and slow attempts in the window; an attempt may be both."""
     breaker = Breaker(slow_after=1.0)
     run(breaker, "..x", now=0.0)
     run(breaker, "x", now=5.0, duration=1.5)
@@ -245,9 +310,16 @@ def test_counts() -> None:
 # --- open state ----------------------------------------------------------------------------------
 
 
+def test_default_open_time() -> None:
+    """By default the first open period lasts two seconds."""
+    breaker = Breaker(consecutive=1)
+    run(breaker, "x")
+    assert 2.0 == breaker.retry_after(0.0)
+
+
 @pytest.mark.parametrize("now", [0.0, 1.0, 29.0, 29.999])
 def test_open_breaker_admits_no_call(now: float) -> None:
-    """An open breaker rejects calls for 30 s, and retry_after() is the time that remains."""
+    """An open breaker rejects calls for `open_for`, and retry_after() is the time that remains."""
     breaker = open_breaker()
     assert (False, None, OPEN) == (breaker.would_admit(now), breaker.admit(now), breaker.state)
     assert pytest.approx(30.0 - now) == breaker.retry_after(now)
@@ -257,7 +329,7 @@ def test_open_time_is_randomized() -> None:
     """The open time is randomly up to a tenth longer, so that breakers do not probe together."""
     open_times = []
     for random_number in (0.0, 0.5, 0.999):
-        breaker = Breaker(consecutive=1)
+        breaker = Breaker(consecutive=1, open_for=30)
         breaker.record(
             admit_call(breaker, 0.0),
             failed=True,
@@ -535,6 +607,7 @@ def test_unknown_manual_states(state: str) -> None:
         failure_rate="ratio",
         min_calls="count",
         window="positive",
+        min_span="at least 0",
         consecutive="count",
         slow_after="positive",
         slow_rate="ratio",
@@ -564,7 +637,7 @@ def test_close_after_above_probes() -> None:
 def test_max_open_below_open_for() -> None:
     """A max_open below open_for is rejected."""
     with pytest.raises(ConfigurationError, match=r"^max_open must be at least open_for \(30\)"):
-        Breaker(max_open=29)
+        Breaker(open_for=30, max_open=29)
     assert 30.0 == open_breaker(max_open=30).retry_after(0.0)
 
 
@@ -594,7 +667,8 @@ def test_try_count_success_is_equivalent_to_record(
 ) -> None:
     """try_count_success(), with record() as the fallback, has the same effect as record()."""
     fast, slow = (
-        Breaker(min_calls=4, consecutive=consecutive, slow_after=slow_after) for _ in range(2)
+        Breaker(min_calls=4, min_span=0, consecutive=consecutive, slow_after=slow_after)
+        for _ in range(2)
     )
     now = 0.0
     for (action, value), generation_offset in steps:

@@ -35,19 +35,27 @@ class AdmittedCall(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The result of a call."""
+    """The result of an attempt."""
 
     second: int
     failed: bool
     slow: bool
+    is_retry: bool
 
 
 class BreakerModel:
     """A simple breaker. Times are multiples of a quarter of a second, so that sums are exact."""
 
     def __init__(
-        self, min_calls: int, rate: float, consecutive: int | None, probes: int, growth: float
+        self,
+        min_calls: int,
+        min_span: float,
+        rate: float,
+        consecutive: int | None,
+        probes: int,
+        growth: float,
     ) -> None:
+        self.min_span = min_span
         self.min_calls, self.rate, self.consecutive = min_calls, rate, consecutive
         self.limit, self.growth = probes, growth
         self.openings = self.generation = 0
@@ -59,6 +67,7 @@ class BreakerModel:
         self.state = state
         self.generation += 1
         self.results: list[Result] = []
+        self.failed_starts: list[float] = []
         self.streak = self.good_probes = 0
         self.probes: dict[int, float] = {}
 
@@ -101,9 +110,17 @@ class BreakerModel:
         return [result for result in self.results if result.second > int(now) - 10]
 
     def finish(
-        self, call: AdmittedCall, *, failed: bool, slow: bool, now: float, random_number: float
+        self,
+        call: AdmittedCall,
+        *,
+        failed: bool,
+        duration: float,
+        is_retry: bool,
+        now: float,
+        random_number: float,
     ) -> None:
-        """Record the result of a call of the current generation."""
+        """Record the result of an attempt of the current generation."""
+        slow = duration > SLOW_AFTER
         if call.generation != self.generation or self.state == "disabled":
             return
         if self.state == "half-open":
@@ -116,7 +133,11 @@ class BreakerModel:
                 self.openings = 0
                 self.change_state("closed")
             return
-        self.results.append(Result(int(now), failed, slow))
+        if failed:
+            if not any(result.failed for result in self.recent(now)):
+                self.failed_starts = []
+            self.failed_starts.append(now - duration)
+        self.results.append(Result(int(now), failed, slow, is_retry))
         self.streak = self.streak + 1 if failed else 0
         if self.state == "closed" and self.should_open(now):
             self.open(now, random_number)
@@ -126,11 +147,15 @@ class BreakerModel:
         if self.consecutive is not None and self.streak >= self.consecutive:
             return True
         results = self.recent(now)
-        if len(results) < self.min_calls:
+        if sum(not result.is_retry for result in results) < self.min_calls:
             return False
         failures = sum(result.failed for result in results)
         slow = sum(result.slow for result in results)
-        return max(failures, slow) / len(results) >= self.rate
+        if slow / len(results) >= self.rate:
+            return True
+        starts = self.failed_starts
+        has_span = bool(starts) and max(starts) - min(starts) >= self.min_span
+        return has_span and failures / len(results) >= self.rate
 
 
 class BreakerMachine(RuleBasedStateMachine):
@@ -138,6 +163,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @initialize(
         min_calls=st.integers(1, 6),
+        min_span=st.sampled_from([0.0, 0.0, 1.0, 2.0]),
         rate=st.sampled_from([0.25, 0.5, 1.0]),
         consecutive=st.sampled_from([None, None, 1, 3]),
         probes=st.integers(1, 4),
@@ -148,6 +174,7 @@ class BreakerMachine(RuleBasedStateMachine):
         self,
         *,
         min_calls: int,
+        min_span: float,
         rate: float,
         consecutive: int | None,
         probes: int,
@@ -155,9 +182,10 @@ class BreakerMachine(RuleBasedStateMachine):
         now: int,
     ) -> None:
         """Create the breaker and the model with the same settings."""
-        self.model = BreakerModel(min_calls, rate, consecutive, probes, growth)
+        self.model = BreakerModel(min_calls, min_span, rate, consecutive, probes, growth)
         self.breaker = Breaker(
             min_calls=min_calls,
+            min_span=min_span,
             failure_rate=rate,
             slow_after=SLOW_AFTER,
             slow_rate=rate,
@@ -203,10 +231,19 @@ class BreakerMachine(RuleBasedStateMachine):
         index=st.integers(0, 10**6),
         failed=st.booleans(),
         duration=st.sampled_from([0.0, 0.5, 1.0, 1.25]),
+        is_retry=st.sampled_from([False, False, True]),
         random_number=st.sampled_from([0.0, 0.5]),
     )
-    def finish_call(self, index: int, failed: bool, duration: float, random_number: float) -> None:
-        """End a call of this or an earlier generation with a result."""
+    def finish_call(
+        self,
+        *,
+        index: int,
+        failed: bool,
+        duration: float,
+        random_number: float,
+        is_retry: bool = False,
+    ) -> None:
+        """End an attempt of this or an earlier generation with a result."""
         call = self.admitted.pop(index % len(self.admitted))
         self.breaker.record(
             call.permit,
@@ -214,9 +251,16 @@ class BreakerMachine(RuleBasedStateMachine):
             duration=duration,
             now=self.now,
             random_number=random_number,
+            is_retry=is_retry,
         )
-        slow = duration > SLOW_AFTER
-        self.model.finish(call, failed=failed, slow=slow, now=self.now, random_number=random_number)
+        self.model.finish(
+            call,
+            failed=failed,
+            duration=duration,
+            is_retry=is_retry,
+            now=self.now,
+            random_number=random_number,
+        )
 
     @precondition(lambda self: self.admitted)
     @rule(index=st.integers(0, 10**6))
@@ -235,8 +279,12 @@ class BreakerMachine(RuleBasedStateMachine):
         while self.model.state == "closed":
             self.admit_calls(1)
             self.finish_call(
-                len(self.admitted) - 1, failed=True, duration=0.5, random_number=random_number
+                index=len(self.admitted) - 1,
+                failed=True,
+                duration=0.5,
+                random_number=random_number,
             )
+            self.advance_clock(0.25)
         self.advance_to_end_of_open_period(0.0)
 
     @precondition(lambda self: self.calls % 4 == 3)

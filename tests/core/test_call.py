@@ -284,12 +284,39 @@ def test_delays_of_a_failing_call(jitter: Any, max_attempts: int, seed: int) -> 
     assert (max_attempts, sum(delays)) == (call.attempts, call.waited)
 
 
+@pytest.mark.parametrize(("count_retries", "state"), [(False, "closed"), (True, "open")])
+def test_breaker_counts_a_call_once(count_retries: bool, state: str) -> None:
+    """The retries of a call count towards `min_calls` only with `count_retries`."""
+    parts = make_downstream(min_calls=3, min_span=0, count_retries=count_retries)
+    call = parts.new_call()
+    for _ in range(3):
+        call.start(NOW)
+        call.record_failure(TRANSIENT, NOW, 0.5)
+    assert state == parts.breaker.state
+
+
+def test_retry_that_succeeds_is_not_another_call() -> None:
+    """A retry that succeeds after all failures have left the window is not counted as a call."""
+    parts = make_downstream(min_calls=3, min_span=0, failure_rate=0.3)
+    call, second, third = parts.new_call(), parts.new_call(), parts.new_call()
+    call.start(NOW)
+    call.record_failure(TRANSIENT, NOW, 0.5)
+    second.start(NOW + 60)
+    second.record_success(NOW + 60, 0.5)
+    assert parts.breaker.can_count_success
+    call.start(NOW + 60)
+    call.record_success(NOW + 60, 0.5)
+    third.start(NOW + 60)
+    third.record_failure(TRANSIENT, NOW + 60, 0.5)
+    assert ("closed", (3, 1, 0)) == (parts.breaker.state, parts.breaker.counts(NOW + 60))
+
+
 def test_failure_that_opens_the_breaker_ends_the_call() -> None:
     """A failure that opens the breaker ends its own call, because it is recorded first."""
     parts = make_downstream(consecutive=1)
     call = parts.new_call()
     call.start(NOW)
-    assert Stop(Reason.BREAKER_OPEN, 30.0) == call.record_failure(TRANSIENT, NOW, 0.5)
+    assert Stop(Reason.BREAKER_OPEN, 2.0) == call.record_failure(TRANSIENT, NOW, 0.5)
     assert (BreakerState.OPEN, 500) == (parts.breaker.state, parts.balance)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -95,7 +96,8 @@ def test_a_downstream_without_parts_rejects_nothing() -> None:
 
 def test_an_open_breaker_rejects_first_attempts_and_retries() -> None:
     """An open breaker rejects first attempts and retries, with the rest of the open period."""
-    downstream = Downstream("d", breaker=Breaker(consecutive=1), budget=TokenBudget())
+    breaker = Breaker(consecutive=1, open_for=30)
+    downstream = Downstream("d", breaker=breaker, budget=TokenBudget())
     run(downstream, TRANSIENT)
     stop = Stop(Reason.BREAKER_OPEN, 20.0)
     assert (stop, stop) == (downstream.admit(10.0), downstream.check_retry(TRANSIENT, 10.0))
@@ -235,7 +237,7 @@ def test_the_breaker_is_checked_before_the_budget() -> None:
     )
     assert Stop(Reason.BUDGET_EMPTY) == downstream.check_retry(TRANSIENT, 0.0)
     run(downstream, TRANSIENT)
-    assert Stop(Reason.BREAKER_OPEN, 30.0) == downstream.check_retry(TRANSIENT, 0.0)
+    assert Stop(Reason.BREAKER_OPEN, 2.0) == downstream.check_retry(TRANSIENT, 0.0)
 
 
 def test_the_price_is_that_of_the_outcome() -> None:
@@ -488,7 +490,7 @@ def state_of(downstream: Downstream) -> list[object]:
     st.lists(st.sampled_from(STEPS), min_size=10, max_size=40),
 )
 def test_try_record_success_is_equivalent_to_record(
-    breaker: dict[str, int] | None, budget: str, steps: list[tuple[str, float]]
+    breaker: dict[str, Any] | None, budget: str, steps: list[tuple[str, float]]
 ) -> None:
     """try_record_success(), with record() as the fallback, has the same effect as record()."""
     fast, slow = (

@@ -282,9 +282,22 @@ def test_ten_thousand_hedges() -> None:
 # --- breaker, budgets and limits -----------------------------------------------------------------
 
 
+def test_breaker_counts_a_hedged_call_once() -> None:
+    """The first result of a hedged call counts towards `min_calls`, other results do not."""
+    breaker = Breaker(min_calls=2, min_span=0)
+    downstream = Downstream("d", breaker=breaker)
+    call = start_call(Hedging(after=1.0), downstream)
+    call.hedge(1.0)
+    call.record_failure(2, TRANSIENT, 2.0, 0.0)
+    call.record_failure(1, TRANSIENT, 3.0, 0.0)
+    assert ("closed", (2, 2, 0)) == (breaker.state, breaker.counts(3.0))
+    start_call(Hedging(after=1.0), downstream, 3.0).record_failure(1, TRANSIENT, 3.0, 0.0)
+    assert "open" == breaker.state
+
+
 def test_an_open_breaker_rejects_the_first_attempt() -> None:
     """An open breaker rejects the call; a half-open breaker needs a probe for each attempt."""
-    breaker = Breaker(consecutive=1, probes=1)
+    breaker = Breaker(consecutive=1, open_for=30, probes=1)
     downstream = Downstream("d", breaker=breaker)
     breaker.record(0, failed=True, duration=0.1, now=0.0, random_number=0.0)
     call = HedgedCall(Hedging(after=1.0), downstream)
@@ -369,7 +382,7 @@ def test_a_rejected_call_adds_no_hedge_credit() -> None:
     ("downstream", "expected"),
     [
         (Downstream("d", budget=TokenBudget(capacity=1)), Stop(Reason.BUDGET_EMPTY)),
-        (Downstream("d", breaker=Breaker(consecutive=1)), Stop(Reason.BREAKER_OPEN, 30.0)),
+        (Downstream("d", breaker=Breaker(consecutive=1)), Stop(Reason.BREAKER_OPEN, 2.0)),
     ],
     ids=["budget", "breaker"],
 )

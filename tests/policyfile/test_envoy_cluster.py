@@ -71,8 +71,8 @@ def test_breaker_becomes_outlier_detection() -> None:
         detection.enforcing_success_rate.value,
         detection.max_ejection_percent.value,
     )
-    assert [10, 30, 300, 3] == [
-        duration.ToSeconds()
+    assert [10_000, 2_000, 300_000, 200] == [
+        duration.ToMilliseconds()
         for duration in (
             detection.interval,
             detection.base_ejection_time,
@@ -97,7 +97,16 @@ def test_breaker_without_growth() -> None:
     components = {"breaker": {"growth": 1.0, "spread": 0.0}}
     result = to_envoy(new_defence(**components), host="payments")
 
-    assert 30 == export_cluster(**components).outlier_detection.max_ejection_time.ToSeconds()
+    assert 2 == export_cluster(**components).outlier_detection.max_ejection_time.ToSeconds()
+    expected = [*COMMON_DIFFERENCES, "breaker.probes", "max_hint", "breaker.min_span"]
+    assert expected == differing_fields(result)
+
+
+def test_breaker_that_counts_attempts() -> None:
+    """A breaker without `min_span` that counts retries counts as Envoy does."""
+    breaker = {"growth": 1.0, "min_span": 0.0, "count_retries": True}
+    result = to_envoy(new_defence(breaker=breaker), host="payments")
+
     assert [*COMMON_DIFFERENCES, "breaker.probes", "max_hint"] == differing_fields(result)
 
 
@@ -113,6 +122,7 @@ def test_differences_of_a_breaker() -> None:
         "breaker.slow_after",
         "max_hint",
         "breaker.failure_rate",
+        "breaker.min_span",
         "breaker.growth",
     ] == differing_fields(result)
     assert "breaker.failure_rate = 0.333: rounded up to 34 % for Envoy" == difference_text(

@@ -131,25 +131,34 @@ def test_budget_with_hedging_is_about_hedges() -> None:
         (
             {},
             (
-                "opens when, of at least 20 calls in the last 10 s, at least 50 % failed; then it "
-                "rejects attempts for 30 s (2 x as long each further time, up to 5 min), plus a "
-                "random part of up to 10 %, and closes when 3 probes (test calls) have succeeded"
+                "opens when, of the attempts of at least 20 calls in the last 10 s, at least 50 % "
+                "failed over at least 1 s; then it rejects attempts for 2 s (2 x as long each "
+                "further time, up to 5 min), plus a random part of up to 10 %, and closes when 3 "
+                "probes (test calls) have succeeded"
             ),
         ),
         (
             {"consecutive": 5, "slow_after": 0.5, "growth": 1, "spread": 0, "probes": 2},
             (
-                "opens when, of at least 20 calls in the last 10 s, at least 50 % failed or at "
-                "least 50 % took longer than 500 ms, or when 5 calls in a row failed; then it "
-                "rejects attempts for 30 s, and closes when 2 probes (test calls) have succeeded"
+                "opens when, of the attempts of at least 20 calls in the last 10 s, at least 50 % "
+                "failed over at least 1 s or at least 50 % took longer than 500 ms, or when 5 "
+                "attempts in a row failed; then it rejects attempts for 2 s, and closes when 2 "
+                "probes (test calls) have succeeded"
             ),
         ),
         (
-            {"timeouts": 4, "close_after": 1, "growth": 1, "spread": 0},
+            {
+                "timeouts": 4,
+                "close_after": 1,
+                "growth": 1,
+                "spread": 0,
+                "min_span": 0,
+                "count_retries": True,
+            },
             (
-                "opens when, of at least 20 calls in the last 10 s, at least 50 % failed, or when "
-                "4 calls in a row timed out and none succeeded; then it rejects attempts for 30 s, "
-                "and closes when 1 probe (test call) has succeeded"
+                "opens when, of at least 20 attempts in the last 10 s, at least 50 % failed, or "
+                "when 4 attempts in a row timed out, none succeeded; then it rejects attempts for "
+                "2 s, and closes when 1 probe (test call) has succeeded"
             ),
         ),
     ],

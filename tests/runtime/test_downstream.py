@@ -196,7 +196,8 @@ class UncopyableError(Exception):
 
 def downstream_with_probe() -> Downstream:
     """Return a downstream whose breaker opens at the first failure and closes with one probe."""
-    return Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1))
+    breaker = tarry.Breaker(consecutive=1, open_for=30, spread=0, probes=1)
+    return Downstream("payments", breaker=breaker)
 
 
 @every_driver

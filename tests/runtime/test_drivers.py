@@ -262,7 +262,7 @@ CASES = [
         ended_at=0.05,
         raises=ClassifiedError,
         reason=Reason.BREAKER_OPEN,
-        retry_after=30.0,
+        retry_after=2.0,
         options=lambda: with_downstream(breaker=tarry.Breaker(consecutive=2, spread=0)),
     ),
     Case(
@@ -437,7 +437,8 @@ def test_breaker_opens_while_a_call_with_until_waits(driver: Driver, clock: Virt
 @pytest.mark.parametrize("driver", DRIVERS, ids=str)
 def test_breaker_error_has_downstream_and_retry_after(driver: Driver, clock: VirtualClock) -> None:
     """The error of an open breaker has the downstream and the seconds until a retry."""
-    payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0))
+    breaker = tarry.Breaker(consecutive=1, open_for=30, spread=0)
+    payments = Downstream("payments", breaker=breaker)
     dependency = Dependency(clock, FAIL)
     with pytest.raises(ConnectionError):
         driver.run(clock, dependency, downstream=payments)

@@ -156,7 +156,8 @@ def test_events_of_an_empty_budget(driver: Driver, clock: VirtualClock) -> None:
 @every_driver
 def test_events_of_a_breaker(driver: Driver, clock: VirtualClock) -> None:
     """Each state change of a breaker emits an event, and a call that it rejects emits GaveUp."""
-    payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1))
+    breaker = tarry.Breaker(consecutive=1, open_for=30, spread=0, probes=1)
+    payments = Downstream("payments", breaker=breaker)
     dependency = Dependency(clock, FAIL, OK)
 
     with captured_events() as events:

@@ -368,7 +368,7 @@ def test_half_open_and_thirty_tasks(loop: str, clock: VirtualClock) -> None:
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_half_open_and_thirty_calls_that_waited(loop: str, clock: VirtualClock) -> None:
     """Calls that waited send no more retries to a half-open breaker than it has probes."""
-    breaker = Breaker(min_calls=30, failure_rate=1.0, open_for=1, spread=0, probes=3)
+    breaker = Breaker(min_calls=30, min_span=0, failure_rate=1.0, open_for=1, spread=0, probes=3)
     payments = Downstream("payments", breaker=breaker)
     policy = Policy(initial_delay=2, backoff="fixed", jitter="none")
     calls = [0] * 30

@@ -119,7 +119,7 @@ def test_servers_of_a_chain_draw_separate_jitter() -> None:
 
 def test_runs_share_no_state() -> None:
     """The breaker of one run does not affect the next run."""
-    defence = Defence(Policy(), breaker={"min_calls": 2, "open_for": 100.0})
+    defence = Defence(Policy(), breaker={"min_calls": 2, "min_span": 0, "open_for": 100.0})
     dead = Server(failures=(Failure(end=10.0),))
     broken = replace(BUSY, servers={"server": dead}, clients=Clients(rate=50.0, defence=defence))
 

@@ -92,7 +92,8 @@ def test_real_clock_is_restored_after_an_error() -> None:
 
 def test_breaker_on_virtual_time() -> None:
     """An open breaker admits a call when `advance` reaches the end of its open period."""
-    payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1))
+    breaker = tarry.Breaker(consecutive=1, open_for=30, spread=0, probes=1)
+    payments = Downstream("payments", breaker=breaker)
     with VirtualClock() as clock:
         with pytest.raises(ConnectionError):
             tarry.call(Dependency(clock, FAIL).call, on=ConnectionError, downstream=payments)

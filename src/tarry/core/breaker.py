@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from tarry.core.checks import check_at_least, check_count, check_one_of, check_positive, check_ratio
 from tarry.core.sliding_window import SlidingWindow
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 
 class BreakerState(StrEnum):
@@ -42,8 +42,9 @@ _MANUAL_STATES = {
     "disabled": _DISABLED,
     "metrics-only": BreakerState.METRICS_ONLY,
 }
-_CALLS, _FAILURES, _SLOW = range(3)
-"""The columns of the sliding window, one for each kind of event."""
+_CALLS, _RETRIES, _FAILURES, _SLOW = range(4)
+"""The columns of the sliding window, one for each kind of event. The attempts are the sum of the
+first two: `_CALLS` counts the first attempt of each call."""
 _GENERATION_STEP = 1 << 40
 """Large enough that the permits of probes never reach the next generation."""
 
@@ -51,10 +52,15 @@ _GENERATION_STEP = 1 << 40
 class Breaker:
     """A circuit breaker: rejects calls to a failing dependency, and tests whether it recovered.
 
-    It opens when, of at least `min_calls` calls in the last `window` seconds, the fraction
-    `failure_rate` or more failed, or the fraction `slow_rate` or more took longer than `slow_after`
-    seconds. It also opens after `consecutive` failures in a row, and after `timeouts` time-outs in
-    a row if the window has no success. The latter is for dependencies with few calls.
+    It opens when, of the attempts in the last `window` seconds, the fraction `failure_rate` or more
+    failed, or the fraction `slow_rate` or more took longer than `slow_after` seconds. Both rules
+    need at least `min_calls` calls in the window. A call counts once, with its first attempt; with
+    `count_retries`, each retry counts as another call. For the first rule, the first and the last
+    failed attempt must have started at least `min_span` seconds apart. Without these conditions,
+    a few calls and their retries during a short interruption would open the breaker.
+
+    It also opens after `consecutive` failed attempts in a row, and after `timeouts` time-outs in a
+    row if the window has no success. The latter is for dependencies with few calls.
 
     It stays open for `open_for` seconds. Each time it re-opens, this period grows by the factor
     `growth`, up to `max_open`. A random part of up to `spread` times the period is added. After the
@@ -64,11 +70,12 @@ class Breaker:
     """
 
     __slots__ = (
-        "_close_after", "_consecutive_failures", "_consecutive_timeouts", "_failure_rate",
-        "_growth", "_has_optional_rules", "_last_probe_permit", "_max_consecutive_failures",
-        "_max_consecutive_timeouts", "_max_open", "_min_calls", "_open_for", "_open_until",
-        "_probe_failures", "_probe_successes", "_running_probes", "_slow_after", "_slow_rate",
-        "_spread", "_window", "can_count_success", "consecutive_opens", "generation",
+        "_close_after", "_consecutive_failures", "_consecutive_timeouts", "_count_retries",
+        "_failure_rate", "_first_failed_start", "_growth", "_has_optional_rules",
+        "_last_failed_start", "_last_probe_permit", "_max_consecutive_failures",
+        "_max_consecutive_timeouts", "_max_open", "_min_calls", "_min_span", "_open_for",
+        "_open_until", "_probe_failures", "_probe_successes", "_running_probes", "_slow_after",
+        "_slow_rate", "_spread", "_window", "can_count_success", "consecutive_opens", "generation",
         "is_tripped", "permit_if_closed", "probes", "state",
     )  # fmt: skip
 
@@ -78,11 +85,13 @@ class Breaker:
         failure_rate: float = 0.5,
         min_calls: int = 20,
         window: float = 10.0,
+        min_span: float = 1.0,
+        count_retries: bool = False,
         consecutive: int | None = None,
         timeouts: int | None = None,
         slow_after: float | None = None,
         slow_rate: float = 0.5,
-        open_for: float = 30.0,
+        open_for: float = 2.0,
         growth: float = 2.0,
         max_open: float = 300.0,
         spread: float = 0.1,
@@ -91,7 +100,11 @@ class Breaker:
     ) -> None:
         self._failure_rate = check_ratio("failure_rate", failure_rate)
         self._min_calls = check_count("min_calls", min_calls)
-        self._window = SlidingWindow(check_positive("window", window), 3)
+        self._window = SlidingWindow(check_positive("window", window), 4)
+        self._min_span = check_at_least("min_span", min_span, 0)
+        if not isinstance(count_retries, bool):
+            raise ConfigurationTypeError("count_retries", "must be True or False", count_retries)
+        self._count_retries = count_retries
         self._max_consecutive_failures = (
             None if consecutive is None else check_count("consecutive", consecutive)
         )
@@ -132,6 +145,8 @@ class Breaker:
         self._has_optional_rules = (consecutive, timeouts, slow_after) != (None, None, None)
         self._consecutive_failures = 0
         self._consecutive_timeouts = 0
+        # The earliest and the latest start of a failed attempt, since a window without failures
+        self._first_failed_start = self._last_failed_start = 0.0
         self.consecutive_opens: int = 0
         """Number of times the breaker has opened since it was last closed."""
         self._open_until = 0.0
@@ -181,10 +196,12 @@ class Breaker:
         random_number: float,
         *,
         timed_out: bool = False,
+        is_retry: bool = False,
     ) -> None:
-        """Record the result of a call; `random_number` (from [0, 1)) spreads the open time.
+        """Record the result of an attempt; `random_number` (from [0, 1)) spreads the open time.
 
-        `timed_out`: the call failed because it took too long.
+        `timed_out`: the attempt failed because it took too long. `is_retry`: it is not the first
+        attempt of its call, and by default does not count towards `min_calls`.
         """
         is_slow = self._slow_after is not None and duration > self._slow_after
         if self.state is _HALF_OPEN:
@@ -198,22 +215,27 @@ class Breaker:
         if now >= window.bucket_end:
             window.advance(now)
         current = window.current
-        current[_CALLS] += 1
+        current[_RETRIES if is_retry and not self._count_retries else _CALLS] += 1
         current[_SLOW] += is_slow
-        current[_FAILURES] += failed
+        if failed:
+            self._add_failed_start(now - duration)
+            current[_FAILURES] += 1
         self._consecutive_failures = self._consecutive_failures + 1 if failed else 0
         self._consecutive_timeouts = self._consecutive_timeouts + 1 if timed_out else 0
         failure_count = window.past[_FAILURES] + current[_FAILURES]
         self.can_count_success = self._slow_after is None and not failure_count
         if not self.can_count_success and self.state is _CLOSED:
             call_count = window.past[_CALLS] + current[_CALLS]
+            attempt_count = call_count + window.past[_RETRIES] + current[_RETRIES]
             if (
-                # A division: 0.07 * 100 would be slightly above 7 failures of 100 calls.
-                call_count >= self._min_calls and failure_count / call_count >= self._failure_rate
+                call_count >= self._min_calls
+                # A division: 0.07 * 100 would be slightly above 7 failures of 100 attempts.
+                and failure_count / attempt_count >= self._failure_rate
+                and self._last_failed_start - self._first_failed_start >= self._min_span
             ) or (
                 self._has_optional_rules
                 and (failed or self._slow_after is not None)
-                and self._is_optional_rule_met(call_count, failure_count)
+                and self._is_optional_rule_met(call_count, attempt_count, failure_count)
             ):
                 self._open(now, random_number)
 
@@ -255,24 +277,35 @@ class Breaker:
         return min(starts) - latest_hung
 
     def counts(self, now: float) -> tuple[int, int, int]:
-        """Return the numbers of calls, failures and slow calls in the window."""
+        """Return the numbers of attempts, of failed and of slow attempts in the window."""
         if now >= self._window.bucket_end:
             self._window.advance(now)
         total = self._window.total
-        return total(_CALLS), total(_FAILURES), total(_SLOW)
+        return total(_CALLS) + total(_RETRIES), total(_FAILURES), total(_SLOW)
 
-    def _is_optional_rule_met(self, call_count: int, failure_count: int) -> bool:
+    def _add_failed_start(self, started: float) -> None:
+        """Update the span of the failures. Attempts may end in another order than they started."""
+        if not self._window.total(_FAILURES):
+            self._first_failed_start = self._last_failed_start = started
+        elif started > self._last_failed_start:
+            self._last_failed_start = started
+        elif started < self._first_failed_start:
+            self._first_failed_start = started
+
+    def _is_optional_rule_met(
+        self, call_count: int, attempt_count: int, failure_count: int
+    ) -> bool:
         limit = self._max_consecutive_failures
         if limit is not None and self._consecutive_failures >= limit:
             return True
         limit = self._max_consecutive_timeouts
         # With many concurrent calls, several can time out in a row while others succeed.
-        is_without_success = failure_count == call_count
+        is_without_success = failure_count == attempt_count
         if limit is not None and self._consecutive_timeouts >= limit and is_without_success:
             return True
         if self._slow_after is None or call_count < self._min_calls:
             return False
-        return self._window.total(_SLOW) / call_count >= self._slow_rate
+        return self._window.total(_SLOW) / attempt_count >= self._slow_rate
 
     def _count_running_probes(self, now: float) -> int:
         """Return the number of probes without a result.

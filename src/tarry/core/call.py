@@ -269,6 +269,7 @@ class Call:
                 random_number,
                 paid,
                 suspect=self._suspect,
+                is_retry=self.attempts > 1,
             )
 
     def _append_step(

@@ -144,9 +144,11 @@ class Downstream:
         paid: float = 0.0,
         *,
         suspect: bool = False,
+        is_retry: bool = False,
     ) -> None:
         """Record the outcome of an attempt; `paid` is what the retry budget charged for it.
 
+        `is_retry`: not the first attempt of its call, see `Breaker.record`.
         `suspect`: the task has failed before, and perhaps always fails. The limiters ignore its
         outcome, because other attempts show the state of the dependency better.
         """
@@ -161,6 +163,7 @@ class Downstream:
         kind, breaker = outcome.kind, self.breaker
         if breaker is not None and not (
             kind is _KIND_SUCCESS
+            and not is_retry
             and breaker.can_count_success
             and breaker.try_count_success(permit, now)
         ):
@@ -171,7 +174,15 @@ class Downstream:
                 failed, timed_out = kind is not _KIND_SUCCESS, outcome.timeout
                 if kind is _KIND_THROTTLED and self._handles_throttling:
                     failed = False  # the dependency works, and the limiter lowers the rate
-                breaker.record(permit, failed, duration, now, random_number, timed_out=timed_out)
+                breaker.record(
+                    permit,
+                    failed,
+                    duration,
+                    now,
+                    random_number,
+                    timed_out=timed_out,
+                    is_retry=is_retry,
+                )
             if breaker.state is not before:
                 self._on_breaker_change(before, now)
         if self.budget is not None:

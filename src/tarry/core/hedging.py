@@ -92,12 +92,15 @@ class HedgedCall:
     A driver is the code that runs the attempts. `random_number` is from [0, 1).
     """
 
-    __slots__ = ("_delay", "_downstream", "_hedging", "_running", "attempts", "next_hedge_at")
+    __slots__ = (
+        "_delay", "_downstream", "_has_result", "_hedging", "_running", "attempts", "next_hedge_at",
+    )  # fmt: skip
 
     def __init__(self, hedging: Hedging, downstream: Downstream) -> None:
         self._hedging = hedging
         self._downstream = downstream
         self._delay: float | None = None  # from the start of an attempt to the next hedge
+        self._has_result = False  # whether the result of an attempt was recorded
         self._running: dict[int, _RunningAttempt] = {}
         self.attempts: int = 0  # the number of attempts started
         self.next_hedge_at: float | None = None
@@ -226,4 +229,9 @@ class HedgedCall:
 
     def _record(self, number: int, outcome: Outcome, now: float, random_number: float) -> None:
         permit, started, paid = self._running.pop(number)
-        self._downstream.record(permit, outcome, now - started, now, random_number, paid)
+        # The breaker counts a call once. That is its first result, which may be that of a hedge.
+        is_retry, self._has_result = self._has_result, True
+        duration = now - started
+        self._downstream.record(
+            permit, outcome, duration, now, random_number, paid, is_retry=is_retry
+        )

@@ -220,6 +220,9 @@ def _export_breaker(breaker: dict[str, Any], converter: Converter) -> dict[str, 
     if breaker["spread"]:
         jitter = converter.format_rounded("breaker.spread", breaker["spread"] * open_for)
         detection["max_ejection_time_jitter"] = jitter
+    if breaker["min_span"] or not breaker["count_retries"]:
+        effect = "Envoy counts retries, too, and failures at the same moment can eject a host"
+        converter.report("breaker.min_span", breaker["min_span"], effect, Severity.DETAIL)
     report_ejection(breaker, converter)
     if longest > open_for:
         effect = (

@@ -124,14 +124,19 @@ def _explain_budget(budget: BudgetSummary, repeats: str) -> str:
 def _explain_breaker(breaker: Mapping[str, Any]) -> str:
     rate, min_calls = _format_percent(breaker["failure_rate"]), breaker["min_calls"]
     window = format_duration(breaker["window"])
-    conditions = f"of at least {min_calls} calls in the last {window}, at least {rate} failed"
+    attempts = f"the attempts of at least {min_calls} calls"
+    if breaker["count_retries"]:
+        attempts = f"at least {min_calls} attempts"
+    conditions = f"of {attempts} in the last {window}, at least {rate} failed"
+    if breaker["min_span"]:
+        conditions += f" over at least {format_duration(breaker['min_span'])}"
     if breaker["slow_after"] is not None:
         slow, after = _format_percent(breaker["slow_rate"]), format_duration(breaker["slow_after"])
         conditions += f" or at least {slow} took longer than {after}"
     if breaker["consecutive"] is not None:
-        conditions += f", or when {breaker['consecutive']} calls in a row failed"
+        conditions += f", or when {breaker['consecutive']} attempts in a row failed"
     if breaker["timeouts"] is not None:
-        conditions += f", or when {breaker['timeouts']} calls in a row timed out and none succeeded"
+        conditions += f", or when {breaker['timeouts']} attempts in a row timed out, none succeeded"
     period = format_duration(breaker["open_for"])
     if breaker["growth"] > 1:
         longest = format_duration(breaker["max_open"])

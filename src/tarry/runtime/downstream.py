@@ -141,16 +141,26 @@ class LockedDownstream(CoreDownstream):
         paid: float = 0.0,
         *,
         suspect: bool = False,
+        is_retry: bool = False,
     ) -> None:
         """Count an attempt that ended.
 
         `random_number` is from [0, 1), and varies how long the breaker stays open. `paid` is the
         amount that `withdraw` returned for the attempt. The limiters ignore the outcome of a
-        `suspect` attempt.
+        `suspect` attempt. `is_retry`: it is not the first attempt of its call.
         """
         with self._lock:
             self._count_successes_locked()
-            super().record(permit, outcome, duration, now, random_number, paid, suspect=suspect)
+            super().record(
+                permit,
+                outcome,
+                duration,
+                now,
+                random_number,
+                paid,
+                suspect=suspect,
+                is_retry=is_retry,
+            )
         if self.transitions:
             self._emit_transitions()
 

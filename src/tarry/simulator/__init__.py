@@ -8,6 +8,7 @@ clients write to one row) returns `Contention` objects. `simulate` runs a scenar
 """
 
 from tarry.policyfile.defence import Defence
+from tarry.simulator.blip import blip
 from tarry.simulator.contention import Contention, contention
 from tarry.simulator.distributions import (
     Distribution,
@@ -49,6 +50,7 @@ __all__ = [
     "Surge",
     "Uniform",
     "amplification",
+    "blip",
     "contention",
     "hedging",
     "metastable",

@@ -1,7 +1,7 @@
 """For each built-in scenario, a function that runs one variant and a `Study` that compares all.
 
 The variants differ in one parameter, often in the defence: a policy or hedging, with an optional
-breaker, retry budget and limiter. The scenario `contention` has a module of its own.
+breaker, retry budget and limiter. The scenarios `blip` and `contention` have modules of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from tarry.core.checks import check_count, check_one_of, check_positive
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
+from tarry.simulator.blip import BLIP_STUDY
 from tarry.simulator.contention import CONTENTION_STUDY, no_delay
 from tarry.simulator.distributions import Exponential, Fixed, HeavyTail, Lognormal
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
@@ -366,7 +367,13 @@ _LIMITERS: dict[str, dict[str, Any]] = {
     "adaptive": {"kind": "adaptive-limit", "max_in_flight": _MAX_IN_FLIGHT},
 }
 _RECOVERY_POLICY = Policy(max_attempts=100, attempt_timeout=2.0, initial_delay=0.5)
-_RECOVERY_BREAKER = {"open_for": 5.0, "growth": 1.0, "spread": 0.0}
+_RECOVERY_BREAKER = {  # counts each attempt, as the breaker of the service does
+    "count_retries": True,
+    "min_span": 0.0,
+    "open_for": 5.0,
+    "growth": 1.0,
+    "spread": 0.0,
+}
 
 
 def recovery(
@@ -422,4 +429,6 @@ _RECOVERY = Study(
 )
 
 _STUDIES = (_STORM, _AMPLIFICATION, _METASTABLE, _HEDGING, _RETRY_AFTER, _RECOVERY)
-STUDIES: dict[str, Study] = {study.name: study for study in (CONTENTION_STUDY, *_STUDIES)}
+STUDIES: dict[str, Study] = {
+    study.name: study for study in (CONTENTION_STUDY, *_STUDIES, BLIP_STUDY)
+}

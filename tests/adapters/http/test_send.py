@@ -283,7 +283,7 @@ def test_uncounted_successes_are_limited(is_async: bool) -> None:
 @sync_and_async
 def test_pending_successes_are_counted_before_a_failure(is_async: bool) -> None:
     """The breaker counts the pending successes before a failure, so it stays closed."""
-    payments = Downstream("payments", breaker=Breaker(failure_rate=0.5, min_calls=2))
+    payments = Downstream("payments", breaker=Breaker(min_calls=2, min_span=0))
     client = FakeClient(200, 200, 200, 503)
 
     for _ in range(3):

@@ -65,6 +65,11 @@ class FakeTarget:
         """Do nothing: no connection is open."""
 
 
+def new_breaker(**arguments: Any) -> Breaker:
+    """Return a breaker that counts each attempt, as those of the service, and opens for 30 s."""
+    return Breaker(**{"min_span": 0.0, "count_retries": True, "open_for": 30.0} | arguments)
+
+
 class EngineHarness:
     """One engine and its store, which use the clock of the running event loop."""
 
@@ -76,7 +81,7 @@ class EngineHarness:
         limits: EngineLimits | None = None,
         seed: int = 1,
         lease: LeaseTerms = LEASE,
-        build_breaker: Callable[[], Breaker] = Breaker,
+        build_breaker: Callable[[], Breaker] = new_breaker,
         patterns: Sequence[LimitPattern] = (),
         monotonic: Callable[[], float] | None = None,
         unix_time: Callable[[], float] | None = None,

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.context import EngineLimits
@@ -18,6 +17,7 @@ from tests.service.engine.harness import (
     OK,
     EngineHarness,
     FakeTarget,
+    new_breaker,
     run,
 )
 from tests.service.stores.reference_store import ReferenceStore
@@ -142,7 +142,7 @@ def test_resume_closes_the_breaker_of_the_lane() -> None:
     async def main() -> None:
         target = FakeTarget(*[BUSY] * 5, OK)
         harness = EngineHarness(
-            target, build_breaker=lambda: Breaker(min_calls=5, open_for=300.0, spread=0.0)
+            target, build_breaker=lambda: new_breaker(min_calls=5, open_for=300.0, spread=0.0)
         )
         await harness.engine.start()
         tasks = await harness.add(

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from tarry.core.breaker import Breaker, BreakerState
+from tarry.core.breaker import BreakerState
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine import lanes as lanes_module
 from tarry.service.engine.lanes import Lanes, LaneState, LeasedTask, build_downstream
@@ -18,6 +18,7 @@ from tests.service.engine.harness import (
     OK,
     EngineHarness,
     FakeTarget,
+    new_breaker,
     run,
 )
 
@@ -101,7 +102,7 @@ def test_lane_keys_separate_customers_of_one_host() -> None:
         async def respond(request: DeliveryRequest) -> DeliveryResult:
             return BUSY if request.url.endswith("/customer-1") else OK
 
-        harness = EngineHarness(FakeTarget(respond), build_breaker=lambda: Breaker(min_calls=5))
+        harness = EngineHarness(FakeTarget(respond), build_breaker=lambda: new_breaker(min_calls=5))
         await harness.engine.start()
 
         async def add(customer: str) -> list[Task]:

@@ -9,11 +9,10 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
-from tarry.core.breaker import Breaker
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import AttemptRecord, Decision
-from tests.service.engine.harness import BUSY, OK, EngineHarness, FakeTarget, run
+from tests.service.engine.harness import BUSY, OK, EngineHarness, FakeTarget, new_breaker, run
 from tests.service.stores.reference_store import ReferenceStore
 
 LANE = "default/http:a.example:80"
@@ -138,7 +137,7 @@ def test_breakers_and_budgets_of_lanes_are_gauges() -> None:
 
     async def main() -> None:
         harness = EngineHarness(
-            FakeTarget(BUSY), build_breaker=lambda: Breaker(min_calls=2, spread=0.0)
+            FakeTarget(BUSY), build_breaker=lambda: new_breaker(min_calls=2, spread=0.0)
         )
         await harness.add(harness.new_task(), harness.new_task(), harness.new_task())
         await asyncio.sleep(1)
@@ -157,7 +156,7 @@ def test_metrics_are_counted_without_listeners() -> None:
 
     async def main() -> None:
         harness = EngineHarness(
-            FakeTarget(BUSY), build_breaker=lambda: Breaker(min_calls=2, spread=0.0)
+            FakeTarget(BUSY), build_breaker=lambda: new_breaker(min_calls=2, spread=0.0)
         )
         harness.events.listeners.clear()
         await harness.add(*(harness.new_task(overrides={"maxAttempts": 1}) for _ in range(3)))
@@ -197,7 +196,7 @@ def test_operator_closes_an_open_breaker(action: str) -> None:
 
     async def main() -> None:
         harness = EngineHarness(
-            FakeTarget(BUSY), build_breaker=lambda: Breaker(min_calls=2, spread=0.0)
+            FakeTarget(BUSY), build_breaker=lambda: new_breaker(min_calls=2, spread=0.0)
         )
         (task, *_) = await harness.add(harness.new_task(), harness.new_task())
         await asyncio.sleep(0.5)

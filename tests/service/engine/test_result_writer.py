@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
-from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.encryption import Codec
@@ -28,6 +28,7 @@ from tests.service.engine.harness import (
     OK,
     EngineHarness,
     FakeTarget,
+    new_breaker,
     run,
 )
 from tests.service.stores.reference_store import ReferenceStore
@@ -326,7 +327,7 @@ def test_lane_is_parked_when_its_breaker_opens() -> None:
     async def main() -> None:
         target = FakeTarget(BUSY)
         harness = EngineHarness(
-            target, build_breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
+            target, build_breaker=lambda: new_breaker(min_calls=5, open_for=30.0, spread=0.0)
         )
         await harness.engine.start()
         tasks = await harness.add(
@@ -353,7 +354,7 @@ def test_parked_lane_is_probed_and_recovers() -> None:
     async def main() -> None:
         target = FakeTarget(*[BUSY] * 8, OK)  # a new lane starts 8 attempts at a time
         harness = EngineHarness(
-            target, build_breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
+            target, build_breaker=lambda: new_breaker(min_calls=5, open_for=30.0, spread=0.0)
         )
         await harness.engine.start()
         tasks = await harness.add(
@@ -381,7 +382,8 @@ def test_failed_probe_parks_the_lane_for_longer() -> None:
 
     async def main() -> None:
         harness = EngineHarness(
-            FakeTarget(BUSY), build_breaker=lambda: Breaker(min_calls=5, open_for=30.0, spread=0.0)
+            FakeTarget(BUSY),
+            build_breaker=lambda: new_breaker(min_calls=5, open_for=30.0, spread=0.0),
         )
         await harness.engine.start()
         tasks = await harness.add(
@@ -403,10 +405,8 @@ def test_breaker_state_is_shared_through_the_store() -> None:
     """A second worker sends only probes to a parked lane, and continues its open count."""
 
     async def main() -> None:
-        def new_breaker() -> Breaker:
-            return Breaker(min_calls=5, open_for=30.0, spread=0.0)
-
-        first = EngineHarness(FakeTarget(BUSY), build_breaker=new_breaker)
+        build_breaker = partial(new_breaker, min_calls=5, spread=0.0)
+        first = EngineHarness(FakeTarget(BUSY), build_breaker=build_breaker)
         tasks = await first.add(*[first.new_task(overrides={"maxAttempts": 50}) for _ in range(20)])
         await asyncio.sleep(5)
         await first.engine.stop(1)
@@ -416,7 +416,7 @@ def test_breaker_state_is_shared_through_the_store() -> None:
             target,
             store=first.store,
             seed=2,
-            build_breaker=new_breaker,
+            build_breaker=build_breaker,
             lease=LeaseTerms("second", 70_000, 1_000),
         )
         await second.engine.start()

@@ -8,7 +8,6 @@ import pytest
 from cryptography.fernet import Fernet
 
 from tarry.core.adaptive_limit import AdaptiveLimit
-from tarry.core.breaker import Breaker
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.encryption import Codec
 from tarry.service.engine.context import EngineLimits
@@ -28,6 +27,7 @@ from tests.service.engine.harness import (
     OK,
     EngineHarness,
     FakeTarget,
+    new_breaker,
     run,
 )
 from tests.service.stores.reference_store import ReferenceStore
@@ -91,7 +91,7 @@ def test_empty_retry_budget_defers_without_counting_attempts() -> None:
         target = FakeTarget(*[BUSY] * 300, OK)
         limits = EngineLimits(max_lane_running_attempts=1000, max_running_attempts=1000)
         harness = EngineHarness(
-            target, limits=limits, build_breaker=lambda: Breaker(min_calls=10_000)
+            target, limits=limits, build_breaker=lambda: new_breaker(min_calls=10_000)
         )
         await harness.engine.start()
         tasks = await harness.add(*[harness.new_task() for _ in range(300)])
@@ -111,7 +111,7 @@ def test_deferred_retries_return_at_the_rate_of_the_budget() -> None:
 
     async def main() -> None:
         target = FakeTarget(BUSY)
-        harness = EngineHarness(target, build_breaker=lambda: Breaker(min_calls=10**6))
+        harness = EngineHarness(target, build_breaker=lambda: new_breaker(min_calls=10**6))
         await harness.engine.start()
         overrides = {"maxAttempts": 50, "initialDelayMs": 100, "maxDelayMs": 100}
         await harness.add(*[harness.new_task(overrides=overrides) for _ in range(500)])
@@ -185,7 +185,7 @@ def test_waiting_task_does_not_lose_its_lease() -> None:
         harness = EngineHarness(
             target,
             limits=EngineLimits(max_running_attempts=2),
-            build_breaker=lambda: Breaker(min_calls=1_000),
+            build_breaker=lambda: new_breaker(min_calls=1_000),
         )
         await harness.engine.start()
         tasks = await harness.add(*[harness.new_task() for _ in range(100)])

@@ -470,7 +470,8 @@ def build_breaker(settings: BreakerSettings | None = None) -> Breaker:
 
     It opens only when nearly all attempts fail, because the limiter handles a target that refuses
     only some of them. It opens for a short time that grows slowly: a target that was down for T
-    seconds is probed again within about 0.5 s + 0.05 T.
+    seconds is probed again within about 0.5 s + 0.05 T. Every attempt counts as a call, because the
+    retries of a task are far apart: each one is new evidence.
     """
     settings = settings or BreakerSettings()
     open_for = (settings.open_for_ms or 500) / 1000
@@ -479,6 +480,8 @@ def build_breaker(settings: BreakerSettings | None = None) -> Breaker:
         # A disabled breaker never opens, but still closes if an earlier process opened it.
         min_calls=(settings.min_calls or 20) if settings.enabled else _UNREACHABLE_MIN_CALLS,
         window=(settings.window_ms or 10_000) / 1000,
+        min_span=0.0,
+        count_retries=True,
         consecutive=settings.consecutive_failures if settings.enabled else None,
         timeouts=3 if settings.enabled else None,
         open_for=open_for,

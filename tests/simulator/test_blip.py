@@ -1,0 +1,59 @@
+"""Tests of the scenario `blip`, which shows the effect of the default breaker."""
+
+from __future__ import annotations
+
+import pytest
+
+from tarry.errors import ConfigurationError
+from tarry.policyfile.defence import Defence
+from tarry.simulator import Clients, Failure, Fixed, Scenario, Server, blip, simulate
+from tarry.simulator.scenarios import STUDIES
+
+TRAFFIC_KINDS = ("steady", "cold-start", "burst")
+
+
+@pytest.mark.parametrize("traffic", TRAFFIC_KINDS)
+@pytest.mark.parametrize("outage", [0.05, 0.15, 0.5, 1.0])
+def test_no_call_is_lost_in_a_blip(traffic: str, outage: float) -> None:
+    """In a blip of up to a second, the default breaker fails no call that retries would save."""
+    without, new = (
+        blip(defence=defence, traffic=traffic, outage=outage, trials=3)
+        for defence in ("no-breaker", "new-default")
+    )
+    assert [(run.calls, run.failed) for run in without] == [(run.calls, run.failed) for run in new]
+
+
+@pytest.mark.parametrize("traffic", TRAFFIC_KINDS)
+def test_a_dead_dependency_gets_little_load(traffic: str) -> None:
+    """The default breaker sheds at least 95 % of the requests to a dead dependency."""
+    (without,) = blip(defence="no-breaker", traffic=traffic, outage=60.0)
+    (new,) = blip(defence="new-default", traffic=traffic, outage=60.0)
+    assert 0.05 >= new.failures / without.failures
+
+
+def test_the_old_default_extends_a_blip() -> None:
+    """With the old default, a blip of 150 ms at a cold start fails most calls of the run."""
+    (old,) = blip(defence="old-default", traffic="cold-start")
+    (new,) = blip(defence="new-default", traffic="cold-start")
+    assert old.success_rate < 0.3
+    assert new.success_rate > 0.99
+
+
+def test_ten_concurrent_calls() -> None:
+    """Ten calls at once survive 150 ms of errors with the default breaker and budget."""
+    server = Server(latency=Fixed(0.01), failures=(Failure(end=0.15, kind="error"),))
+    defence = Defence(breaker={}, budget={"kind": "token"})
+    clients = Clients(arrivals="at-once", count=10, defence=defence)
+    run = simulate(Scenario(servers={"server": server}, clients=clients, duration=10.0), seed=3)
+    assert (10, "breaker-open" in run.reasons) == (run.succeeded + run.failed, False)
+
+
+def test_unknown_traffic() -> None:
+    """An unknown kind of traffic is rejected."""
+    with pytest.raises(ConfigurationError, match=r"^traffic must be one of"):
+        blip(traffic="none")
+
+
+def test_study() -> None:
+    """The study compares no breaker with the old and the new default."""
+    assert ("no-breaker", "old-default", "new-default") == STUDIES["blip"].variants
