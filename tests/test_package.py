@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -62,6 +63,13 @@ def test_all_is_sorted() -> None:
 def test_public_name_resolves(name: str) -> None:
     """Each name in `__all__` is an attribute of the package."""
     assert hasattr(tarry, name)
+
+
+def test_public_types_can_be_combined_when_a_program_runs() -> None:
+    """The types can be used in annotations that are evaluated, such as `tarry.On | None`."""
+    types = (tarry.On, tarry.AsyncOn, tarry.Listener, tarry.Attempts, tarry.Decorator)
+    for public_type in types:
+        assert type(None) in get_args(public_type | None)
 
 
 def test_dir_has_every_public_name() -> None:

@@ -61,12 +61,22 @@ if TYPE_CHECKING:
     )
     from tarry.runtime.call_records import record_calls
     from tarry.runtime.clocks import CancelToken, set_active
+    from tarry.runtime.config import AsyncOn, On
     from tarry.runtime.deadlines import current_attempt, deadline, remaining
     from tarry.runtime.downstream import Downstream
     from tarry.runtime.error_record import record_of
-    from tarry.runtime.events import listen
+    from tarry.runtime.events import Listener, listen
     from tarry.runtime.hedge import hedge, hedge_sync
-    from tarry.runtime.retry import acall, attempts, call, retry, retrying
+    from tarry.runtime.retry import (
+        AttemptContext,
+        Attempts,
+        Decorator,
+        acall,
+        attempts,
+        call,
+        retry,
+        retrying,
+    )
 
 _NAMES_BY_MODULE = {
     "tarry.adapters.http.hand_off": "HandOff",
@@ -91,30 +101,32 @@ _NAMES_BY_MODULE = {
         "ConfigurationTypeError DeadlineExceeded HandedOff LimitReached MissingExtra "
         "Overloaded Rejected ResultNotAccepted StoreUnavailable TarryError"
     ),
-    "tarry.runtime.events": "listen",
+    "tarry.runtime.config": "AsyncOn On",
+    "tarry.runtime.events": "Listener listen",
     "tarry.runtime.call_records": "record_calls",
     "tarry.runtime.clocks": "CancelToken set_active",
     "tarry.runtime.deadlines": "current_attempt deadline remaining",
     "tarry.runtime.downstream": "Downstream",
     "tarry.runtime.hedge": "hedge hedge_sync",
     "tarry.runtime.error_record": "record_of",
-    "tarry.runtime.retry": "acall attempts call retry retrying",
+    "tarry.runtime.retry": ("AttemptContext Attempts Decorator acall attempts call retry retrying"),
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 __all__ = [
-    "AIMD", "AdaptiveLimit", "AdaptiveRate", "AsyncClient", "AttemptFailed", "AttemptStarted",
-    "AttemptTimeout", "BlockingWait", "Breaker", "BreakerOpen", "BreakerState",
-    "BreakerStateChanged", "Budget", "BudgetEmpty", "CallRecord", "CallState", "CancelToken",
-    "Cancelled", "Client", "ConfigurationError", "ConfigurationTypeError", "DeadlineExceeded",
-    "Downstream", "Event", "GaveUp", "HandOff", "HandedOff", "HedgeFired", "HedgeWon", "Hedging",
-    "Hint", "InFlight", "Kind", "LimitReached", "Limiter", "MissingExtra", "Outcome", "Overloaded",
-    "Policy", "Progress", "RatioBudget", "Reason", "Rejected", "ResultNotAccepted", "Schedule",
-    "Step", "Stop", "StoreUnavailable", "Succeeded", "TarryError", "ThrottleBudget", "TokenBudget",
-    "Wait", "Waited", "WillWait", "acall", "attempts", "call", "current_attempt", "deadline",
-    "decide", "hedge", "hedge_sync", "hint_from_grpc", "hint_from_headers", "listen",
-    "outcome_of_code", "outcome_of_exception", "outcome_of_status", "parse_retry_after",
-    "record_calls", "record_of", "remaining", "retry", "retrying", "set_active",
+    "AIMD", "AdaptiveLimit", "AdaptiveRate", "AsyncClient", "AsyncOn", "AttemptContext",
+    "AttemptFailed", "AttemptStarted", "AttemptTimeout", "Attempts", "BlockingWait", "Breaker",
+    "BreakerOpen", "BreakerState", "BreakerStateChanged", "Budget", "BudgetEmpty", "CallRecord",
+    "CallState", "CancelToken", "Cancelled", "Client", "ConfigurationError",
+    "ConfigurationTypeError", "DeadlineExceeded", "Decorator", "Downstream", "Event", "GaveUp",
+    "HandOff", "HandedOff", "HedgeFired", "HedgeWon", "Hedging", "Hint", "InFlight", "Kind",
+    "LimitReached", "Limiter", "Listener", "MissingExtra", "On", "Outcome", "Overloaded", "Policy",
+    "Progress", "RatioBudget", "Reason", "Rejected", "ResultNotAccepted", "Schedule", "Step",
+    "Stop", "StoreUnavailable", "Succeeded", "TarryError", "ThrottleBudget", "TokenBudget", "Wait",
+    "Waited", "WillWait", "acall", "attempts", "call", "current_attempt", "deadline", "decide",
+    "hedge", "hedge_sync", "hint_from_grpc", "hint_from_headers", "listen", "outcome_of_code",
+    "outcome_of_exception", "outcome_of_status", "parse_retry_after", "record_calls", "record_of",
+    "remaining", "retry", "retrying", "set_active",
 ]  # fmt: skip
 
 

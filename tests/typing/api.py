@@ -246,6 +246,40 @@ async def check_attempts() -> None:
             attempt.set_result(await undecorated_async(1))
 
 
+# --- types for functions of users -----------------------------------------------------------------
+
+
+def retry_errors(on: tarry.On = OSError, listener: tarry.Listener | None = None) -> tarry.Decorator:
+    if listener is not None:
+        tarry.listen(listener)
+    return tarry.retry(on=on)
+
+
+def retry_async_errors(on: tarry.AsyncOn) -> tarry.Decorator:
+    return tarry.retry(on=on)
+
+
+def http_attempts(on: tarry.On | None = None) -> tarry.Attempts:
+    return tarry.attempts(on=on or OSError, attempts=3)
+
+
+def report_attempt(attempt: tarry.AttemptContext) -> int:
+    return attempt.number
+
+
+@retry_errors((OSError, ValueError))
+def function_with_own_decorator(number: int) -> str:
+    return str(number)
+
+
+def check_own_functions() -> None:
+    assert_type(function_with_own_decorator(1), str)
+    for attempt in http_attempts():
+        with attempt:
+            assert_type(report_attempt(attempt), int)
+    retry_errors("OSError")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 # --- values ---------------------------------------------------------------------------------------
 
 assert_type(tarry.parse_retry_after("120", now=0.0), float | None)

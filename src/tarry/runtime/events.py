@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib import import_module
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime.clocks import PerProcess, environment  # environment: clock, sleep, random
@@ -19,7 +19,8 @@ from tarry.runtime.clocks import PerProcess, environment  # environment: clock, 
 if TYPE_CHECKING:
     from tarry.core.events import Event
 
-Listener = Callable[["Event"], None]
+Listener: TypeAlias = Callable[["Event"], None]
+"""A function that gets every event: the argument of `listen`."""
 
 E = TypeVar("E", bound="Event")
 
