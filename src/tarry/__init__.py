@@ -59,10 +59,11 @@ if TYPE_CHECKING:
         StoreUnavailable,
         TarryError,
     )
+    from tarry.runtime.attempt_number import current_attempt
     from tarry.runtime.call_records import record_calls
     from tarry.runtime.clocks import CancelToken, set_active
     from tarry.runtime.config import AsyncOn, On
-    from tarry.runtime.deadlines import current_attempt, deadline, remaining
+    from tarry.runtime.deadlines import deadline, remaining
     from tarry.runtime.downstream import Downstream
     from tarry.runtime.error_record import record_of
     from tarry.runtime.events import Listener, listen
@@ -101,11 +102,12 @@ _NAMES_BY_MODULE = {
         "ConfigurationTypeError DeadlineExceeded HandedOff LimitReached MissingExtra "
         "Overloaded Rejected ResultNotAccepted StoreUnavailable TarryError"
     ),
+    "tarry.runtime.attempt_number": "current_attempt",
     "tarry.runtime.config": "AsyncOn On",
     "tarry.runtime.events": "Listener listen",
     "tarry.runtime.call_records": "record_calls",
     "tarry.runtime.clocks": "CancelToken set_active",
-    "tarry.runtime.deadlines": "current_attempt deadline remaining",
+    "tarry.runtime.deadlines": "deadline remaining",
     "tarry.runtime.downstream": "Downstream",
     "tarry.runtime.hedge": "hedge hedge_sync",
     "tarry.runtime.error_record": "record_of",

@@ -1,8 +1,7 @@
 """The deadline and the attempt number of the current context (contextvars).
 
 The deadline applies to all calls that are made in the context. The attempt number is that of the
-innermost retried call that is running. A first attempt has no scope for its number, unless it is
-made inside another scope: most calls have no retries, and entering a scope takes time.
+innermost retried call that is running: see `attempt_number`.
 
 Code that is suspended inside a scope and resumed elsewhere, such as a generator, may leave scopes
 in another order than it entered them, or in another context. The scopes therefore form an immutable
@@ -45,8 +44,8 @@ class DeadlineScope(NamedTuple):
     None without a deadline."""
     outer: DeadlineScope | None
     """The next outer scope; None for the outermost."""
-    attempt: int = 1
-    """The number of the attempt that runs in the scope."""
+    attempt: int | None = None
+    """The number of the attempt that runs in the scope; None if no scope around it has one."""
 
 
 current_scope: ContextVar[DeadlineScope | None] = ContextVar("tarry_deadline", default=None)
@@ -62,11 +61,15 @@ def enter(moment: float | None, attempt: int | None = None) -> DeadlineHandle:
     `moment` is the deadline on the monotonic clock, None for no new one. `attempt` is the number of
     an attempt, None for the current one.
     """
+    outer = current_scope.get()
+    if outer is None and moment is None and attempt == SECOND_ATTEMPT.attempt:
+        current_scope.set(SECOND_ATTEMPT)
+        return SECOND_ATTEMPT.handle
     handle = DeadlineHandle()
     moment = current() if moment is None else cap_at_deadline(moment)
-    current_scope.set(
-        DeadlineScope(handle, moment, current_scope.get(), attempt or current_attempt())
-    )
+    if attempt is None and outer is not None:
+        attempt = outer.attempt
+    current_scope.set(DeadlineScope(handle, moment, outer, attempt))
     return handle
 
 
@@ -81,18 +84,6 @@ def current() -> float | None:
     while scope is not None and scope.handle.has_ended:
         scope = scope.outer
     return None if scope is None else scope.moment
-
-
-def current_attempt() -> int:
-    """Return the number of the attempt that is running, from 1; 1 outside of retried calls.
-
-    In nested calls, the number is that of the innermost call. Threads and tasks that an attempt
-    starts get its number if they get its context variables.
-    """
-    scope = current_scope.get()
-    while scope is not None and scope.handle.has_ended:
-        scope = scope.outer
-    return 1 if scope is None else scope.attempt
 
 
 def recordings() -> Iterator[list[CallRecord]]:

@@ -1,4 +1,4 @@
-"""`tarry.current_attempt`: the number of the attempt that is running."""
+"""The number of the attempt that is running."""
 
 from __future__ import annotations
 
@@ -231,3 +231,35 @@ def test_number_in_a_fallback_and_a_hook(clock: VirtualClock) -> None:
     )
 
     assert [1, 1, 1] == seen
+
+
+@every_driver
+def test_number_in_predicates(driver: Driver, clock: VirtualClock) -> None:
+    """Predicates are called between attempts: their number is that of the call around, here 1."""
+    seen: list[int] = []
+
+    def is_retryable(error: Exception) -> bool:
+        seen.append(tarry.current_attempt())
+        return True
+
+    driver.run_function(clock, driver.wrap(Numbers().function(driver), on=is_retryable))
+
+    assert [1, 1] == seen
+
+
+@pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
+def test_number_in_an_event_loop_of_a_plain_function(driver: Driver, clock: VirtualClock) -> None:
+    """A coroutine that a plain function runs has the number of the function's attempt."""
+    seen: list[int] = []
+
+    async def main() -> None:
+        seen.append(tarry.current_attempt())
+
+    def call() -> None:
+        asyncio.run(main())
+        if len(seen) < 3:
+            raise ConnectionError
+
+    driver.wrap(call)()
+
+    assert [1, 2, 3] == seen
