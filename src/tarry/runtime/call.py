@@ -47,6 +47,8 @@ _REJECTION_CLASSES: dict[Reason, type[errors.Rejected]] = {
     Reason.TOTAL_BUDGET: errors.DeadlineExceeded,
 }
 
+_get_scope = deadlines.current_scope.get
+
 _BLOCKING_WAIT_ADVICE = "retry a coroutine function (a block: `async for`), or use a thread"
 
 
@@ -198,7 +200,8 @@ class RunningCall(Call):
         if self.downstream is not None:
             random_number = (self.config.draw_random or environment.draw_random)()
             self.record_success(environment.now(), random_number)
-        self._record_call(None)
+        if _get_scope() is not None:  # without a scope, no block records this call
+            self._record_call(None)
         if bus.listeners or self._emits_events:
             import tarry.core.events as event
 
@@ -303,7 +306,8 @@ class RunningCall(Call):
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
         self._stop_reason = stop.reason
         call_record = self._call_record(stop)
-        self._record_call(stop)
+        if _get_scope() is not None:
+            self._record_call(stop)
         attach_record_and_note(
             error,
             call_record,
