@@ -47,6 +47,20 @@ def test_import_loads_no_third_party_module_and_no_asyncio(code: str) -> None:
     assert "asyncio" not in loaded
 
 
+def test_a_failed_call_does_not_load_dataclasses() -> None:
+    """The first failed call of a program loads events and the log, but not `dataclasses`."""
+    loaded = modules_loaded_by("""
+import tarry
+try:
+    tarry.call(lambda: 1 / 0, on=ZeroDivisionError, attempts=2)
+except ZeroDivisionError:
+    pass
+""")
+
+    assert {"tarry.core.events", "tarry.telemetry.logs"} <= loaded
+    assert "dataclasses" not in loaded
+
+
 def test_no_public_name_loads_third_party_modules() -> None:
     """Every public name resolves with the standard library alone."""
     loaded = modules_loaded_by("import tarry\nfor name in tarry.__all__: getattr(tarry, name)")

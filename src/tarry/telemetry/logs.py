@@ -9,7 +9,6 @@ after retries are INFO, successes of the first attempt are not logged, other eve
 from __future__ import annotations
 
 import logging
-from dataclasses import fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -145,8 +144,8 @@ def event_fields(event: events.Event) -> dict[str, Any]:
 
     The time is left out, because each log record has its own.
     """
-    names = [field.name for field in fields(event) if field.name != "time"]
-    return {name: _simple_value(getattr(event, name)) for name in names}
+    fields = events.fields_of(event).items()
+    return {name: _simple_value(value) for name, value in fields if name != "time"}
 
 
 def _simple_value(value: object) -> object:
