@@ -81,13 +81,13 @@ def parse_retry_after(value: str, now: float) -> float | None:
 
     `value` is a number of seconds or one of the three HTTP date formats (RFC 9110 sections 10.2.3
     and 5.6.7); `now` is in epoch seconds. A date in the past gives 0.0. More than `MAX_DELAY_S`
-    seconds give `MAX_DELAY_S`. In a date, UTC means the same as GMT, and a wrong weekday is
-    ignored.
+    seconds give `MAX_DELAY_S`. A number may have a decimal fraction, which the RFC does not allow
+    but Shopify sends. In a date, UTC means the same as GMT, and a wrong weekday is ignored.
     """
     value = value.strip(OWS)
-    if is_digits(value):
-        # float, because int rejects more than 4,300 digits and is slow for fewer digits.
-        return min(float(value), MAX_DELAY_S)
+    seconds = _parse_decimal(value)
+    if seconds is not None:
+        return min(seconds, MAX_DELAY_S)
     date = parse_http_date(value, now)
     return None if date is None else min(max(0.0, float(date - now)), MAX_DELAY_S)
 
@@ -181,6 +181,7 @@ def _parse_decimal(value: str) -> float | None:
     whole, point, fraction = value.partition(".")
     if not is_digits(whole) or (point and not is_digits(fraction)):
         return None
+    # float, because int rejects more than 4,300 digits and is slow for fewer digits.
     return float(value)
 
 
