@@ -94,6 +94,12 @@ def test_a_single_attempt() -> None:
     assert "1 x the calls while every attempt fails" == line_after(text, "worst case load:")
 
 
+def test_no_jitter() -> None:
+    """A policy without jitter is described as such."""
+    text = Policy(jitter="none").explain()
+    assert text.startswith("4 attempts, exponential backoff, no jitter\n")
+
+
 def test_callables_are_called_custom() -> None:
     """A backoff or jitter that is a callable is described as custom."""
     policy = Policy(backoff=Schedule((1, 2)), jitter=lambda c, _p, _u: c)

@@ -369,7 +369,9 @@ class Policy(ImmutableValue):
     def explain(self) -> str:
         """Return a table of the delays, the worst case time and the worst case load as text."""
         rows, retry_count, longest_wait, average_retry_count = _worst_case(self)
-        jitter = self.jitter if isinstance(self.jitter, str) else "custom"
+        jitter: str = self.jitter if isinstance(self.jitter, str) else "custom"
+        if jitter == "none":
+            jitter = "no"
         backoff = self.backoff if isinstance(self.backoff, str) else "custom"
         plural = "" if self.max_attempts == 1 else "s"
         lines = [

@@ -65,6 +65,7 @@ def test_the_default_policy_does_not_number_the_last_attempt() -> None:
 
 STOP = Decision(action="stop", reason="attempts")
 WAIT = Decision(action="wait", delay_ms=50.0, ceiling_ms=100.0, jitter="full")
+UNJITTERED_WAIT = Decision(action="wait", delay_ms=50.0, ceiling_ms=50.0, jitter="none")
 HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source="retry-after")
 
 
@@ -83,6 +84,12 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             [build_attempt(1, decision=WAIT)],
             LANE,
             "attempt 1 got 503; waited 50 ms (ceiling 100 ms, full jitter). Attempt 2 is running.",
+        ),
+        (
+            build_task(status=Status.IN_FLIGHT, attempts=1),
+            [build_attempt(1, decision=UNJITTERED_WAIT)],
+            LANE,
+            "attempt 1 got 503; waited 50 ms (ceiling 50 ms, no jitter). Attempt 2 is running.",
         ),
         (
             build_task(status=Status.IN_FLIGHT, cancelling=True),

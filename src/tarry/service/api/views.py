@@ -345,7 +345,7 @@ def _describe_decision(decision: Decision, waited_ms: float | None, *, is_cancel
     if decision.ceiling_ms is not None:
         details.append(f"ceiling {format_duration(decision.ceiling_ms / 1000)}")
     if decision.jitter is not None:
-        details.append(f"{decision.jitter} jitter")
+        details.append(f"{'no' if decision.jitter == 'none' else decision.jitter} jitter")
     if decision.hint_ms is not None:
         source = decision.hint_source or "the server"
         details.append(f"{source} asked for {format_duration(decision.hint_ms / 1000)}")
