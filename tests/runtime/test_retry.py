@@ -421,16 +421,18 @@ def test_call_of_a_coroutine_function() -> None:
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_acall_of_a_plain_function(loop: str, clock: VirtualClock) -> None:
-    """The error of `tarry.acall` for a plain function names `call`, and is not retried."""
+    """The error of `acall` for a plain function names `call`, has no note and is not retried."""
     calls = []
     plain_function: Callable[[], Any] = lambda: calls.append(1)  # noqa: E731
 
-    with pytest.raises(tarry.ConfigurationTypeError, match=r"returned None.* use tarry\.call"):
+    message = r"returned None.* use tarry\.call"
+    with pytest.raises(tarry.ConfigurationTypeError, match=message) as caught:
         (clock.run if loop == "asyncio" else clock.run_trio)(
             lambda: tarry.acall(plain_function, on=Exception)
         )
 
     assert [1] == calls
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_loop_without_with_attempt_raises(clock: VirtualClock) -> None:

@@ -22,7 +22,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.verdict import Reason
-from tarry.errors import ResultNotAccepted
+from tarry.errors import ConfigurationError, ResultNotAccepted
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
@@ -127,11 +127,14 @@ def attach_record_and_note(
     """Attach an error record and a note to the error of a call that is given up.
 
     If an inner retry loop has attached an error record since `last_record_number`, that is kept.
+    A `ConfigurationError` gets no note.
     """
     if not has_record_since(error, last_record_number):
         attach_record(
             error, call_record, no_outer_retry=no_outer_retry, check_traceback=check_traceback
         )
+    if isinstance(error, ConfigurationError):
+        return  # a mistake in the program: its message says what to change, a note only distracts
     note_prefix = f"tarry: {call_record.operation} "
     previous_notes: list[str] = getattr(error, "__notes__", [])
     # Replace the note of an earlier call, so that an exception object that is raised many times
