@@ -165,6 +165,19 @@ def test_option_of_other_functions() -> None:
         tarry.attempts(on=OSError, **options)
 
 
+@pytest.mark.parametrize("entry_point", ["call", "acall"])
+def test_argument_of_the_function(entry_point: str) -> None:
+    """The error for an option that is like no other says how to pass it to the function."""
+    with pytest.raises(tarry.ConfigurationTypeError) as caught:
+        ENTRY_POINTS[entry_point](on=OSError, sep="")
+
+    message = str(caught.value)
+    assert message.startswith(f"tarry.{entry_point} has no argument sep=; it has on, until, ")
+    assert message.endswith(
+        "on_retry, kwargs; for an argument of the function, use kwargs={'sep': ...}"
+    )
+
+
 def test_unknown_option_without_a_similar_one() -> None:
     """The error for an option that is like no other lists the options."""
     options: dict[str, Any] = {"zzz": 1}

@@ -299,6 +299,8 @@ def reject_unknown_options(api_name: str, options: dict[str, Any]) -> None:
             advice = f"use policy=tarry.Policy({option}=...)"
         else:
             advice = f"it has {', '.join(_OPTIONS)}"
+            if api_name in ("call", "acall"):
+                advice += f", kwargs; for an argument of the function, use kwargs={{{name!r}: ...}}"
         raise ConfigurationTypeError(f"tarry.{api_name} has no argument {name}=; {advice}")
 
 
