@@ -443,7 +443,11 @@ def _checked_types(on: object) -> tuple[type[Exception], ...]:
     rejected_value = on  # a second name, because pyright narrows the type of `on` after isinstance
     types = cast("tuple[object, ...]", on) if isinstance(on, tuple) else (on,)
     if not types:
-        raise ConfigurationError("on", "must name at least one type of error, got ()")
+        rule = (
+            "must name at least one type of error, got (); to retry no error, use "
+            "on=lambda error: False"
+        )
+        raise ConfigurationError("on", rule)
     for item in types:
         if not isinstance(item, type) or not issubclass(item, BaseException):
             rule = "must be an exception type, a tuple of them, or a predicate over the exception"
