@@ -167,7 +167,7 @@ def test_hints_are_kept(field: str, value: str, delay: float) -> None:
         assert Hint(delay, source=source) == classify_status(status, **{field: value}).hint
 
 
-@pytest.mark.parametrize("value", ["soon", "-5", "1.5", "", "1e3", "12 Nov", "9" * 5_000 + "x"])
+@pytest.mark.parametrize("value", ["soon", "-5", "1e2", "", "1e3", "12 Nov", "9" * 5_000 + "x"])
 def test_malformed_hints_are_ignored(value: str) -> None:
     """A malformed hint does not change the outcome."""
     assert classify_status(503) == classify_status(503, retry_after=value)
