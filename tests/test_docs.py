@@ -214,6 +214,26 @@ def test_relative_links_resolve(page: Path) -> None:
     assert [] == [target for target in files if not (page.parent / target).is_file()]
 
 
+def anchors_of(page: Path) -> set[str]:
+    """Return the fragments with which links can lead to the headings of a page, as on GitHub."""
+    text_without_code = FENCE.sub("", page.read_text("utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text_without_code, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("C*.md"))], ids=relative_path)
+def test_links_to_headings_resolve(page: Path) -> None:
+    """Each relative link with a fragment leads to a heading of its page."""
+    links = [target.partition("#") for target in LINK.findall(page.read_text("utf-8"))]
+    fragments = [
+        (page.parent / file if file else page, fragment)
+        for file, _, fragment in links
+        if fragment and "://" not in file
+    ]
+
+    assert [] == [link for link in fragments if link[1] not in anchors_of(link[0])]
+
+
 def test_index_lists_every_page() -> None:
     """docs/index.md links to every page of the documentation, and README.md links to the index."""
     index = DOCS / "index.md"
