@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+from datetime import timedelta
 from email.message import Message
 from math import inf, isfinite, nan
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given
@@ -16,12 +18,42 @@ from tarry.core.hints import MAX_DELAY_S, Hint, hint_from_headers, parse_retry_a
 from tarry.core.outcome import outcome_of_status
 from tarry.core.policy import Policy
 from tarry.core.verdict import Progress, Wait
+from tarry.errors import ConfigurationError
 from tests.core.header_strategies import NOW, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tarry.core.backoff import JitterName
+
+# --- Hint ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("delay", "message"),
+    [
+        (-5, "delay must be at least 0, got -5"),
+        (-0.1, "delay must be at least 0"),
+        (nan, "delay must be finite"),
+        (inf, "delay must be finite"),
+        ("5", "delay must be a number"),
+        (True, "delay must be a number"),
+    ],
+)
+def test_invalid_delay_is_rejected(delay: Any, message: str) -> None:
+    """The delay of a hint must be a finite number that is not negative."""
+    with pytest.raises(ConfigurationError, match=message):
+        Hint(delay)
+
+
+def test_fields_of_a_hint() -> None:
+    """A hint has the delay as a float, also for a `timedelta`, and can be compared and copied."""
+    hint = Hint(timedelta(minutes=1), exact=True)
+
+    assert (60.0, None, True, "") == (hint.delay, hint.should_retry, hint.exact, hint.source)
+    assert hint == Hint(60, exact=True) == pickle.loads(pickle.dumps(hint))  # noqa: S301
+    assert Hint() != hint
+
 
 # --- Retry-After ---------------------------------------------------------------------------------
 
@@ -263,7 +295,7 @@ def test_precedence() -> None:
     for count in range(1, len(fields) + 1):
         hints = [hint_from_headers(order, NOW) for order in (fields[:count], fields[:count][::-1])]
         assert hints[0] == hints[1]
-        delays.append(hints[0] and hints[0].delay)
+        delays.append(None if hints[0] is None else hints[0].delay)
     assert [90.0, 80.0, 70.0, 60.0, 50.0, 40.0, 30.0, 20.0, 10.0] == delays
 
 

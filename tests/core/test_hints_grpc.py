@@ -119,7 +119,7 @@ def delay_from(key: str, data: bytes) -> float | None:
     """Return the delay in binary metadata."""
     hint = hint_from_grpc([(key, data)])
     assert hint is None or hint == Hint(hint.delay, source=key)
-    return hint and hint.delay
+    return None if hint is None else hint.delay
 
 
 def test_literal_bytes() -> None:

@@ -12,7 +12,7 @@ def delay_from_rate_limit(*lines: str) -> float | None:
     """Return the delay of a `RateLimit` field with these lines."""
     hint = hint_from_headers([("RateLimit", line) for line in lines], NOW)
     assert hint is None or hint == Hint(hint.delay, source="ratelimit")
-    return hint and hint.delay
+    return None if hint is None else hint.delay
 
 
 @pytest.mark.parametrize(

@@ -245,8 +245,12 @@ def test_custom_retryable_codes() -> None:
 def test_pushback(code: str, value: str, kind: Kind) -> None:
     """A pushback is an exact delay; a negative or malformed one forbids a retry (gRFC A6)."""
     outcome = outcome_of_code(code, [(PUSHBACK, value)])
-    expected = Hint(0.25, exact=True) if value == "250" else Hint(should_retry=False)
-    assert (kind, expected._replace(source=PUSHBACK)) == (outcome.kind, outcome.hint)
+    expected = (
+        Hint(0.25, exact=True, source=PUSHBACK)
+        if value == "250"
+        else Hint(should_retry=False, source=PUSHBACK)
+    )
+    assert (kind, expected) == (outcome.kind, outcome.hint)
 
 
 @pytest.mark.parametrize("value", ["-1", "soon"])

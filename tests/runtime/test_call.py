@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,16 +10,13 @@ from typing import Any
 import pytest
 
 import tarry
-from tarry import Downstream, Hint, Kind, Outcome, Policy, Reason
-from tarry.testing import VirtualClock, captured_events, no_wait
+from tarry import Downstream, Outcome, Policy, Reason
+from tarry.testing import VirtualClock, no_wait
 from tests.runtime.drivers import (
     DRIVERS,
     OK,
-    ClassifiedError,
     Dependency,
     Driver,
-    classify,
-    failing_step,
 )
 
 # --- rejections -----------------------------------------------------------------------------------
@@ -188,40 +184,6 @@ def test_result_not_accepted_leaves_no_cycle(run: Callable[..., None], attempts:
     """The error for a result that was not accepted is freed after it was handled."""
     with no_wait():
         assert not is_error_alive(run, until=lambda result: result is not None, attempts=attempts)
-
-
-# --- invalid hints --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [Kind.TRANSIENT, Kind.THROTTLED])
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("invalid", [float("nan"), "5", -1, float("inf"), b"", object()])
-def test_invalid_hint_is_ignored(
-    clock: VirtualClock, caplog: pytest.LogCaptureFixture, invalid: Any, exact: bool, kind: Kind
-) -> None:
-    """A hint that is not a duration is ignored, and logging it does not fail."""
-    delays = []
-    for hint in (None, Hint(invalid, exact=exact)):
-        dependency = Dependency(clock, failing_step(kind, hint=hint), OK)
-        with captured_events() as events, caplog.at_level(logging.DEBUG, "tarry"):
-            assert "done" == tarry.call(dependency.call, on=classify)
-        delays += [event.delay for event in events if isinstance(event, tarry.WillWait)]
-
-    assert delays[0] == delays[1] > 0
-    assert [] == [line for line in caplog.messages if "raised" in line]
-
-
-@pytest.mark.parametrize("invalid", [float("nan"), "5", -1])
-def test_overload_with_an_invalid_hint(clock: VirtualClock, invalid: Any) -> None:
-    """`retry_after` is None if a server forbids a retry and its hint is not a duration."""
-    dependency = Dependency(clock, failing_step(Kind.OVERLOADED, hint=Hint(invalid)))
-
-    with pytest.raises(ClassifiedError) as caught:
-        tarry.call(dependency.call, on=classify)
-
-    record = tarry.record_of(caught.value)
-    assert record is not None
-    assert (Reason.OVERLOADED, None) == (record.reason, record.retry_after)
 
 
 # --- many attempts --------------------------------------------------------------------------------

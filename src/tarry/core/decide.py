@@ -15,7 +15,6 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from tarry.core.checks import valid_duration
 from tarry.core.outcome import Kind, Outcome
 from tarry.core.verdict import Reason, Stop, Wait
 
@@ -97,7 +96,7 @@ def decide(
         if kind is not Kind.OVERLOADED:
             return Stop(Reason.PERMANENT)
         hint = outcome.hint
-        return Stop(Reason.OVERLOADED, None if hint is None else valid_duration(hint.delay), hint)
+        return Stop(Reason.OVERLOADED, None if hint is None else hint.delay, hint)
     if not outcome.repeatable:
         return Stop(Reason.NOT_REPEATABLE)
     if outcome.retried_below and not policy.ignore_retried_below:
@@ -132,7 +131,7 @@ def decide(
         delay = _draw_delay(policy, ceiling, previous, random_number, throttled, time_left)
     hint = outcome.hint
     hint_delay = None
-    if hint is not None and (hint_delay := valid_duration(hint.delay)) is not None:
+    if hint is not None and (hint_delay := hint.delay) is not None:
         if hint_delay > policy.max_hint:
             return Stop(Reason.HINT_TOO_LONG, hint_delay, hint)
         delay = _apply_hint(hint_delay, delay, policy, hint, random_number, time_left)

@@ -15,7 +15,6 @@ from tarry.core.checks import (
     check_count,
     check_ratio,
     to_seconds,
-    valid_duration,
 )
 from tarry.core.downstream import MAX_LATENCY_SAMPLES, Downstream
 from tarry.core.outcome import SUCCESS, TRANSIENT, Kind, Outcome
@@ -172,7 +171,7 @@ class HedgedCall:
         """
         self._record(number, outcome, now, random_number)
         hint = outcome.hint
-        wait = None if hint is None else valid_duration(hint.delay)
+        wait = None if hint is None else hint.delay
         if outcome.kind not in (Kind.TRANSIENT, Kind.THROTTLED):
             overloaded = outcome.kind is Kind.OVERLOADED
             stop = Stop(Reason.OVERLOADED if overloaded else Reason.PERMANENT, wait, hint)

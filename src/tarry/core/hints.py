@@ -9,10 +9,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
+
+from tarry.core.checks import ImmutableValue, check_at_least, to_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from tarry.core.checks import Seconds
 
 MAX_DELAY_S = 1e15
 """About 30 million years; in milliseconds it still fits into 64 bits."""
@@ -63,17 +67,30 @@ _MEMBER = rf"{_STRING}((?:{_PARAMETER})*)"
 _LIST = rf"{_MEMBER}(?:[ \t]*,[ \t]*{_MEMBER})*"
 
 
-class Hint(NamedTuple):
+class Hint(ImmutableValue):
     """Whether and when the server wants the next attempt, from Retry-After, gRPC pushback etc."""
 
-    delay: float | None = None
+    __match_args__ = _fields = ("delay", "should_retry", "exact", "source")
+    __slots__ = _fields
+
+    delay: float | None
     """The shortest delay in seconds; None when the server asks for no delay."""
-    should_retry: bool | None = None
+    should_retry: bool | None
     """Whether to retry at all, whatever the status is; None when the server does not say."""
-    exact: bool = False
+    exact: bool
     """Whether to wait exactly `delay` and then start backoff over (gRPC pushback)."""
-    source: str = ""
+    source: str
     """The names of the header or metadata fields that contain the hint, for logs."""
+
+    def __init__(
+        self,
+        delay: Seconds | None = None,
+        should_retry: bool | None = None,  # noqa: FBT001
+        exact: bool = False,  # noqa: FBT001, FBT002
+        source: str = "",
+    ) -> None:
+        checked = None if delay is None else check_at_least("delay", to_seconds(delay), 0)
+        self._set_fields(checked, should_retry, exact, source)
 
 
 def parse_retry_after(value: str, now: float) -> float | None:

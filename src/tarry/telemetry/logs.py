@@ -13,7 +13,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from tarry.core import events
-from tarry.core.checks import valid_duration
 from tarry.core.hints import Hint
 from tarry.core.policy import UNLIMITED_ATTEMPTS
 from tarry.core.text import format_duration
@@ -99,8 +98,7 @@ def _hint_text(hint: Hint | None) -> str:
     """Describe the hint: the wait or the retry that the server asked for."""
     if hint is None:
         return ""
-    delay = valid_duration(hint.delay)
-    requested = "a retry" if delay is None else format_duration(delay)
+    requested = "a retry" if hint.delay is None else format_duration(hint.delay)
     return f", the server asked for {requested} ({hint.source})"
 
 
@@ -152,5 +150,5 @@ def _simple_value(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Hint):
-        return value._asdict()
+        return value._asdict()  # pyright: ignore[reportPrivateUsage] - same package
     return type(value).__name__ if isinstance(value, BaseException) else value

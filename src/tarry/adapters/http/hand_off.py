@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 from zlib import crc32
 
-from tarry.core.checks import valid_duration
 from tarry.core.decide import HINT_SPREAD
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationTypeError, HandedOff, ResultNotAccepted
@@ -229,7 +228,7 @@ class HandOffSender:
         classify = self._http_functions.classify_response
         repeatable = True  # either value gives the same hint
         hint = classify(self._policy, repeatable, error.result).hint
-        requested_s = None if hint is None else valid_duration(hint.delay)
+        requested_s = None if hint is None else hint.delay
         if not requested_s:
             return None
         return requested_s * (1.0 + HINT_SPREAD * crc32(key.encode()) / 2**32)
