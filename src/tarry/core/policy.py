@@ -182,7 +182,7 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
     ),
     PolicyField(
         "throttled_delay", "throttledDelayMs", "seconds", 1.0,
-        "Initial delay after a throttled attempt (429, RESOURCE_EXHAUSTED).",
+        "Smallest initial delay after a throttled attempt (429, RESOURCE_EXHAUSTED).",
     ),
     PolicyField(
         "max_hint", "maxHintMs", "seconds", 120.0,
@@ -252,7 +252,7 @@ class Policy(ImmutableValue):
     max_attempts: number of attempts, including the first.
     total_budget: time for the whole call. An attempt starts only if it is expected to end in time.
     attempt_timeout: time for one attempt.
-    throttled_delay: initial delay after a throttled attempt (429, RESOURCE_EXHAUSTED).
+    throttled_delay: smallest initial delay after a throttled attempt (429, RESOURCE_EXHAUSTED).
     max_hint: longest wait that a server may ask for. If it asks for a longer wait, the call ends.
     ignore_retried_below: retry although a layer below has already retried; multiplies attempts.
     idempotency_key_header: name of the header with the idempotency key of an HTTP request.
