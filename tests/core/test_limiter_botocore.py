@@ -83,10 +83,10 @@ class BotocoreLimiter:
     ),
 )
 def test_rates_and_waits_are_those_of_botocore(start: int, events: list[tuple[float, str]]) -> None:
-    """For any events the rates are those of botocore, and so is the wait of the first in line."""
+    """For any events the rates are those of botocore, and so is the wait of the next attempt."""
     now = float(start)
     limiter, reference = AdaptiveRate(), BotocoreLimiter(now)
-    for seconds, event in [(0.0, "success"), *events]:  # the clocks of both start at once
+    for seconds, event in [(0.0, "success"), *events]:  # sets the start time of both
         now += seconds
         if event == "send":
             sleep = reference.next_sleep(now)
@@ -132,7 +132,7 @@ class BotocoreWorkers:
         self._waiting = deque[int]()
 
     def next_sleep(self, worker: int, now: float) -> float:
-        """Return how long the worker sleeps before it asks again; 0: it sends its attempt."""
+        """Return how long the worker sleeps before the next request; 0: it sends its attempt."""
         sleep = self._limiter.next_sleep(now)
         if worker in self._waiting:
             self._waiting.remove(worker)
@@ -154,7 +154,7 @@ class TarryWorkers:
         self._calls: dict[int, Call] = {}
 
     def next_sleep(self, worker: int, now: float) -> float:
-        """Return how long the worker sleeps before it asks again; 0: it sends its attempt."""
+        """Return how long the worker sleeps before the next request; 0: it sends its attempt."""
         if worker not in self._calls:
             call = Call(Policy(), self._downstream, now)
             command = call.start(now)
@@ -177,9 +177,9 @@ class TarryWorkers:
 def count_accepted(
     workers: BotocoreWorkers | TarryWorkers, capacity: float, worker_count: int, seconds: float
 ) -> int:
-    """Return the calls that a service accepts from workers that call it again and again."""
+    """Return the calls that a service accepts from workers that call it without pauses."""
     service = Service(capacity)
-    due_at = dict.fromkeys(range(worker_count), 0.0)  # when each worker asks for a token next
+    due_at = dict.fromkeys(range(worker_count), 0.0)  # when each worker requests a token next
     events: list[tuple[float, int, bool, bool]] = []  # time, worker, is a response, is throttled
     for worker in range(worker_count):
         heappush(events, (0.0, worker, False, False))
@@ -209,7 +209,7 @@ def count_accepted(
 
 
 @pytest.mark.parametrize(("capacity", "worker_count"), [(20, 20), (200, 10), (500, 20), (1000, 40)])
-def test_as_many_calls_as_botocore(capacity: int, worker_count: int) -> None:
+def test_throughput_is_that_of_botocore(capacity: int, worker_count: int) -> None:
     """Workers that share an `AdaptiveRate` make as many calls as with botocore, within 1 %."""
     botocore = count_accepted(BotocoreWorkers(), capacity, worker_count, 20.0)
     tarry = count_accepted(TarryWorkers(), capacity, worker_count, 20.0)

@@ -157,8 +157,8 @@ def test_budget_with_hedging_is_about_hedges() -> None:
             },
             (
                 "opens when, of at least 20 attempts in the last 10 s, at least 50 % failed, or "
-                "when 4 attempts in a row timed out, none succeeded; then it rejects attempts for "
-                "2 s, and closes when 1 probe (test call) has succeeded"
+                "when 4 attempts in a row timed out and no attempt succeeded; then it rejects "
+                "attempts for 2 s, and closes when 1 probe (test call) has succeeded"
             ),
         ),
     ],

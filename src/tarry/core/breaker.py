@@ -145,7 +145,8 @@ class Breaker:
         self._has_optional_rules = (consecutive, timeouts, slow_after) != (None, None, None)
         self._consecutive_failures = 0
         self._consecutive_timeouts = 0
-        # The earliest and the latest start of a failed attempt, since a window without failures
+        # The earliest and the latest start of an attempt that has failed since the window was last
+        # without failures
         self._first_failed_start = self._last_failed_start = 0.0
         self.consecutive_opens: int = 0
         """Number of times the breaker has opened since it was last closed."""
@@ -277,7 +278,7 @@ class Breaker:
         return min(starts) - latest_hung
 
     def counts(self, now: float) -> tuple[int, int, int]:
-        """Return the numbers of attempts, of failed and of slow attempts in the window."""
+        """Return the numbers of attempts, failed attempts and slow attempts in the window."""
         if now >= self._window.bucket_end:
             self._window.advance(now)
         total = self._window.total

@@ -52,7 +52,7 @@ class Call:
         "downstream", "policy", "previous_delay", "started",
     )  # fmt: skip
 
-    # Of an attempt that a rate limiter delays:
+    # Set for an attempt that a rate limiter delays:
     _token: int | None
     _max_delay: float  # seconds that the driver may still sleep
     _latest_start: float
@@ -137,17 +137,17 @@ class Call:
         # The policy has built the `Attempt` objects of the first attempts, by number, in advance.
         if deadline is None and not delay and number < len(policy.attempt_commands):
             return policy.attempt_commands[number]
-        return Attempt(number, self._timeout_from(now + delay), delay)
+        return Attempt(number, self._attempt_timeout(now + delay), delay)
 
     def next_delay_step(self, now: float) -> float:
         """Return how long to sleep before calling this again; 0: send the delayed attempt now.
 
         While an attempt waits for a token of an `AdaptiveRate`, the rate may rise or fall. The rate
-        at most doubles in half a second. So the driver sleeps half of the remaining delay, but not
-        longer than that, and checks again.
+        at most doubles in half a second. So the driver sleeps half of the remaining delay, but at
+        most half a second, and checks again.
         """
         token, downstream = self._token, self.downstream
-        if token is None or downstream is None:
+        if token is None or downstream is None:  # the delay never changes: sleep once
             step, self._max_delay = self._max_delay, 0.0
             return step
         # `_max_delay` also ends the wait if tests replace the sleep by one that takes no time.
@@ -161,7 +161,7 @@ class Call:
 
     def delayed_attempt(self) -> Attempt:
         """Return the attempt that was delayed and is sent now."""
-        return Attempt(self.attempts, self._timeout_from(self._attempt_started))
+        return Attempt(self.attempts, self._attempt_timeout(self._attempt_started))
 
     def _set_delay_limits(self, now: float, delay: float, max_delay: float) -> None:
         """Limit the delay of an attempt, so that it can still finish before the call must end."""
@@ -174,7 +174,8 @@ class Call:
             latest_start = min(latest_start, min(end_limits) - self.downstream.expected_duration())
         self._latest_start = max(latest_start, now + delay)
 
-    def _timeout_from(self, attempt_started: float) -> float | None:
+    def _attempt_timeout(self, attempt_started: float) -> float | None:
+        """Return the seconds that an attempt may take, also with respect to the deadline."""
         timeout = self.policy.attempt_timeout
         if self.deadline is None:
             return timeout
@@ -219,7 +220,7 @@ class Call:
         return verdict
 
     def stop_before_retry(self, outcome: Outcome, detail: str, now: float) -> Stop:
-        """End the call instead of the retry that `record_failure` has just allowed; refund it."""
+        """End the call before the retry that `record_failure` has allowed; refund the retry."""
         newest = self._newest_step
         previous, status = (None, NO_STATUS) if newest is None else (newest[0], newest[-1])
         stop = Stop(Reason.STOPPED)

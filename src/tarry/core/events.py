@@ -1,8 +1,8 @@
 """Events of calls and breakers, for listeners: logs, metrics, traces and tests.
 
 Type checkers treat the classes as frozen dataclasses, and the functions of `dataclasses` (`fields`,
-`replace`, `asdict`) work with them. But the decorator is our own, because the first failed call of
-a program loads this module: `dataclasses` would add 16 ms of processor time to that call.
+`replace`, `asdict`) work with them. This module has its own decorator, because the first failed
+call of a program loads the module: `dataclasses` would add 16 ms of processor time to that call.
 """
 
 from __future__ import annotations

@@ -172,12 +172,12 @@ class AdaptiveRate:
         self.last_token: int = 0
         """The number of the token that was taken last; tokens are numbered from 1."""
         self._tokens = 0.0  # negative while attempts wait for a token
-        self._bucket_rate = 1.0  # tokens per second; the bucket fills before the first throttling
+        self._bucket_rate = 1.0  # tokens per second; unlike `rate`, also set before throttling
         self._filled_at: float | None = None
         self._interval_start: float | None = None
         self._interval_count = 0  # attempts that ended in this interval
         self._peak = 0.0  # the rate at the inflection point of the curve
-        self._throttled_at: float | None = None  # before the first throttling: the first result
+        self._throttled_at: float | None = None  # at first, the time of the first result
         self._inflection = 0.0  # seconds from `_throttled_at` to the inflection point
 
     def acquire(self, now: float) -> float | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Reason(StrEnum):
     """Why a call ended without success. The value is used as a metric label.
 
-    OVERLOADED: the server said not to retry, for example in an overload. LIMIT: a limiter (of the
+    OVERLOADED: the server forbids a retry, for example in an overload. LIMIT: a limiter (of the
     concurrency or the rate) rejected the attempt. TOTAL_BUDGET: the time for the call is over.
     BUDGET_EMPTY: the retry budget, which limits the number of retries, does not allow another one.
     STOPPED: the user's stop function ended the call.
@@ -113,9 +113,9 @@ class DelayedPermit(NamedTuple):
     """The number by which the breaker identifies the attempt; 0 without a breaker."""
     delay: float
     token: int | None = None
-    """The token of the rate limiter that the attempt waits for; None if `delay` never changes."""
+    """The number of the token that the attempt waits for; None if `delay` never changes."""
     max_delay: float = 0.0
-    """How long `delay` can become if the rate falls. Only set with a token."""
+    """The longest that `delay` can become if the rate falls. Only set with a token."""
 
 
 class Progress(NamedTuple):
@@ -135,7 +135,7 @@ class Progress(NamedTuple):
 
 
 class CallState(ImmutableValue):
-    """The state of a call after a failed attempt, from which a stop function decides.
+    """The state of a call after a failed attempt: the argument of a stop function.
 
     attempts: number of attempts made.
     elapsed: seconds since the call started.

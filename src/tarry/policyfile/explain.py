@@ -26,7 +26,7 @@ _LOWEST_ERROR_STATUS = 400
 _MIN_USEFUL_DELAY_S = 0.005
 """Most calls take longer than such a short delay, in which no dependency can recover."""
 _MANY_ATTEMPTS = 100
-_MIN_SUSPICIOUS_SECONDS = {
+_MIN_SUSPICIOUS_S = {
     "initial_delay": 100.0,
     "throttled_delay": 100.0,
     "attempt_timeout": 500.0,
@@ -39,8 +39,8 @@ _MIN_SUSPICIOUS_SECONDS = {
     "breaker.open_for": 1000.0,
     "breaker.max_open": 1000.0,
 }
-"""Times from which a value may be milliseconds. Delays are often 100 ms, limits a second or more;
-limits of some minutes are common, such as a timeout of 100 s."""
+"""The smallest values that may have been meant as milliseconds. Delays are often 100 ms, limits a
+second or more. Limits of some minutes are common, such as a timeout of 100 s."""
 _QUARTER_HOUR_S, _HOUR_S = 900, 3600
 _PERMANENT_STATUSES = frozenset(
     {*range(400, 408), *range(410, 418), 422, 426, 428, 431, 451, 501, 505}
@@ -136,7 +136,9 @@ def _explain_breaker(breaker: Mapping[str, Any]) -> str:
     if breaker["consecutive"] is not None:
         conditions += f", or when {breaker['consecutive']} attempts in a row failed"
     if breaker["timeouts"] is not None:
-        conditions += f", or when {breaker['timeouts']} attempts in a row timed out, none succeeded"
+        conditions += (
+            f", or when {breaker['timeouts']} attempts in a row timed out and no attempt succeeded"
+        )
     period = format_duration(breaker["open_for"])
     if breaker["growth"] > 1:
         longest = format_duration(breaker["max_open"])
@@ -201,18 +203,18 @@ def _warn_about_milliseconds(defence: Defence) -> Iterator[str]:
     else:
         values |= {field.name: getattr(defence.policy, field.name) for field in POLICY_FIELDS}
         json_names = {field.name: field.json_name for field in POLICY_FIELDS}
-    for name, min_seconds in _MIN_SUSPICIOUS_SECONDS.items():
+    for name, min_seconds in _MIN_SUSPICIOUS_S.items():
         value = values.get(name)
-        if isinstance(value, (int, float)) and value >= min_seconds and _is_like_ms(value):
-            with_unit = f" or {json_names[name]} = {value:.0f}" if name in json_names else ""
+        if isinstance(value, (int, float)) and value >= min_seconds and _looks_like_ms(value):
+            alternative = f" or {json_names[name]} = {value:.0f}" if name in json_names else ""
             yield (
                 f"{name} = {value:g} is {format_duration(value)}, because times are in seconds: "
-                f"for {value:.0f} ms, write {name} = {value / 1000:g}{with_unit}"
+                f"for {value:.0f} ms, write {name} = {value / 1000:g}{alternative}"
             )
 
 
-def _is_like_ms(value: float) -> bool:
-    """Return whether a number is round as milliseconds are (500, 30000), but not as seconds are.
+def _looks_like_ms(value: float) -> bool:
+    """Return whether a value is typical of milliseconds (500, 30000), but not of seconds.
 
     Long times in seconds are usually minutes that divide an hour (300), or quarter hours (5400).
     """

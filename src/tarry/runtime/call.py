@@ -177,9 +177,9 @@ class RunningCall(Call):
     def try_finish(self, result: object, outcome: Outcome | None = None) -> bool:
         """Record the result of an attempt; return True if the call ends with it, False for a retry.
 
-        By default classify `result`. A permanent failure, such as a 404, also ends the call with
-        its result. If the result is another failure and no attempt follows, `ResultNotAccepted` is
-        raised.
+        `outcome` is that of `result`; if it is None, `result` is classified here. A permanent
+        failure, such as a 404, also ends the call with its result. If the result is another failure
+        and no attempt follows, `ResultNotAccepted` is raised.
         """
         classify_result = self.config.classify_result
         if classify_result is not None:
@@ -189,7 +189,7 @@ class RunningCall(Call):
                 random_number = (self.config.draw_random or environment.draw_random)()
                 verdict = self.record_failure(outcome, environment.now(), random_number)
                 if isinstance(verdict, Stop):
-                    self._record_call(verdict)
+                    self._append_to_recordings(verdict)
                     if bus.listeners or self._emits_events:
                         self._emit_failed(outcome, verdict, None)
                         call_record = self._call_record(verdict)
@@ -200,8 +200,8 @@ class RunningCall(Call):
         if self.downstream is not None:
             random_number = (self.config.draw_random or environment.draw_random)()
             self.record_success(environment.now(), random_number)
-        if _get_scope() is not None:  # without a scope, no block records this call
-            self._record_call(None)
+        if _get_scope() is not None:  # without a scope, no block records its calls
+            self._append_to_recordings(None)
         if bus.listeners or self._emits_events:
             import tarry.core.events as event
 
@@ -292,7 +292,7 @@ class RunningCall(Call):
         if self.downstream is not None:
             self.refund_retry(environment.now())
 
-    def _record_call(self, stop: Stop | None) -> None:
+    def _append_to_recordings(self, stop: Stop | None) -> None:
         """Add the record of this call, which has ended, to the blocks that record their calls."""
         if self.config.downstream is None or self.config.downstream.listener is None:
             for records in deadlines.recordings():
@@ -307,7 +307,7 @@ class RunningCall(Call):
         self._stop_reason = stop.reason
         call_record = self._call_record(stop)
         if _get_scope() is not None:
-            self._record_call(stop)
+            self._append_to_recordings(stop)
         attach_record_and_note(
             error,
             call_record,
@@ -354,7 +354,7 @@ class RunningCall(Call):
         return None if started is None else max(0.0, environment.now() - started)
 
     def _emit(self, event: Event, *, is_logged: bool = True) -> None:
-        """Pass an event to the log and the listeners of the program, or that of the downstream."""
+        """Pass an event to the downstream's listener, or else to the log and all listeners."""
         self._stamp(event)
         downstream = self.config.downstream
         if downstream is None or downstream.listener is None:

@@ -1,7 +1,7 @@
 """`record_calls`: the records of all calls in a block of code, also of those that succeeded.
 
-The block is a scope in the context's list of deadlines, which sets no deadline. Wrapped functions
-only test whether the list is empty, so calls outside of such blocks pay nothing for them.
+The block is a scope without a deadline in the context's list of scopes: see `deadlines`. Decorated
+functions only test whether the list is empty, so calls outside of such blocks are not slower.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def record_calls() -> Generator[list[CallRecord]]:
     """
     records: list[CallRecord] = []
     handle = deadlines.enter(inf)
-    handle.has_ended = True  # the scope sets no deadline
+    handle.has_ended = True  # so that the scope sets no deadline
     handle.records = records
     try:
         yield records
     finally:
-        handle.records = None  # tasks that still run have a copy of the context
+        handle.records = None  # tasks that still run have a copy of the scope
         deadlines.leave(handle)

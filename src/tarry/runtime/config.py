@@ -40,12 +40,12 @@ On: TypeAlias = (
 """Which errors to retry: exception types, or a function that returns whether to retry (a bool),
 after which time to retry (seconds or a `timedelta`), or an `Outcome`."""
 AsyncOn: TypeAlias = On | Callable[[Exception], "Awaitable[bool | Seconds | Outcome]"]
-"""`On`, or a coroutine function, for calls that are async."""
+"""`On`, or a predicate that is a coroutine function, for async calls."""
 
 OnRetry: TypeAlias = (
     "Callable[[WillWait], object] | logging.Logger | logging.LoggerAdapter[logging.Logger]"
 )
-"""What happens before each wait: a function that is called, or a logger that logs the retry."""
+"""The argument `on_retry`: a function to call before each wait, or a logger for the retries."""
 
 _TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 _TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, repeatable=False, timeout=True)
@@ -165,7 +165,7 @@ class RetryConfig:
             )
         classifier = Classifier(on, repeatable=repeatable)
         self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
-        if classifier.has_predicate and self._is_async("on", on):
+        if classifier.has_predicate and self._detect_async("on", on):
             self.classify_error_async = classifier.classify_error_async
         self.has_until: bool = until is not None
         self.classify_result: Callable[[Any], Outcome] | None = classify_result
@@ -195,7 +195,7 @@ class RetryConfig:
     def _set_until(self, until: Callable[[Any], object]) -> None:
         if not callable(until):
             raise ConfigurationTypeError("until", "must be a predicate over the result", until)
-        if self._is_async("until", until):
+        if self._detect_async("until", until):
             async_until = cast("Callable[[Any], Awaitable[object]]", until)
             self.classify_result_async = partial(_classify_by_async_until, async_until)
         else:
@@ -208,7 +208,7 @@ class RetryConfig:
         on_retry: OnRetry | None,
     ) -> None:
         if fallback is not NO_FALLBACK:
-            self._is_async("fallback", fallback)
+            self._detect_async("fallback", fallback)
             self.fallback = fallback
         if stop is not None:
             _check_stop(stop)
@@ -221,7 +221,7 @@ class RetryConfig:
             elif not callable(on_retry) or isinstance(on_retry, type):
                 rule = "must be a function that takes a tarry.WillWait, or a logging.Logger"
                 raise ConfigurationTypeError("on_retry", rule, on_retry)
-            self._is_async("on_retry", on_retry)
+            self._detect_async("on_retry", on_retry)
             self.on_retry = on_retry
 
     @property
@@ -240,8 +240,8 @@ class RetryConfig:
             or (self.downstream is not None and self.downstream.has_limiters)
         )
 
-    def _is_async(self, argument: str, fn: object) -> bool:
-        """Return whether an argument is a coroutine function, and remember it."""
+    def _detect_async(self, argument: str, fn: object) -> bool:
+        """Return whether an argument is a coroutine function; if so, set `async_argument`."""
         flags = flags_of(fn)
         if flags & ASYNC_GENERATOR:
             rule = f"must be a function, got the async generator function {name_of(fn)}"
@@ -359,21 +359,21 @@ class Classifier:
     async def classify_error_async(self, error: Exception, last_record_number: int) -> Outcome:
         """Like `classify_error`, if `on` is a coroutine function."""
         predicate = cast("Callable[[Exception], Awaitable[object]]", self._predicate)
-        outcome = self._classify_own(error)
+        outcome = self._classify_tarry_error(error)
         if outcome is None:
-            outcome = _outcome_of_answer(await predicate(error), error)
+            outcome = _outcome_from_on(await predicate(error), error)
         retried_below = has_record_since(error, last_record_number)
         return outcome.replace(retried_below=True) if retried_below else outcome
 
     def _classify_other(self, error: Exception) -> Outcome:
         """Classify an error that is not an instance of a type in `on`."""
-        outcome = self._classify_own(error)
+        outcome = self._classify_tarry_error(error)
         if outcome is not None:
             return outcome
-        answer = self._predicate is not None and self._predicate(error)
-        return _outcome_of_answer(answer, error)
+        value = self._predicate is not None and self._predicate(error)
+        return _outcome_from_on(value, error)
 
-    def _classify_own(self, error: Exception) -> Outcome | None:
+    def _classify_tarry_error(self, error: Exception) -> Outcome | None:
         """Classify an error that tarry itself has raised; return None for other errors."""
         if isinstance(error, _NEVER_RETRIED_ERRORS):
             return PERMANENT
@@ -382,56 +382,56 @@ class Classifier:
         return None
 
 
-def _outcome_of_answer(answer: object, error: Exception) -> Outcome:
-    """Return the outcome of an error for which the predicate `on` has returned `answer`."""
-    if answer is False:
+def _outcome_from_on(value: object, error: Exception) -> Outcome:
+    """Return the outcome of an error for which the predicate `on` has returned `value`."""
+    if value is False:
         return PERMANENT
     is_timeout = isinstance(error, TimeoutError)
-    if answer is True:
+    if value is True:
         return _TIMEOUT if is_timeout else TRANSIENT
-    if isinstance(answer, Outcome):
-        return answer
-    if isinstance(answer, Kind):
-        return Outcome(answer)
-    answer = to_seconds(answer)
-    if isinstance(answer, (int, float)):
+    if isinstance(value, Outcome):
+        return value
+    if isinstance(value, Kind):
+        return Outcome(value)
+    value = to_seconds(value)
+    if isinstance(value, (int, float)):
         from tarry.core.hints import Hint  # imported only after such a failure
 
-        delay = check_at_least("the result of on", answer, 0)
+        delay = check_at_least("the result of on", value, 0)
         hint = Hint(delay, exact=True, source="on")
         return Outcome(Kind.TRANSIENT, hint, timeout=is_timeout)
-    _reject_awaitable("on", answer)
+    _reject_awaitable("on", value)
     rule = "must return True, False, a delay in seconds or a tarry.Outcome"
-    raise ConfigurationTypeError("on", rule, answer)
+    raise ConfigurationTypeError("on", rule, value)
 
 
 def _classify_by_until(until: Callable[[Any], object], result: object) -> Outcome:
-    return _outcome_of_result(until(result))
+    return _outcome_from_until(until(result))
 
 
 async def _classify_by_async_until(
     until: Callable[[Any], Awaitable[object]], result: object
 ) -> Outcome:
-    return _outcome_of_result(await until(result))
+    return _outcome_from_until(await until(result))
 
 
-def _outcome_of_result(answer: object) -> Outcome:
-    """Return the outcome of a result for which the predicate `until` has returned `answer`."""
-    if answer is True:
+def _outcome_from_until(value: object) -> Outcome:
+    """Return the outcome of a result for which the predicate `until` has returned `value`."""
+    if value is True:
         return SUCCESS
-    if isinstance(answer, Outcome):
-        return answer
-    if isinstance(answer, Kind):
-        return Outcome(answer)
-    _reject_awaitable("until", answer)
-    return SUCCESS if answer else TRANSIENT
+    if isinstance(value, Outcome):
+        return value
+    if isinstance(value, Kind):
+        return Outcome(value)
+    _reject_awaitable("until", value)
+    return SUCCESS if value else TRANSIENT
 
 
-def _reject_awaitable(field: str, answer: Any) -> None:
+def _reject_awaitable(field: str, value: Any) -> None:
     """Raise if a predicate that is not a coroutine function has returned an awaitable."""
-    if hasattr(answer, "__await__"):
-        if hasattr(answer, "close"):
-            answer.close()  # otherwise Python warns that the coroutine was never awaited
+    if hasattr(value, "__await__"):
+        if hasattr(value, "close"):
+            value.close()  # otherwise Python warns that the coroutine was never awaited
         rule = (
             "returned an awaitable, which is awaited only if the predicate is written as "
             "`async def`"

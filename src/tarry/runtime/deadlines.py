@@ -45,7 +45,7 @@ class DeadlineScope(NamedTuple):
     outer: DeadlineScope | None
     """The next outer scope; None for the outermost."""
     attempt: int | None = None
-    """The number of the attempt that runs in the scope; None if no scope around it has one."""
+    """The number of the attempt that runs in the scope; None if it is not known."""
 
 
 current_scope: ContextVar[DeadlineScope | None] = ContextVar("tarry_deadline", default=None)
@@ -58,8 +58,8 @@ SECOND_ATTEMPT = DeadlineScope(DeadlineHandle(), None, None, 2)
 def enter(moment: float | None, attempt: int | None = None) -> DeadlineHandle:
     """Enter a scope; pass the returned handle to `leave`.
 
-    `moment` is the deadline on the monotonic clock, None for no new one. `attempt` is the number of
-    an attempt, None for the current one.
+    `moment` is the deadline on the monotonic clock; None keeps the current deadline. `attempt` is
+    the number of an attempt; None keeps the current number.
     """
     outer = current_scope.get()
     if outer is None and moment is None and attempt == SECOND_ATTEMPT.attempt:

@@ -149,7 +149,7 @@ def _new_call(
         name or config.operation_of(fn), hedging, classify_error, downstream or _downstream_of(fn)
     )
     if downstream is None:
-        call.downstream_name = None  # the user does not know the default downstream
+        call.downstream_name = None  # the user has not created the default downstream
     return call
 
 
@@ -342,7 +342,7 @@ class RunningHedgedCall:
         else:
             self._call.cancel(environment.now())  # such as a 404: not the dependency's failure
         stop = None if is_success else Stop(Reason.PERMANENT)
-        self._record_call(stop)
+        self._append_to_recordings(stop)
         # Without listeners, the log needs no event if the first copy returned the result.
         if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
@@ -389,7 +389,7 @@ class RunningHedgedCall:
             raise error
         return now
 
-    def _record_call(self, stop: Stop | None) -> None:
+    def _append_to_recordings(self, stop: Stop | None) -> None:
         """Add the record of this call, which has ended, to the blocks that record their calls."""
         for records in deadlines.recordings():
             records.append(self._call_record(stop))
@@ -397,7 +397,7 @@ class RunningHedgedCall:
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
         self.has_given_up = stop.reason is not Reason.PERMANENT
         call_record = self._call_record(stop)
-        self._record_call(stop)
+        self._append_to_recordings(stop)
         # If there was only one copy, its error was not hedged: an outer retry loop may retry it.
         no_outer_retry = call_record.attempts != 1
         attach_record_and_note(

@@ -127,12 +127,12 @@ def retry(
     cancel: a token that ends the waits of a plain function.
     random: the source of random numbers for jitter, such as random.Random(7).
     fallback: what a call that is given up returns instead of raising its error: a value, or a
-        function that takes the error. Errors that `on` does not match are still raised. A coroutine
-        function may have a coroutine function as its fallback.
+        function that takes the error. Errors that `on` does not match are still raised. The
+        fallback of a coroutine function may be a coroutine function.
     stop: a function that gets a `CallState` before each wait, and returns True to give up.
     on_retry: a function that gets the event `WillWait` before each wait, or a `logging.Logger` that
-        logs the retries instead of the logger "tarry". A coroutine function may have a coroutine
-        function. An error that it raises is logged and ignored.
+        logs the retries instead of the logger "tarry". For a coroutine function, `on_retry` may be
+        a coroutine function. An error that it raises is logged and ignored.
     hedging: only raises an error if given, because a call is either retried or hedged.
     """
     if misused:  # the decorator was used without parentheses, or with a positional argument
@@ -175,9 +175,9 @@ def retrying(fn: F, /, **changes: Unpack[RetryOptions]) -> F:
     """Return a function that `retry` has decorated, with other arguments of `retry`.
 
     `tarry.retrying(charge, attempts=8)(order)` makes one call with 8 attempts, and so does
-    `charge.retrying(attempts=8)(order)`, of which type checkers do not know. The function itself is
-    not changed, and the arguments that are not given are those of its decorator. A method is given
-    as `client.charge`.
+    `charge.retrying(attempts=8)(order)`; but type checkers do not know the attribute. The function
+    itself is not changed, and the arguments that are not given are those of its decorator. For a
+    method, pass the bound method, such as `client.charge`.
     """
     method: Any = fn if isinstance(fn, MethodType) else None
     decorated: Any = fn if method is None else method.__func__
@@ -507,7 +507,7 @@ class AttemptContext:
     ) -> bool:
         """Record the error or result of the attempt; return whether to suppress `block_error`."""
         if error is None:
-            self.is_last = True  # if `try_finish` raises
+            self.is_last = True  # stays True if `try_finish` raises
             self.is_last = self._call.try_finish(result, outcome)
             return False
         if not isinstance(error, Exception):

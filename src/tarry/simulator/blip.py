@@ -30,12 +30,12 @@ _BREAKER_DEFENCES: dict[str, Defence] = {
     "new-default": Defence(breaker={}),
 }
 _TRAFFIC_KINDS = ("steady", "cold-start", "burst")
-_HEALTHY_S = 10.0
+_BEFORE_OUTAGE_S = 10.0
 """Seconds of normal traffic before the outage; none before a cold start."""
 _BURST_S, _BURST_FACTOR = 0.1, 10.0
 _AFTER_OUTAGE_S = 40.0  # longer than the old default stays open
-_LAST_CALLS_S = 5.0
-"""No call starts in the last seconds, so that all calls end within the run."""
+_DRAIN_S = 5.0
+"""Seconds without new calls at the end, so that all calls end within the run."""
 
 
 def blip(
@@ -68,11 +68,11 @@ def _build_blip(
     defence: Defence, *, traffic: str = "steady", outage: float = 0.15, rate: float = 50.0
 ) -> Scenario:
     check_one_of("traffic", traffic, _TRAFFIC_KINDS)
-    start = 0.0 if traffic == "cold-start" else _HEALTHY_S
+    start = 0.0 if traffic == "cold-start" else _BEFORE_OUTAGE_S
     end = start + check_positive("outage", outage)
     duration = end + _AFTER_OUTAGE_S
     burst = Surge(start=start, end=start + _BURST_S, rate=_BURST_FACTOR * rate)
-    pause = Surge(start=duration - _LAST_CALLS_S, end=duration, rate=0.0)
+    pause = Surge(start=duration - _DRAIN_S, end=duration, rate=0.0)
     server = Server(
         latency=Lognormal(0.05, 0.5), failures=(Failure(start=start, end=end, kind="error"),)
     )
@@ -88,8 +88,8 @@ BLIP_STUDY = Study(
         "Retries save nearly all calls of a blip, if the breaker stays closed. Retries counted "
         "towards the minimum of the old default, so a few calls during a cold start opened it for "
         "30 s. The new default needs 20 calls and failures over at least a second, and opens for "
-        "2 s at first: it loses no call in a blip of up to a second that is saved without a "
-        "breaker. A dead dependency still gets less than 5 % of the load."
+        "2 s at first. In a blip of up to a second, each call that succeeds without a breaker "
+        "succeeds with it too. A dead dependency still gets less than 5 % of the load."
     ),
     run=blip,
     variant_parameter="defence",

@@ -3,7 +3,7 @@
     tarry.listen(tarry.telemetry.attempt_log("attempts.jsonl"))
 
 A log is a JSONL file with a line for each attempt that has ended. The columns are those that
-`tarry.tuning.attempt_log` reads, and some more for other tools.
+`tarry.tuning.attempt_log` reads, and delayMs, operation and downstream for other tools.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def attempt_log(
     """Return a listener for `tarry.listen` that appends a line for each attempt to a JSONL file.
 
     A file that would exceed `max_bytes` is renamed to `path.1`, an older one to `path.2` and so on;
-    `backups` is the number of renamed files that are kept. Each line is in the file when the
+    `backups` is the number of renamed files that are kept. Each line is written when its
     attempt ends. Hedged calls are not logged, because their attempts overlap.
     """
     return AttemptLogListener(path, max_bytes=max_bytes, backups=backups)

@@ -76,7 +76,7 @@ def test_stream_error_long_after_empty_headers(
 ) -> None:
     """A stream that fails some time after empty headers is not retried."""
     service.steps, service.headers = ["UNAVAILABLE"], []
-    monkeypatch.setattr("tarry.adapters.grpc.call.TRAILERS_ONLY_S", 0.0)
+    monkeypatch.setattr("tarry.adapters.grpc.call.MAX_TRAILERS_ONLY_DELAY_S", 0.0)
 
     with open_channel(service.target) as channel, pytest.raises(grpc.RpcError):
         next(channel.unary_stream(WATCH)(b""))

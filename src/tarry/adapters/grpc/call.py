@@ -47,10 +47,11 @@ _CLOCK_TOLERANCE_S = 0.01
 """gRPC measures deadlines with its own clock, which may be ahead of tarry's by this much."""
 _MAX_WORKER_THREADS = 32
 """How many threads run the user's interceptors and callbacks, which would block the event loop."""
-TRAILERS_ONLY_S = 0.1
-"""If a call fails later than this after empty initial metadata, the metadata came in headers. A
-response that consists only of trailers has no headers. gRPC then reports empty initial metadata
-and, at nearly the same time, the status."""
+MAX_TRAILERS_ONLY_DELAY_S = 0.1
+"""The longest time between empty initial metadata and the status of a response without headers.
+
+gRPC reports empty initial metadata also for a response that consists only of trailers, but then the
+status follows at once. If a call fails later than this, its empty metadata came in headers."""
 _END_OF_STREAM = object()
 _get_result = methodcaller("result")
 
@@ -277,7 +278,7 @@ class RetriedStream(RetriedCall):
         """The user's callbacks for the final attempt, each with the name of the method for it."""
         self._lock = threading.RLock()  # one thread may read while another waits for the status
         self._unread: list[Any] = []
-        """The first message, if it was read to await the headers, until the user reads it."""
+        """The first message, if it was read to wait for the headers, until the user reads it."""
         self._error: BaseException | None = None
         """The error with which the call was given up, until `__next__` raises it."""
 
@@ -298,16 +299,18 @@ class RetriedStream(RetriedCall):
         """Wait for the headers of the final attempt, but for no message; return its metadata."""
         return self._wait_for_final_attempt(_await_headers).initial_metadata()
 
-    def _wait_for_final_attempt(self, await_start: Callable[[Any], list[Any]] | None = None) -> Any:
+    def _wait_for_final_attempt(
+        self, await_headers: Callable[[Any], list[Any]] | None = None
+    ) -> Any:
         """Make attempts until one gets headers or the call is given up; return the last attempt.
 
-        `await_start` waits for the headers of an attempt, and returns the messages that it read.
+        `await_headers` waits for the headers of an attempt, and returns the messages that it read.
         """
         with self._lock:
             if self._has_final_attempt:
                 return self._latest_attempt
             try:
-                self._unread = self._drive(await_start or _await_headers_or_message)
+                self._unread = self._drive(await_headers or _await_headers_or_message)
             except Cancelled as error:  # during a wait between two attempts
                 self._error = _StreamCancelled(str(error))
                 self._error.__cause__ = error.__cause__
@@ -359,7 +362,7 @@ def _await_headers(attempt: Any) -> list[Any]:
         return []
     has_ended = threading.Event()
     is_running = attempt.add_callback(has_ended.set)
-    if is_running and not has_ended.wait(TRAILERS_ONLY_S):
+    if is_running and not has_ended.wait(MAX_TRAILERS_ONLY_DELAY_S):
         return []
     return _read_message(attempt)
 
@@ -372,7 +375,7 @@ def _await_headers_or_message(attempt: Any) -> list[Any]:
     try:
         return _read_message(attempt)
     except grpc.RpcError:
-        if environment.now() - headers_received_at < TRAILERS_ONLY_S:
+        if environment.now() - headers_received_at < MAX_TRAILERS_ONLY_DELAY_S:
             raise
         return []  # the attempt had headers, so it is final; reading it raises the error again
 

@@ -25,7 +25,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarry.adapters.grpc.call import (
-    TRAILERS_ONLY_S,
+    MAX_TRAILERS_ONLY_DELAY_S,
     CallFactory,
     RetriedFuture,
     RetriedStream,
@@ -250,7 +250,7 @@ class _StartedStream:
         if first is None:
             return
         try:
-            await asyncio.wait([first], timeout=TRAILERS_ONLY_S)
+            await asyncio.wait([first], timeout=MAX_TRAILERS_ONLY_DELAY_S)
         except asyncio.CancelledError:
             first.cancel()
             raise
