@@ -42,6 +42,8 @@ class FakeService:
         """Called by a stream before its step."""
         self.hold_started = threading.Event()
         """Set when an attempt reaches a "hold" step."""
+        self.hold_ended = threading.Event()
+        """Set when the client has ended an attempt at a "hold" step."""
         self.metadata: list[dict[str, str]] = []
         self.remaining: list[float] = []
         """The time in seconds until the deadline of each attempt."""
@@ -86,6 +88,7 @@ class FakeService:
             if context.add_callback(call_ended.set):
                 self.hold_started.set()
                 call_ended.wait()
+                self.hold_ended.set()
         elif code != "OK":
             context.abort(getattr(grpc.StatusCode, code), "not now")
 

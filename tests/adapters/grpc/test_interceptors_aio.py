@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tarry
+from tarry.adapters.grpc import interceptors
 from tarry.runtime.clocks import environment
 from tarry.testing import captured_events
 from tests.adapters.grpc.fake_service import CHARGE, WATCH, FakeService, grpc, open_async_channel
@@ -186,6 +187,45 @@ def test_initial_metadata_before_the_first_message(
             stream = channel.unary_stream(WATCH)(b"")
             assert headers == [tuple(pair) for pair in await stream.initial_metadata()]
             stream.cancel()
+
+    asyncio.run(main())
+
+
+def test_stream_cancelled_before_its_headers(service: FakeService) -> None:
+    """Cancelling a stream whose headers have not arrived ends the RPC on the server."""
+    service.steps = ["hold"]
+
+    async def main() -> None:
+        async with open_async_channel(service.target) as channel:
+            stream = channel.unary_stream(WATCH)(b"")
+            await asyncio.to_thread(service.hold_started.wait)
+            stream.cancel()
+            assert await asyncio.to_thread(service.hold_ended.wait, 10)
+
+    asyncio.run(main())
+
+
+def test_stream_cancelled_after_its_headers(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelling a stream without metadata, while it may still fail, ends the RPC."""
+    service.steps, service.headers = ["hold"], []
+    has_headers = asyncio.Event()
+    await_headers = interceptors._StartedStream.await_headers
+
+    async def report_headers(stream: Any) -> None:
+        has_headers.set()
+        await await_headers(stream)
+
+    monkeypatch.setattr(interceptors, "MAX_TRAILERS_ONLY_DELAY_S", 60.0)
+    monkeypatch.setattr(interceptors._StartedStream, "await_headers", report_headers)
+
+    async def main() -> None:
+        async with open_async_channel(service.target) as channel:
+            stream = channel.unary_stream(WATCH)(b"")
+            await has_headers.wait()
+            stream.cancel()
+            assert await asyncio.to_thread(service.hold_ended.wait, 10)
 
     asyncio.run(main())
 

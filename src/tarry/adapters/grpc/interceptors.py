@@ -223,10 +223,15 @@ class _AsyncUnaryStreamInterceptor:
             # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
             details = _async_attempt_details(call, client_call_details, None)
             attempt = await continuation(details, request)
-            if await attempt.initial_metadata():
-                return attempt
-            stream = _StartedStream(attempt)
-            await stream.await_headers()
+            try:
+                if await attempt.initial_metadata():
+                    return attempt
+                stream = _StartedStream(attempt)
+                await stream.await_headers()
+            except asyncio.CancelledError:
+                # Unlike a cancelled read, a cancelled `initial_metadata()` does not end the RPC.
+                attempt.cancel()
+                raise
             return stream
 
         return await drivers.drive_async(call, make_attempt, (), {})
@@ -249,11 +254,7 @@ class _StartedStream:
         first = self._first
         if first is None:
             return
-        try:
-            await asyncio.wait([first], timeout=MAX_TRAILERS_ONLY_DELAY_S)
-        except asyncio.CancelledError:
-            first.cancel()
-            raise
+        await asyncio.wait([first], timeout=MAX_TRAILERS_ONLY_DELAY_S)
         if first.done():
             first.result()
 
