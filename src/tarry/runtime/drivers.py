@@ -436,8 +436,8 @@ def wrap_async_generator(
     @wraps(fn, _WRAPPER_ATTRIBUTES)
     async def start(*args: Any, **kwargs: Any) -> tuple[AsyncGenerator[Any, Any] | None, Any]:
         generator = fn(*args, **kwargs)
-        # Hide this inner generator from the event loop. At shutdown the loop closes all generators
-        # that it knows at the same time, but the outer generator, `generate`, must close this one.
+        # Hide this inner generator from the event loop. At shutdown the loop closes all registered
+        # generators at the same time, but the outer generator, `generate`, must close this one.
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(None, None)
         try:

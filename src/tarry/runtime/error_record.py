@@ -85,8 +85,8 @@ class GivenUpCalls:
 
 
 current_given_up_calls: ContextVar[GivenUpCalls | None] = ContextVar("tarry_given", default=None)
-"""Set for each request by the server middleware (ASGI) or interceptor (gRPC), which tells the
-client not to retry if the handler made a call that was given up."""
+"""Set for each request by the server middleware (ASGI) or interceptor (gRPC), which forbids
+the client to retry if the handler made a call that was given up."""
 
 
 class ErrorRecord(NamedTuple):

@@ -7,7 +7,7 @@ The server interceptors prevent a server and its clients from both retrying the 
 
 All calls that a handler makes share the deadline that the client of the server has set. A handler
 may fail because one of its calls was given up after retries. The interceptor then adds a pushback,
-which tells the client not to retry: the trailer `grpc-retry-pushback-ms: -1`. There are two cases:
+which forbids a retry by the client: the trailer `grpc-retry-pushback-ms: -1`. There are two cases:
 
 - The handler raises an error that comes from a call that was given up. The status is UNAVAILABLE
   with the pushback. If the handler has set a code, the second case applies instead.
@@ -162,7 +162,7 @@ def _has_expired_timeout(details: Any) -> bool:
 
 
 def _is_future_call(first_attempt: Any) -> bool:
-    """Return whether the user called `future()`, which gRPC does not tell interceptors.
+    """Return whether the user called `future()`; gRPC does not pass this to interceptors.
 
     The first attempt of a blocking call is already done at this point. That of a future usually is
     not. A future that failed at once is done too. It is an iterator whose `exception()` is itself.
@@ -348,7 +348,7 @@ def _format_method(name: Any) -> str:
 
 
 class OneRetryLayerInterceptor:
-    """Passes client deadlines to handlers, and tells clients not to retry what was retried here."""
+    """Passes client deadlines to handlers, and forbids clients to retry what was retried here."""
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Return the wrapped handler of a method."""
