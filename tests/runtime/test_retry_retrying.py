@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -66,6 +68,28 @@ def test_attribute_of_the_decorated_function(clock: VirtualClock) -> None:
     assert 2 == attempts_of(decorated)
 
 
+def test_decorated_function_is_freed_without_the_garbage_collector() -> None:
+    """A decorated local function is in no reference cycle, so its closure is freed at once."""
+
+    class Resource:
+        pass
+
+    def use_resource() -> weakref.ref[Resource]:
+        resource = Resource()
+
+        @tarry.retry(on=ConnectionError)
+        def load() -> Resource:
+            return resource
+
+        return weakref.ref(load())
+
+    gc.disable()
+    try:
+        assert use_resource()() is None
+    finally:
+        gc.enable()
+
+
 def test_returned_function_can_be_changed_again(clock: VirtualClock) -> None:
     """`retrying` accepts its own result, and adds the new options to the earlier ones."""
     decorated = tarry.retry(on=ConnectionError)(Dependency(clock, FAIL).call)
@@ -74,6 +98,16 @@ def test_returned_function_can_be_changed_again(clock: VirtualClock) -> None:
 
     assert "cached" == changed()
     assert 5 == attempts_of(tarry.retrying(tarry.retrying(decorated, attempts=5), name="op"))
+
+
+def pass_on(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function, as another decorator does."""
+
+    @functools.wraps(fn)
+    def call_function(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    return call_function
 
 
 class Client:
@@ -112,6 +146,11 @@ class Client:
         self.calls.append(number)
         raise ConnectionError
 
+    @tarry.retry(on=ConnectionError, attempts=2)
+    @pass_on
+    def traced_method(self) -> None:
+        """Do nothing."""
+
 
 def test_methods_are_bound(clock: VirtualClock) -> None:
     """A method that is given as `client.method` keeps its instance or class."""
@@ -123,6 +162,36 @@ def test_methods_are_bound(clock: VirtualClock) -> None:
     assert 3 == attempts_of(lambda: tarry.retrying(client.outer_class_method, attempts=3)(7))
     assert 3 == attempts_of(lambda: tarry.retrying(Client.static_method, attempts=3)(7))
     assert 3 == attempts_of(lambda: tarry.retrying(Client.method, attempts=3)(client, 7))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Client().method,
+        Client.method,
+        Client.class_method,
+        Client().outer_class_method,
+        Client().coroutine_method,
+        Client().traced_method,
+    ],
+    ids=["bound", "function", "class method", "outer class method", "coroutine", "traced"],
+)
+def test_attribute_of_a_method(method: Any) -> None:
+    """The attribute of a method, which would not pass `self`, names `tarry.retrying` instead."""
+    message = rf"tarry.retrying\(object.{method.__name__}, ...\)"
+
+    with pytest.raises(tarry.ConfigurationTypeError, match=message):
+        method.retrying(attempts=3)
+
+
+def test_attribute_of_functions_without_self(clock: VirtualClock) -> None:
+    """The attribute of a static method and of a callable object works as that of a function."""
+    static_method: Any = Client.static_method
+    load = functools.partial(Dependency(clock, FAIL).call)
+    callable_object: Any = tarry.retry(on=ConnectionError)(load)
+
+    assert 3 == attempts_of(lambda: static_method.retrying(attempts=3)(7))
+    assert 3 == attempts_of(callable_object.retrying(attempts=3))
 
 
 def test_coroutine_methods_are_bound(clock: VirtualClock) -> None:

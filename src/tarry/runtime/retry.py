@@ -177,7 +177,8 @@ def retrying(fn: F, /, **changes: Unpack[RetryOptions]) -> F:
     `tarry.retrying(charge, attempts=8)(order)` makes one call with 8 attempts, and so does
     `charge.retrying(attempts=8)(order)`; but type checkers do not know the attribute. The function
     itself is not changed, and the arguments that are not given are those of its decorator. For a
-    method, pass the bound method, such as `client.charge`.
+    method, pass the bound method, such as `client.charge`: the attribute of a method raises an
+    error, because it would not pass `self`.
     """
     method: Any = fn if isinstance(fn, MethodType) else None
     decorated: Any = fn if method is None else method.__func__
@@ -188,14 +189,44 @@ def retrying(fn: F, /, **changes: Unpack[RetryOptions]) -> F:
         msg = f"tarry.retrying takes a function that @tarry.retry has decorated, got {fn!r}"
         raise ConfigurationTypeError(msg)
     original, options = decoration
-    reject_unknown_options("retrying", {k: v for k, v in changes.items() if k not in options})
-    new_options: RetryOptions = {**options, **changes}
-    config = RetryConfig(**new_options).with_default_name(operation_of(original))
-    wrapped: Any = _wrap(original, config, new_options)
+    wrapped: Any = _wrap_with_changes(original, options, changes)
     if method is not None:
         wrapped = MethodType(wrapped, method.__self__)
     result: F = wrapped
     return result
+
+
+def _wrap_with_changes(
+    fn: Callable[..., Any], options: RetryOptions, changes: RetryOptions
+) -> Callable[..., Any]:
+    """Return the original function `fn` with retries, with some of its options changed."""
+    reject_unknown_options("retrying", {k: v for k, v in changes.items() if k not in options})
+    new_options: RetryOptions = {**options, **changes}
+    config = RetryConfig(**new_options).with_default_name(operation_of(fn))
+    return _wrap(fn, config, new_options)
+
+
+def _retrying_attribute(
+    fn: Callable[..., Any], options: RetryOptions, /, **changes: Unpack[RetryOptions]
+) -> Callable[..., Any]:
+    """Return `fn` with changed options, for the attribute `retrying` of a decorated function."""
+    if _takes_self(fn):
+        method = name_of(fn)
+        raise ConfigurationTypeError(
+            f"{method}.retrying(...) does not pass self or cls to the method: use "
+            f"tarry.retrying(object.{method.rpartition('.')[2]}, ...)"
+        )
+    return _wrap_with_changes(fn, options, changes)
+
+
+def _takes_self(fn: Any) -> bool:
+    """Return whether a function is a method that is not bound, by the name of its parameter."""
+    if isinstance(fn, MethodType):
+        return False
+    while hasattr(fn, "__wrapped__"):  # the parameters of another decorator are usually `*args`
+        fn = fn.__wrapped__
+    code = getattr(fn, "__code__", None)
+    return code is not None and code.co_varnames[: code.co_argcount][:1] in (("self",), ("cls",))
 
 
 def call(
@@ -382,7 +413,10 @@ def _wrap(fn: Callable[..., Any], config: RetryConfig, options: RetryOptions) ->
     else:
         wrapped = drivers.wrap(fn, config)
     setattr(wrapped, _DECORATION, (fn, options))
-    setattr(wrapped, "retrying", partial(retrying, wrapped))  # noqa: B010 - not in the type
+    # Not a reference to `wrapped`: a cycle would keep a local function and its closure alive until
+    # the garbage collector runs.
+    attribute = partial(_retrying_attribute, fn, options)
+    setattr(wrapped, "retrying", attribute)  # noqa: B010 - not in the type
     return wrapped
 
 
