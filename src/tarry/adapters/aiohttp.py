@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tarry.adapters.http import messages
 from tarry.adapters.http.hand_off import HandOffSender
 from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
-from tarry.adapters.http.send import OriginRegistry
+from tarry.adapters.http.send import OriginRegistry, reject_unknown_arguments
 from tarry.core.checks import require_extra
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import ResultNotAccepted
@@ -29,6 +29,8 @@ with require_extra("tarry.adapters.aiohttp needs aiohttp 3.12 or later", "aiohtt
     from aiohttp import BytesPayload, ConnectionTimeoutError
 
 if TYPE_CHECKING:
+    from typing import Never
+
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
     from tarry.adapters.http.hand_off import AsyncHandOff
@@ -71,7 +73,9 @@ class RetryMiddleware:
         downstream: DownstreamArgument = None,
         idempotency_key: KeyOption = None,
         hand_off: AsyncHandOff | None = None,
+        **unknown: Never,
     ) -> None:
+        reject_unknown_arguments(self, unknown)
         self._idempotency_key = messages.check_idempotency_key(idempotency_key)
         self._origins = OriginRegistry(
             policy, downstream, _classify_error, _classify_response, _release_connection

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 from tarry import errors
 from tarry.adapters.http import messages
 from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
-from tarry.adapters.http.send import LRUCache, RequestSender
+from tarry.adapters.http.send import LRUCache, RequestSender, reject_unknown_arguments
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.runtime import clocks, deadlines
 from tarry.wire import http
@@ -282,7 +282,9 @@ class _RetryTransportBase(Generic[H]):
         downstream: DownstreamArgument = None,
         idempotency_key: KeyOption = None,
         hand_off: H | None = None,
+        **unknown: Never,
     ) -> None:
+        reject_unknown_arguments(self, unknown)
         self._transport: Any = _checked_transport(transport, *self._inner_class_and_method)
         self._sender = RequestSender(
             self._http_functions,

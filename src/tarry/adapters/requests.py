@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from tarry.adapters.http import messages
 from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
-from tarry.adapters.http.send import RequestSender
+from tarry.adapters.http.send import RequestSender, reject_unknown_arguments
 from tarry.core.checks import require_extra
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import BlockingWait, ConfigurationError, ResultNotAccepted
@@ -31,6 +31,7 @@ with require_extra("tarry.adapters.requests needs requests", "requests"):
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Never
 
     from requests import PreparedRequest, Response
 
@@ -75,7 +76,9 @@ class RetryAdapter(HTTPAdapter):
         pool_maxsize: int = DEFAULT_POOLSIZE,
         pool_block: bool = False,
         max_retries: object = 0,
+        **unknown: Never,
     ) -> None:
+        reject_unknown_arguments(self, unknown)
         if max_retries != 0:
             rule = (
                 f"must be 0, got {max_retries!r}: urllib3 would retry within each attempt, and the "

@@ -16,7 +16,8 @@ from tarry.adapters.http.messages import check_idempotency_key
 from tarry.core.breaker import Breaker
 from tarry.core.budget import TokenBudget
 from tarry.core.hedging import Hedging
-from tarry.core.policy import Policy
+from tarry.core.policy import POLICY_FIELDS, Policy
+from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import drivers
 from tarry.runtime.clocks import PerProcess
@@ -25,7 +26,7 @@ from tarry.runtime.downstream import Downstream
 from tarry.wire import http
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tarry.adapters.http.hand_off import AsyncHandOff, SyncHandOff
     from tarry.adapters.http.messages import HttpClientFunctions, KeyOption
@@ -41,10 +42,33 @@ origin, or None for a default downstream for each origin."""
 K = TypeVar("K")
 V = TypeVar("V")
 
+_COMMON_ARGUMENTS = ("policy", "downstream", "idempotency_key", "hand_off")  # of all adapters
+_POLICY_FIELDS_OF_OTHER_LIBRARIES = {
+    "total": "max_attempts", "retries": "max_attempts", "attempts": "max_attempts",
+    "status_forcelist": "retryable_statuses", "backoff_factor": "initial_delay",
+    "backoff_max": "max_delay", "backoff_jitter": "jitter", "timeout": "attempt_timeout",
+    "deadline": "total_budget",
+}  # fmt: skip
+"""Arguments of urllib3, httpx and `tarry.retry`, with the corresponding fields of a policy."""
+
 _MAX_CACHED_ITEMS = 1000
 """How many items a cache keeps. Redirects may lead to any number of origins."""
 
 _caches_lock = PerProcess(threading.Lock)  # of all caches
+
+
+def reject_unknown_arguments(adapter: object, arguments: Mapping[str, Any]) -> None:
+    """Raise an error that says what to use instead if an adapter got unknown arguments."""
+    for name in arguments:
+        field = _POLICY_FIELDS_OF_OTHER_LIBRARIES.get(name, name)
+        if any(field == known.name for known in POLICY_FIELDS):
+            advice = f"use policy=tarry.Policy({field}=...)"
+        elif name == "allowed_methods":
+            advice = 'idempotent methods are retried, others with idempotency_key="auto"'
+        else:
+            advice = did_you_mean(name, _COMMON_ARGUMENTS, otherwise="it has, for example,")
+        msg = f"{type(adapter).__name__} has no argument {name}=; {advice}"
+        raise ConfigurationTypeError(msg)
 
 
 class LRUCache(dict[K, V]):
