@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tarry
+from tarry.testing import VirtualClock
 
 
 async def async_predicate(value: object) -> bool:
@@ -67,6 +68,19 @@ def test_async_generator_function_as_an_argument_is_rejected(argument: str) -> N
     options: dict[str, Any] = {"on": OSError, argument: async_items}
     with pytest.raises(tarry.ConfigurationTypeError, match=f"^{argument} must .* async_items$"):
         tarry.retry(**options)
+
+
+def test_async_generator_function_as_fallback_of_a_hedged_call_is_rejected(
+    clock: VirtualClock,
+) -> None:
+    """An async generator function is rejected as the fallback of a hedged call."""
+    fallback: Any = async_items
+
+    async def main() -> None:
+        await tarry.hedge(async_predicate, OSError(), after=1, fallback=fallback)
+
+    with pytest.raises(tarry.ConfigurationTypeError, match=r"^fallback must .* async_items$"):
+        clock.run(main)
 
 
 def test_coroutine_function_as_on_of_a_hedged_call_is_rejected() -> None:

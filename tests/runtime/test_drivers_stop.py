@@ -129,8 +129,24 @@ class TenacityStop:
         return False
 
 
-@pytest.mark.parametrize("invalid", [3, TenacityStop(), async_stop], ids=repr)
+def awaitable_stop(state: CallState) -> Any:
+    """Return a coroutine object."""
+    return async_stop(state)
+
+
+class Marker:
+    """A class, whose objects are always true."""
+
+
+@every_driver
+def test_stop_function_that_returns_an_awaitable(driver: Driver, clock: VirtualClock) -> None:
+    """A result that is an awaitable, which would always be true, is rejected."""
+    with pytest.raises(tarry.ConfigurationTypeError, match=r"^stop returned an awaitable"):
+        driver.run(clock, Dependency(clock, FAIL), stop=awaitable_stop)
+
+
+@pytest.mark.parametrize("invalid", [3, TenacityStop(), Marker, async_stop], ids=repr)
 def test_invalid_stop_function(invalid: Any) -> None:
-    """A limit instead of a function, a stop object of tenacity and a coroutine are rejected."""
+    """A limit, a class, a stop object of tenacity and a coroutine function are rejected."""
     with pytest.raises(tarry.ConfigurationTypeError, match=r"^stop must be a"):
         tarry.retry(on=OSError, stop=invalid)

@@ -19,6 +19,7 @@ from tarry.core.text import format_duration
 from tarry.core.verdict import CallRecord, CallState, Reason, Stop, Wait, forbids_outer_retry
 from tarry.runtime import clocks, deadlines
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.config import reject_awaitable
 from tarry.runtime.error_record import (
     RECORD_ATTRIBUTE,
     attach_record_and_note,
@@ -169,10 +170,13 @@ class RunningCall(Call):
         """Return whether the user's stop function ends the call instead of a retry."""
         elapsed = now - self.started
         try:
-            return stop(CallState(self.config.operation, self.attempts, elapsed, wait.delay, error))
+            state = CallState(self.config.operation, self.attempts, elapsed, wait.delay, error)
+            is_stopped = stop(state)
+            reject_awaitable("stop", is_stopped, "returned an awaitable, but must return a bool")
         except BaseException:
             self.refund_retry(now)
             raise
+        return is_stopped
 
     def try_finish(self, result: object, outcome: Outcome | None = None) -> bool:
         """Record the result of an attempt; return True if the call ends with it, False for a retry.

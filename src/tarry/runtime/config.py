@@ -242,13 +242,11 @@ class RetryConfig:
 
     def _detect_async(self, argument: str, fn: object) -> bool:
         """Return whether an argument is a coroutine function; if so, set `async_argument`."""
-        flags = flags_of(fn)
-        if flags & ASYNC_GENERATOR:
-            rule = f"must be a function, got the async generator function {name_of(fn)}"
-            raise ConfigurationTypeError(argument, rule)
-        if flags & COROUTINE:
+        check_not_async_generator(argument, fn)
+        is_coroutine = bool(flags_of(fn) & COROUTINE)
+        if is_coroutine:
             self.async_argument = argument, fn
-        return bool(flags & COROUTINE)
+        return is_coroutine
 
     def check_no_async_argument(self) -> None:
         """Raise if an argument is a coroutine function, because a plain function is retried."""
@@ -400,7 +398,7 @@ def _outcome_from_on(value: object, error: Exception) -> Outcome:
         delay = check_at_least("the result of on", value, 0)
         hint = Hint(delay, exact=True, source="on")
         return Outcome(Kind.TRANSIENT, hint, timeout=is_timeout)
-    _reject_awaitable("on", value)
+    reject_awaitable("on", value, _AWAITABLE_PREDICATE)
     rule = "must return True, False, a delay in seconds or a tarry.Outcome"
     raise ConfigurationTypeError("on", rule, value)
 
@@ -423,19 +421,20 @@ def _outcome_from_until(value: object) -> Outcome:
         return value
     if isinstance(value, Kind):
         return Outcome(value)
-    _reject_awaitable("until", value)
+    reject_awaitable("until", value, _AWAITABLE_PREDICATE)
     return SUCCESS if value else TRANSIENT
 
 
-def _reject_awaitable(field: str, value: Any) -> None:
-    """Raise if a predicate that is not a coroutine function has returned an awaitable."""
+_AWAITABLE_PREDICATE = (
+    "returned an awaitable, which is awaited only if the predicate is written as `async def`"
+)
+
+
+def reject_awaitable(field: str, value: Any, rule: str) -> None:
+    """Raise if a function of the user that is not awaited has returned an awaitable."""
     if hasattr(value, "__await__"):
         if hasattr(value, "close"):
             value.close()  # otherwise Python warns that the coroutine was never awaited
-        rule = (
-            "returned an awaitable, which is awaited only if the predicate is written as "
-            "`async def`"
-        )
         raise ConfigurationTypeError(field, rule)
 
 
@@ -522,7 +521,8 @@ def check_awaitable(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_stop(stop: object) -> None:
-    if not callable(stop) or type(stop).__module__.partition(".")[0] == "tenacity":
+    is_function = callable(stop) and not isinstance(stop, type)  # an object of a class is true
+    if not is_function or type(stop).__module__.partition(".")[0] == "tenacity":
         rule = (
             "must be a function that takes a tarry.CallState and returns whether to give up; to "
             "limit the number of attempts or the time, use attempts= and deadline="
@@ -535,6 +535,13 @@ def check_not_async(field: str, fn: object) -> None:
     """Raise if `fn` is async: its result would be a coroutine object, which is always true."""
     if flags_of(fn) & (COROUTINE | ASYNC_GENERATOR):
         rule = f"must be a plain function, got the coroutine function {name_of(fn)}"
+        raise ConfigurationTypeError(field, rule)
+
+
+def check_not_async_generator(field: str, fn: object) -> None:
+    """Raise if `fn` is an async generator function, whose result cannot be awaited."""
+    if flags_of(fn) & ASYNC_GENERATOR:
+        rule = f"must be a function, got the async generator function {name_of(fn)}"
         raise ConfigurationTypeError(field, rule)
 
 

@@ -70,6 +70,7 @@ async def hedge(
     policy: must be None, because a call is either retried or hedged.
     """
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
+    config.check_not_async_generator("fallback", fallback)
     call = _new_call("hedge", fn, hedging, on, downstream, name, policy)
 
     async def run_copy(number: int) -> T:
