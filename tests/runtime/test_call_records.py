@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextvars import copy_context
+from typing import Any
 
 import pytest
 
 import tarry
 from tarry import Downstream, Kind, Outcome, Reason
+from tarry.runtime import deadlines
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import DRIVERS, FAIL, OK, RESULT_DRIVERS, Dependency, Driver, Step
 
@@ -49,6 +53,50 @@ def test_permanent_result_is_recorded(driver: Driver, clock: VirtualClock) -> No
         driver.run(clock, Dependency(clock, Step(404)), until=lambda _: Outcome(Kind.PERMANENT))
 
     assert [Reason.PERMANENT] == [record.reason for record in records]
+
+
+def test_calls_of_a_fallback_are_recorded_after_the_call(clock: VirtualClock) -> None:
+    """A call that a fallback makes ends after the call that was given up."""
+
+    @tarry.retry(on=ConnectionError, name="cache")
+    def read_cache(_: Exception) -> str:
+        return "cached"
+
+    with tarry.record_calls() as records:
+        load = Dependency(clock, FAIL).call
+        tarry.call(load, on=ConnectionError, attempts=1, name="load", fallback=read_cache)
+
+    assert ["load", "cache"] == [record.operation for record in records]
+
+
+def test_calls_of_threads_that_copy_the_context_are_recorded() -> None:
+    """Calls in a thread of `asyncio.to_thread`, or of `timeout=`, are recorded."""
+    inner = tarry.retry(on=ConnectionError, name="inner")(lambda: None)
+    with tarry.record_calls() as records:
+        asyncio.run(asyncio.to_thread(inner))
+        tarry.call(inner, on=ConnectionError, timeout=60, name="outer")
+
+    assert ["inner", "inner", "outer"] == [record.operation for record in records]
+
+
+def test_cancelled_call_has_no_record(clock: VirtualClock) -> None:
+    """A call that is cancelled while it waits is not recorded."""
+    token = tarry.CancelToken()
+    token.cancel()
+    with tarry.record_calls() as records, pytest.raises(tarry.Cancelled):
+        tarry.call(Dependency(clock, FAIL).call, on=ConnectionError, cancel=token)
+
+    assert [] == records
+
+
+def test_block_that_ends_while_another_thread_records() -> None:
+    """A block that ends between the test and the use of its list does not break a call."""
+    values: Iterator[list[object] | None] = iter([[], None])
+    handle: Any = type("EndingHandle", (), {"records": property(lambda _: next(values))})()
+    context = copy_context()
+    context.run(deadlines.current_scope.set, deadlines.DeadlineScope(handle, None, None))
+
+    assert [[]] == context.run(lambda: list(deadlines.recordings()))
 
 
 def test_hedged_calls_are_recorded(clock: VirtualClock) -> None:

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 def record_calls() -> Generator[list[CallRecord]]:
     """Record the calls that end in the block: `with tarry.record_calls() as records:`.
 
-    The list has a record for each call, in the order in which the calls ended. The `reason` of a
-    call that succeeded is None. Calls in asyncio and trio tasks that were started in the block are
-    recorded too, if they end before the block.
+    The list has a record for each call that returned or gave up, in the order in which the calls
+    ended; a call that was cancelled has no record. The `reason` of a call that succeeded is None.
+    Calls in asyncio and trio tasks that were started in the block are recorded too, if they end
+    before the block. So are calls in threads that copy the context, such as `asyncio.to_thread`.
     """
     records: list[CallRecord] = []
     handle = deadlines.enter(inf)

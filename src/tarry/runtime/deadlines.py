@@ -90,8 +90,9 @@ def recordings() -> Iterator[list[CallRecord]]:
     """Yield the list of each block around the current code that records its calls."""
     scope = current_scope.get()
     while scope is not None:
-        if scope.handle.records is not None:
-            yield scope.handle.records
+        records = scope.handle.records  # read once: another thread sets it to None
+        if records is not None:
+            yield records
         scope = scope.outer
 
 
