@@ -142,12 +142,67 @@ def test_failures_must_span_a_second(start: float, duration: float, expected: Br
     assert expected is breaker.state
 
 
-def test_failures_may_end_in_any_order() -> None:
-    """An attempt that started first and fails last extends the span."""
+@pytest.mark.parametrize(
+    ("end", "start", "expected"),
+    [(3.0, 0.5, OPEN), (3.0, 0.75, CLOSED), (2.75, 0.5, CLOSED), (2.75, 0.0, CLOSED)],
+)
+def test_failures_may_end_in_any_order(end: float, start: float, expected: BreakerState) -> None:
+    """An attempt that started first and fails last extends the span of the starts."""
     breaker = Breaker()
     run(breaker, "x" * 20, now=2.0, duration=0.5)
     assert CLOSED is breaker.state
-    run(breaker, "x", now=2.1, duration=1.7)
+    run(breaker, "x", now=end, duration=end - start)
+    assert expected is breaker.state
+
+
+def reset_running_calls(breaker: Breaker, now: float) -> None:
+    """Fail 30 calls at the same time, which started in the three seconds before."""
+    for tenths in range(30, 0, -1):
+        run(breaker, "x", now=now, duration=tenths / 10)
+
+
+@pytest.mark.parametrize(("later", "expected"), [(0.0, CLOSED), (0.75, CLOSED), (1.0, OPEN)])
+def test_running_calls_that_are_reset_together(later: float, expected: BreakerState) -> None:
+    """Calls that are reset in one instant open the breaker only if one fails a second later."""
+    breaker = Breaker()
+    reset_running_calls(breaker, now=100.0)
+    assert CLOSED is breaker.state
+    run(breaker, "x", now=100.0 + later)
+    assert expected is breaker.state
+
+
+def test_successes_after_a_reset() -> None:
+    """A success does not extend the span, even if most attempts of the window failed."""
+    breaker = Breaker()
+    reset_running_calls(breaker, now=100.0)
+    run(breaker, ".", now=102.0)
+    assert CLOSED is breaker.state
+
+
+def test_a_second_reset_in_another_window() -> None:
+    """A reset that has left the window does not extend the span of the next one."""
+    breaker = Breaker()
+    reset_running_calls(breaker, now=100.0)
+    reset_running_calls(breaker, now=111.0)
+    assert CLOSED is breaker.state
+
+
+def test_a_reset_after_a_new_state() -> None:
+    """Failures from before a change of state do not extend the span."""
+    breaker = Breaker()
+    run(breaker, "x", now=98.0)
+    breaker.force("closed")
+    reset_running_calls(breaker, now=100.0)
+    assert CLOSED is breaker.state
+
+
+def test_span_when_the_clock_is_set_back() -> None:
+    """A clock that is set back does not extend the span, which begins again at the new time."""
+    breaker = Breaker()
+    run(breaker, "x", now=1000.0)
+    run(breaker, "x" * 20, now=990.0)
+    assert CLOSED is breaker.state
+    run(breaker, "x", now=991.0)
     assert OPEN is breaker.state
 
 

@@ -68,6 +68,7 @@ class BreakerModel:
         self.generation += 1
         self.results: list[Result] = []
         self.failed_starts: list[float] = []
+        self.failed_ends: list[float] = []
         self.streak = self.good_probes = 0
         self.probes: dict[int, float] = {}
 
@@ -135,8 +136,9 @@ class BreakerModel:
             return
         if failed:
             if not any(result.failed for result in self.recent(now)):
-                self.failed_starts = []
+                self.failed_starts, self.failed_ends = [], []
             self.failed_starts.append(now - duration)
+            self.failed_ends.append(now)
         self.results.append(Result(int(now), failed, slow, is_retry))
         self.streak = self.streak + 1 if failed else 0
         if self.state == "closed" and self.should_open(now):
@@ -153,8 +155,10 @@ class BreakerModel:
         slow = sum(result.slow for result in results)
         if slow / len(results) >= self.rate:
             return True
-        starts = self.failed_starts
-        has_span = bool(starts) and max(starts) - min(starts) >= self.min_span
+        has_span = all(
+            times and max(times) - min(times) >= self.min_span
+            for times in (self.failed_starts, self.failed_ends)
+        )
         return has_span and failures / len(results) >= self.rate
 
 
@@ -163,7 +167,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
     @initialize(
         min_calls=st.integers(1, 6),
-        min_span=st.sampled_from([0.0, 0.0, 1.0, 2.0]),
+        min_span=st.sampled_from([0.0, 0.0, 0.5, 1.0, 2.0]),
         rate=st.sampled_from([0.25, 0.5, 1.0]),
         consecutive=st.sampled_from([None, None, 1, 3]),
         probes=st.integers(1, 4),
@@ -286,6 +290,15 @@ class BreakerMachine(RuleBasedStateMachine):
             )
             self.advance_clock(0.25)
         self.advance_to_end_of_open_period(0.0)
+
+    @precondition(lambda self: self.model.state == "closed")
+    @rule()
+    def reset_calls(self) -> None:
+        """Fail calls at the same time that started at different times, a rare random path."""
+        self.admit_calls(6)
+        for duration in (0.0, 0.5, 1.0) * 2:
+            index = len(self.admitted) - 1
+            self.finish_call(index=index, failed=True, duration=duration, random_number=0.0)
 
     @precondition(lambda self: self.calls % 4 == 3)
     @rule(state=st.sampled_from(list(FORCED_STATES)))

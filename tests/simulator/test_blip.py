@@ -7,7 +7,7 @@ import pytest
 from tarry import Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
-from tarry.simulator import Clients, Failure, Fixed, Scenario, Server, blip, simulate
+from tarry.simulator import Clients, Failure, Fixed, Scenario, Server, Surge, blip, simulate
 from tarry.simulator.scenarios import STUDIES
 
 TRAFFIC_KINDS = ("steady", "cold-start", "burst")
@@ -48,6 +48,18 @@ def test_concurrent_calls(breaker: dict[str, float], succeeded: int) -> None:
     clients = Clients(arrivals="at-once", count=50, defence=defence)
     run = simulate(Scenario(servers={"server": server}, clients=clients, duration=10.0), seed=3)
     assert (succeeded, 50 - succeeded) == (run.succeeded, run.failed)
+
+
+def test_a_restart_resets_slow_requests() -> None:
+    """A restart that drops all running requests at once costs no call, although each takes 3 s."""
+    restart = Failure(start=5.0, end=5.001, kind="freeze")
+    server = Server(latency=Fixed(3.0), failures=(restart,))
+    pause = Surge(start=20.0, end=60.0, rate=0.0)
+    clients = Clients(rate=20.0, surges=(pause,), defence=Defence(breaker={}))
+    scenario = Scenario(servers={"server": server}, clients=clients, duration=60.0)
+    run = simulate(scenario, seed=3)
+    assert run.failures > 50
+    assert (0, run.calls) == (run.failed, run.succeeded)
 
 
 def test_unknown_traffic() -> None:

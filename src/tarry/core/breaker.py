@@ -55,9 +55,10 @@ class Breaker:
     It opens when, of the attempts in the last `window` seconds, the fraction `failure_rate` or more
     failed, or the fraction `slow_rate` or more took longer than `slow_after` seconds. Both rules
     need at least `min_calls` calls in the window. A call counts once, with its first attempt; with
-    `count_retries`, each retry counts as another call. For the first rule, the first and the last
-    failed attempt must have started at least `min_span` seconds apart. Without these conditions,
-    a few calls and their retries during a short interruption would open the breaker.
+    `count_retries`, each retry counts as another call. For the first rule, failed attempts must
+    have started at least `min_span` seconds apart, and ended at least `min_span` seconds apart.
+    Without these conditions, a few calls and their retries during a short interruption, or a
+    restart that resets all running calls, would open the breaker.
 
     It also opens after `consecutive` failed attempts in a row, and after `timeouts` time-outs in a
     row if the window has no success. The latter is for dependencies with few calls.
@@ -71,12 +72,12 @@ class Breaker:
 
     __slots__ = (
         "_close_after", "_consecutive_failures", "_consecutive_timeouts", "_count_retries",
-        "_failure_rate", "_first_failed_start", "_growth", "_has_optional_rules",
-        "_last_failed_start", "_last_probe_permit", "_max_consecutive_failures",
-        "_max_consecutive_timeouts", "_max_open", "_min_calls", "_min_span", "_open_for",
-        "_open_until", "_probe_failures", "_probe_successes", "_running_probes", "_slow_after",
-        "_slow_rate", "_spread", "_window", "can_count_success", "consecutive_opens", "generation",
-        "is_tripped", "permit_if_closed", "probes", "state",
+        "_failure_rate", "_first_failed_end", "_first_failed_start", "_growth",
+        "_has_optional_rules", "_last_failed_end", "_last_failed_start", "_last_probe_permit",
+        "_max_consecutive_failures", "_max_consecutive_timeouts", "_max_open", "_min_calls",
+        "_min_span", "_open_for", "_open_until", "_probe_failures", "_probe_successes",
+        "_running_probes", "_slow_after", "_slow_rate", "_spread", "_window", "can_count_success",
+        "consecutive_opens", "generation", "is_tripped", "permit_if_closed", "probes", "state",
     )  # fmt: skip
 
     def __init__(
@@ -145,9 +146,12 @@ class Breaker:
         self._has_optional_rules = (consecutive, timeouts, slow_after) != (None, None, None)
         self._consecutive_failures = 0
         self._consecutive_timeouts = 0
-        # The earliest and the latest start of an attempt that has failed since the window was last
-        # without failures
+        # The earliest and the latest start, and the first and the last end, of the attempts that
+        # have failed since the window was last without failures. A blip can fail attempts that
+        # start together but end at different times, and it can reset attempts that started at
+        # different times.
         self._first_failed_start = self._last_failed_start = 0.0
+        self._first_failed_end = self._last_failed_end = 0.0
         self.consecutive_opens: int = 0
         """Number of times the breaker has opened since it was last closed."""
         self._open_until = 0.0
@@ -219,7 +223,7 @@ class Breaker:
         current[_RETRIES if is_retry and not self._count_retries else _CALLS] += 1
         current[_SLOW] += is_slow
         if failed:
-            self._add_failed_start(now - duration)
+            self._extend_failure_span(now - duration, now)
             current[_FAILURES] += 1
         self._consecutive_failures = self._consecutive_failures + 1 if failed else 0
         self._consecutive_timeouts = self._consecutive_timeouts + 1 if timed_out else 0
@@ -233,6 +237,7 @@ class Breaker:
                 # A division: 0.07 * 100 would be slightly above 7 failures of 100 attempts.
                 and failure_count / attempt_count >= self._failure_rate
                 and self._last_failed_start - self._first_failed_start >= self._min_span
+                and self._last_failed_end - self._first_failed_end >= self._min_span
             ) or (
                 self._has_optional_rules
                 and (failed or self._slow_after is not None)
@@ -284,10 +289,13 @@ class Breaker:
         total = self._window.total
         return total(_CALLS) + total(_RETRIES), total(_FAILURES), total(_SLOW)
 
-    def _add_failed_start(self, started: float) -> None:
+    def _extend_failure_span(self, started: float, now: float) -> None:
         """Update the span of the failures. Attempts may end in another order than they started."""
-        if not self._window.total(_FAILURES):
+        self._last_failed_end = now
+        # If `now` is before the first end, the clock was set back: measure the span from `now`.
+        if not self._window.total(_FAILURES) or now < self._first_failed_end:
             self._first_failed_start = self._last_failed_start = started
+            self._first_failed_end = now
         elif started > self._last_failed_start:
             self._last_failed_start = started
         elif started < self._first_failed_start:

@@ -39,6 +39,32 @@ def test_a_blip_does_not_open_the_breaker(count: int) -> None:
         assert [200] * count == clock.run(main)
 
 
+def test_a_restart_does_not_open_the_breaker() -> None:
+    """Slow requests survive a restart that resets all of them at the same time."""
+
+    async def main() -> list[int]:
+        restarted = asyncio.Event()
+
+        async def respond(request: httpx.Request) -> httpx.Response:
+            if not restarted.is_set():
+                await restarted.wait()
+                raise httpx.RemoteProtocolError("server disconnected", request=request)
+            return httpx.Response(200)
+
+        transport = AsyncRetryTransport(httpx.MockTransport(respond))
+        async with httpx.AsyncClient(transport=transport) as client:
+            requests = []
+            for _ in range(30):
+                requests.append(asyncio.create_task(client.get(URL)))
+                await asyncio.sleep(0.1)
+            restarted.set()
+            responses = [*await asyncio.gather(*requests), await client.get(URL)]
+        return [response.status_code for response in responses]
+
+    with VirtualClock(start=0.0) as clock:
+        assert [200] * 31 == clock.run(main)
+
+
 def test_an_outage_opens_the_breaker() -> None:
     """Errors for more than a second open the breaker, which sends probes after two seconds."""
 
