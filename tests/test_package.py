@@ -81,8 +81,8 @@ def test_public_name_resolves(name: str) -> None:
 
 def test_public_types_can_be_combined_when_a_program_runs() -> None:
     """The types can be used in annotations that are evaluated, such as `tarry.On | None`."""
-    types = (tarry.On, tarry.AsyncOn, tarry.Listener, tarry.Attempts, tarry.Decorator)
-    for public_type in types:
+    aliases = (tarry.On, tarry.AsyncOn, tarry.OnRetry, tarry.Seconds, tarry.Listener)
+    for public_type in (*aliases, tarry.Attempts, tarry.Decorator):
         assert type(None) in get_args(public_type | None)
 
 

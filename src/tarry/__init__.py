@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tarry.core.backoff import Schedule
     from tarry.core.breaker import Breaker, BreakerState
     from tarry.core.budget import Budget, RatioBudget, ThrottleBudget, TokenBudget
+    from tarry.core.checks import Seconds
     from tarry.core.decide import decide
     from tarry.core.events import (
         AttemptFailed,
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from tarry.runtime.attempt_number import current_attempt
     from tarry.runtime.call_records import record_calls
     from tarry.runtime.clocks import CancelToken, set_active
-    from tarry.runtime.config import AsyncOn, On
+    from tarry.runtime.config import AsyncOn, On, OnRetry
     from tarry.runtime.deadlines import deadline, remaining
     from tarry.runtime.downstream import Downstream
     from tarry.runtime.error_record import record_of
@@ -86,6 +87,7 @@ _NAMES_BY_MODULE = {
     "tarry.core.backoff": "Schedule",
     "tarry.core.breaker": "Breaker BreakerState",
     "tarry.core.budget": "Budget RatioBudget ThrottleBudget TokenBudget",
+    "tarry.core.checks": "Seconds",
     "tarry.core.events": (
         "AttemptFailed AttemptStarted BreakerStateChanged BudgetEmpty Event GaveUp HedgeFired "
         "HedgeWon Succeeded Waited WillWait"
@@ -103,7 +105,7 @@ _NAMES_BY_MODULE = {
         "Overloaded Rejected ResultNotAccepted StoreUnavailable TarryError"
     ),
     "tarry.runtime.attempt_number": "current_attempt",
-    "tarry.runtime.config": "AsyncOn On",
+    "tarry.runtime.config": "AsyncOn On OnRetry",
     "tarry.runtime.events": "Listener listen",
     "tarry.runtime.call_records": "record_calls",
     "tarry.runtime.clocks": "CancelToken set_active",
@@ -122,13 +124,13 @@ __all__ = [
     "CallState", "CancelToken", "Cancelled", "Client", "ConfigurationError",
     "ConfigurationTypeError", "DeadlineExceeded", "Decorator", "Downstream", "Event", "GaveUp",
     "HandOff", "HandedOff", "HedgeFired", "HedgeWon", "Hedging", "Hint", "InFlight", "Kind",
-    "LimitReached", "Limiter", "Listener", "MissingExtra", "On", "Outcome", "Overloaded", "Policy",
-    "Progress", "RatioBudget", "Reason", "Rejected", "ResultNotAccepted", "Schedule", "Step",
-    "Stop", "StoreUnavailable", "Succeeded", "TarryError", "ThrottleBudget", "TokenBudget", "Wait",
-    "Waited", "WillWait", "acall", "attempts", "call", "current_attempt", "deadline", "decide",
-    "hedge", "hedge_sync", "hint_from_grpc", "hint_from_headers", "listen", "outcome_of_code",
-    "outcome_of_exception", "outcome_of_status", "parse_retry_after", "record_calls", "record_of",
-    "remaining", "retry", "retrying", "set_active",
+    "LimitReached", "Limiter", "Listener", "MissingExtra", "On", "OnRetry", "Outcome", "Overloaded",
+    "Policy", "Progress", "RatioBudget", "Reason", "Rejected", "ResultNotAccepted", "Schedule",
+    "Seconds", "Step", "Stop", "StoreUnavailable", "Succeeded", "TarryError", "ThrottleBudget",
+    "TokenBudget", "Wait", "Waited", "WillWait", "acall", "attempts", "call", "current_attempt",
+    "deadline", "decide", "hedge", "hedge_sync", "hint_from_grpc", "hint_from_headers", "listen",
+    "outcome_of_code", "outcome_of_exception", "outcome_of_status", "parse_retry_after",
+    "record_calls", "record_of", "remaining", "retry", "retrying", "set_active",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from functools import partial
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, Union
 
 from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
     from datetime import timedelta
 
-Seconds: TypeAlias = "float | timedelta"
+# Not a string: `tarry.Seconds | None` must work in annotations that a program evaluates.
+Seconds: TypeAlias = Union[float, "timedelta"]
 """A duration that a user passes, as a number of seconds or a `timedelta`."""
 
 

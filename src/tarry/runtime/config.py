@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from copy import copy
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, Union, cast
 
 from tarry import errors
 from tarry.core.checks import check_at_least, check_count, check_positive, to_seconds
@@ -42,9 +42,9 @@ after which time to retry (seconds or a `timedelta`), or an `Outcome`."""
 AsyncOn: TypeAlias = On | Callable[[Exception], "Awaitable[bool | Seconds | Outcome]"]
 """`On`, or a predicate that is a coroutine function, for async calls."""
 
-OnRetry: TypeAlias = (
-    "Callable[[WillWait], object] | logging.Logger | logging.LoggerAdapter[logging.Logger]"
-)
+OnRetry: TypeAlias = Union[  # not a string: see `Seconds`
+    Callable[["WillWait"], object], "logging.Logger", "logging.LoggerAdapter[logging.Logger]"
+]
 """The argument `on_retry`: a function to call before each wait, or a logger for the retries."""
 
 _TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
