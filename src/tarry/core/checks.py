@@ -81,11 +81,6 @@ def check_one_of(field: str, value: object, choices: Iterable[str]) -> None:
         raise ConfigurationError(field, f"must be one of {', '.join(names)}", value)
 
 
-def valid_duration(value: object) -> float | None:
-    """Return `value` if it is a finite number that is not negative, else None."""
-    return value if isinstance(value, (int, float)) and 0 <= value < inf else None
-
-
 @contextmanager
 def require_extra(need: str, extra: str) -> Generator[None]:
     """Raise MissingExtra if an import in the `with` block fails.

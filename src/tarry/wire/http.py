@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tarry.core.checks import check_count, valid_duration
+from tarry.core.checks import check_count
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def parse_deadline_header(text: str) -> float | None:
     text = text.strip()
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_DEADLINE_DIGITS:
         return None
-    return valid_duration(int(text) / 1000)
+    return int(text) / 1000
 
 
 @dataclass(frozen=True, slots=True)
