@@ -223,6 +223,20 @@ def test_a_rate_limit_delay_until_the_deadline() -> None:
     assert isinstance(Call(NO_JITTER, downstream, NOW).start(NOW), Attempt)
 
 
+@pytest.mark.parametrize("cancels_last", [True, False])
+def test_a_cancelled_delay_keeps_the_delays_before_it(cancels_last: bool) -> None:
+    """Calls that stop waiting for a rate limiter do not shorten the delays of calls before them."""
+    rate = AdaptiveRate()
+    rate.release(Outcome(Kind.THROTTLED), 0.1, NOW)
+    downstream = Downstream("payments", limiter=rate)
+    calls = [Call(NO_JITTER, downstream, NOW) for _ in range(5)]
+    assert [2.0, 4.0, 6.0, 8.0, 10.0] == [call.start(NOW).delay for call in calls]  # type: ignore[union-attr]
+    for call in calls[3:] if cancels_last else calls[2:4]:
+        call.cancel_attempt(NOW)
+    assert [2.0, 4.0] == [rate.remaining_wait(token, NOW) for token in (1, 2)]
+    assert 6.0 == rate.remaining_wait(3 if cancels_last else 5, NOW)
+
+
 def test_a_rate_limit_delay_beyond_the_total_budget() -> None:
     """A delay beyond the total budget ends the call."""
     call = Call(NO_JITTER.replace(total_budget=5), rate_limited_downstream(), NOW)

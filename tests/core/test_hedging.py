@@ -429,6 +429,23 @@ def test_a_rate_limit_delays_attempts() -> None:
     assert [0.5, 2.5] == [downstream.latency.quantile(q) for q in (0.0, 1.0)]
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_delayed_hedge_that_is_not_sent(is_cancelled: bool) -> None:
+    """A delayed hedge that is not sent does not shorten the delays of attempts before it."""
+    rate = AdaptiveRate()
+    rate.release(THROTTLED, 0.1, 0.0)
+    downstream = Downstream("d", limiter=rate)
+    call = HedgedCall(Hedging(after=1.0), downstream)
+    rate.acquire(0.0)
+    assert Attempt(1, delay=4.0) == call.start(0.0)
+    if is_cancelled:
+        call.cancel(0.0)
+    else:
+        call.record_unsent(1, 0.0)
+    assert 2.0 == rate.remaining_wait(1, 0.0)
+    assert 4.0 == rate.acquire(0.0)
+
+
 def test_a_loser_shorter_than_the_winner_is_not_measured() -> None:
     """A hedge that was cancelled after a shorter time than the winner's is not measured."""
     downstream = Downstream("d")

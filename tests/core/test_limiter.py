@@ -355,6 +355,47 @@ def test_a_returned_token_shortens_the_waits_of_others() -> None:
     assert [2.0, 4.0] == [limiter.remaining_wait(2, 0.0), limiter.remaining_wait(3, 0.0)]
 
 
+@given(
+    st.lists(st.sampled_from(["join", "join", "wait", "leave"]) | st.integers(0, 9), max_size=40)
+)
+def test_attempts_that_leave_the_line(events: list[str | int]) -> None:
+    """Only the attempts behind an attempt that leaves the line are sent earlier."""
+    limiter = AdaptiveRate(max_wait=1e6)
+    limiter.release(THROTTLED, 0.1, 0.0)
+    now, tokens, line = 0.0, 0.0, list[int]()
+    for event in events:
+        if event == "join":
+            limiter.acquire(now)
+            line.append(limiter.last_token)
+        elif event == "wait":
+            now, tokens = now + 1.0, tokens + 0.5
+        elif line:
+            token = line.pop(-1 if event == "leave" else int(event) % len(line))
+            limiter.release(None, 0.0, now)
+            limiter.leave_line(token)
+        while line and tokens >= 1:
+            tokens -= 1
+            assert 0.0 == limiter.remaining_wait(line.pop(0), now)
+        tokens = min(tokens, 1.0)
+        expected = [(position - tokens) / 0.5 for position in range(1, len(line) + 1)]
+        assert expected == [limiter.remaining_wait(token, now) for token in line]
+
+
+def test_few_numbers_of_returned_tokens_are_stored() -> None:
+    """The number of a returned token is removed when no attempt before it waits."""
+    limiter = AdaptiveRate()
+    limiter.release(THROTTLED, 0.1, 0.0)
+    for n in range(100):
+        now = 10.0 * n
+        first = limiter.last_token + 1
+        for _ in range(3):
+            limiter.acquire(now)
+        for token in (first + 1, first + 2):
+            limiter.release(None, 0.0, now)
+            limiter.leave_line(token)
+    assert len(limiter._cancelled) <= 1
+
+
 def test_times_that_go_backwards_add_no_tokens() -> None:
     """Times that go back and forth do not refill the bucket twice for the same second."""
     limiter = AdaptiveRate()

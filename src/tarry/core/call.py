@@ -78,6 +78,7 @@ class Call:
         self._cleared_delay = 0.0  # the sum of the delays of steps that were cleared
         if downstream is not None:  # without a downstream these attributes are not needed
             self._permit: int | None = None
+            self._token = None
             self._attempt_started = started
             self._paid = 0.0  # what the retry budget charged for the attempt
             self._suspect = False  # whether the limiters ignore the outcome
@@ -126,11 +127,11 @@ class Call:
                 if (deadline is not None and now + delay >= deadline) or (
                     total_budget is not None and now + delay >= self.started + total_budget
                 ):
-                    downstream.release(admission.permit, 0.0, now)
+                    downstream.release(admission.permit, 0.0, now, admission.token)
                     self._permit = None
                     return self._refund_and_stop(Stop(Reason.LIMIT, delay), now)
             else:
-                self._permit = admission
+                self._permit, self._token = admission, None
             self._attempt_started = now + delay
         self.attempts = number = self.attempts + 1
         policy = self.policy
@@ -239,7 +240,7 @@ class Call:
         """
         permit = self.take_permit()
         if self.downstream is not None and permit is not None:
-            self.downstream.release(permit, now - self._attempt_started, now)
+            self.downstream.release(permit, now - self._attempt_started, now, self._token)
             if now < self._attempt_started:  # the attempt was still waiting for the rate limiter
                 self.refund_retry(now)
 
@@ -329,7 +330,7 @@ class DurableCall(Call):
             if isinstance(admission, Stop):
                 return Defer(admission.reason, admission.retry_after)
             if isinstance(admission, DelayedPermit):
-                downstream.release(admission.permit, 0.0, now)
+                downstream.release(admission.permit, 0.0, now, admission.token)
                 return Defer(Reason.LIMIT, admission.delay)
             if self.attempts:
                 paid = downstream.withdraw(last_outcome, now)

@@ -190,12 +190,17 @@ class Downstream:
         if kind is _KIND_SUCCESS:
             self.latency.add(duration)
 
-    def release(self, permit: int, duration: float, now: float) -> None:
-        """Release the permit of an attempt without a result; count no success or failure."""
+    def release(self, permit: int, duration: float, now: float, token: int | None = None) -> None:
+        """Release the permit of an attempt without a result; count no success or failure.
+
+        `token` is that of its `DelayedPermit`, and returned if the attempt was not sent.
+        """
         if self.breaker is not None:
             self.breaker.release(permit)
         for limiter in self._limiters:
             limiter.release(None, duration, now)
+        if token is not None and duration <= 0 and self._adaptive_rate is not None:
+            self._adaptive_rate.leave_line(token)
 
     def remaining_wait(self, token: int, now: float) -> float:
         """Return the seconds until a token of the rate limiter is available at its current rate."""

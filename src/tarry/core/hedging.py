@@ -83,6 +83,8 @@ class _RunningAttempt(NamedTuple):
     permit: int
     started: float
     paid: float
+    token: int | None
+    """The token of a rate limiter for which the attempt waited; None if it did not wait."""
 
 
 class HedgedCall:
@@ -192,7 +194,7 @@ class HedgedCall:
     def record_unsent(self, number: int, now: float) -> bool:
         """Record that a hedge could not be sent; return whether other attempts still run."""
         attempt = self._running.pop(number)
-        self._downstream.release(attempt.permit, 0.0, now)
+        self._downstream.release(attempt.permit, 0.0, now, attempt.token)
         self._downstream.refund(attempt.paid, now)
         if self._hedging.max_extra_load is not None:
             self._downstream.return_hedge_credit()
@@ -205,7 +207,7 @@ class HedgedCall:
         while self._running:
             _, attempt = self._running.popitem()
             try:
-                self._downstream.release(attempt.permit, now - attempt.started, now)
+                self._downstream.release(attempt.permit, now - attempt.started, now, attempt.token)
                 if now < attempt.started:  # the attempt was still waiting for the rate limiter
                     self._downstream.refund(attempt.paid, now)
             except BaseException as error:  # noqa: BLE001 - a limiter may raise: release all first
@@ -217,9 +219,11 @@ class HedgedCall:
         admission = self._downstream.admit(now)
         if isinstance(admission, Stop):
             return admission
-        permit, delay = admission[:2] if isinstance(admission, DelayedPermit) else (admission, 0.0)
+        if not isinstance(admission, DelayedPermit):
+            admission = DelayedPermit(admission, 0.0)
+        permit, delay, token, _ = admission
         self.attempts += 1
-        self._running[self.attempts] = _RunningAttempt(permit, now + delay, paid)
+        self._running[self.attempts] = _RunningAttempt(permit, now + delay, paid, token)
         return Attempt(self.attempts, delay=delay)
 
     def _schedule_hedge(self, started_at: float) -> None:
@@ -227,7 +231,7 @@ class HedgedCall:
             self.next_hedge_at = started_at + self._delay
 
     def _record(self, number: int, outcome: Outcome, now: float, random_number: float) -> None:
-        permit, started, paid = self._running.pop(number)
+        permit, started, paid, _ = self._running.pop(number)
         # The breaker counts a call once. That is its first result, which may be that of a hedge.
         is_retry, self._has_result = self._has_result, True
         duration = now - started

@@ -8,6 +8,7 @@ the limiter. A method that calls the `Downstream` would deadlock.
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from typing import Protocol
 
 from tarry.core.checks import check_count, check_positive
@@ -153,8 +154,9 @@ class AdaptiveRate:
     """
 
     __slots__ = (
-        "_bucket_rate", "_filled_at", "_inflection", "_interval_count", "_interval_start",
-        "_peak", "_throttled_at", "_tokens", "last_token", "max_wait", "measured", "rate",
+        "_bucket_rate", "_cancelled", "_filled_at", "_inflection", "_interval_count",
+        "_interval_start", "_peak", "_throttled_at", "_tokens", "last_token", "max_wait",
+        "measured", "rate",
     )  # fmt: skip
 
     # The constants of the AWS SDKs
@@ -172,6 +174,7 @@ class AdaptiveRate:
         self.last_token: int = 0
         """The number of the token that was taken last; tokens are numbered from 1."""
         self._tokens = 0.0  # negative while attempts wait for a token
+        self._cancelled: list[int] = []  # sorted numbers of returned tokens, see `leave_line`
         self._bucket_rate = 1.0  # tokens per second; unlike `rate`, also set before throttling
         self._filled_at: float | None = None
         self._interval_start: float | None = None
@@ -195,8 +198,25 @@ class AdaptiveRate:
     def remaining_wait(self, token: int, now: float) -> float:
         """Return the seconds until the token with this number is available at the current rate."""
         self._fill(now)
-        missing = token - self.last_token - self._tokens
-        return max(0.0, missing / self._bucket_rate)
+        return max(0.0, self._missing_tokens(token) / self._bucket_rate)
+
+    def leave_line(self, token: int) -> None:
+        """Record which token an attempt has returned with `release`, because it was not sent.
+
+        The attempts behind it move up. Those before it do not, so its number is stored as long as
+        such attempts wait.
+        """
+        if token == self.last_token:
+            self.last_token -= 1
+            return
+        insort(self._cancelled, token)
+        while self._cancelled and self._missing_tokens(self._cancelled[0]) <= 0:
+            del self._cancelled[0]  # no attempt before it waits
+
+    def _missing_tokens(self, token: int) -> float:
+        """Return how many tokens must be added before the token with this number is available."""
+        cancelled_behind = len(self._cancelled) - bisect_right(self._cancelled, token)
+        return token - self.last_token - self._tokens + cancelled_behind
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
         """Update `measured` and `rate`; refund the token of an attempt that was not sent."""

@@ -170,10 +170,10 @@ class LockedDownstream(CoreDownstream):
         if breaker is not None and breaker.is_tripped and outcome.kind is not Kind.PERMANENT:
             self.last_error = _copy_error(error)
 
-    def release(self, permit: int, duration: float, now: float) -> None:
+    def release(self, permit: int, duration: float, now: float, token: int | None = None) -> None:
         """Release the permit of an attempt without an outcome, such as a cancelled attempt."""
         with self._lock:
-            super().release(permit, duration, now)
+            super().release(permit, duration, now, token)
 
     def remaining_wait(self, token: int, now: float) -> float:
         """Return the seconds until a token of the rate limiter is available at its current rate."""
