@@ -220,6 +220,9 @@ class AdaptiveRate:
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
         """Update `measured` and `rate`; refund the token of an attempt that was not sent."""
+        # Every attempt passes here, also before the first throttling, because botocore's bucket
+        # fills from the start. So this code has no `min`, `max` and `**`, which are four to eight
+        # times slower than a comparison or a product: 1.0 instead of 2.3 us for an attempt.
         if outcome is None:
             if self.rate is not None and duration <= 0:  # the attempt was not sent
                 self._tokens += 1
@@ -236,8 +239,10 @@ class AdaptiveRate:
             new_rate = self._BETA * old_rate
         else:
             since_inflection = now - self._throttled_at - self._inflection
-            new_rate = self._SCALE * since_inflection**3 + self._peak
-        self._set_bucket_rate(min(new_rate, 2 * self.measured), now)
+            cubed = since_inflection * since_inflection * since_inflection
+            new_rate = self._SCALE * cubed + self._peak
+        max_rate = 2 * self.measured
+        self._set_bucket_rate(max_rate if new_rate > max_rate else new_rate, now)  # noqa: FURB136 - for speed
         if is_throttled or self.rate is not None:
             self.rate = self._bucket_rate
 
@@ -251,14 +256,17 @@ class AdaptiveRate:
 
     def _set_bucket_rate(self, rate: float, now: float) -> None:
         self._fill(now)
-        self._bucket_rate = max(self._MIN_RATE, rate)
-        self._tokens = min(self._tokens, max(1.0, self._bucket_rate))
+        self._bucket_rate = rate if rate > self._MIN_RATE else self._MIN_RATE  # noqa: FURB136 - for speed
 
     def _fill(self, now: float) -> None:
-        filled_at = now if self._filled_at is None else self._filled_at
-        earned = max(0.0, now - filled_at) * self._bucket_rate
-        self._tokens = min(max(1.0, self._bucket_rate), self._tokens + earned)
-        self._filled_at = max(filled_at, now)
+        rate, tokens, filled_at = self._bucket_rate, self._tokens, self._filled_at
+        if filled_at is None:
+            self._filled_at = now
+        elif now > filled_at:
+            tokens += (now - filled_at) * rate
+            self._filled_at = now
+        capacity = rate if rate > 1 else 1.0
+        self._tokens = capacity if tokens >= capacity else tokens  # noqa: FURB136 - for speed
 
     def _measure(self, now: float) -> None:
         """Update the measured rate from attempts counted in intervals of half a second."""
