@@ -36,13 +36,15 @@ _CAPACITY_PER_LOAD = 2.0
 _EXPONENTIAL_POLICY = Policy(max_attempts=10, jitter="none")
 _FULL_JITTER_POLICY = _EXPONENTIAL_POLICY.replace(jitter="full")
 _RATIO_BUDGET = {"kind": "ratio"}
+_STORM_BREAKER = {"min_span": 0.0, "open_for": 5.0}
+"""With the default `min_span` it would stay closed, because all calls fail at the same moment."""
 _STORM_DEFENCES: dict[str, Defence] = {
     "fixed": Defence(Policy(max_attempts=30, initial_delay=5.0, backoff="fixed", jitter="none")),
     "exponential": Defence(_EXPONENTIAL_POLICY),
     "full": Defence(_FULL_JITTER_POLICY),
     "full+budget": Defence(_FULL_JITTER_POLICY, budget=_RATIO_BUDGET),
     "full+budget+breaker": Defence(
-        _FULL_JITTER_POLICY, budget=_RATIO_BUDGET, breaker={"open_for": 5.0}
+        _FULL_JITTER_POLICY, budget=_RATIO_BUDGET, breaker=_STORM_BREAKER
     ),
 }
 
@@ -87,8 +89,9 @@ _STORM = Study(
         "jitter keep them synchronised, and each wave crashes the service again until attempts "
         "run out. Full jitter spreads the clients once its ceilings are wide enough: the first "
         "wave, with a ceiling of 100 ms, is the highest. A retry budget prevents the waves, at "
-        "the price of calls that fail early. A breaker first keeps all load away, and fails more "
-        "calls."
+        "the price of calls that fail early. A breaker with min_span=0 first keeps all load away, "
+        "and fails more calls. The default breaker stays closed, because all calls fail at the "
+        "same moment."
     ),
     run=storm,
     variant_parameter="defence",
