@@ -241,6 +241,20 @@ def test_a_file_that_cannot_be_opened_again(
     assert [1, 1] == [len(read_rows(file)) for file in sorted(tmp_path.iterdir())]
 
 
+def test_attempts_after_close_are_dropped(tmp_path: Path) -> None:
+    """A closed listener does not open its file again, and may be closed twice."""
+    path = tmp_path / "attempts.jsonl"
+    listener = attempt_log(path)
+    remove = tarry.listen(listener)
+    make_calls(1)
+    listener.close()
+    make_calls(1)
+    listener.close()
+    remove()
+
+    assert 1 == len(read_rows(path))
+
+
 def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     """A path that cannot be written raises at once, not in a call."""
     with pytest.raises(OSError, match="No such file"):

@@ -38,6 +38,7 @@ class AttemptLogListener:
         self._backups = check_count("backups", backups)
         self._lock = PerProcess(threading.Lock)
         self._is_failing = False
+        self._is_closed = False
         self._file: int | None = self._open()  # raises if the file cannot be written
         """The file descriptor; None if the file could not be opened again."""
 
@@ -63,11 +64,16 @@ class AttemptLogListener:
         }
         line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
         with self._lock.value:
-            self._write(line)
+            if not self._is_closed:
+                self._write(line)
 
     def close(self) -> None:
-        """Close the file. The function that `tarry.listen` returns removes the listener."""
+        """Close the file; later attempts are not logged.
+
+        The function that `tarry.listen` returns removes the listener.
+        """
         with self._lock.value:
+            self._is_closed = True
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
