@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import tarry
+from tarry.runtime.config import RetryConfig
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import (
     ASYNC_DRIVERS,
@@ -43,6 +44,26 @@ def test_hook_gets_the_event_before_each_wait(driver: Driver, clock: VirtualCloc
     for _time, event in calls:
         assert ("op", 2, "ConnectionError") == (event.operation, event.max_retries, event.detail)
         assert isinstance(event.error, ConnectionError)
+
+
+@every_driver
+def test_hook_is_called_while_the_log_is_off(
+    driver: Driver, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The function is called before each wait, also if no log and no listener needs events."""
+    caplog.set_level(logging.CRITICAL, "tarry")
+    retries: list[int] = []
+
+    driver.run(
+        clock, Dependency(clock, FAIL, FAIL, OK), on_retry=lambda event: retries.append(event.retry)
+    )
+
+    assert [1, 2] == retries
+
+
+def test_hook_does_not_make_successful_calls_slower() -> None:
+    """With a hook, a call that succeeds at once still needs no `RunningCall`."""
+    assert not RetryConfig(on=OSError, on_retry=print).needs_slow_path
 
 
 @every_driver

@@ -439,12 +439,17 @@ def decide_after_first_failure(
     """Decide whether a call without a downstream continues after its first attempt has failed.
 
     Returns None if the driver must raise the error, else a `RunningCall` or a `FirstFailure`. Most
-    calls succeed at the second attempt. If neither a listener nor the log needs events, a
+    calls succeed at the second attempt. If no listener, log or `on_retry` needs events, a
     `RunningCall` is therefore created only after two failed attempts.
     """
     is_log_enabled = bus.is_log_enabled
     outcome = None
-    if not bus.listeners and environment.max_attempts is None and not is_log_enabled(LOG_WARNING):
+    if (
+        not bus.listeners
+        and config.on_retry is None
+        and environment.max_attempts is None
+        and not is_log_enabled(LOG_WARNING)
+    ):
         classify = config.classify_error
         outcome = classify(error, last_record_number)
         # All calls share one state: they are equal after one attempt, and `decide` only reads it.

@@ -232,7 +232,6 @@ class RetryConfig:
             or self.classify_error_async is not None
             or self.fallback is not NO_FALLBACK
             or self.stop is not None
-            or self.on_retry is not None
             or (self.classify_result is not None and self.downstream is None)
             or self.deadline is not None
             or self.policy.attempt_timeout is not None

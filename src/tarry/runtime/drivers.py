@@ -90,7 +90,7 @@ def wrap_async(
 def _wrap_without_downstream(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
     """Return the wrapper for calls without a downstream and without time limits.
 
-    If neither a listener nor the log needs events, a `RunningCall` is created only after two failed
+    If no listener, log or `on_retry` needs events, a `RunningCall` is created only after two failed
     attempts. After one, `decide_after_first_failure` returns a `FirstFailure`, a cheaper tuple.
     """
     is_first_call = True

@@ -469,6 +469,12 @@ class AttemptContext:
     ) -> bool:
         """End the attempt; return True to suppress its error if another attempt follows."""
         try:
+            # A block that succeeds usually has no scope to leave and no result to test. The general
+            # case below would take 0.7 us longer. A block with a timeout has a deadline, too.
+            if error is None and self._deadline_handle is None and not self._call.config.has_until:
+                self.is_last = True
+                self._call.try_finish(None)
+                return False
             final_error = self._leave_scopes(error_type, error, traceback)
             result = self._take_result() if final_error is None else None
             return self._end(error, final_error, result, None)
@@ -506,7 +512,7 @@ class AttemptContext:
             raise ConfigurationError(msg)
         self.was_entered = True
         try:
-            number = self.number
+            number = self._attempt.number
             if number > 1 or self._ends_at is not None or deadlines.current_scope.get() is not None:
                 self._deadline_handle = deadlines.enter(self._ends_at, number)
             if self._timeout_scope is not None:
