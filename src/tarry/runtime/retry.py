@@ -120,7 +120,8 @@ def retry(
         caller. The thread continues after the timeout, and its result is discarded. `deadline`
         needs no thread.
     deadline: the time limit of the whole call, including all attempts and waits. Calls
-        that the function makes share the deadline.
+        that the function makes share the deadline. It does not interrupt the functions that are
+        given as `on`, `until`, `on_retry`, `stop` and `fallback`.
     policy: all other settings, such as delays. `attempts` and `timeout` override its own.
     downstream: the dependency's breaker, retry budget and limits.
     name: the name in logs and metrics; by default that of the function with its module.
