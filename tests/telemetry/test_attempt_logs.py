@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -174,6 +175,60 @@ def test_two_processes_share_a_file(tmp_path: Path) -> None:
     rows = [read_rows(file) for file in sorted(tmp_path.iterdir())]
     assert 2 == len(rows)
     assert all(rows)
+
+
+def test_rotation_holds_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a process checks and renames the full file, no other process has its lock."""
+    path = tmp_path / "attempts.jsonl"
+    is_same_file = os.path.samestat
+    could_lock: list[bool] = []
+
+    def try_lock(first: os.stat_result, second: os.stat_result) -> bool:
+        with path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                could_lock.append(False)
+            else:
+                could_lock.append(True)
+        return is_same_file(first, second)
+
+    monkeypatch.setattr(os.path, "samestat", try_lock)
+    with listening(path, max_bytes=10):
+        make_calls(2)
+
+    assert [False] == could_lock
+
+
+def test_a_file_that_another_process_renames_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If another process renames the full file first, the listener does not rename its new file."""
+    path = tmp_path / "attempts.jsonl"
+
+    def rename_first(_descriptor: int, _operation: int) -> None:
+        path.rename(f"{path}.1")
+        path.touch()
+
+    monkeypatch.setattr(fcntl, "flock", rename_first)
+    with listening(path, max_bytes=10):
+        make_calls(2)
+
+    assert [1, 1] == [len(read_rows(file)) for file in sorted(tmp_path.iterdir())]
+
+
+def test_rotation_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full file is also renamed on a file system that has no locks."""
+    path = tmp_path / "attempts.jsonl"
+
+    def raise_error(_descriptor: int, _operation: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", raise_error)
+    with listening(path, max_bytes=10):
+        make_calls(2)
+
+    assert [1, 1] == [len(read_rows(file)) for file in sorted(tmp_path.iterdir())]
 
 
 def test_a_file_that_was_removed_is_created_again(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import threading
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,14 @@ from tarry.core.events import AttemptFailed, Succeeded
 from tarry.core.outcome import Kind
 from tarry.runtime.clocks import PerProcess
 
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows has no flock
+    fcntl = None  # type: ignore[assignment]  # mypy expects a module
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tarry.core.events import Event
 
 MAX_LOG_BYTES = 100_000_000  # about 500,000 attempts
@@ -105,12 +113,29 @@ class AttemptLogListener:
         self._file = None
         path, opened = self._path, os.fstat(file)
         os.close(file)  # first: Windows does not rename open files
-        if path.exists() and os.path.samestat(opened, path.stat()):
-            backups = [Path(f"{path}.{number}") for number in range(1, self._backups + 1)]
-            for newer, older in reversed(list(pairwise(backups))):
-                if newer.exists():
-                    newer.replace(older)
-            path.replace(backups[0])
+        with suppress(FileNotFoundError), _lock_file(path):
+            if os.path.samestat(opened, path.stat()):
+                backups = [Path(f"{path}.{number}") for number in range(1, self._backups + 1)]
+                for newer, older in reversed(list(pairwise(backups))):
+                    if newer.exists():
+                        newer.replace(older)
+                path.replace(backups[0])
+
+
+@contextmanager
+def _lock_file(path: Path) -> Iterator[None]:
+    """Lock a file, so that no other process renames it between the check and the rename."""
+    if fcntl is None:  # pragma: no cover - Windows
+        yield
+        return
+    # A new descriptor, because forked processes share the locks of inherited descriptors.
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # also releases the lock
 
 
 def attempt_log(
