@@ -28,7 +28,7 @@ except ImportError:  # pragma: no cover - Windows has no flock
     fcntl = None  # type: ignore[assignment]  # mypy expects a module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from tarry.core.events import Event
 
@@ -123,7 +123,7 @@ class AttemptLogListener:
 
 
 @contextmanager
-def _lock_file(path: Path) -> Iterator[None]:
+def _lock_file(path: Path) -> Generator[None]:
     """Lock a file, so that no other process renames it between the check and the rename."""
     if fcntl is None:  # pragma: no cover - Windows
         yield
