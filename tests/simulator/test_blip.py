@@ -17,27 +17,29 @@ TRAFFIC_KINDS = ("steady", "cold-start", "burst")
 @pytest.mark.parametrize("outage", [0.05, 0.15, 0.5, 1.0])
 def test_no_call_is_lost_in_a_blip(traffic: str, outage: float) -> None:
     """In a blip of up to a second, the default breaker fails no call that retries would save."""
-    without, new = (
+    without, default = (
         blip(defence=defence, traffic=traffic, outage=outage, trials=3)
-        for defence in ("no-breaker", "new-default")
+        for defence in ("no-breaker", "default")
     )
-    assert [(run.calls, run.failed) for run in without] == [(run.calls, run.failed) for run in new]
+    assert [(run.calls, run.failed) for run in without] == [
+        (run.calls, run.failed) for run in default
+    ]
 
 
 @pytest.mark.parametrize("traffic", TRAFFIC_KINDS)
 def test_a_dead_dependency_gets_little_load(traffic: str) -> None:
     """The default breaker sheds at least 95 % of the requests to a dead dependency."""
     (without,) = blip(defence="no-breaker", traffic=traffic, outage=60.0)
-    (new,) = blip(defence="new-default", traffic=traffic, outage=60.0)
-    assert 0.05 >= new.failures / without.failures
+    (default,) = blip(defence="default", traffic=traffic, outage=60.0)
+    assert 0.05 >= default.failures / without.failures
 
 
-def test_the_old_default_extends_a_blip() -> None:
-    """With the old default, a blip of 150 ms at a cold start fails most calls of the run."""
-    (old,) = blip(defence="old-default", traffic="cold-start")
-    (new,) = blip(defence="new-default", traffic="cold-start")
-    assert old.success_rate < 0.3
-    assert new.success_rate > 0.99
+def test_counted_retries_extend_a_blip() -> None:
+    """A breaker that counts retries fails most calls after a blip of 150 ms at a cold start."""
+    (counting,) = blip(defence="count-retries", traffic="cold-start")
+    (default,) = blip(defence="default", traffic="cold-start")
+    assert counting.success_rate < 0.3
+    assert default.success_rate > 0.99
 
 
 @pytest.mark.parametrize(("breaker", "succeeded"), [({}, 50), ({"min_span": 0.0}, 0)])
@@ -69,5 +71,5 @@ def test_unknown_traffic() -> None:
 
 
 def test_study() -> None:
-    """The study compares no breaker with the old and the new default."""
-    assert ("no-breaker", "old-default", "new-default") == STUDIES["blip"].variants
+    """The study compares no breaker, a breaker that counts retries, and the default."""
+    assert ("no-breaker", "count-retries", "default") == STUDIES["blip"].variants

@@ -1,8 +1,8 @@
 """The scenario `blip`: a dependency fails for a short time, or for a minute.
 
-It compares no breaker, the old default of `Breaker`, and the current default. A blip must not
-become a longer outage, and a dead dependency must not get the full load. There is no retry budget,
-so that the variants differ only in the breaker.
+It compares no breaker, a breaker that counts retries and opens for 30 s, and the default `Breaker`.
+A blip must not become a longer outage, and a dead dependency must not get the full load. There is
+no retry budget, so that the variants differ only in the breaker.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from tarry.simulator.study import Column, Plot, Study, run_with_defence, with_de
 if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary
 
-_OLD_DEFAULT: dict[str, Any] = {
+_COUNT_RETRIES: dict[str, Any] = {
     "count_retries": True,
     "min_span": 0.0,
     "open_for": 30.0,
 }
 _BREAKER_DEFENCES: dict[str, Defence] = {
     "no-breaker": Defence(),
-    "old-default": Defence(breaker=_OLD_DEFAULT),
-    "new-default": Defence(breaker={}),
+    "count-retries": Defence(breaker=_COUNT_RETRIES),
+    "default": Defence(breaker={}),
 }
 _TRAFFIC_KINDS = ("steady", "cold-start", "burst")
 _BEFORE_OUTAGE_S = 10.0
 """Seconds of normal traffic before the outage; none before a cold start."""
 _BURST_S, _BURST_FACTOR = 0.1, 10.0
-_AFTER_OUTAGE_S = 40.0  # longer than the old default stays open
+_AFTER_OUTAGE_S = 40.0  # longer than the breaker of "count-retries" stays open
 _DRAIN_S = 5.0
 """Seconds without new calls at the end, so that all calls end within the run."""
 
 
 def blip(
     *,
-    defence: str = "new-default",
+    defence: str = "default",
     traffic: str = "steady",
     outage: float = 0.15,
     rate: float = 50.0,
@@ -85,11 +85,12 @@ BLIP_STUDY = Study(
     name="blip",
     question="A dependency fails for 150 ms. Does the breaker turn that into an outage?",
     lesson=(
-        "Retries save nearly all calls of a blip, if the breaker stays closed. Retries counted "
-        "towards the minimum of the old default, so a few calls during a cold start opened it for "
-        "30 s. The new default needs 20 calls and failures over at least a second, and opens for "
-        "2 s at first. In a blip of up to a second, each call that succeeds without a breaker "
-        "succeeds with it too. A dead dependency still gets less than 5 % of the load."
+        "Retries save nearly all calls of a blip, if the breaker stays closed. If each retry "
+        "counts towards the minimum number of calls, a few calls during a cold start open the "
+        "breaker, here for 30 s. The default breaker needs 20 calls and failures over at least a "
+        "second, and opens for 2 s at first. In a blip of up to a second, each call that succeeds "
+        "without a breaker succeeds with it too. A dead dependency still gets less than 5 % of "
+        "the load."
     ),
     run=blip,
     variant_parameter="defence",
