@@ -250,6 +250,20 @@ def test_asyncio_can_be_woken_by_a_socket() -> None:
         assert b"hello" == clock.run(main)
 
 
+@both_loops
+def test_arguments_of_main(loop: str) -> None:
+    """`run` and `run_trio` pass further arguments to the coroutine function."""
+
+    async def main(seconds: float, result: str) -> str:
+        await async_sleep(seconds)
+        return result
+
+    with VirtualClock() as clock:
+        run = clock.run if loop == "asyncio" else clock.run_trio
+        assert "done" == run(main, 3.0, "done")
+        assert 3 == elapsed_s(clock)
+
+
 def test_run_trio_without_trio(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without trio, `run_trio` raises an error that names the extra."""
     monkeypatch.setitem(sys.modules, "trio", None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import selectors
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from tarry.core.checks import check_count, check_number, require_extra
 from tarry.errors import ConfigurationError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["VirtualClock", "capped_attempts", "captured_events", "no_wait", "scripted_random"]
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 @contextmanager
@@ -136,24 +137,24 @@ class VirtualClock:
     ) -> None:
         environment.now, environment.blocking_sleep = self._previous
 
-    def run(self, main: Callable[[], Awaitable[T]]) -> T:
-        """Run a coroutine function on asyncio in virtual time."""
+    def run(self, main: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+        """Run a coroutine function with these arguments on asyncio in virtual time."""
         import asyncio
 
         async def run_main() -> T:
-            return await main()
+            return await main(*args)
 
         with asyncio.Runner(loop_factory=lambda: _create_virtual_loop(self)) as runner:
             return runner.run(run_main())
 
-    def run_trio(self, main: Callable[[], Awaitable[T]]) -> T:
-        """Run a coroutine function on trio in virtual time."""
+    def run_trio(self, main: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+        """Run a coroutine function with these arguments on trio in virtual time."""
         with require_extra("run_trio needs trio", "trio"):
             import trio
             import trio.testing
         self._trio = clock = trio.testing.MockClock(autojump_threshold=0)
         try:
-            return trio.run(main, clock=clock)
+            return trio.run(main, *args, clock=clock)
         finally:
             self._now, self._trio = self.now(), None
 
