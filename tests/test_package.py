@@ -91,6 +91,13 @@ def test_dir_has_every_public_name() -> None:
     assert set() == set(tarry.__all__) - set(dir(tarry))
 
 
+@pytest.mark.parametrize("package", public_api.PUBLIC_MODULES[1:])
+def test_public_package_needs_no_import_of_its_own(package: str) -> None:
+    """`import tarry` is enough for `tarry.testing`, and does not load it before it is used."""
+    assert package not in modules_loaded_by("import tarry")
+    assert package in modules_loaded_by(f"import tarry; {package}")
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     """An unknown name raises AttributeError with the name."""
     with pytest.raises(AttributeError, match="no_such_name"):

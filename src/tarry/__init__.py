@@ -10,6 +10,12 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers know the name; importing `typing` for it costs 10 ms
 if TYPE_CHECKING:
+    from tarry import client as client
+    from tarry import idempotency as idempotency
+    from tarry import simulator as simulator
+    from tarry import telemetry as telemetry
+    from tarry import testing as testing
+    from tarry import tuning as tuning
     from tarry.adapters.http.hand_off import HandOff
     from tarry.client.client import AsyncClient, Client
     from tarry.core.adaptive_limit import AdaptiveLimit
@@ -115,6 +121,7 @@ _NAMES_BY_MODULE = {
     "tarry.runtime.error_record": "record_of",
     "tarry.runtime.retry": ("AttemptContext Attempts Decorator acall attempts call retry retrying"),
 }
+_PACKAGES = ("client", "idempotency", "simulator", "telemetry", "testing", "tuning")
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 __all__ = [
@@ -135,14 +142,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name in _PACKAGES:
+        return import_module(f"tarry.{name}")
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module 'tarry' has no attribute {name!r}")
-    from importlib import import_module
-
     value = globals()[name] = getattr(import_module(module), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_PACKAGES]
