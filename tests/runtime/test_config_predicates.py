@@ -47,6 +47,55 @@ def test_timedelta_from_on_is_the_delay(driver: Driver, clock: VirtualClock) -> 
     assert [0, 60] == dependency.starts
 
 
+@pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
+@pytest.mark.parametrize(
+    ("answer", "starts"), [(True, [0, 2.05]), (5, [0, 7]), (False, [0]), (Kind.PERMANENT, [0])]
+)
+def test_on_decides_about_timeouts(
+    driver: Driver, answer: Any, starts: list[float], clock: VirtualClock
+) -> None:
+    """A predicate `on` decides whether and when an attempt that timed out is retried."""
+    dependency = Dependency(clock, Step(duration_s=9.0), OK)
+
+    def classify(error: Exception) -> Any:
+        assert isinstance(error, tarry.AttemptTimeout)
+        return answer
+
+    if len(starts) > 1:
+        assert "done" == driver.run(clock, dependency, on=classify, timeout=2.0)
+    else:
+        with pytest.raises(tarry.AttemptTimeout) as caught:
+            driver.run(clock, dependency, on=classify, timeout=2.0)
+        record = tarry.record_of(caught.value)
+        assert record is not None
+        assert tarry.Reason.PERMANENT is record.reason
+
+    assert starts == dependency.starts
+
+
+@pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
+def test_on_is_not_asked_about_the_deadline(driver: Driver, clock: VirtualClock) -> None:
+    """An attempt that the deadline ends has the reason `deadline`, whatever `on` would return."""
+    dependency = Dependency(clock, Step(duration_s=9.0))
+
+    with pytest.raises(tarry.DeadlineExceeded) as caught:
+        driver.run(clock, dependency, on=lambda _: False, timeout=5.0, deadline=2.0)
+
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert tarry.Reason.DEADLINE is record.reason
+
+
+@pytest.mark.parametrize("driver", [d for d in ASYNC_DRIVERS if d in RESULT_DRIVERS], ids=str)
+def test_timeout_is_retried_without_on(driver: Driver, clock: VirtualClock) -> None:
+    """With `until` and no `on`, an attempt that timed out is retried."""
+    dependency = Dependency(clock, Step(duration_s=9.0), Step(200))
+
+    assert 200 == driver.run(clock, dependency, on=None, until=lambda _: True, timeout=2.0)
+
+    assert [0, 2.05] == dependency.starts
+
+
 @pytest.mark.parametrize("driver", RESULT_DRIVERS, ids=str)
 @pytest.mark.parametrize(
     "answer", [Kind.THROTTLED, Outcome(Kind.THROTTLED)], ids=["kind", "outcome"]
@@ -144,20 +193,24 @@ def test_coroutine_function_as_on_decides_not_to_retry(driver: Driver, clock: Vi
 
 
 @pytest.mark.parametrize("driver", ASYNC_FUNCTION_DRIVERS, ids=str)
-def test_coroutine_function_as_on_is_not_asked_about_timeouts(
-    driver: Driver, clock: VirtualClock
+@pytest.mark.parametrize("answer", [True, False])
+def test_coroutine_function_as_on_decides_about_timeouts(
+    driver: Driver, answer: bool, clock: VirtualClock
 ) -> None:
-    """An attempt that timed out is retried without a call of `on`, as with a plain function."""
-    errors: list[Exception] = []
+    """A coroutine function as `on` decides whether an attempt that timed out is retried."""
     dependency = Dependency(clock, Step(duration_s=9.0), OK)
 
     async def classify(error: Exception) -> bool:
-        errors.append(error)
-        return False
+        assert isinstance(error, tarry.AttemptTimeout)
+        return answer
 
-    assert "done" == driver.run(clock, dependency, on=classify, timeout=2.0)
+    if answer:
+        assert "done" == driver.run(clock, dependency, on=classify, timeout=2.0)
+    else:
+        with pytest.raises(tarry.AttemptTimeout):
+            driver.run(clock, dependency, on=classify, timeout=2.0)
 
-    assert [] == errors
+    assert 1 + answer == len(dependency.starts)
 
 
 @pytest.mark.parametrize("driver", ASYNC_FUNCTION_DRIVERS, ids=str)

@@ -71,6 +71,14 @@ def test_threads_do_not_keep_the_process_alive(blocked: BlockedCalls) -> None:
     assert blocked.threads[0].daemon
 
 
+def test_predicate_decides_about_a_timeout(blocked: BlockedCalls) -> None:
+    """An attempt in a thread that timed out is not retried if the predicate `on` returns False."""
+    with pytest.raises(tarry.AttemptTimeout):
+        tarry.call(blocked.block, on=lambda _: False, timeout=1e-3)
+
+    assert 1 == len(blocked.threads)
+
+
 def test_late_result_does_not_reach_the_next_attempt(blocked: BlockedCalls) -> None:
     """The late result of a timed-out attempt does not reach the next attempt."""
     calls = []

@@ -49,7 +49,6 @@ OnRetry: TypeAlias = Union[  # not a string: see `Seconds`
 
 _TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 _TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, repeatable=False, timeout=True)
-_TIMEOUT_ERRORS = (errors.AttemptTimeout, errors.DeadlineExceeded)
 _NEVER_RETRIED_ERRORS = (errors.Cancelled, errors.BlockingWait, ConfigurationError)
 """Errors that are never retried or counted as failures, even if `on` matches them. They mean that
 the user has cancelled the call, that a wait would block an event loop, or that tarry is misused."""
@@ -126,7 +125,7 @@ class RetryConfig:
         on_retry: OnRetry | None = None,
         classify_result: Callable[[Any], Outcome] | None = None,
         release_connection: Callable[[Any], Any] | None = None,
-        repeatable: bool = True,
+        repeatable: bool | None = None,
         passes_attempt_number: bool = False,
     ) -> None:
         if on is None and until is None:
@@ -310,11 +309,18 @@ def check_instance(field: str, value: object, expected: type, description: str) 
 class Classifier:
     """Converts the errors of a retry loop to outcomes."""
 
-    __slots__ = ("_matches_broadly", "_predicate", "_timeout_outcome", "_types", "has_predicate")
+    __slots__ = (
+        "_attempt_timeout_outcome", "_deadline_outcome", "_matches_broadly", "_predicate", "_types",
+        "has_predicate",
+    )  # fmt: skip
 
-    def __init__(self, on: AsyncOn | None, *, repeatable: bool = True) -> None:
-        """Check `on`; `repeatable` is whether an attempt that timed out may be repeated."""
-        self._timeout_outcome = _TIMEOUT if repeatable else _TIMEOUT_NOT_REPEATABLE
+    def __init__(self, on: AsyncOn | None, *, repeatable: bool | None = None) -> None:
+        """Check `on`.
+
+        Only adapters pass `repeatable`: whether an attempt that timed out may be repeated. Their
+        own function as `on` knows only the errors of their client.
+        """
+        self._deadline_outcome = _TIMEOUT_NOT_REPEATABLE if repeatable is False else _TIMEOUT
         types: tuple[type[Exception], ...] = ()
         self._predicate: Callable[[Exception], object] | None = None
         if on is not None and callable(on) and not isinstance(on, type):
@@ -322,6 +328,10 @@ class Classifier:
         elif on is not None:
             types = _checked_types(on)
         self.has_predicate: bool = self._predicate is not None
+        self._attempt_timeout_outcome = (
+            None if self.has_predicate and repeatable is None else self._deadline_outcome
+        )
+        """The outcome of an attempt that timed out; None if the user's predicate decides."""
         # isinstance() is faster with a type than with a tuple of one type.
         self._types = types[0] if len(types) == 1 else types
         self._matches_broadly = self._predicate is not None or any(
@@ -371,12 +381,14 @@ class Classifier:
         return _outcome_from_on(value, error)
 
     def _classify_tarry_error(self, error: Exception) -> Outcome | None:
-        """Classify an error that tarry itself has raised; return None for other errors."""
+        """Classify an error that tarry itself has raised; return None if `on` decides."""
         if isinstance(error, _NEVER_RETRIED_ERRORS):
             return PERMANENT
-        if isinstance(error, _TIMEOUT_ERRORS) and not hasattr(error, RECORD_ATTRIBUTE):
-            return self._timeout_outcome  # raised by this retry loop: retried even if not in `on`
-        return None
+        if hasattr(error, RECORD_ATTRIBUTE):
+            return None  # raised by an inner retry loop
+        if isinstance(error, errors.AttemptTimeout):
+            return self._attempt_timeout_outcome
+        return self._deadline_outcome if isinstance(error, errors.DeadlineExceeded) else None
 
 
 def _outcome_from_on(value: object, error: Exception) -> Outcome:

@@ -109,7 +109,8 @@ def retry(
 
     on: which errors to retry: an exception type, a tuple of types, or a predicate over the
         exception. The predicate returns True or False, a number of seconds after which to retry
-        (exactly, without jitter), or an `Outcome` with a kind and a server's hint. For a coroutine
+        (exactly, without jitter), or an `Outcome` with a kind and a server's hint. It also decides
+        about an `AttemptTimeout`, which is always retried if `on` names types. For a coroutine
         function, the predicates `on` and `until` may be coroutine functions.
     until: a predicate over the result. If it returns false, the call is retried. It may return an
         `Outcome` too: a transient one is retried, a permanent one ends the call with the result.
