@@ -90,6 +90,18 @@ def test_note_about_a_missing_key(server: FlakyServerView, client: ClientLibrary
     assert 'its method is not idempotent; an Idempotency-Key (idempotency_key="auto")' in second
 
 
+def test_log_line_about_a_missing_key(
+    server: FlakyServerView, client: ClientLibrary, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning for a POST that is not retried after a 503 names the argument that allows it."""
+    with client.open() as session:
+        session.send("POST", server.url("503,200"), b"order")
+
+    [warning] = [record.message for record in caplog.records if record.name == "tarry"]
+    expected = 'not repeatable without an Idempotency-Key, which idempotency_key="auto" adds (503)'
+    assert warning.endswith(expected)
+
+
 @pytest.mark.parametrize("key", ["auto", None])
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 def test_iterator_is_sent_once(
