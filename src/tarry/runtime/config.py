@@ -410,7 +410,7 @@ def _outcome_from_on(value: object, error: Exception) -> Outcome:
         hint = Hint(delay, exact=True, source="on")
         return Outcome(Kind.TRANSIENT, hint, timeout=is_timeout)
     reject_awaitable("on", value, _AWAITABLE_PREDICATE)
-    rule = "must return True, False, a delay in seconds or a tarry.Outcome"
+    rule = "must return True, False, a delay (seconds or a timedelta), or a tarry.Outcome"
     raise ConfigurationTypeError("on", rule, value)
 
 
