@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from tarry.runtime.error_record import record_of
     from tarry.runtime.events import Listener, listen
     from tarry.runtime.hedge import hedge, hedge_sync
+    from tarry.runtime.policy_files import load_policy
     from tarry.runtime.retry import (
         AttemptContext,
         Attempts,
@@ -119,6 +120,7 @@ _NAMES_BY_MODULE = {
     "tarry.runtime.downstream": "Downstream",
     "tarry.runtime.hedge": "hedge hedge_sync",
     "tarry.runtime.error_record": "record_of",
+    "tarry.runtime.policy_files": "load_policy",
     "tarry.runtime.retry": ("AttemptContext Attempts Decorator acall attempts call retry retrying"),
 }
 _PACKAGES = ("client", "idempotency", "simulator", "telemetry", "testing", "tuning")
@@ -136,8 +138,9 @@ __all__ = [
     "Seconds", "Step", "Stop", "StoreUnavailable", "Succeeded", "TarryError", "ThrottleBudget",
     "TokenBudget", "Wait", "Waited", "WillWait", "acall", "attempts", "call", "current_attempt",
     "deadline", "decide", "hedge", "hedge_sync", "hint_from_grpc", "hint_from_headers", "listen",
-    "outcome_of_code", "outcome_of_exception", "outcome_of_status", "parse_retry_after",
-    "record_calls", "record_of", "remaining", "retry", "retrying", "set_active",
+    "load_policy", "outcome_of_code", "outcome_of_exception", "outcome_of_status",
+    "parse_retry_after", "record_calls", "record_of", "remaining", "retry", "retrying",
+    "set_active",
 ]  # fmt: skip
 
 

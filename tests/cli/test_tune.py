@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+import tarry
 from tarry.cli.tune import print_comparison, tune
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import read_defence
@@ -124,6 +125,8 @@ def test_written_policy_can_be_read(log: Path, tmp_path: Path, name: str) -> Non
     assert read_defence(out).to_dict() == json.loads(tuned_again.stdout)["policy"]
     if out.suffix == ".toml":
         assert 3 == tomllib.loads(out.read_text())["max_attempts"]
+    policy, downstream = tarry.load_policy(out, "payments")
+    assert (3, tarry.RatioBudget) == (policy.max_attempts, type(downstream.budget))
 
 
 def test_json(log: Path) -> None:

@@ -54,6 +54,8 @@ _MAX_PREPARED_ATTEMPTS = 32  # delays and commands of later attempts are compute
 _JITTERS_WITHOUT_HISTORY = ("none", "full", "equal")
 """Jitters whose delay does not depend on the previous delay."""
 
+_OTHER_KEYS_OF_FILES = ("preset", "breaker", "budget", "limiter", "hedging")
+
 # For explain()
 _MAX_ROWS = 12
 _MAX_EXPLAINED_RETRIES = 10_000
@@ -430,7 +432,16 @@ class Policy(ImmutableValue):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Build a policy from the result of `to_dict`; missing fields get their defaults."""
+        """Build a policy from the result of `to_dict`; missing fields get their defaults.
+
+        `tarry.load_policy` reads a policy file, which may have other tables and a preset.
+        """
+        for name in data:
+            if name in _OTHER_KEYS_OF_FILES:
+                raise ConfigurationError(
+                    f"{name!r} is a key of a policy file, not a field of a policy: use "
+                    'policy, downstream = tarry.load_policy(data, "name of the dependency")'
+                )
         cls._check_names(data)
         values = dict(data)
         backoff = values.get("backoff")

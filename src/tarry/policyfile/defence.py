@@ -79,8 +79,7 @@ class Defence(ImmutableValue):
 
     def downstream(self, name: str) -> Downstream:
         """Build a downstream (the state kept for a dependency) with new components."""
-        components = {key: _build(key, getattr(self, key)) for key in _COMPONENT_NAMES}
-        return Downstream(name, **components)
+        return Downstream(name, **build_components(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the contents of a policy file as a dict of JSON and TOML types."""
@@ -122,6 +121,11 @@ class Defence(ImmutableValue):
         tables = (getattr(self, name) for name in _COMPONENT_NAMES)
         items = (None if table is None else frozenset(table.items()) for table in tables)
         return hash((type(self), self.policy, self.hedging, *items))
+
+
+def build_components(defence: Defence) -> dict[str, Any]:
+    """Build a new breaker, budget and limiter, by name; None for those that the defence lacks."""
+    return {name: _build(name, getattr(defence, name)) for name in _COMPONENT_NAMES}
 
 
 def component_arguments(defence: Defence, component: str) -> dict[str, Any] | None:
