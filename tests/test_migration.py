@@ -11,6 +11,7 @@ of the two. A text block below a pair shows how the two differ.
 import datetime
 import inspect
 import io
+import logging
 import random
 import re
 import time
@@ -111,6 +112,7 @@ def virtual_time(random_number: float) -> Iterator[VirtualClock]:
         patch.setattr(random, "random", lambda: random_number)
         patch.setattr(random, "uniform", lambda low, high: low + random_number * (high - low))
         patch.setattr(bus, "listeners", ())
+        patch.setattr(logging.getLogger("billing"), "handlers", [])
         stamina.instrumentation.set_on_retry_hooks([])  # the default writes to stdout
         virtual_datetime = SimpleNamespace(
             now=lambda: start + datetime.timedelta(seconds=clock.now())
