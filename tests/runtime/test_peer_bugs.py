@@ -302,17 +302,25 @@ def test_plain_function_without_waits_may_run_on_an_event_loop(
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-def test_wait_of_a_plain_function_on_an_event_loop_raises(loop: str, clock: VirtualClock) -> None:
-    """A function that was first called without an event loop may run on one, but not wait."""
+@pytest.mark.parametrize("has_downstream", [True, False])
+def test_wait_of_a_plain_function_on_an_event_loop_raises(
+    loop: str, has_downstream: bool, clock: VirtualClock
+) -> None:
+    """A function that was first called without an event loop may run on one, but not wait.
+
+    The error names the error of the attempt, which is its cause.
+    """
     payments = Downstream("payments", budget=tarry.TokenBudget())
     dependency = Dependency(clock, OK, FAIL, OK)
-    call = tarry.retry(on=ConnectionError, downstream=payments)(dependency.call)
+    options: dict[str, Any] = {"downstream": payments} if has_downstream else {}
+    call = tarry.retry(on=ConnectionError, **options)(dependency.call)
 
     async def main() -> None:
         call()
 
     assert "done" == call()
-    with pytest.raises(tarry.BlockingWait, match="would block the running event loop") as caught:
+    message = "the attempt failed with ConnectionError, and a wait of .* would block the running"
+    with pytest.raises(tarry.BlockingWait, match=message) as caught:
         (clock.run if loop == "asyncio" else clock.run_trio)(main)
 
     assert isinstance(caught.value.__cause__, ConnectionError)

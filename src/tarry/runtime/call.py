@@ -489,9 +489,13 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
     """Sleep; raise, from `error`, if the sleep would block an event loop or is cancelled."""
     if delay > 0:
         if clocks.in_event_loop():
+            # Only the type: the text of the error may contain secrets, and it is the cause.
+            failure = (
+                "" if error is None else f"the attempt failed with {type(error).__name__}, and "
+            )
             raise errors.BlockingWait(
-                f"{config.operation}: a wait of {format_duration(delay)} would block the running "
-                f"event loop; {_BLOCKING_WAIT_ADVICE}"
+                f"{config.operation}: {failure}a wait of {format_duration(delay)} would block the "
+                f"running event loop; {_BLOCKING_WAIT_ADVICE}"
             ) from error
         sleep = environment.blocking_sleep
         sleep(delay, config.cancel)
