@@ -250,6 +250,7 @@ _HTTP_FUNCTIONS = HttpClientFunctions(
     ),
     release_connection=_release_connection,
     snapshot=_snapshot,
+    async_client="an AsyncClient with an AsyncRetryTransport",
 )
 
 

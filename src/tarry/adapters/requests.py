@@ -256,4 +256,5 @@ _HTTP_FUNCTIONS = HttpClientFunctions(
     ),
     release_connection=_release_connection,
     snapshot=_snapshot,
+    async_client="aiohttp or an httpx.AsyncClient",
 )

@@ -50,8 +50,6 @@ _REJECTION_CLASSES: dict[Reason, type[errors.Rejected]] = {
 
 _get_scope = deadlines.current_scope.get
 
-_BLOCKING_WAIT_ADVICE = "retry a coroutine function (a block: `async for`), or use a thread"
-
 
 class RunningCall(Call):
     """The state of one call while a driver runs it.
@@ -481,7 +479,7 @@ def check_no_event_loop(config: RetryConfig) -> None:
     ):
         raise errors.BlockingWait(
             f"{config.operation}: the waits between attempts of a plain function would block the "
-            f"running event loop; {_BLOCKING_WAIT_ADVICE}"
+            f"running event loop; {config.blocking_wait_advice}"
         )
 
 
@@ -489,13 +487,15 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
     """Sleep; raise, from `error`, if the sleep would block an event loop or is cancelled."""
     if delay > 0:
         if clocks.in_event_loop():
-            # Only the type: the text of the error may contain secrets, and it is the cause.
-            failure = (
-                "" if error is None else f"the attempt failed with {type(error).__name__}, and "
-            )
+            failure = ""
+            if isinstance(error, errors.ResultNotAccepted):
+                failure = "the result was not accepted, and "
+            elif error is not None:
+                # Only the type: the text of the error may contain secrets, and it is the cause.
+                failure = f"the attempt failed with {type(error).__name__}, and "
             raise errors.BlockingWait(
                 f"{config.operation}: {failure}a wait of {format_duration(delay)} would block the "
-                f"running event loop; {_BLOCKING_WAIT_ADVICE}"
+                f"running event loop; {config.blocking_wait_advice}"
             ) from error
         sleep = environment.blocking_sleep
         sleep(delay, config.cancel)

@@ -103,6 +103,8 @@ class RetryConfig:
     """Called with the event before each wait."""
     logs_retries: bool = False
     """Whether retries are logged by a logger of the user, instead of the logger "tarry"."""
+    blocking_wait_advice: str = "retry a coroutine function (a block: `async for`), or use a thread"
+    """What to do if a wait would block an event loop."""
     async_argument: tuple[str, object] | None = None
     """The name and value of an argument that is a coroutine function, which only async calls can
     await; None if there is no such argument."""

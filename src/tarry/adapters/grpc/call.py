@@ -136,6 +136,7 @@ class CallFactory:
             # A failed gRPC call raises: each response is a success and has nothing to release.
             classify_response=lambda _, __, ___: SUCCESS,
             release_connection=lambda _: None,
+            async_client="grpc.aio with async_retry_interceptors()",
         )
         self.attempt_timeout: float | None = self._origins.policy.attempt_timeout
 

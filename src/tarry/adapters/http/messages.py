@@ -72,6 +72,8 @@ class HttpClientFunctions(NamedTuple):
     """Drains a short body and releases the connection, so that it can be reused; returns whether
     the user can still read the response. A coroutine function if `is_async`."""
     snapshot: Callable[[Any], RequestSnapshot]
+    async_client: str = ""
+    """The client to use in a coroutine instead, for errors; "" if `is_async`."""
 
 
 def check_idempotency_key(idempotency_key: KeyOption) -> KeyOption:

@@ -116,7 +116,9 @@ class OriginRegistry:
         classify_error: Callable[[Exception, bool], Outcome],
         classify_response: Callable[[Policy, bool, Any], Outcome],
         release_connection: Callable[[Any], Any],
+        async_client: str = "",
     ) -> None:
+        """Check the arguments; `async_client` names the client for coroutines, for errors."""
         check_instance("policy", policy, Policy, "a tarry.Policy(...)")
         if not (downstream is None or isinstance(downstream, Downstream) or callable(downstream)):
             rule = (
@@ -129,6 +131,7 @@ class OriginRegistry:
         self._classify_error = classify_error
         self._classify_response = classify_response
         self._release_connection = release_connection
+        self._async_client = async_client
         # Weak references suffice, because each configuration refers to its downstream. As long as
         # a configuration of an origin exists, new configurations of the origin get its downstream.
         self._downstreams: WeakValueDictionary[str, Downstream] = WeakValueDictionary()
@@ -166,6 +169,8 @@ class OriginRegistry:
                 repeatable=repeatable,
                 passes_attempt_number=passes_attempt_number,
             )
+            if self._async_client:
+                config.blocking_wait_advice = f"use {self._async_client}, or a thread"
             config = self._configs.add((method, origin, repeatable), config)
         return config
 
@@ -215,9 +220,13 @@ class RequestSender:
         if hedging is not None:
             # This policy is only for requests that are not repeatable, and so not hedged.
             policy = policy.replace(max_attempts=1)
-        _, classify_error, classify_response, release_connection, _ = http_functions
         self._origins = OriginRegistry(
-            policy, downstream, classify_error, classify_response, release_connection
+            policy,
+            downstream,
+            http_functions.classify_error,
+            http_functions.classify_response,
+            http_functions.release_connection,
+            http_functions.async_client,
         )
         self.hand_off: HandOffSender = HandOffSender(hand_off, policy, http_functions)
         self._send = partial(send, attempt_timeout=attempt_timeout)
