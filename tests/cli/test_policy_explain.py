@@ -70,6 +70,15 @@ def test_check_warns(tmp_path: Path) -> None:
     ]
 
 
+def test_check_of_milliseconds(tmp_path: Path) -> None:
+    """A file with only an initial delay in milliseconds gets an error with the value in seconds."""
+    path = write_policy(tmp_path, {"initial_delay": 500})
+
+    message = error_of("check", path)
+
+    assert "but is 30 by default; for 500 ms, write initial_delay = 0.5" in message
+
+
 @pytest.mark.parametrize("command", [["check"], ["explain"], ["export", "--to", "grpc"]])
 def test_unknown_name_lists_the_presets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]

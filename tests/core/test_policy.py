@@ -250,14 +250,31 @@ def test_codes_of_the_wrong_type(code: Any, name: str) -> None:
 
 
 def test_max_delay_below_initial_delay() -> None:
-    """A max_delay below initial_delay is rejected, even if one of them is the default."""
+    """A max_delay below initial_delay is rejected, and the error names the default."""
     assert 5.0 == Policy(initial_delay=5, max_delay=5).max_delay
     with pytest.raises(ConfigurationError) as caught:
         Policy(initial_delay=60)
-    assert "max_delay must be at least initial_delay (60), got 30" == str(caught.value)
+    text = "max_delay must be at least initial_delay (60), but is 30 by default"
+    assert text == str(caught.value)
+    with pytest.raises(ConfigurationError, match=r"; for 500 ms, write initial_delay = 0\.5"):
+        Policy(initial_delay=500, max_delay=200)
     with pytest.raises(ConfigurationError) as caught:
         Policy(max_delay=0.05)
     assert "max_delay must be at least initial_delay (0.1), got 0.05" == str(caught.value)
+
+
+@pytest.mark.parametrize("backoff", ["fixed", Schedule((1, 2)), lambda k: 9.0 * k])
+def test_max_delay_does_not_contradict_other_backoffs(backoff: Any) -> None:
+    """A max_delay, which limits no fixed backoff, schedule or callable, is raised if needed."""
+    policy = Policy(backoff=backoff, initial_delay=60, jitter="none")
+
+    assert (60, 60) == (policy.initial_delay, policy.max_delay)
+    if backoff == "fixed":
+        assert [60.0] * 3 == policy.delays(Random(7))
+        assert policy == Policy.from_dict(policy.to_dict())
+    assert 90 == policy.replace(initial_delay=90).max_delay
+    with pytest.raises(ConfigurationError, match="but is 30 by default"):
+        Policy(backoff=backoff, initial_delay=60, jitter="decorrelated")
 
 
 @pytest.mark.parametrize("status", [1, 99, 600, 1_000])

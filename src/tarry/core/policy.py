@@ -51,6 +51,11 @@ HEADER_NAME_PATTERN = "^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}$"
 """A token (RFC 9110, 5.6.2), at most 64 characters long."""
 _HOUR_S = 3600.0
 _MAX_PREPARED_ATTEMPTS = 32  # delays and commands of later attempts are computed when needed
+_DEFAULT_MAX_DELAY_S = 30.0
+_LIMITED_BACKOFFS = ("linear", "exponential")
+"""The backoffs that `max_delay` limits."""
+_MIN_SUSPICIOUS_DELAY_S = 100
+"""A longer initial delay was probably meant as milliseconds."""
 _JITTERS_WITHOUT_HISTORY = ("none", "full", "equal")
 """Jitters whose delay does not depend on the previous delay."""
 
@@ -149,7 +154,7 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
         minimum=1, is_minimum_allowed=True,
     ),
     PolicyField(
-        "max_delay", "maxDelayMs", "seconds", 30.0,
+        "max_delay", "maxDelayMs", "seconds", _DEFAULT_MAX_DELAY_S,
         "Longest delay of a linear or exponential backoff.",
     ),
     PolicyField(
@@ -315,10 +320,7 @@ class Policy(ImmutableValue):
         arguments = locals()  # the fields by name
         self._set_fields(*(field.check(arguments[field.name]) for field in POLICY_FIELDS))
         if self.max_delay < self.initial_delay:
-            rule = (
-                f"must be at least initial_delay ({self.initial_delay:g}), got {self.max_delay:g}"
-            )
-            raise ConfigurationError("max_delay", rule)
+            self._raise_max_delay()
         self._set(
             _jitter=JITTERS[jitter] if isinstance(jitter, str) else partial(call_jitter, jitter),
             _throttled_initial_delay=max(
@@ -331,6 +333,19 @@ class Policy(ImmutableValue):
         if isinstance(backoff, str) and jitter in _JITTERS_WITHOUT_HISTORY:
             retries = range(min(self.max_attempts, _MAX_PREPARED_ATTEMPTS))
             self._set(delay_table=tuple(map(self._delay_row, retries)))
+
+    def _raise_max_delay(self) -> None:
+        """Raise `max_delay` to `initial_delay` if it limits no delay; otherwise raise an error."""
+        initial = self.initial_delay
+        if self.backoff not in _LIMITED_BACKOFFS and self.jitter != "decorrelated":
+            self._set(max_delay=initial)
+            return
+        is_default = self.max_delay == _DEFAULT_MAX_DELAY_S
+        value = f"but is {self.max_delay:g} by default" if is_default else f"got {self.max_delay:g}"
+        rule = f"must be at least initial_delay ({initial:g}), {value}"
+        if initial >= _MIN_SUSPICIOUS_DELAY_S:
+            rule += f"; for {initial:g} ms, write initial_delay = {initial / 1000:g}"
+        raise ConfigurationError("max_delay", rule)
 
     def ceiling(self, k: int, throttled: bool = False) -> float:  # noqa: FBT001, FBT002 - for speed
         """Return the ceiling for retry k: the delay before that retry, without jitter."""
