@@ -28,7 +28,7 @@ from tarry.wire.policies import policy_to_request_json
 from tarry.wire.tasks import Page, ReplayJob, RetryPolicy, RetryTask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import httpx
 
@@ -56,6 +56,8 @@ _ERROR_TYPE_BY_STATUS: dict[int, type[errors.ServiceError]] = {
     503: errors.ServiceUnavailable,
     504: errors.ServiceUnavailable,
 }
+_FIRST_CLIENT_ERROR, _FIRST_SERVER_ERROR = 400, 500
+_RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
 _CONFLICT_STATUS = 409
 _UNAVAILABLE_STATUS = 503
 _JSON_HEADERS = {"content-type": "application/json"}
@@ -103,13 +105,19 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
 
     def to_error(self, response: httpx.Response) -> errors.ServiceError:
         """Return the error for an unsuccessful response."""
-        status, problem = response.status_code, _parse_problem(response)
-        explanation = problem.get("detail") or problem.get("title") or "no problem document"
         header = response.headers.get("retry-after")
         retry_after = None if header is None else parse_retry_after(header, environment.unix_time())
+        return self.build_error(response.status_code, _parse_problem(response), retry_after)
+
+    def build_error(
+        self, status: int, problem: Mapping[str, Any], retry_after: float | None = None
+    ) -> errors.ServiceError:
+        """Return the error for a status and a problem document."""
+        explanation = problem.get("detail") or problem.get("title") or "no problem document"
         error_type = _ERROR_TYPE_BY_STATUS.get(status)
         if error_type is None:
-            error_type = errors.InvalidRequest if response.is_client_error else errors.ServiceError
+            is_client_error = _FIRST_CLIENT_ERROR <= status < _FIRST_SERVER_ERROR
+            error_type = errors.InvalidRequest if is_client_error else errors.ServiceError
         message = f"{self} was answered with {status}: {explanation}"
         return error_type(message, status=status, problem=problem, retry_after=retry_after)
 
@@ -147,6 +155,16 @@ def _check_event_stream(response: httpx.Response) -> None:
         raise errors.ServiceError(msg, status=response.status_code)
 
 
+def _task_or_error(
+    request: ClientRequest[RetryTask], result: wire.BatchResult
+) -> RetryTask | errors.ServiceError | None:
+    if result.task is not None:
+        return result.task
+    if result.status in _RETRYABLE_STATUSES:
+        return None
+    return request.build_error(result.status, result.problem or {})
+
+
 class Health(msgspec.Struct, frozen=True):
     """Whether the service accepts and processes tasks.
 
@@ -172,6 +190,38 @@ class ServiceApi:
             headers["prefer"] = f"wait={wait_s}"
         content, parse = options.encode_task(task), _decoder(RetryTask)
         return ClientRequest("POST", "/retry-tasks", parse, headers, content, wait_s=wait_s)
+
+    def coalesce(
+        self, requests: Sequence[ClientRequest[RetryTask]]
+    ) -> ClientRequest[list[RetryTask | errors.ServiceError | None]]:
+        """Add the tasks of one or several `enqueue` requests with one request.
+
+        Its result has the task or the error of each request; None if the service could not add the
+        task now. The request of this task can be sent by itself, and is then retried.
+        """
+        if len(requests) == 1:
+            [single] = requests
+            return ClientRequest(
+                single.method,
+                single.path,
+                lambda response: [single.parse(response)],
+                single.headers,
+                single.content,
+            )
+
+        def parse(response: httpx.Response) -> list[RetryTask | errors.ServiceError | None]:
+            results = _decoder(wire.BatchResults)(response).results
+            if len(results) != len(requests):
+                msg = f"{len(results)} results for a batch of {len(requests)} tasks"
+                raise msgspec.DecodeError(msg)
+            return [
+                _task_or_error(request, result)
+                for request, result in zip(requests, results, strict=True)
+            ]
+
+        content = b'{"tasks":[%b]}' % b",".join([request.content or b"" for request in requests])
+        headers = _JSON_HEADERS | _idempotency_header()  # as in `enqueue_many`
+        return ClientRequest("POST", "/retry-tasks/batch", parse, headers, content)
 
     def enqueue_many(
         self, tasks: Iterable[options.EnqueueArguments]

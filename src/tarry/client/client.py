@@ -5,10 +5,12 @@ Both clients have the same methods. They send the requests that `ServiceApi` bui
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable
 from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from tarry.client.coalescing import Coalescer
 from tarry.client.transport import (
     MAX_RECONNECT_DELAY_S,
     AsyncBufferingTransport,
@@ -19,9 +21,11 @@ from tarry.client.transport import (
     logger,
 )
 from tarry.errors import TarryError
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime import deadlines
+from tarry.runtime.clocks import environment, in_trio  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
@@ -30,13 +34,16 @@ if TYPE_CHECKING:
         Iterable,
         Iterator,
         Mapping,
+        Sequence,
     )
     from types import TracebackType
-    from typing import Self, Unpack
+    from typing import Self, TypeAlias, Unpack
 
     import httpx
+    import trio
 
     from tarry.client.api import ClientRequest, Health, Operation, ServiceApi
+    from tarry.client.coalescing import EnqueueCall
     from tarry.client.options import (
         AttemptFilter,
         CancelOptions,
@@ -64,6 +71,8 @@ if TYPE_CHECKING:
         SigningSecret,
     )
 
+    AsyncEvent: TypeAlias = asyncio.Event | trio.Event
+
 T = TypeVar("T")
 R = TypeVar("R")
 """Return type of `_run` for a replay: `ReplayJob`, or in `AsyncClient` an awaitable of it."""
@@ -76,6 +85,7 @@ class Client:
     An attempt of such a request fails when no byte arrives for `timeout` seconds. `transport` is an
     `httpx.HTTPTransport`; pass one to use your own certificates or proxies. Methods raise a
     `ServiceError` if the service rejects a request or does not respond. Threads may share a client.
+    With `coalesce`, `enqueue` calls that wait at the same time share one request.
     """
 
     def __init__(
@@ -86,6 +96,7 @@ class Client:
         policy: Policy | None = None,
         timeout: float = 10.0,
         transport: httpx.BaseTransport | None = None,
+        coalesce: bool = True,
     ) -> None:
         self._config = config = ClientConfig(url, key, policy, timeout)
         import httpx
@@ -98,6 +109,7 @@ class Client:
         self._http_clients = config.open_http_clients(
             httpx.Client, RetryTransport, BufferingTransport(transport)
         )
+        self._coalescer = Coalescer(threading.Event) if coalesce else None
 
     def close(self) -> None:
         """Close the connections."""
@@ -134,7 +146,11 @@ class Client:
         policy_version, key (the idempotency key), lane_key, delay, at, overrides, callback,
         callback_policy, prior_attempts.
         """
-        return self._send(self._api.enqueue(url, body, wait, options))
+        request = self._api.enqueue(url, body, wait, options)
+        # The deadline of one call must not end the request of others.
+        if self._coalescer is None or wait is not None or deadlines.current() is not None:
+            return self._send(request)
+        return self._send_coalesced(self._coalescer, request)
 
     def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
         """Add tasks, each a dict of `enqueue` arguments; return their results in the same order."""
@@ -308,6 +324,36 @@ class Client:
             response.read()
             return request.parse_response(response)
 
+    def _send_coalesced(
+        self, coalescer: Coalescer[threading.Event], request: ClientRequest[RetryTask]
+    ) -> RetryTask:
+        """Send an `enqueue` request, perhaps in a batch with those of other threads."""
+        call = coalescer.add(request)
+        try:
+            while not call.is_done:
+                if batch := coalescer.take_batch(call):
+                    self._send_batch(coalescer, batch)
+                elif call.event is not None:
+                    call.event.wait()
+        except BaseException:
+            coalescer.withdraw(call)
+            raise
+        return self._send(request) if call.is_sent_alone else call.result()
+
+    def _send_batch(
+        self,
+        coalescer: Coalescer[threading.Event],
+        batch: Sequence[EnqueueCall[threading.Event]],
+    ) -> None:
+        try:
+            results = self._send(self._api.coalesce([call.request for call in batch]))
+        except BaseException as error:
+            coalescer.fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            coalescer.complete(batch, results)
+
     def _run(self, operation: Operation[T]) -> T:
         """Send the requests and sleep the seconds that an operation yields; return its result."""
         response: Any = None
@@ -353,6 +399,7 @@ class AsyncClient:
         policy: Policy | None = None,
         timeout: float = 10.0,
         transport: httpx.AsyncBaseTransport | None = None,
+        coalesce: bool = True,
     ) -> None:
         self._config = config = ClientConfig(url, key, policy, timeout)
         import httpx
@@ -365,6 +412,7 @@ class AsyncClient:
         self._http_clients = config.open_http_clients(
             httpx.AsyncClient, AsyncRetryTransport, AsyncBufferingTransport(transport)
         )
+        self._coalescer = Coalescer(_new_event) if coalesce else None
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -394,7 +442,11 @@ class AsyncClient:
         **options: Unpack[EnqueueOptions],
     ) -> RetryTask:
         """Add a task, an HTTP call that the service makes and retries; see `Client.enqueue`."""
-        return await self._send(self._api.enqueue(url, body, wait, options))
+        request = self._api.enqueue(url, body, wait, options)
+        # The deadline of one call must not end the request of others.
+        if self._coalescer is None or wait is not None or deadlines.current() is not None:
+            return await self._send(request)
+        return await self._send_coalesced(self._coalescer, request)
 
     async def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
         """Add tasks, each a dict of `enqueue` arguments; return their results in the same order."""
@@ -544,6 +596,34 @@ class AsyncClient:
             await response.aread()
             return request.parse_response(response)
 
+    async def _send_coalesced(
+        self, coalescer: Coalescer[AsyncEvent], request: ClientRequest[RetryTask]
+    ) -> RetryTask:
+        """Send an `enqueue` request, perhaps in a batch with those of other tasks."""
+        call = coalescer.add(request)
+        try:
+            while not call.is_done:
+                if batch := coalescer.take_batch(call):
+                    await self._send_batch(coalescer, batch)
+                elif call.event is not None:
+                    await call.event.wait()
+        except BaseException:
+            coalescer.withdraw(call)
+            raise
+        return await self._send(request) if call.is_sent_alone else call.result()
+
+    async def _send_batch(
+        self, coalescer: Coalescer[AsyncEvent], batch: Sequence[EnqueueCall[AsyncEvent]]
+    ) -> None:
+        try:
+            results = await self._send(self._api.coalesce([call.request for call in batch]))
+        except BaseException as error:
+            coalescer.fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            coalescer.complete(batch, results)
+
     async def _run(self, operation: Operation[T]) -> T:
         response: Any = None
         try:
@@ -590,6 +670,17 @@ class AsyncClient:
             # From now on, connecting is retried forever, because the service was reachable before.
             request = self._api.events("retry_forever")
             await environment.async_sleep(MAX_RECONNECT_DELAY_S * environment.draw_random())
+
+
+def _new_event() -> AsyncEvent:
+    """Return an event of the running event loop."""
+    if in_trio():
+        import trio
+
+        return trio.Event()
+    import asyncio
+
+    return asyncio.Event()
 
 
 class BaseReplay(Generic[R]):

@@ -1,0 +1,344 @@
+"""Coalescing: `enqueue` calls that wait at the same time share one request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+import tarry
+from tarry.client import AsyncClient, Client
+from tarry.client.api import ServiceApi
+from tarry.client.coalescing import MAX_COALESCED_BYTES, MAX_COALESCED_TASKS, Coalescer, EnqueueCall
+from tarry.client.errors import InvalidRequest, ServiceUnreachable
+from tarry.core.policy import Policy
+from tests.client.fake_service import FakeService, StatusAndContent, problem_response
+
+HOOK = "https://example.com/hook"
+SINGLE, BATCH = "POST /retry-tasks", "POST /retry-tasks/batch"
+
+
+def request_sizes(service: FakeService) -> list[int]:
+    """Return the number of tasks in each request that the service has received."""
+    return [len(request.json.get("tasks", [0])) for request in service.requests]
+
+
+async def enqueue_all(client: AsyncClient, count: int, **options: Any) -> list[Any]:
+    """Add tasks at the same time; return their tasks and errors."""
+    calls = [client.enqueue(HOOK, key=f"key-{n}", **options) for n in range(count)]
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def run_enqueue(service: FakeService, count: int, **options: Any) -> list[Any]:
+    """Open a client, and add tasks at the same time; return their tasks and errors."""
+    async with AsyncClient(service.url, **options) as client:
+        return await enqueue_all(client, count)
+
+
+def test_waiting_calls_share_a_request(service: FakeService) -> None:
+    """Two calls are sent at once; those that wait for them share one batch."""
+    tasks = asyncio.run(run_enqueue(service, 10))
+    assert [f"key-{n}" for n in range(10)] == [task.idempotency_key for task in tasks]
+    assert [1, 1, 8] == request_sizes(service)
+
+
+def test_consecutive_calls_are_sent_alone(service: FakeService) -> None:
+    """A program that makes one call at a time sends one request for each."""
+    with Client(service.url) as client:
+        tasks = [client.enqueue(HOOK, key=f"key-{n}") for n in range(3)]
+    assert ["key-0", "key-1", "key-2"] == [task.idempotency_key for task in tasks]
+    assert [SINGLE] * 3 == [f"{each.method} {each.path}" for each in service.requests]
+
+
+def test_coalescing_can_be_turned_off(service: FakeService) -> None:
+    """With `coalesce=False`, each call sends its own request."""
+    asyncio.run(run_enqueue(service, 5, coalesce=False))
+    assert [1] * 5 == request_sizes(service)
+
+
+def test_threads_share_a_request(service: FakeService) -> None:
+    """Threads that share a client and wait at the same time share one request."""
+    can_respond, waiting_calls = threading.Event(), threading.Semaphore(0)
+
+    def hold(request: Any) -> StatusAndContent:
+        can_respond.wait()
+        return service.add_task(request.json)
+
+    def new_event() -> threading.Event:
+        waiting_calls.release()
+        return threading.Event()
+
+    service.responses[SINGLE] = hold
+    with Client(service.url) as client, ThreadPoolExecutor(8) as threads:
+        client._coalescer = Coalescer(new_event)
+        futures = [threads.submit(client.enqueue, HOOK, key=f"key-{n}") for n in range(8)]
+        for _ in range(6):
+            waiting_calls.acquire()
+        can_respond.set()
+        keys = [future.result().idempotency_key for future in futures]
+    assert [f"key-{n}" for n in range(8)] == keys
+    assert [1, 1, 6] == request_sizes(service)
+
+
+def test_each_call_gets_its_own_error(service: FakeService) -> None:
+    """A task that the service rejects raises an error for its own caller only."""
+
+    def reject_one(request: Any) -> StatusAndContent:
+        results: list[dict[str, Any]] = []
+        for task in request.json["tasks"]:
+            if task["idempotencyKey"] == "key-3":
+                _, problem = problem_response(422, "Invalid", "Wrong.", field="targetUrl")
+                results.append({"status": 422, "problem": problem})
+            else:
+                results.append({"status": 201, "task": service.add_task(task)[1]})
+        return 200, {"results": results}
+
+    service.responses[BATCH] = reject_one
+    *tasks, error, last_task = asyncio.run(run_enqueue(service, 5))
+    assert ["key-0", "key-1", "key-2"] == [task.idempotency_key for task in tasks]
+    assert "key-4" == last_task.idempotency_key
+    assert isinstance(error, InvalidRequest)
+    assert (422, "targetUrl") == (error.status, error.field)
+    assert "POST /retry-tasks was answered with 422: Wrong." == str(error)
+
+
+@pytest.fixture
+def _one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only one request be under way, so that the order of the requests is known."""
+    monkeypatch.setattr("tarry.client.coalescing.MAX_REQUESTS", 1)
+
+
+@pytest.mark.usefixtures("_no_wait", "_one_request")
+def test_task_that_cannot_be_added_now_is_retried_alone(service: FakeService) -> None:
+    """A task of a batch that the service could not store is sent by itself, and retried."""
+
+    def reject_last(request: Any) -> StatusAndContent:
+        *first, _ = request.json["tasks"]
+        results = [{"status": 201, "task": service.add_task(task)[1]} for task in first]
+        return 200, {"results": [*results, {"status": 503, "problem": {"title": "Not now"}}]}
+
+    service.responses[BATCH] = reject_last
+    service.faults.extend(["", "", "503", ""])
+    tasks = asyncio.run(run_enqueue(service, 5))
+    assert [f"key-{n}" for n in range(5)] == [task.idempotency_key for task in tasks]
+    assert [1, 4, 1, 1] == request_sizes(service)
+
+
+def test_rejected_batch_is_sent_as_single_tasks(service: FakeService) -> None:
+    """If the service rejects a batch as a whole, for example as too large, it is sent in parts."""
+    service.responses[BATCH] = problem_response(413, "Too large", "At most 1,000 bytes.")
+    tasks = asyncio.run(run_enqueue(service, 5))
+    assert [f"key-{n}" for n in range(5)] == [task.idempotency_key for task in tasks]
+    assert [1, 1, 3, 1, 1, 1] == request_sizes(service)
+
+
+@pytest.mark.usefixtures("_no_wait", "_one_request")
+def test_lost_connection_sends_the_same_keys_again(service: FakeService) -> None:
+    """A batch whose response is lost is sent again with the same keys, and adds each task once."""
+    service.faults.extend(["", "drop", "cut"])
+    tasks = asyncio.run(run_enqueue(service, 6))
+    assert 6 == len({task.task_id for task in tasks}) == len(service.tasks)
+    assert [1, 5, 5, 5] == request_sizes(service)
+
+
+def test_unreachable_service_raises_an_error_for_each_call() -> None:
+    """If a batch gets no response, each of its calls raises an error of its own."""
+
+    async def main() -> list[Any]:
+        policy = Policy(max_attempts=1)
+        async with AsyncClient("http://127.0.0.1:9", policy=policy) as client:
+            return await enqueue_all(client, 5)
+
+    errors = asyncio.run(main())
+    assert {ServiceUnreachable} == {type(error) for error in errors}
+    assert 5 == len({id(error) for error in errors})
+    assert all(error.__cause__ is not None for error in errors)
+
+
+@pytest.mark.usefixtures("_no_wait")
+def test_response_without_a_result_for_each_task_is_an_error(service: FakeService) -> None:
+    """A batch response with the wrong number of results is an error, not a shifted result."""
+    service.responses[BATCH] = 200, {"results": [{"status": 201, "task": None}]}
+    results = asyncio.run(run_enqueue(service, 4))
+    assert all("1 results for a batch of 2 tasks" in str(error) for error in results[2:])
+
+
+@pytest.mark.parametrize("options", [{"wait": 1.0}, {}])
+def test_call_with_a_wait_or_deadline_is_sent_alone(
+    service: FakeService, options: dict[str, Any]
+) -> None:
+    """A call that waits for its result, or that has a deadline, does not share its request."""
+
+    async def main() -> None:
+        async with AsyncClient(service.url) as client:
+            if options:
+                await enqueue_all(client, 4, **options)
+            else:
+                with tarry.deadline(30):
+                    await enqueue_all(client, 4)
+
+    asyncio.run(main())
+    assert [1] * 4 == request_sizes(service)
+
+
+def test_cancelled_sender_does_not_affect_other_calls(service: FakeService) -> None:
+    """If the call that sends a batch is cancelled, another call sends the batch again."""
+    is_received, can_respond = threading.Event(), threading.Event()
+
+    def hold_first_batch(request: Any) -> StatusAndContent:
+        del service.responses[BATCH]
+        is_received.set()
+        can_respond.wait()
+        return service.respond(request)
+
+    async def main() -> list[Any]:
+        async with AsyncClient(service.url) as client:
+            calls = [asyncio.create_task(client.enqueue(HOOK, key=f"key-{n}")) for n in range(6)]
+            await asyncio.gather(*calls[:2])
+            await asyncio.to_thread(is_received.wait)
+            calls[2].cancel()
+            await asyncio.wait(calls[2:3])
+            can_respond.set()
+            assert calls[2].cancelled()
+            return await asyncio.gather(*calls[3:])
+
+    service.responses[BATCH] = hold_first_batch
+    tasks = asyncio.run(main())
+    assert ["key-3", "key-4", "key-5"] == [task.idempotency_key for task in tasks]
+    assert [1, 1, 4, 3] == request_sizes(service)
+
+
+def test_cancelled_waiting_call_is_not_sent(service: FakeService) -> None:
+    """A call that is cancelled while it waits is not sent, and the next call sends the batch."""
+
+    async def main() -> list[Any]:
+        async with AsyncClient(service.url) as client:
+            calls = [asyncio.create_task(client.enqueue(HOOK, key=f"key-{n}")) for n in range(6)]
+            await asyncio.sleep(0)
+            calls[2].cancel()
+            await asyncio.wait(calls)
+            return [call.result() for call in (*calls[:2], *calls[3:])]
+
+    asyncio.run(main())
+    assert ["key-0", "key-1", "key-3", "key-4", "key-5"] == list(service.tasks)
+
+
+def test_calls_on_trio_share_a_request(service: FakeService) -> None:
+    """Calls on trio share requests, and a cancelled sender does not affect the others."""
+    keys: list[str] = []
+
+    async def main() -> None:
+        async with AsyncClient(service.url) as client, trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+
+            async def enqueue(number: int) -> None:
+                task = await client.enqueue(HOOK, key=f"key-{number}")
+                keys.append(task.idempotency_key)
+
+            async def enqueue_and_cancel() -> None:
+                with scope:
+                    await enqueue(9)
+
+            nursery.start_soon(enqueue_and_cancel)
+            for number in range(8):
+                nursery.start_soon(enqueue, number)
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+
+    trio.run(main)
+    assert {f"key-{n}" for n in range(8)} <= set(keys)
+    assert any(size > 1 for size in request_sizes(service))
+
+
+class FakeEvent:
+    """An event that counts how often it was set."""
+
+    def __init__(self) -> None:
+        self.set_count = 0
+
+    def set(self) -> None:
+        """Count the call."""
+        self.set_count += 1
+
+
+@pytest.fixture
+def coalescer() -> Coalescer[FakeEvent]:
+    """A coalescer without requests."""
+    return Coalescer(FakeEvent)
+
+
+def add_calls(
+    coalescer: Coalescer[FakeEvent], count: int, size: int = 0
+) -> list[EnqueueCall[FakeEvent]]:
+    """Add calls whose tasks have a body of `size` bytes."""
+    return [
+        coalescer.add(ServiceApi().enqueue(HOOK, "x" * size, None, {"key": f"key-{n}"}))
+        for n in range(count)
+    ]
+
+
+def test_batch_has_a_maximum_number_of_tasks(coalescer: Coalescer[FakeEvent]) -> None:
+    """The calls that do not fit in a batch are sent with the next one."""
+    calls = add_calls(coalescer, MAX_COALESCED_TASKS + 3)
+    assert calls[:MAX_COALESCED_TASKS] == coalescer.take_batch(calls[-1])
+    assert calls[MAX_COALESCED_TASKS:] == coalescer.take_batch(calls[-1])
+
+
+def test_batch_has_a_maximum_size(coalescer: Coalescer[FakeEvent]) -> None:
+    """A batch has a maximum size in bytes; a task above it is sent alone."""
+    calls = add_calls(coalescer, 3, MAX_COALESCED_BYTES // 2) + add_calls(
+        coalescer, 1, MAX_COALESCED_BYTES + 1
+    )
+    batches = []
+    for _ in range(4):
+        batch = coalescer.take_batch(calls[-1])
+        coalescer.complete(batch, [None] * len(batch))
+        batches.append(len(batch))
+    assert [1, 1, 1, 1] == batches
+
+
+def test_end_of_a_request_wakes_one_waiting_call(coalescer: Coalescer[FakeEvent]) -> None:
+    """When a request ends, the longest waiting call is woken, and it sends all waiting calls."""
+    first, second, third, fourth = add_calls(coalescer, 4)
+    assert [first, second, third, fourth] == coalescer.take_batch(first)
+    fifth, sixth, seventh = add_calls(coalescer, 3)
+    assert [fifth, sixth, seventh] == coalescer.take_batch(fifth)
+    eighth, ninth = add_calls(coalescer, 2)
+    assert [] == coalescer.take_batch(eighth)
+    assert [] == coalescer.take_batch(ninth)
+    assert eighth.event is not None
+    assert ninth.event is not None
+    coalescer.complete([first, second, third, fourth], [None] * 4)
+    assert (1, 0) == (eighth.event.set_count, ninth.event.set_count)
+    coalescer.withdraw(eighth)
+    assert 1 == ninth.event.set_count
+    assert [ninth] == coalescer.take_batch(ninth)
+
+
+def test_finished_call_takes_no_batch(coalescer: Coalescer[FakeEvent]) -> None:
+    """A call that was finished by the request of another call sends nothing."""
+    calls = add_calls(coalescer, 2)
+    coalescer.complete(coalescer.take_batch(calls[0]), [None, None])
+    later = add_calls(coalescer, 1)
+    assert [] == coalescer.take_batch(calls[1])
+    assert later == coalescer.take_batch(later[0])
+
+
+def test_errors_are_copied_with_their_notes(coalescer: Coalescer[FakeEvent]) -> None:
+    """Each call of a failed batch has its own error, with the same attributes and notes."""
+    calls = add_calls(coalescer, 2)
+    error = ServiceUnreachable("no response", retry_after=3.0)
+    error.add_note("a note")
+    coalescer.fail(coalescer.take_batch(calls[0]), error)
+    first, second = calls[0].error, calls[1].error
+    assert error is first
+    assert isinstance(second, ServiceUnreachable)
+    assert second is not error
+    assert (3.0, ["a note"]) == (second.retry_after, second.__notes__)
+    second.add_note("another note")
+    assert ["a note"] == error.__notes__
