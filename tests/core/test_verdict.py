@@ -39,6 +39,7 @@ VALUES: list[Any] = [
         (Reason.TOTAL_BUDGET, "total-budget"),
         (Reason.DEADLINE, "deadline"),
         (Reason.STOPPED, "stopped"),
+        (Reason.RETRIES_OFF, "retries-off"),
     ],
 )
 def test_labels_of_reasons(reason: Reason, label: str) -> None:
@@ -48,9 +49,9 @@ def test_labels_of_reasons(reason: Reason, label: str) -> None:
     assert reason is Reason(label)
 
 
-def test_there_are_twelve_reasons() -> None:
-    """The test above lists all twelve reasons."""
-    assert 12 == len(Reason)
+def test_number_of_reasons() -> None:
+    """The test above lists all thirteen reasons."""
+    assert 13 == len(Reason)
 
 
 def test_every_reason_has_a_description() -> None:

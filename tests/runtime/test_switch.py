@@ -36,8 +36,21 @@ def test_no_call_is_retried(driver: Driver, has_listener: bool, clock: VirtualCl
 
     record = tarry.record_of(caught.value)
     assert record is not None
-    assert (1, Reason.ATTEMPTS) == (record.attempts, record.reason)
+    assert (1, Reason.RETRIES_OFF) == (record.attempts, record.reason)
+    assert [tarry.Stop(Reason.RETRIES_OFF)] == [step.verdict for step in record.steps]
+    assert caught.value.__notes__[0].endswith(" gave up after 1 attempt: retries are turned off")
     assert [0] == dependency.starts
+
+
+@every_driver
+def test_reason_of_a_policy_with_one_attempt(driver: Driver, clock: VirtualClock) -> None:
+    """A call that has only one attempt anyway ends for lack of attempts."""
+    with pytest.raises(ConnectionError) as caught:
+        driver.run(clock, Dependency(clock, FAIL), attempts=1)
+
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert Reason.ATTEMPTS is record.reason
 
 
 @every_driver

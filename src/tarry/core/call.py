@@ -220,11 +220,14 @@ class Call:
         self._append_step(outcome, detail, verdict, status)
         return verdict
 
-    def stop_before_retry(self, outcome: Outcome, detail: str, now: float) -> Stop:
-        """End the call before the retry that `record_failure` has allowed; refund the retry."""
+    def stop_instead(self, reason: Reason, outcome: Outcome, detail: str, now: float) -> Stop:
+        """End the call for this reason, instead of what `record_failure` returned.
+
+        The retry that `record_failure` may have charged is refunded.
+        """
         newest = self._newest_step
         previous, status = (None, NO_STATUS) if newest is None else (newest[0], newest[-1])
-        stop = Stop(Reason.STOPPED)
+        stop = Stop(reason)
         self._newest_step = (previous, self.attempts, outcome, detail, stop, status)
         return self._refund_and_stop(stop, now)
 

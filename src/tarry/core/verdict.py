@@ -24,7 +24,7 @@ class Reason(StrEnum):
     OVERLOADED: the server forbids a retry, for example in an overload. LIMIT: a limiter (of the
     concurrency or the rate) rejected the attempt. TOTAL_BUDGET: the time for the call is over.
     BUDGET_EMPTY: the retry budget, which limits the number of retries, does not allow another one.
-    STOPPED: the user's stop function ended the call.
+    STOPPED: the user's stop function ended the call. RETRIES_OFF: `tarry.set_active(False)`.
     """
 
     PERMANENT = "permanent"
@@ -39,6 +39,7 @@ class Reason(StrEnum):
     TOTAL_BUDGET = "total-budget"
     DEADLINE = "deadline"
     STOPPED = "stopped"
+    RETRIES_OFF = "retries-off"
 
     @property
     def description(self) -> str:
@@ -59,6 +60,7 @@ _DESCRIPTIONS = {
     Reason.TOTAL_BUDGET: "the total budget leaves no time for another attempt",
     Reason.DEADLINE: "the deadline leaves no time for another attempt",
     Reason.STOPPED: "the stop function ended the call",
+    Reason.RETRIES_OFF: "retries are turned off",
 }
 
 

@@ -137,13 +137,13 @@ class RunningCall(Call):
                 outcome = classify(error, self._last_record_number)
             now = environment.now() if self._uses_clock else 0.0
             random_number = (config.draw_random or environment.draw_random)()
-            verdict = self.record_failure(outcome, now, random_number, type(error).__name__)
-            if (
-                config.stop is not None
-                and isinstance(verdict, Wait)
-                and self._is_stopped(config.stop, verdict, error, now)
-            ):
-                verdict = self.stop_before_retry(outcome, type(error).__name__, now)
+            detail = type(error).__name__
+            verdict = self.record_failure(outcome, now, random_number, detail)
+            if isinstance(verdict, Stop):
+                if verdict.reason is Reason.ATTEMPTS and self._are_retries_off:
+                    verdict = self.stop_instead(Reason.RETRIES_OFF, outcome, detail, now)
+            elif config.stop is not None and self._is_stopped(config.stop, verdict, error, now):
+                verdict = self.stop_instead(Reason.STOPPED, outcome, detail, now)
             if config.downstream is not None:
                 config.downstream.keep_last_error(error, outcome)
             is_log_enabled = bus.is_log_enabled
@@ -161,6 +161,11 @@ class RunningCall(Call):
             raise
         self._wait, self._error = verdict, error
         return True
+
+    @property
+    def _are_retries_off(self) -> bool:
+        """Whether `tarry.set_active(False)`, and not the policy, limits the call to one attempt."""
+        return self.policy.max_attempts == 1 and self.policy is not self.config.policy
 
     def _is_stopped(
         self, stop: Callable[[CallState], bool], wait: Wait, error: Exception, now: float

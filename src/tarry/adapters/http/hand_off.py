@@ -36,7 +36,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 HAND_OFF_REASONS = frozenset({
     Reason.ATTEMPTS, Reason.BREAKER_OPEN, Reason.BUDGET_EMPTY, Reason.LIMIT,
-    Reason.HINT_TOO_LONG, Reason.TOTAL_BUDGET, Reason.DEADLINE,
+    Reason.HINT_TOO_LONG, Reason.TOTAL_BUDGET, Reason.DEADLINE, Reason.RETRIES_OFF,
 })  # fmt: skip
 """A call that is given up for one of these reasons may succeed later, and is handed off."""
 HAND_OFF_TIMEOUT_S = 5.0
