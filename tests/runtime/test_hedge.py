@@ -488,3 +488,49 @@ def test_events_of_giving_up(loop: str, clock: VirtualClock) -> None:
             detail="ConnectionError",
         ),
     ] == events
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+@both_loops
+def test_keyword_arguments(loop: str, clock: VirtualClock) -> None:
+    """Each copy gets `kwargs` as its keyword arguments, also names that are options of `hedge`."""
+
+    async def read(key: str, *, name: str = "") -> tuple[str, str]:
+        return key, name
+
+    async def main() -> object:
+        return await tarry.hedge(read, "key", kwargs={"name": "n"}, after=1)
+
+    assert ("key", "n") == run(clock, loop, main)
+
+
+def test_keyword_arguments_must_be_a_mapping(clock: VirtualClock) -> None:
+    """`kwargs` that is not a mapping is rejected."""
+    invalid: Any = [("key", "k")]
+    with pytest.raises(tarry.ConfigurationTypeError, match="kwargs must be a dict"):
+        clock.run(lambda: tarry.hedge(Replica().read, kwargs=invalid, after=1))
+
+
+@both_loops
+def test_plain_function(loop: str, clock: VirtualClock) -> None:
+    """The error for a plain function names `hedge_sync`, and no other copy is started."""
+    calls: list[int] = []
+    plain_function: Callable[[], Any] = lambda: calls.append(1)  # noqa: E731
+
+    message = r"returned None.* use tarry\.hedge_sync"
+    with pytest.raises(tarry.ConfigurationTypeError, match=message):
+        run(clock, loop, lambda: tarry.hedge(plain_function, after=1, on=Exception))
+
+    assert [1] == calls
+
+
+@both_loops
+def test_function_that_returns_an_awaitable(loop: str, clock: VirtualClock) -> None:
+    """A lambda that returns a coroutine is hedged."""
+    replica = Replica((10, "first"), (0.05, "second"))
+
+    result = run(clock, loop, lambda: tarry.hedge(lambda: replica.read(), after=0.1))  # noqa: PLW0108 - a plain function
+
+    assert "second" == result

@@ -51,6 +51,15 @@ class Replica:
             thread.join(LONG_S)
 
 
+def test_keyword_arguments() -> None:
+    """The function gets `kwargs` as its keyword arguments."""
+
+    def read(key: str, *, name: str = "") -> tuple[str, str]:
+        return key, name
+
+    assert ("key", "n") == tarry.hedge_sync(read, "key", kwargs={"name": "n"}, after=LONG_S)
+
+
 def test_fast_call_needs_no_copy() -> None:
     """A fast call is sent once."""
     replica = Replica("first")

@@ -438,6 +438,21 @@ def test_acall_of_a_plain_function(loop: str, clock: VirtualClock) -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
+def test_acall_of_a_plain_function_that_raises(clock: VirtualClock) -> None:
+    """An error that is raised before an awaitable is returned has one note that names `call`."""
+    error = ConnectionError()
+
+    def plain_function() -> Any:
+        raise error
+
+    with pytest.raises(ConnectionError):
+        clock.run(lambda: tarry.acall(plain_function, on=ConnectionError))
+
+    notes = [note for note in error.__notes__ if "plain_function returned an awaitable" in note]
+    assert 1 == len(notes)
+    assert "if it is a plain function, use tarry.call(...)" in notes[0]
+
+
 def test_loop_without_with_attempt_raises(clock: VirtualClock) -> None:
     """A loop over attempts without `with attempt:` raises an error."""
     payments = Downstream("payments", max_in_flight=1)

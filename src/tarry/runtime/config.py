@@ -516,17 +516,30 @@ def check_callable(api_name: str, fn: Any) -> None:
         )
 
 
-def check_awaitable(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `fn`, and raises if the result cannot be awaited."""
+def check_awaitable(fn: Callable[..., Any], sync_api: str) -> Callable[..., Any]:
+    """Return a function that calls `fn`, and raises if the result cannot be awaited.
+
+    `sync_api` is the public function for plain functions. An error that `fn` raises before it
+    returns gets a note with this name, because only the first result shows whether `fn` is plain.
+    """
 
     # Not named `call`: `error_record` finds drivers by their names.
     def call_and_check(*args: Any, **kwargs: Any) -> Any:
-        result = fn(*args, **kwargs)
+        try:
+            result = fn(*args, **kwargs)
+        except Exception as error:
+            note = (
+                f"tarry: the error was raised before {name_of(fn)} returned an awaitable; if it is "
+                f"a plain function, use tarry.{sync_api}(...)"
+            )
+            if note not in getattr(error, "__notes__", ()):  # it may be raised several times
+                error.add_note(note)
+            raise
         # A generator-based coroutine has no `__await__`.
         if not hasattr(result, "__await__") and not hasattr(result, "gi_code"):
             raise ConfigurationTypeError(
                 f"{name_of(fn)} returned {short_repr(result)}, which cannot be awaited: it is a "
-                "plain function, use tarry.call(...)"
+                f"plain function, use tarry.{sync_api}(...)"
             )
         return result
 

@@ -8,6 +8,7 @@ copy is an attempt. `drive` and `drive_async` run the copies.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
@@ -47,6 +48,7 @@ async def hedge(
     fn: Callable[[*Ts], Awaitable[T]],
     /,
     *args: *Ts,
+    kwargs: Mapping[str, Any] | None = None,
     after: Seconds | str | None = None,
     max_extra_load: float | None = None,
     max_attempts: int = 2,
@@ -58,6 +60,7 @@ async def hedge(
 ) -> T:
     """Await a coroutine function; start another copy of the call when it takes too long.
 
+    kwargs: keyword arguments for the function.
     after: when another copy starts: after these seconds, or after a percentile such as "p95" of the
         latest successful copies' durations. A percentile is used only after 100 such copies.
     max_extra_load: the maximum number of additional copies as a share of the calls. With 0.05,
@@ -71,11 +74,16 @@ async def hedge(
     """
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     config.check_not_async_generator("fallback", fallback)
-    call = _new_call("hedge", fn, hedging, on, downstream, name, policy)
+    call = _new_call("hedge", fn, kwargs, hedging, on, downstream, name, policy)
+    # A plain function may still return an awaitable, as a lambda does.
+    is_coroutine_function = config.flags_of(fn) & config.COROUTINE
+    checked_fn: Callable[..., Awaitable[T]]
+    checked_fn = fn if is_coroutine_function else config.check_awaitable(fn, "hedge_sync")
+    keyword_arguments = kwargs or {}
 
     async def run_copy(number: int) -> T:
         _set_attempt_number(number)
-        return await fn(*args)
+        return await checked_fn(*args, **keyword_arguments)
 
     try:
         return await drive_async(call, run_copy)
@@ -90,6 +98,7 @@ def hedge_sync(
     fn: Callable[[*Ts], T],
     /,
     *args: *Ts,
+    kwargs: Mapping[str, Any] | None = None,
     after: Seconds | str | None = None,
     max_extra_load: float | None = None,
     max_attempts: int = 2,
@@ -106,11 +115,13 @@ def hedge_sync(
     """
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     config.check_not_async("fallback", fallback)
-    call = _new_call("hedge_sync", fn, hedging, on, downstream, name, policy)
+    call = _new_call("hedge_sync", fn, kwargs, hedging, on, downstream, name, policy)
+    any_fn: Callable[..., T] = fn
+    keyword_arguments = kwargs or {}
 
     def run_copy(number: int) -> T:
         _set_attempt_number(number)
-        return fn(*args)
+        return any_fn(*args, **keyword_arguments)
 
     try:
         return drive(call, run_copy)
@@ -130,6 +141,7 @@ def _set_attempt_number(number: int) -> None:
 def _new_call(
     api_name: str,
     fn: Callable[..., Any],
+    kwargs: Mapping[str, Any] | None,
     hedging: Hedging,
     on: On | None,
     downstream: Downstream | None,
@@ -140,6 +152,7 @@ def _new_call(
     if policy is not None:
         raise errors.ConfigurationError(config.RETRY_AND_HEDGE_MESSAGE)
     config.check_callable(api_name, fn)
+    config.check_instance("kwargs", kwargs, Mapping, "a dict")
     if api_name == "hedge_sync" and config.flags_of(fn) & config.COROUTINE:
         msg = f"{config.name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
         raise errors.ConfigurationTypeError(msg)

@@ -335,7 +335,7 @@ async def acall(
         on_retry=on_retry,
     )
     # A plain function may still return an awaitable, as a lambda does.
-    checked_fn = fn if flags & COROUTINE else check_awaitable(fn)
+    checked_fn = fn if flags & COROUTINE else check_awaitable(fn, "call")
     drive = drivers.drive_async if fallback is NO_FALLBACK else drivers.drive_with_fallback_async
     return await drive(RunningCall.new(config), checked_fn, args, kwargs or {})
 
