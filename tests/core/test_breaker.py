@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -758,3 +759,19 @@ def test_half_open_continues_a_count_of_openings() -> None:
         breaker.consecutive_opens,
         breaker.retry_after(0.0),
     )
+
+
+def test_times_can_be_timedeltas() -> None:
+    """Each time of a breaker can be a `timedelta`."""
+    seconds: dict[str, Any] = {
+        "window": 20,
+        "min_span": 0.5,
+        "slow_after": 2,
+        "open_for": 30,
+        "max_open": 60,
+    }
+    times: dict[str, Any] = {name: timedelta(seconds=value) for name, value in seconds.items()}
+
+    assert complete_state(Breaker(**seconds)) == complete_state(Breaker(**times))
+    with pytest.raises(ConfigurationError, match=r"at least open_for \(30\), got 29"):
+        Breaker(open_for=timedelta(seconds=30), max_open=timedelta(seconds=29))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -485,3 +486,10 @@ def test_bounds_of_the_throttle_arguments() -> None:
         ThrottleBudget(10, 0.0009)
     assert [500.0, 0.5] == [ThrottleBudget(n, 0.001).balance(0.0) for n in (1_000, 1)]
     assert 5.0 == ThrottleBudget(10, 1e308).balance(0.0)
+
+
+def test_window_of_a_ratio_budget_can_be_a_timedelta() -> None:
+    """The window of a `RatioBudget` can be a `timedelta`."""
+    budget = RatioBudget(window=timedelta(minutes=1), min_per_second=2)
+
+    assert 120 == budget.balance(0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -488,3 +489,12 @@ def test_invalid_combinations_of_arguments(arguments: dict[str, Any], pattern: s
     """An `initial` outside of the other limits and a `decrease_factor` of 1 are rejected."""
     with pytest.raises(ConfigurationError, match=pattern):
         AIMD(**arguments)
+
+
+def test_times_can_be_timedeltas() -> None:
+    """The ramp of an `InFlight` and the longest wait of an `AdaptiveRate` can be `timedelta`s."""
+    limiter = InFlight(10, ramp=timedelta(minutes=1))
+    limiter.on_recovery(0.0)
+
+    assert 5 == limiter.limit(30.0)
+    assert 60.0 == AdaptiveRate(max_wait=timedelta(minutes=1)).max_wait

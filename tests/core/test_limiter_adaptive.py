@@ -5,6 +5,7 @@ The marks of the model hold on seeds that were not used to choose the constants.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -492,3 +493,11 @@ def test_invalid_arguments_of_methods(call: Callable[[], None]) -> None:
     """`restore` and `configure` check their arguments, too."""
     with pytest.raises(ConfigurationError, match="must be"):
         call()
+
+
+@pytest.mark.parametrize("max_wait", [1.5, timedelta(seconds=1.5)], ids=repr)
+def test_max_wait_can_be_a_timedelta(max_wait: float | timedelta) -> None:
+    """The longest wait can be a `timedelta`; an attempt that would wait longer is rejected."""
+    limiter = AdaptiveLimit(max_rate=1, max_wait=max_wait)
+
+    assert [True, False] == [limiter.acquire(0.0) is not None for _ in range(2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 import trio
@@ -93,12 +94,13 @@ def test_failing_store_rejects_the_request(caplog: pytest.LogCaptureFixture) -> 
     assert "the store is unreachable" in caplog.text
 
 
-def test_full_store_rejects_the_request() -> None:
+@pytest.mark.parametrize("retention", [99.5, timedelta(seconds=99.5)], ids=repr)
+def test_full_store_rejects_the_request(retention: float | timedelta) -> None:
     """A full memory store causes a 503 with the time until a record expires as Retry-After."""
 
     async def main() -> None:
         app = IdempotencyMiddleware(
-            PaymentsApp(), MemoryStore(1, clock=lambda: 0.0), retention=99.5
+            PaymentsApp(), MemoryStore(1, clock=lambda: 0.0), retention=retention
         )
         await send_request(app, key=b"a")
         response = await send_request(app, key=b"b")
@@ -113,7 +115,9 @@ def test_slow_renewal_does_not_lose_the_lease(caplog: pytest.LogCaptureFixture) 
 
     async def main() -> None:
         store = FaultyStore(delays_before_effect={"extend": FOREVER_S})
-        app = IdempotencyMiddleware(delay_first_run(payments, 100), store, lease=30.0)
+        app = IdempotencyMiddleware(
+            delay_first_run(payments, 100), store, lease=timedelta(seconds=30)
+        )
         first = asyncio.create_task(send_request(app))
         await asyncio.sleep(15.5)
         assert ["claim", "extend"] == store.calls

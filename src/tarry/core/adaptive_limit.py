@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from math import inf, log, sqrt
 
-from tarry.core.checks import check_count, check_positive
+from tarry.core.checks import Seconds, check_count, check_positive, to_seconds
 from tarry.core.outcome import Kind, Outcome
 from tarry.core.sliding_window import SlidingWindow
 
@@ -208,9 +208,9 @@ class AdaptiveLimit:
         *,
         max_rate: float | None = None,
         max_in_flight: int = 128,
-        max_wait: float = 30.0,
+        max_wait: Seconds = 30.0,
     ) -> None:
-        self._max_wait = check_positive("max_wait", max_wait)
+        self._max_wait = check_positive("max_wait", to_seconds(max_wait))
         self.rate: float | None = None
         """The current limit in attempts per second; None while the rate is not limited."""
         self._limit = float(_START_LIMIT)

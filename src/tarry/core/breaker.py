@@ -14,7 +14,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tarry.core.checks import check_at_least, check_count, check_one_of, check_positive, check_ratio
+from tarry.core.checks import (
+    Seconds,
+    check_at_least,
+    check_count,
+    check_one_of,
+    check_positive,
+    check_ratio,
+    to_seconds,
+)
 from tarry.core.sliding_window import SlidingWindow
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
@@ -68,6 +76,8 @@ class Breaker:
     period it admits `probes` calls at a time. It closes once `close_after` of these calls have
     succeeded (by default all of them), and re-opens as soon as so many have failed that fewer than
     `close_after` of `probes` can succeed.
+
+    Times are seconds or a `timedelta`.
     """
 
     __slots__ = (
@@ -85,24 +95,24 @@ class Breaker:
         *,
         failure_rate: float = 0.5,
         min_calls: int = 20,
-        window: float = 10.0,
-        min_span: float = 1.0,
+        window: Seconds = 10.0,
+        min_span: Seconds = 1.0,
         count_retries: bool = False,
         consecutive: int | None = None,
         timeouts: int | None = None,
-        slow_after: float | None = None,
+        slow_after: Seconds | None = None,
         slow_rate: float = 0.5,
-        open_for: float = 2.0,
+        open_for: Seconds = 2.0,
         growth: float = 2.0,
-        max_open: float = 300.0,
+        max_open: Seconds = 300.0,
         spread: float = 0.1,
         probes: int = 3,
         close_after: int | None = None,
     ) -> None:
         self._failure_rate = check_ratio("failure_rate", failure_rate)
         self._min_calls = check_count("min_calls", min_calls)
-        self._window = SlidingWindow(check_positive("window", window), 4)
-        self._min_span = check_at_least("min_span", min_span, 0)
+        self._window = SlidingWindow(check_positive("window", to_seconds(window)), 4)
+        self._min_span = check_at_least("min_span", to_seconds(min_span), 0)
         if not isinstance(count_retries, bool):
             raise ConfigurationTypeError("count_retries", "must be True or False", count_retries)
         self._count_retries = count_retries
@@ -112,13 +122,15 @@ class Breaker:
         self._max_consecutive_timeouts = (
             None if timeouts is None else check_count("timeouts", timeouts)
         )
-        self._slow_after = None if slow_after is None else check_positive("slow_after", slow_after)
+        self._slow_after = (
+            None if slow_after is None else check_positive("slow_after", to_seconds(slow_after))
+        )
         self._slow_rate = check_ratio("slow_rate", slow_rate)
-        self._open_for = check_positive("open_for", open_for)
+        self._open_for = check_positive("open_for", to_seconds(open_for))
         self._growth = check_at_least("growth", growth, 1)
-        self._max_open = check_positive("max_open", max_open)
+        self._max_open = check_positive("max_open", to_seconds(max_open))
         if self._max_open < self._open_for:
-            rule = f"must be at least open_for ({open_for:g}), got {max_open:g}"
+            rule = f"must be at least open_for ({self._open_for:g}), got {self._max_open:g}"
             raise ConfigurationError("max_open", rule)
         self._spread = check_at_least("spread", spread, 0)
         self.probes: int = check_count("probes", probes)

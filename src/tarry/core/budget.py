@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from tarry.core.checks import check_at_least, check_count, check_one_of, check_positive, check_ratio
+from tarry.core.checks import (
+    Seconds,
+    check_at_least,
+    check_count,
+    check_one_of,
+    check_positive,
+    check_ratio,
+    to_seconds,
+)
 from tarry.core.outcome import Kind, Outcome
 from tarry.core.sliding_window import SlidingWindow
 from tarry.errors import ConfigurationError
@@ -121,11 +129,12 @@ class RatioBudget:
     __slots__ = ("_min_retries", "_ratio", "_window")
 
     def __init__(
-        self, ratio: float = 0.1, *, window: float = 10.0, min_per_second: float = 1.0
+        self, ratio: float = 0.1, *, window: Seconds = 10.0, min_per_second: float = 1.0
     ) -> None:
         self._ratio = check_ratio("ratio", ratio)
-        self._window = SlidingWindow(check_positive("window", window), 2)
-        self._min_retries = check_at_least("min_per_second", min_per_second, 0) * window
+        window_s = check_positive("window", to_seconds(window))
+        self._window = SlidingWindow(window_s, 2)
+        self._min_retries = check_at_least("min_per_second", min_per_second, 0) * window_s
 
     def cost(self, outcome: Outcome) -> float:  # noqa: ARG002 - part of the protocol
         """Return 1: every retry has the same cost."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from typing import Protocol
 
-from tarry.core.checks import check_count, check_positive
+from tarry.core.checks import Seconds, check_count, check_positive, to_seconds
 from tarry.core.outcome import Kind, Outcome
 from tarry.errors import ConfigurationError
 
@@ -48,9 +48,9 @@ class InFlight:
 
     __slots__ = ("_in_flight", "_limit", "_ramp", "_recovered_at")
 
-    def __init__(self, limit: int, *, ramp: float = 10.0) -> None:
+    def __init__(self, limit: int, *, ramp: Seconds = 10.0) -> None:
         self._limit = check_count("limit", limit)
-        self._ramp = check_positive("ramp", ramp)
+        self._ramp = check_positive("ramp", to_seconds(ramp))
         self._in_flight = 0
         self._recovered_at: float | None = None
 
@@ -165,8 +165,8 @@ class AdaptiveRate:
     _SMOOTHING = 0.8  # weight of the newest measurement
     _MIN_RATE = 0.5  # attempts per second
 
-    def __init__(self, *, max_wait: float = 30.0) -> None:
-        self.max_wait: float = check_positive("max_wait", max_wait)
+    def __init__(self, *, max_wait: Seconds = 30.0) -> None:
+        self.max_wait: float = check_positive("max_wait", to_seconds(max_wait))
         self.rate: float | None = None
         """The current limit in attempts per second; None before the first throttled attempt."""
         self.measured: float = 0.0

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
-from tarry.core.checks import check_count, check_positive
+from tarry.core.checks import Seconds, check_count, check_positive, to_seconds
 from tarry.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -65,6 +65,8 @@ _SWEEP_LIMIT = 200
 class IdempotencyMiddleware:
     """Answers a repeated request with the stored response to the first request with the same key.
 
+    Times are seconds or a `timedelta`.
+
     Args:
         app: the ASGI application.
         store: where records are stored; by default in the memory of this process.
@@ -73,9 +75,9 @@ class IdempotencyMiddleware:
             within the application ("/payments") and of patterns for all paths below a path
             ("/payments/*", which does not match "/payments" itself), or a function that gets the
             scope and returns a bool. For other requests a key is optional.
-        lease: seconds after which a key becomes free again if the process that ran its request
+        lease: time after which a key becomes free again if the process that ran its request
             died. While the request runs, its lease is renewed.
-        retention: seconds for which a response is stored; at most 10 minutes for a status of 4xx.
+        retention: time for which a response is stored; at most 10 minutes for a status of 4xx.
         identity: a function that gets the scope and returns a string that identifies the caller.
             By default the Authorization and X-API-Key headers identify the caller.
         max_request_bytes: the largest request body that is accepted with a key.
@@ -95,8 +97,8 @@ class IdempotencyMiddleware:
         *,
         methods: Iterable[str] = ("POST", "PATCH"),
         require_key: RequireKey = (),
-        lease: float = 30.0,
-        retention: float = _DAY_S,
+        lease: Seconds = 30.0,
+        retention: Seconds = _DAY_S,
         identity: Identity | None = None,
         max_request_bytes: int = _MEBIBYTE,
         max_response_bytes: int = _MEBIBYTE,
@@ -121,13 +123,13 @@ class IdempotencyMiddleware:
         self._requires_key = _build_key_requirement(require_key)
         self._lease_context = LeaseContext(
             self._store,
-            lease_s=check_positive("lease", lease),
-            retention_s=check_positive("retention", retention),
+            lease_s=check_positive("lease", to_seconds(lease)),
+            retention_s=check_positive("retention", to_seconds(retention)),
             max_response_bytes=check_count("max_response_bytes", max_response_bytes, 0),
             stores_error_responses=store_errors,
             skipped_headers=_SKIPPED_HEADERS - _encode_header_names(also_replay),
         )
-        self._renewer = LeaseRenewer(lease)
+        self._renewer = LeaseRenewer(self._lease_context.lease_s)
         self._identity = identity
         self._max_request_bytes = check_count("max_request_bytes", max_request_bytes, 0)
         self._problems = ProblemSender(docs_url)
