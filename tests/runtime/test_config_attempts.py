@@ -9,7 +9,7 @@ import pytest
 
 import tarry
 from tarry import Downstream, Policy, Reason
-from tarry.testing import VirtualClock
+from tarry.testing import VirtualClock, captured_events
 from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver
 
 every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
@@ -69,6 +69,26 @@ def test_default_is_the_limit_of_the_policy(clock: VirtualClock) -> None:
         tarry.call(dependency.call, on=ConnectionError, policy=Policy(max_attempts=2))
 
     assert 2 == len(dependency.starts)
+
+
+def test_events_have_no_limit(clock: VirtualClock) -> None:
+    """In the events of a call with unlimited attempts, and for its hook, the limit is None."""
+    hook_events: list[tarry.WillWait] = []
+    with captured_events() as events:
+        tarry.call(
+            Dependency(clock, FAIL, OK).call,
+            on=ConnectionError,
+            attempts=None,
+            deadline=9,
+            on_retry=hook_events.append,
+        )
+
+    limits = [getattr(event, "max_attempts", None) for event in events]
+    limits += [getattr(event, "max_retries", None) for event in (*events, *hook_events)]
+    assert {None} == set(limits)
+    assert {"AttemptStarted", "AttemptFailed", "WillWait", "Waited"} < {
+        type(event).__name__ for event in events
+    }
 
 
 def test_log_has_no_limit(clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:

@@ -152,7 +152,8 @@ class AttemptStarted(Event):
     """An attempt is about to run."""
 
     attempt: int
-    max_attempts: int
+    max_attempts: int | None
+    """None if the number of attempts is not limited."""
 
 
 @event
@@ -160,7 +161,8 @@ class AttemptFailed(Event):
     """An attempt failed, or returned a result that `until` does not accept."""
 
     attempt: int
-    max_attempts: int
+    max_attempts: int | None
+    """None if the number of attempts is not limited."""
     kind: Kind
     error: BaseException | None
     detail: str = field(default="", kw_only=True)
@@ -176,7 +178,8 @@ class WaitEvent(Event):
     """The base class of the events before and after a wait."""
 
     retry: int
-    max_retries: int
+    max_retries: int | None
+    """None if the number of attempts is not limited."""
     ceiling: float
     """The delay before jitter. A server's hint or decorrelated jitter can make `delay` longer."""
     delay: float

@@ -15,6 +15,7 @@ from tarry import errors
 from tarry.core.call import Call
 from tarry.core.decide import decide
 from tarry.core.outcome import Kind
+from tarry.core.policy import UNLIMITED_ATTEMPTS
 from tarry.core.text import format_duration
 from tarry.core.verdict import CallRecord, CallState, Reason, Stop, Wait, forbids_outer_retry
 from tarry.runtime import clocks, deadlines
@@ -342,6 +343,12 @@ class RunningCall(Call):
         return None if self.downstream is None else self.downstream.name
 
     @property
+    def _max_attempts(self) -> int | None:
+        """The maximum number of attempts for events; None if it is not limited."""
+        limit = self.policy.max_attempts
+        return None if limit == UNLIMITED_ATTEMPTS else limit
+
+    @property
     def _last_detail(self) -> str:
         """A description of the last failed attempt; "" if no attempt has failed."""
         steps = self.steps
@@ -372,14 +379,14 @@ class RunningCall(Call):
     def _emit_started(self) -> None:
         import tarry.core.events as event
 
-        operation, limit = self.config.operation, self.policy.max_attempts
+        operation, limit = self.config.operation, self._max_attempts
         self._emit(event.AttemptStarted(operation, self._downstream_name, self.attempts, limit))
 
     def _emit_failed(self, outcome: Outcome, verdict: Wait | Stop, error: Exception | None) -> None:
         """Emit that an attempt failed and, if a retry follows, that the call will wait."""
         import tarry.core.events as event
 
-        name, number, limit = self._downstream_name, self.attempts, self.policy.max_attempts
+        name, number, limit = self._downstream_name, self.attempts, self._max_attempts
         operation, kind, detail = self.config.operation, outcome.kind, outcome.detail
         detail = detail or type(error).__name__
         attempt_fields = operation, name, number, limit, kind, error
@@ -390,7 +397,7 @@ class RunningCall(Call):
         )
         if isinstance(verdict, Wait):
             ceiling, delay, hint = verdict.ceiling, verdict.delay, verdict.hint
-            retry_fields = operation, name, number, limit - 1
+            retry_fields = operation, name, number, None if limit is None else limit - 1
             will_wait = event.WillWait(*retry_fields, ceiling, delay, hint, error, detail=detail)
             self._emit(will_wait, is_logged=not self.config.logs_retries)
 
@@ -408,10 +415,11 @@ class RunningCall(Call):
     @property
     def _wait_fields(
         self,
-    ) -> tuple[str, str | None, int, int, float, float, Hint | None, Exception | None]:
+    ) -> tuple[str, str | None, int, int | None, float, float, Hint | None, Exception | None]:
         """The fields that the events before and after the current wait have in common."""
         call_fields = self.config.operation, self._downstream_name, self.attempts
-        wait, max_retries = self._wait, self.policy.max_attempts - 1
+        wait, limit = self._wait, self._max_attempts
+        max_retries = None if limit is None else limit - 1
         return *call_fields, max_retries, wait.ceiling, wait.delay, wait.hint, self._error
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.core import events
 from tarry.core.hints import Hint
-from tarry.core.policy import UNLIMITED_ATTEMPTS
 from tarry.core.text import format_duration
 from tarry.core.verdict import Reason
 from tarry.errors import ResultNotAccepted
@@ -74,8 +73,7 @@ def _message(event: events.Event) -> str:
             slept, delay = format_duration(event.slept), format_duration(event.delay)
             return f"{event.operation}: slept {slept} (delay {delay})"
         case events.WillWait():
-            is_unlimited = event.max_retries + 1 >= UNLIMITED_ATTEMPTS
-            limit = "" if is_unlimited else f" of {event.max_retries}"
+            limit = "" if event.max_retries is None else f" of {event.max_retries}"
             return (
                 f"{event.operation}: {_failure_text(event)}; "
                 f"retry {event.retry}{limit} in {format_duration(event.delay)} "
