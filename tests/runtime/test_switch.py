@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -72,3 +73,10 @@ def test_plain_function_may_run_on_an_event_loop(clock: VirtualClock) -> None:
         return tarry.call(Dependency(clock, OK).call, on=ConnectionError)
 
     assert "done" == asyncio.run(main())
+
+
+@pytest.mark.parametrize("value", ["no", 0, 1, None], ids=repr)
+def test_only_a_bool_is_accepted(value: Any) -> None:
+    """A value that is not a bool is rejected: "no" would turn retries on."""
+    with pytest.raises(tarry.ConfigurationTypeError, match=r"^active must be True or False"):
+        tarry.set_active(value)

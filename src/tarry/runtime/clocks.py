@@ -15,6 +15,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from tarry.errors import ConfigurationTypeError
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
 
@@ -192,4 +194,6 @@ def set_active(active: bool, /) -> None:  # noqa: FBT001 - as in stamina
     While retries are off, each call makes one attempt and raises its error. Breakers, limits,
     timeouts and deadlines still apply, and `tarry.hedge` still sends copies.
     """
+    if not isinstance(active, bool):  # "no" is true
+        raise ConfigurationTypeError("active", "must be True or False", active)
     environment.max_attempts = None if active else 1
