@@ -56,9 +56,20 @@ def test_retry_budget_limits_the_attempts(driver: Driver, clock: VirtualClock) -
 
 @pytest.mark.parametrize("options", [{}, {"downstream": Downstream("payments")}], ids=str)
 def test_unlimited_attempts_need_another_limit(options: dict[str, Any]) -> None:
-    """`attempts=None` is rejected if neither the time nor a retry budget limits the call."""
+    """`attempts=None` is rejected if no time, retry budget or stop function limits the call."""
     with pytest.raises(tarry.ConfigurationError, match="attempts=None needs another limit"):
         tarry.retry(on=ConnectionError, attempts=None, **options)
+
+
+@every_driver
+def test_stop_function_limits_the_attempts(driver: Driver, clock: VirtualClock) -> None:
+    """With `attempts=None` and a stop function, a call makes attempts until that returns True."""
+    dependency = Dependency(clock, FAIL)
+
+    with pytest.raises(ConnectionError):
+        driver.run(clock, dependency, attempts=None, stop=lambda state: state.attempts == 7)
+
+    assert 7 == len(dependency.starts)
 
 
 def test_default_is_the_limit_of_the_policy(clock: VirtualClock) -> None:

@@ -157,12 +157,13 @@ class RetryConfig:
         self.policy: Policy = base.replace(**changes) if changes else base
         if attempts is None and (
             deadline is None
+            and stop is None
             and self.policy.total_budget is None
             and (downstream is None or downstream.budget is None)
         ):
             raise ConfigurationError(
-                "attempts=None needs another limit: deadline=, a policy with a total_budget, or a "
-                "downstream with a retry budget"
+                "attempts=None needs another limit: deadline=, a policy with a total_budget, a "
+                "downstream with a retry budget, or stop="
             )
         classifier = Classifier(on, repeatable=repeatable)
         self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error

@@ -115,7 +115,7 @@ def retry(
     until: a predicate over the result. If it returns false, the call is retried. It may return an
         `Outcome` too: a transient one is retried, a permanent one ends the call with the result.
     attempts: the maximum number of attempts, including the first; by default that of the policy
-        (4). None means no limit; it needs `deadline`, a total budget or a retry budget.
+        (4). None means no limit; it needs `deadline`, a total budget, a retry budget or `stop`.
     timeout: the time limit of one attempt, in seconds or as a `timedelta`. A plain function then
         runs in a thread, in which it cannot use SQLite connections or thread-local values of the
         caller. The thread continues after the timeout, and its result is discarded. `deadline`
