@@ -139,6 +139,8 @@ async def async_function() -> None:
         ("breaker", 'downstream=tarry.Downstream("name", breaker=...)'),
         ("budget", 'downstream=tarry.Downstream("name", budget=...)'),
         ("tries", "attempts="),
+        ("stop_after", "attempts="),
+        ("stop_after_delay", "deadline="),
         ("max_attempts", "attempts="),
         ("max_time", "deadline="),
         ("exceptions", "on="),
@@ -155,6 +157,29 @@ def test_unknown_option(entry_point: str, option: str, spelling: str) -> None:
 
     message = f"tarry.{entry_point} has no argument {option}=; use {spelling}"
     assert message == str(caught.value)
+
+
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+def test_option_that_is_not_needed(entry_point: str) -> None:
+    """The error for `reraise` of tenacity says that the last error is always raised."""
+    with pytest.raises(tarry.ConfigurationTypeError, match="reraise=; leave it out, because the"):
+        ENTRY_POINTS[entry_point](on=OSError, reraise=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "on"),
+    [
+        ((ConnectionError,), "ConnectionError"),
+        ((ConnectionError, KeyError), "(ConnectionError, KeyError)"),
+        (((ConnectionError, KeyError),), "(ConnectionError, KeyError)"),
+    ],
+)
+def test_errors_by_position(arguments: tuple[Any, ...], on: str) -> None:
+    """The error for exception types without `on=` says what to write."""
+    with pytest.raises(tarry.ConfigurationTypeError) as caught:
+        tarry.retry(*arguments)
+
+    assert str(caught.value).endswith(f": write @tarry.retry(on={on})")
 
 
 def test_option_of_other_functions() -> None:

@@ -378,6 +378,8 @@ def test_option_attempts_overrides_max_attempts_of_the_policy(
         ({"deadline": float("nan")}, "deadline must be finite"),
         ({"policy": {"max_attempts": 3}}, r"policy must be a tarry\.Policy"),
         ({"policy": Policy}, r"policy must be a tarry\.Policy"),
+        ({"policy": "interactive"}, r"such as tarry\.Policy\.preset\('interactive'\), got"),
+        ({"policy": "nowhere"}, r"policy must be a tarry\.Policy\(\.\.\.\), got 'nowhere'"),
         ({"downstream": "payments"}, r"downstream must be a tarry\.Downstream"),
         ({"cancel": object()}, r"cancel must be a tarry\.CancelToken"),
         ({"name": 7}, "name must be a string"),

@@ -15,7 +15,7 @@ from tarry.client.errors import ServiceError, ServiceUnreachable
 from tarry.core.checks import check_positive, require_extra
 from tarry.core.policy import UNLIMITED_ATTEMPTS, Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.runtime.config import check_instance
+from tarry.runtime.config import check_policy
 from tarry.runtime.downstream import Downstream
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ClientConfig:
         self.headers: dict[str, str] = {"accept-encoding": "identity"}
         if api_key is not None:
             self.headers["authorization"] = f"Bearer {_check_api_key(api_key)}"
-        check_instance("policy", policy, Policy, "a tarry.Policy(...)")
+        check_policy(policy)
         self.policy: Policy | None = policy
         self.timeout: float = check_positive("timeout", timeout)
 

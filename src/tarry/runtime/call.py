@@ -26,7 +26,14 @@ from tarry.runtime.error_record import (
     attach_record_and_note,
     has_record_since,
 )
-from tarry.runtime.events import LOG_WARNING, E, bus, notify, notify_async, stamp
+from tarry.runtime.events import (
+    LOG_WARNING,
+    E,
+    bus,
+    call_on_retry,
+    call_on_retry_async,
+    stamp,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -272,7 +279,7 @@ class RunningCall(Call):
         wait_started = environment.now() if self._emits_events else None
         try:
             if self.config.on_retry is not None:
-                notify(self.config.on_retry, self._will_wait_event())
+                call_on_retry(self.config.on_retry, self._will_wait_event())
             blocking_wait(self.config, self._wait.delay, self._error)
         except BaseException:
             self._abandon_wait()
@@ -285,7 +292,7 @@ class RunningCall(Call):
         wait_started = environment.now() if self._emits_events else None
         try:
             if self.config.on_retry is not None:
-                await notify_async(self.config.on_retry, self._will_wait_event())
+                await call_on_retry_async(self.config.on_retry, self._will_wait_event())
             if self._wait.delay > 0:
                 await environment.async_sleep(self._wait.delay)
         except BaseException:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union, cast
 from tarry import errors
 from tarry.core.checks import check_at_least, check_count, check_positive, to_seconds
 from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
-from tarry.core.policy import POLICY_FIELDS, UNLIMITED_ATTEMPTS, Policy
+from tarry.core.policy import POLICY_FIELDS, PRESETS, UNLIMITED_ATTEMPTS, Policy
 from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.runtime.clocks import CancelToken
@@ -136,7 +136,7 @@ class RetryConfig:
                 "@tarry.retry(on=ConnectionError). There is no default, because retrying every "
                 "error repeats bugs and hides them; write on=Exception if you mean that"
             )
-        check_instance("policy", policy, Policy, "a tarry.Policy(...)")
+        check_policy(policy)
         check_instance("cancel", cancel, CancelToken, "a tarry.CancelToken()")
         check_instance("name", name, str, "a string")
         if downstream is not None:
@@ -277,7 +277,8 @@ _OPTIONS_OF_OTHER_LIBRARIES = {
     "delay": "initial_delay", "wait_initial": "initial_delay", "wait_max": "max_delay",
     "wait_exp_base": "multiplier", "wait_jitter": "jitter", "circuit_breaker": "breaker",
     "giveup": "on", "retry_error_callback": "fallback", "before_sleep": "on_retry",
-    "on_backoff": "on_retry", "logger": "on_retry",
+    "on_backoff": "on_retry", "logger": "on_retry", "stop_after": "attempts",
+    "stop_after_attempt": "attempts", "stop_after_delay": "deadline",
 }  # fmt: skip
 """Names in tenacity, stamina, backoff and retry, with the corresponding names in tarry."""
 
@@ -288,7 +289,9 @@ def reject_unknown_options(api_name: str, options: dict[str, Any]) -> None:
         option = _OPTIONS_OF_OTHER_LIBRARIES.get(name, name)
         if option not in _OPTIONS:
             option = suggest(option, _OPTIONS, similarity=0.8) or option
-        if name in _OPTIONS:
+        if name == "reraise":  # of tenacity
+            advice = "leave it out, because the error of the last attempt is always raised"
+        elif name in _OPTIONS:
             advice = "tarry.retry and tarry.call have it"
         elif option in _OPTIONS:
             advice = f"use {option}="
@@ -307,6 +310,14 @@ def check_instance(field: str, value: object, expected: type, description: str) 
     """Raise unless `value` is None or an instance of `expected`."""
     if value is not None and not isinstance(value, expected):
         raise ConfigurationTypeError(field, f"must be {description}", value)
+
+
+def check_policy(policy: object) -> None:
+    """Raise unless `policy` is None or a `Policy`; the error says how to use a preset."""
+    description = "a tarry.Policy(...)"
+    if isinstance(policy, str) and policy in PRESETS:
+        description = f"a policy, such as tarry.Policy.preset({policy!r})"
+    check_instance("policy", policy, Policy, description)
 
 
 class Classifier:

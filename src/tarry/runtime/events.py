@@ -109,25 +109,33 @@ def notify(listener: Callable[[Any], object], event: Event) -> None:
     try:
         listener(event)
     except Exception as error:
-        _log_listener_error(listener, error)
+        _log_ignored_error("event listener", "listener", listener, error)
 
 
-async def notify_async(listener: Callable[[Any], object], event: Event) -> None:
-    """Like `notify`; if the listener is a coroutine function, await it."""
+def call_on_retry(on_retry: Callable[[Any], object], event: Event) -> None:
+    """Call the function `on_retry` of a call. A function that raises does not affect the call."""
     try:
-        result = listener(event)
+        on_retry(event)
+    except Exception as error:
+        _log_ignored_error("on_retry", "function", on_retry, error)
+
+
+async def call_on_retry_async(on_retry: Callable[[Any], object], event: Event) -> None:
+    """Like `call_on_retry`; if the function is a coroutine function, await it."""
+    try:
+        result = on_retry(event)
         if hasattr(result, "__await__"):
             await cast("Awaitable[object]", result)
     except Exception as error:
-        _log_listener_error(listener, error)
+        _log_ignored_error("on_retry", "function", on_retry, error)
 
 
-def _log_listener_error(listener: object, error: Exception) -> None:
+def _log_ignored_error(caller: str, label: str, function: object, error: Exception) -> None:
     import logging
 
-    function = getattr(listener, "func", listener)  # unwraps the partial of `listen`
-    message = "event listener raised an error, which is ignored, listener=%r"
-    logging.getLogger("tarry").error(message, function, exc_info=error)
+    function = getattr(function, "func", function)  # unwraps the partial of `listen`
+    message = "%s raised an error, which is ignored, %s=%r"
+    logging.getLogger("tarry").error(message, caller, label, function, exc_info=error)
 
 
 def log_listener_for(logger: object) -> Listener:

@@ -138,6 +138,7 @@ def retry(
     hedging: only raises an error if given, because a call is either retried or hedged.
     """
     if misused:  # the decorator was used without parentheses, or with a positional argument
+        _reject_errors_by_position(misused)
         raise ConfigurationTypeError(
             "@tarry.retry needs on= to know which errors are worth another attempt, as in "
             "@tarry.retry(on=ConnectionError); a bare @tarry.retry would also retry bugs"
@@ -171,6 +172,18 @@ def retry(
         return _wrap(fn, config.with_default_name(operation_of(fn)), options)
 
     return decorate
+
+
+def _reject_errors_by_position(arguments: tuple[Any, ...]) -> None:
+    """Raise if all arguments are exception types, or the first one is a tuple of them."""
+    first: Any = arguments[0]
+    types: tuple[Any, ...] = first if isinstance(first, tuple) else arguments
+    if types and all(isinstance(item, type) and issubclass(item, BaseException) for item in types):
+        names = ", ".join(item.__name__ for item in types)
+        on = f"({names})" if len(types) > 1 else names
+        raise ConfigurationTypeError(
+            f"tarry.retry takes the errors to retry by name: write @tarry.retry(on={on})"
+        )
 
 
 def retrying(fn: F, /, **changes: Unpack[RetryOptions]) -> F:

@@ -21,7 +21,7 @@ from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import drivers
 from tarry.runtime.clocks import PerProcess
-from tarry.runtime.config import RetryConfig, check_instance
+from tarry.runtime.config import RetryConfig, check_instance, check_policy
 from tarry.runtime.downstream import Downstream
 from tarry.wire import http
 
@@ -119,7 +119,7 @@ class OriginRegistry:
         async_client: str = "",
     ) -> None:
         """Check the arguments; `async_client` names the client for coroutines, for errors."""
-        check_instance("policy", policy, Policy, "a tarry.Policy(...)")
+        check_policy(policy)
         if not (downstream is None or isinstance(downstream, Downstream) or callable(downstream)):
             rule = (
                 'must be a tarry.Downstream("name"), a function that returns one for an origin, or '
@@ -200,7 +200,7 @@ class RequestSender:
         idempotency_key: KeyOption,
         hand_off: SyncHandOff | AsyncHandOff | None,
     ) -> None:
-        check_instance("policy", policy, Policy, "a tarry.Policy(...)")
+        check_policy(policy)
         check_instance("hedging", hedging, Hedging, 'a tarry.Hedging(after="p95")')
         if policy is not None and hedging is not None:
             raise ConfigurationError(
