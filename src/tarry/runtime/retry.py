@@ -176,8 +176,8 @@ def retry(
 
 def _reject_errors_by_position(arguments: tuple[Any, ...]) -> None:
     """Raise if all arguments are exception types, or the first one is a tuple of them."""
-    first: Any = arguments[0]
-    types: tuple[Any, ...] = first if isinstance(first, tuple) else arguments
+    is_tuple = isinstance(arguments[0], tuple)
+    types: tuple[Any, ...] = arguments[0] if is_tuple else arguments
     if types and all(isinstance(item, type) and issubclass(item, BaseException) for item in types):
         names = ", ".join(item.__name__ for item in types)
         on = f"({names})" if len(types) > 1 else names
