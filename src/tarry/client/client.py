@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         Iterable,
         Iterator,
         Mapping,
-        Sequence,
     )
     from types import TracebackType
     from typing import Self, TypeAlias, Unpack
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     import trio
 
     from tarry.client.api import ClientRequest, Health, Operation, ServiceApi
-    from tarry.client.coalescing import EnqueueCall
+    from tarry.client.coalescing import Batch
     from tarry.client.options import (
         AttemptFilter,
         CancelOptions,
@@ -331,7 +330,7 @@ class Client:
         call = coalescer.add(request)
         try:
             while not call.is_done:
-                if batch := coalescer.take_batch(call):
+                if (batch := coalescer.take_batch(call)) is not None:
                     self._send_batch(coalescer, batch)
                 elif call.event is not None:
                     call.event.wait()
@@ -343,10 +342,10 @@ class Client:
     def _send_batch(
         self,
         coalescer: Coalescer[threading.Event],
-        batch: Sequence[EnqueueCall[threading.Event]],
+        batch: Batch[threading.Event],
     ) -> None:
         try:
-            results = self._send(self._api.coalesce([call.request for call in batch]))
+            results = self._send(self._api.coalesce([call.request for call in batch.calls]))
         except BaseException as error:
             coalescer.fail(batch, error)
             if not isinstance(error, Exception):
@@ -603,7 +602,7 @@ class AsyncClient:
         call = coalescer.add(request)
         try:
             while not call.is_done:
-                if batch := coalescer.take_batch(call):
+                if (batch := coalescer.take_batch(call)) is not None:
                     await self._send_batch(coalescer, batch)
                 elif call.event is not None:
                     await call.event.wait()
@@ -612,11 +611,9 @@ class AsyncClient:
             raise
         return await self._send(request) if call.is_sent_alone else call.result()
 
-    async def _send_batch(
-        self, coalescer: Coalescer[AsyncEvent], batch: Sequence[EnqueueCall[AsyncEvent]]
-    ) -> None:
+    async def _send_batch(self, coalescer: Coalescer[AsyncEvent], batch: Batch[AsyncEvent]) -> None:
         try:
-            results = await self._send(self._api.coalesce([call.request for call in batch]))
+            results = await self._send(self._api.coalesce([call.request for call in batch.calls]))
         except BaseException as error:
             coalescer.fail(batch, error)
             if not isinstance(error, Exception):

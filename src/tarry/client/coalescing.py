@@ -1,11 +1,14 @@
 """Coalesces `enqueue` calls: calls that wait at the same time share one request, a batch.
 
-At most `MAX_REQUESTS` requests are under way. A call that finds fewer is sent at once, so a program
-that makes one call at a time waits no longer. Otherwise the call waits, and when a request ends,
-one of the waiting calls sends all of them as a batch. No timer, thread or task is needed.
+A call that finds no request under way is sent at once, so a program that makes one call at a time
+waits no longer. Otherwise the call waits, and when the request ends, one of the waiting calls sends
+all of them as a batch. No timer, thread or task is needed.
+
+A request that takes longer than `SLOW_REQUEST_S` may be lost. It does not block other calls: the
+next call that is made sends the waiting calls with a request of its own.
 
 If the call that sends a batch is cancelled, the other calls of the batch wait again, and one of
-them sends the batch again. The idempotency keys of the tasks prevent that a task is added twice.
+them sends them again. The idempotency keys of the tasks prevent that a task is added twice.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from tarry.client.errors import InvalidRequest
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,8 +27,8 @@ if TYPE_CHECKING:
     from tarry.client.api import ClientRequest
     from tarry.wire.tasks import RetryTask
 
-MAX_REQUESTS = 2
-"""With a second request, the service parses a batch while it stores the one before."""
+SLOW_REQUEST_S = 0.5
+"""Many times the usual duration of a request, which is a few milliseconds."""
 MAX_COALESCED_TASKS = 500
 MAX_COALESCED_BYTES = 1 << 20
 """Size of the tasks of a batch. A larger task is sent alone."""
@@ -66,8 +70,16 @@ class EnqueueCall(Generic[EventT]):
         return self.task
 
 
+class Batch(Generic[EventT]):
+    """Calls that share a request, which started at `started_at` (monotonic seconds)."""
+
+    def __init__(self, calls: list[EnqueueCall[EventT]], started_at: float) -> None:
+        self.calls = calls
+        self.started_at = started_at
+
+
 class Coalescer(Generic[EventT]):
-    """The `enqueue` calls of a client that wait, and the number of requests under way.
+    """The `enqueue` calls of a client that wait, and the requests that are under way.
 
     `new_event` returns an event for which a call can wait. The methods may be called by any thread.
     """
@@ -75,7 +87,7 @@ class Coalescer(Generic[EventT]):
     def __init__(self, new_event: Callable[[], EventT]) -> None:
         self._new_event = new_event
         self._waiting: deque[EnqueueCall[EventT]] = deque()
-        self._request_count = 0
+        self._batches: list[Batch[EventT]] = []  # those whose requests are under way
         self._lock = Lock()
 
     def add(self, request: ClientRequest[RetryTask]) -> EnqueueCall[EventT]:
@@ -85,38 +97,36 @@ class Coalescer(Generic[EventT]):
             self._waiting.append(call)
         return call
 
-    def take_batch(self, call: EnqueueCall[EventT]) -> list[EnqueueCall[EventT]]:
-        """Return the calls that `call` has to send now; if there are none, it waits for its event.
+    def take_batch(self, call: EnqueueCall[EventT]) -> Batch[EventT] | None:
+        """Return the batch that `call` has to send now; None: it has to wait for its event.
 
         The caller reports the end of the request with `complete` or `fail`.
         """
         with self._lock:
             if call.is_done:
-                return []
-            if self._request_count == MAX_REQUESTS or not call.is_waiting:
+                return None
+            if not call.is_waiting or self._is_busy():
                 call.event = self._new_event()
-                return []
-            batch: list[EnqueueCall[EventT]] = []
+                return None
+            calls: list[EnqueueCall[EventT]] = []
             size = 0
-            while self._waiting and len(batch) < MAX_COALESCED_TASKS:
+            while self._waiting and len(calls) < MAX_COALESCED_TASKS:
                 size += self._waiting[0].size
-                if batch and size > MAX_COALESCED_BYTES:
+                if calls and size > MAX_COALESCED_BYTES:
                     break
                 taken_call = self._waiting.popleft()
                 taken_call.is_waiting = False
-                batch.append(taken_call)
-            self._request_count += 1
-            self._wake_sender()
+                calls.append(taken_call)
+            batch = Batch(calls, environment.now())
+            self._batches.append(batch)
             return batch
 
     def complete(
-        self,
-        batch: Sequence[EnqueueCall[EventT]],
-        results: Sequence[RetryTask | Exception | None],
+        self, batch: Batch[EventT], results: Sequence[RetryTask | Exception | None]
     ) -> None:
         """Set the task or the error of each call; None: the call sends its own request."""
         with self._lock:
-            for call, result in zip(batch, results, strict=True):
+            for call, result in zip(batch.calls, results, strict=True):
                 if result is None:
                     call.is_sent_alone = True
                 elif isinstance(result, Exception):
@@ -124,9 +134,9 @@ class Coalescer(Generic[EventT]):
                 else:
                     call.task = result
                 _finish(call)
-            self._end_request()
+            self._end_request(batch)
 
-    def fail(self, batch: Sequence[EnqueueCall[EventT]], error: BaseException) -> None:
+    def fail(self, batch: Batch[EventT], error: BaseException) -> None:
         """Handle the error of a request.
 
         If the service has rejected a batch as invalid, each of its calls is sent alone. If the
@@ -134,19 +144,19 @@ class Coalescer(Generic[EventT]):
         """
         with self._lock:
             if not isinstance(error, Exception):
-                for call in reversed(batch):
+                for call in reversed(batch.calls):
                     call.is_waiting = True
                     self._waiting.appendleft(call)
-            elif len(batch) > 1 and isinstance(error, InvalidRequest):
-                for call in batch:
+            elif len(batch.calls) > 1 and isinstance(error, InvalidRequest):
+                for call in batch.calls:
                     call.is_sent_alone = True
                     _finish(call)
             else:
-                for call in batch:
+                for number, call in enumerate(batch.calls):
                     # Each caller gets its own error, because `raise` changes the traceback.
-                    call.error = error if call is batch[0] else _copy_error(error)
+                    call.error = _copy_error(error) if number else error
                     _finish(call)
-            self._end_request()
+            self._end_request(batch)
 
     def withdraw(self, call: EnqueueCall[EventT]) -> None:
         """Remove a call whose caller was cancelled, unless its request is under way."""
@@ -156,12 +166,19 @@ class Coalescer(Generic[EventT]):
                 self._waiting.remove(call)
             self._wake_sender()  # the call may have been woken to send the others
 
-    def _end_request(self) -> None:
-        self._request_count -= 1
+    def _is_busy(self) -> bool:
+        """Return whether a request is under way that is not slow."""
+        if not self._batches:
+            return False
+        slow_since = environment.now() - SLOW_REQUEST_S
+        return any(batch.started_at > slow_since for batch in self._batches)
+
+    def _end_request(self, batch: Batch[EventT]) -> None:
+        self._batches.remove(batch)
         self._wake_sender()
 
     def _wake_sender(self) -> None:
-        if self._waiting and self._request_count < MAX_REQUESTS:
+        if self._waiting and not self._is_busy():
             event = self._waiting[0].event
             if event is not None:  # else the call has just been added, and takes a batch itself
                 event.set()
