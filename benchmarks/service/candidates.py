@@ -17,8 +17,9 @@ from benchmarks.service.tarry_server import SERVE_COMMAND
 Command = tuple[str, ...]
 
 BARE_LOOP, TARRY_SINGLE, TARRY_BATCH = "bare-loop", "tarry", "tarry-batch"
+CLIENT, CLIENT_THREADS, CLIENT_BATCH = "client", "client-threads", "client-batch"
 """The candidates that are not peers. `bare-loop`, a client without a queue, shows the highest rate
-that the machine allows."""
+that the machine allows. The last three use tarry's own clients."""
 NODE_SOURCES = Path(__file__).with_name("node")
 NODE_INSTALL = ROOT / ".venv" / "bench-node"
 
@@ -62,6 +63,10 @@ CANDIDATES = {
     BARE_LOOP: Candidate(enqueuer=_peer_module("bare")),
     TARRY_SINGLE: Candidate(enqueuer=_peer_module("tarry"), workers=(SERVE_COMMAND,)),
     TARRY_BATCH: Candidate(enqueuer=_peer_module("tarry", "batch"), workers=(SERVE_COMMAND,)),
+    **{
+        name: Candidate(enqueuer=_peer_module("tarry", name), workers=(SERVE_COMMAND,))
+        for name in (CLIENT, CLIENT_THREADS, CLIENT_BATCH)
+    },
     "celery": Candidate(
         enqueuer=_peer_module("celery"),
         workers=((*_CELERY, "-n", "one@here"), (*_CELERY, "-n", "two@here")),
@@ -118,7 +123,10 @@ CANDIDATES = {
 
 
 def is_peer(name: str) -> bool:
-    return name not in {BARE_LOOP, TARRY_SINGLE, TARRY_BATCH}
+    return name not in {
+        *(BARE_LOOP, TARRY_SINGLE, TARRY_BATCH),
+        *(CLIENT, CLIENT_THREADS, CLIENT_BATCH),
+    }
 
 
 def runs_on_node(name: str) -> bool:

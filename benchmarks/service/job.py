@@ -48,7 +48,9 @@ class Run:
     rate: float
     """Tasks per second."""
     cpu: float
-    """Milliseconds of processor time per task."""
+    """Milliseconds of processor time per task, of all processes."""
+    enqueuer_cpu: float
+    """The part of `cpu` that the enqueuing process used."""
     gap_p50: float
     """Milliseconds from a failed attempt to the next attempt; also the next value."""
     gap_p99: float
@@ -133,6 +135,7 @@ class Job:
         return Run(
             rate=count / (stats["last_done"] - started),
             cpu=1e3 * cpu / count,
+            enqueuer_cpu=1e3 * enqueuer_cpu / count,
             gap_p50=quantile(gaps, 0.5),
             gap_p99=quantile(gaps, 0.99),
             duplicates=int(stats["duplicates"]),

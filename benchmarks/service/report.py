@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.service.candidates import TARRY_BATCH, TARRY_SINGLE, is_peer
+from benchmarks.service.candidates import (
+    CLIENT,
+    CLIENT_THREADS,
+    TARRY_BATCH,
+    TARRY_SINGLE,
+    is_peer,
+)
 from benchmarks.service.limits import LimitCheck
 
 if TYPE_CHECKING:
@@ -12,7 +18,15 @@ if TYPE_CHECKING:
 
     from benchmarks.service.job import Row
 
-TITLES = ("tasks/s", "x best", "CPU ms", "x best", "gap p50", "gap p99", "duplicates")
+TITLES = (
+    *("tasks/s", "x best", "CPU ms", "x best", "enqueuer"),
+    *("gap p50", "gap p99", "duplicates"),
+)
+MIN_RATES = {TARRY_SINGLE: 2.0, TARRY_BATCH: 3.0, CLIENT: 2.0, CLIENT_THREADS: 1.5}
+"""Lower limits of the tasks per second, relative to the fastest peer."""
+MAX_CPU = {TARRY_SINGLE: 0.5, TARRY_BATCH: 0.5, CLIENT: 0.6}
+"""Upper limits of the processor time, relative to the peer with the least."""
+MAX_GAP_P99_MS = 150.0
 
 
 class Report:
@@ -26,16 +40,16 @@ class Report:
 
     def check_limits(self, name: str) -> list[LimitCheck]:
         """Return the limit checks of a row; peers have none."""
-        min_ratio = {TARRY_SINGLE: 2.0, TARRY_BATCH: 3.0}.get(name)
-        if min_ratio is None:
+        if name not in MIN_RATES:
             return []
         row = self._rows[name]
+        rate = self._ratio(name, self._fastest, "rate")
+        checks = [LimitCheck("x tasks/s", rate, minimum=MIN_RATES[name])]
+        if name in MAX_CPU:
+            cpu = self._ratio(name, self._least_cpu, "cpu")
+            checks.append(LimitCheck("x CPU", cpu, maximum=MAX_CPU[name]))
         gap = row.median("gap_p99") if row.runs else None
-        return [
-            LimitCheck("x tasks/s", self._ratio(name, self._fastest, "rate"), minimum=min_ratio),
-            LimitCheck("x CPU", self._ratio(name, self._least_cpu, "cpu"), maximum=0.5),
-            LimitCheck("gap p99 ms", gap, maximum=150.0),
-        ]
+        return [*checks, LimitCheck("gap p99 ms", gap, maximum=MAX_GAP_P99_MS)]
 
     def table_lines(self) -> Iterator[str]:
         """Yield the lines of the table, the fastest candidate first."""
@@ -60,6 +74,7 @@ class Report:
             _format_ratio(self._ratio(name, self._fastest, "rate")),
             f"{row.median('cpu'):.3f}",
             _format_ratio(self._ratio(name, self._least_cpu, "cpu")),
+            f"{row.median('enqueuer_cpu'):.3f}",
             f"{row.median('gap_p50'):,.0f}",
             f"{row.median('gap_p99'):,.0f}",
             f"{sum(run.duplicates for run in row.runs)}",

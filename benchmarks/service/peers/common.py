@@ -49,7 +49,11 @@ def split_batches(ids: TaskIds) -> list[TaskIds]:
     return [ids[start : start + BATCH_SIZE] for start in range(0, len(ids), BATCH_SIZE)]
 
 
-async def enqueue_concurrently(ids: TaskIds, enqueue: Callable[[int], Awaitable[object]]) -> None:
+async def enqueue_concurrently(
+    ids: TaskIds,
+    enqueue: Callable[[int], Awaitable[object]],
+    concurrency: int = ENQUEUE_CONCURRENCY,
+) -> None:
     """Enqueue single jobs, several at a time."""
     remaining = iter(ids)
 
@@ -57,7 +61,7 @@ async def enqueue_concurrently(ids: TaskIds, enqueue: Callable[[int], Awaitable[
         for task_id in remaining:
             await enqueue(task_id)
 
-    await asyncio.gather(*(enqueue_next() for _ in range(ENQUEUE_CONCURRENCY)))
+    await asyncio.gather(*(enqueue_next() for _ in range(concurrency)))
 
 
 def requests_session():

@@ -1,34 +1,65 @@
-"""tarry: a client of `tarry serve`, with one POST per task or one POST per batch."""
+"""tarry: five ways to add tasks to `tarry serve`; each task has an idempotency key.
+
+Without a role, or with the role `batch`, the fast client of the benchmark sends a POST for each
+task or batch: this shows the limit of the server. `client` calls `AsyncClient.enqueue` in 64
+coroutines, `client-threads` calls `Client.enqueue` in 8 threads, and `client-batch` calls
+`AsyncClient.enqueue_many`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import msgspec
 
+import tarry
 from benchmarks.service.client import Connections
 from benchmarks.service.peers import common
 from benchmarks.service.tarry_server import address, wait_until_ready
 
 SINGLE_CONNECTIONS, BATCH_CONNECTIONS = 128, 4
+CLIENT_COROUTINES, CLIENT_THREADS = 64, 8
 JSON_HEADERS = {"Content-Type": "application/json"}
 MINIMAL_RESPONSE_HEADERS = {"Prefer": "return=minimal"}
+# The policy quick starts with a delay of 100 ms, as the policies of the other peers do.
+POLICY = "quick"
 
 encode = msgspec.json.Encoder().encode
+key_numbers = count()
 
 
 def build_task(task_id):
-    url = common.task_url(task_id)
-    # The policy quick starts with a delay of 100 ms, as the policies of the other peers do.
-    return {"targetUrl": url, "headers": common.HEADERS, "body": common.BODY, "policyId": "quick"}
+    return {
+        "targetUrl": common.task_url(task_id),
+        "headers": common.HEADERS,
+        "body": common.BODY,
+        "policyId": POLICY,
+        "idempotencyKey": build_key(task_id),
+    }
+
+
+def build_key(task_id):
+    """Return a new key: the ids of the warm-up are used again."""
+    return f"order-{task_id}-{next(key_numbers)}"
+
+
+def build_arguments(task_id):
+    return {
+        "url": common.task_url(task_id),
+        "headers": common.HEADERS,
+        "body": common.BODY,
+        "policy": POLICY,
+        "key": build_key(task_id),
+    }
 
 
 async def connect_enqueuer():
     is_batch = common.role() == "batch"
-    wait_until_ready()
-    count = BATCH_CONNECTIONS if is_batch else SINGLE_CONNECTIONS
+    connection_count = BATCH_CONNECTIONS if is_batch else SINGLE_CONNECTIONS
     headers = JSON_HEADERS | MINIMAL_RESPONSE_HEADERS if is_batch else JSON_HEADERS
-    connections = await Connections.open(address(), count, headers)
+    connections = await Connections.open(address(), connection_count, headers)
     path = "/retry-tasks/batch" if is_batch else "/retry-tasks"
 
     async def enqueue(ids):
@@ -51,5 +82,38 @@ async def connect_enqueuer():
     return enqueue
 
 
+async def open_async_client():
+    client = tarry.AsyncClient(address())
+
+    async def enqueue_one(task_id):
+        await client.enqueue(**build_arguments(task_id))
+
+    async def enqueue(ids):
+        await common.enqueue_concurrently(ids, enqueue_one, CLIENT_COROUTINES)
+
+    async def enqueue_many(ids):
+        results = await client.enqueue_many(map(build_arguments, ids))
+        if any(result.task is None for result in results):
+            raise RuntimeError("a task was rejected")
+
+    return enqueue_many if common.role() == "client-batch" else enqueue
+
+
+def open_threads():
+    client = tarry.Client(address())
+    threads = ThreadPoolExecutor(CLIENT_THREADS)
+
+    def enqueue(ids):
+        for _ in threads.map(lambda task_id: client.enqueue(**build_arguments(task_id)), ids):
+            pass
+
+    return enqueue
+
+
 if __name__ == "__main__":
-    common.run_async_enqueuer(connect_enqueuer)
+    wait_until_ready()
+    if common.role() == "client-threads":
+        common.run_enqueuer(open_threads())
+    else:
+        uses_client = common.role().startswith("client")
+        common.run_async_enqueuer(open_async_client if uses_client else connect_enqueuer)
