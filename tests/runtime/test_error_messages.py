@@ -182,6 +182,37 @@ def test_errors_by_position(arguments: tuple[Any, ...], on: str) -> None:
     assert str(caught.value).endswith(f": write @tarry.retry(on={on})")
 
 
+CONSTRUCTORS: dict[str, Any] = {
+    "Policy": tarry.Policy,
+    "Breaker": tarry.Breaker,
+    "Downstream": lambda **options: tarry.Downstream("name", **options),
+    "hedge": lambda **options: tarry.hedge(async_function, after=1, **options).send(None),
+    "hedge_sync": lambda **options: tarry.hedge_sync(print, after=1, **options),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "advice"),
+    [
+        ("Policy", "attempts", "use max_attempts="),
+        ("Policy", "max_dely", "did you mean 'max_delay'?"),
+        ("Breaker", "fail_max", "use consecutive="),
+        ("Breaker", "open_four", "did you mean 'open_for'?"),
+        ("Downstream", "circuit_breaker", "use breaker="),
+        ("Downstream", "zzz", "it has breaker, budget, limiter, max_in_flight"),
+        ("hedge", "attempts", "use max_attempts="),
+        ("hedge_sync", "delay", "use after="),
+        ("hedge_sync", "nam", "did you mean 'name'? (arguments of the function go into kwargs=)"),
+    ],
+)
+def test_unknown_argument_of_a_class_or_of_hedge(name: str, option: str, advice: str) -> None:
+    """The error for an unknown argument names the right one."""
+    with pytest.raises(tarry.ConfigurationTypeError) as caught:
+        CONSTRUCTORS[name](**{option: 1})
+
+    assert f"tarry.{name} has no argument {option}=; {advice}" == str(caught.value)
+
+
 def test_option_of_other_functions() -> None:
     """The error for an option that only other functions have names these functions."""
     options: dict[str, Any] = {"fallback": 1}

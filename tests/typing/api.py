@@ -234,6 +234,9 @@ async def check_wrong_calls_are_rejected(policy: tarry.Policy) -> None:
     tarry.retry(on="OSError")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     tarry.retry(on=KeyboardInterrupt)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await tarry.hedge(undecorated_async, 1, policy=policy)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    tarry.Policy(attempts=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    tarry.Breaker(fail_max=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await tarry.hedge(undecorated_async, 1, timeout=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     tarry.Policy(jitter="ful")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

@@ -13,6 +13,7 @@ not counted, because it is no evidence about the current state.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from tarry.core.checks import (
     Seconds,
@@ -21,10 +22,14 @@ from tarry.core.checks import (
     check_one_of,
     check_positive,
     check_ratio,
+    reject_unknown_arguments,
     to_seconds,
 )
 from tarry.core.sliding_window import SlidingWindow
 from tarry.errors import ConfigurationError, ConfigurationTypeError
+
+if TYPE_CHECKING:
+    from typing import Never
 
 
 class BreakerState(StrEnum):
@@ -53,6 +58,11 @@ _MANUAL_STATES = {
 _CALLS, _RETRIES, _FAILURES, _SLOW = range(4)
 """The columns of the sliding window, one for each kind of event. The attempts are the sum of the
 first two: `_CALLS` counts the first attempt of each call."""
+_OTHER_ARGUMENT_NAMES = {
+    "fail_max": "consecutive", "failure_threshold": "consecutive", "reset_timeout": "open_for",
+    "recovery_timeout": "open_for",
+}  # fmt: skip
+"""Arguments of pybreaker and circuitbreaker, with the corresponding arguments of `Breaker`."""
 _GENERATION_STEP = 1 << 40
 """Large enough that the permits of probes never reach the next generation."""
 
@@ -108,7 +118,10 @@ class Breaker:
         spread: float = 0.1,
         probes: int = 3,
         close_after: int | None = None,
+        **unknown: Never,
     ) -> None:
+        known = Breaker.__init__.__kwdefaults__ or ()
+        reject_unknown_arguments("tarry.Breaker", unknown, known, _OTHER_ARGUMENT_NAMES)
         self._failure_rate = check_ratio("failure_rate", failure_rate)
         self._min_calls = check_count("min_calls", min_calls)
         self._window = SlidingWindow(check_positive("window", to_seconds(window)), 4)

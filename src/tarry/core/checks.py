@@ -10,10 +10,11 @@ from functools import partial
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, Union
 
+from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Mapping
     from datetime import timedelta
 
 # Not a string: `tarry.Seconds | None` must work in annotations that a program evaluates.
@@ -79,6 +80,26 @@ def check_one_of(field: str, value: object, choices: Iterable[str]) -> None:
     names = sorted(choices)
     if value not in names:
         raise ConfigurationError(field, f"must be one of {', '.join(names)}", value)
+
+
+def reject_unknown_arguments(
+    owner: str,
+    unknown: Mapping[str, object],
+    known: Iterable[str],
+    other_names: Mapping[str, str],
+    *,
+    hint: str = "",
+) -> None:
+    """Raise if a public class or function got arguments that it does not have.
+
+    Its parameter `**unknown: Never` collects them, so type checkers report them too. `other_names`
+    has names of other libraries, with the names of these arguments in tarry. For any other name,
+    `hint` is appended to the error.
+    """
+    for name in unknown:
+        other_name = other_names.get(name)
+        advice = f"use {other_name}=" if other_name else did_you_mean(name, known) + hint
+        raise ConfigurationTypeError(f"{owner} has no argument {name}=; {advice}")
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from tarry.core.checks import (
     check_count,
     check_one_of,
     check_positive,
+    reject_unknown_arguments,
     to_seconds,
 )
 from tarry.core.outcome import GRPC_CODES, RETRYABLE_CODES, RETRYABLE_STATUSES
@@ -38,6 +39,8 @@ from tarry.core.verdict import Attempt
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 if TYPE_CHECKING:
+    from typing import Never
+
     FieldType = Literal[
         "count", "number", "seconds", "choice", "statuses", "codes", "flag", "header"
     ]
@@ -59,6 +62,13 @@ _MIN_SUSPICIOUS_DELAY_S = 100
 _JITTERS_WITHOUT_HISTORY = ("none", "full", "equal")
 """Jitters whose delay does not depend on the previous delay."""
 
+OTHER_FIELD_NAMES = {
+    "total": "max_attempts", "retries": "max_attempts", "attempts": "max_attempts",
+    "status_forcelist": "retryable_statuses", "backoff_factor": "initial_delay",
+    "backoff_max": "max_delay", "backoff_jitter": "jitter", "timeout": "attempt_timeout",
+    "deadline": "total_budget",
+}  # fmt: skip
+"""Arguments of urllib3, httpx and `tarry.retry`, with the corresponding fields of a policy."""
 _OTHER_KEYS_OF_FILES = ("preset", "breaker", "budget", "limiter", "hedging")
 
 # For explain()
@@ -316,7 +326,9 @@ class Policy(ImmutableValue):
         ignore_retried_below: bool = False,
         idempotency_key_header: str = "Idempotency-Key",
         idempotency_key_format: KeyFormat = "plain",
+        **unknown: Never,
     ) -> None:
+        reject_unknown_arguments("tarry.Policy", unknown, self._fields, OTHER_FIELD_NAMES)
         arguments = locals()  # the fields by name
         self._set_fields(*(field.check(arguments[field.name]) for field in POLICY_FIELDS))
         if self.max_delay < self.initial_delay:

@@ -137,8 +137,14 @@ def component_arguments(defence: Defence, component: str) -> dict[str, Any] | No
 def table_arguments(table_name: str, table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments in a table, with defaults for missing ones but without `kind`."""
     factory, arguments = _factory_and_arguments(table_name, table)
-    parameters = signature(factory).parameters
+    parameters = parameters_of(factory)
     return {name: parameter.default for name, parameter in parameters.items()} | arguments
+
+
+def parameters_of(factory: Callable[..., Any]) -> dict[str, Parameter]:
+    """Return the parameters of a class by name, without `**unknown`."""
+    parameters = signature(factory).parameters.items()
+    return {name: item for name, item in parameters if item.kind is not Parameter.VAR_KEYWORD}
 
 
 def _build(table_name: str, table: Mapping[str, Any] | None) -> Any:
@@ -146,7 +152,7 @@ def _build(table_name: str, table: Mapping[str, Any] | None) -> Any:
     if table is None:
         return None
     factory, arguments = _factory_and_arguments(table_name, table)
-    parameters = signature(factory).parameters
+    parameters = parameters_of(factory)
     for name in arguments:
         if name not in parameters:
             msg = f"{table_name} has no field {name!r}; {did_you_mean(name, parameters)}"

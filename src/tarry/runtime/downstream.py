@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from tarry.core.checks import check_ratio
+from tarry.core.checks import check_ratio, reject_unknown_arguments
 from tarry.core.downstream import Downstream as CoreDownstream
 from tarry.core.outcome import SUCCESS, Kind
 from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
@@ -22,6 +22,7 @@ from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Never
 
     from tarry.core.breaker import Breaker, BreakerState
     from tarry.core.budget import Budget
@@ -35,6 +36,11 @@ MAX_ABANDONED_PERMITS = 10_000
 
 MAX_UNCOUNTED_SUCCESSES = 32
 """If `uncounted_successes` becomes longer, its entries are counted."""
+
+_OTHER_ARGUMENT_NAMES = {
+    "circuit_breaker": "breaker", "retry_budget": "budget", "max_concurrency": "max_in_flight",
+}  # fmt: skip
+"""Usual names of the arguments of `Downstream`."""
 
 _downstreams: WeakSet[Downstream] = WeakSet()
 
@@ -269,7 +275,10 @@ class Downstream(LockedDownstream):
         budget: Budget | None = None,
         limiter: Limiter | None = None,
         max_in_flight: int | None = None,
+        **unknown: Never,
     ) -> None:
+        known = Downstream.__init__.__kwdefaults__ or ()
+        reject_unknown_arguments("tarry.Downstream", unknown, known, _OTHER_ARGUMENT_NAMES)
         if not isinstance(name, str) or not name:
             raise ConfigurationTypeError("name", "must be a non-empty string", name)
         _check_method("breaker", breaker, "admit", "a tarry.Breaker()")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from tarry import errors
+from tarry.core.checks import reject_unknown_arguments
 from tarry.core.events import Event, HedgeFired, HedgeWon, Succeeded
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.outcome import SUCCESS, Kind
@@ -57,6 +58,7 @@ async def hedge(
     name: str | None = None,
     fallback: T | Callable[[Exception], T | Awaitable[T]] = config.NO_FALLBACK,
     policy: None = None,
+    **unknown: Never,
 ) -> T:
     """Await a coroutine function; start another copy of the call when it takes too long.
 
@@ -72,6 +74,7 @@ async def hedge(
         the error. An error that `on` does not match is still raised.
     policy: must be None, because a call is either retried or hedged.
     """
+    _reject_unknown("hedge", unknown)
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     config.check_not_async_generator("fallback", fallback)
     call = _new_call("hedge", fn, kwargs, hedging, on, downstream, name, policy)
@@ -107,12 +110,14 @@ def hedge_sync(
     name: str | None = None,
     fallback: T | Callable[[Exception], T] = config.NO_FALLBACK,
     policy: None = None,
+    **unknown: Never,
 ) -> T:
     """Call a plain function in a thread; start another copy when it takes too long.
 
     Takes the arguments of `hedge`. A copy that still runs when another copy has returned its result
     cannot be cancelled. Its thread continues, and its result is discarded.
     """
+    _reject_unknown("hedge_sync", unknown)
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     config.check_not_async("fallback", fallback)
     call = _new_call("hedge_sync", fn, kwargs, hedging, on, downstream, name, policy)
@@ -130,6 +135,18 @@ def hedge_sync(
             raise
         result: T = fallback_result(fallback, error)
         return result
+
+
+_OPTIONS = (
+    "kwargs", "after", "max_extra_load", "max_attempts", "on", "downstream", "name", "fallback",
+)  # fmt: skip
+_OTHER_NAMES = {"attempts": "max_attempts", "delay": "after"}
+
+
+def _reject_unknown(api_name: str, unknown: Mapping[str, Any]) -> None:
+    """Raise if `hedge` or `hedge_sync` got arguments that it does not have."""
+    hint = " (arguments of the function go into kwargs=)"
+    reject_unknown_arguments(f"tarry.{api_name}", unknown, _OPTIONS, _OTHER_NAMES, hint=hint)
 
 
 def _set_attempt_number(number: int) -> None:

@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from inspect import signature
 from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.checks import check_count
 from tarry.core.policy import Policy
 from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, short_repr
-from tarry.policyfile.defence import TABLE_NAMES, Defence, table_arguments
+from tarry.policyfile.defence import TABLE_NAMES, Defence, parameters_of, table_arguments
 from tarry.simulator.distributions import DISTRIBUTIONS, Empirical, Fixed
 from tarry.simulator.documents import Document, DocumentValue, read_document
 from tarry.simulator.scenario import Scenario
@@ -356,7 +355,7 @@ def _iterate_values(name: str, value: object) -> Iterator[tuple[str, Any]]:
 def _defence_values(defence: Defence) -> dict[str, Any]:
     """Return all fields of a defence; those of its breaker, budget, ... are in nested dicts."""
     data = defence.to_dict()
-    values = dict.fromkeys(signature(Policy).parameters) if defence.hedging is None else {}
+    values = dict.fromkeys(parameters_of(Policy)) if defence.hedging is None else {}
     values |= data
     for name in TABLE_NAMES:
         if name in data:

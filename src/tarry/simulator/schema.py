@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Mapping
-from inspect import Parameter, signature
+from inspect import Parameter
 from io import StringIO
 from math import inf, nan
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -20,7 +20,7 @@ from tarry.core.checks import check_at_least, check_number, check_positive
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, short_repr
-from tarry.policyfile.defence import BUDGETS, LIMITERS, Defence
+from tarry.policyfile.defence import BUDGETS, LIMITERS, Defence, parameters_of
 from tarry.simulator.distributions import DISTRIBUTIONS, Fixed
 from tarry.simulator.documents import DocumentValue, read_text
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
@@ -41,7 +41,7 @@ _CLASSES_BY_KIND: dict[str, Mapping[str, PartClass]] = {"budget": BUDGETS, "limi
 """For the parts of a defence that have a `kind`: the class of each kind."""
 _CLASSES_WITHOUT_KIND: dict[str, PartClass] = {"breaker": Breaker, "hedging": Hedging}
 """For the parts of a defence that have no `kind`: their class."""
-DEFENCE_KEYS = ("preset", *signature(Policy).parameters, *_CLASSES_WITHOUT_KIND, *_CLASSES_BY_KIND)
+DEFENCE_KEYS = ("preset", *parameters_of(Policy), *_CLASSES_WITHOUT_KIND, *_CLASSES_BY_KIND)
 
 
 def build_scenario(document: Document) -> Scenario:
@@ -103,7 +103,7 @@ def _check_arguments(
     value: DocumentValue, cls: Callable[..., Any], *other_keys: str
 ) -> Mapping[str, Parameter]:
     """Check that the keys of a table are the parameters of a class; return these parameters."""
-    parameters = signature(cls).parameters
+    parameters = parameters_of(cls)
     table = value.table()
     value.check_keys((*other_keys, *parameters))
     for name, parameter in parameters.items():

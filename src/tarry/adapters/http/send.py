@@ -16,7 +16,7 @@ from tarry.adapters.http.messages import check_idempotency_key
 from tarry.core.breaker import Breaker
 from tarry.core.budget import TokenBudget
 from tarry.core.hedging import Hedging
-from tarry.core.policy import POLICY_FIELDS, Policy
+from tarry.core.policy import OTHER_FIELD_NAMES, POLICY_FIELDS, Policy
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import drivers
@@ -43,13 +43,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _COMMON_ARGUMENTS = ("policy", "downstream", "idempotency_key", "hand_off")  # of all adapters
-_POLICY_FIELDS_OF_OTHER_LIBRARIES = {
-    "total": "max_attempts", "retries": "max_attempts", "attempts": "max_attempts",
-    "status_forcelist": "retryable_statuses", "backoff_factor": "initial_delay",
-    "backoff_max": "max_delay", "backoff_jitter": "jitter", "timeout": "attempt_timeout",
-    "deadline": "total_budget",
-}  # fmt: skip
-"""Arguments of urllib3, httpx and `tarry.retry`, with the corresponding fields of a policy."""
 
 _MAX_CACHED_ITEMS = 1000
 """How many items a cache keeps. Redirects may lead to any number of origins."""
@@ -60,7 +53,7 @@ _caches_lock = PerProcess(threading.Lock)  # of all caches
 def reject_unknown_arguments(adapter: object, arguments: Mapping[str, Any]) -> None:
     """Raise an error that says what to use instead if an adapter got unknown arguments."""
     for name in arguments:
-        field = _POLICY_FIELDS_OF_OTHER_LIBRARIES.get(name, name)
+        field = OTHER_FIELD_NAMES.get(name, name)
         if any(field == known.name for known in POLICY_FIELDS):
             advice = f"use policy=tarry.Policy({field}=...)"
         elif name == "allowed_methods":
