@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from tarry.client.options import (
     MAX_BATCH_BYTES,
@@ -66,6 +67,14 @@ def test_all_options() -> None:
         "priorAttempts": 3,
     } == task
     assert "bucket/x" == request_json(body_ref="bucket/x")["bodyRef"]
+
+
+def test_trace_of_the_caller() -> None:
+    """In a span of OpenTelemetry, the task has the trace and the span of the caller."""
+    assert "traceparent" not in request_json()
+    context = SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=TraceFlags(1))
+    with use_span(NonRecordingSpan(context)):
+        assert f"00-{0xABC:032x}-{0xDEF:016x}-01" == request_json()["traceparent"]
 
 
 @pytest.mark.parametrize("body", ["text", "", 0, False, [1, "two", None], {"ü": 1.5}, 2**70])

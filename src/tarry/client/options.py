@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -253,7 +254,19 @@ def build_task_request(
         callback_url=options.get("callback"),
         callback_policy_id=options.get("callback_policy"),
         prior_attempts=options.get("prior_attempts", 0),
+        traceparent=_current_traceparent(),
     )
+
+
+def _current_traceparent() -> str | None:
+    """Return the trace and the span of the caller, if the program uses OpenTelemetry."""
+    opentelemetry_trace = sys.modules.get("opentelemetry.trace")
+    if opentelemetry_trace is None:
+        return None
+    span = opentelemetry_trace.get_current_span().get_span_context()
+    if not span.is_valid:
+        return None
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
 
 
 def encode_task(task: RetryTaskRequest) -> bytes:

@@ -52,6 +52,13 @@ _KEY_SCHEMA = {
 IdempotencyKeyText: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=255, extra_json_schema=_KEY_SCHEMA)
 ]
+TraceparentText: TypeAlias = Annotated[
+    str,
+    Meta(
+        max_length=64,
+        extra_json_schema={"pattern": "^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"},
+    ),
+]
 LaneKeyText: TypeAlias = Annotated[
     str,
     Meta(
@@ -119,6 +126,8 @@ class RetryTaskRequest(_RequestBody):
     """The policy of the callback; null: the policy `default`."""
     prior_attempts: Annotated[int, Meta(ge=0, le=2**53)] = 0
     """Number of attempts that the caller has made itself. `X-Retry-Attempt` includes them."""
+    traceparent: TraceparentText | None = None
+    """The trace of the caller (W3C Trace Context); null: that of the request's header, if any."""
 
 
 class TargetResponse(_Body, omit_defaults=True):

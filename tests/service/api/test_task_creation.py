@@ -166,6 +166,24 @@ def test_a_delay_starts_when_the_task_is_added() -> None:
     run_with_api(test)
 
 
+def test_a_task_may_have_its_own_traceparent() -> None:
+    """The `traceparent` of a task has priority over the header; tasks of a batch have their own."""
+
+    async def test(api: ApiHarness) -> None:
+        traces = [TRACE.replace("-01", "-00"), f"00-{'1' * 32}-{'2' * 16}-01", None]
+        documents = [{"targetUrl": TARGET, "traceparent": trace} for trace in traces]
+        headers = {"traceparent": TRACE}
+        single = await api.request("POST", "/retry-tasks", documents[0], headers=headers)
+        batch = await api.request(
+            "POST", "/retry-tasks/batch", {"tasks": documents}, headers=headers
+        )
+        ids = [result["task"]["taskId"] for result in batch.json["results"]]
+        contents = [(await api.stored_task(each))[1] for each in (single.json["taskId"], *ids)]
+        assert [traces[0], *traces] == [content.trace for content in contents]
+
+    run_with_api(test)
+
+
 def test_an_invalid_traceparent_is_ignored() -> None:
     """A task is created without a trace, as W3C Trace Context requires."""
 

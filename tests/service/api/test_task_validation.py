@@ -122,6 +122,8 @@ INVALID_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"delayMs": -1}, "delayMs", ">= 0"),
     ({"delayMs": 1.5}, "delayMs", "expected integer or null, got number"),
     ({"priorAttempts": -1}, "priorAttempts", ">= 0"),
+    ({"traceparent": "00-xyz"}, "traceparent", "must be a traceparent of W3C Trace Context"),
+    ({"traceparent": "x" * 65}, "traceparent", "length <= 64"),
     ({"delayMs": "5"}, "delayMs", "expected integer or null, got string"),
     ({"delayMs": 10**30}, "delayMs", "<= 3155760000000"),
     ({"delayMs": 1e300}, "delayMs", "<= 3155760000000"),

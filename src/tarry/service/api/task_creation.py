@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from tarry.service.api.quotas import (
     too_many_unfinished_tasks,
 )
 from tarry.service.api.routing import Operation
-from tarry.service.api.task_validation import TaskBuilder
+from tarry.service.api.task_validation import TaskBuilder, is_traceparent
 from tarry.service.api.tasks import WAIT_HEADER, prefers_minimal
 from tarry.service.api.views import stored_task_view, task_view
 from tarry.service.model import Status
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _YIELD_EVERY_TASKS = 50
 """Number of tasks after which `create_batch` yields to the event loop."""
 _MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
@@ -116,9 +114,11 @@ class TaskCreation:
             except MalformedKey as error:
                 detail = str(error)
                 raise problems.INVALID.error(detail, status=400, field="Idempotency-Key") from None
-        # An invalid traceparent is ignored (W3C Trace Context).
-        if b"traceparent" in headers and _TRACEPARENT.fullmatch(headers[b"traceparent"]):
-            trace = headers[b"traceparent"].decode()
+        # An invalid header is ignored (W3C Trace Context).
+        if b"traceparent" in headers and is_traceparent(
+            header := headers[b"traceparent"].decode("latin-1")
+        ):
+            trace = header
         charge_rate_limit(self._rate_limiter, request.tenant, 1)
         new_task, content = self._task_builder.build_task(
             request.tenant, task_request, idempotency_key, trace

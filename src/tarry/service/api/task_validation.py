@@ -38,6 +38,8 @@ _GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
 """Matches visible ASCII with spaces or tabs inside (RFC 9110, 5.5). No header can be injected."""
+is_traceparent = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
+"""Matches the header `traceparent` of W3C Trace Context."""
 _MAX_HEADER_NAME_CHARS = 256
 _UNKNOWN_POLICY = "must be an existing policy (GET /retry-policies lists them)"
 
@@ -53,11 +55,16 @@ class TaskBuilder:
         self._policies = context.engine.policies
 
     def build_task(
-        self, tenant: str, request: RetryTaskRequest, header_key: str | None, trace: str | None
+        self,
+        tenant: str,
+        request: RetryTaskRequest,
+        header_key: str | None,
+        header_trace: str | None,
     ) -> tuple[NewTask, TaskContent]:
         """Return the task to add and its content, or raise ApiError.
 
-        `header_key` and `trace` are the values of the headers `Idempotency-Key` and `traceparent`.
+        `header_key` and `header_trace` are the values of the headers `Idempotency-Key` and
+        `traceparent`.
         If building the task needs I/O, `packed_content` of the task is empty, and the caller has to
         await `finish_building`. Most tasks need no I/O.
         """
@@ -89,6 +96,12 @@ class TaskBuilder:
         if lane_key is not None and not LANE_KEY.fullmatch(lane_key):
             rule = "must consist of A-Z a-z 0-9 . _ ~ - and begin with a letter or digit"
             raise invalid("laneKey", rule, lane_key)
+        trace = request.traceparent
+        if trace is None:
+            trace = header_trace
+        elif not is_traceparent(trace):
+            rule = "must be a traceparent of W3C Trace Context: 00-<32 hex>-<16 hex>-<2 hex>"
+            raise invalid("traceparent", rule, trace)
         idempotency_key = _choose_idempotency_key(request.idempotency_key, header_key)
         task_id = context.new_id()
         content = TaskContent(
