@@ -14,7 +14,13 @@ import trio.testing
 import tarry
 from tarry.client import AsyncClient, Client
 from tarry.client.api import ServiceApi
-from tarry.client.coalescing import MAX_COALESCED_BYTES, MAX_COALESCED_TASKS, Coalescer, EnqueueCall
+from tarry.client.coalescing import (
+    EARLY_START_TASKS,
+    MAX_COALESCED_BYTES,
+    MAX_COALESCED_TASKS,
+    Coalescer,
+    EnqueueCall,
+)
 from tarry.client.errors import InvalidRequest, ServiceUnreachable
 from tarry.core.policy import Policy
 from tarry.testing import VirtualClock
@@ -323,6 +329,23 @@ def test_end_of_a_request_wakes_one_waiting_call(coalescer: Coalescer[FakeEvent]
     coalescer.withdraw(third)
     assert 1 == fourth.event.set_count
     assert [fourth] == take_calls(coalescer, fourth)
+
+
+def test_many_waiting_calls_do_not_wait_for_the_first_request(
+    coalescer: Coalescer[FakeEvent],
+) -> None:
+    """When many calls wait, a second request is sent; there is never a third."""
+    [first] = add_calls(coalescer, 1)
+    first_batch = coalescer.take_batch(first)
+    assert first_batch is not None
+    waiting = add_calls(coalescer, EARLY_START_TASKS - 1)
+    assert coalescer.take_batch(waiting[-1]) is None
+    waiting += add_calls(coalescer, 1)
+    second_batch = coalescer.take_batch(waiting[-1])
+    assert second_batch is not None
+    assert waiting == second_batch.calls
+    others = add_calls(coalescer, EARLY_START_TASKS)
+    assert coalescer.take_batch(others[-1]) is None
 
 
 def test_slow_request_does_not_block_later_calls(

@@ -2,7 +2,8 @@
 
 A call that finds no request under way is sent at once, so a program that makes one call at a time
 waits no longer. Otherwise the call waits, and when the request ends, one of the waiting calls sends
-all of them as a batch. No timer, thread or task is needed.
+all of them as a batch. If many calls wait, a second request is sent before the first has ended, so
+that client and service work at the same time. No timer, thread or task is needed.
 
 A request that takes longer than `SLOW_REQUEST_S` may be lost. It does not block other calls: the
 next call that is made sends the waiting calls with a request of its own.
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 SLOW_REQUEST_S = 0.5
 """Many times the usual duration of a request, which is a few milliseconds."""
+EARLY_START_TASKS = 32
+"""Number of waiting calls from which a second request is sent before the first has ended. With one
+request at a time, 64 coroutines added 2,300 instead of 3,300 tasks per second. With two requests
+for any number of calls, 8 threads added 800 instead of 1,060."""
 MAX_COALESCED_TASKS = 500
 MAX_COALESCED_BYTES = 1 << 20
 """Size of the tasks of a batch. A larger task is sent alone."""
@@ -167,11 +172,12 @@ class Coalescer(Generic[EventT]):
             self._wake_sender()  # the call may have been woken to send the others
 
     def _is_busy(self) -> bool:
-        """Return whether a request is under way that is not slow."""
+        """Return whether calls have to wait for the end of a request."""
         if not self._batches:
             return False
         slow_since = environment.now() - SLOW_REQUEST_S
-        return any(batch.started_at > slow_since for batch in self._batches)
+        request_count = sum(batch.started_at > slow_since for batch in self._batches)
+        return request_count >= (2 if len(self._waiting) >= EARLY_START_TASKS else 1)
 
     def _end_request(self, batch: Batch[EventT]) -> None:
         self._batches.remove(batch)
