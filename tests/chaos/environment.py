@@ -79,6 +79,9 @@ class SimulatedProcess:
         self.is_alive = True
         self.crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tasks: set[asyncio.Task[Any]] = set()
+        self.steady_fast_since = inf
+        """The time at which the first attempt of the steady target has ended in this process, so
+        that its lane counts as fast; infinity: not yet."""
 
     def monotonic(self) -> float:
         """Return the local monotonic time, which is unrelated to the store's clock."""
@@ -146,7 +149,7 @@ class FaultyStore:
                 msg = f"{name}: the call was rejected"
                 raise StoreUnavailable(msg)
             returned = await method(*args, **kwargs)
-            environment.invariants.record_store_call(name, args, returned)
+            environment.invariants.record_store_call(self._process, name, args, returned)
             await self._process.reach_fault_point()
             if environment.rng.random() < environment.faults.store_reply_loss:
                 environment.record_fault()
@@ -336,8 +339,6 @@ class FaultyNetwork:
     def __init__(self, process: SimulatedProcess) -> None:
         self._process = process
         self._dns = DnsCache()
-        self._steady_fast_since = inf
-        """The time at which the first attempt of the steady target has ended; infinity: not yet."""
 
     async def send(self, request: DeliveryRequest) -> DeliveryResult:
         """Make an attempt; the request or its response may be lost or late."""
@@ -364,11 +365,11 @@ class FaultyNetwork:
             if isinstance(error, DeliveryError):
                 result = error.to_result()
             if host == STEADY_HOST:
-                environment.invariants.check_wait(request, self._steady_fast_since, str(error))
+                environment.invariants.check_wait(request, process, str(error))
             environment.invariants.record_received_result(request, result)
             return result
         if host == STEADY_HOST:
-            environment.invariants.check_wait(request, self._steady_fast_since)
+            environment.invariants.check_wait(request, process)
         result, seconds = environment.world.hosts[host].next_response(name)
         is_lost = rng.random() < faults.network_fault / 3
         is_late = seconds > request.timeout
@@ -380,9 +381,8 @@ class FaultyNetwork:
             environment.invariants.log_target_response(request, result)
             await asyncio.sleep(seconds)
             if host == STEADY_HOST:
-                self._steady_fast_since = min(
-                    self._steady_fast_since, asyncio.get_running_loop().time()
-                )
+                now = asyncio.get_running_loop().time()
+                process.steady_fast_since = min(process.steady_fast_since, now)
         await process.reach_fault_point()
         environment.invariants.record_received_result(request, result)
         return result

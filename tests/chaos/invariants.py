@@ -35,7 +35,7 @@ from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, Task
 if TYPE_CHECKING:
     from tarry.service.delivery import DeliveryRequest, DeliveryResult
     from tarry.service.store import Store
-    from tests.chaos.environment import Environment
+    from tests.chaos.environment import Environment, SimulatedProcess
 
 _ROUNDING_MS = 0.001
 """Tolerance for floating-point times."""
@@ -81,6 +81,8 @@ class InvariantChecker:
         """Ids of tasks that `retry_now` may have made due."""
         self.replaced: set[str] = set()
         """Names of tasks that were cancelled and created again; `attempts` counts both tasks."""
+        self.lessees: dict[str, set[SimulatedProcess]] = defaultdict(set)
+        """The processes to which a task was leased, by its id."""
         self.history: list[str] = []
         self.violation: InvariantViolation | None = None
         """The first violation. It is raised again at the end, because the engine may catch it."""
@@ -139,17 +141,17 @@ class InvariantChecker:
             self._fail(8, f"{name} has waited for {wait}")
 
     def check_wait(
-        self, request: DeliveryRequest, fast_since: float, dns_error: str | None = None
+        self, request: DeliveryRequest, process: SimulatedProcess, dns_error: str | None = None
     ) -> None:
-        """Check an attempt of a healthy target: its wait, and that its name was resolved.
-
-        `fast_since` is the time at which the first attempt of the target in this process ended;
-        infinity: none has ended yet, so its lane counts as slow.
-        """
+        """Check an attempt of a healthy target: its wait, and that its name was resolved."""
         task = self._find_task(request)
         if task is None:
             return
         environment, now = self._environment, asyncio.get_running_loop().time()
+        # Before this process, the task may have waited in another one. There, its lane counts as
+        # slow until the first attempt of the target has ended.
+        processes = self.lessees[task.id] | {process}
+        fast_since = max(each.steady_fast_since for each in processes)
         due = now - environment.now_s() + task.next_attempt_at / 1000
         since = max(
             due, environment.service_faults_end_at, fast_since if fast_since <= now else due
@@ -173,8 +175,12 @@ class InvariantChecker:
         if isinstance(result.status, int) and 200 <= result.status < 300:
             self.confirmed.add(_task_name(request))
 
-    def record_store_call(self, method: str, args: tuple[Any, ...], returned: Any) -> None:
+    def record_store_call(
+        self, process: SimulatedProcess, method: str, args: tuple[Any, ...], returned: Any
+    ) -> None:
         """Record the changes that a call of a store method has made."""
+        for task in _leased_tasks(method, returned):
+            self.lessees[task.id].add(process)
         if method == "finish":
             for result, finish_status in zip(args[0], returned, strict=True):
                 if finish_status is FinishStatus.APPLIED and result.status.is_finished:
@@ -295,6 +301,13 @@ class InvariantChecker:
             f"invariant {number}: {message}\n{history}"
         )
         raise self.violation
+
+
+def _leased_tasks(method: str, returned: Any) -> list[Task]:
+    """Return the tasks that a call of a store method has leased to its process."""
+    if method == "add":
+        return [added.task for added in returned if added.leased]
+    return list(returned.tasks) if method == "claim" else []
 
 
 def run_synchronously(work: Coroutine[Any, Any, T]) -> T:
