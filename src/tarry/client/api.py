@@ -7,6 +7,7 @@ An API call that takes several requests is an `Operation`, which a client runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import quote, urlencode
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import httpx
 
     from tarry.client.options import DeadLetterFilter, Duration, TaskFilter
-    from tarry.client.transport import SendMode
+    from tarry.client.transport import ClientConfig, SendMode
 
 T = TypeVar("T")
 Operation: TypeAlias = Generator["ClientRequest[Any] | float", Any, T]
@@ -121,19 +122,30 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
         message = f"{self} was answered with {status}: {explanation}"
         return error_type(message, status=status, problem=problem, retry_after=retry_after)
 
-    def to_httpx(
-        self, http_client: httpx.Client | httpx.AsyncClient, timeout: float
-    ) -> httpx.Request:
+    def to_httpx(self, config: ClientConfig) -> httpx.Request:
         """Return the request for httpx."""
+        import httpx
+
+        timeout = config.timeout
         read_timeout = self.read_timeout_s or timeout + self.wait_s
         timeouts = {"connect": timeout, "read": read_timeout, "write": timeout, "pool": timeout}
-        headers, extensions = self.headers, {"timeout": timeouts}
-        return http_client.build_request(
-            self.method, self.path, headers=headers, content=self.content, extensions=extensions
+        return httpx.Request(
+            self.method,
+            _parse_url(config.url + self.path),
+            headers=config.headers | self.headers,
+            content=self.content,
+            extensions={"timeout": timeouts},
         )
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
+
+
+@lru_cache(64)  # most requests of a program have the same few URLs
+def _parse_url(url: str) -> httpx.URL:
+    import httpx
+
+    return httpx.URL(url)
 
 
 def _parse_problem(response: httpx.Response) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from contextlib import aclosing, closing
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from tarry.client.errors import ServiceError, ServiceUnreachable
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("tarry.client")
 
-HttpClientT = TypeVar("HttpClientT")
 SendMode: TypeAlias = Literal["retry", "long_poll", "once", "retry_forever"]
 """How a request is sent.
 
@@ -62,20 +62,23 @@ class ClientConfig:
         self.uses_tls: bool = self.url.startswith("https")
         """If False, the clients do not load the CA certificates, which would take 0.1 seconds."""
         # Without compression, MAX_RESPONSE_BYTES also bounds the decoded content.
-        self.headers: dict[str, str] = {"accept-encoding": "identity"}
+        self.headers: dict[str, str] = {
+            "accept": "*/*",
+            "accept-encoding": "identity",
+            "user-agent": f"tarry/{version('tarry')}",
+        }
         if api_key is not None:
             self.headers["authorization"] = f"Bearer {_check_api_key(api_key)}"
         check_policy(policy)
         self.policy: Policy | None = policy
         self.timeout: float = check_positive("timeout", timeout)
 
-    def open_http_clients(
+    def build_retry_transports(
         self,
-        client_class: Callable[..., HttpClientT],
         retry_class: Callable[..., Any],
         transport: BufferingTransport | AsyncBufferingTransport,
-    ) -> dict[SendMode, HttpClientT]:
-        """Return an HTTP client for each send mode; all of them share the given transport.
+    ) -> dict[SendMode, Any]:
+        """Return a transport for each send mode; all of them share the given transport.
 
         Long polls and lost event streams each have a `Downstream` of their own, without breaker and
         budget, so that their durations and failures do not affect other requests. The events of
@@ -90,15 +93,11 @@ class ClientConfig:
         requests = use_own_listener(default_downstream(self.url))
         polls = use_own_listener(Downstream(f"{self.url}/wait"))
         streams = use_own_listener(Downstream(f"{self.url}/events"))
-        transports: dict[SendMode, Any] = {
+        return {
             "retry": retry_class(transport, policy=self.policy, downstream=requests),
             "long_poll": retry_class(transport, policy=self.policy, downstream=polls),
             "once": transport,
             "retry_forever": retry_class(transport, policy=RECONNECT_POLICY, downstream=streams),
-        }
-        return {
-            mode: client_class(transport=mode_transport, base_url=self.url, headers=self.headers)
-            for mode, mode_transport in transports.items()
         }
 
     def unreachable_error(self, request: object, error: Exception) -> ServiceUnreachable:
