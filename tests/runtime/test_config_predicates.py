@@ -74,7 +74,47 @@ def test_on_decides_about_timeouts(
 
 
 @pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
-def test_on_is_not_asked_about_the_deadline(driver: Driver, clock: VirtualClock) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [False, Kind.PERMANENT, Outcome(Kind.PERMANENT)],
+    ids=["false", "kind", "outcome"],
+)
+def test_timeouts_that_on_rejects_open_the_breaker(
+    driver: Driver, answer: Any, clock: VirtualClock
+) -> None:
+    """An attempt that timed out counts for the breaker, also if `on` rejects the retry."""
+    downstream = tarry.Downstream("d", breaker=tarry.Breaker(timeouts=3, spread=0))
+    dependency = Dependency(clock, Step(duration_s=9.0))
+    options: dict[str, Any] = {"on": lambda _: answer, "timeout": 2.0, "downstream": downstream}
+
+    for _ in range(3):
+        with pytest.raises(tarry.AttemptTimeout):
+            driver.run(clock, dependency, **options)
+    with pytest.raises(tarry.BreakerOpen) as caught:
+        driver.run(clock, dependency, **options)
+
+    assert isinstance(caught.value.__cause__, tarry.AttemptTimeout)
+    assert 3 == len(dependency.starts)
+
+
+@pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
+def test_timeout_of_an_inner_call_counts_once(driver: Driver, clock: VirtualClock) -> None:
+    """A timeout that an inner call has counted is not counted for the outer breaker."""
+    downstream = tarry.Downstream("d", breaker=tarry.Breaker(timeouts=1))
+    dependency = Dependency(clock, Step(duration_s=9.0))
+
+    async def inner() -> object:
+        return await tarry.acall(dependency.acall, on=lambda _: False, timeout=2.0)
+
+    with pytest.raises(tarry.AttemptTimeout):
+        outer = driver.wrap(inner, on=lambda _: False, timeout=5.0, downstream=downstream)
+        driver.run_function(clock, outer)
+
+    assert tarry.BreakerState.CLOSED is downstream.state
+
+
+@pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
+def test_on_is_not_called_for_the_deadline(driver: Driver, clock: VirtualClock) -> None:
     """An attempt that the deadline ends has the reason `deadline`, whatever `on` would return."""
     dependency = Dependency(clock, Step(duration_s=9.0))
 
@@ -211,6 +251,23 @@ def test_coroutine_function_as_on_decides_about_timeouts(
             driver.run(clock, dependency, on=classify, timeout=2.0)
 
     assert 1 + answer == len(dependency.starts)
+
+
+@pytest.mark.parametrize("driver", ASYNC_FUNCTION_DRIVERS, ids=str)
+def test_timeout_that_a_coroutine_function_rejects_opens_the_breaker(
+    driver: Driver, clock: VirtualClock
+) -> None:
+    """An attempt that timed out counts for the breaker, also if an async `on` rejects the retry."""
+    downstream = tarry.Downstream("d", breaker=tarry.Breaker(timeouts=1))
+    dependency = Dependency(clock, Step(duration_s=9.0))
+
+    async def classify(error: Exception) -> bool:
+        return False
+
+    with pytest.raises(tarry.AttemptTimeout):
+        driver.run(clock, dependency, on=classify, timeout=2.0, downstream=downstream)
+
+    assert tarry.BreakerState.OPEN is downstream.state
 
 
 @pytest.mark.parametrize("driver", ASYNC_FUNCTION_DRIVERS, ids=str)

@@ -79,6 +79,16 @@ def test_predicate_decides_about_a_timeout(blocked: BlockedCalls) -> None:
     assert 1 == len(blocked.threads)
 
 
+def test_timeout_that_a_predicate_rejects_opens_the_breaker(blocked: BlockedCalls) -> None:
+    """An attempt in a thread that timed out counts for the breaker, whatever `on` returns."""
+    downstream = tarry.Downstream("d", breaker=tarry.Breaker(timeouts=1))
+
+    with pytest.raises(tarry.AttemptTimeout):
+        tarry.call(blocked.block, on=lambda _: False, timeout=1e-3, downstream=downstream)
+
+    assert tarry.BreakerState.OPEN is downstream.state
+
+
 def test_late_result_does_not_reach_the_next_attempt(blocked: BlockedCalls) -> None:
     """The late result of a timed-out attempt does not reach the next attempt."""
     calls = []

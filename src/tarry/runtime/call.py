@@ -20,7 +20,7 @@ from tarry.core.text import format_duration
 from tarry.core.verdict import CallRecord, CallState, Reason, Stop, Wait, forbids_outer_retry
 from tarry.runtime import clocks, deadlines
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
-from tarry.runtime.config import reject_awaitable
+from tarry.runtime.config import TIMEOUT, reject_awaitable
 from tarry.runtime.error_record import (
     RECORD_ATTRIBUTE,
     attach_record_and_note,
@@ -146,6 +146,13 @@ class RunningCall(Call):
             now = environment.now() if self._uses_clock else 0.0
             random_number = (config.draw_random or environment.draw_random)()
             detail = type(error).__name__
+            counted_outcome = outcome
+            if outcome.kind is Kind.PERMANENT and _is_own_timeout(error):
+                # The predicate `on` decides only about the retry. For the breaker, the budget and
+                # the limiters, an attempt that timed out is a failure of the dependency.
+                counted_outcome = TIMEOUT
+                if self.downstream is not None:
+                    self._record(self.downstream, counted_outcome, now, random_number)
             verdict = self.record_failure(outcome, now, random_number, detail)
             if isinstance(verdict, Stop):
                 if verdict.reason is Reason.ATTEMPTS and self._are_retries_off:
@@ -153,7 +160,7 @@ class RunningCall(Call):
             elif config.stop is not None and self._is_stopped(config.stop, verdict, error, now):
                 verdict = self.stop_instead(Reason.STOPPED, outcome, detail, now)
             if config.downstream is not None:
-                config.downstream.keep_last_error(error, outcome)
+                config.downstream.keep_last_error(error, counted_outcome)
             is_log_enabled = bus.is_log_enabled
             if bus.listeners or is_log_enabled(LOG_WARNING):
                 # Without listeners, `begin_attempt` emitted no event: emit it now, for the log.
@@ -482,6 +489,11 @@ def decide_after_first_failure(
     running = RunningCall(config, None, None, last_record_number)
     running.attempts = 1
     return running if running.try_continue(error, outcome) else None
+
+
+def _is_own_timeout(error: Exception) -> bool:
+    """Return whether the timeout of this call, and not of an inner call, ended the attempt."""
+    return isinstance(error, errors.AttemptTimeout) and not hasattr(error, RECORD_ATTRIBUTE)
 
 
 def check_no_event_loop(config: RetryConfig) -> None:

@@ -47,7 +47,7 @@ OnRetry: TypeAlias = Union[  # not a string: see `Seconds`
 ]
 """The argument `on_retry`: a function to call before each wait, or a logger for the retries."""
 
-_TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
+TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 _TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, repeatable=False, timeout=True)
 _NEVER_RETRIED_ERRORS = (errors.Cancelled, errors.BlockingWait, ConfigurationError)
 """Errors that are never retried or counted as failures, even if `on` matches them. They mean that
@@ -334,7 +334,7 @@ class Classifier:
         Only adapters pass `repeatable`: whether an attempt that timed out may be repeated. Their
         own function as `on` knows only the errors of their client.
         """
-        self._deadline_outcome = _TIMEOUT_NOT_REPEATABLE if repeatable is False else _TIMEOUT
+        self._deadline_outcome = _TIMEOUT_NOT_REPEATABLE if repeatable is False else TIMEOUT
         types: tuple[type[Exception], ...] = ()
         self._predicate: Callable[[Exception], object] | None = None
         if on is not None and callable(on) and not isinstance(on, type):
@@ -361,7 +361,7 @@ class Classifier:
         if isinstance(error, self._types):
             if self._matches_broadly and isinstance(error, _NEVER_RETRIED_ERRORS):
                 return PERMANENT
-            outcome = _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
+            outcome = TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
         else:
             outcome = self._classify_other(error)
         # Most errors have no error record of an inner retry loop, which has given up on them, and
@@ -411,7 +411,7 @@ def _outcome_from_on(value: object, error: Exception) -> Outcome:
         return PERMANENT
     is_timeout = isinstance(error, TimeoutError)
     if value is True:
-        return _TIMEOUT if is_timeout else TRANSIENT
+        return TIMEOUT if is_timeout else TRANSIENT
     if isinstance(value, Outcome):
         return value
     if isinstance(value, Kind):
