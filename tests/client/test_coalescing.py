@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
+import httpx
 import pytest
 import trio
 import trio.testing
@@ -136,14 +137,6 @@ def test_task_that_cannot_be_added_now_is_retried_alone(service: FakeService) ->
     assert [1, 4, 1, 1] == request_sizes(service)
 
 
-def test_rejected_batch_is_sent_as_single_tasks(service: FakeService) -> None:
-    """If the service rejects a batch as a whole, for example as too large, it is sent in parts."""
-    service.responses[BATCH] = problem_response(413, "Too large", "At most 1,000 bytes.")
-    tasks = asyncio.run(run_enqueue(service, 5))
-    assert [f"key-{n}" for n in range(5)] == [task.idempotency_key for task in tasks]
-    assert [1, 4, 1, 1, 1, 1] == request_sizes(service)
-
-
 @pytest.mark.usefixtures("_no_wait")
 def test_lost_connection_sends_the_same_keys_again(service: FakeService) -> None:
     """A batch whose response is lost is sent again with the same keys, and adds each task once."""
@@ -167,12 +160,29 @@ def test_unreachable_service_raises_an_error_for_each_call() -> None:
     assert all(error.__cause__ is not None for error in errors)
 
 
-@pytest.mark.usefixtures("_no_wait")
-def test_response_without_a_result_for_each_task_is_an_error(service: FakeService) -> None:
-    """A batch response with the wrong number of results is an error, not a shifted result."""
+@pytest.mark.parametrize("status", [403, 404, 409, 413])
+def test_rejected_batch_is_sent_as_single_tasks(service: FakeService, status: int) -> None:
+    """If the service or a proxy rejects a batch as a whole, each of its tasks is sent alone."""
+    service.responses[BATCH] = problem_response(status, "Rejected", "No batches.")
+    tasks = asyncio.run(run_enqueue(service, 5))
+    assert [f"key-{n}" for n in range(5)] == [task.idempotency_key for task in tasks]
+    assert [1, 4, 1, 1, 1, 1] == request_sizes(service)
+
+
+def test_response_without_a_result_for_each_task_is_not_used(service: FakeService) -> None:
+    """After a batch response with the wrong number of results, each of the tasks is sent alone."""
     service.responses[BATCH] = 200, {"results": [{"status": 201, "task": None}]}
-    results = asyncio.run(run_enqueue(service, 4))
-    assert all("1 results for a batch of 3 tasks" in str(error) for error in results[1:])
+    tasks = asyncio.run(run_enqueue(service, 4))
+    assert [f"key-{n}" for n in range(4)] == [task.idempotency_key for task in tasks]
+    assert [1, 3, 1, 1, 1] == request_sizes(service)
+
+
+def test_wrong_key_raises_an_error_for_each_call(service: FakeService) -> None:
+    """After a 401 for a batch, its tasks are not sent alone: the key is the same."""
+    service.responses[BATCH] = problem_response(401, "Unauthorized", "Unknown key.")
+    _, *errors = asyncio.run(run_enqueue(service, 4))
+    assert [401] * 3 == [error.status for error in errors]
+    assert [1, 3] == request_sizes(service)
 
 
 @pytest.mark.parametrize("options", [{"wait": 1.0}, {}])
@@ -234,31 +244,114 @@ def test_cancelled_waiting_call_is_not_sent(service: FakeService) -> None:
     assert ["key-0", "key-1", "key-3", "key-4", "key-5"] == list(service.tasks)
 
 
-def test_calls_on_trio_share_a_request(service: FakeService) -> None:
-    """Calls on trio share requests, and a cancelled sender does not affect the others."""
+def test_cancelled_sender_on_trio_does_not_affect_other_calls(service: FakeService) -> None:
+    """On trio, calls share requests, and if a sender is cancelled, another call sends the batch."""
+    is_received, can_respond = threading.Event(), threading.Event()
     keys: list[str] = []
+
+    def hold_first_batch(request: Any) -> StatusAndContent:
+        del service.responses[BATCH]
+        is_received.set()
+        can_respond.wait()
+        return service.respond(request)
 
     async def main() -> None:
         async with AsyncClient(service.url) as client, trio.open_nursery() as nursery:
-            scope = trio.CancelScope()
+            scopes = [trio.CancelScope() for _ in range(6)]
 
             async def enqueue(number: int) -> None:
-                task = await client.enqueue(HOOK, key=f"key-{number}")
-                keys.append(task.idempotency_key)
+                with scopes[number]:
+                    keys.append((await client.enqueue(HOOK, key=f"key-{number}")).idempotency_key)
 
-            async def enqueue_and_cancel() -> None:
-                with scope:
-                    await enqueue(9)
-
-            nursery.start_soon(enqueue_and_cancel)
-            for number in range(8):
+            for number in range(6):
                 nursery.start_soon(enqueue, number)
+            await trio.to_thread.run_sync(is_received.wait)
+            sender = next(n for n in range(6) if client_sends(client, n))
+            keys.append(f"key-{sender}")  # cancelled below
+            scopes[sender].cancel()
             await trio.testing.wait_all_tasks_blocked()
-            scope.cancel()
+            can_respond.set()
 
+    def client_sends(client: AsyncClient, number: int) -> bool:
+        assert client._coalescer is not None
+        [batch] = client._coalescer._batches
+        sender = next(call for call in batch.calls if call.sent_batch is batch)
+        return f'"key-{number}"'.encode() in (sender.request.content or b"")
+
+    service.responses[BATCH] = hold_first_batch
     trio.run(main)
-    assert {f"key-{n}" for n in range(8)} <= set(keys)
-    assert any(size > 1 for size in request_sizes(service))
+    assert {f"key-{n}" for n in range(6)} == set(keys)
+    assert [1, 5, 4] == request_sizes(service)
+
+
+def test_cancelled_calls_do_not_block_the_others(service: FakeService) -> None:
+    """If a waiting call of a batch is cancelled, and then its sender, the others are sent again."""
+    is_received, can_respond = threading.Event(), threading.Event()
+
+    def hold_first_batch(request: Any) -> StatusAndContent:
+        del service.responses[BATCH]
+        is_received.set()
+        can_respond.wait()
+        return service.respond(request)
+
+    async def main() -> list[Any]:
+        async with AsyncClient(service.url) as client:
+            calls = [asyncio.create_task(client.enqueue(HOOK, key=f"key-{n}")) for n in range(6)]
+            await asyncio.to_thread(is_received.wait)
+            for number in (2, 1):  # 1 is the sender
+                calls[number].cancel()
+                await asyncio.wait([calls[number]])
+            can_respond.set()
+            return await asyncio.gather(*calls[3:])
+
+    service.responses[BATCH] = hold_first_batch
+    tasks = asyncio.run(main())
+    assert ["key-3", "key-4", "key-5"] == [task.idempotency_key for task in tasks]
+    assert [1, 5, 3] == request_sizes(service)
+
+
+def test_error_that_cannot_be_copied_is_raised_for_each_call(service: FakeService) -> None:
+    """An error of a custom transport that cannot be copied ends all calls of the batch."""
+
+    class TransportError(Exception):
+        def __init__(self, first: str, second: str) -> None:
+            super().__init__(first)
+
+    class FailingTransport(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path.endswith("/batch"):
+                raise TransportError("a", "b")
+            return await super().handle_async_request(request)
+
+    results = asyncio.run(run_enqueue(service, 4, transport=FailingTransport()))
+    assert "key-0" == results[0].idempotency_key
+    assert [TransportError] * 3 == [type(error) for error in results[1:]]
+
+
+def test_client_works_after_a_fork(service: FakeService) -> None:
+    """A process that was forked while a request was under way does not wait for this request."""
+    with Client(service.url) as client:
+        assert client._coalescer is not None
+        call: EnqueueCall[threading.Event] = EnqueueCall(ServiceApi().enqueue(HOOK, None, None, {}))
+        client._coalescer.add(call)
+        client._coalescer.take_batch(call)
+        client._coalescer._process_id -= 1  # as in a child process
+        assert "key-1" == client.enqueue(HOOK, key="key-1").idempotency_key
+
+
+def test_blocking_client_on_an_event_loop_does_not_share_requests(service: FakeService) -> None:
+    """On an event loop, the blocking client cannot wait for a retry, so it sends its call alone."""
+
+    async def main() -> None:
+        with Client(service.url) as client:
+            client._coalescer = None
+            first = client.enqueue(HOOK, key="key-1")
+            client._coalescer = Coalescer(threading.Event)
+            client._coalescer.add(EnqueueCall(ServiceApi().enqueue(HOOK, None, None, {})))
+            assert first.task_id != client.enqueue(HOOK, key="key-2").task_id
+
+    asyncio.run(main())
+    assert [1, 1] == request_sizes(service)
 
 
 class FakeEvent:
@@ -282,10 +375,12 @@ def add_calls(
     coalescer: Coalescer[FakeEvent], count: int, size: int = 0
 ) -> list[EnqueueCall[FakeEvent]]:
     """Add calls whose tasks have a body of `size` bytes."""
-    return [
-        coalescer.add(ServiceApi().enqueue(HOOK, "x" * size, None, {"key": f"key-{n}"}))
-        for n in range(count)
-    ]
+    calls: list[EnqueueCall[FakeEvent]] = []
+    for number in range(count):
+        request = ServiceApi().enqueue(HOOK, "x" * size, None, {"key": f"key-{number}"})
+        calls.append(EnqueueCall(request))
+        coalescer.add(calls[-1])
+    return calls
 
 
 def take_calls(
@@ -348,19 +443,57 @@ def test_many_waiting_calls_do_not_wait_for_the_first_request(
     assert coalescer.take_batch(others[-1]) is None
 
 
-def test_slow_request_does_not_block_later_calls(
+def test_slow_request_does_not_block_other_calls(
     coalescer: Coalescer[FakeEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next call after half a second sends the calls that wait for a slow request."""
+    """The first waiting call waits until the request is slow, and then sends all waiting calls."""
     monkeypatch.setattr("tarry.client.coalescing.SLOW_REQUEST_S", 0.5)
     with VirtualClock() as clock:
         [first] = add_calls(coalescer, 1)
         assert coalescer.take_batch(first) is not None
-        [second] = add_calls(coalescer, 1)
-        assert coalescer.take_batch(second) is None
-        clock.advance(0.5)
-        [third] = add_calls(coalescer, 1)
-        assert [second, third] == take_calls(coalescer, third)
+        clock.advance(0.2)
+        second, third = add_calls(coalescer, 2)
+        assert coalescer.take_batch(second) is coalescer.take_batch(third) is None
+        assert pytest.approx(0.3) == second.max_wait_s
+        assert third.max_wait_s is None
+        clock.advance(0.3)
+        assert [second, third] == take_calls(coalescer, second)
+
+
+@pytest.mark.parametrize("driver_name", ["sync", "asyncio"])
+def test_lost_request_does_not_block_other_calls(
+    service: FakeService, driver_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that wait for a request without a response are sent with another request."""
+    monkeypatch.setattr("tarry.client.coalescing.SLOW_REQUEST_S", 0.01)
+    can_respond = threading.Event()
+
+    def hold_first_task(request: Any) -> StatusAndContent:
+        service.lock.release()  # other requests are processed meanwhile
+        if request.json["idempotencyKey"] == "key-0":
+            can_respond.wait()
+        service.lock.acquire()
+        return service.add_task(request.json)
+
+    async def main() -> None:
+        async with AsyncClient(service.url) as client:
+            calls = [asyncio.create_task(client.enqueue(HOOK, key=f"key-{n}")) for n in range(4)]
+            await asyncio.wait(calls[1:])
+            assert not calls[0].done()
+            can_respond.set()
+            await asyncio.wait(calls)
+
+    service.responses[SINGLE] = hold_first_task
+    if driver_name == "asyncio":
+        asyncio.run(main())
+    else:
+        with Client(service.url) as client, ThreadPoolExecutor(4) as threads:
+            first = threads.submit(client.enqueue, HOOK, key="key-0")
+            others = [threads.submit(client.enqueue, HOOK, key=f"key-{n}") for n in range(1, 4)]
+            wait(others)
+            assert not first.done()
+            can_respond.set()
+    assert {f"key-{n}" for n in range(4)} == set(service.tasks)
 
 
 def test_finished_call_takes_no_batch(coalescer: Coalescer[FakeEvent]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tarry.client.coalescing import Coalescer
+from tarry.client.coalescing import Coalescer, EnqueueCall
 from tarry.client.transport import (
     MAX_RECONNECT_DELAY_S,
     AsyncBufferingTransport,
@@ -22,7 +22,12 @@ from tarry.client.transport import (
 )
 from tarry.errors import TarryError
 from tarry.runtime import deadlines
-from tarry.runtime.clocks import environment, in_trio  # clock, sleep and random numbers
+from tarry.runtime.clocks import (
+    environment,  # clock, sleep and random numbers
+    in_event_loop,
+    in_trio,
+    timeout,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -144,11 +149,13 @@ class Client:
         value. With `wait`, the service responds once the task has finished, or after `wait`
         seconds. The options are described in `EnqueueOptions`: method, headers, body_ref, policy,
         policy_version, key (the idempotency key), lane_key, delay, at, overrides, callback,
-        callback_policy, prior_attempts.
+        callback_policy, prior_attempts, traceparent.
         """
         request = self._api.enqueue(url, body, wait, options)
-        # The deadline of one call must not end the request of others.
-        if self._coalescer is None or wait is not None or deadlines.current() is not None:
+        # The deadline of one call must not end the request of others. On an event loop, the request
+        # of others could not be retried, because a wait would block the loop.
+        is_alone = wait is not None or deadlines.current() is not None or in_event_loop()
+        if self._coalescer is None or is_alone:
             return self._send(request)
         return self._send_coalesced(self._coalescer, request)
 
@@ -328,29 +335,27 @@ class Client:
         self, coalescer: Coalescer[threading.Event], request: ClientRequest[RetryTask]
     ) -> RetryTask:
         """Send an `enqueue` request, perhaps in a batch with those of other threads."""
-        call = coalescer.add(request)
+        call: EnqueueCall[threading.Event] = EnqueueCall(request)
         try:
+            coalescer.add(call)
             while not call.is_done:
-                if (batch := coalescer.take_batch(call)) is not None:
+                batch = coalescer.take_batch(call)
+                if batch is not None:
                     self._send_batch(coalescer, batch)
                 elif call.event is not None:
-                    call.event.wait()
+                    call.event.wait(call.max_wait_s)
         except BaseException:
             coalescer.withdraw(call)
             raise
-        return self._send(request) if call.is_sent_alone else call.result()
+        return self._send(request) if call.must_send_alone else call.result()
 
     def _send_batch(
-        self,
-        coalescer: Coalescer[threading.Event],
-        batch: Batch[threading.Event],
+        self, coalescer: Coalescer[threading.Event], batch: Batch[threading.Event]
     ) -> None:
         try:
             results = self._send(self._api.coalesce([call.request for call in batch.calls]))
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - each caller of the batch raises it
             coalescer.fail(batch, error)
-            if not isinstance(error, Exception):
-                raise
         else:
             coalescer.complete(batch, results)
 
@@ -600,25 +605,28 @@ class AsyncClient:
         self, coalescer: Coalescer[AsyncEvent], request: ClientRequest[RetryTask]
     ) -> RetryTask:
         """Send an `enqueue` request, perhaps in a batch with those of other tasks."""
-        call = coalescer.add(request)
+        call: EnqueueCall[AsyncEvent] = EnqueueCall(request)
         try:
+            coalescer.add(call)
             while not call.is_done:
-                if (batch := coalescer.take_batch(call)) is not None:
+                batch = coalescer.take_batch(call)
+                if batch is not None:
                     await self._send_batch(coalescer, batch)
-                elif call.event is not None:
+                elif call.event is not None and call.max_wait_s is None:
                     await call.event.wait()
+                elif call.event is not None and call.max_wait_s is not None:
+                    with timeout(call.max_wait_s):
+                        await call.event.wait()
         except BaseException:
             coalescer.withdraw(call)
             raise
-        return await self._send(request) if call.is_sent_alone else call.result()
+        return await self._send(request) if call.must_send_alone else call.result()
 
     async def _send_batch(self, coalescer: Coalescer[AsyncEvent], batch: Batch[AsyncEvent]) -> None:
         try:
             results = await self._send(self._api.coalesce([call.request for call in batch.calls]))
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - each caller of the batch raises it
             coalescer.fail(batch, error)
-            if not isinstance(error, Exception):
-                raise
         else:
             coalescer.complete(batch, results)
 

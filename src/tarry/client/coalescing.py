@@ -1,25 +1,32 @@
 """Coalesces `enqueue` calls: calls that wait at the same time share one request, a batch.
 
 A call that finds no request under way is sent at once, so a program that makes one call at a time
-waits no longer. Otherwise the call waits, and when the request ends, one of the waiting calls sends
-all of them as a batch. If many calls wait, a second request is sent before the first has ended, so
-that client and service work at the same time. No timer, thread or task is needed.
+waits no longer. Otherwise the call waits, and when the request ends, the longest waiting call sends
+all waiting calls as a batch. If many calls wait, a second request is sent before the first has
+ended, so that client and service work at the same time. No thread or task is needed.
 
 A request that takes longer than `SLOW_REQUEST_S` may be lost. It does not block other calls: the
-next call that is made sends the waiting calls with a request of its own.
+longest waiting call then sends the waiting calls with another request.
 
-If the call that sends a batch is cancelled, the other calls of the batch wait again, and one of
-them sends them again. The idempotency keys of the tasks prevent that a task is added twice.
+If the caller that sends a batch is cancelled, the other calls of the batch wait again, and one of
+them sends them again. The idempotency keys of the tasks prevent a task from being added twice.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
+from contextlib import suppress
 from copy import copy
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from tarry.client.errors import InvalidRequest
+from tarry.client.errors import (
+    ServiceError,
+    ServiceUnavailable,
+    ServiceUnreachable,
+    TooManyRequests,
+)
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
@@ -37,17 +44,18 @@ for any number of calls, 8 threads added 800 instead of 1,060."""
 MAX_COALESCED_TASKS = 500
 MAX_COALESCED_BYTES = 1 << 20
 """Size of the tasks of a batch. A larger task is sent alone."""
+_UNAUTHORIZED_STATUS = 401
 
 
-class Event(Protocol):
-    """What threading, asyncio and trio events have in common."""
+class WakeEvent(Protocol):
+    """An event of threading, asyncio or trio, for which a call waits."""
 
     def set(self) -> object:
         """Wake the call that waits for the event."""
         ...
 
 
-EventT = TypeVar("EventT", bound=Event)
+EventT = TypeVar("EventT", bound=WakeEvent)
 
 
 class EnqueueCall(Generic[EventT]):
@@ -57,15 +65,22 @@ class EnqueueCall(Generic[EventT]):
         self.request = request
         """The request that sends this task alone."""
         self.size: int = len(request.content or b"")
-        self.is_waiting: bool = True
+        self.is_waiting: bool = False
         """Whether the call is in the queue, and not in a request that is under way."""
+        self.is_withdrawn: bool = False
+        """Whether the caller was cancelled."""
         self.is_done: bool = False
-        self.is_sent_alone: bool = False
-        """Whether the service has rejected the batch: then the call sends its own request."""
+        self.must_send_alone: bool = False
+        """Whether the caller has to send `request` itself, because the service has rejected the
+        whole batch, or could not store this task now."""
         self.task: RetryTask | None = None
         self.error: Exception | None = None
         self.event: EventT | None = None
-        """The event for which the call waits; None until it waits for the first time."""
+        """The event for which the caller waits; None until it waits for the first time."""
+        self.max_wait_s: float | None = None
+        """After this time, the caller calls `take_batch` again; None: only after the event."""
+        self.sent_batch: Batch[EventT] | None = None
+        """The batch that the caller has to send, or has sent."""
 
     def result(self) -> RetryTask:
         """Return the task, or raise the error."""
@@ -86,32 +101,43 @@ class Batch(Generic[EventT]):
 class Coalescer(Generic[EventT]):
     """The `enqueue` calls of a client that wait, and the requests that are under way.
 
-    `new_event` returns an event for which a call can wait. The methods may be called by any thread.
+    `new_event` returns an event for which a call can wait. Threads may share a coalescer, if they
+    can set its events.
     """
 
     def __init__(self, new_event: Callable[[], EventT]) -> None:
         self._new_event = new_event
+        self._reset()
+
+    def _reset(self) -> None:
+        self._process_id = os.getpid()
         self._waiting: deque[EnqueueCall[EventT]] = deque()
-        self._batches: list[Batch[EventT]] = []  # those whose requests are under way
+        self._batches: list[Batch[EventT]] = []  # batches whose requests are under way
         self._lock = Lock()
 
-    def add(self, request: ClientRequest[RetryTask]) -> EnqueueCall[EventT]:
+    def add(self, call: EnqueueCall[EventT]) -> None:
         """Add a call."""
-        call: EnqueueCall[EventT] = EnqueueCall(request)
+        if os.getpid() != self._process_id:
+            self._reset()  # after a fork: the calls and requests are those of the parent process
         with self._lock:
             self._waiting.append(call)
-        return call
+            call.is_waiting = True
 
     def take_batch(self, call: EnqueueCall[EventT]) -> Batch[EventT] | None:
-        """Return the batch that `call` has to send now; None: it has to wait for its event.
+        """Return the batch that the caller has to send now.
 
-        The caller reports the end of the request with `complete` or `fail`.
+        None: the caller has to wait for the event of the call, for up to `max_wait_s`. After the
+        request, it calls `complete` or `fail`.
         """
         with self._lock:
             if call.is_done:
                 return None
-            if not call.is_waiting or self._is_busy():
+            busy_s = self._busy_s()
+            if not call.is_waiting or busy_s > 0:
                 call.event = self._new_event()
+                # Only the first call waits with a timeout, because it sends the others, too.
+                is_first = bool(self._waiting) and self._waiting[0] is call
+                call.max_wait_s = busy_s if is_first else None
                 return None
             calls: list[EnqueueCall[EventT]] = []
             size = 0
@@ -122,83 +148,100 @@ class Coalescer(Generic[EventT]):
                 taken_call = self._waiting.popleft()
                 taken_call.is_waiting = False
                 calls.append(taken_call)
-            batch = Batch(calls, environment.now())
+            call.sent_batch = batch = Batch(calls, environment.now())
             self._batches.append(batch)
+            self._wake_first()
             return batch
 
     def complete(
         self, batch: Batch[EventT], results: Sequence[RetryTask | Exception | None]
     ) -> None:
-        """Set the task or the error of each call; None: the call sends its own request."""
+        """Set the task or the error of each call; None: the call is sent alone."""
         with self._lock:
             for call, result in zip(batch.calls, results, strict=True):
                 if result is None:
-                    call.is_sent_alone = True
+                    call.must_send_alone = True
                 elif isinstance(result, Exception):
                     call.error = result
                 else:
                     call.task = result
-                _finish(call)
+                call.is_done = True
             self._end_request(batch)
 
-    def fail(self, batch: Batch[EventT], error: BaseException) -> None:
-        """Handle the error of a request.
-
-        If the service has rejected a batch as invalid, each of its calls is sent alone. If the
-        sender was cancelled, the calls wait again.
-        """
+    def fail(self, batch: Batch[EventT], error: Exception) -> None:
+        """Set the error of each call; if the service rejects a batch, its calls are sent alone."""
         with self._lock:
-            if not isinstance(error, Exception):
-                for call in reversed(batch.calls):
-                    call.is_waiting = True
-                    self._waiting.appendleft(call)
-            elif len(batch.calls) > 1 and isinstance(error, InvalidRequest):
-                for call in batch.calls:
-                    call.is_sent_alone = True
-                    _finish(call)
-            else:
-                for number, call in enumerate(batch.calls):
+            must_send_alone = len(batch.calls) > 1 and _is_rejection(error)
+            for number, call in enumerate(batch.calls):
+                if must_send_alone:
+                    call.must_send_alone = True
+                else:
                     # Each caller gets its own error, because `raise` changes the traceback.
                     call.error = _copy_error(error) if number else error
-                    _finish(call)
+                call.is_done = True
             self._end_request(batch)
 
     def withdraw(self, call: EnqueueCall[EventT]) -> None:
-        """Remove a call whose caller was cancelled, unless its request is under way."""
+        """Remove a call whose caller was cancelled; other calls of its batch wait again."""
         with self._lock:
+            call.is_withdrawn = True
             if call.is_waiting:
                 call.is_waiting = False
                 self._waiting.remove(call)
-            self._wake_sender()  # the call may have been woken to send the others
+            batch = call.sent_batch
+            if batch is not None and batch in self._batches:
+                for other in reversed(batch.calls):
+                    if not other.is_withdrawn:
+                        other.is_waiting = True
+                        self._waiting.appendleft(other)
+                self._batches.remove(batch)
+            self._wake_first()  # the first call may have been this one
 
-    def _is_busy(self) -> bool:
-        """Return whether calls have to wait for the end of a request."""
+    def _busy_s(self) -> float:
+        """Return how long calls have to wait at most for the requests that are under way."""
         if not self._batches:
-            return False
+            return 0.0
         slow_since = environment.now() - SLOW_REQUEST_S
-        request_count = sum(batch.started_at > slow_since for batch in self._batches)
-        return request_count >= (2 if len(self._waiting) >= EARLY_START_TASKS else 1)
+        remaining = [
+            batch.started_at - slow_since
+            for batch in self._batches
+            if batch.started_at > slow_since
+        ]
+        max_requests = 2 if len(self._waiting) >= EARLY_START_TASKS else 1
+        return min(remaining) if len(remaining) >= max_requests else 0.0
 
     def _end_request(self, batch: Batch[EventT]) -> None:
-        self._batches.remove(batch)
-        self._wake_sender()
+        if batch in self._batches:
+            self._batches.remove(batch)
+        for call in batch.calls:
+            _wake(call)
+        self._wake_first()
 
-    def _wake_sender(self) -> None:
-        if self._waiting and not self._is_busy():
-            event = self._waiting[0].event
-            if event is not None:  # else the call has just been added, and takes a batch itself
-                event.set()
+    def _wake_first(self) -> None:
+        if self._waiting:
+            _wake(self._waiting[0])
 
 
-def _finish(call: EnqueueCall[EventT]) -> None:
-    call.is_done = True
-    if call.event is not None:
-        call.event.set()
+def _wake(call: EnqueueCall[EventT]) -> None:
+    if call.event is not None:  # else the caller has not waited yet, and calls `take_batch` next
+        with suppress(RuntimeError):  # the event loop of the caller is closed
+            call.event.set()
+
+
+def _is_rejection(error: Exception) -> bool:
+    """Return whether the service, or a proxy, rejects the batch, but perhaps not its tasks."""
+    if isinstance(error, (ServiceUnavailable, ServiceUnreachable, TooManyRequests)):
+        return False
+    return isinstance(error, ServiceError) and error.status != _UNAUTHORIZED_STATUS
 
 
 def _copy_error(error: Exception) -> Exception:
-    copied = copy(error)
+    try:
+        copied = copy(error)
+    except Exception:  # noqa: BLE001 - the class of a user's transport cannot be copied
+        return error
     copied.__cause__ = error.__cause__
+    copied.__traceback__ = error.__traceback__
     notes: list[str] | None = getattr(error, "__notes__", None)
     if notes is not None:
         copied.__notes__ = [*notes]
