@@ -75,6 +75,8 @@ def test_trace_of_the_caller() -> None:
     context = SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=TraceFlags(1))
     with use_span(NonRecordingSpan(context)):
         assert f"00-{0xABC:032x}-{0xDEF:016x}-01" == request_json()["traceparent"]
+        assert "traceparent" not in request_json(traceparent=None)
+        assert "00-other" == request_json(traceparent="00-other")["traceparent"]
 
 
 @pytest.mark.parametrize("body", ["text", "", 0, False, [1, "two", None], {"ü": 1.5}, 2**70])

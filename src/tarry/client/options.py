@@ -40,7 +40,8 @@ class EnqueueOptions(TypedDict, total=False):
     fields of the policy for this task, such as `{"maxAttempts": 3}`. `callback` is the URL that
     receives the result, and `callback_policy` names the policy for sending it. `prior_attempts` is
     the number of attempts made before the task was created; the header `X-Retry-Attempt` of the
-    task includes them.
+    task includes them. `traceparent` (W3C Trace Context) is sent to the target with each attempt;
+    by default, it is that of the current span of OpenTelemetry; None sends none.
     """
 
     method: str
@@ -56,6 +57,7 @@ class EnqueueOptions(TypedDict, total=False):
     callback: str | None
     callback_policy: str | None
     prior_attempts: int
+    traceparent: str | None
 
 
 class EnqueueArguments(EnqueueOptions, total=False):
@@ -254,7 +256,9 @@ def build_task_request(
         callback_url=options.get("callback"),
         callback_policy_id=options.get("callback_policy"),
         prior_attempts=options.get("prior_attempts", 0),
-        traceparent=_current_traceparent(),
+        traceparent=(
+            options["traceparent"] if "traceparent" in options else _current_traceparent()
+        ),
     )
 
 

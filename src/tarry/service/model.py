@@ -85,7 +85,7 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     prior_attempts: int = 0
     """The number of attempts that the caller made before it created the task."""
     trace: str | None = None
-    """The `traceparent` header (W3C) of the request that created the task."""
+    """The `traceparent` (W3C) of the task, or of the header of the request that created it."""
 
 
 class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
