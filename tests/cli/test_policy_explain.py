@@ -76,7 +76,7 @@ def test_check_of_milliseconds(tmp_path: Path) -> None:
 
     message = error_of("check", path)
 
-    assert "but is 30 by default; for 500 ms, write initial_delay = 0.5" in message
+    assert "got 30 (the default); for 500 ms, write initial_delay = 0.5" in message
 
 
 @pytest.mark.parametrize("command", [["check"], ["explain"], ["export", "--to", "grpc"]])

@@ -249,12 +249,13 @@ def test_codes_of_the_wrong_type(code: Any, name: str) -> None:
     assert text == str(caught.value)
 
 
-def test_max_delay_below_initial_delay() -> None:
-    """A max_delay below initial_delay is rejected, and the error names the default."""
+@pytest.mark.parametrize("fields", [{}, {"max_delay": 30}])
+def test_max_delay_below_initial_delay(fields: dict[str, Any]) -> None:
+    """A max_delay below initial_delay is rejected, and the error says that 30 is the default."""
     assert 5.0 == Policy(initial_delay=5, max_delay=5).max_delay
     with pytest.raises(ConfigurationError) as caught:
-        Policy(initial_delay=60)
-    text = "max_delay must be at least initial_delay (60), but is 30 by default"
+        Policy(initial_delay=60, **fields)
+    text = "max_delay must be at least initial_delay (60), got 30 (the default)"
     assert text == str(caught.value)
     with pytest.raises(ConfigurationError, match=r"; for 500 ms, write initial_delay = 0\.5"):
         Policy(initial_delay=500, max_delay=200)
@@ -263,17 +264,28 @@ def test_max_delay_below_initial_delay() -> None:
     assert "max_delay must be at least initial_delay (0.1), got 0.05" == str(caught.value)
 
 
+def test_timedelta_is_not_mistaken_for_milliseconds() -> None:
+    """The error for a long initial delay does not suggest milliseconds for a `timedelta`."""
+    with pytest.raises(ConfigurationError) as caught:
+        Policy(initial_delay=timedelta(minutes=2))
+    text = "max_delay must be at least initial_delay (120), got 30 (the default)"
+    assert text == str(caught.value)
+
+
 @pytest.mark.parametrize("backoff", ["fixed", Schedule((1, 2)), lambda k: 9.0 * k])
-def test_max_delay_does_not_contradict_other_backoffs(backoff: Any) -> None:
-    """A max_delay, which limits no fixed backoff, schedule or callable, is raised if needed."""
+def test_max_delay_is_not_checked_for_other_backoffs(backoff: Any) -> None:
+    """A max_delay, which limits no fixed backoff, schedule or callable, stays as it was given."""
     policy = Policy(backoff=backoff, initial_delay=60, jitter="none")
 
-    assert (60, 60) == (policy.initial_delay, policy.max_delay)
+    assert (60, 30) == (policy.initial_delay, policy.max_delay)
+    assert 10 == policy.replace(max_delay=10).max_delay
+    assert Policy(backoff=backoff, initial_delay=1, jitter="none") == policy.replace(
+        initial_delay=1
+    )
     if backoff == "fixed":
         assert [60.0] * 3 == policy.delays(Random(7))
         assert policy == Policy.from_dict(policy.to_dict())
-    assert 90 == policy.replace(initial_delay=90).max_delay
-    with pytest.raises(ConfigurationError, match="but is 30 by default"):
+    with pytest.raises(ConfigurationError, match=r"got 30 \(the default\)"):
         Policy(backoff=backoff, initial_delay=60, jitter="decorrelated")
 
 

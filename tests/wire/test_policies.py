@@ -106,6 +106,15 @@ def test_max_delay_limits_the_initial_delay(document: dict[str, Any]) -> None:
     assert (0.5, 0.5) == (policy.initial_delay, policy.max_delay)
 
 
+def test_max_delay_does_not_limit_a_fixed_backoff() -> None:
+    """A fixed delay that is longer than `max_delay` is the same in the service."""
+    fixed = Policy(backoff="fixed", initial_delay=60)
+    received = policy_from_json(policy_to_request_json(fixed), SERVICE_DEFAULT)
+    assert (60, 30) == (received.initial_delay, received.max_delay)
+    shortened = policy_from_json({"backoffType": "FIXED", "maxDelayMs": 500}, SERVICE_DEFAULT)
+    assert 0.5 == shortened.initial_delay
+
+
 def test_max_delay_in_a_file_limits_the_initial_delay_of_the_service() -> None:
     """A file that is valid for the library is valid for the service."""
     policy = service_policy_from_file({"max_delay": 0.5})

@@ -331,8 +331,8 @@ class Policy(ImmutableValue):
         reject_unknown_arguments("tarry.Policy", unknown, self._fields, OTHER_FIELD_NAMES)
         arguments = locals()  # the fields by name
         self._set_fields(*(field.check(arguments[field.name]) for field in POLICY_FIELDS))
-        if self.max_delay < self.initial_delay:
-            self._raise_max_delay()
+        if self.max_delay < self.initial_delay and uses_max_delay(self.backoff, self.jitter):
+            self._reject_max_delay(initial_delay)
         self._set(
             _jitter=JITTERS[jitter] if isinstance(jitter, str) else partial(call_jitter, jitter),
             _throttled_initial_delay=max(
@@ -346,16 +346,14 @@ class Policy(ImmutableValue):
             retries = range(min(self.max_attempts, _MAX_PREPARED_ATTEMPTS))
             self._set(delay_table=tuple(map(self._delay_row, retries)))
 
-    def _raise_max_delay(self) -> None:
-        """Raise `max_delay` to `initial_delay` if it limits no delay; otherwise raise an error."""
+    def _reject_max_delay(self, given_initial_delay: Seconds) -> Never:
+        """Raise the error for a `max_delay` that is shorter than `initial_delay`."""
         initial = self.initial_delay
-        if self.backoff not in _LIMITED_BACKOFFS and self.jitter != "decorrelated":
-            self._set(max_delay=initial)
-            return
-        is_default = self.max_delay == _DEFAULT_MAX_DELAY_S
-        value = f"but is {self.max_delay:g} by default" if is_default else f"got {self.max_delay:g}"
-        rule = f"must be at least initial_delay ({initial:g}), {value}"
-        if initial >= _MIN_SUSPICIOUS_DELAY_S:
+        rule = f"must be at least initial_delay ({initial:g}), got {self.max_delay:g}"
+        if self.max_delay == _DEFAULT_MAX_DELAY_S:
+            rule += " (the default)"
+        # A `timedelta` has a unit, so milliseconds were not meant.
+        if initial >= _MIN_SUSPICIOUS_DELAY_S and isinstance(given_initial_delay, (int, float)):
             rule += f"; for {initial:g} ms, write initial_delay = {initial / 1000:g}"
         raise ConfigurationError("max_delay", rule)
 
@@ -499,6 +497,11 @@ class Policy(ImmutableValue):
         """Return a named policy: default, interactive, webhook, patient or quick."""
         check_one_of("preset", name, PRESETS)
         return PRESETS[name]
+
+
+def uses_max_delay(backoff: BackoffName | Backoff, jitter: JitterName | Jitter) -> bool:
+    """Return whether `max_delay` limits the delays of a policy with this backoff and jitter."""
+    return backoff in _LIMITED_BACKOFFS or jitter == "decorrelated"
 
 
 def _worst_case(policy: Policy) -> tuple[list[tuple[float, float, float]], int, float, int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.backoff import Schedule
 from tarry.core.checks import check_number, check_one_of, check_positive
-from tarry.core.policy import POLICY_FIELDS, PRESETS, Policy, PolicyField
+from tarry.core.policy import POLICY_FIELDS, PRESETS, Policy, PolicyField, uses_max_delay
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.wire.http import HOP_BY_HOP_HEADERS, IDEMPOTENCY_KEY_HEADER, SERVICE_HEADERS
@@ -66,9 +66,10 @@ _VERSION_FIELDS = ("policyId", "version", "createdAt")
 def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
     """Return `base` with the fields of a JSON document applied.
 
-    `maxDelayMs` also limits the initial delay. Without `maxDelayMs`, a longer `initialDelayMs`
-    raises `max_delay`. Errors use the JSON names. Numbers outside the limits of `check_limits` are
-    replaced by the limit, because older versions of the service stored policies without it.
+    `maxDelayMs` also limits the initial delay, except an `initialDelayMs` of a backoff that does
+    not use `max_delay`. Without `maxDelayMs`, a longer `initialDelayMs` raises `max_delay`. Errors
+    use the JSON names. Numbers outside the limits of `check_limits` are replaced by the limit,
+    because older versions of the service stored policies without it.
     """
     changes: dict[str, Any] = {}
     for name, value in document.items():
@@ -79,10 +80,12 @@ def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
         changes[field.name] = _from_json_value(field, name, value)
     _move_schedule_to_backoff(changes, base)
     initial_delay = changes.get("initial_delay", base.initial_delay)
-    if "max_delay" in changes:
-        changes["initial_delay"] = min(initial_delay, changes["max_delay"])
-    else:
+    if "max_delay" not in changes:
         changes["max_delay"] = max(base.max_delay, initial_delay)
+    elif "initial_delay" not in changes or uses_max_delay(
+        changes.get("backoff", base.backoff), changes.get("jitter", base.jitter)
+    ):
+        changes["initial_delay"] = min(initial_delay, changes["max_delay"])
     return base.replace(**changes)
 
 
