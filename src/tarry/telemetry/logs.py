@@ -84,19 +84,12 @@ def _message(event: events.Event) -> str:
             retry_after = event.retry_after
             return (
                 f"{event.operation}: gave up after {event.attempts} attempt{plural}: "
-                f"{event.reason.description}{_key_advice(event)}"
+                f"{event.reason.description}"
                 + ("" if retry_after is None else f"; retry after {format_duration(retry_after)}")
                 + f" ({_failure_text(event)})"
             )
         case _:
             return _MESSAGE_TEMPLATES[type(event)].format(event=event)
-
-
-def _key_advice(event: events.GaveUp) -> str:
-    """Return how to allow retries of a request that an HTTP adapter must not repeat."""
-    if event.reason is Reason.NOT_REPEATABLE and event.operation.startswith(("POST ", "PATCH ")):
-        return ' without an Idempotency-Key, which idempotency_key="auto" adds'
-    return ""
 
 
 def _hint_text(hint: Hint | None) -> str:
