@@ -162,7 +162,9 @@ def test_policy_with_hedging_is_rejected() -> None:
         ({"preset": 7}, "^preset must be one of"),
         ({"attempts": 3}, "^a policy has no field 'attempts'; did you mean 'max_attempts'"),
         ({"breaker": {"rate": 1}}, "^breaker has no field 'rate'; did you mean"),
-        ({"breaker": {"open_for": 0}}, "^open_for must be greater than 0"),
+        ({"breaker": {"open_for": 0}}, r"^breaker\.open_for must be greater than 0"),
+        ({"budget": {"kind": "ratio", "ratio": -1}}, r"^budget\.ratio must be"),
+        ({"hedging": {}}, "^after or max_extra_load must be given"),
         ({"budget": {}}, r"^budget\.kind must be one of ratio, throttle, token, got None"),
         ({"budget": {"kind": "token", "x": 1}}, "^budget has no field 'x'; it has preset"),
         (

@@ -78,7 +78,10 @@ def test_names_of_the_api() -> None:
         ("p.toml", "[hedging]\nafter = 'p95'", "tarry.Hedging(...) or tarry.hedge(...)"),
         ("p.json", "[1]", "a policy file must contain an object, got [1]"),
         ("p.json", "{", "Expecting property name"),
-        ("p.yaml", "", "must end in .toml or .json; of another file, pass the content as a dict"),
+        ("p.json", "[" * 100_000, "the content is nested too deeply"),
+        ("p.toml", "a = " + "[" * 100_000, "the content is nested too deeply"),
+        ("p.toml", "[breaker]\nopen_for = 0", "breaker.open_for must be greater than 0"),
+        ("p.yaml", "", "must end in .toml or .json; for other formats, pass the content as a dict"),
     ],
 )
 def test_error_names_the_file(name: str, text: str, message: str, tmp_path: Path) -> None:
@@ -91,6 +94,25 @@ def test_error_names_the_file(name: str, text: str, message: str, tmp_path: Path
 
     assert str(caught.value).startswith(f"{path}: ")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+def test_file_that_is_not_utf8(suffix: str, tmp_path: Path) -> None:
+    """A file that is not UTF-8 raises `ConfigurationError` with the path."""
+    path = tmp_path / f"policy{suffix}"
+    path.write_bytes(b"\xff")
+
+    with pytest.raises(tarry.ConfigurationError, match="can't decode byte 0xff") as caught:
+        tarry.load_policy(path, "payments")
+
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("source", [None, [], b"policy.toml"])
+def test_source_of_another_type(source: Any) -> None:
+    """A source that is neither a path nor a dict, such as an empty YAML file, is rejected."""
+    with pytest.raises(tarry.ConfigurationTypeError, match=r"^source must be the path of a policy"):
+        tarry.load_policy(source, "payments")
 
 
 @pytest.mark.parametrize("key", ["preset", "breaker", "budget", "limiter", "hedging"])

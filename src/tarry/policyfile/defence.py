@@ -160,7 +160,10 @@ def _build(table_name: str, table: Mapping[str, Any] | None) -> Any:
     for name, parameter in parameters.items():
         if parameter.default is Parameter.empty and name not in arguments:
             raise ConfigurationError(f"{table_name} needs the field {name!r}")
-    return factory(**arguments)
+    try:
+        return factory(**arguments)
+    except ConfigurationError as error:
+        raise error.with_field(f"{table_name}.{error.field}") from None
 
 
 def _factory_and_arguments(

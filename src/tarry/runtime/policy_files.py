@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,8 +13,6 @@ from tarry.runtime.downstream import Downstream
 from tarry.wire.policies import to_file_fields
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     from tarry.core.policy import Policy
 
 
@@ -29,6 +28,9 @@ def load_policy(
     """
     if isinstance(source, Mapping):
         return _build(source, name)
+    if not isinstance(source, (str, PathLike)):
+        rule = "must be the path of a policy file, or its content as a dict"
+        raise ConfigurationTypeError("source", rule, source)
     path = Path(source)
     try:
         return _build(_read(path), name)
@@ -50,11 +52,11 @@ def _read(path: Path) -> Mapping[str, Any]:
     suffix = path.suffix.lower()
     if suffix not in {".toml", ".json"}:
         raise ConfigurationError(
-            "the name of a policy file must end in .toml or .json; of another file, pass the "
-            "content as a dict"
+            "the name of a policy file must end in .toml or .json; for other formats, pass "
+            "the content as a dict"
         )
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         if suffix == ".toml":
             import tomllib
 
@@ -62,8 +64,10 @@ def _read(path: Path) -> Mapping[str, Any]:
         import json
 
         data = json.loads(text)
-    except ValueError as error:  # the base class of the errors of both parsers
+    except ValueError as error:  # the base class of the errors of both parsers and of the decoder
         raise ConfigurationError(str(error)) from error
+    except RecursionError as error:
+        raise ConfigurationError("the content is nested too deeply") from error
     if not isinstance(data, dict):
         raise ConfigurationTypeError("a policy file", "must contain an object", data)
     return cast("dict[str, Any]", data)

@@ -84,10 +84,13 @@ def read_durations(value: DocumentValue) -> tuple[float, ...]:
 def _check_part(name: str, value: DocumentValue) -> None:
     if name in _CLASSES_BY_KIND:
         kinds = _CLASSES_BY_KIND[name]
-        _check_arguments(value, kinds[_get_kind(value, kinds)], "kind")
+        cls = kinds[_get_kind(value, kinds)]
+        _check_arguments(value, cls, "kind")
     else:
-        _check_arguments(value, _CLASSES_WITHOUT_KIND[name])
-    with_location(value, lambda: Defence.from_dict({name: value.table()}))
+        cls = _CLASSES_WITHOUT_KIND[name]
+        _check_arguments(value, cls)
+    arguments = {key: argument for key, argument in value.table().items() if key != "kind"}
+    with_location(value, lambda: cls(**arguments))
 
 
 def _build_object(cls: type[T], value: DocumentValue) -> T:
