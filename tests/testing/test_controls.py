@@ -88,6 +88,20 @@ def test_capped_attempts(driver: Driver, has_downstream: bool, limit: int) -> No
     assert min(limit, 4) == len(dependency.starts)
 
 
+def test_cap_of_one_attempt_does_not_turn_retries_off() -> None:
+    """A call that a cap limits to one attempt has the reason `attempts`, not `retries-off`."""
+    with (
+        VirtualClock() as clock,
+        capped_attempts(1),
+        pytest.raises(ConnectionError) as caught,
+    ):
+        tarry.call(Dependency(clock, FAIL).call, on=ConnectionError)
+
+    record = tarry.record_of(caught.value)
+    assert record is not None
+    assert tarry.Reason.ATTEMPTS is record.reason
+
+
 def test_events_have_the_cap() -> None:
     """Events have the cap as `max_attempts`, not the value of the policy."""
     with VirtualClock() as clock, capped_attempts(2), captured_events() as events:

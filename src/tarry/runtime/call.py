@@ -180,7 +180,8 @@ class RunningCall(Call):
     @property
     def _are_retries_off(self) -> bool:
         """Whether `tarry.set_active(False)`, and not the policy, limits the call to one attempt."""
-        return self.policy.max_attempts == 1 and self.policy is not self.config.policy
+        is_limited = self.policy.max_attempts == 1 and self.policy is not self.config.policy
+        return is_limited and not environment.is_active
 
     def _is_stopped(
         self, stop: Callable[[CallState], bool], wait: Wait, error: Exception, now: float

@@ -169,7 +169,10 @@ class Environment:
     times slower: CPython 3.11 optimizes reading a slot, but not a method call on a slot.
     """
 
-    __slots__ = ("async_sleep", "blocking_sleep", "draw_random", "max_attempts", "now", "unix_time")
+    __slots__ = (
+        "async_sleep", "blocking_sleep", "draw_random", "is_active", "max_attempts", "now",
+        "unix_time",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.now: Callable[[], float] = time.monotonic
@@ -183,6 +186,8 @@ class Environment:
         self.async_sleep: Callable[[float], Awaitable[None]] = async_sleep
         self.max_attempts: int | None = None
         """An upper limit for the `max_attempts` of every policy; None: no limit."""
+        self.is_active: bool = True
+        """The last argument of `set_active`, for the reason of calls that are not retried."""
 
 
 environment: Environment = Environment()
@@ -196,4 +201,5 @@ def set_active(active: bool, /) -> None:  # noqa: FBT001 - as in stamina
     """
     if not isinstance(active, bool):  # "no" is true
         raise ConfigurationTypeError("active", "must be True or False", active)
+    environment.is_active = active
     environment.max_attempts = None if active else 1
