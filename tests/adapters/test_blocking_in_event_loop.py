@@ -47,10 +47,10 @@ def run_in_event_loop(get: Get, url: str) -> int:
 
 
 def test_response_is_returned(server: FlakyServerView, get: Get) -> None:
-    """A failed response is returned instead of a wait, with a warning."""
+    """A failed response is returned instead of a wait, with a warning that has its status."""
     advice = "AsyncRetryTransport" if get is get_with_httpx else "aiohttp"
     with pytest.warns(
-        RuntimeWarning, match=f"was not accepted, and a wait .* loop; use .*{advice}"
+        RuntimeWarning, match=f"the attempt failed with 503, and a wait .* loop; use .*{advice}"
     ):
         assert 503 == run_in_event_loop(get, server.url("503,200"))
 

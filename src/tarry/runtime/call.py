@@ -523,6 +523,9 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
             failure = ""
             if isinstance(error, errors.ResultNotAccepted):
                 failure = "the result was not accepted, and "
+                if config.release_connection is not None:  # of an adapter
+                    status = str(error).removeprefix(f"{config.operation}: ")
+                    failure = f"the attempt failed with {status}, and "
             elif error is not None:
                 # Only the type: the text of the error may contain secrets, and it is the cause.
                 failure = f"the attempt failed with {type(error).__name__}, and "
