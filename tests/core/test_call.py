@@ -48,7 +48,9 @@ def test_a_call_stopped_before_its_retry(has_downstream: bool) -> None:
     call.start(NOW + 1)
     call.record_failure(TRANSIENT, NOW + 1, 0.5, "second")
 
-    assert Stop(Reason.STOPPED) == call.stop_instead(Reason.STOPPED, TRANSIENT, "second", NOW + 1)
+    assert Stop(Reason.STOPPED) == call.replace_verdict_with_stop(
+        Reason.STOPPED, TRANSIENT, "second", NOW + 1
+    )
 
     assert [("first", Wait(1, 1)), ("second", Stop(Reason.STOPPED))] == [
         (step.detail, step.verdict) for step in call.steps

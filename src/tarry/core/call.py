@@ -220,8 +220,10 @@ class Call:
         self._append_step(outcome, detail, verdict, status)
         return verdict
 
-    def stop_instead(self, reason: Reason, outcome: Outcome, detail: str, now: float) -> Stop:
-        """End the call for this reason, instead of what `record_failure` returned.
+    def replace_verdict_with_stop(
+        self, reason: Reason, outcome: Outcome, detail: str, now: float
+    ) -> Stop:
+        """Replace the verdict that `record_failure` returned: end the call for this reason.
 
         The retry that `record_failure` may have charged is refunded.
         """

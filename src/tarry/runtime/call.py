@@ -156,9 +156,11 @@ class RunningCall(Call):
             verdict = self.record_failure(outcome, now, random_number, detail)
             if isinstance(verdict, Stop):
                 if verdict.reason is Reason.ATTEMPTS and self._are_retries_off:
-                    verdict = self.stop_instead(Reason.RETRIES_OFF, outcome, detail, now)
+                    verdict = self.replace_verdict_with_stop(
+                        Reason.RETRIES_OFF, outcome, detail, now
+                    )
             elif config.stop is not None and self._is_stopped(config.stop, verdict, error, now):
-                verdict = self.stop_instead(Reason.STOPPED, outcome, detail, now)
+                verdict = self.replace_verdict_with_stop(Reason.STOPPED, outcome, detail, now)
             if config.downstream is not None:
                 config.downstream.keep_last_error(error, counted_outcome)
             is_log_enabled = bus.is_log_enabled

@@ -121,12 +121,12 @@ def hedge_sync(
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     config.check_not_async("fallback", fallback)
     call = _new_call("hedge_sync", fn, kwargs, hedging, on, downstream, name, policy)
-    any_fn: Callable[..., T] = fn
+    untyped_fn: Callable[..., T] = fn
     keyword_arguments = kwargs or {}
 
     def run_copy(number: int) -> T:
         _set_attempt_number(number)
-        return any_fn(*args, **keyword_arguments)
+        return untyped_fn(*args, **keyword_arguments)
 
     try:
         return drive(call, run_copy)
