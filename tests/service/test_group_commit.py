@@ -48,6 +48,38 @@ def test_items_that_arrive_during_a_commit_share_the_next_commit() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("error", [None, StoreUnavailable("the store is away")])
+def test_wait_for_groups_in_flight_does_not_wait_for_later_groups(error: Exception | None) -> None:
+    """The wait ends with the group in flight, also if it fails, although another group follows."""
+
+    async def main() -> None:
+        may_finish = {1: asyncio.Event(), 2: asyncio.Event()}
+
+        async def commit(items: Sequence[int]) -> Sequence[int]:
+            await may_finish[items[0]].wait()
+            if error is not None:
+                raise error
+            return items
+
+        group_commit = AsyncGroupCommit(commit, max_items=10, max_pending=100)
+        await group_commit.wait_for_groups_in_flight()
+        first = group_commit.submit([1])
+        await asyncio.sleep(0)
+        wait = asyncio.ensure_future(group_commit.wait_for_groups_in_flight())
+        second = group_commit.submit([2])
+        await asyncio.sleep(0)
+        assert not wait.done()
+        may_finish[1].set()
+        await wait
+        assert first.done()
+        assert not second.done()
+        may_finish[2].set()
+        await asyncio.wait([second])
+        assert error is first.exception() is second.exception()
+
+    asyncio.run(main())
+
+
 def test_second_group_starts_early_when_enough_items_wait() -> None:
     """Fewer items wait for the end of the first group, and no third group starts."""
 

@@ -183,6 +183,7 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         self._max_entry_weight = max(1, max_items // 2)
         self._commit = commit
         self._committers: list[asyncio.Task[None]] = []
+        self._group_ended = asyncio.Event()
 
     def submit(self, items: list[T], *, urgent: bool = False) -> asyncio.Future[Sequence[R]]:
         """Submit items; the future returns their results in order, or raises the commit's error.
@@ -250,6 +251,7 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             results = await self._commit(items)
         except BaseException as error:
             self._end_group(group)
+            self._group_ended.set()
             _fail(group, error)
             if not isinstance(error, Exception):
                 raise
@@ -258,7 +260,15 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             group.clear()
         else:
             self._end_group(group)
+            self._group_ended.set()
             _resolve(group, results)
+
+    async def wait_for_groups_in_flight(self) -> None:
+        """Wait until the groups that are in flight now have been committed, or have failed."""
+        groups = self._groups_in_flight.copy()
+        while any(group in self._groups_in_flight for group in groups):
+            self._group_ended.clear()
+            await self._group_ended.wait()
 
     async def flush(self) -> None:
         """Wait until nothing is pending."""

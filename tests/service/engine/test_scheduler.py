@@ -15,6 +15,7 @@ from tarry.service.store import (
     FinishStatus,
     LeaseTerms,
     NewTask,
+    Release,
     TaskResult,
 )
 from tests.service.engine.harness import (
@@ -217,6 +218,36 @@ def test_task_added_during_the_release_of_unknown_leases_keeps_its_lease() -> No
         assert 2 == len(target.requests)
         finished = await harness.get_task(task)
         assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+class SlowReplyStore(LostReplyStore):
+    """A store that replies two seconds after it has released leases."""
+
+    async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
+        """Release leases, and reply two seconds later."""
+        statuses = await super().release(releases)
+        await asyncio.sleep(2)
+        return statuses
+
+
+def test_lost_lease_of_a_task_that_is_being_released_is_released() -> None:
+    """A lease is unknown if its claim was lost while an earlier release of the task was written."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = SlowReplyStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+        harness = EngineHarness(FakeTarget(OK), store=store)
+        await harness.engine.start()
+        (task,) = await harness.add(harness.new_task(delay_ms=900))
+        store.lost_reply = "claim"
+        harness.engine.worker.release_lane(task.lane)
+        await asyncio.sleep(5)  # the lease would expire after 70 s
+
+        assert "" == store.lost_reply
+        assert Status.SUCCEEDED is (await harness.get_task(task)).status
         await harness.engine.stop(1)
 
     run(main)

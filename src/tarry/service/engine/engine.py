@@ -68,7 +68,7 @@ class Engine:
         self.clock: StoreClock = context.clock
         self.limits: EngineLimits = context.limits
         self.worker: Worker = Worker(context)
-        self.scheduler: Scheduler = Scheduler(context, self.worker, self._known_lease_ids)
+        self.scheduler: Scheduler = Scheduler(context, self.worker, self._find_known_lease_ids)
         self.rate_limiter: TenantRateLimiter | None = _build_rate_limiter(context)
         self.maintenance: Maintenance = Maintenance(context, self.scheduler, self.rate_limiter)
         self._ingest_queue: AsyncGroupCommit[_IngestItem, AddResult] = AsyncGroupCommit(
@@ -187,6 +187,16 @@ class Engine:
         if tasks:
             self.worker.add(tasks, contents)
         return results
+
+    async def _find_known_lease_ids(self) -> list[str]:
+        """Return the ids of known leases after a lost reply, see `_known_lease_ids`.
+
+        A write in flight may have ended a lease already, and the call whose reply was lost may have
+        leased the same task again. Therefore the writes in flight are awaited first.
+        """
+        await self._ingest_queue.wait_for_groups_in_flight()
+        await self.worker.result_writer.wait_for_writes_in_flight()
+        return self._known_lease_ids()
 
     def _known_lease_ids(self) -> list[str]:
         """Return the ids of tasks that are leased to this process, or may be by a pending write."""

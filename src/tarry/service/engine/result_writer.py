@@ -74,6 +74,11 @@ class ResultWriter:
         """Whether results or released leases are not written yet."""
         return bool(self.result_queue.pending_count or self._release_queue.pending_count)
 
+    async def wait_for_writes_in_flight(self) -> None:
+        """Wait until the results and released leases that are being written now are written."""
+        await self.result_queue.wait_for_groups_in_flight()
+        await self._release_queue.wait_for_groups_in_flight()
+
     async def flush(self) -> None:
         """Wait until all results and released leases are written."""
         await self.result_queue.flush()

@@ -15,7 +15,7 @@ from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.worker import Worker
@@ -30,16 +30,19 @@ _MIN_PAUSE_S = 0.02  # pause between two claims, unless the first has left due t
 class Scheduler:
     """Claims tasks for a worker.
 
-    `known_lease_ids` returns the ids of tasks that are leased to this process, or may be by a
+    `find_known_lease_ids` returns the ids of tasks that are leased to this process, or may be by a
     pending write.
     """
 
     def __init__(
-        self, context: EngineContext, worker: Worker, known_lease_ids: Callable[[], list[str]]
+        self,
+        context: EngineContext,
+        worker: Worker,
+        find_known_lease_ids: Callable[[], Awaitable[list[str]]],
     ) -> None:
         self._context = context
         self._worker = worker
-        self._known_lease_ids = known_lease_ids
+        self._find_known_lease_ids = find_known_lease_ids
         worker.result_writer.on_capacity = self._on_capacity
         worker.result_writer.on_unpark = self.wake
         self._wakeup = asyncio.Event()
@@ -121,10 +124,9 @@ class Scheduler:
         Otherwise, these tasks would wait until their leases expire.
         """
         context, leased_tasks = self._context, self._worker.leased_tasks
-        lost_reply_count = leased_tasks.lost_reply_count  # it may grow during the call
-        count = await context.store.release_unknown_leases(
-            context.lease_terms.worker, self._known_lease_ids()
-        )
+        lost_reply_count = leased_tasks.lost_reply_count  # it may grow during the calls
+        known_ids = await self._find_known_lease_ids()
+        count = await context.store.release_unknown_leases(context.lease_terms.worker, known_ids)
         leased_tasks.reconciled_count = lost_reply_count
         if count:
             _logger.info("leases released after a lost reply of the store, count=%d", count)
