@@ -38,8 +38,7 @@ _GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
 """Matches visible ASCII with spaces or tabs inside (RFC 9110, 5.5). No header can be injected."""
-is_traceparent = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
-"""Matches the header `traceparent` of W3C Trace Context."""
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _MAX_HEADER_NAME_CHARS = 256
 _UNKNOWN_POLICY = "must be an existing policy (GET /retry-policies lists them)"
 
@@ -202,6 +201,11 @@ class TaskBuilder:
     async def _check_callback_policy(self, tenant: str, policy_id: str | None) -> None:
         if policy_id is not None and await self._policies.load(tenant, policy_id) is None:
             raise invalid("callbackPolicyId", _UNKNOWN_POLICY, policy_id)
+
+
+def is_traceparent(text: str) -> bool:
+    """Return whether a text has the form of a `traceparent` header (W3C Trace Context)."""
+    return _TRACEPARENT.fullmatch(text) is not None
 
 
 def check_epoch_ms(field: str, time: int | None) -> None:
