@@ -63,6 +63,13 @@ def test_number_of_attempt_threads_is_limited(blocked: BlockedCalls) -> None:
     assert "free" == tarry.call(lambda: "free", on=ConnectionError, timeout=30)
 
 
+def test_shortest_timeout_ends() -> None:
+    """A timeout that ends before the wait for a thread begins is a timeout, too."""
+    threads: ThreadCopies[None] = ThreadCopies(lambda _number: None)
+    for _ in range(20_000):  # SimpleQueue.get of CPython 3.11 did not return in one of 4,000 calls
+        assert threads.next_finished(2e-6) is None
+
+
 def test_threads_do_not_keep_the_process_alive(blocked: BlockedCalls) -> None:
     """The thread of a timed-out attempt is a daemon, so that the program can exit."""
     with pytest.raises(tarry.AttemptTimeout):

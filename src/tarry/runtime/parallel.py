@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextvars import Context, copy_context
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tarry.errors import ConfigurationError, LimitReached
@@ -72,7 +72,9 @@ class ThreadCopies(Generic[T]):
     ) -> None:
         self._fn = fn
         self._discard = discard
-        self._finished: SimpleQueue[FinishedCopy[T]] = SimpleQueue()
+        # Not a SimpleQueue: its `get` waits for ever if the timeout ends before the wait begins
+        # (CPython 3.11 and 3.12), as after a signal or when the machine is busy.
+        self._finished: Queue[FinishedCopy[T]] = Queue()
         self._lock = threading.Lock()
         self._is_closed = False
 
