@@ -19,8 +19,10 @@ from tarry.client.coalescing import (
     EARLY_START_TASKS,
     MAX_COALESCED_BYTES,
     MAX_COALESCED_TASKS,
+    RETURN_WAIT_S,
     Coalescer,
     EnqueueCall,
+    ThreadEvent,
 )
 from tarry.client.errors import InvalidRequest, ServiceUnreachable
 from tarry.core.policy import Policy
@@ -83,9 +85,9 @@ def test_threads_share_a_request(service: FakeService) -> None:
         can_respond.wait()
         return service.add_task(request.json)
 
-    def new_event() -> threading.Event:
+    def new_event() -> ThreadEvent:
         waiting_calls.release()
-        return threading.Event()
+        return ThreadEvent()
 
     service.responses[SINGLE] = respond_later
     with Client(service.url) as client, ThreadPoolExecutor(8) as threads:
@@ -203,27 +205,35 @@ def test_call_with_a_wait_or_deadline_is_sent_alone(
     assert [1] * 4 == request_sizes(service)
 
 
+class HeldBatch:
+    """The first batch that the service receives, whose response waits for `can_respond`."""
+
+    def __init__(self, service: FakeService) -> None:
+        self.is_received, self.can_respond = threading.Event(), threading.Event()
+        self._service = service
+        service.responses[BATCH] = self._respond_later
+
+    def _respond_later(self, request: Any) -> StatusAndContent:
+        del self._service.responses[BATCH]
+        self.is_received.set()
+        self.can_respond.wait()
+        return self._service.respond(request)
+
+
 def test_cancelled_sender_does_not_affect_other_calls(service: FakeService) -> None:
     """If the call that sends a batch is cancelled, another call sends the batch again."""
-    is_received, can_respond = threading.Event(), threading.Event()
-
-    def hold_first_batch(request: Any) -> StatusAndContent:
-        del service.responses[BATCH]
-        is_received.set()
-        can_respond.wait()
-        return service.respond(request)
+    held = HeldBatch(service)
 
     async def main() -> list[Any]:
         async with AsyncClient(service.url) as client:
             calls = [asyncio.create_task(client.enqueue(HOOK, key=f"key-{n}")) for n in range(6)]
-            await asyncio.to_thread(is_received.wait)
+            await asyncio.to_thread(held.is_received.wait)
             calls[1].cancel()
             await asyncio.wait(calls[1:2])
-            can_respond.set()
+            held.can_respond.set()
             assert calls[1].cancelled()
             return await asyncio.gather(*calls[2:])
 
-    service.responses[BATCH] = hold_first_batch
     tasks = asyncio.run(main())
     assert ["key-2", "key-3", "key-4", "key-5"] == [task.idempotency_key for task in tasks]
     assert [1, 5, 4] == request_sizes(service)
@@ -246,14 +256,8 @@ def test_cancelled_waiting_call_is_not_sent(service: FakeService) -> None:
 
 def test_cancelled_sender_on_trio_does_not_affect_other_calls(service: FakeService) -> None:
     """On trio, calls share requests, and if a sender is cancelled, another call sends the batch."""
-    is_received, can_respond = threading.Event(), threading.Event()
+    held = HeldBatch(service)
     keys: list[str] = []
-
-    def hold_first_batch(request: Any) -> StatusAndContent:
-        del service.responses[BATCH]
-        is_received.set()
-        can_respond.wait()
-        return service.respond(request)
 
     async def main() -> None:
         async with AsyncClient(service.url) as client, trio.open_nursery() as nursery:
@@ -265,12 +269,12 @@ def test_cancelled_sender_on_trio_does_not_affect_other_calls(service: FakeServi
 
             for number in range(6):
                 nursery.start_soon(enqueue, number)
-            await trio.to_thread.run_sync(is_received.wait)
+            await trio.to_thread.run_sync(held.is_received.wait)
             sender = next(n for n in range(6) if client_sends(client, n))
             keys.append(f"key-{sender}")  # cancelled below
             scopes[sender].cancel()
             await trio.testing.wait_all_tasks_blocked()
-            can_respond.set()
+            held.can_respond.set()
 
     def client_sends(client: AsyncClient, number: int) -> bool:
         assert client._coalescer is not None
@@ -278,7 +282,6 @@ def test_cancelled_sender_on_trio_does_not_affect_other_calls(service: FakeServi
         sender = next(call for call in batch.calls if call.sent_batch is batch)
         return f'"key-{number}"'.encode() in (sender.request.content or b"")
 
-    service.responses[BATCH] = hold_first_batch
     trio.run(main)
     assert {f"key-{n}" for n in range(6)} == set(keys)
     assert [1, 5, 4] == request_sizes(service)
@@ -286,25 +289,18 @@ def test_cancelled_sender_on_trio_does_not_affect_other_calls(service: FakeServi
 
 def test_cancelled_calls_do_not_block_the_others(service: FakeService) -> None:
     """If a waiting call of a batch is cancelled, and then its sender, the others are sent again."""
-    is_received, can_respond = threading.Event(), threading.Event()
-
-    def hold_first_batch(request: Any) -> StatusAndContent:
-        del service.responses[BATCH]
-        is_received.set()
-        can_respond.wait()
-        return service.respond(request)
+    held = HeldBatch(service)
 
     async def main() -> list[Any]:
         async with AsyncClient(service.url) as client:
             calls = [asyncio.create_task(client.enqueue(HOOK, key=f"key-{n}")) for n in range(6)]
-            await asyncio.to_thread(is_received.wait)
+            await asyncio.to_thread(held.is_received.wait)
             for number in (2, 1):  # 1 is the sender
                 calls[number].cancel()
                 await asyncio.wait([calls[number]])
-            can_respond.set()
+            held.can_respond.set()
             return await asyncio.gather(*calls[3:])
 
-    service.responses[BATCH] = hold_first_batch
     tasks = asyncio.run(main())
     assert ["key-3", "key-4", "key-5"] == [task.idempotency_key for task in tasks]
     assert [1, 5, 3] == request_sizes(service)
@@ -332,7 +328,7 @@ def test_client_works_after_a_fork(service: FakeService) -> None:
     """A process that was forked while a request was under way does not wait for this request."""
     with Client(service.url) as client:
         assert client._coalescer is not None
-        call: EnqueueCall[threading.Event] = EnqueueCall(ServiceApi().enqueue(HOOK, None, None, {}))
+        call: EnqueueCall[ThreadEvent] = EnqueueCall(ServiceApi().enqueue(HOOK, None, None, {}))
         client._coalescer.add(call)
         client._coalescer.take_batch(call)
         client._coalescer._process_id -= 1  # as in a child process
@@ -346,7 +342,7 @@ def test_blocking_client_on_an_event_loop_does_not_share_requests(service: FakeS
         with Client(service.url) as client:
             client._coalescer = None
             first = client.enqueue(HOOK, key="key-1")
-            client._coalescer = Coalescer(threading.Event)
+            client._coalescer = Coalescer(ThreadEvent)
             client._coalescer.add(EnqueueCall(ServiceApi().enqueue(HOOK, None, None, {})))
             assert first.task_id != client.enqueue(HOOK, key="key-2").task_id
 
@@ -395,9 +391,24 @@ def take_calls(
 
 def test_batch_has_a_maximum_number_of_tasks(coalescer: Coalescer[FakeEvent]) -> None:
     """The calls that do not fit in a batch are sent with the next one."""
+    [first] = add_calls(coalescer, 1)
+    first_batch = coalescer.take_batch(first)
+    assert first_batch is not None
     calls = add_calls(coalescer, MAX_COALESCED_TASKS + 3)
     assert calls[:MAX_COALESCED_TASKS] == take_calls(coalescer, calls[-1])
+    coalescer.complete(first_batch, [None])
     assert calls[MAX_COALESCED_TASKS:] == take_calls(coalescer, calls[-1])
+
+
+def test_many_waiting_calls_are_sent_with_two_requests(coalescer: Coalescer[FakeEvent]) -> None:
+    """If no request is under way, each of two requests sends half of the calls."""
+    calls = add_calls(coalescer, 2 * EARLY_START_TASKS)
+    first_batch = coalescer.take_batch(calls[0])
+    second_batch = coalescer.take_batch(calls[-1])
+    assert first_batch is not None
+    assert second_batch is not None
+    assert calls[:EARLY_START_TASKS] == first_batch.calls
+    assert calls[EARLY_START_TASKS:] == second_batch.calls
 
 
 def test_batch_has_a_maximum_size(coalescer: Coalescer[FakeEvent]) -> None:
@@ -458,6 +469,62 @@ def test_slow_request_does_not_block_other_calls(
         assert third.max_wait_s is None
         clock.advance(0.3)
         assert [second, third] == take_calls(coalescer, second)
+
+
+def complete_shared_request(coalescer: Coalescer[FakeEvent]) -> list[EnqueueCall[FakeEvent]]:
+    """Complete a request of three calls, of which the first sent it; return the calls."""
+    calls = add_calls(coalescer, 3)
+    batch = coalescer.take_batch(calls[0])
+    assert batch is not None
+    assert [None, None] == [coalescer.take_batch(call) for call in calls[1:]]
+    coalescer.complete(batch, [None] * 3)
+    return calls
+
+
+def test_next_request_waits_until_the_callers_have_returned(
+    coalescer: Coalescer[FakeEvent],
+) -> None:
+    """Callers of a request that call `enqueue` again at once share the next request."""
+    with VirtualClock():
+        sender, *others = complete_shared_request(coalescer)
+        coalescer.take_result(sender)
+        [first] = add_calls(coalescer, 1)
+        assert coalescer.take_batch(first) is None
+        assert RETURN_WAIT_S == pytest.approx(first.max_wait_s)
+        coalescer.take_result(others[0])
+        [second] = add_calls(coalescer, 1)
+        assert coalescer.take_batch(second) is None
+        coalescer.take_result(others[1])
+        assert first.event is not None
+        assert 1 == first.event.set_count
+        assert [first, second] == take_calls(coalescer, first)
+
+
+def test_caller_that_does_not_return_does_not_block_other_calls(
+    coalescer: Coalescer[FakeEvent],
+) -> None:
+    """The next request waits only for a short time, and later requests do not wait again."""
+    with VirtualClock() as clock:
+        sender, *others = complete_shared_request(coalescer)
+        coalescer.take_result(sender)
+        clock.advance(RETURN_WAIT_S)
+        calls = add_calls(coalescer, 1)
+        assert calls == take_calls(coalescer, calls[0])
+        calls = add_calls(coalescer, 1)
+        assert calls == take_calls(coalescer, calls[0])
+        for call in others:
+            assert coalescer.take_result(call) is None
+
+
+def test_thread_event_is_set_once() -> None:
+    """Waiting for a thread event ends when it is set, or after the timeout."""
+    event = ThreadEvent()
+    event.wait(0)
+    event.set()
+    event.wait(None)
+    event.set()
+    with pytest.raises(RuntimeError):
+        event.set()
 
 
 @pytest.mark.parametrize("driver_name", ["sync", "asyncio"])

@@ -5,12 +5,11 @@ Both clients have the same methods. They send the requests that `ServiceApi` bui
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable
 from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tarry.client.coalescing import Coalescer, EnqueueCall
+from tarry.client.coalescing import Coalescer, EnqueueCall, ThreadEvent
 from tarry.client.transport import (
     MAX_RECONNECT_DELAY_S,
     AsyncBufferingTransport,
@@ -114,7 +113,7 @@ class Client:
         self._transports = config.build_retry_transports(
             RetryTransport, BufferingTransport(transport)
         )
-        self._coalescer = Coalescer(threading.Event) if coalesce else None
+        self._coalescer = Coalescer(ThreadEvent) if coalesce else None
 
     def close(self) -> None:
         """Close the connections."""
@@ -332,10 +331,10 @@ class Client:
             return request.parse_response(response)
 
     def _send_coalesced(
-        self, coalescer: Coalescer[threading.Event], request: ClientRequest[RetryTask]
+        self, coalescer: Coalescer[ThreadEvent], request: ClientRequest[RetryTask]
     ) -> RetryTask:
         """Send an `enqueue` request, perhaps in a batch with those of other threads."""
-        call: EnqueueCall[threading.Event] = EnqueueCall(request)
+        call: EnqueueCall[ThreadEvent] = EnqueueCall(request)
         try:
             coalescer.add(call)
             while not call.is_done:
@@ -347,11 +346,10 @@ class Client:
         except BaseException:
             coalescer.withdraw(call)
             raise
-        return self._send(request) if call.must_send_alone else call.result()
+        task = coalescer.take_result(call)
+        return self._send(request) if task is None else task
 
-    def _send_batch(
-        self, coalescer: Coalescer[threading.Event], batch: Batch[threading.Event]
-    ) -> None:
+    def _send_batch(self, coalescer: Coalescer[ThreadEvent], batch: Batch[ThreadEvent]) -> None:
         try:
             results = self._send(self._api.coalesce([call.request for call in batch.calls]))
         except Exception as error:  # noqa: BLE001 - each caller of the batch raises it
@@ -620,7 +618,8 @@ class AsyncClient:
         except BaseException:
             coalescer.withdraw(call)
             raise
-        return await self._send(request) if call.must_send_alone else call.result()
+        task = coalescer.take_result(call)
+        return await self._send(request) if task is None else task
 
     async def _send_batch(self, coalescer: Coalescer[AsyncEvent], batch: Batch[AsyncEvent]) -> None:
         try:

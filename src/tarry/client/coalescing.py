@@ -5,6 +5,10 @@ waits no longer. Otherwise the call waits, and when the request ends, the longes
 all waiting calls as a batch. If many calls wait, a second request is sent before the first has
 ended, so that client and service work at the same time. No thread or task is needed.
 
+When a request ends, the next one waits until the callers have returned, because most of them call
+`enqueue` again at once. Otherwise the first of them would send its call alone, and the others would
+wait for that request.
+
 A request that takes longer than `SLOW_REQUEST_S` may be lost. It does not block other calls: the
 longest waiting call then sends the waiting calls with another request.
 
@@ -18,6 +22,7 @@ import os
 from collections import deque
 from contextlib import suppress
 from copy import copy
+from math import inf
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -41,6 +46,9 @@ EARLY_START_TASKS = 32
 """Number of waiting calls from which a second request is sent before the first has ended. With one
 request at a time, 64 coroutines added 2,300 instead of 3,300 tasks per second. With two requests
 for any number of calls, 8 threads added 800 instead of 1,060."""
+RETURN_WAIT_S = 0.001
+"""How long a call waits at most until the callers of a request that has ended have returned. With
+this wait, 8 threads added 1,600 instead of 1,110 tasks per second."""
 MAX_COALESCED_TASKS = 500
 MAX_COALESCED_BYTES = 1 << 20
 """Size of the tasks of a batch. A larger task is sent alone."""
@@ -53,6 +61,28 @@ class WakeEvent(Protocol):
     def set(self) -> object:
         """Wake the call that waits for the event."""
         ...
+
+
+class ThreadEvent:
+    """An event for which one thread waits.
+
+    `threading.Event`, which any number of threads can wait for, takes a quarter of the time of a
+    coalesced call.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Wake the thread; raises a `RuntimeError` if the event is set."""
+        self._lock.release()
+
+    def wait(self, timeout: float | None) -> None:
+        """Return when the event is set, or after `timeout` seconds."""
+        self._lock.acquire(timeout=-1 if timeout is None else timeout)
 
 
 EventT = TypeVar("EventT", bound=WakeEvent)
@@ -70,24 +100,16 @@ class EnqueueCall(Generic[EventT]):
         self.is_withdrawn: bool = False
         """Whether the caller was cancelled."""
         self.is_done: bool = False
-        self.must_send_alone: bool = False
-        """Whether the caller has to send `request` itself, because the service has rejected the
-        whole batch, or could not store this task now."""
         self.task: RetryTask | None = None
         self.error: Exception | None = None
+        """A call that is done without a task or an error has to be sent alone, because the service
+        has rejected the whole batch, or could not store this task now."""
         self.event: EventT | None = None
         """The event for which the caller waits; None until it waits for the first time."""
         self.max_wait_s: float | None = None
         """After this time, the caller calls `take_batch` again; None: only after the event."""
         self.sent_batch: Batch[EventT] | None = None
         """The batch that the caller has to send, or has sent."""
-
-    def result(self) -> RetryTask:
-        """Return the task, or raise the error."""
-        if self.error is not None:
-            raise self.error
-        assert self.task is not None  # noqa: S101 - the call is done, and was not sent alone
-        return self.task
 
 
 class Batch(Generic[EventT]):
@@ -113,6 +135,8 @@ class Coalescer(Generic[EventT]):
         self._process_id = os.getpid()
         self._waiting: deque[EnqueueCall[EventT]] = deque()
         self._batches: list[Batch[EventT]] = []  # batches whose requests are under way
+        self._returning: set[EnqueueCall[EventT]] = set()  # done, but the caller has not returned
+        self._return_deadline = -inf
         self._lock = Lock()
 
     def add(self, call: EnqueueCall[EventT]) -> None:
@@ -139,9 +163,12 @@ class Coalescer(Generic[EventT]):
                 is_first = bool(self._waiting) and self._waiting[0] is call
                 call.max_wait_s = busy_s if is_first else None
                 return None
+            max_tasks = MAX_COALESCED_TASKS
+            if not self._batches and len(self._waiting) >= 2 * EARLY_START_TASKS:
+                max_tasks = min(max_tasks, len(self._waiting) // 2)  # the second request has more
             calls: list[EnqueueCall[EventT]] = []
             size = 0
-            while self._waiting and len(calls) < MAX_COALESCED_TASKS:
+            while self._waiting and len(calls) < max_tasks:
                 size += self._waiting[0].size
                 if calls and size > MAX_COALESCED_BYTES:
                     break
@@ -159,9 +186,7 @@ class Coalescer(Generic[EventT]):
         """Set the task or the error of each call; None: the call is sent alone."""
         with self._lock:
             for call, result in zip(batch.calls, results, strict=True):
-                if result is None:
-                    call.must_send_alone = True
-                elif isinstance(result, Exception):
+                if isinstance(result, Exception):
                     call.error = result
                 else:
                     call.task = result
@@ -173,13 +198,25 @@ class Coalescer(Generic[EventT]):
         with self._lock:
             must_send_alone = len(batch.calls) > 1 and _is_rejection(error)
             for number, call in enumerate(batch.calls):
-                if must_send_alone:
-                    call.must_send_alone = True
-                else:
+                if not must_send_alone:
                     # Each caller gets its own error, because `raise` changes the traceback.
                     call.error = _copy_error(error) if number else error
                 call.is_done = True
             self._end_request(batch)
+
+    def take_result(self, call: EnqueueCall[EventT]) -> RetryTask | None:
+        """Return the task of a call that is done, or raise its error; None: it is sent alone.
+
+        The caller returns now, unless it sends the call alone.
+        """
+        with self._lock:
+            if call in self._returning:
+                self._returning.remove(call)
+                if not self._returning:
+                    self._wake_first()
+        if call.error is not None:
+            raise call.error
+        return call.task
 
     def withdraw(self, call: EnqueueCall[EventT]) -> None:
         """Remove a call whose caller was cancelled; other calls of its batch wait again."""
@@ -198,10 +235,13 @@ class Coalescer(Generic[EventT]):
             self._wake_first()  # the first call may have been this one
 
     def _busy_s(self) -> float:
-        """Return how long calls have to wait at most for the requests that are under way."""
-        if not self._batches:
+        """Return how long calls have to wait at most for requests, and for callers to return."""
+        if not self._batches and not self._returning:
             return 0.0
-        slow_since = environment.now() - SLOW_REQUEST_S
+        now = environment.now()
+        if not self._batches:
+            return max(0.0, self._return_deadline - now)
+        slow_since = now - SLOW_REQUEST_S
         remaining = [
             batch.started_at - slow_since
             for batch in self._batches
@@ -213,8 +253,14 @@ class Coalescer(Generic[EventT]):
     def _end_request(self, batch: Batch[EventT]) -> None:
         if batch in self._batches:
             self._batches.remove(batch)
+        now = environment.now()
+        if now >= self._return_deadline:
+            self._returning.clear()  # callers that are cancelled, or whose event loop is closed
+        self._return_deadline = now + RETURN_WAIT_S
         for call in batch.calls:
-            _wake(call)
+            if call.event is not None and not call.is_withdrawn:
+                self._returning.add(call)
+                _wake(call)
         self._wake_first()
 
     def _wake_first(self) -> None:
@@ -224,7 +270,7 @@ class Coalescer(Generic[EventT]):
 
 def _wake(call: EnqueueCall[EventT]) -> None:
     if call.event is not None:  # else the caller has not waited yet, and calls `take_batch` next
-        with suppress(RuntimeError):  # the event loop of the caller is closed
+        with suppress(RuntimeError):  # it is set, or the event loop of the caller is closed
             call.event.set()
 
 
