@@ -101,11 +101,18 @@ async def open_async_client():
 
 def open_threads():
     client = tarry.Client(address())
-    threads = ThreadPoolExecutor(CLIENT_THREADS)
 
     def enqueue(ids):
-        for _ in threads.map(lambda task_id: client.enqueue(**build_arguments(task_id)), ids):
-            pass
+        with ThreadPoolExecutor(CLIENT_THREADS) as threads:
+            futures = [
+                threads.submit(enqueue_all, ids[n::CLIENT_THREADS]) for n in range(CLIENT_THREADS)
+            ]
+        for future in futures:
+            future.result()
+
+    def enqueue_all(ids):
+        for task_id in ids:
+            client.enqueue(**build_arguments(task_id))
 
     return enqueue
 
