@@ -186,6 +186,14 @@ def test_caller_decides_whether_a_failed_response_is_repeatable(repeatable: bool
     assert repeatable == outcome_of_code("UNAVAILABLE", repeatable=repeatable).repeatable
 
 
+def test_equal_responses_without_a_hint_share_an_outcome() -> None:
+    """The outcome of a status is built once, unless the response has a hint."""
+    assert classify_status(503) is classify_status(503)
+    assert classify_status(503) is not classify_status(503, retry_after="5")
+    outcomes = [outcome_of_status(503, now=NOW, repeatable=each) for each in (True, False)]
+    assert [True, False] == [outcome.repeatable for outcome in outcomes]
+
+
 # --- gRPC ----------------------------------------------------------------------------------------
 
 

@@ -357,20 +357,29 @@ class AdaptiveLimit:
         if self._test is not None:
             self._record_test(self._test, is_success, now)
             return
-        rate, base = self.rate, self._base
-        tolerated, threshold = _TOLERATED_SHARE, _UNLIMITED_THRESHOLD
+        rate, base, cusum = self.rate, self._base, self._cusum
+        if not is_success:
+            cusum += 1
+        tolerated = _TOLERATED_SHARE
         if rate is not None:
             tolerated = max(tolerated, _TOLERATED_PER_S / rate)
-            threshold = max(_MIN_THRESHOLD, _THRESHOLD_S * rate)
-        self._cusum = max(0.0, self._cusum + (not is_success) - base - tolerated)
-        is_alarm = self._cusum > threshold + _THRESHOLD_PER_VARIANCE * base * (1 - base)
-        if is_alarm and not is_success:  # a success can follow after `configure` lowered the rate
+        cusum = cusum - base - tolerated
+        self._cusum = cusum if cusum > 0 else 0.0
+        # A success gives no alarm, although `configure` may have lowered the rate before it.
+        if not is_success and self._cusum > self._alarm_threshold():
             self._cut(now)
             return
         if base > _TOLERATED_SHARE and now > self._tested_at + _MAX_BASE_AGE_S:
             self._base = self._cusum = 0.0
         if is_success and rate is not None and self._rate_limited_at >= now - 1:
             self._raise_rate(rate, now)
+
+    def _alarm_threshold(self) -> float:
+        rate, base = self.rate, self._base
+        threshold = (
+            _UNLIMITED_THRESHOLD if rate is None else max(_MIN_THRESHOLD, _THRESHOLD_S * rate)
+        )
+        return threshold + _THRESHOLD_PER_VARIANCE * base * (1 - base)
 
     def _raise_rate(self, rate: float, now: float) -> None:
         capacity = self._capacity

@@ -233,30 +233,34 @@ class Breaker:
         `timed_out`: the attempt failed because it took too long. `is_retry`: it is not the first
         attempt of its call, and by default does not count towards `min_calls`.
         """
-        is_slow = self._slow_after is not None and duration > self._slow_after
-        if self.state is _HALF_OPEN:
+        state, slow_after = self.state, self._slow_after
+        is_slow = slow_after is not None and duration > slow_after
+        if state is _HALF_OPEN:
             if permit > self.generation:  # a probe of this generation, perhaps one that hung
                 self._running_probes.pop(permit, None)
                 self._record_probe(now, random_number, is_success=not failed and not is_slow)
             return
-        if permit != self.generation or self.state is _DISABLED:
+        if permit != self.generation or state is _DISABLED:
             return
         window = self._window
         if now >= window.bucket_end:
             window.advance(now)
-        current = window.current
+        current, past = window.current, window.past
         current[_RETRIES if is_retry and not self._count_retries else _CALLS] += 1
-        current[_SLOW] += is_slow
+        if is_slow:
+            current[_SLOW] += 1
         if failed:
             self._extend_failure_span(now - duration, now)
             current[_FAILURES] += 1
-        self._consecutive_failures = self._consecutive_failures + 1 if failed else 0
+            self._consecutive_failures += 1
+        else:
+            self._consecutive_failures = 0
         self._consecutive_timeouts = self._consecutive_timeouts + 1 if timed_out else 0
-        failure_count = window.past[_FAILURES] + current[_FAILURES]
-        self.can_count_success = self._slow_after is None and not failure_count
-        if not self.can_count_success and self.state is _CLOSED:
-            call_count = window.past[_CALLS] + current[_CALLS]
-            attempt_count = call_count + window.past[_RETRIES] + current[_RETRIES]
+        failure_count = past[_FAILURES] + current[_FAILURES]
+        self.can_count_success = slow_after is None and not failure_count
+        if not self.can_count_success and state is _CLOSED:
+            call_count = past[_CALLS] + current[_CALLS]
+            attempt_count = call_count + past[_RETRIES] + current[_RETRIES]
             if (
                 call_count >= self._min_calls
                 # A division: 0.07 * 100 would be slightly above 7 failures of 100 attempts.
@@ -265,7 +269,7 @@ class Breaker:
                 and self._last_failed_end - self._first_failed_end >= self._min_span
             ) or (
                 self._has_optional_rules
-                and (failed or self._slow_after is not None)
+                and (failed or slow_after is not None)
                 and self._is_optional_rule_met(call_count, attempt_count, failure_count)
             ):
                 self._open(now, random_number)

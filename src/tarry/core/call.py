@@ -332,9 +332,9 @@ class DurableCall(Call):
                 return Stop(Reason.TOTAL_BUDGET)
         if downstream is not None:
             admission = downstream.admit(now)
-            if isinstance(admission, Stop):
-                return Defer(admission.reason, admission.retry_after)
-            if isinstance(admission, DelayedPermit):
+            if not isinstance(admission, int):
+                if isinstance(admission, Stop):
+                    return Defer(admission.reason, admission.retry_after)
                 downstream.release(admission.permit, 0.0, now, admission.token)
                 return Defer(Reason.LIMIT, admission.delay)
             if self.attempts:

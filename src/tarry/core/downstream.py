@@ -106,16 +106,17 @@ class Downstream:
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
         """Return a permit for an attempt, at once or after a delay, or `Stop` to reject it."""
-        permit = 0
+        permit: int | None
         breaker = self.breaker
-        if breaker is not None:
+        if breaker is None:
+            permit = 0
+        elif (permit := breaker.permit_if_closed) is None:
             before = breaker.state
-            breaker_permit = breaker.admit(now)
+            permit = breaker.admit(now)
             if breaker.state is not before:
                 self._on_breaker_change(before, now)
-            if breaker_permit is None:
+            if permit is None:
                 return Stop(Reason.BREAKER_OPEN, breaker.retry_after(now))
-            permit = breaker_permit
         return self._acquire_limiters(permit, now) if self._limiters else permit
 
     def try_record_success(self, permit: int, duration: float, now: float) -> bool:
@@ -161,8 +162,9 @@ class Downstream:
             else:
                 limiter.release(outcome, duration, now)
         kind, breaker = outcome.kind, self.breaker
+        is_success = kind is _KIND_SUCCESS
         if breaker is not None and not (
-            kind is _KIND_SUCCESS
+            is_success
             and not is_retry
             and breaker.can_count_success
             and breaker.try_count_success(permit, now)
@@ -171,7 +173,7 @@ class Downstream:
             if kind is _KIND_PERMANENT:  # the caller's mistake: no evidence about the dependency
                 breaker.release(permit)
             else:
-                failed, timed_out = kind is not _KIND_SUCCESS, outcome.timeout
+                failed = not is_success
                 if kind is _KIND_THROTTLED and self._handles_throttling:
                     failed = False  # the dependency works, and the limiter lowers the rate
                 breaker.record(
@@ -180,14 +182,14 @@ class Downstream:
                     duration,
                     now,
                     random_number,
-                    timed_out=timed_out,
+                    timed_out=outcome.timeout,
                     is_retry=is_retry,
                 )
             if breaker.state is not before:
                 self._on_breaker_change(before, now)
         if self.budget is not None:
             self.budget.record(outcome, paid, now)
-        if kind is _KIND_SUCCESS:
+        if is_success:
             self.latency.add(duration)
 
     def release(self, permit: int, duration: float, now: float, token: int | None = None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from errno import ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.checks import ImmutableValue, check_count, check_one_of
@@ -120,10 +121,34 @@ def outcome_of_status(
     from tarry.core.hints import hint_from_headers  # imported only after a failure
 
     hint = hint_from_headers(headers, now)
+    return outcome_of_error_status(status, hint, status in retryable, repeatable)
+
+
+def outcome_of_error_status(
+    status: int,
+    hint: Hint | None,
+    is_retryable: bool,  # noqa: FBT001 - positional for speed
+    repeatable: bool = True,  # noqa: FBT001, FBT002
+) -> Outcome:
+    """Classify an HTTP response whose status is not a success; `hint` is from its headers."""
+    # Without a hint, there are few different outcomes. To build one takes 2 us.
+    build = _build_status_outcome if hint is not None else _cached_status_outcome
+    return build(status, hint, is_retryable, repeatable)
+
+
+def _build_status_outcome(
+    status: int,
+    hint: Hint | None,
+    is_retryable: bool,  # noqa: FBT001
+    repeatable: bool,  # noqa: FBT001
+) -> Outcome:
     kind = Kind.THROTTLED if status == _TOO_MANY_REQUESTS else Kind.TRANSIENT
-    kind = _apply_should_retry(kind, hint, is_retryable=status in retryable)
+    kind = _apply_should_retry(kind, hint, is_retryable=is_retryable)
     timeout = status in _TIMEOUT_STATUSES
     return Outcome(kind, hint, repeatable=repeatable, timeout=timeout, detail=str(status))
+
+
+_cached_status_outcome = lru_cache(256)(_build_status_outcome)
 
 
 def outcome_of_code(
