@@ -208,14 +208,12 @@ def test_lane_gets_no_leases_until_it_is_below_its_limit() -> None:
 def test_retries_are_no_evidence_while_first_attempts_are_made() -> None:
     """The limiter ignores retries within a second of a first attempt, and all probes."""
     lane = new_lane()
-    first, retry = queue_task(lane).task, queue_task(lane, attempts=1).task
-
-    assert not lane.should_limiter_ignore(retry, 5_000)
-    assert not lane.should_limiter_ignore(first, 10_000)
-    assert lane.should_limiter_ignore(retry, 10_999)
-    assert not lane.should_limiter_ignore(retry, 11_000)
+    assert not lane.should_limiter_ignore(5_000, is_retry=True)
+    assert not lane.should_limiter_ignore(10_000, is_retry=False)
+    assert lane.should_limiter_ignore(10_999, is_retry=True)
+    assert not lane.should_limiter_ignore(11_000, is_retry=True)
     lane.breaker.half_open(1)
-    assert lane.should_limiter_ignore(first, 20_000)
+    assert lane.should_limiter_ignore(20_000, is_retry=False)
 
 
 def test_leases_are_limited_by_the_rate() -> None:

@@ -5,11 +5,20 @@ The service has tasks, deliveries and milliseconds; the core has calls, outcomes
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING
 
 from tarry.core.call import DurableCall
-from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_code, outcome_of_status
+from tarry.core.hints import hint_from_headers
+from tarry.core.outcome import (
+    PERMANENT,
+    SUCCESS,
+    Kind,
+    Outcome,
+    outcome_of_code,
+    outcome_of_error_status,
+)
 from tarry.core.verdict import Wait
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.model import AttemptRecord, Decision, Status, Task
@@ -28,6 +37,8 @@ if TYPE_CHECKING:
     from tarry.service.store import LeaseTerms
 
 _MIN_SUCCESS_STATUS, _MIN_REDIRECT_STATUS, _MIN_ERROR_STATUS = 200, 300, 400
+# To read a member of an enum takes 0.27 us in Python 3.11, a constant 0.01 us.
+_PENDING = Status.PENDING
 _PERMANENT_FAULTS = frozenset({Fault.BLOCKED, Fault.INVALID})
 _MAX_TEXT_CHARS = 512  # of the error and of the excerpt in the attempt log
 _MAX_REDACTED_CHARS = 2 * _MAX_TEXT_CHARS
@@ -99,30 +110,28 @@ def classify(delivery: DeliveryResult, policy: Policy, unix_time: float) -> Outc
             return PERMANENT.replace(detail=str(fault))
         return Outcome(Kind.TRANSIENT, timeout=fault is Fault.TIMEOUT, detail=str(fault))
     if isinstance(status, int):
-        if status < _MIN_ERROR_STATUS and status not in policy.retryable_statuses:
+        is_retryable = status in policy.retryable_statuses
+        if status < _MIN_ERROR_STATUS and not is_retryable:
             if _MIN_SUCCESS_STATUS <= status < _MIN_REDIRECT_STATUS:
                 return SUCCESS
             return PERMANENT.replace(detail=str(status))  # a redirect, which is not followed
-        return outcome_of_status(
-            status, delivery.headers, now=unix_time, retryable=policy.retryable_statuses
-        )
+        hint = hint_from_headers(delivery.headers, unix_time)
+        return outcome_of_error_status(status, hint, is_retryable)
     return outcome_of_code(status or "UNKNOWN", delivery.headers, retryable=policy.retryable_codes)
 
 
 def build_record(
     task: Task,
-    content: TaskContent | None,
     delivery: DeliveryResult,
     outcome: Outcome,
+    decision: Decision,
     started_at: int,
     worker: str,
 ) -> AttemptRecord:
-    """Return the attempt log entry of a delivery; the caller adds the decision.
-
-    Secrets are redacted in the error and in the excerpt, because the entry is stored.
-    """
+    """Return the attempt log entry of a delivery, without its error and excerpt (`add_texts`)."""
     fault = delivery.fault
-    record = AttemptRecord(
+    # `_value_` is the text of an enum member; `str` would create a copy, which takes 0.1 us.
+    return AttemptRecord(
         number=task.attempts + 1,
         scheduled_at=task.next_attempt_at,
         started_at=started_at,
@@ -133,11 +142,19 @@ def build_record(
         first_byte_ms=delivery.first_byte_ms,
         remote=delivery.remote,
         status=delivery.status,
-        error_class=None if fault is None else str(fault),
-        outcome=str(outcome.kind),
+        error_class=None if fault is None else fault._value_,
+        outcome=outcome.kind._value_,
+        decision=decision,
         worker=worker,
     )
-    if outcome is not SUCCESS and (delivery.error or delivery.excerpt):
+
+
+def add_texts(record: AttemptRecord, delivery: DeliveryResult, content: TaskContent | None) -> None:
+    """Add the error and the excerpt of a failed delivery to its attempt log entry.
+
+    Secrets in these texts are redacted, because the entry is stored.
+    """
+    if delivery.error or delivery.excerpt:
         secrets = find_secrets(content)
         if delivery.error:
             record.error, _ = _redact_and_cut(delivery.error, secrets, is_truncated=False)
@@ -146,7 +163,6 @@ def build_record(
             record.excerpt, record.truncated = _redact_and_cut(
                 text, secrets, is_truncated=delivery.truncated
             )
-    return record
 
 
 def _redact_and_cut(
@@ -163,23 +179,37 @@ def _redact_and_cut(
     return beginning, is_truncated or len(beginning) < len(text)
 
 
+@lru_cache(1024)
+def success_decision(policy_version: int | None) -> Decision:
+    """Return the decision after a success, which many attempt log entries share."""
+    return Decision(action="done", policy_version=policy_version)
+
+
 def build_decision(
     verdict: Wait | Stop, outcome: Outcome, effective_policy: EffectivePolicy, call: DurableCall
 ) -> Decision:
     """Return the decision of an attempt log entry: the verdict, and the state before it."""
     breaker, budget = call.last_status
-    decision = Decision(
-        action="stop", policy_version=effective_policy.version, budget=budget, breaker=breaker
-    )
+    version, hint = effective_policy.version, outcome.hint
     if isinstance(verdict, Wait):
-        decision.action = "wait"
-        decision.delay_ms = round(verdict.delay * 1000, 3)
-        decision.ceiling_ms = round(verdict.ceiling * 1000, 3)
         jitter = effective_policy.policy.jitter
-        decision.jitter = jitter if isinstance(jitter, str) and jitter != "none" else None
+        decision = Decision(
+            action="wait",
+            delay_ms=round(verdict.delay * 1000, 3),
+            ceiling_ms=round(verdict.ceiling * 1000, 3),
+            jitter=jitter if isinstance(jitter, str) and jitter != "none" else None,
+            policy_version=version,
+            budget=budget,
+            breaker=breaker,
+        )
     else:
-        decision.reason = str(verdict.reason)
-    hint = outcome.hint
+        decision = Decision(
+            action="stop",
+            reason=str(verdict.reason),
+            policy_version=version,
+            budget=budget,
+            breaker=breaker,
+        )
     if hint is not None:
         decision.hint_ms = None if hint.delay is None else round(hint.delay * 1000, 3)
         decision.hint_source = hint.source
@@ -216,7 +246,7 @@ def retry_result(
     return TaskResult(
         task=task,
         attempt=attempt,
-        status=Status.PENDING,
+        status=_PENDING,
         next_attempt_at=next_attempt_at,
         renewed_lease=lease_terms if can_renew else None,
         previous_delay=None if is_exact else wait.delay,

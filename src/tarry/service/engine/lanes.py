@@ -162,24 +162,24 @@ class LaneState:
             self.due_retries = deque()
         return self.due_retries
 
-    def should_limiter_ignore(self, task: Task, now: int) -> bool:
+    def should_limiter_ignore(self, now: int, *, is_retry: bool) -> bool:
         """Return whether the limiter must ignore the outcome of an attempt that starts now.
 
         Also records the start of a first attempt, see `_MAX_EVIDENCE_AGE_MS`.
         """
-        has_better_evidence = False
-        if _is_retry(task):
-            has_better_evidence = now < self._first_attempt_at + _MAX_EVIDENCE_AGE_MS
-        else:
+        if not is_retry:
             self._first_attempt_at = now
+        elif now < self._first_attempt_at + _MAX_EVIDENCE_AGE_MS:
+            return True
         # The breaker alone evaluates probes. The limiter starts over when the breaker closes.
-        return has_better_evidence or self.is_tripped
+        return self.is_tripped
 
     def record_duration(self, duration_ms: float, *, timed_out: bool) -> None:
         """Update `is_slow` after an attempt."""
-        mean = duration_ms if self._mean_duration_ms is None else self._mean_duration_ms
-        self._mean_duration_ms = mean + (duration_ms - mean) * _DURATION_WEIGHT
-        self.is_slow = timed_out or self._mean_duration_ms >= MAX_FAST_ATTEMPT_MS
+        mean = self._mean_duration_ms
+        mean = duration_ms if mean is None else mean + (duration_ms - mean) * _DURATION_WEIGHT
+        self._mean_duration_ms = mean
+        self.is_slow = timed_out or mean >= MAX_FAST_ATTEMPT_MS
 
     def reserve_retry_time(self, now: int) -> int:
         """Reserve and return a time for a retry that the empty retry budget has rejected."""
@@ -318,10 +318,10 @@ class Lanes(dict[str, LaneState]):
     def _lanes_of(self, tenant: str | None) -> Iterator[LaneState]:
         return (lane for lane in self.values() if tenant in {None, lane.name.partition("/")[0]})
 
-    def increment_leased(self, lane: LaneState) -> None:
-        """Count a task that was leased to this process."""
+    def increment_leased(self, lane: LaneState, count: int = 1) -> None:
+        """Count tasks that were leased to this process."""
         lane.was_used = True
-        self._change_leased(lane, 1)
+        self._change_leased(lane, count)
 
     def decrement_leased(self, lane: LaneState) -> None:
         """Stop counting a task that is no longer leased."""

@@ -81,14 +81,17 @@ class LeasedTasks(dict[str, LeasedTask]):
         """Add tasks that were leased to this process; a task that is already here is replaced."""
         now, lanes = self._now(), self._lanes
         is_due = False
+        added_counts: dict[LaneState, int] = {}  # most tasks of a batch have the same lane
         for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
-            replaced_task = self.get(task.id)
-            if replaced_task is not None:  # it was leased again, or made due by `retry_now`
-                self.drop(replaced_task)
+            task_id = task.id
+            if task_id in self:  # it was leased again, or made due by `retry_now`
+                self.drop(self[task_id])
             lane = lanes[task.lane]
-            leased_task = self[task.id] = LeasedTask(task, lane, content)
-            lanes.increment_leased(lane)
+            leased_task = self[task_id] = LeasedTask(task, lane, content)
+            added_counts[lane] = added_counts.get(lane, 0) + 1
             is_due = self._enqueue(leased_task, now) or is_due
+        for lane, added_count in added_counts.items():
+            lanes.increment_leased(lane, added_count)
         if is_due:
             self._on_due()
 
@@ -101,20 +104,23 @@ class LeasedTasks(dict[str, LeasedTask]):
     def drop(self, leased_task: LeasedTask) -> None:
         """Remove a task whose lease has ended or is about to be released."""
         leased_task.is_dropped = True
-        if self.get(leased_task.task.id) is leased_task:
-            del self[leased_task.task.id]
+        task_id, start_slot = leased_task.task.id, leased_task.start_slot
+        if self.get(task_id) is leased_task:
+            del self[task_id]
             self._lanes.decrement_leased(leased_task.lane)
-            if leased_task.start_slot is not None:
-                self._free_start_slots.append(leased_task.start_slot)
+            if start_slot is not None:
+                self._free_start_slots.append(start_slot)
 
     def assign_start_slot(self, leased_task: LeasedTask) -> int:
         """Return the `slot` for `Store.record_start`; the task keeps it until it is dropped."""
         slot = leased_task.start_slot
         if slot is None:
-            if not self._free_start_slots:
-                self._free_start_slots.append(self._start_slot_count)
+            if self._free_start_slots:
+                slot = self._free_start_slots.pop()
+            else:
+                slot = self._start_slot_count
                 self._start_slot_count += 1
-            slot = leased_task.start_slot = self._free_start_slots.pop()
+            leased_task.start_slot = slot
         return slot
 
     def pop_next_due(self, last_lane: LaneState | None = None) -> LeasedTask | None:
@@ -124,7 +130,9 @@ class LeasedTasks(dict[str, LeasedTask]):
         other lane is there: then its next task is returned at once, which saves 4 us.
         """
         if last_lane is not None:
-            is_alone = last_lane.rotation is None and not self.has_startable_lanes
+            is_alone = last_lane.rotation is None and not (
+                self._fast_lanes.tenant_queue or self._slow_lanes.tenant_queue
+            )
             if not (is_alone and self._slots.check(last_lane) is ADMITTED):
                 self.add_to_rotation(last_lane)
                 last_lane = None

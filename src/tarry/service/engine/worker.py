@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ from tarry.service.engine.context import BODY_STORE, FIRST_STORE_RETRY_PAUSE_S
 from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS
 from tarry.service.engine.leased_tasks import LeasedTasks
 from tarry.service.engine.result_writer import ResultWriter
-from tarry.service.model import Decision, Status
+from tarry.service.model import Status
 from tarry.service.payloads import BodyStoreUnavailable, BodyUnavailable
 
 if TYPE_CHECKING:
@@ -182,7 +183,8 @@ class Worker:
             leased_task.is_busy = True  # so that `cancel` and `retry_now` leave the task alone
             self._begin_load(task).append(leased_task)
             return True
-        timeout = effective_policy.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S
+        policy = effective_policy.policy
+        timeout = policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S
         timeout = min(timeout, self._max_attempt_duration_s)
         if now >= effective_policy.stale_at:
             self._begin_load(task)
@@ -198,10 +200,12 @@ class Worker:
         if task.lost_attempts >= _MAX_LOST_ATTEMPTS or task.attempts >= _MAX_TASK_ATTEMPTS:
             self._exhaust(leased_task, str(Reason.ATTEMPTS))
             return True
-        call = attempts.build_call(task, effective_policy.policy, lane.downstream)
+        call = attempts.build_call(task, policy, lane.downstream)
+        is_retry = call.attempts > 0
+        suspect = lane.should_limiter_ignore(now, is_retry=is_retry)
         # The retry budget distinguishes throttling from any other failure.
-        last_outcome = _THROTTLED if task.last_outcome_kind == _KIND_THROTTLED else TRANSIENT
-        suspect = lane.should_limiter_ignore(task, now)
+        is_throttled = is_retry and task.last_outcome_kind == _KIND_THROTTLED
+        last_outcome = _THROTTLED if is_throttled else TRANSIENT
         command = call.start_or_defer(unrounded_ms / 1000, last_outcome, suspect=suspect)
         if isinstance(command, StartAttempt):
             leased_task.is_busy = True
@@ -264,8 +268,9 @@ class Worker:
 
     def _continue_lane(self, lane: LaneState) -> None:
         """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
-        self.leased_tasks.on_slot_released(lane.tenant)
-        if lane.has_due_tasks or self.leased_tasks.has_startable_lanes:
+        leased_tasks = self.leased_tasks
+        leased_tasks.on_slot_released(lane.tenant)
+        if lane.due_first_attempts or lane.due_retries or leased_tasks.has_startable_lanes:
             self._start_due_tasks(lane)
 
     def _begin_load(self, task: Task) -> list[LeasedTask]:
@@ -339,7 +344,7 @@ class Worker:
         try:
             if content.body_ref is None:
                 body = content.body
-                signatures = signers.sign(task, body)
+                signatures = signers.sign(task, body) if signers.by_lane else []
                 request = attempts.build_request(task, content, policy, body, timeout, signatures)
                 pending_delivery = context.delivery_client.send(request)
             else:
@@ -347,7 +352,7 @@ class Worker:
                     task, content, policy, signers, timeout
                 )
             # HTTP deliveries are futures already: no asyncio task is created for them.
-            if not isinstance(pending_delivery, asyncio.Future):
+            if not isinstance(pending_delivery, Future):
                 pending_delivery = asyncio.ensure_future(pending_delivery)
         except Exception as error:  # noqa: BLE001 - handled by `_on_attempt_done`
             pending_delivery = asyncio.get_running_loop().create_future()
@@ -415,16 +420,20 @@ class Worker:
         if context.health.failing:
             context.health.mark_healthy("delivery")
         worker = context.lease_terms.worker
-        record = attempts.build_record(
-            task, leased_task.content, delivery_result, outcome, started_at, worker
-        )
         if outcome is SUCCESS:
             call.record_success(now_s, random_number)
-            record.decision = Decision(action="done", policy_version=effective_policy.version)
+            decision = attempts.success_decision(effective_policy.version)
+            record = attempts.build_record(
+                task, delivery_result, outcome, decision, started_at, worker
+            )
             result = attempts.final_result(task, record, _SUCCEEDED)
         else:
             verdict = call.record_failure(outcome, now_s, random_number)
-            record.decision = attempts.build_decision(verdict, outcome, effective_policy, call)
+            decision = attempts.build_decision(verdict, outcome, effective_policy, call)
+            record = attempts.build_record(
+                task, delivery_result, outcome, decision, started_at, worker
+            )
+            attempts.add_texts(record, delivery_result, leased_task.content)
             if isinstance(verdict, Wait):
                 lease_terms = context.lease_terms if self._can_keep_lease(lane) else None
                 result = attempts.retry_result(task, record, verdict, outcome, now, lease_terms)
