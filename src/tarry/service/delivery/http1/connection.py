@@ -111,12 +111,20 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
     """A request without a response yet.
 
     A future that is completed by callbacks, not a task: the event loop would have to resume the
-    coroutine of a task for each step of the exchange.
+    coroutine of a task for each step of the exchange. With slots, a request needs no dictionary,
+    which would take 0.2 us.
     """
 
-    connect_task: asyncio.Task[bool] | None = None  # the task that opens a connection for it
-    connection: Connection | None = None  # on which the request was sent
-    is_resent: bool = False  # whether it was sent before, on a connection that was closed
+    __slots__ = (
+        "_pool",
+        "_started_at",
+        "connect_task",
+        "connection",
+        "deadline",
+        "head",
+        "is_resent",
+        "request",
+    )
 
     def __init__(
         self,
@@ -127,11 +135,14 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
         started_at: float,
         deadlines: DeadlineTimer,
     ) -> None:
-        super().__init__(loop=loop)
+        asyncio.Future.__init__(self, loop=loop)  # 0.1 us less than with super()
         self._pool = pool
         self._started_at = started_at
         self.request: DeliveryRequest = request
         self.head: bytes = head  # the request line and the header lines
+        self.connect_task: asyncio.Task[bool] | None = None  # opens a connection for the request
+        self.connection: Connection | None = None  # on which the request was sent
+        self.is_resent: bool = False  # whether it was sent before, on a connection that was closed
         self.deadline: Deadline = deadlines.add(started_at + request.timeout, self._on_deadline)
 
     def complete(self, result: DeliveryResult, now: float) -> None:
@@ -179,7 +190,8 @@ class Connection(asyncio.Protocol):
         self.opened_at: float = 0.0
         self.idle_since: float = 0.0
         self._is_unused = True  # whether no response was received on this connection yet
-        self._reset(0.0)
+        self._sent_at = self._first_byte_at = 0.0
+        self._reset()
 
     def start(self, connect_result: ConnectResult) -> None:
         """Use the transport of an established connection."""
@@ -217,7 +229,8 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None  # noqa: S101 - the connection is established
         pending.connection = self
         self.pending = pending
-        self._reset(now)
+        self._sent_at = now
+        self._received_bytes = 0  # `data_received` resets the other fields of the response
         body = pending.request.body
         if len(body) > _MAX_JOINED_BODY_BYTES:
             self._transport.write(pending.head)
@@ -225,8 +238,7 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.write(pending.head + body)
 
-    def _reset(self, now: float) -> None:
-        self._sent_at = self._first_byte_at = now
+    def _reset(self) -> None:
         self._headers: list[tuple[str, str]] = []
         self._excerpt = b""
         self._received_bytes = self._body_bytes = self._status = 0
@@ -267,6 +279,7 @@ class Connection(asyncio.Protocol):
             return
         if not self._received_bytes:
             self._first_byte_at = self._clock()
+            self._reset()
             if data[:1] != b"H":  # the parser also accepts RTSP/1.0 and ICE/1.0
                 self._fail_request(Fault.PROTOCOL, "The response does not begin with HTTP/1")
                 return
@@ -313,9 +326,7 @@ class Connection(asyncio.Protocol):
         self._pool.remove(self)
 
     def _end_request(self, pending: PendingRequest, exc: Exception | None) -> None:
-        if self._has_headers and not self._is_framed and exc is None:
-            self._complete_request()  # the close marks the end of the body
-        elif not self._received_bytes and not self._is_unused and not pending.is_resent:
+        if not self._received_bytes and not self._is_unused and not pending.is_resent:
             # The target closed the connection while it was idle, which this side noticed only when
             # it sent a request (RFC 9112, 9.3.1). The target has most likely not read the request;
             # if it has, it recognises the idempotency key, which every request has (RFC 9110,
@@ -323,11 +334,13 @@ class Connection(asyncio.Protocol):
             self.pending = pending.connection = None
             pending.is_resent = True
             self._pool.resend(pending)
+        elif not self._received_bytes:
+            self._fail_request(Fault.RESET, CLOSED_WITHOUT_RESPONSE)
+        elif self._has_headers and not self._is_framed and exc is None:
+            self._complete_request()  # the close marks the end of the body
         else:
             part = "body" if self._has_headers else "headers"
-            message = f"The connection was closed within the {part}"
-            message = message if self._received_bytes else CLOSED_WITHOUT_RESPONSE
-            self._fail_request(Fault.RESET, message)
+            self._fail_request(Fault.RESET, f"The connection was closed within the {part}")
 
     # --- callbacks of the parser ------------------------------------------------------------------
 
