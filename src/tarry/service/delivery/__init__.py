@@ -14,7 +14,7 @@ import msgspec
 from tarry.errors import ConfigurationError, MissingExtra
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
 
 class Fault(StrEnum):
@@ -47,7 +47,7 @@ class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
     """The result of an attempt: a response with a `status`, or a `fault`."""
 
     status: int | str | None = None  # the HTTP status, or the name of a gRPC status code
-    headers: list[tuple[str, str]] = []  # names in lower case; for gRPC the trailing metadata
+    headers: Sequence[tuple[str, str]] = ()  # names in lower case; for gRPC the trailing metadata
     excerpt: bytes = b""
     truncated: bool = False  # whether the response body is longer than the excerpt
     fault: Fault | None = None

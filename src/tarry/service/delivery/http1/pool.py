@@ -14,7 +14,7 @@ from tarry.service.delivery.http1.connection import CLOSED_WITHOUT_RESPONSE, Con
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.delivery.http1.connection import PendingRequest
+    from tarry.service.delivery.http1.connection import PendingRequest, ResponseHead
     from tarry.service.delivery.http1.connector import Connector
 
 _logger = logging.getLogger("tarry.service")
@@ -84,6 +84,7 @@ class ConnectionPool:
         self.url_prefix: str = ""
         """The origin, if a proxy without a tunnel needs the whole URL in each request line."""
         self.header_lines: str = ""  # the header lines that every request of this pool has
+        self.known_heads: dict[bytes, ResponseHead] = {}  # of responses, without the empty line
         self._idle_connections: dict[Connection, None] = {}  # most recently used last
         self._connections: set[Connection] = set()
         self._connect_tasks: dict[asyncio.Task[bool], tuple[PendingRequest, Connection]] = {}
