@@ -102,13 +102,11 @@ class Client:
         coalesce: bool = True,
     ) -> None:
         self._config = config = ClientConfig(url, key, policy, timeout)
-        import httpx
-
         from tarry.adapters.httpx import RetryTransport
         from tarry.client.api import ServiceApi
 
         self._api = ServiceApi()
-        transport = transport or httpx.HTTPTransport(verify=config.uses_tls)
+        transport = transport or config.build_transport()
         # The transports are used without an `httpx.Client`, which would take a fifth of the time.
         self._transports = config.build_retry_transports(
             RetryTransport, BufferingTransport(transport)

@@ -9,6 +9,7 @@ import logging
 from contextlib import aclosing, closing
 from importlib import import_module
 from importlib.metadata import version
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -47,6 +48,7 @@ STREAM_READ_TIMEOUT_S = 60.0
 comment every 15 seconds."""
 MAX_RECONNECT_DELAY_S = 1.0
 """Upper bound of the random delay before a lost stream is opened again."""
+_HTTPX_TRANSPORT_MODULE = "httpx._transports.default"
 _MAX_EVENT_BYTES = 1 << 18
 """Many times the size of a real event. Bounds the memory that a broken stream can use."""
 
@@ -72,6 +74,21 @@ class ClientConfig:
         check_policy(policy)
         self.policy: Policy | None = policy
         self.timeout: float = check_positive("timeout", timeout)
+
+    def build_transport(self) -> httpx.BaseTransport:
+        """Return the default transport of the blocking client.
+
+        If another package has replaced the method of `httpx.HTTPTransport` that sends, for traces
+        or in tests, requests are sent with that class, so that the package sees them.
+        """
+        import httpx
+
+        from tarry.client.http1 import Http1Transport
+
+        method = httpx.HTTPTransport.handle_request
+        if not isinstance(method, FunctionType) or method.__module__ != _HTTPX_TRANSPORT_MODULE:
+            return httpx.HTTPTransport(verify=self.uses_tls)
+        return Http1Transport(httpx.create_ssl_context() if self.uses_tls else None)
 
     def build_retry_transports(
         self,

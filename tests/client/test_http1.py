@@ -1,0 +1,286 @@
+"""`Http1Transport`: sends requests as `httpx.HTTPTransport` does, in less time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tarry.adapters.httpx import RetryTransport
+from tarry.client import Client
+from tarry.client.http1 import (
+    MAX_HEAD_BYTES,
+    MAX_IDLE_CONNECTIONS,
+    MAX_IDLE_S,
+    Connection,
+    Http1Transport,
+)
+from tarry.testing import VirtualClock
+from tests.client.fake_service import FakeService
+from tests.integration.hostile import hostile_targets
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class RawServer:
+    """Sends scripted bytes as the responses to requests without content.
+
+    `connections` has the responses of each connection; after the last, the connection is closed.
+    """
+
+    def __init__(self, connections: Sequence[Sequence[bytes]]) -> None:
+        self._connections = connections
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/path?query"
+        self.requests: list[bytes] = []
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        for responses in self._connections:
+            connection, _ = self._listener.accept()
+            with connection:
+                for response in responses:
+                    received = b""
+                    while not received.endswith(b"\r\n\r\n"):
+                        received += connection.recv(1 << 16)
+                    self.requests.append(received)
+                    connection.sendall(response)
+
+    def close(self) -> None:
+        """Wait for the last connection, and close the listener."""
+        self._thread.join()
+        self._listener.close()
+
+
+@contextmanager
+def running_server(*connections: Sequence[bytes]) -> Iterator[RawServer]:
+    """Run a raw server."""
+    server = RawServer(connections)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def build_request(url: str, method: str = "GET", **options: Any) -> httpx.Request:
+    """Return a request with timeouts of ten seconds."""
+    timeouts = dict.fromkeys(("connect", "read", "write", "pool"), 10.0)
+    return httpx.Request(method, url, extensions={"timeout": timeouts}, **options)
+
+
+def fetch(
+    transport: httpx.BaseTransport, request: httpx.Request
+) -> tuple[int, list[tuple[bytes, bytes]], bytes] | type[Exception]:
+    """Send a request; return status, headers and content, or the class of the error."""
+    try:
+        with closing(transport.handle_request(request)) as response:
+            content = response.read()
+    except httpx.TransportError as error:
+        return type(error)
+    return response.status_code, list(response.headers.raw), content
+
+
+RESPONSES = {
+    "length": OK,
+    "no content": b"HTTP/1.1 204 No Content\r\n\r\n",
+    "empty": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    "until close": b"HTTP/1.1 200 OK\r\n\r\nuntil the end",
+    "no reason": b"HTTP/1.1 200 \r\nContent-Length: 2\r\n\r\nok",
+    "http/1.0": b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+    "chunked": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"4\r\nwiki\r\nA;name=value\r\n0123456789\r\n0\r\nTrailer: 1\r\n\r\n"
+    ),
+    "informational": b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + OK,
+    "spaces": b"HTTP/1.1 200 OK\r\nContent-Length:  2 \r\nX-A:\t1 2\t\r\nX-B:\r\n\r\nok",
+    "large": b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000,
+    "nothing": b"",
+    "cut head": b"HTTP/1.1 200 OK\r\nContent-",
+    "cut content": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nok",
+    "cut chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nok",
+    "no last chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n",
+    "wrong chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nokay\r\n0\r\n\r\n",
+    "no number": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-2\r\nok\r\n0\r\n\r\n",
+    "different lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok",
+    "negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\nok",
+    "gzip": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "not http": b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+    "space in name": b"HTTP/1.1 200 OK\r\nContent-Length : 2\r\n\r\nok",
+    "null": b"HTTP/1.1 200 OK\r\nX-A: \0\r\nContent-Length: 2\r\n\r\nok",
+    "long head": b"HTTP/1.1 200 OK\r\nX-A: " + b"x" * 2 * MAX_HEAD_BYTES,
+}
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_response_is_the_same_as_with_httpx(name: str) -> None:
+    """Status, headers and content, or the class of the error, are those of httpx."""
+    results = []
+    for transport in (Http1Transport(), httpx.HTTPTransport()):
+        with running_server([RESPONSES[name]]) as server, transport:
+            results.append(fetch(transport, build_request(server.url)))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\nContent-Length: 2\n\n\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX-A: 1\r\n 2\r\n\r\n",
+        b"HTTP/2.0 200 OK\r\n\r\n",
+    ],
+)
+def test_ambiguous_head_is_an_error(head: bytes) -> None:
+    """Heads that programs read in different ways are errors, although httpx accepts some."""
+    with running_server([head]) as server, Http1Transport() as transport:
+        assert httpx.RemoteProtocolError is fetch(transport, build_request(server.url))
+
+
+def test_request_has_its_headers_and_content(service: FakeService) -> None:
+    """The server receives method, path, headers and content of the request."""
+    with Http1Transport() as transport:
+        request = build_request(
+            f"{service.url}/retry-tasks?a=1", "POST", content=b"{}", headers={"X-A": "1"}
+        )
+        fetch(transport, request)
+    [received] = service.requests
+    assert ("POST", "/retry-tasks", {"a": "1"}) == received[:3]
+    assert b"{}" == received.body
+    assert "1" == received.headers["x-a"]
+
+
+def test_header_with_a_line_break_is_not_sent() -> None:
+    """A value that would end the header is an error of the program."""
+    with Http1Transport() as transport, pytest.raises(httpx.LocalProtocolError, match="X-A"):
+        transport.handle_request(build_request("http://127.0.0.1:9", headers={"X-A": "1\r\nB: 2"}))
+
+
+def test_connection_is_used_again() -> None:
+    """Consecutive requests use one connection."""
+    with running_server([OK, OK, OK]) as server, Http1Transport() as transport:
+        for _ in range(3):
+            result = fetch(transport, build_request(server.url))
+            assert (200, [(b"Content-Length", b"2")], b"ok") == result
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok, and more",
+        b"HTTP/1.1 204 No Content\r\n\r\nunexpected",
+    ],
+)
+def test_connection_that_cannot_be_used_again_is_closed(first: bytes) -> None:
+    """After such a response, the next request uses a new connection."""
+    with running_server([first], [OK]) as server, Http1Transport() as transport:
+        fetch(transport, build_request(server.url))
+        assert (200, [(b"Content-Length", b"2")], b"ok") == fetch(
+            transport, build_request(server.url)
+        )
+
+
+def test_connection_of_an_unread_response_is_closed() -> None:
+    """A response that is closed before its end takes its connection with it."""
+    with running_server([OK], [OK]) as server, Http1Transport() as transport:
+        transport.handle_request(build_request(server.url)).close()
+        assert not transport._idle
+        fetch(transport, build_request(server.url))
+
+
+def test_idle_connections_are_closed() -> None:
+    """A connection that was idle for long is not used again, and their number is bounded."""
+    with VirtualClock() as clock, Http1Transport() as transport:
+        with running_server([OK], [OK]) as server:
+            fetch(transport, build_request(server.url))
+            clock.advance(MAX_IDLE_S + 0.1)
+            fetch(transport, build_request(server.url))
+        with running_server(*([OK],) * (MAX_IDLE_CONNECTIONS + 1)) as server:
+            responses = [
+                transport.handle_request(build_request(server.url))
+                for _ in range(MAX_IDLE_CONNECTIONS + 1)
+            ]
+            for response in responses:
+                response.read()
+                response.close()
+        assert MAX_IDLE_CONNECTIONS == len(transport._idle)
+
+
+def test_connections_of_the_parent_process_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a fork, the child process opens its own connections."""
+    with running_server([OK], [OK]) as server, Http1Transport() as transport:
+        fetch(transport, build_request(server.url))
+        parent_connections = [*transport._idle]
+        process_id = os.getpid() + 1
+        monkeypatch.setattr("tarry.client.http1.os.getpid", lambda: process_id)
+        fetch(transport, build_request(server.url))
+        for connection in parent_connections:
+            connection.close()
+
+
+def test_unreachable_server_is_a_connect_error() -> None:
+    """A refused connection and an unknown name are connect errors."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with Http1Transport() as transport:
+        assert httpx.ConnectError is fetch(transport, build_request(f"http://127.0.0.1:{port}"))
+        assert httpx.ConnectError is fetch(transport, build_request("http://name.invalid"))
+
+
+def test_missing_response_is_a_read_timeout() -> None:
+    """A server that does not respond in time is a read timeout."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, Http1Transport() as transport:
+        request = build_request(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        request.extensions["timeout"]["read"] = 0.01
+        assert httpx.ReadTimeout is fetch(transport, request)
+
+
+def test_early_response_is_read() -> None:
+    """A response that the server sends before it closes the connection is not lost."""
+    server, client = socket.socketpair()
+    with server:
+        server.sendall(OK)
+    connection = Connection(client)
+    connection.send(b"a request that the server does not receive", 10.0)
+    head = connection.receive_head("POST", 10.0)
+    assert (200, [b"ok"]) == (head.status, [*connection.iterate_content(head)])
+    connection.close()
+
+
+def test_certificate_is_verified() -> None:
+    """TLS works with a valid certificate; another one is a permanent error, without a retry."""
+    with hostile_targets() as targets:
+        trusted = ssl.create_default_context(cafile=targets.ca_file)
+        url = targets.tls_urls["good"] + "ok"
+        with Http1Transport(trusted) as transport:
+            assert 200 == fetch(transport, build_request(url))[0]  # type: ignore[index]
+        retry = RetryTransport(Http1Transport(httpx.create_ssl_context()))
+        with retry, pytest.raises(httpx.ConnectError, match="certificate verify failed") as raised:
+            retry.handle_request(build_request(url))
+    assert "attempts" not in "".join(getattr(raised.value, "__notes__", []))
+
+
+def test_replaced_method_of_httpx_sees_the_requests(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that replaces the method with which httpx sends, as OpenTelemetry does, works."""
+    seen: list[str] = []
+    send = httpx.HTTPTransport.handle_request
+
+    def record(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        seen.append(str(request.url))
+        return send(self, request)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", record)
+    with Client(service.url) as client:
+        client.enqueue("https://example.com/hook", key="key-1")
+    assert [f"{service.url}/retry-tasks"] == seen
