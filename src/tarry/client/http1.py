@@ -20,7 +20,7 @@ from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 MAX_IDLE_CONNECTIONS = 20
 MAX_IDLE_S = 5.0
@@ -288,7 +288,7 @@ def _parse_head(head: bytes, method: str) -> ResponseHead:
 @contextmanager
 def _translate_errors(
     timeout_error: type[httpx.TimeoutException], network_error: type[httpx.NetworkError]
-) -> Iterator[None]:
+) -> Generator[None]:
     """Raise errors of httpx instead of those of sockets."""
     try:
         yield
