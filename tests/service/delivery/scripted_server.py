@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -26,6 +27,10 @@ class ReceivedRequest:
     def respond(self, *parts: bytes) -> None:
         """Send a response, by default OK."""
         self._writer.write(b"".join(parts) or OK)
+
+    def write_at_once(self, data: bytes) -> None:
+        """Send bytes before the event loop continues."""
+        os.write(self._writer.get_extra_info("socket").fileno(), data)
 
     def close_connection(self) -> None:
         """Close the connection."""

@@ -132,6 +132,26 @@ def test_unsolicited_data_closes_the_connection() -> None:
     assert ([200, 200], 2) == run(main())
 
 
+def test_unread_data_closes_the_connection() -> None:
+    """Data that the event loop has not read when a request is sent is not its response."""
+
+    async def main() -> tuple[list[int | str | None], int]:
+        async with run_server() as server:
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+            sent = [delivery.send(new_request(server.url))]
+            received = await server.received.get()
+            received.respond()
+            await sent[0]
+            received.write_at_once(b"HTTP/1.1 500 Planted\r\nContent-Length: 0\r\n\r\n")
+            sent.append(delivery.send(new_request(server.url)))
+            (await server.received.get()).respond()
+            statuses = [(await each).status for each in sent]
+            await delivery.close()
+            return statuses, server.connections
+
+    assert ([200, 200], 2) == run(main())
+
+
 def test_data_before_the_request_is_not_a_response() -> None:
     """Data that the server sends before the request is not parsed as the response."""
 

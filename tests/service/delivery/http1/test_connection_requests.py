@@ -58,7 +58,7 @@ class PausedRequest:
         task = self.pending.connect_task
         if phase == "handshake in the tunnel":
             # The target accepts the connection before the proxy's response reaches the client.
-            pool: Any = self.pending._pool
+            pool: Any = self.pending.pool
             return task is not None and pool._connect_tasks[task][1].is_open
         return task is not None
 
@@ -154,7 +154,7 @@ def test_timeout_frees_the_connection(
 
     async def main() -> tuple[DeliveryResult, int]:
         async with send_and_pause(phase, hostile, monkeypatch) as paused:
-            pool: Any = paused.pending._pool
+            pool: Any = paused.pending.pool
             pool.time_out(paused.pending)
             result = await paused.pending
             if phase == "waiting":

@@ -13,8 +13,8 @@ from tarry.service.delivery import DeliveryResult
 from tarry.service.delivery.http1.connection import (
     Connection,
     DeadlineTimer,
-    PendingRequest,
     ResponseHead,
+    create_pending_request,
 )
 from tarry.service.delivery.http1.connector import ConnectResult
 from tests.integration.hostile import OK
@@ -90,7 +90,9 @@ class Exchange:
         used = Connection(cast("Any", pool), lambda: 0.0)
         used.start(ConnectResult(transport, transport, "192.0.2.1", None, 0.0))
         request = new_request("http://a.example/", **fields)
-        pending = PendingRequest(self._loop, cast("Any", pool), request, b"", 0.0, self._deadlines)
+        pending = create_pending_request(
+            self._loop, cast("Any", pool), request, b"", 0.0, self._deadlines
+        )
         used.send(pending, 0.0)
         for part in parts:
             if not transport.is_closed:

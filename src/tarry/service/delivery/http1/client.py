@@ -31,7 +31,7 @@ from tarry.service.delivery.dns import DnsCache
 from tarry.service.delivery.http1.connection import (
     METHODS_WITHOUT_BODY,
     DeadlineTimer,
-    PendingRequest,
+    create_pending_request,
 )
 from tarry.service.delivery.http1.connector import Connector, parse_proxy
 from tarry.service.delivery.http1.pool import ConnectionLimit, ConnectionPool
@@ -106,7 +106,7 @@ class HttpDeliveryClient:
             failed.set_result(error.to_result())
             return failed
         now = self._clock()
-        pending = PendingRequest(loop, pool, request, head, now, self._deadlines)
+        pending = create_pending_request(loop, pool, request, head, now, self._deadlines)
         pool.send(pending, now)
         return pending
 

@@ -132,40 +132,30 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
     """
 
     __slots__ = (
-        "_pool",
-        "_started_at",
         "connect_task",
         "connection",
         "deadline",
         "head",
         "is_resent",
+        "pool",
         "request",
+        "started_at",
     )
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        pool: _Pool,
-        request: DeliveryRequest,
-        head: bytes,
-        started_at: float,
-        deadlines: DeadlineTimer,
-    ) -> None:
-        asyncio.Future.__init__(self, loop=loop)  # 0.1 us less than with super()
-        self._pool = pool
-        self._started_at = started_at
-        self.request: DeliveryRequest = request
-        self.head: bytes = head  # the request line and the header lines
-        self.connect_task: asyncio.Task[bool] | None = None  # opens a connection for the request
-        self.connection: Connection | None = None  # on which the request was sent
-        self.is_resent: bool = False  # whether it was sent before, on a connection that was closed
-        self.deadline: Deadline = deadlines.add(started_at + request.timeout, self._on_deadline)
+    pool: _Pool
+    request: DeliveryRequest
+    head: bytes  # the request line and the header lines
+    started_at: float
+    deadline: Deadline
+    connect_task: asyncio.Task[bool] | None  # opens a connection for the request
+    connection: Connection | None  # on which the request was sent
+    is_resent: bool  # whether it was sent before, on a connection that was closed
 
     def complete(self, result: DeliveryResult, now: float) -> None:
         """Set the result, unless the request was cancelled."""
         self.deadline[CALLBACK] = None
         if not self.done():
-            result.duration_ms = (now - self._started_at) * 1000
+            result.duration_ms = (now - self.started_at) * 1000
             self.set_result(result)
 
     def set_error(self, error: BaseException) -> None:
@@ -174,17 +164,38 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
         if not self.done():
             self.set_exception(error)
 
-    def _on_deadline(self) -> None:
+    def on_deadline(self) -> None:
+        """Fail the request, unless it is complete."""
         if not self.done():
-            self._pool.time_out(self)
+            self.pool.time_out(self)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the request and free its connection."""
         if not super().cancel(msg):
             return False
         self.deadline[CALLBACK] = None
-        self._pool.abort(self)
+        self.pool.abort(self)
         return True
+
+
+def create_pending_request(
+    loop: asyncio.AbstractEventLoop,
+    pool: _Pool,
+    request: DeliveryRequest,
+    head: bytes,
+    started_at: float,
+    deadlines: DeadlineTimer,
+) -> PendingRequest:
+    """Return a new pending request. A method `__init__` would take 0.2 us more than a function."""
+    pending = PendingRequest(loop=loop)
+    pending.pool = pool
+    pending.request = request
+    pending.head = head
+    pending.started_at = started_at
+    pending.connect_task = pending.connection = None
+    pending.is_resent = False
+    pending.deadline = deadlines.add(started_at + request.timeout, pending.on_deadline)
+    return pending
 
 
 class Connection(asyncio.Protocol):
@@ -198,7 +209,7 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._connect_result: ConnectResult | None = None
         """Has the durations of the connect phases. None once a `DeliveryResult` has them."""
-        self._poll: select.poll | None = None  # for `is_reusable`
+        self._poll: Callable[[int], object] | None = None  # of the socket, for `is_reusable`
         self._remote = ""
         self._is_secure = False
         self._shutdown_timer: asyncio.TimerHandle | None = None
@@ -218,27 +229,26 @@ class Connection(asyncio.Protocol):
         self.opened_at = self._clock()
         if self.is_open:
             self._parser = httptools.HttpResponseParser(self)
-            self._poll = select.poll()
-            self._poll.register(
-                self._raw_transport.get_extra_info("socket").fileno(), select.POLLIN
-            )
+            poll = select.poll()
+            poll.register(self._raw_transport.get_extra_info("socket").fileno(), select.POLLIN)
+            self._poll = poll.poll
 
     @property
     def is_open(self) -> bool:
         """Whether the connection is open; a close by the server may not have been noticed yet."""
         return self._transport is not None and not self._transport.is_closing()
 
-    @property
     def is_reusable(self) -> bool:
-        """Whether the connection is open and nothing was received after the last response.
+        """Return whether the connection is open, and nothing was received after the last response.
 
         Checks the socket, because the event loop may not have read it yet. Bytes that arrive before
         a request is sent would otherwise be parsed as the response to this request. A close by the
-        server is noticed here, too. This takes about 1 us.
+        server is noticed here, too. This takes about 0.4 us.
         """
-        transport = self._transport
-        is_open = transport is not None and not transport.is_closing()
-        return is_open and self._poll is not None and not self._poll.poll(0)
+        transport, poll = self._transport, self._poll
+        if transport is None or poll is None or transport.is_closing():
+            return False
+        return not poll(0)
 
     def send(self, pending: PendingRequest, now: float) -> None:
         """Send a request."""

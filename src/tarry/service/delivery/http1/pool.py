@@ -100,7 +100,7 @@ class ConnectionPool:
         while self._idle_connections:
             connection, _ = self._idle_connections.popitem()
             del self._limit.idle_connections[connection]
-            if now - connection.idle_since < _MAX_IDLE_S and connection.is_reusable:
+            if now - connection.idle_since < _MAX_IDLE_S and connection.is_reusable():
                 connection.send(pending, now)
                 return
             connection.close()
@@ -157,7 +157,7 @@ class ConnectionPool:
         if self._queue:
             max_age = _MAX_AGE_WHEN_SCARCE_S if waiting_pools else _MAX_AGE_S
             # A request that is resent must get a new connection.
-            if age >= max_age or self._queue[0].is_resent or not connection.is_reusable:
+            if age >= max_age or self._queue[0].is_resent or not connection.is_reusable():
                 connection.close()
             else:
                 connection.send(self._queue.popleft(), now)
