@@ -39,7 +39,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 def new_request(url: str, **fields: Any) -> DeliveryRequest:
     """Return a request with default values for the other fields."""
-    values: dict[str, Any] = {"method": "POST", "headers": [], "body": b"{}", "timeout": 20.0}
+    values: dict[str, Any] = {"method": "POST", "headers": {}, "body": b"{}", "timeout": 20.0}
     return DeliveryRequest(**({"tenant": "default", "url": url} | values | fields))
 
 

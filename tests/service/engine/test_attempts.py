@@ -27,9 +27,9 @@ def test_failure_is_retried_with_the_same_key() -> None:
         await asyncio.sleep(5)
 
         first, second = target.requests
-        assert first.headers[0] == second.headers[0]
-        assert [("X-Retry-Attempt", "1")] == first.headers[1:]
-        assert [("X-Retry-Attempt", "2")] == second.headers[1:]
+        assert ["Idempotency-Key", "X-Retry-Attempt"] == list(first.headers)
+        assert "1" == first.headers["X-Retry-Attempt"]
+        assert first.headers | {"X-Retry-Attempt": "2"} == second.headers
         finished = await harness.get_task(task)
         assert (Status.SUCCEEDED, 2) == (finished.status, finished.attempts)
         log = await harness.list_attempts(task)
@@ -82,7 +82,7 @@ def test_key_is_sent_as_written(
         await asyncio.sleep(1)
 
         (request,) = target.requests
-        assert [header, ("X-Retry-Attempt", "1")] == request.headers
+        assert [header, ("X-Retry-Attempt", "1")] == list(request.headers.items())
 
     run(main)
 
@@ -100,7 +100,7 @@ def test_header_of_the_task_does_not_replace_the_key(name: str) -> None:
         await asyncio.sleep(1)
 
         (request,) = target.requests
-        assert [("x-a", "1"), ("X-Request-Id", "k")] == request.headers[:2]
+        assert [("x-a", "1"), ("X-Request-Id", "k")] == list(request.headers.items())[:2]
 
     run(main)
 

@@ -180,7 +180,7 @@ def test_new_task_is_sent_without_a_claim() -> None:
             request.body,
         )
         retry_headers = [("Idempotency-Key", task.key), ("X-Retry-Attempt", "1")]
-        assert [("x-a", "1"), *retry_headers] == request.headers
+        assert [("x-a", "1"), *retry_headers] == list(request.headers.items())
         assert Status.SUCCEEDED is (await harness.get_task(task)).status
         assert ["added", "attempt", "succeeded"] == harness.event_kinds()
 

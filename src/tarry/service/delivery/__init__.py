@@ -37,7 +37,7 @@ class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
     tenant: str  # connections are never shared between tenants
     url: str
     method: str
-    headers: list[tuple[str, str]]
+    headers: dict[str, str]
     body: bytes
     timeout: float
     max_excerpt: int = 2048  # bytes of the response body to keep; the rest is dropped

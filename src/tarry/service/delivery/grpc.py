@@ -109,7 +109,7 @@ class GrpcDeliveryClient:
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         try:
-            target, metadata = parse_target(request.url), encode_metadata(request.headers)
+            target, metadata = parse_target(request.url), encode_metadata(request.headers.items())
         except ConfigurationError as error:
             return DeliveryResult(fault=Fault.INVALID, error=str(error))
         try:

@@ -27,8 +27,6 @@ from tarry.service.store import TaskResult
 from tarry.wire import http
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from tarry.core.downstream import Downstream
     from tarry.core.policy import Policy
     from tarry.core.verdict import Stop
@@ -66,25 +64,24 @@ def build_request(
     signatures: list[tuple[str, str]],
 ) -> DeliveryRequest:
     """Return the request of the next attempt; tarry's headers follow the headers of the task."""
-    task_headers: Iterable[tuple[str, str]] = content.headers.items()
+    headers = content.headers.copy()
     key_header = policy.idempotency_key_header
     if key_header != http.IDEMPOTENCY_KEY_HEADER:
         # The API rejects a task that has the default header. Any other header can be in the task,
         # because its policy may change later. Many servers read `_` in a name as `-`.
         dropped = key_header.lower().replace("_", "-")
-        task_headers = [
-            (name, value)
-            for name, value in task_headers
+        headers = {
+            name: value
+            for name, value in headers.items()
             if name.lower().replace("_", "-") != dropped
-        ]
-    headers = [
-        *task_headers,
-        (key_header, http.format_idempotency_key(task.key, policy.idempotency_key_format)),
-        (http.ATTEMPT_HEADER, str(content.prior_attempts + task.attempts + 1)),
-    ]
+        }
+    # The API rejects tasks and policies with the names of the other headers that are added here.
+    headers[key_header] = http.format_idempotency_key(task.key, policy.idempotency_key_format)
+    headers[http.ATTEMPT_HEADER] = str(content.prior_attempts + task.attempts + 1)
     if content.trace is not None:
-        headers.append(("traceparent", content.trace))
-    headers += signatures
+        headers["traceparent"] = content.trace
+    if signatures:
+        headers.update(signatures)
     return DeliveryRequest(
         tenant=task.tenant,
         url=content.url,

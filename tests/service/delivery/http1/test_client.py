@@ -43,7 +43,7 @@ def test_result_has_the_whole_response(hostile: HostileTargets) -> None:
 
 def test_request_is_sent_unchanged(hostile: HostileTargets) -> None:
     """The client adds only a few default headers, and no content type or compression."""
-    headers = [("X-One", "1"), ("X-Empty", ""), ("X-Word", "grüß"), ("Content-Type", "a/b")]
+    headers = {"X-One": "1", "X-Empty": "", "X-Word": "grüß", "Content-Type": "a/b"}
     send(hostile.url + "ok?q=%2F..%2F", method="PUT", headers=headers, body=b"\x00\xff")
     received = hostile.received_requests[-1]
     assert ("PUT", b"\x00\xff") == (received.method, received.body)
@@ -58,11 +58,38 @@ def test_request_is_sent_unchanged(hostile: HostileTargets) -> None:
         "Content-Type: a/b",
         "Content-Length: 2",
     ]
-    send(hostile.url + "ok", headers=[("user-agent", "mine/1")])
+    send(hostile.url + "ok", headers={"user-agent": "mine/1"})
     head = hostile.received_requests[-1].head.lower()
     assert "user-agent: mine/1\r\n" in head
     assert "tarry/" not in head
     assert "content-type" not in head
+
+
+def test_requests_with_the_same_header_names_have_their_own_values(
+    hostile: HostileTargets,
+) -> None:
+    """The parts of a head that requests of a target share are limited, and have no values."""
+    headers = [{"X-A": "1", "X-B": "2"}, {"X-A": "", "X-B": "4"}, {"X-B": "5"}]
+    headers += [{f"X-{number}": "6"} for number in range(40)] + headers[:1]
+
+    async def main() -> int:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+        for number, each in enumerate(headers):
+            await delivery.send(new_request(f"{hostile.url}ok?{number}", headers=each))
+        (pool,) = delivery._pools.values()
+        known = len(pool.head_parts)
+        await delivery.close()
+        return known
+
+    before = len(hostile.received_requests)
+    assert 1 <= run(main()) <= 16
+    for number, each in enumerate(headers):
+        received = hostile.received_requests[before + number]
+        lines = [f"{name}: {value}" for name, value in each.items()]
+        assert (f"/ok?{number}", [*lines, "Content-Length: 2"]) == (
+            received.path,
+            received.head.splitlines()[5:-1],
+        )
 
 
 def test_path_is_not_normalized(hostile: HostileTargets) -> None:
@@ -134,23 +161,21 @@ def test_excerpt_is_bounded(hostile: HostileTargets) -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        [("X-A", "1\r\nX-B: 2")],
-        [("X-A", "1\nX-B: 2")],
-        [("X-A", "1\0")],
-        [("X-A: 1\r\nX-B", "2")],
-        [("X-A:", "1")],
-        [("X A", "1")],
-        [("", "1")],
-        [("Host", "other.example")],
-        [("Content-Length", "5")],
-        [("Transfer-Encoding", "chunked")],
-        [("connection", "close")],
-        [("X-A", "\ud800")],
+        {"X-A": "1\r\nX-B: 2"},
+        {"X-A": "1\nX-B: 2"},
+        {"X-A": "1\0"},
+        {"X-A: 1\r\nX-B": "2"},
+        {"X-A:": "1"},
+        {"X A": "1"},
+        {"": "1"},
+        {"Host": "other.example"},
+        {"Content-Length": "5"},
+        {"Transfer-Encoding": "chunked"},
+        {"connection": "close"},
+        {"X-A": "\ud800"},
     ],
 )
-def test_unsafe_headers_are_not_sent(
-    hostile: HostileTargets, headers: list[tuple[str, str]]
-) -> None:
+def test_unsafe_headers_are_not_sent(hostile: HostileTargets, headers: dict[str, str]) -> None:
     """Line breaks, invalid names and connection headers fail the request with INVALID."""
     before = len(hostile.received_requests)
     result = send(hostile.url + "ok", headers=headers)

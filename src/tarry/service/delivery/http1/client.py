@@ -8,8 +8,8 @@ each attempt.
 
 The client is written by hand for two reasons: the guard can check the exact address, and an attempt
 takes half the CPU time that it takes with libcurl (17 us instead of 35). Libraries do the difficult
-parts: llhttp parses responses, and the ssl module does TLS. `_format_headers` rejects header values
-that would inject a line into the request.
+parts: llhttp parses responses, and the ssl module does TLS. `_prepare` rejects header values that
+would inject a line into the request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from functools import lru_cache, partial
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +55,11 @@ _DEFAULT_HEADERS = {
     "accept": "*/*",
     "accept-encoding": "identity",
 }
+_HEADER_RULE = (
+    "headers must have valid names (RFC 9110) and no line breaks, and must not set Host, "
+    "Content-Length, Expect or a hop-by-hop header"
+)
+_MAX_HEAD_PARTS = 16  # in one pool; most tasks for a target have the same header names
 _NOT_CANONICAL = "targetUrl must be in its canonical form"  # as `parse_target` returns it
 
 
@@ -137,14 +142,25 @@ class HttpDeliveryClient:
             raise DeliveryError(Fault.INVALID, _NOT_CANONICAL)
         if method not in _COMMON_METHODS:
             _check_method(method, body)
-        lines = _format_headers(request.headers)
+        headers = request.headers
+        names = tuple(headers)
+        known_parts = pool.head_parts.get(names)
+        if known_parts is None:
+            known_parts = _build_head_parts(pool, names)
+            if len(pool.head_parts) >= _MAX_HEAD_PARTS:
+                pool.head_parts.clear()
+            pool.head_parts[names] = known_parts
+        values = [method, path_and_query, *headers.values()]
+        joined_values = "".join(values)  # one check of all values is faster than a check of each
+        if "\n" in joined_values or "\r" in joined_values or "\0" in joined_values:
+            raise DeliveryError(Fault.INVALID, _HEADER_RULE)
+        # Filling in the parts takes half the time of formatting each header line.
+        parts = known_parts.copy()
+        parts[:-1:2] = values
         if body or method not in METHODS_WITHOUT_BODY:  # else no `Content-Length: 0`
-            lines = f"{lines}Content-Length: {len(body)}\r\n"
-        head = (
-            f"{method} {pool.url_prefix}{path_and_query} HTTP/1.1\r\n{pool.header_lines}{lines}\r\n"
-        )
+            parts[-1] = f"\r\nContent-Length: {len(body)}\r\n\r\n"
         try:
-            return pool, head.encode()
+            return pool, "".join(parts).encode()
         except UnicodeEncodeError:
             raise DeliveryError(Fault.INVALID, "headers must be valid Unicode text") from None
 
@@ -179,10 +195,10 @@ class HttpDeliveryClient:
                 max_connections=self._max_pool_connections,
                 max_response_bytes=self._max_response_bytes,
             )
-            pool.header_lines = f"Host: {origin.partition('://')[2]}\r\n"
+            pool.header_lines = [f"Host: {origin.partition('://')[2]}"]
             if proxy is not None and not use_tls:  # with TLS, the proxy only forwards bytes
                 pool.url_prefix = origin
-                pool.header_lines += proxy.header_lines
+                pool.header_lines += proxy.header_lines.splitlines()
             self._pools[key] = pool
             self._schedule_sweep()
         return pool
@@ -222,25 +238,19 @@ def _create_tls_context(ca_file: str | None) -> ssl.SSLContext | None:
     return context if ca_file is not None or has_certificates else None
 
 
-def _format_headers(headers: list[tuple[str, str]]) -> str:
-    """Return the header lines, default headers first, or raise DeliveryError."""
-    defaults = _default_header_lines(tuple([name for name, _ in headers]))
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
-    # Counting the line breaks of all lines at once is faster than a check of each value.
-    count = len(headers)
-    has_injection = lines.count("\n") != count or lines.count("\r") != count or "\0" in lines
-    if defaults is None or has_injection:
-        rule = "headers must have valid names (RFC 9110) and no line breaks, and must not set Host"
-        raise DeliveryError(Fault.INVALID, f"{rule}, Content-Length, Expect or a hop-by-hop header")
-    return defaults + lines
+def _build_head_parts(pool: ConnectionPool, names: tuple[str, ...]) -> list[str]:
+    """Return the parts of a request head with these header names, or raise DeliveryError.
 
-
-@lru_cache(1024)  # most requests of one tenant have the same header names
-def _default_header_lines(names: tuple[str, ...]) -> str | None:
-    """Return the lines of default headers not in `names`; None if a name is not allowed."""
+    The parts at even indexes are filled in for each request: the method, the path and the header
+    values, and then the end of the head, which may contain a Content-Length.
+    """
     present = {name.lower() for name in names}
     if present & _FORBIDDEN_HEADERS or not all(map(_is_token, names)):
-        return None
-    return "".join(
-        f"{name}: {value}\r\n" for name, value in _DEFAULT_HEADERS.items() if name not in present
-    )
+        raise DeliveryError(Fault.INVALID, _HEADER_RULE)
+    lines = [*pool.header_lines]
+    lines += [f"{name}: {value}" for name, value in _DEFAULT_HEADERS.items() if name not in present]
+    parts = ["", f" {pool.url_prefix}", "", "\r\n".join([" HTTP/1.1", *lines])]
+    for name in names:
+        parts[-1] += f"\r\n{name}: "
+        parts += ["", ""]
+    return [*parts, "\r\n\r\n"]
