@@ -55,6 +55,7 @@ class StubPool:
     def __init__(self, url_prefix: str = "") -> None:
         self.url_prefix = url_prefix
         self.known_heads: dict[bytes, ResponseHead] = {}
+        self.uncached_responses = 0
         self.released: list[Connection] = []
 
     def release(self, released: Connection, now: float) -> None:
@@ -231,20 +232,34 @@ def test_parser_handles_other_responses(
         [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
     ],
 )
-def test_other_heads_are_not_remembered(exchange: Exchange, parts: list[bytes]) -> None:
-    """A head is remembered only if it alone determines the end of a response, and its reuse."""
+def test_other_heads_are_not_cached(exchange: Exchange, parts: list[bytes]) -> None:
+    """A head is cached only if it alone determines the end of a response, and its reuse."""
     pool = StubPool()
     assert 200 == status_of(exchange.respond(pool, *parts))
     assert {} == pool.known_heads
 
 
-def test_number_of_known_heads_is_limited(exchange: Exchange) -> None:
-    """A pool keeps few heads, and only heads of short responses."""
+def ok_with_id(number: int) -> bytes:
+    """Return OK with one more header."""
+    return OK.replace(b"\r\n", b"\r\nX-Id: %d\r\n" % number, 1)
+
+
+def test_pool_with_many_different_heads_caches_none(exchange: Exchange) -> None:
+    """After a 17th head, no head is cached until 256 responses later."""
     pool = StubPool()
-    for number in range(100):
-        line = b"\r\nX-Id: %d\r\n" % number
-        exchange.respond(pool, OK.replace(b"\r\n", line, 1))
-        assert 1 <= len(pool.known_heads) <= 8
-    assert any(b"X-Id: 99" in head for head in pool.known_heads)
-    exchange.respond(pool, OK.replace(b"\r\n", b"\r\nX-Long: %b\r\n" % bytes([65] * 2048), 1))
-    assert not any(b"X-Long" in head for head in pool.known_heads)
+    for number in range(16):
+        exchange.respond(pool, ok_with_id(number))
+    assert 16 == len(pool.known_heads)
+    for _ in range(256):
+        exchange.respond(pool, ok_with_id(16))
+        assert {} == pool.known_heads
+    exchange.respond(pool, ok_with_id(16))
+    assert 1 == len(pool.known_heads)
+
+
+def test_heads_of_long_responses_are_not_cached(exchange: Exchange) -> None:
+    """The head of a response with more than 1,024 bytes is not cached."""
+    pool = StubPool()
+    for size, expected in ((900, 1), (1024, 1)):
+        exchange.respond(pool, OK.replace(b"\r\n", b"\r\nX-Long: %b\r\n" % (size * b"a"), 1))
+        assert expected == len(pool.known_heads)

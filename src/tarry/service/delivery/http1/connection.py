@@ -32,8 +32,11 @@ CALLBACK = 2  # the index of the callback in a Deadline
 _MIN_COMPACTION_SIZE = 512  # a heap with fewer deadlines is not compacted
 MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024
 """Limits for the headers of a response, including all interim (1xx) responses before it."""
-_MAX_SHORT_RESPONSE_BYTES, _MAX_KNOWN_HEADS = 2048, 8
-"""The size of a response whose head is remembered, and the number of such heads in a pool."""
+_MAX_SHORT_RESPONSE_BYTES, _MAX_KNOWN_HEADS = 1024, 16
+"""The size of a response whose head is cached, and the number of such heads in a pool."""
+_UNCACHED_RESPONSES = 256
+"""Responses after which a pool caches heads again when it had too many different heads. If all
+heads differ, the cache would add a fifth to the time of each response."""
 _MAX_JOINED_BODY_BYTES = 64 * 1024
 """A body up to this size is copied behind the head, so that both are written in one call."""
 _TLS_SHUTDOWN_TIMEOUT_S = 1.0
@@ -65,6 +68,7 @@ class _Pool(Protocol):
     max_response_bytes: int
     url_prefix: str
     known_heads: dict[bytes, ResponseHead]
+    uncached_responses: int
 
     def release(self, connection: Connection, now: float) -> None: ...
     def remove(self, connection: Connection) -> None: ...
@@ -306,11 +310,14 @@ class Connection(asyncio.Protocol):
             return
         if not self._received_bytes:
             now = self._first_byte_at = self._clock()
-            if len(data) <= _MAX_SHORT_RESPONSE_BYTES:
+            pool = self._pool
+            if pool.uncached_responses:
+                pool.uncached_responses -= 1
+            elif len(data) <= _MAX_SHORT_RESPONSE_BYTES:
                 # Most responses of a target have a head that it has sent before. The parser and
                 # its callbacks would take 2 us, and 4 us for a head of six lines.
                 head, _, body = data.partition(b"\r\n\r\n")
-                known_head = self._pool.known_heads.get(head)
+                known_head = pool.known_heads.get(head)
                 if known_head is not None and self._is_whole(known_head, body, pending.request):
                     result = DeliveryResult(
                         status=known_head.status,
@@ -489,8 +496,9 @@ class Connection(asyncio.Protocol):
         # A server that has not read a body would parse it as the next request.
         is_body_unusual = pending.request.body and pending.request.method in METHODS_WITHOUT_BODY
         can_keep_alive = self._is_complete and self._can_keep_alive and not is_body_unusual
-        if can_keep_alive and self._received_bytes == len(data) <= _MAX_SHORT_RESPONSE_BYTES:
-            self._remember_head(data)
+        is_short = self._received_bytes == len(data) <= _MAX_SHORT_RESPONSE_BYTES
+        if can_keep_alive and is_short and not self._pool.uncached_responses:
+            self._cache_head(data)
         self._finish_request(pending, result, self._clock(), can_keep_alive=can_keep_alive)
 
     def _finish_request(
@@ -510,16 +518,18 @@ class Connection(asyncio.Protocol):
         else:
             self.close()
 
-    def _remember_head(self, data: bytes) -> None:
-        """Remember the parsed head of a response, unless `data` has more than its head and body."""
+    def _cache_head(self, data: bytes) -> None:
+        """Cache the parsed head of a response, unless `data` has more than its head and body."""
         head, _, body = data.partition(b"\r\n\r\n")
         # The lengths differ after an interim response (1xx), if the body is chunked or longer than
         # its excerpt, or if the parser has found the end of the head elsewhere.
         if len(body) == self._body_bytes == len(self._excerpt):
-            known_heads = self._pool.known_heads
-            if len(known_heads) >= _MAX_KNOWN_HEADS:
-                known_heads.clear()  # a head with a date or an id is not sent for long
-            known_heads[head] = ResponseHead(self._status, self._headers, len(body))
+            pool = self._pool
+            if len(pool.known_heads) >= _MAX_KNOWN_HEADS:
+                pool.known_heads.clear()  # a head with a date or an id is not sent for long
+                pool.uncached_responses = _UNCACHED_RESPONSES
+            else:
+                pool.known_heads[head] = ResponseHead(self._status, self._headers, len(body))
 
     def _fail_request(self, fault: Fault, message: str, pause_s: float | None = None) -> None:
         pending = self.pending

@@ -87,6 +87,7 @@ class ConnectionPool:
         self.head_parts: dict[tuple[str, ...], list[str]] = {}
         """The parts of request heads by the names of their headers; see `HttpDeliveryClient`."""
         self.known_heads: dict[bytes, ResponseHead] = {}  # of responses, without the empty line
+        self.uncached_responses: int = 0  # to receive until heads are cached again
         self._idle_connections: dict[Connection, None] = {}  # most recently used last
         self._connections: set[Connection] = set()
         self._connect_tasks: dict[asyncio.Task[bool], tuple[PendingRequest, Connection]] = {}
