@@ -254,20 +254,14 @@ def redact_named_values(text: str) -> str:
     `<token>...</token>`. Only the name determines whether a value is a secret, see
     `is_secret_name`. User name and password in a URL are redacted, too.
     """
-    # Most texts have neither "@" nor a part of a secret name, and these checks take a tenth of the
-    # time of the searches.
+    # Most texts have neither "@" nor a part of a secret name, and these checks take at most a tenth
+    # of the time of the searches.
     if "@" in text:
         text = _USER_INFO_IN_TEXT.sub(rf"\1{REDACTED}@", text)
-    if "\\u" not in text and not _has_secret_name_part(text.lower()):
+    lower_text = text.lower()
+    if "\\u" not in text and not any(part in lower_text for part in _SECRET_NAME_PARTS):
         return text
     return _redact_values(_redact_values(text, _ELEMENT), _VALUE_NAME)
-
-
-def _has_secret_name_part(lower_text: str) -> bool:
-    for part in _SECRET_NAME_PARTS:  # noqa: SIM110 - `any` with a generator takes twice the time
-        if part in lower_text:
-            return True
-    return False
 
 
 def _redact_values(text: str, name_pattern: re.Pattern[str]) -> str:

@@ -127,7 +127,6 @@ def build_record(
 ) -> AttemptRecord:
     """Return the attempt log entry of a delivery, without its error and excerpt (`add_texts`)."""
     fault = delivery.fault
-    # `_value_` is the text of an enum member; `str` would create a copy, which takes 0.1 us.
     return AttemptRecord(
         number=task.attempts + 1,
         scheduled_at=task.next_attempt_at,
@@ -139,8 +138,8 @@ def build_record(
         first_byte_ms=delivery.first_byte_ms,
         remote=delivery.remote,
         status=delivery.status,
-        error_class=None if fault is None else fault._value_,
-        outcome=outcome.kind._value_,
+        error_class=None if fault is None else str(fault),
+        outcome=str(outcome.kind),
         decision=decision,
         worker=worker,
     )

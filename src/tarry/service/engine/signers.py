@@ -68,7 +68,7 @@ class SignerCache:
     def get_cached(self, tenant: str, now_ms: int) -> TenantSigners | None:
         """Return the signers of a tenant, or None if they must be loaded first."""
         cached = self._signers.get(tenant)
-        # Two comparisons instead of one with `min` save 0.2 us for each attempt.
+        # Two comparisons instead of one with `min` save 0.1 us for each attempt.
         if (
             cached is None
             or now_ms >= cached.expires_at
