@@ -106,6 +106,23 @@ def test_lane_is_slow_after_an_attempt_of_a_second() -> None:
     assert (0, 0) == (lane.running_count, slots.running_count)
 
 
+def test_slots_of_ended_attempts_are_not_kept() -> None:
+    """`mark_slow_lanes` need not be called when no attempt of a fast lane is in flight."""
+    lanes, slots = new_lanes(), AttemptSlots(10)
+    lane = lanes["a/http:host:80"]
+    lane.record_duration(5.0, timed_out=False)
+    ended, hanging = slots.acquire(lane, 0), slots.acquire(lane, 0)
+    assert slots.has_fast_slots
+    slots.release(ended)
+
+    assert [lane] == slots.mark_slow_lanes(1000)
+    assert not slots.has_fast_slots
+    slots.release(hanging)
+    lane.record_duration(5.0, timed_out=False)
+    slots.release(slots.acquire(lane, 2000))
+    assert not slots.has_fast_slots
+
+
 def test_tenant_that_had_its_share_is_readmitted() -> None:
     """A tenant at its limit of slots can start an attempt after one of its attempts has ended."""
     lanes, slots = new_lanes(), AttemptSlots(5)

@@ -18,9 +18,10 @@ end.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS, SlotShares
 
@@ -47,13 +48,11 @@ class Admission(Enum):
 ADMITTED = Admission.ADMITTED
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
+class Slot(Struct, eq=False):
     """The slot of one attempt in flight."""
 
     lane: LaneState
     is_slow: bool  # whether the lane was slow when the attempt started
-    is_held: bool = True
 
 
 class AttemptSlots:
@@ -66,8 +65,9 @@ class AttemptSlots:
         self._slow_shares = SlotShares(self._max_slow)
         self.running_count: int = 0
         self._slow_count = 0
-        self._fast_slots: deque[tuple[int, Slot]] = deque()
-        """The slots that were acquired as fast, with their start times, oldest first."""
+        self._fast_slots: dict[Slot, int] = {}
+        """The slots held for less than about a second by attempts that started in fast lanes, with
+        their start times, oldest first."""
 
     @property
     def is_full(self) -> bool:
@@ -76,7 +76,7 @@ class AttemptSlots:
 
     @property
     def has_fast_slots(self) -> bool:
-        """Whether a slot was acquired by a fast lane; then `mark_slow_lanes` must be called."""
+        """Whether `mark_slow_lanes` must be called, because an attempt of a fast lane runs."""
         return bool(self._fast_slots)
 
     def check(self, lane: LaneState) -> Admission:
@@ -103,30 +103,32 @@ class AttemptSlots:
             self._slow_count += 1
             lane.tenant.slow_count += 1
         else:
-            self._fast_slots.append((now_ms, slot))
+            self._fast_slots[slot] = now_ms
         return slot
 
     def release(self, slot: Slot) -> None:
         """Release the slot of an attempt that has ended."""
         lane = slot.lane
-        slot.is_held = False
         self.running_count -= 1
         lane.running_count -= 1
         lane.tenant.running_count -= 1
         if slot.is_slow:
             self._slow_count -= 1
             lane.tenant.slow_count -= 1
+        else:
+            self._fast_slots.pop(slot, None)  # missing after `mark_slow_lanes`
 
     def mark_slow_lanes(self, now_ms: int) -> list[LaneState]:
         """Mark fast lanes with an attempt in flight for a second as slow; return these lanes."""
-        slots = self._fast_slots
-        marked: list[LaneState] = []
-        while slots and (slots[0][0] <= now_ms - MAX_FAST_ATTEMPT_MS or not slots[0][1].is_held):
-            _, slot = slots.popleft()
-            if slot.is_held:
-                slot.lane.is_slow = True
-                marked.append(slot.lane)
-        return marked
+        slow_slots: list[Slot] = []
+        for slot, started_at in self._fast_slots.items():
+            if started_at > now_ms - MAX_FAST_ATTEMPT_MS:
+                break
+            slow_slots.append(slot)
+        for slot in slow_slots:
+            del self._fast_slots[slot]
+            slot.lane.is_slow = True
+        return [slot.lane for slot in slow_slots]
 
 
 class LaneRotation:
