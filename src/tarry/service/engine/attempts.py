@@ -27,6 +27,8 @@ from tarry.service.store import TaskResult
 from tarry.wire import http
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tarry.core.downstream import Downstream
     from tarry.core.policy import Policy
     from tarry.core.verdict import Stop
@@ -92,10 +94,12 @@ def build_request(
     )
 
 
-def classify(delivery: DeliveryResult, policy: Policy, unix_time: float) -> Outcome | None:
+def classify(
+    delivery: DeliveryResult, policy: Policy, unix_time: Callable[[], float]
+) -> Outcome | None:
     """Return the outcome of a delivery; None if it failed inside the service and does not count.
 
-    `unix_time` is the time of the wall clock, by which a date in `Retry-After` is read.
+    `unix_time` returns the time of the wall clock, by which a date in `Retry-After` is read.
     """
     status, fault = delivery.status, delivery.fault
     if delivery.pause_s is not None:
@@ -112,7 +116,7 @@ def classify(delivery: DeliveryResult, policy: Policy, unix_time: float) -> Outc
             if _MIN_SUCCESS_STATUS <= status < _MIN_REDIRECT_STATUS:
                 return SUCCESS
             return PERMANENT.replace(detail=str(status))  # a redirect, which is not followed
-        hint = hint_from_headers(delivery.headers, unix_time)
+        hint = hint_from_headers(delivery.headers, unix_time())
         return outcome_of_error_status(status, hint, is_retryable)
     return outcome_of_code(status or "UNKNOWN", delivery.headers, retryable=policy.retryable_codes)
 

@@ -406,7 +406,7 @@ class Worker:
         now, now_s = int(unrounded_ms), unrounded_ms / 1000
         if delivery_result.fault is _BLOCKED:
             delivery_result.pause_s = context.blocked_pause_s
-        outcome = attempts.classify(delivery_result, effective_policy.policy, context.unix_time())
+        outcome = attempts.classify(delivery_result, effective_policy.policy, context.unix_time)
         self._slots.release(slot)
         if outcome is None:
             component = BODY_STORE if isinstance(error, BodyStoreUnavailable) else "delivery"
