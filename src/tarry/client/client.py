@@ -107,7 +107,6 @@ class Client:
 
         self._api = ServiceApi()
         transport = transport or config.build_transport()
-        # The transports are used without an `httpx.Client`, which would take a fifth of the time.
         self._transports = config.build_retry_transports(
             RetryTransport, BufferingTransport(transport)
         )
@@ -403,13 +402,11 @@ class AsyncClient:
         coalesce: bool = True,
     ) -> None:
         self._config = config = ClientConfig(url, key, policy, timeout)
-        import httpx
-
         from tarry.adapters.httpx import AsyncRetryTransport
         from tarry.client.api import ServiceApi
 
         self._api = ServiceApi()
-        transport = transport or httpx.AsyncHTTPTransport(verify=config.uses_tls)
+        transport = transport or config.build_async_transport()
         self._transports = config.build_retry_transports(
             AsyncRetryTransport, AsyncBufferingTransport(transport)
         )

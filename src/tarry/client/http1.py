@@ -1,4 +1,4 @@
-"""`Http1Transport`, an HTTP/1.1 transport of httpx for requests to one server.
+"""HTTP/1.1 transports of httpx for requests to one server: `Http1Transport`, `AsyncHttp1Transport`.
 
 A request takes half of the processor time that it takes with `httpx.HTTPTransport`. Proxies and
 HTTP/2 are not supported; a program that needs them passes a transport of httpx to the client.
@@ -6,28 +6,28 @@ HTTP/2 are not supported; a program that needs them passes a transport of httpx 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import select
 import socket
 from collections import deque
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import httpx
 
-from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.runtime.clocks import environment, in_trio  # environment: clock, sleep, random numbers
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Generator, Iterator
+    from collections.abc import AsyncIterator, Generator, Iterator
 
 MAX_IDLE_CONNECTIONS = 20
 MAX_IDLE_S = 5.0
 """How long a connection without a request is kept open."""
 MAX_HEAD_BYTES = 1 << 16
-_MAX_CHUNK_LINE_BYTES = 1 << 12
-_RECEIVE_BYTES = 1 << 16
+_RECEIVE_BYTES = 1 << 18
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5]\d\d)(?: [^\r\n\0]*)?\r\n")
 _HEADER_LINES = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*\r\n)*\r\n")
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
@@ -35,6 +35,143 @@ _CONTENT_LENGTH = re.compile(rb"\d{1,15}")
 _FRAMING_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 _FIRST_FINAL_STATUS = 200
 _STATUSES_WITHOUT_CONTENT = frozenset({204, 304})
+
+
+class ResponseHead(NamedTuple):
+    """Status, headers and framing of a response."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    content_length: int | None
+    """None: the content is chunked, or ends with the connection."""
+    is_chunked: bool
+    keep_alive: bool
+    """Whether the connection can be used again after the response."""
+
+
+class ResponseParser:
+    """Parses the response to one request from the bytes that a connection receives."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+        self._buffer = b""
+        self.head: ResponseHead | None = None
+        """The head of the final response; None until it is received."""
+        self.is_complete: bool = False
+        self._content: Generator[bytes | None] | None = None
+
+    @property
+    def can_reuse_connection(self) -> bool:
+        """Whether the connection can be used for another request."""
+        is_alive = self.head is not None and self.head.keep_alive
+        return self.is_complete and is_alive and not self._buffer
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Parse received bytes, none at the end of the connection; return the content in them."""
+        self._buffer += data
+        while self.head is None:
+            head = self._take_line(b"\r\n\r\n")
+            if head is None:
+                self._check_open(data)
+                return []
+            parsed_head = parse_head(head, self._method)
+            if parsed_head.status >= _FIRST_FINAL_STATUS:
+                self.head = parsed_head
+                self._content = self._parse_content(parsed_head)
+        parts: list[bytes] = []
+        while not self.is_complete and self._content is not None:
+            part = next(self._content, b"")
+            if part is None:  # more bytes are needed
+                if not data and (self.head.is_chunked or self.head.content_length is not None):
+                    self._check_open(data)
+                self.is_complete = not data
+                break
+            if part:
+                parts.append(part)
+            else:
+                self.is_complete = True
+        return parts
+
+    def _parse_content(self, head: ResponseHead) -> Generator[bytes | None]:
+        """Yield the parts of the content, and None if more bytes are needed."""
+        if head.is_chunked:
+            yield from self._parse_chunks()
+        elif head.content_length is not None:
+            yield from self._take_bytes(head.content_length)
+        else:
+            while True:
+                part, self._buffer = self._buffer, b""
+                yield part or None
+
+    def _parse_chunks(self) -> Generator[bytes | None]:
+        while True:
+            while (line := self._take_line(b"\r\n")) is None:
+                yield None
+            match = _CHUNK_LINE.fullmatch(line)
+            if match is None:
+                raise httpx.RemoteProtocolError(f"invalid length of a chunk: {line[:100]!r}")
+            length = int(match[1], 16)
+            if not length:
+                break
+            yield from self._take_bytes(length)
+            while (line := self._take_line(b"\r\n")) is None:
+                yield None
+            if line != b"\r\n":
+                raise httpx.RemoteProtocolError("a chunk is longer than its length")
+        while line != b"\r\n":  # trailers, which are ignored
+            while (line := self._take_line(b"\r\n")) is None:
+                yield None
+
+    def _take_bytes(self, length: int) -> Generator[bytes | None]:
+        while length:
+            part, self._buffer = self._buffer[:length], self._buffer[length:]
+            length -= len(part)
+            yield part or None
+
+    def _take_line(self, line_end: bytes) -> bytes | None:
+        """Return the received bytes up to and with `line_end`; None: it was not received yet."""
+        index = self._buffer.find(line_end)
+        if index < 0:
+            if len(self._buffer) > MAX_HEAD_BYTES:
+                raise httpx.RemoteProtocolError(f"a line has more than {MAX_HEAD_BYTES} bytes")
+            return None
+        end = index + len(line_end)
+        line, self._buffer = self._buffer[:end], self._buffer[end:]
+        return line
+
+    def _check_open(self, data: bytes) -> None:
+        if not data:
+            msg = "the server closed the connection before the end of the response"
+            raise httpx.RemoteProtocolError(msg)
+
+
+def parse_head(head: bytes, method: str) -> ResponseHead:
+    """Parse the head of the response to a request with this method."""
+    status_line = _STATUS_LINE.match(head)
+    if status_line is None or not _HEADER_LINES.fullmatch(head, status_line.end()):
+        raise httpx.RemoteProtocolError(f"not an HTTP/1.1 response: {head[:100]!r}")
+    status = int(status_line[2])
+    headers: list[tuple[bytes, bytes]] = []
+    framing: dict[bytes, bytes] = {}
+    for line in head[status_line.end() :].split(b"\r\n")[:-2]:
+        name, _, value = line.partition(b":")
+        value = value.strip(b" \t")
+        headers.append((name, value))
+        key = name.lower()
+        if key in _FRAMING_HEADERS and framing.setdefault(key, value) != value:
+            raise httpx.RemoteProtocolError(f"two different values of {name.decode()}")
+    length, encoding = framing.get(b"content-length"), framing.get(b"transfer-encoding")
+    if encoding not in {None, b"chunked"} or (encoding is not None and length is not None):
+        raise httpx.RemoteProtocolError("the transfer encoding is not supported")
+    if length is not None and not _CONTENT_LENGTH.fullmatch(length):
+        raise httpx.RemoteProtocolError(f"invalid Content-Length: {length!r}")
+    content_length = None if length is None else int(length)
+    if status in _STATUSES_WITHOUT_CONTENT or method == "HEAD":
+        content_length, encoding = 0, None
+    has_end = encoding is not None or content_length is not None
+    wants_close = b"close" in framing.get(b"connection", b"").lower()
+    keep_alive = has_end and status_line[1] == b"1" and not wants_close
+    return ResponseHead(status, headers, content_length, encoding is not None, keep_alive)
 
 
 class Http1Transport(httpx.BaseTransport):
@@ -54,23 +191,23 @@ class Http1Transport(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request; the content of the response is received while it is read."""
         timeouts: dict[str, float] = request.extensions["timeout"]
-        content, head = request.read(), _format_head(request)
+        content, head = request.read(), format_head(request)
         connection = self._take_idle_connection()
         if connection is None:
             connection = self._connect(request.url, timeouts["connect"])
+        parser, parts = ResponseParser(request.method), []
         try:
             with _translate_errors(httpx.WriteTimeout, httpx.WriteError):
                 connection.send(head + content, timeouts["write"])
             with _translate_errors(httpx.ReadTimeout, httpx.ReadError):
-                response_head = connection.receive_head(request.method, timeouts["read"])
+                connection.socket.settimeout(timeouts["read"])
+                while parser.head is None:
+                    parts = parser.feed(connection.socket.recv(_RECEIVE_BYTES))
         except BaseException:
             connection.close()
             raise
-        return httpx.Response(
-            response_head.status,
-            headers=response_head.headers,
-            stream=ContentStream(self, connection, response_head),
-        )
+        stream = ContentStream(self, connection, parser, parts)
+        return httpx.Response(parser.head.status, headers=parser.head.headers, stream=stream)
 
     def close(self) -> None:
         """Close the connections that have no request."""
@@ -102,9 +239,8 @@ class Http1Transport(httpx.BaseTransport):
 
     def _connect(self, url: httpx.URL, timeout: float) -> Connection:
         host = url.raw_host.decode("ascii")
-        port = url.port or (80 if self._ssl_context is None else 443)
         with _translate_errors(httpx.ConnectTimeout, httpx.ConnectError):
-            sock = socket.create_connection((host, port), timeout)
+            sock = socket.create_connection((host, port_of(url)), timeout)
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._ssl_context is not None:
@@ -115,174 +251,284 @@ class Http1Transport(httpx.BaseTransport):
         return Connection(sock)
 
 
-class ResponseHead(NamedTuple):
-    """Status, headers and framing of a response."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    content_length: int | None
-    """None: the length is not known in advance."""
-    is_chunked: bool
-    keep_alive: bool
-    """Whether the connection can be used again after the response."""
-
-
 class Connection:
-    """An open connection, and the bytes that were received but not read yet."""
+    """An open connection of `Http1Transport`."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._received = b""
+        self.socket = sock
         self.idle_since: float = 0.0
 
     def close(self) -> None:
         """Close the connection."""
-        self._socket.close()
+        self.socket.close()
 
     def is_readable(self) -> bool:
-        """Return whether the server has closed the connection, or sent bytes without a request."""
-        if self._received:
-            return True
+        """Return whether bytes have arrived, or the server has closed the connection."""
         if not hasattr(select, "poll"):  # on Windows
-            return bool(select.select([self._socket], [], [], 0)[0])
+            return bool(select.select([self.socket], [], [], 0)[0])
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+        poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(0))
 
     def send(self, data: bytes, timeout: float) -> None:
         """Send a request."""
-        self._socket.settimeout(timeout)
+        self.socket.settimeout(timeout)
         try:
-            self._socket.sendall(data)
+            self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             # A server may reject a request before it has received all of it, and close the
-            # connection. Without a response, the next read raises an error.
+            # connection. If it has sent no response, receiving raises an error, too.
             if not self.is_readable():
                 raise
 
-    def receive_head(self, method: str, timeout: float) -> ResponseHead:
-        """Receive the status line and the headers of the final response."""
-        self._socket.settimeout(timeout)
-        while True:
-            head = self._receive_until(b"\r\n\r\n", MAX_HEAD_BYTES)
-            response_head = _parse_head(head, method)
-            if response_head.status >= _FIRST_FINAL_STATUS:
-                return response_head
-
-    def iterate_content(self, head: ResponseHead) -> Iterator[bytes]:
-        """Yield the content of a response as it arrives."""
-        if head.is_chunked:
-            yield from self._iterate_chunks()
-        elif head.content_length is not None:
-            yield from self._receive_exactly(head.content_length)
-        else:
-            while data := self._take_received() or self._socket.recv(_RECEIVE_BYTES):
-                yield data
-
-    def _iterate_chunks(self) -> Iterator[bytes]:
-        while True:
-            line = self._receive_until(b"\r\n", _MAX_CHUNK_LINE_BYTES)
-            match = _CHUNK_LINE.fullmatch(line)
-            if match is None:
-                raise httpx.RemoteProtocolError(f"invalid length of a chunk: {line[:100]!r}")
-            length = int(match[1], 16)
-            if not length:
-                break
-            yield from self._receive_exactly(length)
-            if self._receive_until(b"\r\n", _MAX_CHUNK_LINE_BYTES) != b"\r\n":
-                raise httpx.RemoteProtocolError("a chunk is longer than its length")
-        while self._receive_until(b"\r\n", MAX_HEAD_BYTES) != b"\r\n":
-            pass  # trailers are ignored
-
-    def _receive_exactly(self, length: int) -> Iterator[bytes]:
-        while length:
-            data = self._take_received(length) or self._receive(min(length, _RECEIVE_BYTES))
-            length -= len(data)
-            yield data
-
-    def _receive_until(self, separator: bytes, max_bytes: int) -> bytes:
-        """Return the bytes up to and with a separator."""
-        while (index := self._received.find(separator)) < 0:
-            if len(self._received) > max_bytes:
-                raise httpx.RemoteProtocolError(f"the head has more than {max_bytes} bytes")
-            self._received += self._receive(_RECEIVE_BYTES)
-        return self._take_received(index + len(separator))
-
-    def _take_received(self, length: int | None = None) -> bytes:
-        taken = self._received if length is None else self._received[:length]
-        self._received = self._received[len(taken) :]
-        return taken
-
-    def _receive(self, max_bytes: int) -> bytes:
-        data = self._socket.recv(max_bytes)
-        if not data:
-            raise httpx.RemoteProtocolError("the server closed the connection without a response")
-        return data
-
 
 class ContentStream(httpx.SyncByteStream):
-    """The content of a response, which is received while it is iterated over."""
+    """The content of a response, which is received while it is iterated over.
+
+    `parts` were received with the head.
+    """
 
     def __init__(
-        self, transport: Http1Transport, connection: Connection, head: ResponseHead
+        self,
+        transport: Http1Transport,
+        connection: Connection,
+        parser: ResponseParser,
+        parts: list[bytes],
     ) -> None:
         self._transport = transport
-        self._connection: Connection | None = connection
-        self._head = head
-        self._is_complete = False
+        self._connection = connection
+        self._parser = parser
+        self._parts = parts
+        self._is_closed = False
 
     def __iter__(self) -> Iterator[bytes]:
-        assert self._connection is not None  # noqa: S101 - the response is not closed
-        with _translate_errors(httpx.ReadTimeout, httpx.ReadError):
-            yield from self._connection.iterate_content(self._head)
-        self._is_complete = True
+        yield from self._parts
+        while not self._parser.is_complete:
+            with _translate_errors(httpx.ReadTimeout, httpx.ReadError):
+                data = self._connection.socket.recv(_RECEIVE_BYTES)
+            yield from self._parser.feed(data)
 
     def close(self) -> None:
         """Keep the connection if the response is complete; otherwise close it."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            if self._is_complete and self._head.keep_alive:
-                self._transport.keep(connection)
+        if not self._is_closed:
+            self._is_closed = True
+            if self._parser.can_reuse_connection:
+                self._transport.keep(self._connection)
             else:
-                connection.close()
+                self._connection.close()
 
 
-def _format_head(request: httpx.Request) -> bytes:
+class AsyncHttp1Transport(httpx.AsyncBaseTransport):
+    """Sends requests to one server on asyncio; on trio, `httpx.AsyncHTTPTransport` sends them."""
+
+    def __init__(self, ssl_context: ssl.SSLContext | None = None) -> None:
+        self._ssl_context = ssl_context
+        if ssl_context is not None:
+            ssl_context.set_alpn_protocols(["http/1.1"])
+        self._process_id = os.getpid()
+        self._idle: list[AsyncConnection] = []
+        """Open connections without a request; the last was used last."""
+        self._trio_transport: httpx.AsyncHTTPTransport | None = None
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request; the content of the response is received while it is read."""
+        if in_trio():
+            if self._trio_transport is None:
+                verify = False if self._ssl_context is None else self._ssl_context
+                self._trio_transport = httpx.AsyncHTTPTransport(verify=verify)
+            return await self._trio_transport.handle_async_request(request)
+        timeouts: dict[str, float] = request.extensions["timeout"]
+        content, head = await request.aread(), format_head(request)
+        connection = self._take_idle_connection()
+        if connection is None:
+            connection = await self._connect(request.url, timeouts["connect"])
+        parser, parts = ResponseParser(request.method), []
+        connection.read_timeout = timeouts["read"]
+        try:
+            with _translate_errors(httpx.WriteTimeout, httpx.WriteError):
+                await connection.send(head + content, timeouts["write"])
+            with _translate_errors(httpx.ReadTimeout, httpx.ReadError):
+                while parser.head is None:
+                    parts = parser.feed(await connection.receive())
+        except BaseException:
+            connection.close()
+            raise
+        stream = AsyncContentStream(self, connection, parser, parts)
+        return httpx.Response(parser.head.status, headers=parser.head.headers, stream=stream)
+
+    async def aclose(self) -> None:
+        """Close the connections that have no request."""
+        if self._trio_transport is not None:
+            await self._trio_transport.aclose()
+        while self._idle:
+            self._idle.pop().close()
+
+    def keep(self, connection: AsyncConnection) -> None:
+        """Keep a connection, whose response was received completely, for the next request."""
+        connection.idle_since = now = environment.now()
+        self._idle.append(connection)
+        while len(self._idle) > MAX_IDLE_CONNECTIONS or self._idle[0].idle_since < now - MAX_IDLE_S:
+            self._idle.pop(0).close()
+
+    def _take_idle_connection(self) -> AsyncConnection | None:
+        if os.getpid() != self._process_id:  # after a fork: the parent process uses them
+            self._process_id = os.getpid()
+            self._idle.clear()
+        loop = asyncio.get_running_loop()
+        while self._idle:
+            connection = self._idle.pop()
+            is_fresh = connection.idle_since >= environment.now() - MAX_IDLE_S
+            if is_fresh and connection.loop is loop and connection.is_open():
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self, url: httpx.URL, timeout: float) -> AsyncConnection:
+        host = url.raw_host.decode("ascii")
+        with _translate_errors(httpx.ConnectTimeout, httpx.ConnectError):
+            async with asyncio.timeout(timeout):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    AsyncConnection, host, port_of(url), ssl=self._ssl_context
+                )
+        return connection
+
+
+class AsyncConnection(asyncio.Protocol):
+    """An open connection of `AsyncHttp1Transport`."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.idle_since: float = 0.0
+        self.read_timeout: float | None = None
+        self._received = b""
+        self._is_ended = False
+        self._error: Exception | None = None
+        self._can_write = True
+        self._waiter: asyncio.Future[None] | None = None
+        """Waits for received bytes, or until bytes can be written."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called when the connection is open."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Called with received bytes."""
+        self._received += data
+        if len(self._received) > _RECEIVE_BYTES:
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        """Called when the server has closed its side of the connection."""
+        self._is_ended = True
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called when the connection is closed."""
+        self._is_ended = self._can_write = True
+        self._error = exc
+        self._wake()
+
+    def pause_writing(self) -> None:
+        """Called when many bytes wait to be sent."""
+        self._can_write = False
+
+    def resume_writing(self) -> None:
+        """Called when most of these bytes have been sent."""
+        self._can_write = True
+        self._wake()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if not self.loop.is_closed():  # otherwise the loop has closed it
+            self._transport.abort()
+
+    def is_open(self) -> bool:
+        """Return whether the server has neither closed the connection nor sent bytes."""
+        return not (self._is_ended or self._received or self._transport.is_closing())
+
+    async def send(self, data: bytes, timeout: float) -> None:
+        """Send a request."""
+        self._transport.write(data)
+        if not self._can_write:
+            async with asyncio.timeout(timeout):
+                while not self._can_write:
+                    await self._wait()
+
+    async def receive(self) -> bytes:
+        """Return the next bytes; none at the end of the connection."""
+        if not self._received and not self._is_ended:
+            async with asyncio.timeout(self.read_timeout):
+                while not self._received and not self._is_ended:
+                    await self._wait()
+        if not self._received and self._error is not None:
+            raise self._error
+        received, self._received = self._received, b""
+        if len(received) > _RECEIVE_BYTES:
+            self._transport.resume_reading()
+        return received
+
+    async def _wait(self) -> None:
+        self._waiter = self.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class AsyncContentStream(httpx.AsyncByteStream):
+    """The asynchronous version of `ContentStream`."""
+
+    def __init__(
+        self,
+        transport: AsyncHttp1Transport,
+        connection: AsyncConnection,
+        parser: ResponseParser,
+        parts: list[bytes],
+    ) -> None:
+        self._transport = transport
+        self._connection = connection
+        self._parser = parser
+        self._parts = parts
+        self._is_closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self._parts:
+            yield part
+        while not self._parser.is_complete:
+            with _translate_errors(httpx.ReadTimeout, httpx.ReadError):
+                data = await self._connection.receive()
+            for part in self._parser.feed(data):
+                yield part
+
+    async def aclose(self) -> None:
+        """Keep the connection if the response is complete; otherwise close it."""
+        if not self._is_closed:
+            self._is_closed = True
+            if self._parser.can_reuse_connection:
+                self._transport.keep(self._connection)
+            else:
+                self._connection.close()
+
+
+def format_head(request: httpx.Request) -> bytes:
+    """Return the request line and the headers of a request."""
     lines = [b"%b %b HTTP/1.1" % (request.method.encode("ascii"), request.url.raw_path)]
     for name, value in request.headers.raw:
         if b"\r" in value or b"\n" in value or b"\0" in value:
-            raise httpx.LocalProtocolError(f"invalid value of the header {name!r}")
+            raise httpx.LocalProtocolError(f"invalid value of the header {name.decode()}")
         lines.append(b"%b: %b" % (name, value))
     lines += (b"", b"")
     return b"\r\n".join(lines)
 
 
-def _parse_head(head: bytes, method: str) -> ResponseHead:
-    status_line = _STATUS_LINE.match(head)
-    if status_line is None or not _HEADER_LINES.fullmatch(head, status_line.end()):
-        raise httpx.RemoteProtocolError(f"not an HTTP/1.1 response: {head[:100]!r}")
-    status = int(status_line[2])
-    headers: list[tuple[bytes, bytes]] = []
-    framing: dict[bytes, bytes] = {}
-    for line in head[status_line.end() :].split(b"\r\n")[:-2]:
-        name, _, value = line.partition(b":")
-        value = value.strip(b" \t")
-        headers.append((name, value))
-        key = name.lower()
-        if key in _FRAMING_HEADERS and framing.setdefault(key, value) != value:
-            raise httpx.RemoteProtocolError(f"two different values of {name.decode()}")
-    length, encoding = framing.get(b"content-length"), framing.get(b"transfer-encoding")
-    if encoding not in {None, b"chunked"} or (encoding is not None and length is not None):
-        raise httpx.RemoteProtocolError("the transfer encoding is not supported")
-    if length is not None and not _CONTENT_LENGTH.fullmatch(length):
-        raise httpx.RemoteProtocolError(f"invalid Content-Length: {length!r}")
-    content_length = None if length is None else int(length)
-    if status in _STATUSES_WITHOUT_CONTENT or method == "HEAD":
-        content_length, encoding = 0, None
-    has_end = encoding is not None or content_length is not None
-    wants_close = b"close" in framing.get(b"connection", b"").lower()
-    keep_alive = has_end and status_line[1] == b"1" and not wants_close
-    return ResponseHead(status, headers, content_length, encoding is not None, keep_alive)
+def port_of(url: httpx.URL) -> int:
+    """Return the port of a URL, or the default port of its scheme."""
+    return url.port or (443 if url.scheme == "https" else 80)
 
 
 @contextmanager

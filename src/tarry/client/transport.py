@@ -76,7 +76,7 @@ class ClientConfig:
         self.timeout: float = check_positive("timeout", timeout)
 
     def build_transport(self) -> httpx.BaseTransport:
-        """Return the default transport of the blocking client.
+        """Return the default transport of `Client`.
 
         If another package has replaced the method of `httpx.HTTPTransport` that sends, for traces
         or in tests, requests are sent with that class, so that the package sees them.
@@ -85,10 +85,19 @@ class ClientConfig:
 
         from tarry.client.http1 import Http1Transport
 
-        method = httpx.HTTPTransport.handle_request
-        if not isinstance(method, FunctionType) or method.__module__ != _HTTPX_TRANSPORT_MODULE:
+        if _is_replaced(httpx.HTTPTransport.handle_request):
             return httpx.HTTPTransport(verify=self.uses_tls)
         return Http1Transport(httpx.create_ssl_context() if self.uses_tls else None)
+
+    def build_async_transport(self) -> httpx.AsyncBaseTransport:
+        """Return the default transport of `AsyncClient`; see `build_transport`."""
+        import httpx
+
+        from tarry.client.http1 import AsyncHttp1Transport
+
+        if _is_replaced(httpx.AsyncHTTPTransport.handle_async_request):
+            return httpx.AsyncHTTPTransport(verify=self.uses_tls)
+        return AsyncHttp1Transport(httpx.create_ssl_context() if self.uses_tls else None)
 
     def build_retry_transports(
         self,
@@ -166,6 +175,11 @@ def _check_api_key(api_key: Any) -> str:
     # The value is not shown, because it is a secret.
     rule = "must be an API key of the service, a string of visible ASCII characters"
     raise ConfigurationTypeError("key", rule)
+
+
+def _is_replaced(method: object) -> bool:
+    """Return whether a method of httpx is no longer the function that httpx defines."""
+    return not isinstance(method, FunctionType) or method.__module__ != _HTTPX_TRANSPORT_MODULE
 
 
 class BufferingTransport:
