@@ -5,14 +5,14 @@ This protocol limits both. It also limits the number of clients, and disconnects
 read their responses.
 
 **Fast path.** For each request uvicorn creates an asyncio task, which receives the body and sends
-the response as ASGI messages. For new tasks (`POST /retry-tasks` and `POST /retry-tasks/batch`)
-neither is needed: the protocol waits for the complete body, and calls the API with headers and
-body. The API calls back with the response once the new tasks are stored. A batch of one task then
-takes 49 us instead of 60 us.
+the response as ASGI messages. If the headers and the body of a request for new tasks
+(`POST /retry-tasks` or `POST /retry-tasks/batch`) arrive in one read, neither is needed: the
+protocol calls the API with headers and body, and the API calls back with the response once the new
+tasks are stored. A batch of one task then takes 49 us instead of 60 us.
 
 uvicorn handles all other requests: other methods and paths, HTTP/1.0, `Connection: close`,
-`Expect: 100-continue`, a long or chunked body that does not arrive in one read, a pipelined request
-whose predecessor has no response yet, and a request of a client that does not read its responses.
+`Expect: 100-continue`, a body that arrives later, a pipelined request whose predecessor has no
+response yet, and a request of a client that does not read its responses.
 
 **Upgrades.** A request to switch to another protocol (WebSocket, or HTTP/2 as `h2c`) is handled as
 a request without its `Upgrade` header, as RFC 9110, 7.8 allows.
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from functools import partial
 from heapq import nsmallest
@@ -99,9 +98,6 @@ _MAX_UNUSED_BODY_BYTES = 16 * 1_048_576
 """How many bytes of a body may arrive that no application reads: chunk headers, and the rest of a
 body after the response. As much as the largest body that any path accepts, so that a client that
 reads its response only after it has sent such a body gets the response."""
-_MAX_AWAITED_BODY_BYTES = 65_536
-"""Largest body that the fast path waits for if it does not arrive in one read. uvicorn also buffers
-this much of a body for each connection. Many clients send headers and body in two packets."""
 _SMALL_CHUNK_BYTES = 1024
 """Each smaller chunk after the response counts as this many bytes more. A chunk takes 1 us even if
 it has one byte: with four clients that sent such chunks, /healthz took 8 s."""
@@ -144,7 +140,6 @@ class _FastPathCycle:
 
     body = b""
     more_body = True
-    is_awaited = False  # whether the body is short enough to wait for the rest of it
     keep_alive = True
     disconnected = False
     response_started = False
@@ -170,7 +165,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     headers: list[tuple[bytes, bytes]]
     expect_100_continue: bool
     _candidate: _FastPathCycle | None = None
-    """A request on the fast path whose body may not be complete yet."""
+    """A request that takes the fast path if its body is complete after the current read."""
     _header_bytes_after_first_read = 0
     """Bytes of headers (or trailers) that arrived after the read in which they began. An upper
     bound: body bytes of the same read are included until the parser reports them."""
@@ -352,22 +347,17 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             problem = self._problem or (_INVALID_TRAILER if is_trailer else _INVALID_URL)
         except HttpParserError as error:
             problem = problems.NOT_HTTP.problem(f"{error}.")
-        candidate = self._candidate
+        candidate, self._candidate = self._candidate, None
         if candidate is not None:
             if not candidate.more_body:
-                self._candidate = None
                 self._serve(candidate)
-            elif problem is None and not candidate.is_awaited:
-                if _content_length(candidate.headers) <= _MAX_AWAITED_BODY_BYTES:
-                    candidate.is_awaited = True
-                    self._unused_body_bytes = 0
-                else:
-                    self._candidate = self.cycle = None
-                    self._continue_with_uvicorn(
-                        candidate.path, candidate.headers, expects_continue=False
-                    )
-                    if candidate.body:
-                        super().on_body(candidate.body)
+            elif problem is None:  # the rest of the body has not arrived yet
+                self.cycle = None
+                self._continue_with_uvicorn(
+                    candidate.path, candidate.headers, expects_continue=False
+                )
+                if candidate.body:
+                    super().on_body(candidate.body)
         if self._header_bytes_after_first_read > _MAX_HEADER_BYTES or (
             self._awaited == "headers" and self._are_headers_too_large()
         ):
@@ -717,7 +707,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             return
         _logger.debug("request rejected, client=%s: %s", self.client, problem.detail)
         if self._awaited == "body":
-            rejected, self._candidate = self.cycle, None
+            rejected = self.cycle
             if rejected.response_started:
                 self._close()
                 return
@@ -743,11 +733,6 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             head = f"retry-after: 1\r\n{head}"
         self.transport.write(STATUS_LINE[problem.status] + head.encode() + body)
         self._close()
-
-
-def _content_length(headers: list[tuple[bytes, bytes]]) -> float:
-    """Return the value of `Content-Length`, which the parser has checked; inf if it is missing."""
-    return next((float(value) for name, value in headers if name == b"content-length"), math.inf)
 
 
 async def _send_without_chunks(cycle: Any, send: Any, message: Any) -> None:
