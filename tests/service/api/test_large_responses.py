@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.service.api import large_responses
-from tarry.service.api.messages import MAX_BODY_PART_BYTES
+from tarry.service.api.messages import _MAX_BODY_PART_BYTES
 from tests.service.api.harness import TARGET, ApiHarness, run_with_api
 from tests.service.api.test_auth import create_key
 
@@ -95,8 +95,8 @@ def test_a_large_body_is_sent_in_parts() -> None:
         response = await api.request("GET", "/retry-tasks")
         parts = response.messages[1:]
         assert str(len(response.body)) == response.header("content-length")
-        assert [MAX_BODY_PART_BYTES] * 2 == [len(part["body"]) for part in parts[:-1]]
-        assert 0 < len(parts[-1]["body"]) <= MAX_BODY_PART_BYTES
+        assert [_MAX_BODY_PART_BYTES] * 2 == [len(part["body"]) for part in parts[:-1]]
+        assert 0 < len(parts[-1]["body"]) <= _MAX_BODY_PART_BYTES
         assert [True, True, False] == [part.get("more_body", False) for part in parts]
         assert 5 == len(response.json["items"])
 

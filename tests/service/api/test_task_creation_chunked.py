@@ -13,7 +13,6 @@ import pytest
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.api.auth import make_api_key
 from tarry.service.api.context import ApiLimits
-from tarry.service.api.messages import ApiResponse
 from tests.service.api.harness import TARGET, ApiHarness, Response, run_with_api
 
 TASK = json.dumps({"targetUrl": TARGET, "idempotencyKey": "k"}).encode()
@@ -22,19 +21,15 @@ JSON = {"content-type": "application/json"}
 
 
 def send_on_both_paths(
-    body: bytes,
-    headers: dict[str, str],
-    *,
-    path: str = "/retry-tasks",
-    error: Exception | None = None,
-    **options: Any,
+    body: bytes, headers: dict[str, str], *, error: Exception | None = None, **options: Any
 ) -> list[tuple[Sequence[Response], int]]:
     """Send a request twice on each path; return the responses and the number of tasks."""
 
     async def test(api: ApiHarness, chunks: bytes | list[bytes]) -> tuple[Sequence[Response], int]:
         api.engine.error = error
         responses = [
-            await api.request("POST", path, body=chunks, headers=headers) for _ in range(2)
+            await api.request("POST", "/retry-tasks", body=chunks, headers=headers)
+            for _ in range(2)
         ]
         return responses, await api.count_tasks()
 
@@ -72,53 +67,6 @@ def test_responses_are_equal(body: bytes, headers: dict[str, str], statuses: lis
         response.messages for response in complete
     ]
     assert stored_chunked == stored == (201 in statuses)
-
-
-@pytest.mark.parametrize(
-    ("tasks", "headers", "statuses"),
-    [
-        ([TASK], JSON, [200, 200]),
-        ([TASK], {**JSON, "prefer": "return=minimal"}, [200, 200]),
-        ([], JSON, [200, 200]),
-        ([b"{}", TASK, b"7"], JSON, [200, 200]),
-        ([TASK[:-1] + b', "body": "' + b"x" * 100 + b'"}'], JSON, [200, 200]),
-        ([b'{"targetUrl": "nonsense"}'] * 60 + [TASK], JSON, [200, 200]),
-        ([TASK], {**JSON, "idempotency-key": '"k"'}, [200, 200]),
-        ([TASK, b"{}"], {**JSON, "idempotency-key": '"k"'}, [400, 400]),
-        ([TASK], {"content-type": "text/plain"}, [415, 415]),
-        ([TASK[:-1]], JSON, [400, 400]),
-    ],
-)
-def test_responses_to_batches_are_equal(
-    tasks: list[bytes], headers: dict[str, str], statuses: list[int]
-) -> None:
-    """Status, headers, body and the number of stored tasks are equal for a batch, too."""
-    body = b'{"tasks": [%b]}' % b",".join(tasks)
-    (complete, stored), (chunks, stored_chunked) = send_on_both_paths(
-        body, headers, path="/retry-tasks/batch", limits=SMALL_LIMITS
-    )
-    assert statuses == [response.status for response in complete]
-    assert [response.messages for response in chunks] == [
-        response.messages for response in complete
-    ]
-    assert stored_chunked == stored == (TASK[:-1] in body and 200 in statuses)
-
-
-def test_a_small_batch_needs_no_asyncio_task() -> None:
-    """A batch of more than 50 tasks has one, because it is built in parts."""
-
-    async def test(api: ApiHarness) -> None:
-        await api.create()  # caches the policy
-        handle = api.api.fast_routes[b"/retry-tasks/batch"]
-        lines = [(b"host", b"tarry.test"), (b"content-type", b"application/json")]
-        scope = {"method": "POST", "path": "/retry-tasks/batch", "headers": lines}
-        for count, has_asyncio_task in ((50, False), (51, True)):
-            body = json.dumps({"tasks": [{"targetUrl": TARGET}] * count}).encode()
-            responded: asyncio.Future[ApiResponse] = asyncio.get_running_loop().create_future()
-            assert has_asyncio_task == (handle(scope, body, responded.set_result) is not None)
-            assert count == (await responded).body.count(b'"status":201')
-
-    run_with_api(test)
 
 
 @pytest.mark.parametrize(

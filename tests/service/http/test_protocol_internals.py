@@ -63,7 +63,7 @@ PARSER_METHODS = [
     "should_keep_alive",
     "should_upgrade",
 ]
-FLOW_ATTRIBUTES = ["drain", "read_paused", "resume_reading", "write_paused"]
+FLOW_ATTRIBUTES = ["read_paused", "resume_reading", "write_paused"]
 CYCLE_ATTRIBUTES = [
     "body",
     "chunked_encoding",

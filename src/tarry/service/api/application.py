@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tarry.service.api.routing import Handler, Operation
     from tarry.wire.http import Receive, Scope, Send
 
-_FAST_PATHS = ("/retry-tasks", "/retry-tasks/batch")
+_CREATE_TASK_PATH = "/retry-tasks"
 _PUBLIC_TENANT = ""
 """The tenant of requests to public paths, which need no API key."""
 
@@ -80,7 +80,7 @@ class Api:
         }
         """Endpoints of paths without parameters: a dict is faster than Starlette's router."""
         self.fast_routes: dict[bytes, BufferedRequestHandler] = {
-            path.encode(): endpoints[path].handle_buffered for path in _FAST_PATHS
+            _CREATE_TASK_PATH.encode(): endpoints[_CREATE_TASK_PATH].handle_buffered
         }
         """By path: handlers for `POST` requests that the HTTP server has received completely."""
         # Fixed paths first, then longer paths first: `{lane}` would also match `{lane}/pause`.

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, cast
 from weakref import WeakValueDictionary
 
 from tarry.service.api import problems
-from tarry.service.api.messages import ApiResponse, PendingResponse
+from tarry.service.api.messages import ApiResponse
 from tarry.service.tenant_shares import TenantShares
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from tarry.service.api.messages import ApiRequest
     from tarry.service.api.routing import Handler
     from tarry.wire.http import Scope, Send
@@ -55,22 +53,13 @@ class LargeResponseLimiter:
     def limit_unread(self, handler: Handler) -> Handler:
         """Return a handler that rejects requests of tenants with too many unread responses."""
 
-        def handle(request: ApiRequest) -> Awaitable[ApiResponse]:
-            tenant = request.tenant
-            if not self._unread_bytes.is_available(tenant):
+        async def handle(request: ApiRequest) -> ApiResponse:
+            if not self._unread_bytes.is_available(request.tenant):
                 detail = "Clients have not read earlier large responses yet. Read these first."
                 raise problems.unavailable(detail)
-            unread_bytes = self._unread_bytes
-
-            def count(response: ApiResponse) -> ApiResponse:
-                fields = (response.status, response.body, response.headers)
-                return LargeResponse(*fields, tenant, unread_bytes)
-
-            awaitable = cast("Awaitable[ApiResponse]", handler(request))
-            if not isinstance(awaitable, PendingResponse):
-                return PendingResponse(awaitable, count)
-            build_response = awaitable.build_response
-            return PendingResponse(awaitable.result, lambda result: count(build_response(result)))
+            response = cast("ApiResponse", await handler(request))
+            fields = (response.status, response.body, response.headers)
+            return LargeResponse(*fields, request.tenant, self._unread_bytes)
 
         return handle
 

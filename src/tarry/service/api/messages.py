@@ -38,7 +38,7 @@ _COMMON_HEADER_LINES = b"".join(b"%b: %b\r\n" % header for header in _COMMON_HEA
 _JSON_CONTENT_TYPE = (b"content-type", b"application/json")
 _PROBLEM_CONTENT_TYPE = (b"content-type", PROBLEM_MEDIA_TYPE.encode())
 _NO_CONTENT = 204
-MAX_BODY_PART_BYTES = 65_536
+_MAX_BODY_PART_BYTES = 65_536
 """A larger body is sent in parts. Each part waits until the client has read most of the previous
 parts. uvicorn would otherwise copy the whole body to the write buffer of the connection."""
 
@@ -184,7 +184,11 @@ class ApiResponse(msgspec.Struct, eq=False):
 
     def encode_http1(self, more_headers: list[tuple[bytes, bytes]]) -> bytes:
         """Return the HTTP/1.1 response without its status line."""
-        head = encode_header_lines([*more_headers, *self.headers])
+        lines = [b"%b: %b\r\n" % header for header in (*more_headers, *self.headers)]
+        head = b"".join(lines)
+        # A line break in a header would inject another header.
+        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            raise ValueError(f"a response header contains a line break: {head!r}")
         body = self.body
         parts = (head, _COMMON_HEADER_LINES, len(body), body)
         return b"%b%bcontent-length: %d\r\n\r\n%b" % parts
@@ -197,26 +201,17 @@ class ApiResponse(msgspec.Struct, eq=False):
         body = b"" if scope["method"] == "HEAD" else self.body
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         begin = 0
-        while len(body) - begin > MAX_BODY_PART_BYTES:
-            part = body[begin : begin + MAX_BODY_PART_BYTES]
+        while len(body) - begin > _MAX_BODY_PART_BYTES:
+            part = body[begin : begin + _MAX_BODY_PART_BYTES]
             await send({"type": "http.response.body", "body": part, "more_body": True})
-            begin += MAX_BODY_PART_BYTES
+            begin += _MAX_BODY_PART_BYTES
         await send({"type": "http.response.body", "body": body[begin:]})
-
-
-def encode_header_lines(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Return the lines of response headers; raise ValueError if a header has a line break."""
-    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-    # A line break in a header would inject another header.
-    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
-        raise ValueError(f"a response header contains a line break: {lines!r}")
-    return lines
 
 
 class PendingResponse(msgspec.Struct, eq=False):
     """A response that is not ready yet: `build_response` builds it when `result` is available.
 
-    For new tasks, `result` is a future: for speed, `Endpoint.handle_buffered` adds a
+    For `POST /retry-tasks`, `result` is a future: for speed, `Endpoint.handle_buffered` adds a
     callback to it, and starts no asyncio task. Other callers await the PendingResponse.
     """
 

@@ -5,10 +5,10 @@ This protocol limits both. It also limits the number of clients, and disconnects
 read their responses.
 
 **Fast path.** For each request uvicorn creates an asyncio task, which receives the body and sends
-the response as ASGI messages. If the headers and the body of a request for new tasks
-(`POST /retry-tasks` or `POST /retry-tasks/batch`) arrive in one read, neither is needed: the
-protocol calls the API with headers and body, and the API calls back with the response once the new
-tasks are stored. A batch of one task then takes 49 us instead of 60 us.
+the response as ASGI messages. If the headers and the body of a `POST /retry-tasks` arrive in one
+read, neither the asyncio task nor the messages are needed: the protocol calls the API with headers
+and body, and the API calls back with the response once the new task is stored. The time that the
+protocol takes per request falls from 37.5 us to 26.8 us.
 
 uvicorn handles all other requests: other methods and paths, HTTP/1.0, `Connection: close`,
 `Expect: 100-continue`, a body that arrives later, a pipelined request whose predecessor has no
@@ -40,11 +40,7 @@ from httptools import (
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tarry.service.api import problems
-from tarry.service.api.messages import (
-    IS_ABANDONED,
-    MAX_BODY_PART_BYTES,
-    encode_header_lines,
-)
+from tarry.service.api.messages import IS_ABANDONED
 from tarry.service.file_descriptors import RESERVED_FOR_HEALTH_CHECKS
 from tarry.wire.http import PROBLEM_MEDIA_TYPE
 
@@ -597,60 +593,22 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         }
         body, cycle.body = cycle.body, b""  # so that an idle connection does not keep it in memory
         task = self._fast_routes[cycle.path](scope, body, partial(self._respond, cycle))
-        if task is not None:
-            self._add_task(task)
-
-    def _add_task(self, task: asyncio.Task[Any]) -> None:
-        """Let the server wait for an asyncio task at shutdown."""
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        if task is not None:  # the server waits for it at shutdown
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
 
     def _respond(self, cycle: _FastPathCycle, response: ApiResponse) -> None:
         if self.transport.is_closing():
             return
-        cycle.response_started = True
-        if len(response.body) > MAX_BODY_PART_BYTES:
-            self._add_task(self.loop.create_task(self._respond_in_parts(cycle, response)))
-            return
-        try:
-            headers = self._response_headers(cycle)
-            self.transport.write(STATUS_LINE[response.status] + response.encode_http1(headers))
-        except ValueError as error:
-            self._log_invalid_header(cycle, error)
-        self._end_response(cycle)
-
-    async def _respond_in_parts(self, cycle: _FastPathCycle, response: ApiResponse) -> None:
-        """Send a large response. Each part waits until the client has read most of the last one."""
-
-        async def send(message: Any) -> None:
-            await self.flow.drain()
-            if self.transport.is_closing():
-                return
-            if message["type"] == "http.response.start":
-                headers = [*self._response_headers(cycle), *message["headers"]]
-                head = encode_header_lines(headers)
-                self.transport.write(b"%b%b\r\n" % (STATUS_LINE[message["status"]], head))
-            else:
-                self.transport.write(message["body"])
-
-        try:
-            await response.send({"method": "POST"}, send)
-        except ValueError as error:
-            self._log_invalid_header(cycle, error)
-        if not self.transport.is_closing():
-            self._end_response(cycle)
-
-    def _response_headers(self, cycle: _FastPathCycle) -> list[tuple[bytes, bytes]]:
-        """Return the headers that the server adds to a response."""
         headers = self.server_state.default_headers
-        return headers if cycle.keep_alive else [*headers, (b"connection", b"close")]
-
-    def _log_invalid_header(self, cycle: _FastPathCycle, error: ValueError) -> None:
-        _logger.error("response not sent: invalid header, path=%s", cycle.path, exc_info=error)
-        cycle.keep_alive = False
-
-    def _end_response(self, cycle: _FastPathCycle) -> None:
-        cycle.response_complete = True
+        if not cycle.keep_alive:
+            headers = [*headers, (b"connection", b"close")]
+        cycle.response_started = cycle.response_complete = True
+        try:
+            self.transport.write(STATUS_LINE[response.status] + response.encode_http1(headers))
+        except ValueError:
+            _logger.exception("response not sent: invalid header, path=%s", cycle.path)
+            cycle.keep_alive = False
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
