@@ -19,7 +19,7 @@ from tarry.client.coalescing import (
     EARLY_START_TASKS,
     MAX_COALESCED_BYTES,
     MAX_COALESCED_TASKS,
-    RETURN_WAIT_S,
+    MAX_RETURN_WAIT_S,
     Coalescer,
     EnqueueCall,
     ThreadEvent,
@@ -205,7 +205,7 @@ def test_call_with_a_wait_or_deadline_is_sent_alone(
     assert [1] * 4 == request_sizes(service)
 
 
-class HeldBatch:
+class DelayedBatch:
     """The first batch that the service receives, whose response waits for `can_respond`."""
 
     def __init__(self, service: FakeService) -> None:
@@ -222,15 +222,15 @@ class HeldBatch:
 
 def test_cancelled_sender_does_not_affect_other_calls(service: FakeService) -> None:
     """If the call that sends a batch is cancelled, another call sends the batch again."""
-    held = HeldBatch(service)
+    delayed_batch = DelayedBatch(service)
 
     async def main() -> list[Any]:
         async with AsyncClient(service.url) as client:
             calls = [asyncio.create_task(client.enqueue(HOOK, key=f"key-{n}")) for n in range(6)]
-            await asyncio.to_thread(held.is_received.wait)
+            await asyncio.to_thread(delayed_batch.is_received.wait)
             calls[1].cancel()
             await asyncio.wait(calls[1:2])
-            held.can_respond.set()
+            delayed_batch.can_respond.set()
             assert calls[1].cancelled()
             return await asyncio.gather(*calls[2:])
 
@@ -256,7 +256,7 @@ def test_cancelled_waiting_call_is_not_sent(service: FakeService) -> None:
 
 def test_cancelled_sender_on_trio_does_not_affect_other_calls(service: FakeService) -> None:
     """On trio, calls share requests, and if a sender is cancelled, another call sends the batch."""
-    held = HeldBatch(service)
+    delayed_batch = DelayedBatch(service)
     keys: list[str] = []
 
     async def main() -> None:
@@ -269,12 +269,12 @@ def test_cancelled_sender_on_trio_does_not_affect_other_calls(service: FakeServi
 
             for number in range(6):
                 nursery.start_soon(enqueue, number)
-            await trio.to_thread.run_sync(held.is_received.wait)
+            await trio.to_thread.run_sync(delayed_batch.is_received.wait)
             sender = next(n for n in range(6) if client_sends(client, n))
             keys.append(f"key-{sender}")  # cancelled below
             scopes[sender].cancel()
             await trio.testing.wait_all_tasks_blocked()
-            held.can_respond.set()
+            delayed_batch.can_respond.set()
 
     def client_sends(client: AsyncClient, number: int) -> bool:
         assert client._coalescer is not None
@@ -289,16 +289,16 @@ def test_cancelled_sender_on_trio_does_not_affect_other_calls(service: FakeServi
 
 def test_cancelled_calls_do_not_block_the_others(service: FakeService) -> None:
     """If a waiting call of a batch is cancelled, and then its sender, the others are sent again."""
-    held = HeldBatch(service)
+    delayed_batch = DelayedBatch(service)
 
     async def main() -> list[Any]:
         async with AsyncClient(service.url) as client:
             calls = [asyncio.create_task(client.enqueue(HOOK, key=f"key-{n}")) for n in range(6)]
-            await asyncio.to_thread(held.is_received.wait)
+            await asyncio.to_thread(delayed_batch.is_received.wait)
             for number in (2, 1):  # 1 is the sender
                 calls[number].cancel()
                 await asyncio.wait([calls[number]])
-            held.can_respond.set()
+            delayed_batch.can_respond.set()
             return await asyncio.gather(*calls[3:])
 
     tasks = asyncio.run(main())
@@ -472,7 +472,7 @@ def test_slow_request_does_not_block_other_calls(
 
 
 def complete_shared_request(coalescer: Coalescer[FakeEvent]) -> list[EnqueueCall[FakeEvent]]:
-    """Complete a request of three calls, of which the first sent it; return the calls."""
+    """Complete a request of three calls, which the first call has sent; return the calls."""
     calls = add_calls(coalescer, 3)
     batch = coalescer.take_batch(calls[0])
     assert batch is not None
@@ -490,7 +490,7 @@ def test_next_request_waits_until_the_callers_have_returned(
         coalescer.take_result(sender)
         [first] = add_calls(coalescer, 1)
         assert coalescer.take_batch(first) is None
-        assert RETURN_WAIT_S == pytest.approx(first.max_wait_s)
+        assert MAX_RETURN_WAIT_S == pytest.approx(first.max_wait_s)
         coalescer.take_result(others[0])
         [second] = add_calls(coalescer, 1)
         assert coalescer.take_batch(second) is None
@@ -507,7 +507,7 @@ def test_caller_that_does_not_return_does_not_block_other_calls(
     with VirtualClock() as clock:
         sender, *others = complete_shared_request(coalescer)
         coalescer.take_result(sender)
-        clock.advance(RETURN_WAIT_S)
+        clock.advance(MAX_RETURN_WAIT_S)
         calls = add_calls(coalescer, 1)
         assert calls == take_calls(coalescer, calls[0])
         calls = add_calls(coalescer, 1)
@@ -516,8 +516,8 @@ def test_caller_that_does_not_return_does_not_block_other_calls(
             assert coalescer.take_result(call) is None
 
 
-def test_thread_event_is_set_once() -> None:
-    """Waiting for a thread event ends when it is set, or after the timeout."""
+def test_thread_event_is_cleared_by_a_wait() -> None:
+    """A wait ends when the event is set, or after the timeout; setting it twice is an error."""
     event = ThreadEvent()
     event.wait(0)
     event.set()

@@ -1,4 +1,4 @@
-"""The transports of the clients: they send requests as those of httpx do, in less time."""
+"""The HTTP/1.1 transports of the clients return the same results as the transports of httpx."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def fetch_async(transport: httpx.AsyncBaseTransport, request: httpx.Reques
 
 
 class AsyncFetcher:
-    """Runs `AsyncHttp1Transport` on an event loop of its own, with the interface of a transport."""
+    """Sends requests with `AsyncHttp1Transport` on its own event loop; see `Fetcher`."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -216,7 +216,7 @@ def test_response_can_arrive_byte_by_byte(name: str) -> None:
     ],
 )
 def test_ambiguous_head_is_an_error(head: bytes) -> None:
-    """Heads that programs read in different ways are errors, although httpx accepts some."""
+    """Heads that HTTP parsers read differently are errors, although httpx accepts some of them."""
     with pytest.raises(httpx.RemoteProtocolError):
         parse_head(head, "GET")
 
@@ -232,7 +232,7 @@ def test_request_has_its_headers_and_content(fetcher: Fetcher, service: FakeServ
 
 
 def test_header_with_a_line_break_is_not_sent() -> None:
-    """A value that would end the header is an error of the program."""
+    """A header value with a line break raises a `LocalProtocolError`."""
     with Http1Transport() as transport, pytest.raises(httpx.LocalProtocolError, match="X-A"):
         transport.handle_request(build_request("http://127.0.0.1:9", headers={"X-A": "1\r\nB: 2"}))
 
@@ -255,7 +255,7 @@ def test_connection_is_used_again(fetcher: Fetcher) -> None:
     ],
 )
 def test_connection_that_cannot_be_used_again_is_closed(fetcher: Fetcher, first: bytes) -> None:
-    """After such a response, the next request uses a new connection."""
+    """After a response that does not keep its connection alive, a new connection is opened."""
     with running_server([first], [OK]) as server:
         fetcher.fetch(build_request(server.url))
         result = fetcher.fetch(build_request(server.url))
@@ -263,7 +263,7 @@ def test_connection_that_cannot_be_used_again_is_closed(fetcher: Fetcher, first:
 
 
 def test_connection_of_an_unread_response_is_closed() -> None:
-    """A response that is closed before its end takes its connection with it."""
+    """If a response is closed before its content was read, its connection is closed."""
     long = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1234"
     with running_server([long], [OK]) as server, Http1Transport() as transport:
         transport.handle_request(build_request(server.url)).close()
@@ -272,7 +272,7 @@ def test_connection_of_an_unread_response_is_closed() -> None:
 
 
 def test_idle_connections_are_closed() -> None:
-    """A connection that was idle for long is not used again, and their number is bounded."""
+    """A connection that was idle for long is closed; the number of idle connections is limited."""
     with VirtualClock() as clock, Http1Transport() as transport:
         with running_server([OK], [OK]) as server:
             fetch(transport, build_request(server.url))
@@ -302,7 +302,7 @@ def test_connections_of_the_parent_process_are_not_used(monkeypatch: pytest.Monk
 
 
 def test_unreachable_server_is_a_connect_error(fetcher: Fetcher) -> None:
-    """A refused connection and an unknown name are connect errors."""
+    """A refused connection and an unknown host name raise a `ConnectError`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     assert httpx.ConnectError is fetcher.fetch(build_request(f"http://127.0.0.1:{port}"))
@@ -310,7 +310,7 @@ def test_unreachable_server_is_a_connect_error(fetcher: Fetcher) -> None:
 
 
 def test_missing_response_is_a_read_timeout(fetcher: Fetcher) -> None:
-    """A server that does not respond in time is a read timeout."""
+    """If the server does not respond in time, a `ReadTimeout` is raised."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         request = build_request(f"http://127.0.0.1:{listener.getsockname()[1]}")
         request.extensions["timeout"]["read"] = 0.01
@@ -318,7 +318,7 @@ def test_missing_response_is_a_read_timeout(fetcher: Fetcher) -> None:
 
 
 def test_request_that_is_not_received_is_a_write_timeout(fetcher: Fetcher) -> None:
-    """A server that does not receive a long request in time is a write timeout."""
+    """If the server does not receive a long request in time, a `WriteTimeout` is raised."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         request = build_request(url, "POST", content=bytes(32 << 20))
@@ -370,7 +370,7 @@ def test_early_response_is_read() -> None:
 
 
 def test_certificate_is_verified() -> None:
-    """TLS works with a valid certificate; another one is a permanent error, without a retry."""
+    """A trusted certificate is accepted; an untrusted certificate is an error without a retry."""
     with hostile_targets() as targets:
         trusted = ssl.create_default_context(cafile=targets.ca_file)
         url = targets.tls_urls["good"] + "ok"
@@ -382,18 +382,18 @@ def test_certificate_is_verified() -> None:
     assert "attempts" not in "".join(getattr(raised.value, "__notes__", []))
 
 
-def test_replaced_method_of_httpx_sees_the_requests(
+def test_replaced_method_of_httpx_is_called(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A package that replaces the method with which httpx sends, as OpenTelemetry does, works."""
-    seen: list[str] = []
+    """The client calls `handle_request` of httpx if it is replaced, as by OpenTelemetry."""
+    sent_urls: list[str] = []
     send = httpx.HTTPTransport.handle_request
 
     def record(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
-        seen.append(str(request.url))
+        sent_urls.append(str(request.url))
         return send(self, request)
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", record)
     with Client(service.url) as client:
         client.enqueue("https://example.com/hook", key="key-1")
-    assert [f"{service.url}/retry-tasks"] == seen
+    assert [f"{service.url}/retry-tasks"] == sent_urls

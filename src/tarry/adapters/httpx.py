@@ -164,10 +164,10 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
 def _has_permanent_tls_cause(error: Exception) -> bool:
     """Return whether a permanent TLS error, such as an invalid certificate, is the cause.
 
-    The cause of an httpx error is an httpcore error, or the original error if another transport
-    raised it. The original error is the cause of the httpcore error, or its context if it has no
-    cause. The context of the original error is not searched, because it may be an unrelated error
-    of the user.
+    The cause of an httpx error is an httpcore error, or the original error if the transport does
+    not use httpcore. The original error is the cause of the httpcore error, or its context if it
+    has no cause. The context of the original error is not searched, because it may be an unrelated
+    error of the user.
     """
     cause = error.__cause__
     if cause is not None and messages.is_permanent_tls_error(cause):

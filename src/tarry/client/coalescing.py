@@ -1,13 +1,13 @@
 """Coalesces `enqueue` calls: calls that wait at the same time share one request, a batch.
 
-A call that finds no request under way is sent at once, so a program that makes one call at a time
-waits no longer. Otherwise the call waits, and when the request ends, the longest waiting call sends
+A call that finds no request in flight is sent at once, so a program that makes one call at a time
+does not wait. Otherwise the call waits, and when the request ends, the longest waiting call sends
 all waiting calls as a batch. If many calls wait, a second request is sent before the first has
 ended, so that client and service work at the same time. No thread or task is needed.
 
-When a request ends, the next one waits until the callers have returned, because most of them call
-`enqueue` again at once. Otherwise the first of them would send its call alone, and the others would
-wait for that request.
+When a request ends, the next request waits until the callers of the ended request have returned,
+because most of these callers call `enqueue` again at once. Without this wait, the first caller
+would send its next call alone, and the other callers would wait for that request.
 
 A request that takes longer than `SLOW_REQUEST_S` may be lost. It does not block other calls: the
 longest waiting call then sends the waiting calls with another request.
@@ -46,9 +46,9 @@ EARLY_START_TASKS = 32
 """Number of waiting calls from which a second request is sent before the first has ended. With one
 request at a time, 64 coroutines added 2,300 instead of 3,300 tasks per second. With two requests
 for any number of calls, 8 threads added 800 instead of 1,060."""
-RETURN_WAIT_S = 0.001
-"""How long a call waits at most until the callers of a request that has ended have returned. With
-this wait, 8 threads added 1,600 instead of 1,110 tasks per second."""
+MAX_RETURN_WAIT_S = 0.001
+"""Maximum time that the next request waits until the callers of an ended request have returned.
+With this wait, 8 threads added 1,600 instead of 1,110 tasks per second."""
 MAX_COALESCED_TASKS = 500
 MAX_COALESCED_BYTES = 1 << 20
 """Size of the tasks of a batch. A larger task is sent alone."""
@@ -77,11 +77,11 @@ class ThreadEvent:
         self._lock.acquire()
 
     def set(self) -> None:
-        """Wake the thread; raises a `RuntimeError` if the event is set."""
+        """Wake the thread; raises a `RuntimeError` if the event is already set."""
         self._lock.release()
 
     def wait(self, timeout: float | None) -> None:
-        """Return when the event is set, or after `timeout` seconds."""
+        """Return when the event is set, and clear it, or return after `timeout` seconds."""
         self._lock.acquire(timeout=-1 if timeout is None else timeout)
 
 
@@ -96,14 +96,14 @@ class EnqueueCall(Generic[EventT]):
         """The request that sends this task alone."""
         self.size: int = len(request.content or b"")
         self.is_waiting: bool = False
-        """Whether the call is in the queue, and not in a request that is under way."""
+        """Whether the call is in the queue, and not in a request that is in flight."""
         self.is_withdrawn: bool = False
         """Whether the caller was cancelled."""
         self.is_done: bool = False
         self.task: RetryTask | None = None
         self.error: Exception | None = None
-        """A call that is done without a task or an error has to be sent alone, because the service
-        has rejected the whole batch, or could not store this task now."""
+        """If the call is done, and `task` and `error` are None, the caller has to send the request
+        alone: the service has rejected the whole batch, or could not store this task now."""
         self.event: EventT | None = None
         """The event for which the caller waits; None until it waits for the first time."""
         self.max_wait_s: float | None = None
@@ -121,7 +121,7 @@ class Batch(Generic[EventT]):
 
 
 class Coalescer(Generic[EventT]):
-    """The `enqueue` calls of a client that wait, and the requests that are under way.
+    """The `enqueue` calls of a client that wait, and the requests that are in flight.
 
     `new_event` returns an event for which a call can wait. Threads may share a coalescer, if they
     can set its events.
@@ -134,7 +134,7 @@ class Coalescer(Generic[EventT]):
     def _reset(self) -> None:
         self._process_id = os.getpid()
         self._waiting: deque[EnqueueCall[EventT]] = deque()
-        self._batches: list[Batch[EventT]] = []  # batches whose requests are under way
+        self._batches: list[Batch[EventT]] = []  # batches whose requests are in flight
         self._returning: set[EnqueueCall[EventT]] = set()  # done, but the caller has not returned
         self._return_deadline = -inf
         self._lock = Lock()
@@ -165,7 +165,8 @@ class Coalescer(Generic[EventT]):
                 return None
             max_tasks = MAX_COALESCED_TASKS
             if not self._batches and len(self._waiting) >= 2 * EARLY_START_TASKS:
-                max_tasks = min(max_tasks, len(self._waiting) // 2)  # the second request has more
+                # A second request sends the rest while this request is in flight.
+                max_tasks = min(max_tasks, len(self._waiting) // 2)
             calls: list[EnqueueCall[EventT]] = []
             size = 0
             while self._waiting and len(calls) < max_tasks:
@@ -207,7 +208,7 @@ class Coalescer(Generic[EventT]):
     def take_result(self, call: EnqueueCall[EventT]) -> RetryTask | None:
         """Return the task of a call that is done, or raise its error; None: it is sent alone.
 
-        The caller returns now, unless it sends the call alone.
+        After this, the next request does not wait for this caller to return.
         """
         with self._lock:
             if call in self._returning:
@@ -235,7 +236,7 @@ class Coalescer(Generic[EventT]):
             self._wake_first()  # the first call may have been this one
 
     def _busy_s(self) -> float:
-        """Return how long calls have to wait at most for requests, and for callers to return."""
+        """Return how long calls wait at most for requests in flight, or for callers to return."""
         if not self._batches and not self._returning:
             return 0.0
         now = environment.now()
@@ -256,7 +257,7 @@ class Coalescer(Generic[EventT]):
         now = environment.now()
         if now >= self._return_deadline:
             self._returning.clear()  # callers that are cancelled, or whose event loop is closed
-        self._return_deadline = now + RETURN_WAIT_S
+        self._return_deadline = now + MAX_RETURN_WAIT_S
         for call in batch.calls:
             if call.event is not None and not call.is_withdrawn:
                 self._returning.add(call)
@@ -270,7 +271,7 @@ class Coalescer(Generic[EventT]):
 
 def _wake(call: EnqueueCall[EventT]) -> None:
     if call.event is not None:  # else the caller has not waited yet, and calls `take_batch` next
-        with suppress(RuntimeError):  # it is set, or the event loop of the caller is closed
+        with suppress(RuntimeError):  # already set, or the caller's event loop is closed
             call.event.set()
 
 

@@ -1,7 +1,7 @@
-"""HTTP/1.1 transports of httpx for requests to one server: `Http1Transport`, `AsyncHttp1Transport`.
+"""httpx transports for HTTP/1.1 requests to one server: `Http1Transport`, `AsyncHttp1Transport`.
 
 A request takes half of the processor time that it takes with `httpx.HTTPTransport`. Proxies and
-HTTP/2 are not supported; a program that needs them passes a transport of httpx to the client.
+HTTP/2 are not supported; a program that needs them passes a `transport` of httpx to the client.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ class ResponseParser:
         return self.is_complete and is_alive and not self._buffer
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Parse received bytes, none at the end of the connection; return the content in them."""
+        """Parse received bytes, and return the parts of the content in them.
+
+        `data` is empty if the server has closed the connection.
+        """
         self._buffer += data
         while self.head is None:
             head = self._take_line(b"\r\n\r\n")
@@ -109,7 +112,7 @@ class ResponseParser:
                 yield None
             match = _CHUNK_LINE.fullmatch(line)
             if match is None:
-                raise httpx.RemoteProtocolError(f"invalid length of a chunk: {line[:100]!r}")
+                raise httpx.RemoteProtocolError(f"invalid chunk size: {line[:100]!r}")
             length = int(match[1], 16)
             if not length:
                 break
@@ -117,7 +120,7 @@ class ResponseParser:
             while (line := self._take_line(b"\r\n")) is None:
                 yield None
             if line != b"\r\n":
-                raise httpx.RemoteProtocolError("a chunk is longer than its length")
+                raise httpx.RemoteProtocolError("a chunk is longer than its chunk size")
         while line != b"\r\n":  # trailers, which are ignored
             while (line := self._take_line(b"\r\n")) is None:
                 yield None
@@ -129,7 +132,7 @@ class ResponseParser:
             yield part or None
 
     def _take_line(self, line_end: bytes) -> bytes | None:
-        """Return the received bytes up to and with `line_end`; None: it was not received yet."""
+        """Remove and return the bytes up to the end of `line_end`; None: more bytes are needed."""
         index = self._buffer.find(line_end)
         if index < 0:
             if len(self._buffer) > MAX_HEAD_BYTES:
@@ -162,15 +165,16 @@ def parse_head(head: bytes, method: str) -> ResponseHead:
             raise httpx.RemoteProtocolError(f"two different values of {name.decode()}")
     length, encoding = framing.get(b"content-length"), framing.get(b"transfer-encoding")
     if encoding not in {None, b"chunked"} or (encoding is not None and length is not None):
-        raise httpx.RemoteProtocolError("the transfer encoding is not supported")
+        msg = "Transfer-Encoding is not `chunked`, or is combined with Content-Length"
+        raise httpx.RemoteProtocolError(msg)
     if length is not None and not _CONTENT_LENGTH.fullmatch(length):
         raise httpx.RemoteProtocolError(f"invalid Content-Length: {length!r}")
     content_length = None if length is None else int(length)
     if status in _STATUSES_WITHOUT_CONTENT or method == "HEAD":
         content_length, encoding = 0, None
     has_end = encoding is not None or content_length is not None
-    wants_close = b"close" in framing.get(b"connection", b"").lower()
-    keep_alive = has_end and status_line[1] == b"1" and not wants_close
+    has_close_option = b"close" in framing.get(b"connection", b"").lower()
+    keep_alive = has_end and status_line[1] == b"1" and not has_close_option
     return ResponseHead(status, headers, content_length, encoding is not None, keep_alive)
 
 
@@ -186,10 +190,10 @@ class Http1Transport(httpx.BaseTransport):
             ssl_context.set_alpn_protocols(["http/1.1"])
         self._process_id = os.getpid()
         self._idle: deque[Connection] = deque()
-        """Open connections without a request; the last was used last."""
+        """Open connections without a request, most recently used last."""
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; the content of the response is received while it is read."""
+        """Send a request; reading the stream of the response receives its content."""
         timeouts: dict[str, float] = request.extensions["timeout"]
         content, head = request.read(), format_head(request)
         connection = self._take_idle_connection()
@@ -214,8 +218,8 @@ class Http1Transport(httpx.BaseTransport):
         while self._idle:
             self._idle.pop().close()
 
-    def keep(self, connection: Connection) -> None:
-        """Keep a connection, whose response was received completely, for the next request."""
+    def release(self, connection: Connection) -> None:
+        """Keep a connection for the next request, after its response was received completely."""
         connection.idle_since = now = environment.now()
         self._idle.append(connection)
         with suppress(IndexError):  # another thread has taken the connections
@@ -225,11 +229,11 @@ class Http1Transport(httpx.BaseTransport):
                 self._idle.popleft().close()
 
     def _take_idle_connection(self) -> Connection | None:
-        if os.getpid() != self._process_id:  # after a fork: the parent process uses them
+        if os.getpid() != self._process_id:  # after a fork: the parent process uses the connections
             self._process_id = os.getpid()
             self._idle.clear()
         while self._idle:
-            with suppress(IndexError):  # another thread has taken the last one
+            with suppress(IndexError):  # another thread has taken the last connection
                 connection = self._idle.pop()
                 is_fresh = connection.idle_since >= environment.now() - MAX_IDLE_S
                 if is_fresh and not connection.is_readable():
@@ -309,11 +313,11 @@ class ContentStream(httpx.SyncByteStream):
             yield from self._parser.feed(data)
 
     def close(self) -> None:
-        """Keep the connection if the response is complete; otherwise close it."""
+        """Release the connection if the response is complete; otherwise close the connection."""
         if not self._is_closed:
             self._is_closed = True
             if self._parser.can_reuse_connection:
-                self._transport.keep(self._connection)
+                self._transport.release(self._connection)
             else:
                 self._connection.close()
 
@@ -327,11 +331,11 @@ class AsyncHttp1Transport(httpx.AsyncBaseTransport):
             ssl_context.set_alpn_protocols(["http/1.1"])
         self._process_id = os.getpid()
         self._idle: list[AsyncConnection] = []
-        """Open connections without a request; the last was used last."""
+        """Open connections without a request, most recently used last."""
         self._trio_transport: httpx.AsyncHTTPTransport | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; the content of the response is received while it is read."""
+        """Send a request; reading the stream of the response receives its content."""
         if in_trio():
             if self._trio_transport is None:
                 verify = False if self._ssl_context is None else self._ssl_context
@@ -363,22 +367,22 @@ class AsyncHttp1Transport(httpx.AsyncBaseTransport):
         while self._idle:
             self._idle.pop().close()
 
-    def keep(self, connection: AsyncConnection) -> None:
-        """Keep a connection, whose response was received completely, for the next request."""
+    def release(self, connection: AsyncConnection) -> None:
+        """Keep a connection for the next request, after its response was received completely."""
         connection.idle_since = now = environment.now()
         self._idle.append(connection)
         while len(self._idle) > MAX_IDLE_CONNECTIONS or self._idle[0].idle_since < now - MAX_IDLE_S:
             self._idle.pop(0).close()
 
     def _take_idle_connection(self) -> AsyncConnection | None:
-        if os.getpid() != self._process_id:  # after a fork: the parent process uses them
+        if os.getpid() != self._process_id:  # after a fork: the parent process uses the connections
             self._process_id = os.getpid()
             self._idle.clear()
         loop = asyncio.get_running_loop()
         while self._idle:
             connection = self._idle.pop()
             is_fresh = connection.idle_since >= environment.now() - MAX_IDLE_S
-            if is_fresh and connection.loop is loop and connection.is_open():
+            if is_fresh and connection.loop is loop and connection.is_reusable():
                 return connection
             connection.close()
         return None
@@ -401,11 +405,11 @@ class AsyncConnection(asyncio.Protocol):
         self.idle_since: float = 0.0
         self.read_timeout: float | None = None
         self._received = b""
-        self._is_ended = False
+        self._at_eof = False
         self._error: Exception | None = None
         self._can_write = True
         self._waiter: asyncio.Future[None] | None = None
-        """Waits for received bytes, or until bytes can be written."""
+        """Completed when bytes arrive or can be written, or when the connection closes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called when the connection is open."""
@@ -420,12 +424,12 @@ class AsyncConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """Called when the server has closed its side of the connection."""
-        self._is_ended = True
+        self._at_eof = True
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called when the connection is closed."""
-        self._is_ended = self._can_write = True
+        self._at_eof = self._can_write = True
         self._error = exc
         self._wake()
 
@@ -434,7 +438,7 @@ class AsyncConnection(asyncio.Protocol):
         self._can_write = False
 
     def resume_writing(self) -> None:
-        """Called when most of these bytes have been sent."""
+        """Called when most of the waiting bytes have been sent."""
         self._can_write = True
         self._wake()
 
@@ -443,9 +447,9 @@ class AsyncConnection(asyncio.Protocol):
         if not self.loop.is_closed():  # otherwise the loop has closed it
             self._transport.abort()
 
-    def is_open(self) -> bool:
+    def is_reusable(self) -> bool:
         """Return whether the server has neither closed the connection nor sent bytes."""
-        return not (self._is_ended or self._received or self._transport.is_closing())
+        return not (self._at_eof or self._received or self._transport.is_closing())
 
     async def send(self, data: bytes, timeout: float) -> None:
         """Send a request."""
@@ -456,10 +460,10 @@ class AsyncConnection(asyncio.Protocol):
                     await self._wait()
 
     async def receive(self) -> bytes:
-        """Return the next bytes; none at the end of the connection."""
-        if not self._received and not self._is_ended:
+        """Return the next received bytes; empty if the server has closed the connection."""
+        if not self._received and not self._at_eof:
             async with asyncio.timeout(self.read_timeout):
-                while not self._received and not self._is_ended:
+                while not self._received and not self._at_eof:
                     await self._wait()
         if not self._received and self._error is not None:
             raise self._error
@@ -506,11 +510,11 @@ class AsyncContentStream(httpx.AsyncByteStream):
                 yield part
 
     async def aclose(self) -> None:
-        """Keep the connection if the response is complete; otherwise close it."""
+        """Release the connection if the response is complete; otherwise close the connection."""
         if not self._is_closed:
             self._is_closed = True
             if self._parser.can_reuse_connection:
-                self._transport.keep(self._connection)
+                self._transport.release(self._connection)
             else:
                 self._connection.close()
 
@@ -535,7 +539,7 @@ def port_of(url: httpx.URL) -> int:
 def _translate_errors(
     timeout_error: type[httpx.TimeoutException], network_error: type[httpx.NetworkError]
 ) -> Generator[None]:
-    """Raise errors of httpx instead of those of sockets."""
+    """Raise httpx errors instead of socket errors."""
     try:
         yield
     except TimeoutError as error:

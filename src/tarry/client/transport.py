@@ -78,8 +78,8 @@ class ClientConfig:
     def build_transport(self) -> httpx.BaseTransport:
         """Return the default transport of `Client`.
 
-        If another package has replaced the method of `httpx.HTTPTransport` that sends, for traces
-        or in tests, requests are sent with that class, so that the package sees them.
+        If another package has replaced `httpx.HTTPTransport.handle_request`, for traces or in
+        tests, that class sends the requests, so that the replaced method is called.
         """
         import httpx
 

@@ -365,7 +365,7 @@ class AdaptiveLimit:
             tolerated = max(tolerated, _TOLERATED_PER_S / rate)
         cusum = cusum - base - tolerated
         self._cusum = cusum if cusum > 0 else 0.0
-        # A success gives no alarm, although `configure` may have lowered the rate before it.
+        # A success raises no alarm, even if `configure` has just lowered the threshold.
         if not is_success and self._cusum > self._alarm_threshold():
             self._cut(now)
             return

@@ -131,7 +131,7 @@ def outcome_of_error_status(
     repeatable: bool = True,  # noqa: FBT001, FBT002
 ) -> Outcome:
     """Classify an HTTP response whose status is not a success; `hint` is from its headers."""
-    # Without a hint, there are few different outcomes. To build one takes 2 us.
+    # There are few different outcomes without a hint, so they are cached: building one takes 2 us.
     build = _build_status_outcome if hint is not None else _cached_status_outcome
     return build(status, hint, is_retryable, repeatable)
 

@@ -225,7 +225,7 @@ def find_secrets(content: TaskContent | None) -> list[str] | None:
 
 @lru_cache(128)  # most tasks of a tenant have the same credentials
 def _list_header_secrets(value: str) -> tuple[str, ...]:
-    """Return a secret header and its parts that are redacted, at most `_MAX_SECRETS` + 1."""
+    """Return the secrets in a header value: the value and its parts, at most `_MAX_SECRETS` + 1."""
     secrets = {each for each in (value, *_split_secret(value)) if len(each) >= _MIN_SECRET_LENGTH}
     return tuple(islice(secrets, _MAX_SECRETS + 1))
 

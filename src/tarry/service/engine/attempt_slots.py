@@ -66,8 +66,8 @@ class AttemptSlots:
         self.running_count: int = 0
         self._slow_count = 0
         self._fast_slots: dict[Slot, int] = {}
-        """The slots held for less than about a second by attempts that started in fast lanes, with
-        their start times, oldest first."""
+        """The slots of attempts in flight that started in a fast lane less than about a second ago,
+        with their start times, oldest first."""
 
     @property
     def is_full(self) -> bool:
@@ -76,7 +76,7 @@ class AttemptSlots:
 
     @property
     def has_fast_slots(self) -> bool:
-        """Whether `mark_slow_lanes` must be called, because an attempt of a fast lane runs."""
+        """Whether `mark_slow_lanes` must be called, because a fast lane has attempts in flight."""
         return bool(self._fast_slots)
 
     def check(self, lane: LaneState) -> Admission:

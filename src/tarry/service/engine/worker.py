@@ -433,7 +433,7 @@ class Worker:
             record = attempts.build_record(
                 task, delivery_result, outcome, decision, started_at, worker
             )
-            attempts.add_texts(record, delivery_result, leased_task.content)
+            attempts.add_error_and_excerpt(record, delivery_result, leased_task.content)
             if isinstance(verdict, Wait):
                 lease_terms = context.lease_terms if self._can_keep_lease(lane) else None
                 result = attempts.retry_result(task, record, verdict, outcome, now, lease_terms)

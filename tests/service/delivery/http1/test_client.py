@@ -68,7 +68,7 @@ def test_request_is_sent_unchanged(hostile: HostileTargets) -> None:
 def test_requests_with_the_same_header_names_have_their_own_values(
     hostile: HostileTargets,
 ) -> None:
-    """The parts of a head that requests of a target share are limited, and have no values."""
+    """A pool caches a limited number of head parts, without the values of headers."""
     headers = [{"X-A": "1", "X-B": "2"}, {"X-A": "", "X-B": "4"}, {"X-B": "5"}]
     headers += [{f"X-{number}": "6"} for number in range(40)] + headers[:1]
 
@@ -77,9 +77,9 @@ def test_requests_with_the_same_header_names_have_their_own_values(
         for number, each in enumerate(headers):
             await delivery.send(new_request(f"{hostile.url}ok?{number}", headers=each))
         (pool,) = delivery._pools.values()
-        known = len(pool.head_parts)
+        cached_count = len(pool.head_parts)
         await delivery.close()
-        return known
+        return cached_count
 
     before = len(hostile.received_requests)
     assert 1 <= run(main()) <= 16

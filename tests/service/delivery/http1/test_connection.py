@@ -133,7 +133,7 @@ def test_unsolicited_data_closes_the_connection() -> None:
 
 
 def test_unread_data_closes_the_connection() -> None:
-    """Data that the event loop has not read when a request is sent is not its response."""
+    """Data that arrived before the request, but was not read yet, is not parsed as the response."""
 
     async def main() -> tuple[list[int | str | None], int]:
         async with run_server() as server:

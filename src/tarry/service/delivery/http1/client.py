@@ -59,7 +59,7 @@ _HEADER_RULE = (
     "headers must have valid names (RFC 9110) and no line breaks, and must not set Host, "
     "Content-Length, Expect or a hop-by-hop header"
 )
-_MAX_HEAD_PARTS = 16  # in one pool; most tasks for a target have the same header names
+_MAX_HEAD_PARTS = 16  # lists of header names per pool; most tasks for a target have the same
 _NOT_CANONICAL = "targetUrl must be in its canonical form"  # as `parse_target` returns it
 
 
@@ -144,18 +144,18 @@ class HttpDeliveryClient:
             _check_method(method, body)
         headers = request.headers
         names = tuple(headers)
-        known_parts = pool.head_parts.get(names)
-        if known_parts is None:
-            known_parts = _build_head_parts(pool, names)
+        cached_parts = pool.head_parts.get(names)
+        if cached_parts is None:
+            cached_parts = _build_head_parts(pool, names)
             if len(pool.head_parts) >= _MAX_HEAD_PARTS:
                 pool.head_parts.clear()
-            pool.head_parts[names] = known_parts
+            pool.head_parts[names] = cached_parts
         values = [method, path_and_query, *headers.values()]
         joined_values = "".join(values)  # one check of all values is faster than a check of each
         if "\n" in joined_values or "\r" in joined_values or "\0" in joined_values:
             raise DeliveryError(Fault.INVALID, _HEADER_RULE)
         # Filling in the parts takes half the time of formatting each header line.
-        parts = known_parts.copy()
+        parts = cached_parts.copy()
         parts[:-1:2] = values
         if body or method not in METHODS_WITHOUT_BODY:  # else no `Content-Length: 0`
             parts[-1] = f"\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -32,11 +32,11 @@ CALLBACK = 2  # the index of the callback in a Deadline
 _MIN_COMPACTION_SIZE = 512  # a heap with fewer deadlines is not compacted
 MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024
 """Limits for the headers of a response, including all interim (1xx) responses before it."""
-_MAX_SHORT_RESPONSE_BYTES, _MAX_KNOWN_HEADS = 1024, 16
-"""The size of a response whose head is cached, and the number of such heads in a pool."""
+_MAX_SHORT_RESPONSE_BYTES, _MAX_CACHED_HEADS = 1024, 16
+"""Limits for cached response heads: the size of the response, and the number of heads in a pool."""
 _UNCACHED_RESPONSES = 256
-"""Responses after which a pool caches heads again when it had too many different heads. If all
-heads differ, the cache would add a fifth to the time of each response."""
+"""Number of responses for which a pool does not cache heads after it had too many different heads.
+If all heads differ, the cache would add a fifth to the time of each response."""
 _MAX_JOINED_BODY_BYTES = 64 * 1024
 """A body up to this size is copied behind the head, so that both are written in one call."""
 _TLS_SHUTDOWN_TIMEOUT_S = 1.0
@@ -52,9 +52,10 @@ METHODS_WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
 
 class ResponseHead(msgspec.Struct, frozen=True, gc=False):
-    """The parsed head of a short response with a certain framing, after which a connection is kept.
+    """The parsed head of a short response with a known length, which keeps the connection alive.
 
-    The same head means the same result, so it is parsed once.
+    Responses with equal heads have the same status, headers and body length, so that a pool parses
+    such a head once.
     """
 
     status: int
@@ -67,7 +68,7 @@ class _Pool(Protocol):
 
     max_response_bytes: int
     url_prefix: str
-    known_heads: dict[bytes, ResponseHead]
+    cached_heads: dict[bytes, ResponseHead]
     uncached_responses: int
 
     def release(self, connection: Connection, now: float) -> None: ...
@@ -190,7 +191,7 @@ def create_pending_request(
     started_at: float,
     deadlines: DeadlineTimer,
 ) -> PendingRequest:
-    """Return a new pending request. A method `__init__` would take 0.2 us more than a function."""
+    """Return a new pending request. An `__init__` method would take 0.2 us more."""
     pending = PendingRequest(loop=loop)
     pending.pool = pool
     pending.request = request
@@ -213,7 +214,7 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._connect_result: ConnectResult | None = None
         """Has the durations of the connect phases. None once a `DeliveryResult` has them."""
-        self._poll: Callable[[int], object] | None = None  # of the socket, for `is_reusable`
+        self._poll: Callable[[int], object] | None = None  # polls the socket in `is_reusable`
         self._remote = ""
         self._is_secure = False
         self._shutdown_timer: asyncio.TimerHandle | None = None
@@ -314,14 +315,16 @@ class Connection(asyncio.Protocol):
             if pool.uncached_responses:
                 pool.uncached_responses -= 1
             elif len(data) <= _MAX_SHORT_RESPONSE_BYTES:
-                # Most responses of a target have a head that it has sent before. The parser and
-                # its callbacks would take 2 us, and 4 us for a head of six lines.
+                # Most responses of a target have a head that the target has sent before. The parser
+                # and its callbacks would take 2 us, and 4 us for a head of six lines.
                 head, _, body = data.partition(b"\r\n\r\n")
-                known_head = pool.known_heads.get(head)
-                if known_head is not None and self._is_whole(known_head, body, pending.request):
+                cached_head = pool.cached_heads.get(head)
+                if cached_head is not None and self._is_complete_response(
+                    cached_head, body, pending.request
+                ):
                     result = DeliveryResult(
-                        status=known_head.status,
-                        headers=known_head.headers,
+                        status=cached_head.status,
+                        headers=cached_head.headers,
                         excerpt=body,
                         remote=self._remote,
                         first_byte_ms=(now - self._sent_at) * 1000,
@@ -365,14 +368,17 @@ class Connection(asyncio.Protocol):
         return data.endswith(last_part) and not last_part.isspace()
 
     @staticmethod
-    def _is_whole(known_head: ResponseHead, body: bytes, request: DeliveryRequest) -> bool:
-        """Return whether a known head and `body` are a whole response to a request.
+    def _is_complete_response(
+        cached_head: ResponseHead, body: bytes, request: DeliveryRequest
+    ) -> bool:
+        """Return whether a cached head and `body` are a complete response to the request.
 
-        The parser handles all other responses: also those to HEAD, which have no body, to methods
-        with an unusual body, and responses whose body could be surplus line breaks.
+        The parser handles all other responses, for example a response to HEAD, which has no body, a
+        response to a GET with a body, after which the connection is closed, or a body of line
+        breaks, which may not belong to the response.
         """
         return (
-            len(body) == known_head.body_bytes <= request.max_excerpt
+            len(body) == cached_head.body_bytes <= request.max_excerpt
             and request.method not in METHODS_WITHOUT_BODY
             and not body.isspace()
         )
@@ -525,11 +531,11 @@ class Connection(asyncio.Protocol):
         # its excerpt, or if the parser has found the end of the head elsewhere.
         if len(body) == self._body_bytes == len(self._excerpt):
             pool = self._pool
-            if len(pool.known_heads) >= _MAX_KNOWN_HEADS:
-                pool.known_heads.clear()  # a head with a date or an id is not sent for long
+            if len(pool.cached_heads) >= _MAX_CACHED_HEADS:
+                pool.cached_heads.clear()  # heads with a date or an id are not sent again
                 pool.uncached_responses = _UNCACHED_RESPONSES
             else:
-                pool.known_heads[head] = ResponseHead(self._status, self._headers, len(body))
+                pool.cached_heads[head] = ResponseHead(self._status, self._headers, len(body))
 
     def _fail_request(self, fault: Fault, message: str, pause_s: float | None = None) -> None:
         pending = self.pending

@@ -83,11 +83,12 @@ class ConnectionPool:
         self.max_response_bytes: int = max_response_bytes  # the rest of a body is not read
         self.url_prefix: str = ""
         """The origin, if a proxy without a tunnel needs the whole URL in each request line."""
-        self.header_lines: list[str] = []  # that every request of this pool has
+        self.header_lines: list[str] = []  # the header lines that every request of this pool has
         self.head_parts: dict[tuple[str, ...], list[str]] = {}
         """The parts of request heads by the names of their headers; see `HttpDeliveryClient`."""
-        self.known_heads: dict[bytes, ResponseHead] = {}  # of responses, without the empty line
-        self.uncached_responses: int = 0  # to receive until heads are cached again
+        self.cached_heads: dict[bytes, ResponseHead] = {}
+        """Parsed response heads by their bytes, without the empty line at the end."""
+        self.uncached_responses: int = 0  # number of responses until heads are cached again
         self._idle_connections: dict[Connection, None] = {}  # most recently used last
         self._connections: set[Connection] = set()
         self._connect_tasks: dict[asyncio.Task[bool], tuple[PendingRequest, Connection]] = {}

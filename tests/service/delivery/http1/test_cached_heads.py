@@ -54,7 +54,7 @@ class StubPool:
 
     def __init__(self, url_prefix: str = "") -> None:
         self.url_prefix = url_prefix
-        self.known_heads: dict[bytes, ResponseHead] = {}
+        self.cached_heads: dict[bytes, ResponseHead] = {}
         self.uncached_responses = 0
         self.released: list[Connection] = []
 
@@ -68,7 +68,7 @@ class StubPool:
 
 
 class Exchange:
-    """Passes responses to new connections of a pool, in a loop that does not run."""
+    """Passes responses to new connections of a pool, on an event loop that does not run."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -86,7 +86,7 @@ class Exchange:
     def respond(
         self, pool: StubPool, *parts: bytes, **fields: Any
     ) -> tuple[DeliveryResult | None, bool]:
-        """Return the result of a request if it is complete, and if its connection was released."""
+        """Return the result, None if incomplete, and whether the connection was released."""
         transport = StubTransport(self._sockets[0])
         used = Connection(cast("Any", pool), lambda: 0.0)
         used.start(ConnectResult(transport, transport, "192.0.2.1", None, 0.0))
@@ -147,9 +147,9 @@ def heads(draw: st.DrawFn) -> tuple[bytes, int]:
 
 
 @st.composite
-def responses(draw: st.DrawFn, known: list[tuple[bytes, int]]) -> bytes:
+def responses(draw: st.DrawFn, possible_heads: list[tuple[bytes, int]]) -> bytes:
     """Return a response with one of these heads, and a body that often has the right length."""
-    head, length = draw(st.sampled_from(known))
+    head, length = draw(st.sampled_from(possible_heads))
     is_chunked = b"chunked" in head and draw(st.booleans())
     size = draw(st.sampled_from([length, length, length, 0, 6]))
     body = "".join(draw(st.lists(st.sampled_from("a0\r\n"), min_size=size, max_size=size)))
@@ -167,10 +167,10 @@ requests = st.fixed_dictionaries(
 
 
 @given(data=st.data(), url_prefix=st.sampled_from(["", "http://a.example"]))
-def test_known_heads_do_not_change_results(
+def test_cached_heads_do_not_change_results(
     exchange: Exchange, data: st.DataObject, url_prefix: str
 ) -> None:
-    """Results and reuse are the same, whether or not heads of earlier responses are known."""
+    """Results and reuse of connections are the same with and without cached heads."""
     pool = StubPool(url_prefix)
     sent = responses(data.draw(st.lists(heads(), min_size=1, max_size=2)))
     for response, fields in data.draw(st.lists(st.tuples(sent, requests), min_size=2, max_size=8)):
@@ -184,19 +184,19 @@ def status_of(response: tuple[DeliveryResult | None, bool]) -> int | str | None:
     return response[0].status
 
 
-def pool_with_known_head() -> StubPool:
-    """Return a pool that knows the head of OK, with another status than the parser finds."""
+def pool_with_cached_head() -> StubPool:
+    """Return a pool with the cached head of OK, but a status that the parser does not return."""
     pool = StubPool()
-    pool.known_heads[OK_HEAD] = ResponseHead(299, [("content-length", "2")], 2)
+    pool.cached_heads[OK_HEAD] = ResponseHead(299, [("content-length", "2")], 2)
     return pool
 
 
 def test_head_is_parsed_once(exchange: Exchange) -> None:
-    """The parsed head of an earlier response is used for a whole response with another body."""
+    """The parsed head of an earlier response is used for a response with another body."""
     pool = StubPool()
     assert 200 == status_of(exchange.respond(pool, OK))
-    assert {OK_HEAD: ResponseHead(200, [("content-length", "2")], 2)} == pool.known_heads
-    assert 299 == status_of(exchange.respond(pool_with_known_head(), OK[:-2] + b"no"))
+    assert {OK_HEAD: ResponseHead(200, [("content-length", "2")], 2)} == pool.cached_heads
+    assert 299 == status_of(exchange.respond(pool_with_cached_head(), OK[:-2] + b"no"))
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_head_is_parsed_once(exchange: Exchange) -> None:
 def test_parser_handles_other_responses(
     exchange: Exchange, parts: list[bytes], fields: dict[str, Any]
 ) -> None:
-    """A known head is not used if the rest of the response or the request is unusual."""
-    pool = pool_with_known_head()
+    """A cached head is used only for a complete response in one packet to a usual request."""
+    pool = pool_with_cached_head()
     assert 200 == status_of(exchange.respond(pool, *parts, **fields))
 
 
@@ -233,10 +233,10 @@ def test_parser_handles_other_responses(
     ],
 )
 def test_other_heads_are_not_cached(exchange: Exchange, parts: list[bytes]) -> None:
-    """A head is cached only if it alone determines the end of a response, and its reuse."""
+    """A head is cached only if it has the body length, and the connection is kept alive."""
     pool = StubPool()
     assert 200 == status_of(exchange.respond(pool, *parts))
-    assert {} == pool.known_heads
+    assert {} == pool.cached_heads
 
 
 def ok_with_id(number: int) -> bytes:
@@ -245,16 +245,16 @@ def ok_with_id(number: int) -> bytes:
 
 
 def test_pool_with_many_different_heads_caches_none(exchange: Exchange) -> None:
-    """After a 17th head, no head is cached until 256 responses later."""
+    """The 17th head clears the cache; heads are cached again 256 responses later."""
     pool = StubPool()
     for number in range(16):
         exchange.respond(pool, ok_with_id(number))
-    assert 16 == len(pool.known_heads)
+    assert 16 == len(pool.cached_heads)
     for _ in range(256):
         exchange.respond(pool, ok_with_id(16))
-        assert {} == pool.known_heads
+        assert {} == pool.cached_heads
     exchange.respond(pool, ok_with_id(16))
-    assert 1 == len(pool.known_heads)
+    assert 1 == len(pool.cached_heads)
 
 
 def test_heads_of_long_responses_are_not_cached(exchange: Exchange) -> None:
@@ -262,4 +262,4 @@ def test_heads_of_long_responses_are_not_cached(exchange: Exchange) -> None:
     pool = StubPool()
     for size, expected in ((900, 1), (1024, 1)):
         exchange.respond(pool, OK.replace(b"\r\n", b"\r\nX-Long: %b\r\n" % (size * b"a"), 1))
-        assert expected == len(pool.known_heads)
+        assert expected == len(pool.cached_heads)
