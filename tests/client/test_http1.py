@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import ssl
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager
+from functools import wraps
 from typing import Any, Self
 
 import httpx
@@ -158,6 +160,9 @@ RESPONSES = {
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         b"4\r\nwiki\r\nA;name=value\r\n0123456789\r\n0\r\nTrailer: 1\r\n\r\n"
     ),
+    "wrong trailer": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nno trailer\r\n\r\n"
+    ),
     "informational": b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + OK,
     "spaces": b"HTTP/1.1 200 OK\r\nContent-Length:  2 \r\nX-A:\t1 2\t\r\nX-B:\r\n\r\nok",
     "large": b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000,
@@ -219,6 +224,13 @@ def test_ambiguous_head_is_an_error(head: bytes) -> None:
     """Heads that HTTP parsers read differently are errors, although httpx accepts some of them."""
     with pytest.raises(httpx.RemoteProtocolError):
         parse_head(head, "GET")
+
+
+def test_framing_headers_are_case_insensitive() -> None:
+    """The values of Transfer-Encoding and of several Connection headers may be in upper case."""
+    lines = b"Transfer-Encoding: Chunked", b"Connection: a", b"Connection: Close", b"", b""
+    head = b"\r\n".join([b"HTTP/1.1 200 OK", *lines])
+    assert (True, False) == parse_head(head, "GET")[3:]
 
 
 def test_request_has_its_headers_and_content(fetcher: Fetcher, service: FakeService) -> None:
@@ -349,6 +361,7 @@ def test_long_content_is_sent_and_received(fetcher: Fetcher) -> None:
     assert content == result[2]
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_connections_of_another_event_loop_are_not_used() -> None:
     """A transport that is used on a second event loop opens its own connections there."""
     transport = AsyncHttp1Transport()
@@ -356,6 +369,40 @@ def test_connections_of_another_event_loop_are_not_used() -> None:
         for _ in range(2):
             asyncio.run(fetch_async(transport, build_request(server.url)))
         asyncio.run(transport.aclose())
+    gc.collect()  # the event loop of the first connection was closed without closing it
+
+
+@pytest.mark.parametrize("surplus", [b"HTTP/1.1 408 Request Timeout\r\n\r\n", b""])
+def test_bytes_that_arrive_before_a_request_are_not_its_response(surplus: bytes) -> None:
+    """A connection that was closed, or received bytes, while the loop was busy is not reused."""
+
+    async def main(url: str) -> None:
+        transport = AsyncHttp1Transport()
+        await fetch_async(transport, build_request(url))
+        is_surplus_sent.wait()  # blocks the event loop
+        assert (200, [(b"Content-Length", b"2")], b"ok") == await fetch_async(
+            transport, build_request(url)
+        )
+        await transport.aclose()
+
+    is_surplus_sent = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for late_bytes in (surplus, b""):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(OK)
+                    if late_bytes:
+                        threading.Event().wait(0.05)  # so that it is not received with OK
+                        connection.sendall(late_bytes)
+                is_surplus_sent.set()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        asyncio.run(main(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        thread.join()
 
 
 def test_early_response_is_read() -> None:
@@ -389,6 +436,7 @@ def test_replaced_method_of_httpx_is_called(
     sent_urls: list[str] = []
     send = httpx.HTTPTransport.handle_request
 
+    @wraps(send)
     def record(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
         sent_urls.append(str(request.url))
         return send(self, request)

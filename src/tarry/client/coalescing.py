@@ -223,6 +223,7 @@ class Coalescer(Generic[EventT]):
         """Remove a call whose caller was cancelled; other calls of its batch wait again."""
         with self._lock:
             call.is_withdrawn = True
+            self._returning.discard(call)
             if call.is_waiting:
                 call.is_waiting = False
                 self._waiting.remove(call)

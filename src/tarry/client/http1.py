@@ -13,7 +13,7 @@ import select
 import socket
 from collections import deque
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import httpx
 
@@ -32,7 +32,7 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5]\d\d)(?: [^\r\n\0]*)?\r\n")
 _HEADER_LINES = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*\r\n)*\r\n")
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
 _CONTENT_LENGTH = re.compile(rb"\d{1,15}")
-_FRAMING_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection"})
+_LENGTH_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
 _FIRST_FINAL_STATUS = 200
 _STATUSES_WITHOUT_CONTENT = frozenset({204, 304})
 
@@ -121,9 +121,15 @@ class ResponseParser:
                 yield None
             if line != b"\r\n":
                 raise httpx.RemoteProtocolError("a chunk is longer than its chunk size")
-        while line != b"\r\n":  # trailers, which are ignored
+        trailers = b""  # checked like headers, but ignored
+        while line != b"\r\n":
             while (line := self._take_line(b"\r\n")) is None:
                 yield None
+            trailers += line
+            if len(trailers) > MAX_HEAD_BYTES:
+                break
+        if not _HEADER_LINES.fullmatch(trailers):
+            raise httpx.RemoteProtocolError(f"invalid trailers: {trailers[:100]!r}")
 
     def _take_bytes(self, length: int) -> Generator[bytes | None]:
         while length:
@@ -161,7 +167,9 @@ def parse_head(head: bytes, method: str) -> ResponseHead:
         value = value.strip(b" \t")
         headers.append((name, value))
         key = name.lower()
-        if key in _FRAMING_HEADERS and framing.setdefault(key, value) != value:
+        if key == b"connection":
+            framing[key] = framing.get(key, b"") + b"," + value.lower()
+        elif key in _LENGTH_HEADERS and framing.setdefault(key, value.lower()) != value.lower():
             raise httpx.RemoteProtocolError(f"two different values of {name.decode()}")
     length, encoding = framing.get(b"content-length"), framing.get(b"transfer-encoding")
     if encoding not in {None, b"chunked"} or (encoding is not None and length is not None):
@@ -173,7 +181,7 @@ def parse_head(head: bytes, method: str) -> ResponseHead:
     if status in _STATUSES_WITHOUT_CONTENT or method == "HEAD":
         content_length, encoding = 0, None
     has_end = encoding is not None or content_length is not None
-    has_close_option = b"close" in framing.get(b"connection", b"").lower()
+    has_close_option = b"close" in framing.get(b"connection", b"")
     keep_alive = has_end and status_line[1] == b"1" and not has_close_option
     return ResponseHead(status, headers, content_length, encoding is not None, keep_alive)
 
@@ -236,7 +244,7 @@ class Http1Transport(httpx.BaseTransport):
             with suppress(IndexError):  # another thread has taken the last connection
                 connection = self._idle.pop()
                 is_fresh = connection.idle_since >= environment.now() - MAX_IDLE_S
-                if is_fresh and not connection.is_readable():
+                if is_fresh and not is_readable(connection.socket):
                     return connection
                 connection.close()
         return None
@@ -266,14 +274,6 @@ class Connection:
         """Close the connection."""
         self.socket.close()
 
-    def is_readable(self) -> bool:
-        """Return whether bytes have arrived, or the server has closed the connection."""
-        if not hasattr(select, "poll"):  # on Windows
-            return bool(select.select([self.socket], [], [], 0)[0])
-        poll = select.poll()
-        poll.register(self.socket, select.POLLIN)
-        return bool(poll.poll(0))
-
     def send(self, data: bytes, timeout: float) -> None:
         """Send a request."""
         self.socket.settimeout(timeout)
@@ -282,7 +282,7 @@ class Connection:
         except (BrokenPipeError, ConnectionResetError):
             # A server may reject a request before it has received all of it, and close the
             # connection. If it has sent no response, receiving raises an error, too.
-            if not self.is_readable():
+            if not is_readable(self.socket):
                 raise
 
 
@@ -388,11 +388,14 @@ class AsyncHttp1Transport(httpx.AsyncBaseTransport):
         return None
 
     async def _connect(self, url: httpx.URL, timeout: float) -> AsyncConnection:
-        host = url.raw_host.decode("ascii")
+        host, loop = url.raw_host.decode("ascii"), asyncio.get_running_loop()
+        # An address that does not respond must not use up the timeout. uvloop lacks the option.
+        has_option = isinstance(loop, asyncio.BaseEventLoop)
+        options: dict[str, Any] = {"happy_eyeballs_delay": 0.25} if has_option else {}
         with _translate_errors(httpx.ConnectTimeout, httpx.ConnectError):
             async with asyncio.timeout(timeout):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    AsyncConnection, host, port_of(url), ssl=self._ssl_context
+                _, connection = await loop.create_connection(
+                    AsyncConnection, host, port_of(url), ssl=self._ssl_context, **options
                 )
         return connection
 
@@ -401,7 +404,7 @@ class AsyncConnection(asyncio.Protocol):
     """An open connection of `AsyncHttp1Transport`."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.idle_since: float = 0.0
         self.read_timeout: float | None = None
         self._received = b""
@@ -444,12 +447,17 @@ class AsyncConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection."""
-        if not self.loop.is_closed():  # otherwise the loop has closed it
+        if not self.loop.is_closed():  # otherwise its socket is closed when it is deleted
             self._transport.abort()
 
     def is_reusable(self) -> bool:
-        """Return whether the server has neither closed the connection nor sent bytes."""
-        return not (self._at_eof or self._received or self._transport.is_closing())
+        """Return whether the server has neither closed the connection nor sent bytes.
+
+        Checks the socket, too, because the event loop may not have read it yet.
+        """
+        if self._at_eof or self._received or self._transport.is_closing():
+            return False
+        return not is_readable(self._transport.get_extra_info("socket"))
 
     async def send(self, data: bytes, timeout: float) -> None:
         """Send a request."""
@@ -528,6 +536,15 @@ def format_head(request: httpx.Request) -> bytes:
         lines.append(b"%b: %b" % (name, value))
     lines += (b"", b"")
     return b"\r\n".join(lines)
+
+
+def is_readable(sock: socket.socket) -> bool:
+    """Return whether bytes have arrived, or the server has closed the connection."""
+    if not hasattr(select, "poll"):  # on Windows
+        return bool(select.select([sock], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def port_of(url: httpx.URL) -> int:

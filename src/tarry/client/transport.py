@@ -179,7 +179,11 @@ def _check_api_key(api_key: Any) -> str:
 
 def _is_replaced(method: object) -> bool:
     """Return whether a method of httpx is no longer the function that httpx defines."""
-    return not isinstance(method, FunctionType) or method.__module__ != _HTTPX_TRANSPORT_MODULE
+    return (
+        not isinstance(method, FunctionType)
+        or method.__module__ != _HTTPX_TRANSPORT_MODULE
+        or hasattr(method, "__wrapped__")
+    )
 
 
 class BufferingTransport:

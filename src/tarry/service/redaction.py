@@ -247,7 +247,6 @@ def _split_secret(value: str) -> Iterator[str]:
             yield user_and_password.partition(":")[2]
 
 
-@lru_cache(128)  # many attempts at a failing target get the same response
 def redact_named_values(text: str) -> str:
     """Return a text from a target with the values that have a secret name redacted.
 

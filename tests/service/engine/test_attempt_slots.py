@@ -496,3 +496,14 @@ def time_of_first_request(target: FakeTarget, host: str) -> float | None:
     """Return when the first request to a host was sent; None if there is none."""
     requests = zip(target.requests, target.times, strict=True)
     return next((time for request, time in requests if host in request.url), None)
+
+
+def test_lane_with_a_leased_task_is_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit of lanes, the tasks of one batch do not remove the lanes of each other."""
+    monkeypatch.setattr("tarry.service.engine.lanes.MAX_LANES", 4)
+    lanes, slots = new_lanes(), AttemptSlots(10)
+    leased_tasks = LeasedTasks(lanes, slots, lambda: 1000, max_leased=1000, on_due=lambda: None)
+    for number in range(3):
+        assert not lanes[f"a/http:idle{number}:80"].leased_count
+    leased_tasks.add([new_task(f"a/http:host{number}:80") for number in range(6)])
+    assert all(lanes.get(task.lane.name) is task.lane for task in leased_tasks.values())

@@ -318,10 +318,10 @@ class Lanes(dict[str, LaneState]):
     def _lanes_of(self, tenant: str | None) -> Iterator[LaneState]:
         return (lane for lane in self.values() if tenant in {None, lane.name.partition("/")[0]})
 
-    def increment_leased(self, lane: LaneState, count: int = 1) -> None:
-        """Count tasks that were leased to this process."""
+    def increment_leased(self, lane: LaneState) -> None:
+        """Count a task that was leased to this process."""
         lane.was_used = True
-        self._change_leased(lane, count)
+        self._change_leased(lane, 1)
 
     def decrement_leased(self, lane: LaneState) -> None:
         """Stop counting a task that is no longer leased."""

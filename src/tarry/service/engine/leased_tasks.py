@@ -81,17 +81,15 @@ class LeasedTasks(dict[str, LeasedTask]):
         """Add tasks that were leased to this process; a task that is already here is replaced."""
         now, lanes = self._now(), self._lanes
         is_due = False
-        added_counts: dict[LaneState, int] = {}  # most tasks of a batch have the same lane
         for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
             task_id = task.id
             if task_id in self:  # it was leased again, or made due by `retry_now`
                 self.drop(self[task_id])
             lane = lanes[task.lane]
             leased_task = self[task_id] = LeasedTask(task, lane, content)
-            added_counts[lane] = added_counts.get(lane, 0) + 1
+            # Counted at once: the next new lane may replace a lane without leased tasks.
+            lanes.increment_leased(lane)
             is_due = self._enqueue(leased_task, now) or is_due
-        for lane, added_count in added_counts.items():
-            lanes.increment_leased(lane, added_count)
         if is_due:
             self._on_due()
 

@@ -1,9 +1,8 @@
 """HTTP/1.1 connections, each with one request at a time, and the deadlines of pending requests.
 
-llhttp parses the response in strict mode, unless its head is the same as that of an earlier
-response of the target. The body is read up to a limit, and its beginning is kept as the excerpt. A
-body above the limit is not an error: the connection is closed, and the result has the status and
-the excerpt of the response.
+llhttp parses the response in strict mode. The body is read up to a limit, and its beginning is kept
+as the excerpt. A body above the limit is not an error: the connection is closed, and the result has
+the status and the excerpt of the response.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import httptools
-import msgspec
 
 from tarry.service.delivery import DeliveryResult, Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from tarry.service.delivery import DeliveryRequest
     from tarry.service.delivery.http1.connector import ConnectResult
@@ -32,11 +30,6 @@ CALLBACK = 2  # the index of the callback in a Deadline
 _MIN_COMPACTION_SIZE = 512  # a heap with fewer deadlines is not compacted
 MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024
 """Limits for the headers of a response, including all interim (1xx) responses before it."""
-_MAX_SHORT_RESPONSE_BYTES, _MAX_CACHED_HEADS = 1024, 16
-"""Limits for cached response heads: the size of the response, and the number of heads in a pool."""
-_UNCACHED_RESPONSES = 256
-"""Number of responses for which a pool does not cache heads after it had too many different heads.
-If all heads differ, the cache would add a fifth to the time of each response."""
 _MAX_JOINED_BODY_BYTES = 64 * 1024
 """A body up to this size is copied behind the head, so that both are written in one call."""
 _TLS_SHUTDOWN_TIMEOUT_S = 1.0
@@ -51,25 +44,11 @@ METHODS_WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 """Methods whose requests usually have no body (RFC 9110, 9.3). Some servers do not read one."""
 
 
-class ResponseHead(msgspec.Struct, frozen=True, gc=False):
-    """The parsed head of a short response with a known length, which keeps the connection alive.
-
-    Responses with equal heads have the same status, headers and body length, so that a pool parses
-    such a head once.
-    """
-
-    status: int
-    headers: Sequence[tuple[str, str]]
-    body_bytes: int
-
-
 class _Pool(Protocol):
     """The part of `ConnectionPool` that this module uses, without a circular import."""
 
     max_response_bytes: int
     url_prefix: str
-    cached_heads: dict[bytes, ResponseHead]
-    uncached_responses: int
 
     def release(self, connection: Connection, now: float) -> None: ...
     def remove(self, connection: Connection) -> None: ...
@@ -305,32 +284,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse a part of the response."""
-        pending = self.pending
-        if pending is None or self._parser is None:
+        if self.pending is None or self._parser is None:
             self.abort()  # no request was sent, so this cannot be a response
             return
         if not self._received_bytes:
-            now = self._first_byte_at = self._clock()
-            pool = self._pool
-            if pool.uncached_responses:
-                pool.uncached_responses -= 1
-            elif len(data) <= _MAX_SHORT_RESPONSE_BYTES:
-                # Most responses of a target have a head that the target has sent before. The parser
-                # and its callbacks would take 2 us, and 4 us for a head of six lines.
-                head, _, body = data.partition(b"\r\n\r\n")
-                cached_head = pool.cached_heads.get(head)
-                if cached_head is not None and self._is_complete_response(
-                    cached_head, body, pending.request
-                ):
-                    result = DeliveryResult(
-                        status=cached_head.status,
-                        headers=cached_head.headers,
-                        excerpt=body,
-                        remote=self._remote,
-                        first_byte_ms=(now - self._sent_at) * 1000,
-                    )
-                    self._finish_request(pending, result, now, can_keep_alive=True)
-                    return
+            self._first_byte_at = self._clock()
             self._reset()
             if data[:1] != b"H":  # the parser also accepts RTSP/1.0 and ICE/1.0
                 self._fail_request(Fault.PROTOCOL, "The response does not begin with HTTP/1")
@@ -346,7 +304,7 @@ class Connection(asyncio.Protocol):
         if self._is_complete:
             if self._can_keep_alive and not self._is_at_end(data):
                 self._can_keep_alive = False
-            self._complete_request(data)
+            self._complete_request()
         elif not self._has_headers:
             if (
                 self._received_bytes > MAX_RESPONSE_HEADER_BYTES
@@ -366,22 +324,6 @@ class Connection(asyncio.Protocol):
             return data.endswith(b"\r\n\r\n") and data[-5:-4] not in {b"", b"\n"}
         last_part = self._last_body_part
         return data.endswith(last_part) and not last_part.isspace()
-
-    @staticmethod
-    def _is_complete_response(
-        cached_head: ResponseHead, body: bytes, request: DeliveryRequest
-    ) -> bool:
-        """Return whether a cached head and `body` are a complete response to the request.
-
-        The parser handles all other responses, for example a response to HEAD, which has no body, a
-        response to a GET with a body, after which the connection is closed, or a body of line
-        breaks, which may not belong to the response.
-        """
-        return (
-            len(body) == cached_head.body_bytes <= request.max_excerpt
-            and request.method not in METHODS_WITHOUT_BODY
-            and not body.isspace()
-        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Complete, fail or resend the request that was sent on this connection."""
@@ -472,11 +414,8 @@ class Connection(asyncio.Protocol):
 
     # --- completing the request -------------------------------------------------------------------
 
-    def _complete_request(self, data: bytes = b"") -> None:
-        """Complete the request with the response, and release or close the connection.
-
-        `data` is the last part of a complete response.
-        """
+    def _complete_request(self) -> None:
+        """Complete the request with the response, and release or close the connection."""
         if len(self._headers) > MAX_RESPONSE_HEADERS or (
             self._received_bytes > MAX_RESPONSE_HEADER_BYTES
             and sum(len(name) + len(value) + 4 for name, value in self._headers)
@@ -489,8 +428,9 @@ class Connection(asyncio.Protocol):
             message = f"The egress proxy refused the request: status {self._status}"
             self._fail_request(Fault.INTERNAL, message, pause_s=_PROXY_PAUSE_S)
             return
-        pending = self.pending
+        pending, raw_transport, now = self.pending, self._raw_transport, self._clock()
         assert pending is not None  # noqa: S101 - the response belongs to it
+        assert raw_transport is not None  # noqa: S101 - the response came from it
         result = DeliveryResult(
             status=self._status,
             headers=self._headers,
@@ -499,43 +439,19 @@ class Connection(asyncio.Protocol):
             remote=self._remote,
             first_byte_ms=(self._first_byte_at - self._sent_at) * 1000,
         )
-        # A server that has not read a body would parse it as the next request.
-        is_body_unusual = pending.request.body and pending.request.method in METHODS_WITHOUT_BODY
-        can_keep_alive = self._is_complete and self._can_keep_alive and not is_body_unusual
-        is_short = self._received_bytes == len(data) <= _MAX_SHORT_RESPONSE_BYTES
-        if can_keep_alive and is_short and not self._pool.uncached_responses:
-            self._cache_head(data)
-        self._finish_request(pending, result, self._clock(), can_keep_alive=can_keep_alive)
-
-    def _finish_request(
-        self, pending: PendingRequest, result: DeliveryResult, now: float, *, can_keep_alive: bool
-    ) -> None:
-        """Set the result of the request, and release or close the connection."""
         if (phases := self._connect_result) is not None:
             self._add_connect_phases(phases, result)
         self.pending = pending.connection = None
         self._is_unused = False
         pending.complete(result, now)
-        raw_transport = self._raw_transport
-        assert raw_transport is not None  # noqa: S101 - the response came from it
         # While the request is still being written, the next one cannot be sent.
-        if can_keep_alive and not raw_transport.get_write_buffer_size():
+        is_sent = not raw_transport.get_write_buffer_size()
+        # A server that has not read a body would parse it as the next request.
+        is_body_unusual = pending.request.body and pending.request.method in METHODS_WITHOUT_BODY
+        if self._is_complete and self._can_keep_alive and is_sent and not is_body_unusual:
             self._pool.release(self, now)
         else:
             self.close()
-
-    def _cache_head(self, data: bytes) -> None:
-        """Cache the parsed head of a response, unless `data` has more than its head and body."""
-        head, _, body = data.partition(b"\r\n\r\n")
-        # The lengths differ after an interim response (1xx), if the body is chunked or longer than
-        # its excerpt, or if the parser has found the end of the head elsewhere.
-        if len(body) == self._body_bytes == len(self._excerpt):
-            pool = self._pool
-            if len(pool.cached_heads) >= _MAX_CACHED_HEADS:
-                pool.cached_heads.clear()  # heads with a date or an id are not sent again
-                pool.uncached_responses = _UNCACHED_RESPONSES
-            else:
-                pool.cached_heads[head] = ResponseHead(self._status, self._headers, len(body))
 
     def _fail_request(self, fault: Fault, message: str, pause_s: float | None = None) -> None:
         pending = self.pending

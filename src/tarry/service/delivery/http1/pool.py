@@ -14,7 +14,7 @@ from tarry.service.delivery.http1.connection import CLOSED_WITHOUT_RESPONSE, Con
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.delivery.http1.connection import PendingRequest, ResponseHead
+    from tarry.service.delivery.http1.connection import PendingRequest
     from tarry.service.delivery.http1.connector import Connector
 
 _logger = logging.getLogger("tarry.service")
@@ -86,9 +86,6 @@ class ConnectionPool:
         self.header_lines: list[str] = []  # the header lines that every request of this pool has
         self.head_parts: dict[tuple[str, ...], list[str]] = {}
         """The parts of request heads by the names of their headers; see `HttpDeliveryClient`."""
-        self.cached_heads: dict[bytes, ResponseHead] = {}
-        """Parsed response heads by their bytes, without the empty line at the end."""
-        self.uncached_responses: int = 0  # number of responses until heads are cached again
         self._idle_connections: dict[Connection, None] = {}  # most recently used last
         self._connections: set[Connection] = set()
         self._connect_tasks: dict[asyncio.Task[bool], tuple[PendingRequest, Connection]] = {}
