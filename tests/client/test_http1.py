@@ -421,8 +421,11 @@ def test_certificate_is_verified() -> None:
     with hostile_targets() as targets:
         trusted = ssl.create_default_context(cafile=targets.ca_file)
         url = targets.tls_urls["good"] + "ok"
-        with Http1Transport(trusted) as transport:
-            assert 200 == fetch(transport, build_request(url))[0]  # type: ignore[index]
+        with (
+            Http1Transport(trusted) as transport,
+            closing(transport.handle_request(build_request(url))) as response,
+        ):
+            assert 200 == response.status_code
         retry = RetryTransport(Http1Transport(httpx.create_ssl_context()))
         with retry, pytest.raises(httpx.ConnectError, match="certificate verify failed") as raised:
             retry.handle_request(build_request(url))

@@ -127,8 +127,8 @@ def outcome_of_status(
 def outcome_of_error_status(
     status: int,
     hint: Hint | None,
-    is_retryable: bool,  # noqa: FBT001 - positional for speed
-    repeatable: bool = True,  # noqa: FBT001, FBT002
+    is_retryable: bool,  # noqa: FBT001 - the cache takes 0.3 us more with keywords
+    repeatable: bool = True,  # noqa: FBT001, FBT002 - see above
 ) -> Outcome:
     """Classify an HTTP response whose status is not a success; `hint` is from its headers."""
     # There are few different outcomes without a hint, so they are cached: building one takes 2 us.
@@ -139,8 +139,8 @@ def outcome_of_error_status(
 def _build_status_outcome(
     status: int,
     hint: Hint | None,
-    is_retryable: bool,  # noqa: FBT001
-    repeatable: bool,  # noqa: FBT001
+    is_retryable: bool,  # noqa: FBT001 - called with the arguments of `outcome_of_error_status`
+    repeatable: bool,  # noqa: FBT001 - see above
 ) -> Outcome:
     kind = Kind.THROTTLED if status == _TOO_MANY_REQUESTS else Kind.TRANSIENT
     kind = _apply_should_retry(kind, hint, is_retryable=is_retryable)
