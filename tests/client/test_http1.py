@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing, closing, contextmanager
+from contextlib import aclosing, closing, contextmanager, suppress
 from functools import wraps
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tarry.adapters.httpx import RetryTransport
-from tarry.client import Client
+from tarry.client import Client, http1
 from tarry.client.http1 import (
     MAX_HEAD_BYTES,
     MAX_IDLE_CONNECTIONS,
@@ -359,6 +359,105 @@ def test_long_content_is_sent_and_received(fetcher: Fetcher) -> None:
         thread.join()
     assert not isinstance(result, type)
     assert content == result[2]
+
+
+@pytest.fixture
+def one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit the transports that a test creates to one request at a time."""
+    monkeypatch.setattr(http1, "MAX_CONNECTIONS", 1)
+
+
+@pytest.mark.usefixtures("one_connection")
+def test_number_of_requests_is_limited() -> None:
+    """A request that finds no free connection within the `pool` timeout is a `PoolTimeout`."""
+    with running_server([OK, OK]) as server, Http1Transport() as transport:
+        request = build_request(server.url)
+        request.extensions["timeout"]["pool"] = 0.01
+        with closing(transport.handle_request(request)) as response:
+            assert httpx.PoolTimeout is fetch(transport, request)
+            response.read()
+        assert isinstance(fetch(transport, request), tuple)
+
+
+@pytest.mark.usefixtures("one_connection")
+def test_number_of_asynchronous_requests_is_limited() -> None:
+    """The limit also applies to `AsyncHttp1Transport`, on each of its event loops."""
+
+    async def main(transport: AsyncHttp1Transport, url: str) -> None:
+        request = build_request(url)
+        request.extensions["timeout"]["pool"] = 0.01
+        async with aclosing(await transport.handle_async_request(request)) as response:
+            assert httpx.PoolTimeout is await fetch_async(transport, request)
+            await response.aread()
+        waits = [fetch_async(transport, build_request(url)) for _ in range(2)]
+        results = await asyncio.gather(*waits)
+        assert all(isinstance(result, tuple) for result in results)
+        await transport.aclose()
+
+    transport = AsyncHttp1Transport()
+    with running_server([OK] * 3, [OK] * 3) as server:
+        asyncio.run(main(transport, server.url))
+        asyncio.run(main(transport, server.url))
+
+
+@pytest.mark.usefixtures("one_connection")
+def test_failed_request_does_not_count(fetcher: Fetcher) -> None:
+    """After requests that failed, another request can be sent."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        refused_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    assert httpx.ConnectError is fetcher.fetch(build_request(refused_url))
+    with running_server([b""], [OK]) as server:
+        assert httpx.RemoteProtocolError is fetcher.fetch(build_request(server.url))
+        assert isinstance(fetcher.fetch(build_request(server.url)), tuple)
+
+
+@pytest.mark.usefixtures("one_connection")
+def test_cancelled_request_closes_its_connection() -> None:
+    """The server sees that the connection is closed, and another request can be sent."""
+
+    async def main(url: str) -> None:
+        transport = AsyncHttp1Transport()
+        running = asyncio.create_task(fetch_async(transport, build_request(url)))
+        await asyncio.to_thread(is_received.wait)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert isinstance(await fetch_async(transport, build_request(url)), tuple)
+        await transport.aclose()
+
+    is_received = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                is_received.set()
+                with suppress(ConnectionResetError):
+                    assert connection.recv(1) == b""
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(OK)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        asyncio.run(main(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        thread.join()
+
+
+def test_connection_that_was_idle_for_long_is_not_used_again() -> None:
+    """An asynchronous connection is closed after `MAX_IDLE_S` without a request."""
+
+    async def main(clock: VirtualClock, url: str) -> None:
+        transport = AsyncHttp1Transport()
+        for _ in range(2):
+            assert isinstance(await fetch_async(transport, build_request(url)), tuple)
+            clock.advance(MAX_IDLE_S + 1)
+        await transport.aclose()
+
+    with VirtualClock() as clock, running_server([OK], [OK]) as server:
+        asyncio.run(main(clock, server.url))
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")

@@ -11,6 +11,7 @@ import os
 import re
 import select
 import socket
+import threading
 from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Generator, Iterator
 
+MAX_CONNECTIONS = 500
+"""Maximum number of requests at a time. Most systems let a process open 1,024 files."""
 MAX_IDLE_CONNECTIONS = 20
 MAX_IDLE_S = 5.0
 """How long a connection without a request is kept open."""
@@ -199,16 +202,21 @@ class Http1Transport(httpx.BaseTransport):
         self._process_id = os.getpid()
         self._idle: deque[Connection] = deque()
         """Open connections without a request, most recently used last."""
+        self._slots = threading.Semaphore(MAX_CONNECTIONS)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request; reading the stream of the response receives its content."""
         timeouts: dict[str, float] = request.extensions["timeout"]
         content, head = request.read(), format_head(request)
-        connection = self._take_idle_connection()
-        if connection is None:
-            connection = self._connect(request.url, timeouts["connect"])
+        self._clear_after_fork()
+        if not self._slots.acquire(timeout=timeouts["pool"]):
+            raise _pool_timeout()
+        connection: Connection | None = None
         parser, parts = ResponseParser(request.method), []
         try:
+            connection = self._take_idle_connection()
+            if connection is None:
+                connection = self._connect(request.url, timeouts["connect"])
             with _translate_errors(httpx.WriteTimeout, httpx.WriteError):
                 connection.send(head + content, timeouts["write"])
             with _translate_errors(httpx.ReadTimeout, httpx.ReadError):
@@ -216,7 +224,9 @@ class Http1Transport(httpx.BaseTransport):
                 while parser.head is None:
                     parts = parser.feed(connection.socket.recv(_RECEIVE_BYTES))
         except BaseException:
-            connection.close()
+            self._slots.release()
+            if connection is not None:
+                connection.close()
             raise
         stream = ContentStream(self, connection, parser, parts)
         return httpx.Response(parser.head.status, headers=parser.head.headers, stream=stream)
@@ -226,8 +236,12 @@ class Http1Transport(httpx.BaseTransport):
         while self._idle:
             self._idle.pop().close()
 
-    def release(self, connection: Connection) -> None:
-        """Keep a connection for the next request, after its response was received completely."""
+    def release(self, connection: Connection, *, can_reuse: bool) -> None:
+        """End a request: keep its connection for the next request, or close the connection."""
+        self._slots.release()
+        if not can_reuse:
+            connection.close()
+            return
         connection.idle_since = now = environment.now()
         self._idle.append(connection)
         with suppress(IndexError):  # another thread has taken the connections
@@ -236,10 +250,13 @@ class Http1Transport(httpx.BaseTransport):
             ):
                 self._idle.popleft().close()
 
-    def _take_idle_connection(self) -> Connection | None:
-        if os.getpid() != self._process_id:  # after a fork: the parent process uses the connections
+    def _clear_after_fork(self) -> None:
+        if os.getpid() != self._process_id:  # the parent process uses the connections
             self._process_id = os.getpid()
             self._idle.clear()
+            self._slots = threading.Semaphore(MAX_CONNECTIONS)
+
+    def _take_idle_connection(self) -> Connection | None:
         while self._idle:
             with suppress(IndexError):  # another thread has taken the last connection
                 connection = self._idle.pop()
@@ -316,10 +333,8 @@ class ContentStream(httpx.SyncByteStream):
         """Release the connection if the response is complete; otherwise close the connection."""
         if not self._is_closed:
             self._is_closed = True
-            if self._parser.can_reuse_connection:
-                self._transport.release(self._connection)
-            else:
-                self._connection.close()
+            can_reuse = self._parser.can_reuse_connection
+            self._transport.release(self._connection, can_reuse=can_reuse)
 
 
 class AsyncHttp1Transport(httpx.AsyncBaseTransport):
@@ -332,6 +347,9 @@ class AsyncHttp1Transport(httpx.AsyncBaseTransport):
         self._process_id = os.getpid()
         self._idle: list[AsyncConnection] = []
         """Open connections without a request, most recently used last."""
+        self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of `_slots`."""
         self._trio_transport: httpx.AsyncHTTPTransport | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -343,19 +361,24 @@ class AsyncHttp1Transport(httpx.AsyncBaseTransport):
             return await self._trio_transport.handle_async_request(request)
         timeouts: dict[str, float] = request.extensions["timeout"]
         content, head = await request.aread(), format_head(request)
-        connection = self._take_idle_connection()
-        if connection is None:
-            connection = await self._connect(request.url, timeouts["connect"])
+        slots = await self._acquire_slot(timeouts["pool"])
+        connection: AsyncConnection | None = None
         parser, parts = ResponseParser(request.method), []
-        connection.read_timeout = timeouts["read"]
         try:
+            connection = self._take_idle_connection()
+            if connection is None:
+                connection = await self._connect(request.url, timeouts["connect"])
+            connection.slots = slots
+            connection.read_timeout = timeouts["read"]
             with _translate_errors(httpx.WriteTimeout, httpx.WriteError):
                 await connection.send(head + content, timeouts["write"])
             with _translate_errors(httpx.ReadTimeout, httpx.ReadError):
                 while parser.head is None:
                     parts = parser.feed(await connection.receive())
         except BaseException:
-            connection.close()
+            slots.release()
+            if connection is not None:
+                connection.close()
             raise
         stream = AsyncContentStream(self, connection, parser, parts)
         return httpx.Response(parser.head.status, headers=parser.head.headers, stream=stream)
@@ -367,17 +390,39 @@ class AsyncHttp1Transport(httpx.AsyncBaseTransport):
         while self._idle:
             self._idle.pop().close()
 
-    def release(self, connection: AsyncConnection) -> None:
-        """Keep a connection for the next request, after its response was received completely."""
+    def release(self, connection: AsyncConnection, *, can_reuse: bool) -> None:
+        """End a request: keep its connection for the next request, or close the connection."""
+        if connection.slots is not None:
+            connection.slots.release()
+        if not can_reuse:
+            connection.close()
+            return
         connection.idle_since = now = environment.now()
         self._idle.append(connection)
         while len(self._idle) > MAX_IDLE_CONNECTIONS or self._idle[0].idle_since < now - MAX_IDLE_S:
             self._idle.pop(0).close()
 
-    def _take_idle_connection(self) -> AsyncConnection | None:
+    async def _acquire_slot(self, timeout: float) -> asyncio.Semaphore:
+        """Wait until fewer than `MAX_CONNECTIONS` requests run; return the semaphore to release."""
         if os.getpid() != self._process_id:  # after a fork: the parent process uses the connections
             self._process_id = os.getpid()
             self._idle.clear()
+            self._loop = None
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # a semaphore can be used by one loop only
+            self._loop, self._slots = loop, asyncio.Semaphore(MAX_CONNECTIONS)
+        slots = self._slots
+        if not slots.locked():
+            await slots.acquire()  # returns at once
+            return slots
+        try:
+            async with asyncio.timeout(timeout):
+                await slots.acquire()
+        except TimeoutError:
+            raise _pool_timeout() from None
+        return slots
+
+    def _take_idle_connection(self) -> AsyncConnection | None:
         loop = asyncio.get_running_loop()
         while self._idle:
             connection = self._idle.pop()
@@ -407,6 +452,8 @@ class AsyncConnection(asyncio.Protocol):
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.idle_since: float = 0.0
         self.read_timeout: float | None = None
+        self.slots: asyncio.Semaphore | None = None
+        """Released at the end of the current request."""
         self._received = b""
         self._at_eof = False
         self._error: Exception | None = None
@@ -521,10 +568,8 @@ class AsyncContentStream(httpx.AsyncByteStream):
         """Release the connection if the response is complete; otherwise close the connection."""
         if not self._is_closed:
             self._is_closed = True
-            if self._parser.can_reuse_connection:
-                self._transport.release(self._connection)
-            else:
-                self._connection.close()
+            can_reuse = self._parser.can_reuse_connection
+            self._transport.release(self._connection, can_reuse=can_reuse)
 
 
 def format_head(request: httpx.Request) -> bytes:
@@ -550,6 +595,10 @@ def is_readable(sock: socket.socket) -> bool:
 def port_of(url: httpx.URL) -> int:
     """Return the port of a URL, or the default port of its scheme."""
     return url.port or (443 if url.scheme == "https" else 80)
+
+
+def _pool_timeout() -> httpx.PoolTimeout:
+    return httpx.PoolTimeout(f"{MAX_CONNECTIONS} requests of this client are running")
 
 
 @contextmanager
