@@ -52,12 +52,10 @@ _KEY_SCHEMA = {
 IdempotencyKeyText: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=255, extra_json_schema=_KEY_SCHEMA)
 ]
+TRACEPARENT_PATTERN = "^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$"
+"""W3C Trace Context: version ff, and ids of zeros only, are invalid."""
 TraceparentText: TypeAlias = Annotated[
-    str,
-    Meta(
-        max_length=64,
-        extra_json_schema={"pattern": "^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"},
-    ),
+    str, Meta(max_length=64, extra_json_schema={"pattern": TRACEPARENT_PATTERN})
 ]
 LaneKeyText: TypeAlias = Annotated[
     str,

@@ -23,7 +23,7 @@ from tarry.service.model import Task, TaskContent
 from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.store import NewTask
 from tarry.wire.http import HOP_BY_HOP_HEADERS, SERVICE_HEADERS, is_idempotency_key
-from tarry.wire.tasks import MIN_TIME_MS
+from tarry.wire.tasks import MIN_TIME_MS, TRACEPARENT_PATTERN
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext, ApiLimits
@@ -38,7 +38,7 @@ _GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
 """Matches visible ASCII with spaces or tabs inside (RFC 9110, 5.5). No header can be injected."""
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(TRACEPARENT_PATTERN)
 _MAX_HEADER_NAME_CHARS = 256
 _UNKNOWN_POLICY = "must be an existing policy (GET /retry-policies lists them)"
 
@@ -99,7 +99,10 @@ class TaskBuilder:
         if trace is None:
             trace = header_trace
         elif not is_traceparent(trace):
-            rule = "must be a traceparent of W3C Trace Context: 00-<32 hex>-<16 hex>-<2 hex>"
+            rule = (
+                "must be a traceparent of W3C Trace Context: 00-<32 hex>-<16 hex>-<2 hex>, and its "
+                "ids must not be zero"
+            )
             raise invalid("traceparent", rule, trace)
         idempotency_key = _choose_idempotency_key(request.idempotency_key, header_key)
         task_id = context.new_id()
