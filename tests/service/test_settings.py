@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.settings import Settings, check_environment, load_settings, sqlite_path
+from tarry.service.settings import Settings, check_environment, load_settings
+from tarry.service.store_url import sqlite_path
 from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
 
 _KEY = "A" * 43 + "="

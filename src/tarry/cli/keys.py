@@ -120,13 +120,16 @@ def _use_store(
     import asyncio
 
     from tarry.service.app import make_store
-    from tarry.service.settings import load_settings, sqlite_path
+    from tarry.service.settings import load_settings
+    from tarry.service.store_url import StoreEngine, find_engine, sqlite_path
 
     url = load_settings({"store": url}, file=config_file).settings.store
-    if url == "memory:":
+    engine = find_engine(url)
+    if engine is StoreEngine.MEMORY:
         rule = "must be a file, because a memory: store exists only inside its service"
         raise ConfigurationError("--store", rule)
-    if not may_create and not sqlite_path(url).exists():
+    is_file = engine is StoreEngine.SQLITE
+    if is_file and not may_create and not sqlite_path(url).exists():
         msg = f"--store: {sqlite_path(url)} does not exist. Is this the store of your service?"
         raise ConfigurationError(msg)
     store = make_store(url)

@@ -189,6 +189,7 @@ def _print_greeting(address: str, loaded: LoadedSettings) -> None:
     """Print the address, the location of the data, and a curl command to try the service."""
     from tarry.service.app import are_api_keys_required, data_location
     from tarry.service.settings import DEFAULT_SOURCE
+    from tarry.service.store_url import redact_store_url
 
     settings = loaded.settings
     # Clients cannot connect to a wildcard address, so the loopback address is shown instead.
@@ -204,7 +205,7 @@ def _print_greeting(address: str, loaded: LoadedSettings) -> None:
     auth_option = ""
     if are_api_keys_required(settings):
         is_default_store = loaded.sources["store"] == DEFAULT_SOURCE
-        store_option = "" if is_default_store else f" --store {settings.store}"
+        store_option = "" if is_default_store else f" --store {redact_store_url(settings.store)}"
         lines.append(f"requests need an API key: tarry keys create --tenant NAME{store_option}")
         auth_option = " -H 'Authorization: Bearer KEY'"
         if settings.signing_secrets and not settings.share_signing_secrets:

@@ -45,8 +45,9 @@ try:
     from tarry.service.engine.signers import SignerCache
     from tarry.service.file_descriptors import current_limit, share_descriptors
     from tarry.service.payloads import BodyStore
-    from tarry.service.settings import MEMORY_URL, check_setting, sqlite_path
+    from tarry.service.settings import check_setting
     from tarry.service.store import LeaseTerms, Retention
+    from tarry.service.store_url import StoreEngine, find_engine, redact_store_url, sqlite_path
     from tarry.service.task_search import TaskFinder
 except ImportError as _missing:
     _message = f"the service needs {_missing.name}: pip install 'tarry[service]'"
@@ -63,6 +64,9 @@ _BODY_STORE_CHECK_INTERVAL_S = 30.0
 _FAILING_BODY_STORE_CHECK_INTERVAL_S = 5.0
 _logger = logging.getLogger("tarry.service")
 
+_SERVER_STORE_BODIES = Path("tarry-data/bodies")
+"""The folder for large bodies if the store is on a server. Processes on several machines need a
+shared storage instead (setting `bodies`)."""
 _BLOCKED_PAUSE_S = 60.0
 """With `on_blocked = "wait"`: the time after which a target that was not allowed is tried again."""
 
@@ -108,12 +112,8 @@ class Service:
         )
         self.store: Store = make_store(settings.store, writer_process=writer_process)
         codec = Codec(settings.encryption_keys)
-        bodies_url = settings.bodies or "memory:///"
-        if not settings.bodies and settings.store != MEMORY_URL:
-            bodies_url = str(sqlite_path(settings.store).parent / "bodies")
-            _warn_if_public(Path(bodies_url))
         body_store = BodyStore(
-            bodies_url,
+            settings.bodies or _default_bodies(settings.store),
             max_object_bytes=settings.max_body_bytes,
             endpoint=settings.bodies_endpoint,
             encrypt=codec.encrypt_body,
@@ -248,11 +248,12 @@ class Service:
 
 
 def make_store(url: str, *, writer_process: bool = False) -> Store:
-    """Return the store for a path, `sqlite:PATH` or `memory:`; create the file if it is missing."""
+    """Return the store for a path or URL; create a SQLite file that is missing."""
     check_setting("store", url)
+    engine = find_engine(url)
     from tarry.service.stores.sqlite import IN_MEMORY, SqliteStore
 
-    if url == MEMORY_URL:
+    if engine is StoreEngine.MEMORY:
         return SqliteStore(IN_MEMORY)  # another process could not access a database in memory
     path = sqlite_path(url)
     try:
@@ -278,11 +279,26 @@ def _warn_if_public(path: Path) -> None:
         _logger.warning("other users have access to %s (mode %o): run %s", path, mode, fix)
 
 
+def _default_bodies(store_url: str) -> str:
+    """Return where large bodies are stored if the setting `bodies` is empty."""
+    engine = find_engine(store_url)
+    if engine is StoreEngine.MEMORY:
+        return "memory:///"
+    folder = _SERVER_STORE_BODIES
+    if engine is StoreEngine.SQLITE:
+        folder = sqlite_path(store_url).parent / "bodies"
+    _warn_if_public(folder)
+    return str(folder)
+
+
 def data_location(settings: Settings) -> str:
     """Describe where the data is stored, for the start message."""
-    if settings.store != MEMORY_URL:
+    engine = find_engine(settings.store)
+    if engine is StoreEngine.MEMORY:
+        return "memory: it is lost when the process stops"
+    if engine is StoreEngine.SQLITE:
         return str(sqlite_path(settings.store).absolute())
-    return "memory: it is lost when the process stops"
+    return redact_store_url(settings.store)
 
 
 def are_api_keys_required(settings: Settings) -> bool:

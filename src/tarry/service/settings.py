@@ -29,6 +29,7 @@ from tarry.errors import ConfigurationError, short_repr
 from tarry.service import defaults
 from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.redaction import REDACTED, redact_user_info
+from tarry.service.store_url import StoreEngine, find_engine, redact_store_url, sqlite_path
 from tarry.wire.tasks import DownstreamLimits, DownstreamLimitsRequest
 
 if TYPE_CHECKING:
@@ -37,11 +38,6 @@ if TYPE_CHECKING:
 DEFAULT_SOURCE = "default"
 """The source of a setting that has its default value."""
 SECRET_SETTINGS = frozenset({"encryption_keys", "signing_secrets"})
-MEMORY_URL = "memory:"
-_SQLITE_SCHEME = "sqlite:"
-_STORE_RULE = "must be a path, sqlite:PATH or memory:"
-_OTHER_STORE = re.compile(r"memory|sqlite|(?!sqlite:)[A-Za-z][A-Za-z0-9+.-]+:.*")
-"""A URL of another kind of store, or a kind of store without its colon; anything else is a path."""
 
 
 def _help(text: str, *, ge: int | None = None, le: int | None = None) -> Meta:
@@ -179,6 +175,8 @@ class LoadedSettings(msgspec.Struct, frozen=True):
         value = getattr(self.settings, name)
         if name in SECRET_SETTINGS:
             return (REDACTED,) * len(value)
+        if name == "store":
+            return redact_store_url(value)
         return redact_user_info(value) if isinstance(value, str) else value
 
     def format(self, name: str) -> str:
@@ -387,20 +385,9 @@ def check_setting(name: str, value: Any) -> None:
         raise error.with_field(name) from None
 
 
-def sqlite_path(url: str) -> Path:
-    """Return the file of a store; `sqlite:///srv/t.db` is the same as `/srv/t.db`."""
-    rest = url.removeprefix(_SQLITE_SCHEME)
-    path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
-    if not path.strip("/"):
-        raise ConfigurationError("store", "must name a file", url)
-    return Path(path)
-
-
 def _check_store(url: str) -> None:
-    if url == MEMORY_URL:
+    if find_engine(url) is not StoreEngine.SQLITE:
         return
-    if _OTHER_STORE.fullmatch(url):
-        raise ConfigurationError("store", _STORE_RULE, redact_user_info(url))
     path = sqlite_path(url)
     if path.is_dir():
         rule = f"must be a file, but {path} is a folder: write {path}/tarry.db"
