@@ -1,4 +1,4 @@
-"""The stored values of the service: tasks, attempts, policies, lanes, API keys, replays.
+"""The stored values of the service: tasks, attempts, policies, lanes, API keys, workers, replays.
 
 The states of a task, with the event that leads from one state to the next:
 
@@ -289,6 +289,25 @@ class SigningSecretRecord(msgspec.Struct, kw_only=True, gc=False):
     public_key: str | None = None  # `whpk_...` of an ed25519 key; None: HMAC-SHA256
     created_at: int = 0
     expires_at: int | None = None  # set when another secret replaces this one
+
+
+class WorkerRecord(msgspec.Struct, kw_only=True, gc=False):
+    """A running process of the service, as it last reported itself (a heartbeat)."""
+
+    name: str
+    """Unique; the `Task.worker` of the tasks that are leased to the process."""
+    host: str
+    pid: int
+    role: str = "all"
+    """`all`, `api` (accepts requests only) or `worker` (delivers only)."""
+    version: str = ""
+    """The version of tarry."""
+    started_at: int = 0
+    seen_at: int = 0
+    """When the store received the last heartbeat. Set by the store."""
+    running_attempts: int = 0
+    leased_tasks: int = 0
+    """The number of tasks that are leased to the process, including those of running attempts."""
 
 
 class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         PolicyVersion,
         ReplayRecord,
         SigningSecretRecord,
+        WorkerRecord,
     )
 
 T = TypeVar("T")
@@ -68,6 +69,10 @@ REPLAY_QUOTA_PAUSE_MS = 1000
 """The pause of a replay whose tenant has as many live tasks as its quota allows."""
 BUDGET_DECAY_MS = 10_000
 """The value of a retry budget decays to 1/e in this time, see `Store.add_to_budgets`."""
+WORKER_EXPIRY_MS = 30_000
+"""A process that has sent no heartbeat for this time is not listed any more."""
+MAX_LISTED_WORKERS = 1_000
+"""Maximum number of processes that `Store.list_workers` returns."""
 _MAX_REPLAY_PAUSE_MS = 1e12
 """About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
 _MIN_REPLAY_COUNT_INTERVAL_MS, _MAX_REPLAY_COUNT_INTERVAL_MS = 1_000, 30_000
@@ -204,13 +209,17 @@ class LaneLimits(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ConfiguredLimits(msgspec.Struct, frozen=True):
-    """The limits of lanes that operators have set, and the number of processes that share them."""
+    """What operators have set for lanes, and the number of processes that share the limits."""
 
     version: int = 0
-    """A number that grows with each change of the limits."""
+    """A number that grows with each change of the limits, and each pause and resumption."""
     process_count: int = 1
-    """The number of processes that lease tasks; they share the limits."""
+    """The number of processes that lease tasks, at least 1; they share the limits. It comes from
+    `Store.list_workers`, without those of the role `api`, or from a source that notices the end of
+    a process sooner."""
     by_lane: dict[str, DownstreamLimits] = {}
+    paused_lanes: frozenset[str] = frozenset()
+    """The names of the paused lanes. A process also stops tasks of them that it has leased."""
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -490,7 +499,7 @@ class Store(Protocol):
         ...
 
     async def load_limits(self, known: ConfiguredLimits) -> ConfiguredLimits | None:
-        """Return the limits that were set for lanes; None if nothing has changed since `known`."""
+        """Return the limits and pauses of lanes; None if nothing has changed since `known`."""
         ...
 
     async def add_to_budgets(self, changes: dict[str, float]) -> dict[str, float]:
@@ -698,6 +707,31 @@ class Store(Protocol):
         """Delete a signing secret; return whether it existed."""
         ...
 
+    async def record_worker(self, worker: WorkerRecord) -> None:
+        """Record a heartbeat of a process, which replaces its last one; sets `seen_at`."""
+        ...
+
+    async def list_workers(self) -> list[WorkerRecord]:
+        """Return the processes, sorted by name, at most `MAX_LISTED_WORKERS`.
+
+        A process whose last heartbeat is `WORKER_EXPIRY_MS` old is left out, and is removed by
+        `sweep`.
+        """
+        ...
+
+    async def remove_worker(self, name: str) -> None:
+        """Remove a process that ends. Does nothing if the process is not recorded."""
+        ...
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in the event loop when another process may have made tasks claimable.
+
+        This is the case when the other process has added, released or replayed tasks that are due,
+        or has unparked or resumed a lane. Called once, while the store is open, and applies until
+        `close`. Best effort: a call may be missing, late or needless, so the caller also polls.
+        """
+        ...
+
     async def try_lead(self) -> bool:
         """Return whether this store is the leader; become the leader if there is none.
 
@@ -725,11 +759,11 @@ class Store(Protocol):
 
         `list_orphaned_bodies` then returns their bodies. While a replay of a tenant runs, the
         tenant's dead letters stay, because the replay has counted them. Replays that have ended are
-        removed after the retention time of dead letters, and signing secrets when they have
-        expired. Lanes without tasks are removed, but not their signing secrets. A lane stays while
-        it is paused or parked, or has limits that an operator has set. A version of a policy that
-        was replaced `POLICY_RETENTION_MS` ago is removed, unless it is the `Task.policy_version`
-        of a task.
+        removed after the retention time of dead letters, and signing secrets and processes (see
+        `list_workers`) when they have expired. Lanes without tasks are removed, but not their
+        signing secrets. A lane stays while it is paused or parked, or has limits that an operator
+        has set. A version of a policy that was replaced `POLICY_RETENTION_MS` ago is removed,
+        unless it is the `Task.policy_version` of a task.
         """
         ...
 

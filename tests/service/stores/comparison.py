@@ -23,8 +23,9 @@ from tarry.service.model import (
     ReplayRecord,
     Status,
     Task,
+    WorkerRecord,
 )
-from tarry.service.store import ClaimResult, LeaseTerms, Store, TaskFilter
+from tarry.service.store import ClaimResult, ConfiguredLimits, LeaseTerms, Store, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.harness import ManualClock
 from tests.service.stores.reference_store import ReferenceState, ReferenceStore
@@ -67,6 +68,8 @@ class StoreSnapshot(NamedTuple):
     policies: list[Any]
     keys: list[Any]
     signing_secrets: list[Any]
+    paused_lanes: frozenset[str]
+    workers: list[WorkerRecord]
     orphaned_bodies: list[str]
 
 
@@ -144,6 +147,8 @@ async def snapshot(store: Store) -> StoreSnapshot:
         expected = Counter(task.status for task in found if tenant in {None, task.tenant})
         assert {status: expected[status] for status in Status} == counters.task_counts
         counts[tenant] = counters
+    limits = await store.load_limits(ConfiguredLimits(version=-1))
+    assert limits is not None
     lanes = await list_all_lanes(store)
     for lane in lanes:
         expected = Counter(task.status for task in found if task.lane == lane.name)
@@ -162,6 +167,8 @@ async def snapshot(store: Store) -> StoreSnapshot:
         [await list_all_policies(store, tenant) for tenant in TENANTS],
         sorted(await store.list_api_keys(), key=lambda key: key.id),
         [await store.list_signing_secrets(tenant) for tenant in TENANTS],
+        limits.paused_lanes,
+        await store.list_workers(),
         sorted(await store.list_orphaned_bodies(1000)),
     )
 

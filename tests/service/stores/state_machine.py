@@ -16,6 +16,7 @@ from tarry.service.model import (
     SigningSecretRecord,
     Status,
     Task,
+    WorkerRecord,
 )
 from tarry.service.store import (
     AddResult,
@@ -480,6 +481,15 @@ class StoreMachine(RuleBasedStateMachine):
             self.comparison.call_and_compare(
                 lambda store: store.put_policy(policy, replace=action == "replace", quota=quota)
             )
+
+    @rule(number=st.integers(0, 3), remove=st.booleans(), role=st.sampled_from(["api", "worker"]))
+    def change_worker(self, number: int, remove: bool, role: str) -> None:
+        """Record or remove a process."""
+        worker = WorkerRecord(name=f"worker {number}", host="host", pid=number, role=role)
+        if remove:
+            self.comparison.call_and_compare(lambda store: store.remove_worker(worker.name))
+        else:
+            self.comparison.call_and_compare(lambda store: store.record_worker(worker))
 
     @rule(tenant=tenants, number=st.integers(0, 3), revoke=st.booleans())
     def change_api_key(self, tenant: str, number: int, revoke: bool) -> None:

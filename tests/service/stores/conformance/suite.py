@@ -23,6 +23,7 @@ from tests.service.stores.conformance import (
     queries,
     release,
     retention,
+    workers,
 )
 from tests.service.stores.harness import CASES, Case, StoreHarness, case_name
 
@@ -40,5 +41,6 @@ CASE_MODULES = (
     dead_letters,
     policies_and_keys,
     retention,
+    workers,
 )
 """Modules that add their cases to `CASES` when they are imported."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -19,6 +19,7 @@ from tarry.service.model import (
     SigningSecretRecord,
     Status,
     Task,
+    WorkerRecord,
 )
 from tarry.service.store import (
     POLICY_RETENTION_MS,
@@ -294,6 +295,9 @@ class ReferenceState:
         self.keys: dict[str, ApiKeyRecord] = {}
         self.signing_secrets: dict[tuple[str, str], SigningSecretRecord] = {}
         self.digests: dict[bytes, str] = {}
+        self.workers: dict[str, WorkerRecord] = {}
+        self.listeners: dict[object, Callable[[], None]] = {}
+        """Callbacks of `listen`, by store."""
         self.leader: object | None = None
         """The store that leads."""
         self._last_number = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,13 +22,16 @@ from tarry.service.model import (
     SigningSecretRecord,
     Status,
     Task,
+    WorkerRecord,
 )
 from tarry.service.store import (
     MAX_BUSIEST_LANES,
     MAX_LANE_SIGNING_SECRETS,
+    MAX_LISTED_WORKERS,
     MAX_PAGE_BYTES,
     MAX_SIGNING_SECRETS,
     REPLAY_QUOTA_PAUSE_MS,
+    WORKER_EXPIRY_MS,
     AddResult,
     AddStatus,
     AttemptsOfMinute,
@@ -87,7 +91,8 @@ class ReferenceStore:
         """Do nothing: there is nothing to connect to."""
 
     async def close(self) -> None:
-        """Stop leading; the state stays available to a new store."""
+        """Stop leading and listening; the state stays available to a new store."""
+        self.state.listeners.pop(self, None)
         if self.state.leader is self:
             self.state.leader = None
 
@@ -107,6 +112,7 @@ class ReferenceStore:
     ) -> list[AddResult]:
         """Add tasks one by one."""
         now = self._clock()
+        self._notify()
         return [self._add(new, terms, now, quota, lane_quota) for new in tasks]
 
     def _add(
@@ -270,6 +276,7 @@ class ReferenceStore:
     async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
         """Release the leases of tasks whose attempt has not started."""
         now = self._clock()
+        self._notify()
         return [self._release(release, now) for release in releases]
 
     def _release(self, release: Release, now: int) -> FinishStatus:
@@ -297,9 +304,7 @@ class ReferenceStore:
             and row.task.worker == worker
             and row.task.id not in known_ids
         ]
-        now = self._clock()
-        for task in unknown:
-            self._release(Release(task), now)
+        await self.release([Release(task) for task in unknown])
         return len(unknown)
 
     # --- lanes ------------------------------------------------------------------------------------
@@ -326,15 +331,18 @@ class ReferenceStore:
         if lane in self.state.queues:
             found = self.state.queues[lane].lane
             found.parked_until, found.probes, found.consecutive_opens = None, 0, 0
-            if resume:
+            if resume and found.paused:
                 found.paused = False
+                self._increment_limits_version()
             self._reschedule(lane)
+            self._notify()
 
     async def pause(self, lane: str, *, lane_quota: int | None = None) -> LaneWriteStatus:
         """Stop claims from a lane until it is resumed."""
         if self._exceeds_quota(lane, lane_quota):
             return LaneWriteStatus.TOO_MANY_LANES
         self.state.queue(lane).lane.paused = True
+        self._increment_limits_version()
         self._reschedule(lane)
         return LaneWriteStatus.CHANGED
 
@@ -380,13 +388,26 @@ class ReferenceStore:
                 return LaneWriteStatus.TOO_MANY_LANES
             by_lane[lane] = limits
             self.state.queue(lane)
-        self.state.limits = ConfiguredLimits(self.state.limits.version + 1, by_lane=by_lane)
+        self.state.limits = msgspec.structs.replace(self.state.limits, by_lane=by_lane)
+        self._increment_limits_version()
         return LaneWriteStatus.CHANGED
 
-    async def load_limits(self, known: ConfiguredLimits) -> ConfiguredLimits | None:
-        """Return the limits, unless they are known."""
+    def _increment_limits_version(self) -> None:
         limits = self.state.limits
-        return None if limits.version == known.version else limits
+        self.state.limits = msgspec.structs.replace(limits, version=limits.version + 1)
+
+    async def load_limits(self, known: ConfiguredLimits) -> ConfiguredLimits | None:
+        """Return the limits and pauses, unless they are known."""
+        working = [worker for worker in await self.list_workers() if worker.role != "api"]
+        limits = msgspec.structs.replace(
+            self.state.limits,
+            process_count=max(1, len(working)),
+            paused_lanes=frozenset(
+                name for name, queue in self.state.queues.items() if queue.lane.paused
+            ),
+        )
+        versions = (limits.version, limits.process_count), (known.version, known.process_count)
+        return None if versions[0] == versions[1] else limits
 
     async def add_to_budgets(self, changes: dict[str, float]) -> dict[str, float]:
         """Add to the values of the budgets of lanes that exist."""
@@ -530,6 +551,7 @@ class ReferenceStore:
                 return RetryNowStatus.IN_FLIGHT
             case Status.SUCCEEDED:
                 return RetryNowStatus.SUCCEEDED
+        self._notify()
         return RetryNowStatus.DUE
 
     # --- dead letters -----------------------------------------------------------------------------
@@ -600,6 +622,7 @@ class ReferenceStore:
             for row in rows:
                 self.state.replay_task(row, now)
                 replayed_ids.add(row.task.id)
+            self._notify()
             replay.replayed += len(rows)
             replay.next_at = next_replay_step_at(replay, len(rows), now)
             if len(rows) < len(dead_letters):
@@ -759,6 +782,34 @@ class ReferenceStore:
 
     # --- counters ---------------------------------------------------------------------------------
 
+    async def record_worker(self, worker: WorkerRecord) -> None:
+        """Store a heartbeat."""
+        new = msgspec.structs.replace(worker, seen_at=self._clock())
+        self.state.workers[worker.name] = new
+
+    async def list_workers(self) -> list[WorkerRecord]:
+        """Return the processes with a recent heartbeat, by name."""
+        workers = sorted(self.state.workers.values(), key=lambda worker: worker.name)
+        recent = [copy(worker) for worker in workers if not self._is_expired(worker)]
+        return recent[:MAX_LISTED_WORKERS]
+
+    async def remove_worker(self, name: str) -> None:
+        """Remove a process."""
+        self.state.workers.pop(name, None)
+
+    def _is_expired(self, worker: WorkerRecord) -> bool:
+        return worker.seen_at <= self._clock() - WORKER_EXPIRY_MS
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when another store over the same state has made tasks claimable."""
+        self.state.listeners[self] = callback
+
+    def _notify(self) -> None:
+        """Call the callbacks of other stores when the current call has ended."""
+        for store, callback in self.state.listeners.items():
+            if store is not self:
+                asyncio.get_running_loop().call_soon(callback)
+
     async def try_lead(self) -> bool:
         """Return whether this store leads the stores with the same state."""
         if self.state.leader is None:
@@ -835,6 +886,9 @@ class ReferenceStore:
         for entry in skipped_entries:
             heappush(self.state.finished[True], entry)
         self._delete_replays(now - retention.exhausted_ms)
+        for worker in tuple(self.state.workers.values()):
+            if self._is_expired(worker):
+                del self.state.workers[worker.name]
         for key, secret in tuple(self.state.signing_secrets.items()):
             if secret.expires_at is not None and secret.expires_at <= now:
                 del self.state.signing_secrets[key]

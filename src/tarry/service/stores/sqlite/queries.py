@@ -19,6 +19,7 @@ from tarry.service.store import (
     Page,
     TaskFilter,
 )
+from tarry.service.stores.sqlite.heartbeats import list_workers
 from tarry.service.stores.sqlite.transaction import MINUTE_MS, TENANT_COUNTERS
 from tarry.wire.tasks import DownstreamLimits
 
@@ -76,6 +77,7 @@ _LIMITS_VERSION = "SELECT value FROM meta WHERE name = 'limits_version'"
 _CONFIGURED_LIMITS = """
 SELECT name, limits FROM lane INDEXED BY lane_configured WHERE limits IS NOT NULL AND tenant > 0
 """
+_PAUSED_LANES = "SELECT name FROM lane INDEXED BY lane_paused WHERE paused = 1 AND name > ''"
 _ATTEMPTS = "SELECT log FROM attempt WHERE id > ? AND id < ? ORDER BY id LIMIT ?"
 _LAST_ATTEMPT = f"""
 SELECT a.log FROM state AS s
@@ -463,17 +465,24 @@ def list_lane_limits(tx: ReadTransaction, limit: int) -> list[LaneLimits]:
 def load_limits(
     tx: ReadTransaction, known: ConfiguredLimits, worker_lock: WorkerLock | None
 ) -> ConfiguredLimits | None:
-    """Return the limits that were set for lanes; None if nothing has changed since `known`."""
+    """Return the limits and pauses of lanes; None if nothing has changed since `known`."""
     version = tx.execute(_LIMITS_VERSION).fetchone()[0]
-    tokens = {token for (token,) in tx.execute(LOCK_TOKENS)}  # each process has one lock
-    # The rows of a dead process remain while one of its tasks is IN_FLIGHT in a paused lane.
-    dead_tokens = [] if worker_lock is None else worker_lock.find_dead_locks(tokens)
-    process_count = max(1, len(tokens) - len(dead_tokens))
+    process_count = _count_processes(tx, worker_lock)
     if (version, process_count) == (known.version, known.process_count):
         return None
     rows = tx.execute(_CONFIGURED_LIMITS).fetchall()
     limits = {name: _decode_limits(text) for name, text in rows}
-    return ConfiguredLimits(version, process_count, limits)
+    paused_lanes = frozenset(name for (name,) in tx.execute(_PAUSED_LANES))
+    return ConfiguredLimits(version, process_count, limits, paused_lanes)
+
+
+def _count_processes(tx: ReadTransaction, worker_lock: WorkerLock | None) -> int:
+    """Return the number of processes that lease tasks, at least 1."""
+    if worker_lock is None or worker_lock.token is None:  # files cannot be locked
+        return max(1, sum(worker.role != "api" for worker in list_workers(tx)))
+    tokens = {token for (token,) in tx.execute(LOCK_TOKENS)}  # each process has one lock
+    # The rows of a dead process remain while one of its tasks is IN_FLIGHT in a paused lane.
+    return max(1, len(tokens) - len(worker_lock.find_dead_locks(tokens)))
 
 
 def list_lanes(

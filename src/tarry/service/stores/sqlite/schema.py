@@ -263,6 +263,14 @@ MIGRATIONS = (
     CREATE INDEX policy_unused ON policy (replaced_at)
         WHERE tasks = 0 AND replaced_at IS NOT NULL;
     """,
+    """
+    CREATE TABLE heartbeat ( -- of a process, see Store.record_worker
+        name TEXT PRIMARY KEY,
+        seen_at INTEGER NOT NULL,
+        record BLOB NOT NULL -- the WorkerRecord
+    ) WITHOUT ROWID;
+    CREATE INDEX lane_paused ON lane (name) WHERE paused = 1;
+    """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 

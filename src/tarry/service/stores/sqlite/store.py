@@ -12,10 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.store import AddStatus
 from tarry.service.stores.sqlite import (
     add,
     claim,
     finish,
+    heartbeats,
     policies,
     queries,
     terminal_tasks,
@@ -24,6 +26,7 @@ from tarry.service.stores.sqlite import (
 from tarry.service.stores.sqlite.clock import AnchoredClock
 from tarry.service.stores.sqlite.database import IN_MEMORY, Database
 from tarry.service.stores.sqlite.executor import ThreadExecutor
+from tarry.service.stores.sqlite.wakeups import Wakeups
 from tarry.service.stores.sqlite.worker_locks import LeaderLock, WorkerLock
 from tarry.service.stores.sqlite.writer_process import (
     OperationCall,
@@ -45,6 +48,9 @@ if TYPE_CHECKING:
 
 
 _MAX_LEASES_PER_TRANSACTION = 1000
+_WAKEUP_HORIZON_MS = 500
+"""Other processes are woken for a task that is due sooner. For others, their polling suffices."""
+_ADDED = AddStatus.ADDED  # read once, because it takes 0.27 us in Python 3.11
 
 
 class SqliteStore:
@@ -70,6 +76,7 @@ class SqliteStore:
             self._read_database = Database(path, clock)
             self.database = Database(path, clock, WorkerLock(path), self._read_database)
         self._leader_lock = None if path == IN_MEMORY else LeaderLock(path)
+        self._wakeups = None if path == IN_MEMORY else Wakeups(path)
         self._has_writer_process = writer_process
         self._writer: Executor | None = None
         self._reader: Executor | None = None
@@ -90,6 +97,8 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Finish pending operations, and close the database."""
+        if self._wakeups is not None:
+            self._wakeups.close()
         writer, reader, self._writer, self._reader = self._writer, self._reader, None, None
         # The reader is closed first: the last connection to a file deletes the WAL, which must not
         # be done by one that has not noticed that its WAL was replaced.
@@ -116,6 +125,18 @@ class SqliteStore:
         """
         return await _submit(self._writer, operation, weight, urgent=urgent)
 
+    async def _write_and_notify(
+        self, operation: Callable[[Transaction], T], weight: int = 1, *, urgent: bool = True
+    ) -> T:
+        """Run an operation after which other processes may find tasks to claim."""
+        result = await self.write(operation, weight, urgent=urgent)
+        self._notify()
+        return result
+
+    def _notify(self) -> None:
+        if self._wakeups is not None:
+            self._wakeups.notify()
+
     async def read(self, query: Callable[[ReadTransaction], T]) -> T:
         """Run a query on the second connection."""
         return await _submit(self._reader, query, 1, urgent=True)
@@ -129,8 +150,10 @@ class SqliteStore:
         lane_quota: int | None = None,
     ) -> list[store.AddResult]:
         call = OperationCall(add.add, tasks, terms, quota, lane_quota)
-        results = await self.write(call, len(tasks))
-        return add.to_add_results(tasks, terms, results)
+        results = add.to_add_results(tasks, terms, await self.write(call, len(tasks)))
+        if any(_is_claimable(result) for result in results):
+            self._notify()
+        return results
 
     async def claim(
         self,
@@ -145,11 +168,15 @@ class SqliteStore:
 
     async def finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
         packed = [finish.pack_result(result) for result in results]
-        return await self.write(OperationCall(finish.finish, packed), len(packed), urgent=False)
+        call = OperationCall(finish.finish, packed)
+        statuses = await self.write(call, len(packed), urgent=False)
+        if any(result.callback_task is not None for result in results):
+            self._notify()
+        return statuses
 
     async def release(self, releases: Sequence[store.Release]) -> list[store.FinishStatus]:
         operation = OperationCall(transitions.release, releases)
-        return await self.write(operation, len(releases), urgent=False)
+        return await self._write_and_notify(operation, len(releases), urgent=False)
 
     def record_start(self, slot: int, task: model.Task) -> None:
         if self.database.worker_lock is not None:
@@ -157,7 +184,7 @@ class SqliteStore:
 
     async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
         operation = OperationCall(transitions.release_unknown_leases, worker, known_ids)
-        return await self.write(operation, urgent=False)
+        return await self._write_and_notify(operation, urgent=False)
 
     async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
         return await self.read(lambda tx: queries.get_task(tx, tenant, task_id))
@@ -205,16 +232,17 @@ class SqliteStore:
     async def retry_now(
         self, tenant: str, task_id: str, *, quota: int | None = None
     ) -> store.RetryNowStatus | None:
-        return await self.write(OperationCall(transitions.retry_now, tenant, task_id, quota))
+        operation = OperationCall(transitions.retry_now, tenant, task_id, quota)
+        return await self._write_and_notify(operation)
 
     async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
         await self.write(OperationCall(transitions.park, lane, until, probes, consecutive_opens))
 
     async def unpark(self, lane: str) -> None:
-        await self.write(OperationCall(transitions.unpark, lane))
+        await self._write_and_notify(OperationCall(transitions.unpark, lane))
 
     async def resume(self, lane: str) -> None:
-        await self.write(OperationCall(transitions.resume, lane))
+        await self._write_and_notify(OperationCall(transitions.resume, lane))
 
     async def pause(self, lane: str, *, lane_quota: int | None = None) -> store.LaneWriteStatus:
         return await self.write(OperationCall(transitions.pause, lane, lane_quota))
@@ -295,6 +323,19 @@ class SqliteStore:
     async def delete_signing_secret(self, tenant: str, secret_id: str) -> bool:
         return await self.write(OperationCall(policies.delete_signing_secret, tenant, secret_id))
 
+    async def record_worker(self, worker: model.WorkerRecord) -> None:
+        await self.write(OperationCall(heartbeats.record_worker, worker), urgent=False)
+
+    async def list_workers(self) -> list[model.WorkerRecord]:
+        return await self.read(heartbeats.list_workers)
+
+    async def remove_worker(self, name: str) -> None:
+        await self.write(OperationCall(heartbeats.remove_worker, name), urgent=False)
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        if self._wakeups is not None:  # no other process can use a database in memory
+            self._wakeups.listen(callback)
+
     async def ping(self) -> int:
         return await self.write(OperationCall(ping))
 
@@ -357,7 +398,9 @@ class SqliteStore:
         operation = OperationCall(
             terminal_tasks.replay_step, replay_id, cursor, task_ids, next_cursor, quota
         )
-        return await self.write(operation, len(task_ids), urgent=False)
+        if not task_ids:
+            return await self.write(operation, urgent=False)
+        return await self._write_and_notify(operation, len(task_ids), urgent=False)
 
     async def delete_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> int:
         operation = OperationCall(terminal_tasks.delete_dead_letters, tenant, task_ids)
@@ -370,6 +413,16 @@ class SqliteStore:
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
         operation = OperationCall(terminal_tasks.forget_orphaned_bodies, refs)
         await self.write(operation, len(refs), urgent=False)
+
+
+def _is_claimable(result: store.AddResult) -> bool:
+    """Return whether another process may lease a task that was added."""
+    task = result.task
+    return (
+        not result.leased
+        and result.status is _ADDED
+        and task.next_attempt_at <= task.created_at + _WAKEUP_HORIZON_MS
+    )
 
 
 async def _submit(

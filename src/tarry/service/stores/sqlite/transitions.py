@@ -58,6 +58,7 @@ SELECT task.id, seq, state.tenant, lane, policy, next_attempt_at, cancelling, at
 FROM state INDEXED BY state_leased JOIN task USING (seq)
 WHERE status = {IN_FLIGHT} AND worker IN (SELECT id FROM worker WHERE name = ?)
 """
+_INCREMENT_LIMITS_VERSION = "UPDATE meta SET value = value + 1 WHERE name = 'limits_version'"
 _COUNT_CONFIGURED_LANES = """
 SELECT count(*) FROM lane INDEXED BY lane_configured
 WHERE tenant = ? AND limits IS NOT NULL AND name != ?
@@ -231,6 +232,7 @@ def pause(tx: Transaction, lane: str, lane_quota: int | None) -> LaneWriteStatus
     lane_row = tx.lane(tx.names.lane_id(lane))
     lane_row.paused = 1
     lane_row.put_to_sleep()
+    tx.execute(_INCREMENT_LIMITS_VERSION)
     return LaneWriteStatus.CHANGED
 
 
@@ -252,7 +254,10 @@ def unpark(tx: Transaction, lane: str) -> None:
 def resume(tx: Transaction, lane: str) -> None:
     """End the parking and the pause of a lane."""
     for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
-        tx.lane(lane_id).paused = 0
+        lane_row = tx.lane(lane_id)
+        if lane_row.paused:
+            lane_row.paused = 0
+            tx.execute(_INCREMENT_LIMITS_VERSION)
     unpark(tx, lane)
 
 
@@ -280,7 +285,7 @@ def set_limits(
         tx.names.lane_id(lane)  # creates the lane if it is missing
         text = msgspec.json.encode(limits).decode()
     tx.execute("UPDATE lane SET limits = ? WHERE name = ?", (text, lane))
-    tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'limits_version'")
+    tx.execute(_INCREMENT_LIMITS_VERSION)
     return LaneWriteStatus.CHANGED
 
 

@@ -30,8 +30,22 @@ from msgspec.msgpack import Decoder, Encoder
 from tarry import errors
 from tarry.errors import StoreUnavailable
 from tarry.service import store
-from tarry.service.model import ApiKeyRecord, PolicyVersion, ReplayRecord, SigningSecretRecord
-from tarry.service.stores.sqlite import add, claim, finish, policies, terminal_tasks, transitions
+from tarry.service.model import (
+    ApiKeyRecord,
+    PolicyVersion,
+    ReplayRecord,
+    SigningSecretRecord,
+    WorkerRecord,
+)
+from tarry.service.stores.sqlite import (
+    add,
+    claim,
+    finish,
+    heartbeats,
+    policies,
+    terminal_tasks,
+    transitions,
+)
 from tarry.service.stores.sqlite.clock import AnchoredClock
 from tarry.service.stores.sqlite.database import Database
 from tarry.service.stores.sqlite.executor import Executor
@@ -138,6 +152,8 @@ OPERATIONS: dict[str, RemoteOperation] = {
             SigningSecretRecord | None,
         ),
         (policies.delete_signing_secret, tuple[str, str], bool),
+        (heartbeats.record_worker, tuple[WorkerRecord], None),
+        (heartbeats.remove_worker, tuple[str], None),
         (ping, tuple[()], int),
     )
 }

@@ -1,0 +1,43 @@
+"""Heartbeats of the processes that use the file, see `Store.record_worker`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tarry.service.model import WorkerRecord
+from tarry.service.store import MAX_LISTED_WORKERS, WORKER_EXPIRY_MS
+
+if TYPE_CHECKING:
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(WorkerRecord).decode
+
+
+def record_worker(tx: Transaction, worker: WorkerRecord) -> None:
+    """Store the heartbeat of a process in place of its last one."""
+    tx.execute(
+        "INSERT OR REPLACE INTO heartbeat VALUES (?, ?, ?)",
+        (worker.name, tx.now, bytearray(_encode(worker))),
+    )
+
+
+def remove_worker(tx: Transaction, name: str) -> None:
+    """Remove a process."""
+    tx.execute("DELETE FROM heartbeat WHERE name = ?", (name,))
+
+
+def list_workers(tx: ReadTransaction) -> list[WorkerRecord]:
+    """Return the processes with a recent heartbeat, sorted by name."""
+    rows = tx.execute(
+        "SELECT seen_at, record FROM heartbeat WHERE seen_at > ? ORDER BY name LIMIT ?",
+        (tx.now - WORKER_EXPIRY_MS, MAX_LISTED_WORKERS),
+    ).fetchall()
+    return [msgspec.structs.replace(_decode(record), seen_at=seen_at) for seen_at, record in rows]
+
+
+def remove_expired(tx: Transaction) -> None:
+    """Remove the processes without a recent heartbeat."""
+    tx.execute("DELETE FROM heartbeat WHERE seen_at <= ?", (tx.now - WORKER_EXPIRY_MS,))

@@ -1,0 +1,116 @@
+"""Wake-ups between the processes that use one file, see `Store.listen`.
+
+A process that listens has a named pipe (FIFO) beside the file, `<database>.wake-<token>`. Another
+process that has made tasks claimable writes a byte to each of these pipes. While nothing happens,
+this costs nothing, unlike polling. If a pipe cannot be created, polling has to serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from tarry.runtime.clocks import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SEARCH_INTERVAL_S = 1.0
+"""Pipes of new processes are searched for this often. Until then, these processes poll."""
+_READ_BYTES = 4096
+
+
+class Wakeups:
+    """The pipe of this process, and those of the other processes that use the same file."""
+
+    def __init__(self, database: str | os.PathLike[str]) -> None:
+        # The real path: another process may open the same database by another path.
+        self._database = os.path.realpath(database)
+        self._prefix = Path(f"{self._database}.wake-")
+        self._own_path: Path | None = None
+        self._descriptor: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._others: dict[str, int] = {}
+        """The write ends of the pipes of other processes, by path."""
+        self._searched_at = float("-inf")
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Call `callback` in the running event loop when another process calls `notify`."""
+        self.close()
+        self._search()  # also deletes the pipes of processes that were killed
+        token = uuid4().hex
+        path, new_path = Path(f"{self._prefix}{token}"), Path(f"{self._database}.new-wake-{token}")
+        try:
+            # Under another name until this process reads from it: without a reader, other processes
+            # would take it for the pipe of a dead process, and delete it.
+            os.mkfifo(new_path, 0o600)
+            # Opened for writing too: else the pipe would be readable (end of file) all the time
+            # after the first writer has closed it.
+            self._descriptor = os.open(new_path, os.O_RDWR | os.O_NONBLOCK)
+            new_path.rename(path)
+        except (OSError, AttributeError):  # AttributeError: Windows has no `mkfifo`
+            with suppress(OSError):
+                new_path.unlink()
+            self.close()
+            return
+        self._own_path, self._loop = path, asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor, self._on_readable, self._descriptor, callback)
+        self._searched_at = float("-inf")  # processes that start together find each other
+
+    def notify(self) -> None:
+        """Wake the other processes that listen."""
+        if environment.now() >= self._searched_at + _SEARCH_INTERVAL_S:
+            self._search()
+        for path, descriptor in tuple(self._others.items()):
+            try:
+                os.write(descriptor, b"\0")
+            except BlockingIOError:  # the pipe is full: the process has enough wake-ups to read
+                pass
+            except OSError:  # the process has ended
+                os.close(self._others.pop(path))
+
+    def close(self) -> None:
+        """Delete the pipe of this process, and close all pipes."""
+        if self._descriptor is not None:
+            if self._loop is not None:
+                self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+        if self._own_path is not None:
+            with suppress(OSError):
+                self._own_path.unlink()
+        self._descriptor = self._own_path = self._loop = None
+        for descriptor in self._others.values():
+            os.close(descriptor)
+        self._others.clear()
+        self._searched_at = float("-inf")
+
+    def _on_readable(self, descriptor: int, callback: Callable[[], None]) -> None:
+        with suppress(BlockingIOError):
+            os.read(descriptor, _READ_BYTES)
+        callback()
+
+    def _search(self) -> None:
+        """Open the pipes of other processes, and delete those of processes that were killed."""
+        self._searched_at = environment.now()
+        own_name = None if self._own_path is None else self._own_path.name
+        try:
+            names = [path.name for path in self._prefix.parent.iterdir()]
+        except OSError:
+            return
+        paths = {
+            str(self._prefix.with_name(name))
+            for name in names
+            if name.startswith(self._prefix.name) and name != own_name
+        }
+        for path in self._others.keys() - paths:  # the process has closed its store
+            os.close(self._others.pop(path))
+        for path in paths - self._others.keys():
+            try:
+                self._others[path] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # no process reads from the pipe
+                with suppress(OSError):
+                    Path(path).unlink()

@@ -1,0 +1,175 @@
+"""Conformance cases: heartbeats of processes, wake-ups between them, and pauses that they share."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from tarry.service.model import WorkerRecord
+from tarry.service.store import (
+    MAX_LISTED_WORKERS,
+    WORKER_EXPIRY_MS,
+    ConfiguredLimits,
+    NewTask,
+    Release,
+    Retention,
+)
+from tests.service.stores.harness import (
+    DAY_MS,
+    HOUR_MS,
+    LANE,
+    LEASE,
+    OTHER_LEASE,
+    START_MS,
+    StoreHarness,
+    conformance_case,
+    task,
+    task_id,
+)
+
+WORKER = WorkerRecord(
+    name="host-1-a",
+    host="host",
+    pid=1,
+    role="worker",
+    version="1.2.3",
+    started_at=START_MS - HOUR_MS,
+    running_attempts=3,
+    leased_tasks=7,
+)
+OTHER_WORKER = WorkerRecord(name="höst-2-b", host="höst", pid=2, role="api")
+
+
+@conformance_case
+async def workers_are_listed_by_name(harness: StoreHarness) -> None:
+    """A heartbeat is listed with the store's time until the process is removed."""
+    assert [] == await harness.store.list_workers()
+    await harness.store.record_worker(OTHER_WORKER)
+    harness.clock.advance(5)
+    await harness.store.record_worker(replace(WORKER, seen_at=START_MS + DAY_MS))
+    await harness.reopen()
+
+    expected = [replace(WORKER, seen_at=START_MS + 5), replace(OTHER_WORKER, seen_at=START_MS)]
+    assert expected == await harness.store.list_workers()
+    for _ in range(2):
+        await harness.store.remove_worker(OTHER_WORKER.name)
+        await harness.store.remove_worker("unknown")
+    assert expected[:1] == await harness.store.list_workers()
+
+
+@conformance_case
+async def a_heartbeat_replaces_the_last_one(harness: StoreHarness) -> None:
+    """Of each process, only the last heartbeat is listed; changing the result changes nothing."""
+    await harness.store.record_worker(WORKER)
+    harness.clock.advance(WORKER_EXPIRY_MS - 1)
+    await harness.store.record_worker(replace(WORKER, running_attempts=9, leased_tasks=10))
+    [listed] = await harness.store.list_workers()
+    assert (9, 10, harness.clock.now) == (
+        listed.running_attempts,
+        listed.leased_tasks,
+        listed.seen_at,
+    )
+    listed.pid = 99
+    assert [WORKER.pid] == [worker.pid for worker in await harness.store.list_workers()]
+
+
+@conformance_case
+async def a_silent_worker_is_not_listed(harness: StoreHarness) -> None:
+    """A process without a recent heartbeat is left out; after a sweep it can be recorded again."""
+    await harness.store.record_worker(WORKER)
+    harness.clock.advance(WORKER_EXPIRY_MS - 1)
+    await harness.store.record_worker(OTHER_WORKER)
+    assert 2 == len(await harness.store.list_workers())
+    harness.clock.advance(1)
+    for _ in range(2):
+        names = [worker.name for worker in await harness.store.list_workers()]
+        assert [OTHER_WORKER.name] == names
+        await harness.store.sweep(Retention(DAY_MS, DAY_MS), 10)
+    await harness.store.record_worker(WORKER)
+    assert 2 == len(await harness.store.list_workers())
+
+
+@conformance_case
+async def the_list_of_workers_is_bounded(harness: StoreHarness) -> None:
+    """At most `MAX_LISTED_WORKERS` processes are returned, the first by name."""
+    names = [f"worker {number:05}" for number in range(MAX_LISTED_WORKERS + 2)]
+    await asyncio.gather(
+        *(harness.store.record_worker(replace(WORKER, name=name)) for name in names)
+    )
+
+    listed = await harness.store.list_workers()
+    assert names[:MAX_LISTED_WORKERS] == [worker.name for worker in listed]
+
+
+@conformance_case
+async def processes_that_lease_tasks_share_the_limits(harness: StoreHarness) -> None:
+    """A process that leases tasks is counted, one with the role `api` is not."""
+
+    async def process_count() -> int:
+        limits = await harness.store.load_limits(ConfiguredLimits(version=-1))
+        assert limits is not None
+        return limits.process_count
+
+    assert 1 == await process_count()
+    first = harness.store
+    await first.record_worker(replace(WORKER, name="api", role="api"))
+    await first.record_worker(replace(WORKER, name=LEASE.worker))
+    await harness.add(task(1))
+    await harness.claim(LEASE)
+    assert 1 == await process_count()
+    if await harness.reopen() is first:  # data in memory has one store
+        return
+    await harness.store.record_worker(replace(WORKER, name=OTHER_LEASE.worker, role="all"))
+    await harness.add(task(2))
+    await harness.claim(OTHER_LEASE)
+    assert 2 == await process_count()
+
+
+@conformance_case
+async def paused_lanes_are_loaded_with_the_limits(harness: StoreHarness) -> None:
+    """Each pause and resumption is a new version of the limits, which contain the paused lanes."""
+    known = ConfiguredLimits()
+    for paused in (True, False):
+        if paused:
+            await harness.store.pause(LANE)
+        else:
+            await harness.store.resume(LANE)
+        loaded = await harness.store.load_limits(known)
+        assert loaded is not None
+        assert loaded.version > known.version
+        assert frozenset([LANE] if paused else []) == loaded.paused_lanes
+        assert await harness.store.load_limits(loaded) is None
+        known = loaded
+
+
+@conformance_case
+async def other_stores_are_woken_by_claimable_tasks(harness: StoreHarness) -> None:
+    """Tasks that become claimable call the callback of another store, until it is closed."""
+    first, woken = harness.store, asyncio.Event()
+    first.listen(woken.set)
+    if await harness.reopen() is first:  # data in memory has one store
+        return
+    store = harness.store
+
+    async def wait() -> None:
+        async with asyncio.timeout(20):
+            await woken.wait()
+        woken.clear()
+
+    await asyncio.sleep(0)
+    await store.add([NewTask(task(1))])
+    await wait()
+    leased = (await harness.claim()).tasks
+    await store.release([Release(leased[0])])
+    await wait()
+    await store.retry_now("acme", task_id(1))
+    await wait()
+    await store.park(LANE, START_MS + DAY_MS, probes=1, consecutive_opens=1)
+    await store.unpark(LANE)
+    await wait()
+    await store.pause(LANE)
+    await store.resume(LANE)
+    await wait()
+    await first.close()
+    await store.add([NewTask(task(2))])
