@@ -7,13 +7,20 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tarry.errors import StoreUnavailable
-from tarry.service.model import PolicyVersion, Status
-from tarry.service.store import AddStatus, NewTask, Retention
+from tarry.service.model import AttemptRecord, PolicyVersion, ReplayRecord, Status
+from tarry.service.store import (
+    AddStatus,
+    NewTask,
+    PolicyWriteStatus,
+    Retention,
+    RetryNowStatus,
+)
 from tarry.service.stores.sqlite import SqliteStore, database, schema
-from tests.service.stores.harness import START_MS, task
+from tests.service.stores.harness import LEASE, START_MS, task, task_id, task_numbers
 from tests.service.stores.sqlite.harness import open_error, run_on_store
 
 
@@ -36,6 +43,90 @@ def test_a_file_of_an_older_version_is_upgraded(
     run_on_store(path, write_policies)
     with closing(sqlite3.connect(path)) as connection:
         assert [(7,)] == connection.execute("SELECT added FROM policy_use").fetchall()
+
+
+OLD_ROWS = """
+INSERT INTO tenant (id, name, pending, in_flight, succeeded, exhausted, cancelled, due_check_at,
+    expiry_check_at) VALUES (1, 'acme', 2, 1, 1, 1, 1, 1000, 2000);
+INSERT INTO lane (id, tenant, name, pending, in_flight, dead, due_at, lease_end_at, due_check_at,
+    expiry_check_at) VALUES (1, 1, 'acme/https:a.example:443', 2, 1, 1, 1000, 2000, 1000, 2000);
+INSERT INTO lane (id, tenant, name, paused) VALUES (2, 1, 'acme/https:b.example:443', 1);
+INSERT INTO worker (id, name, lock) VALUES (1, 'old', 'token');
+INSERT INTO policy_use (id, tenant, policy, live_tasks) VALUES (1, 1, 'p', 3);
+INSERT INTO policy (tenant, id, version, document, created_at)
+    VALUES (1, 'p', 1, x'31', 0), (1, 'p', 2, x'32', 1);
+INSERT INTO task (seq, id, tenant, key, created_at, policy_version, fingerprint, content)
+    VALUES (1, {ids[1]}, 1, 'key 1', 0, 1, x'66', x'63'),
+        (2, {ids[2]}, 1, 'key 2', 0, NULL, x'66', x'63'),
+        (3, {ids[3]}, 1, 'key 3', 0, NULL, x'66', x'63'),
+        (4, {ids[4]}, 1, 'key 4', 0, NULL, x'66', x'63'),
+        (5, {ids[5]}, 1, 'key 5', 0, NULL, x'66', x'63'),
+        (6, {ids[6]}, 1, 'key 6', 0, NULL, x'66', x'63');
+INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, started_at,
+    attempts, last_kind, worker, finished_at)
+    VALUES (1, 1, 1, 1, 0, 1000, 1000, 1000, 0, NULL, NULL, NULL),
+        (2, 1, 1, 1, 0, 1500, 1500, 1000, 1, 'transient', NULL, NULL),
+        (3, 1, 1, 1, 1, 2000, 1000, 1000, 0, NULL, 1, NULL),
+        (4, 1, 1, 1, 2, 0, 1000, 1000, 1, 'success', NULL, 1001),
+        (5, 1, 1, 1, 3, 0, 1000, 1000, 1, 'permanent', NULL, 1001),
+        (6, 1, 1, 1, 4, 0, 1000, 1000, 0, NULL, NULL, 1001);
+INSERT INTO attempt VALUES ((2 << 24) + 1, {log}), ((4 << 24) + 1, {log}), ((5 << 24) + 1, {log});
+INSERT INTO api_key VALUES ('id', 'acme', x'64', 'name', 0, NULL);
+INSERT INTO replay VALUES ('replay', 'acme', 0, 0, 0, {replay});
+INSERT INTO series VALUES (1, 0, 'success', 1), (0, 0, 'success', 1)
+"""
+"""Tasks in every status, an attempt log, policies, a key and a replay, in the first schema."""
+
+
+@pytest.mark.parametrize("version", range(1, len(schema.MIGRATIONS)))
+def test_every_older_schema_is_upgraded_with_its_rows(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of each older schema version, with tasks in every status, works after the upgrade."""
+    path = tmp_path / "tasks.db"
+    log = AttemptRecord(number=1, scheduled_at=1000, started_at=1001, outcome="transient")
+    values = {
+        "ids": [f"x'{task_id(number).replace('-', '')}'" for number in range(7)],
+        "log": f"x'{msgspec.msgpack.encode(log).hex()}'",
+        "replay": f"x'{msgspec.msgpack.encode(ReplayRecord(id='replay', tenant='acme')).hex()}'",
+    }
+    with monkeypatch.context() as context:
+        context.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:version])
+        with closing(database.connect(path)) as connection:
+            connection.executescript(OLD_ROWS.format(**values))
+            # Columns that a migration computed were kept up to date by the tarry of that time.
+            for migration in schema.MIGRATIONS[:version]:
+                for statement in migration.split(";"):
+                    if statement.strip().startswith("UPDATE"):
+                        connection.execute(statement)
+
+    async def check(store: SqliteStore) -> None:
+        counters = await store.counters()
+        expected = {status: 2 if status is Status.PENDING else 1 for status in Status}
+        assert expected == counters.task_counts
+        result = await store.claim(LEASE, limit=10, per_lane=10)
+        assert [1, 2, 3] == sorted(task_numbers(result.tasks))
+        assert 1 == result.lost_attempts
+        assert [log] == await store.list_attempts("acme", task_id(5))
+        assert RetryNowStatus.DUE == await store.retry_now("acme", task_id(5))
+        assert (
+            AddStatus.EXISTING == (await store.add([NewTask(task(4, fingerprint=b"f"))]))[0].status
+        )
+        pinned = await store.get_policy("acme", "p", 1)
+        assert pinned is not None
+        assert b"1" == pinned.document
+        assert PolicyWriteStatus.CONFLICT == await store.delete_policy("acme", "p")
+        assert await store.find_api_key(b"d") is not None
+        assert ["replay"] == [found.id for found in await store.list_replays(running=False)]
+        assert 2 == (await store.sweep(Retention(0, 0), 10)).removed_task_count
+        lanes = (await store.list_lanes("acme")).items
+        assert [(1, 3, 0), (0, 0, 0)] == [
+            (lane.pending, lane.in_flight, lane.exhausted) for lane in lanes
+        ]
+
+    run_on_store(path, check)
+    with closing(sqlite3.connect(path)) as connection:
+        assert [(len(schema.MIGRATIONS),)] == connection.execute("PRAGMA user_version").fetchall()
 
 
 def test_lanes_of_an_older_file_count_towards_the_quota(
