@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tarry.cli import keys, policy, signing_secrets
+from tarry.cli.backup import backup
 from tarry.cli.demo import demo
 from tarry.cli.exit_codes import EXIT_CODES
 from tarry.cli.monitoring import downstreams, tail, top
@@ -84,6 +85,7 @@ _SERVICE_PANEL, _TASKS_PANEL, _POLICY_PANEL = "The service", "Tasks", "Policies"
 _add_command(_SERVICE_PANEL, "tarry demo", demo)
 _add_command(_SERVICE_PANEL, "tarry serve --dev", serve)
 _add_command(_SERVICE_PANEL, "tarry config --port 9000", config)
+_add_command(_SERVICE_PANEL, "tarry backup /backups/tarry-2026-11-18.db", backup)
 app.add_typer(keys.app, name="keys", rich_help_panel=_SERVICE_PANEL)
 app.add_typer(signing_secrets.app, name="secrets", rich_help_panel=_SERVICE_PANEL)
 _add_command(_TASKS_PANEL, "tarry send https://example.com/hook -d @order.json --wait 5", send)

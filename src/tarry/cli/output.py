@@ -64,6 +64,36 @@ def console() -> Console:
     return result
 
 
+@contextmanager
+def progress_bar(
+    description: str, *, hidden: bool = False
+) -> Generator[Callable[[int, int | None], None]]:
+    """Show a progress bar if standard error is a terminal; yield the function that updates it.
+
+    The function gets the number of finished items and of all items; None: their number is unknown.
+    """
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=hidden or not sys.stderr.isatty(),
+        transient=True,
+    ) as progress:
+        task = progress.add_task(description, total=None)
+        yield lambda finished, total: progress.update(task, completed=finished, total=total)
+
+
 def print_text(text: str) -> None:
     """Print a text as one line."""
     console().print(to_printable_line(text))

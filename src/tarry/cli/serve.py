@@ -65,7 +65,7 @@ def serve(
     shut down gracefully: running attempts finish, and other leased tasks are released.
     """
     flags = {"store": store, "host": host, "port": port, "allow_target": allow_targets, "dev": dev}
-    loaded = _load_settings(config_file, assignments, flags)
+    loaded = load_service_settings(config_file, assignments, flags)
     from tarry.service.app import Service
     from tarry.service.file_descriptors import raise_limit
     from tarry.service.http.server import Server
@@ -110,7 +110,7 @@ def config(
 ) -> None:
     """Print the effective settings, and the source of each."""
     flags = {"store": store, "host": host, "port": port, "allow_target": allow_targets, "dev": dev}
-    loaded = _load_settings(config_file, assignments, flags)
+    loaded = load_service_settings(config_file, assignments, flags)
     import msgspec
 
     from tarry.service.settings import Settings
@@ -157,7 +157,7 @@ def require_service_packages() -> None:
         raise MissingExtra(msg) from missing
 
 
-def _load_settings(
+def load_service_settings(
     config_file: Path | None, assignments: list[str] | None, flags: dict[str, Any]
 ) -> LoadedSettings:
     """Return the settings from flags and `--set` assignments, environment variables and a file."""
@@ -171,7 +171,7 @@ def _load_settings(
             raise ConfigurationError("--set", "must have the format NAME=VALUE", assignment)
         set_values[name.strip().replace("-", "_")] = value
     # A flag that is not given may be False or an empty list here. `load_settings` expects None.
-    flags |= {name: flags[name] or None for name in ("allow_target", "dev")}
+    flags |= {name: flags.get(name) or None for name in ("allow_target", "dev")}
     return load_settings(flags, file=config_file, set_values=set_values)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tarry.cli.exit_codes import EXIT_FAILED
-from tarry.cli.output import check_output_path, to_printable_line
+from tarry.cli.output import check_output_path, progress_bar, to_printable_line
 from tarry.cli.policy import read_defence_or_preset
 from tarry.core.text import did_you_mean, suggest
 from tarry.errors import ConfigurationError
@@ -122,7 +122,7 @@ def simulate(
     ):
         # A path without a suffix may be a pipe or a device.
         check_output_path(path, suffixes if path and path.suffix else (), option)
-    with simulate_output.progress_bar(hidden=quiet) as update_progress:
+    with progress_bar("simulating", hidden=quiet) as update_progress:
         results = run_study(
             study,
             seed=seed,

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
 from itertools import pairwise
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -29,7 +27,7 @@ from tarry.simulator.metrics import METRICS
 from tarry.simulator.scenarios import STUDIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tarry.simulator.assertions import AssertionResult
     from tarry.simulator.scenario import Scenario
@@ -40,22 +38,6 @@ _COLUMN_GAP = 3
 """Characters between two columns of a table."""
 _MIN_KEY_WIDTH = 4
 """Minimum width of a key column in a narrow terminal, in characters; longer names are wrapped."""
-
-
-@contextmanager
-def progress_bar(*, hidden: bool) -> Generator[Callable[[int, int], None]]:
-    """Show a progress bar if standard error is a terminal; yield the function that updates it."""
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=hidden or not sys.stderr.isatty(),
-        transient=True,
-    ) as progress:
-        task = progress.add_task("simulating", total=None)
-        yield lambda finished, total: progress.update(task, completed=finished, total=total)
 
 
 def print_studies(*, as_json: bool) -> None:

@@ -276,7 +276,7 @@ def create_file(folder: Path, ref: str, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
             for parent in parents:
-                _fsync_folder(parent)
+                sync_folder(parent)
         except OSError:
             path.unlink()
             raise
@@ -309,10 +309,11 @@ def create_folder(folder: Path, mode: int = 0o777) -> None:
     if not folder.is_dir():
         create_folder(folder.parent)
         folder.mkdir(mode, exist_ok=True)
-        _fsync_folder(folder.parent)
+        sync_folder(folder.parent)
 
 
-def _fsync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make new and renamed entries of a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
