@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from math import ceil, exp
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -355,6 +355,82 @@ def next_replay_count_at(replay: ReplayRecord, now: int) -> int:
     """Return when a replay counts its finished tasks again: after a tenth of its age."""
     interval = max((now - replay.created_at) // 10, _MIN_REPLAY_COUNT_INTERVAL_MS)
     return now + min(interval, _MAX_REPLAY_COUNT_INTERVAL_MS)
+
+
+class DeletedPolicy(msgspec.Struct, frozen=True, gc=False):
+    """A deleted policy to which tasks may refer: the numbers of its versions are not reused."""
+
+    tenant: str
+    id: str
+    last_version: int
+
+
+class LaneState(msgspec.Struct, frozen=True, gc=False):
+    """Everything that is stored about a lane, except its tasks."""
+
+    lane: LaneRecord
+    """Its numbers of tasks are ignored by `Store.import_records`, which counts imported tasks."""
+    limits: DownstreamLimits | None = None
+    """See `Store.set_limits`."""
+    rate: float | None = None
+    """See `LaneLimits`, as the next field."""
+    concurrency: int | None = None
+    budget: float = 0.0
+    """The value of the retry budget at `budget_at`, see `Store.add_to_budgets`."""
+    budget_at: int = 0
+
+
+class TaskAttempt(msgspec.Struct, frozen=True, gc=False):
+    """One entry of the attempt log of a task."""
+
+    tenant: str
+    task_id: str
+    attempt: AttemptRecord
+
+
+class ReplayedTask(msgspec.Struct, frozen=True, gc=False):
+    """A task of a replay that was not counted as finished yet; see `ReplayRecord.unfinished`."""
+
+    replay_id: str
+    task_id: str
+
+
+class RecordKind(StrEnum):
+    """The kinds of records of a store, in the order in which `import_records` needs them."""
+
+    POLICY = "policies"
+    """`PolicyVersion`: all versions of a policy in ascending order."""
+    DELETED_POLICY = "deleted policies"
+    API_KEY = "API keys"
+    SIGNING_SECRET = "signing secrets"  # noqa: S105 - not a secret
+    LANE = "lanes"
+    """`LaneState`."""
+    TASK = "tasks"
+    """`Task` in every status; the tasks of each tenant in the order of adding."""
+    ATTEMPT = "attempts"
+    """`TaskAttempt`; those of each task in ascending order."""
+    REPLAY = "replays"
+    """`ReplayRecord` without its cursors, whose format depends on the store. A replay without a
+    cursor begins again with the oldest dead letter. It finds none that it has replayed: these are
+    not dead letters any more, or became EXHAUSTED after `ReplayRecord.before`."""
+    REPLAYED_TASK = "replayed tasks"
+
+
+class TransferMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Marks a store whose records are, or were, moved to another store; it must not be served."""
+
+    id: str
+    """The same in both stores."""
+    is_source: bool
+    """Whether the records are moved from this store; otherwise they are moved to this store."""
+    other_store: str
+    """The URL of the other store, without a password."""
+    is_complete: bool = False
+    """Whether all records were moved. Only a source is marked then."""
+    kind: RecordKind = RecordKind.POLICY
+    """In the target: the kind of records that is being imported."""
+    cursor: str | None = None
+    """In the target: the cursor of the next page of the source."""
 
 
 class Store(Protocol):
@@ -773,4 +849,45 @@ class Store(Protocol):
 
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
         """Remove references to orphaned bodies, after the `BodyStore` has deleted the bodies."""
+        ...
+
+    async def export_records(
+        self, kind: RecordKind, *, cursor: str | None = None, limit: int = 1000
+    ) -> Page[Any]:
+        """Return a page of the records of one kind, of all tenants; see `RecordKind` for the types.
+
+        The records have everything that another store needs to continue in the same state. Not
+        exported are the numbers of attempts per minute and of superseded results, the order in
+        which lanes take turns, references to orphaned bodies, and heartbeats. A page ends when its
+        tasks, attempts or documents reach `MAX_PAGE_BYTES`. Changes between two pages may be
+        missing, so the store must not be served meanwhile.
+        """
+        ...
+
+    async def import_records(self, kind: RecordKind, records: Sequence[Any]) -> None:
+        """Store records of one kind with all their fields, including times and versions.
+
+        The kinds are imported in the order of `RecordKind`, and the records of a kind in the order
+        of the export, into a store that is not served. Importing records again changes nothing: a
+        task whose id or idempotency key is stored is skipped, and likewise other records that
+        exist. A `LaneState` overwrites the lane. The counters of tenants, lanes and policies
+        include the imported tasks. Each version of a policy counts as replaced when the next one
+        was created. A leased task keeps its worker and the end of its lease: a claim after that
+        time logs its attempt as lost. Attempts of unknown tasks are ignored. No quota applies.
+        """
+        ...
+
+    async def get_transfer(self) -> TransferMark | None:
+        """Return the mark that `set_transfer` has stored, or None."""
+        ...
+
+    async def set_transfer(self, mark: TransferMark | None) -> None:
+        """Mark the store as the source or target of a transfer; None removes the mark."""
+        ...
+
+    async def is_in_use(self) -> bool:
+        """Return whether another process uses the store, as far as the store can find out.
+
+        A store that cannot see other processes decides by `list_workers`.
+        """
         ...

@@ -23,6 +23,7 @@ from tests.service.stores.conformance import (
     queries,
     release,
     retention,
+    transfer,
     workers,
 )
 from tests.service.stores.harness import CASES, Case, StoreHarness, case_name
@@ -41,6 +42,7 @@ CASE_MODULES = (
     dead_letters,
     policies_and_keys,
     retention,
+    transfer,
     workers,
 )
 """Modules that add their cases to `CASES` when they are imported."""

@@ -26,6 +26,7 @@ from tarry.service.store import (
     ConfiguredLimits,
     LaneLimits,
     LeaseTerms,
+    TransferMark,
 )
 
 MINUTE_MS = 60_000
@@ -298,6 +299,7 @@ class ReferenceState:
         self.workers: dict[str, WorkerRecord] = {}
         self.listeners: dict[object, Callable[[], None]] = {}
         """Callbacks of `listen`, by store."""
+        self.transfer: TransferMark | None = None
         self.leader: object | None = None
         """The store that leads."""
         self._last_number = 0
@@ -371,15 +373,20 @@ class ReferenceState:
 
     def add(self, task: Task, now: int, terms: LeaseTerms | None) -> Row:
         """Add a task whose key is new; its state fields are reset."""
-        self._last_number += 1
-        tenant, queue = self.tenant(task.tenant), self.queue(task.lane)
+        queue = self.queue(task.lane)
         is_active = not queue.lane.paused and queue.lane.parked_until is None
         stored = task.as_stored(now, task.next_attempt_at)
         if is_active and terms is not None and stored.next_attempt_at <= now + terms.horizon_ms:
             stored = msgspec.structs.replace(
                 stored, **_lease_fields(terms, stored.next_attempt_at, now)
             )
-        row = Row(self._last_number, stored)
+        return self.insert(stored, now)
+
+    def insert(self, task: Task, now: int) -> Row:
+        """Add a task whose id and key are new, in any state."""
+        self._last_number += 1
+        tenant, queue = self.tenant(task.tenant), self.queue(task.lane)
+        row = Row(self._last_number, task)
         self.rows[row.number] = row
         self.ids[task.id] = tenant.keys[task.key] = row.number
         tenant.numbers.append(row.number)

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -46,17 +46,20 @@ from tarry.service.store import (
     NewTask,
     Page,
     PolicyWriteStatus,
+    RecordKind,
     Release,
     Retention,
     RetryNowStatus,
     SweepResult,
     TaskFilter,
     TaskResult,
+    TransferMark,
     decay_budget,
     next_replay_count_at,
     next_replay_step_at,
 )
 from tarry.wire.tasks import DownstreamLimits
+from tests.service.stores.reference_store import transfer
 from tests.service.stores.reference_store.state import (
     DAY_MS,
     MINUTE_MS,
@@ -916,6 +919,40 @@ class ReferenceStore:
     async def list_orphaned_bodies(self, limit: int) -> list[str]:
         """Return references to bodies whose task was deleted."""
         return list(self.state.orphaned_bodies)[:limit]
+
+    # --- transfer ---------------------------------------------------------------------------------
+
+    async def export_records(
+        self, kind: RecordKind, *, cursor: str | None = None, limit: int = 1000
+    ) -> Page[Any]:
+        """Return a page of records; the cursor is the number of records read so far."""
+        begin = 0 if cursor is None else int(cursor)
+        records = transfer.EXPORTS[kind](self.state)
+        items: list[Any] = []
+        page_bytes = 0
+        for record in records[begin:]:
+            if len(items) == limit or page_bytes >= MAX_PAGE_BYTES:
+                return Page(items, str(begin + len(items)))
+            items.append(record)
+            page_bytes += len(msgspec.msgpack.encode(record))
+        return Page(items, None)
+
+    async def import_records(self, kind: RecordKind, records: Sequence[Any]) -> None:
+        """Store records that are not stored already."""
+        for record in records:
+            transfer.import_record(self.state, kind, record, self._clock())
+
+    async def get_transfer(self) -> TransferMark | None:
+        """Return the mark."""
+        return self.state.transfer
+
+    async def set_transfer(self, mark: TransferMark | None) -> None:
+        """Set or remove the mark."""
+        self.state.transfer = mark
+
+    async def is_in_use(self) -> bool:
+        """Return whether a process is registered."""
+        return bool(await self.list_workers())
 
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
         """Remove bodies that were deleted from the list of orphaned bodies."""

@@ -271,6 +271,12 @@ MIGRATIONS = (
     ) WITHOUT ROWID;
     CREATE INDEX lane_paused ON lane (name) WHERE paused = 1;
     """,
+    """
+    CREATE TABLE transfer ( -- at most one row
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        mark BLOB NOT NULL -- the TransferMark
+    );
+    """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 

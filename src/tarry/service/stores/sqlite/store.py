@@ -21,6 +21,7 @@ from tarry.service.stores.sqlite import (
     policies,
     queries,
     terminal_tasks,
+    transfer,
     transitions,
 )
 from tarry.service.stores.sqlite.clock import AnchoredClock
@@ -413,6 +414,27 @@ class SqliteStore:
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
         operation = OperationCall(terminal_tasks.forget_orphaned_bodies, refs)
         await self.write(operation, len(refs), urgent=False)
+
+    async def export_records(
+        self, kind: store.RecordKind, *, cursor: str | None = None, limit: int = 1000
+    ) -> store.Page[Any]:
+        return await self.read(lambda tx: transfer.export_records(tx, kind, cursor, limit))
+
+    async def import_records(self, kind: store.RecordKind, records: Sequence[Any]) -> None:
+        operation = OperationCall(transfer.IMPORTS[kind], records)
+        await self.write(operation, len(records), urgent=False)
+
+    async def get_transfer(self) -> store.TransferMark | None:
+        return await self.read(transfer.get_transfer)
+
+    async def set_transfer(self, mark: store.TransferMark | None) -> None:
+        await self.write(OperationCall(transfer.set_transfer, mark))
+
+    async def is_in_use(self) -> bool:
+        worker_lock = self.database.worker_lock
+        if worker_lock is None or worker_lock.token is None:  # files cannot be locked
+            return bool(await self.list_workers())
+        return worker_lock.has_other_holders()
 
 
 def _is_claimable(result: store.AddResult) -> bool:

@@ -202,7 +202,7 @@ def replay_step(
         replay.next_at = next_replay_count_at(replay, now) if is_complete_pass else now
     if replay.status == "waiting" and not replay.unfinished:
         replay.status, replay.finished_at = "done", now
-    _update_replay(tx, replay)
+    update_replay(tx, replay)
     return replay
 
 
@@ -227,11 +227,19 @@ def cancel_replay(tx: Transaction, tenant: str, replay_id: str) -> ReplayRecord 
     replay = get_replay(tx, tenant, replay_id)
     if replay is not None and replay.status in {"running", "waiting"}:
         replay.status, replay.finished_at, replay.next_at = "cancelled", tx.now, tx.now
-        _update_replay(tx, replay)
+        update_replay(tx, replay)
     return replay
 
 
-def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
+def insert_replay(tx: Transaction, replay: ReplayRecord) -> None:
+    """Store a replay as it is, unless its id is stored already."""
+    row = (replay.id, replay.tenant, replay.created_at, replay.next_at, encode(replay))
+    if tx.execute(_INSERT_REPLAY, row).rowcount:
+        update_replay(tx, replay)
+
+
+def update_replay(tx: Transaction, replay: ReplayRecord) -> None:
+    """Store the progress of a replay."""
     next_at = replay.next_at
     if not replay.needs_steps and replay.finished_at is not None:
         next_at = replay.finished_at  # for retention

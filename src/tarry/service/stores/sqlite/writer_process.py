@@ -35,6 +35,7 @@ from tarry.service.model import (
     PolicyVersion,
     ReplayRecord,
     SigningSecretRecord,
+    Task,
     WorkerRecord,
 )
 from tarry.service.stores.sqlite import (
@@ -44,6 +45,7 @@ from tarry.service.stores.sqlite import (
     heartbeats,
     policies,
     terminal_tasks,
+    transfer,
     transitions,
 )
 from tarry.service.stores.sqlite.clock import AnchoredClock
@@ -154,6 +156,16 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (policies.delete_signing_secret, tuple[str, str], bool),
         (heartbeats.record_worker, tuple[WorkerRecord], None),
         (heartbeats.remove_worker, tuple[str], None),
+        (transfer.import_policies, tuple[list[PolicyVersion]], None),
+        (transfer.import_deleted_policies, tuple[list[store.DeletedPolicy]], None),
+        (transfer.import_api_keys, tuple[list[ApiKeyRecord]], None),
+        (transfer.import_signing_secrets, tuple[list[SigningSecretRecord]], None),
+        (transfer.import_lanes, tuple[list[store.LaneState]], None),
+        (transfer.import_tasks, tuple[list[Task]], None),
+        (transfer.import_attempts, tuple[list[store.TaskAttempt]], None),
+        (transfer.import_replays, tuple[list[ReplayRecord]], None),
+        (transfer.import_replayed_tasks, tuple[list[store.ReplayedTask]], None),
+        (transfer.set_transfer, tuple[store.TransferMark | None], None),
         (ping, tuple[()], int),
     )
 }

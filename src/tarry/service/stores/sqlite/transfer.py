@@ -1,0 +1,343 @@
+"""Export and import of all records, and the mark of a store that is moved; see `Store`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tarry.service.model import (
+    ApiKeyRecord,
+    AttemptRecord,
+    LaneRecord,
+    PolicyVersion,
+    ReplayRecord,
+    SigningSecretRecord,
+    Task,
+)
+from tarry.service.store import (
+    MAX_PAGE_BYTES,
+    DeletedPolicy,
+    LaneState,
+    Page,
+    RecordKind,
+    ReplayedTask,
+    TaskAttempt,
+    TransferMark,
+)
+from tarry.service.stores.sqlite.queries import (
+    SELECT_TASK,
+    SEQ,
+    attempt_row_id,
+    decode_row,
+    decode_task,
+    encode,
+    pack_id,
+    unpack_id,
+)
+from tarry.service.stores.sqlite.terminal_tasks import insert_replay
+from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING
+from tarry.wire.tasks import DownstreamLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+
+    Row = Sequence[Any]
+
+_LANE_FIELD_COUNT = len(LaneRecord.__struct_fields__)
+# Each statement is for the rows after a cursor: ?1, or ?1 and ?2 if the key has two columns. The
+# columns of the key are the last ones. The policies are in the order in which they were written, so
+# the versions of each are ascending.
+_EXPORTS = {
+    RecordKind.POLICY: """
+        SELECT n.name, p.id, p.version, p.document, p.created_at, p.rowid
+        FROM policy AS p CROSS JOIN tenant AS n ON n.id = p.tenant
+        WHERE p.rowid > ?1 ORDER BY p.rowid LIMIT ?3
+    """,
+    RecordKind.DELETED_POLICY: """
+        SELECT n.name, u.policy, u.deleted_version, u.id
+        FROM policy_use AS u CROSS JOIN tenant AS n ON n.id = u.tenant
+        WHERE u.id > ?1 AND u.deleted_version > 0 ORDER BY u.id LIMIT ?3
+    """,
+    RecordKind.API_KEY: """
+        SELECT id, tenant, digest, name, created_at, revoked_at, rowid FROM api_key
+        WHERE rowid > ?1 ORDER BY rowid LIMIT ?3
+    """,
+    RecordKind.SIGNING_SECRET: """
+        SELECT tenant, id, lane, secret, public_key, created_at, expires_at, tenant, id
+        FROM signing_secret WHERE (tenant, id) > (?1, ?2) ORDER BY tenant, id LIMIT ?3
+    """,
+    RecordKind.LANE: """
+        SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending,
+            l.in_flight, l.dead, l.served_at, l.limits, l.rate, l.concurrency, l.budget,
+            l.budget_at, l.id
+        FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
+        WHERE l.id > ?1 ORDER BY l.id LIMIT ?3
+    """,
+    RecordKind.TASK: f"{SELECT_TASK} WHERE s.seq > ?1 ORDER BY s.seq LIMIT ?3",
+    RecordKind.ATTEMPT: """
+        SELECT n.name, t.id, a.log, a.id FROM attempt AS a
+        CROSS JOIN task AS t ON t.seq = a.id >> 24 CROSS JOIN tenant AS n ON n.id = t.tenant
+        WHERE a.id > ?1 ORDER BY a.id LIMIT ?3
+    """,
+    RecordKind.REPLAY: "SELECT job, rowid FROM replay WHERE rowid > ?1 ORDER BY rowid LIMIT ?3",
+    RecordKind.REPLAYED_TASK: """
+        SELECT replay, hex(task), replay, hex(task) FROM replay_task
+        WHERE (replay, task) > (?1, ?2) ORDER BY replay, task LIMIT ?3
+    """,
+}
+_INSERT_TASK = """
+INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint, body_ref, content)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING seq
+"""
+# `started_at` is `first_due_at`, `forgiven` is `attempts_before_replay`, `lost` is `lost_attempts`,
+# `restarted` is `backoff_offset`, and `last_kind` is `last_outcome_kind`; see `schema`.
+_INSERT_STATE = """
+INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, started_at, version,
+    attempts, forgiven, lost, restarted, replays, cancelling, worker, previous_delay, last_kind,
+    reason, finished_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_COUNT_TASK_OF_VERSION = (
+    "UPDATE policy SET tasks = tasks + 1 WHERE tenant = ? AND id = ? AND version = ?"
+)
+
+_decode_attempt = msgspec.msgpack.Decoder(AttemptRecord).decode
+_decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
+_decode_limits = msgspec.json.Decoder(DownstreamLimits).decode
+_decode_mark = msgspec.msgpack.Decoder(TransferMark).decode
+
+
+def export_records(
+    tx: ReadTransaction, kind: RecordKind, cursor: str | None, limit: int
+) -> Page[Any]:
+    """Return a page of records; the cursor is the key of the last row, in JSON."""
+    key_size = 2 if kind in {RecordKind.SIGNING_SECRET, RecordKind.REPLAYED_TASK} else 1
+    key: list[Any] = [0] if key_size == 1 else ["", ""]
+    if cursor is not None:
+        key = json.loads(cursor)
+    after = bytes.fromhex(key[-1]) if kind is RecordKind.REPLAYED_TASK else key[-1]
+    items: list[Any] = []
+    page_bytes = 0
+    decode = _DECODERS[kind]
+    for row in tx.execute(_EXPORTS[kind], (key[0], after, limit)):
+        items.append(decode(row))
+        page_bytes += sum(len(value) for value in row if isinstance(value, bytes))
+        key = [row[SEQ]] if kind is RecordKind.TASK else list(row[-key_size:])
+        if page_bytes >= MAX_PAGE_BYTES or len(items) == limit:
+            return Page(items, json.dumps(key))
+    return Page(items, None)
+
+
+def _decode_lane(row: Row) -> LaneState:
+    limits, rate, concurrency, budget, budget_at, _ = row[_LANE_FIELD_COUNT:]
+    return LaneState(
+        decode_row(row[:_LANE_FIELD_COUNT], LaneRecord),
+        None if limits is None else _decode_limits(limits),
+        rate,
+        concurrency,
+        budget,
+        budget_at,
+    )
+
+
+def _decode_replay_row(row: Row) -> ReplayRecord:
+    return msgspec.structs.replace(_decode_replay(row[0]), cursor=None, count_cursor=None)
+
+
+_DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
+    RecordKind.POLICY: lambda row: decode_row(row[:-1], PolicyVersion),
+    RecordKind.DELETED_POLICY: lambda row: DeletedPolicy(*row[:-1]),
+    RecordKind.API_KEY: lambda row: decode_row(row[:-1], ApiKeyRecord),
+    RecordKind.SIGNING_SECRET: lambda row: decode_row(row[:-2], SigningSecretRecord),
+    RecordKind.LANE: _decode_lane,
+    RecordKind.TASK: decode_task,
+    RecordKind.ATTEMPT: lambda row: TaskAttempt(row[0], unpack_id(row[1]), _decode_attempt(row[2])),
+    RecordKind.REPLAY: _decode_replay_row,
+    RecordKind.REPLAYED_TASK: lambda row: ReplayedTask(row[0], unpack_id(bytes.fromhex(row[1]))),
+}
+
+
+def import_policies(tx: Transaction, policies: Sequence[PolicyVersion]) -> None:
+    """Store versions of policies, unless they are stored already."""
+    for policy in policies:
+        tenant_id = tx.names.tenant_id(policy.tenant)
+        key = (tenant_id, policy.id, policy.version)
+        is_new = tx.execute(
+            "INSERT OR IGNORE INTO policy (tenant, id, version, document, created_at) "
+            "VALUES (?, ?, ?, ?, ?)",
+            (*key, policy.document, policy.created_at),
+        ).rowcount
+        if is_new:
+            tx.execute(
+                "UPDATE policy SET replaced_at = ? "
+                "WHERE tenant = ? AND id = ? AND version < ? AND replaced_at IS NULL",
+                (policy.created_at, *key),
+            )
+
+
+def import_deleted_policies(tx: Transaction, policies: Sequence[DeletedPolicy]) -> None:
+    """Store the last version numbers of deleted policies."""
+    for policy in policies:
+        policy_id = tx.names.policy_id(policy.tenant, policy.id)
+        statement = "UPDATE policy_use SET deleted_version = ? WHERE id = ?"
+        tx.execute(statement, (policy.last_version, policy_id))
+
+
+def import_api_keys(tx: Transaction, keys: Sequence[ApiKeyRecord]) -> None:
+    """Store API keys, unless they are stored already."""
+    rows = [msgspec.structs.astuple(key) for key in keys]
+    tx.executemany("INSERT OR IGNORE INTO api_key VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+
+def import_signing_secrets(tx: Transaction, secrets: Sequence[SigningSecretRecord]) -> None:
+    """Store signing secrets, unless they are stored already."""
+    rows = [msgspec.structs.astuple(secret) for secret in secrets]
+    tx.executemany("INSERT OR IGNORE INTO signing_secret VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+
+
+def import_lanes(tx: Transaction, lanes: Sequence[LaneState]) -> None:
+    """Store lanes with their limits, budgets, parking and pause."""
+    for state in lanes:
+        row = tx.lane(tx.names.lane_id(state.lane.name))
+        row.parked_until, row.probes = state.lane.parked_until, state.lane.probes
+        row.consecutive_opens, row.paused = state.lane.consecutive_opens, int(state.lane.paused)
+        row.last_claim_at = state.lane.last_claim_at
+        row.put_to_sleep()
+        limits = None if state.limits is None else msgspec.json.encode(state.limits).decode()
+        tx.execute(
+            "UPDATE lane SET limits = ?, rate = ?, concurrency = ?, budget = ?, budget_at = ? "
+            "WHERE id = ?",
+            (limits, state.rate, state.concurrency, state.budget, state.budget_at, row.id),
+        )
+    tx.execute("UPDATE meta SET value = value + 1 WHERE name = 'limits_version'")
+
+
+def import_tasks(tx: Transaction, tasks: Sequence[Task]) -> None:
+    """Store tasks in any status, unless their ids or idempotency keys are stored already."""
+    for task in tasks:
+        tenant_id = tx.names.tenant_id(task.tenant)
+        row = tx.execute(
+            _INSERT_TASK,
+            (
+                pack_id(task.id),
+                tenant_id,
+                task.key,
+                task.created_at,
+                task.policy_version,
+                task.fingerprint,
+                task.owned_body_ref,
+                task.packed_content,
+            ),
+        ).fetchone()
+        if row is not None:
+            _insert_state(tx, task, row[0], tenant_id)
+
+
+def _insert_state(tx: Transaction, task: Task, seq: int, tenant_id: int) -> None:
+    lane = tx.lane(tx.names.lane_id(task.lane))
+    policy_id = tx.names.policy_id(task.tenant, task.policy_id)
+    status = int(task.status)
+    tx.execute(
+        _INSERT_STATE,
+        (
+            seq,
+            tenant_id,
+            lane.id,
+            policy_id,
+            status,
+            task.wake_at,
+            task.next_attempt_at,
+            task.first_due_at,
+            task.version,
+            task.attempts,
+            task.attempts_before_replay,
+            task.lost_attempts,
+            task.backoff_offset,
+            task.replays,
+            int(task.cancelling),
+            None if task.worker is None else _other_worker_id(tx, task.worker),
+            task.previous_delay,
+            task.last_outcome_kind,
+            task.reason,
+            task.finished_at,
+        ),
+    )
+    if status == PENDING:
+        lane.lower_due_at(task.wake_at)
+    elif status == IN_FLIGHT:
+        lane.lower_lease_end_at(task.wake_at)
+    tx.count_transition(tenant_id, lane, policy_id, None, status)
+    if task.policy_version is not None:
+        tx.execute(_COUNT_TASK_OF_VERSION, (tenant_id, task.policy_id, task.policy_version))
+
+
+def _other_worker_id(tx: Transaction, name: str) -> int:
+    """Return the id of a worker that is no process of this file: its leases end when they expire.
+
+    A worker with the lock of a process would lose its leases when that process ends.
+    """
+    statement = "SELECT id FROM worker WHERE name = ? AND lock IS NULL"
+    row = tx.execute(statement, (name,)).fetchone()
+    if row is None:
+        statement = "INSERT INTO worker (name) VALUES (?) RETURNING id"
+        row = tx.execute(statement, (name,)).fetchone()
+    return int(row[0])
+
+
+def import_attempts(tx: Transaction, attempts: Sequence[TaskAttempt]) -> None:
+    """Store entries of attempt logs, unless they are stored already."""
+    seqs: dict[str, int | None] = {}
+    rows: list[tuple[int, bytes]] = []
+    for entry in attempts:
+        if entry.task_id not in seqs:
+            statement = "SELECT seq FROM task WHERE id = ?"
+            found = tx.execute(statement, (pack_id(entry.task_id),)).fetchone()
+            seqs[entry.task_id] = None if found is None else found[0]
+        seq = seqs[entry.task_id]
+        if seq is not None:
+            rows.append((attempt_row_id(seq, entry.attempt.number), encode(entry.attempt)))
+    tx.executemany("INSERT OR IGNORE INTO attempt VALUES (?, ?)", rows)
+
+
+def import_replays(tx: Transaction, replays: Sequence[ReplayRecord]) -> None:
+    """Store replays, unless they are stored already."""
+    for replay in replays:
+        insert_replay(tx, replay)
+
+
+def import_replayed_tasks(tx: Transaction, tasks: Sequence[ReplayedTask]) -> None:
+    """Store which tasks of replays have not finished."""
+    rows = [(task.replay_id, pack_id(task.task_id)) for task in tasks]
+    tx.executemany("INSERT OR IGNORE INTO replay_task VALUES (?, ?)", rows)
+
+
+IMPORTS: dict[RecordKind, Callable[[Transaction, Sequence[Any]], None]] = {
+    RecordKind.POLICY: import_policies,
+    RecordKind.DELETED_POLICY: import_deleted_policies,
+    RecordKind.API_KEY: import_api_keys,
+    RecordKind.SIGNING_SECRET: import_signing_secrets,
+    RecordKind.LANE: import_lanes,
+    RecordKind.TASK: import_tasks,
+    RecordKind.ATTEMPT: import_attempts,
+    RecordKind.REPLAY: import_replays,
+    RecordKind.REPLAYED_TASK: import_replayed_tasks,
+}
+"""The function that imports the records of each kind."""
+
+
+def get_transfer(tx: ReadTransaction) -> TransferMark | None:
+    """Return the mark of the store, or None."""
+    row = tx.execute("SELECT mark FROM transfer").fetchone()
+    return None if row is None else _decode_mark(row[0])
+
+
+def set_transfer(tx: Transaction, mark: TransferMark | None) -> None:
+    """Mark the store, or remove its mark."""
+    if mark is None:
+        tx.execute("DELETE FROM transfer")
+    else:
+        tx.execute("INSERT OR REPLACE INTO transfer VALUES (1, ?)", (encode(mark),))
