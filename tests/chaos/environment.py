@@ -138,6 +138,9 @@ class FaultyStore:
     def record_start(self, slot: int, task: Task) -> None:
         """Do nothing: in the simulation, the leases of a process that crashes expire."""
 
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Do nothing: all wake-ups from other processes are lost, so that the process polls."""
+
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
         environment = self._process.environment

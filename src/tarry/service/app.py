@@ -44,6 +44,7 @@ try:
     from tarry.service.engine.result_writer import build_callback_task
     from tarry.service.engine.signers import SignerCache
     from tarry.service.file_descriptors import current_limit, share_descriptors
+    from tarry.service.model import WorkerRecord
     from tarry.service.payloads import BodyStore
     from tarry.service.settings import check_setting
     from tarry.service.store import LeaseTerms, Retention
@@ -164,6 +165,12 @@ class Service:
                     environment.now,
                     interval_s=_BODY_STORE_CHECK_INTERVAL_S,
                     failing_interval_s=_FAILING_BODY_STORE_CHECK_INTERVAL_S,
+                ),
+                process=WorkerRecord(
+                    name=worker,
+                    host=os.uname().nodename,
+                    pid=os.getpid(),
+                    version=version("tarry"),
                 ),
                 lease_terms=LeaseTerms(worker, settings.lease_duration_ms, settings.horizon_ms),
                 limits=limits,

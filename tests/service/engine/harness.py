@@ -31,7 +31,7 @@ from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.reporting import Event, Reporter
 from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.engine.signers import SignerCache
-from tarry.service.model import AttemptRecord, Task, TaskContent
+from tarry.service.model import AttemptRecord, Task, TaskContent, WorkerRecord
 from tarry.service.store import AddResult, LeaseTerms, NewTask, Retention, Store
 from tarry.service.task_search import TaskFinder
 from tarry.testing import VirtualClock
@@ -91,6 +91,7 @@ class EngineHarness:
         check_body_store: Callable[[], Awaitable[None]] | None = None,
         delete_bodies: Callable[[list[str]], Awaitable[None]] | None = None,
         blocked_pause_s: float | None = None,
+        role: str = "all",
     ) -> None:
         loop = asyncio.get_running_loop()
         self.store: Store = store or ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000))
@@ -130,6 +131,7 @@ class EngineHarness:
                 interval_s=30.0,
                 failing_interval_s=5.0,
             ),
+            process=WorkerRecord(name=lease.worker, host="host", pid=seed, role=role),
             lease_terms=lease,
             limits=limits,
             retention=Retention(7 * DAY_MS, 30 * DAY_MS),

@@ -49,3 +49,17 @@ def test_the_number_of_buckets_is_limited(monkeypatch: pytest.MonkeyPatch) -> No
     for tenant in "abc":
         limiter.take(tenant, 1)
     assert ["b", "c"] == list(limiter._buckets)
+
+
+def test_processes_share_the_rate() -> None:
+    """Each process has an equal share of rate and burst, and at least one token."""
+    now = [0.0]
+    limiter = TenantRateLimiter(8.0, 12.0, lambda: now[0])
+    limiter.share(4)
+    assert 3 == limiter.take_up_to("a", 100)
+    now[0] = 0.5
+    assert 1 == limiter.take_up_to("a", 100)
+    limiter.share(100)
+    assert (1, 8.0) == (limiter.take_up_to("b", 100), limiter.rate)
+    limiter.share(0)
+    assert 12 == limiter.take_up_to("c", 100)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
     from tarry.service.engine.signers import SignerCache
-    from tarry.service.model import AttemptRecord, Task, TaskContent
+    from tarry.service.model import AttemptRecord, Task, TaskContent, WorkerRecord
     from tarry.service.store import LeaseTerms, Retention, Store, TaskResult
     from tarry.service.task_search import TaskFinder
 
@@ -173,6 +173,8 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     reporter: Reporter
     health: Health
     body_store_check: HealthCheck
+    process: WorkerRecord
+    """This process, as its heartbeats describe it."""
     lease_terms: LeaseTerms
     limits: EngineLimits
     retention: Retention
@@ -190,6 +192,16 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     None: its tasks become dead letters."""
     encrypt_attempt: Callable[[AttemptRecord], AttemptRecord] | None = None
     """Encrypts the texts of an attempt for the store; None if no keys are configured."""
+
+    @property
+    def delivers(self) -> bool:
+        """Whether this process leases tasks and delivers them."""
+        return self.process.role != "api"
+
+    @property
+    def accepts_tasks(self) -> bool:
+        """Whether this process accepts new tasks; such a process also advances replays."""
+        return self.process.role != "worker"
 
 
 async def retry_until_stored(write: Callable[[], Awaitable[T]], health: Health) -> T:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.errors import StoreUnavailable
+from tarry.service.engine.heartbeat import Heartbeat
 from tarry.service.engine.lanes import MAX_LANES
 from tarry.service.engine.limits import MAX_CONFIGURED_LANES
 from tarry.service.engine.maintenance import Maintenance
@@ -71,21 +72,29 @@ class Engine:
         self.scheduler: Scheduler = Scheduler(context, self.worker, self._find_known_lease_ids)
         self.rate_limiter: TenantRateLimiter | None = _build_rate_limiter(context)
         self.maintenance: Maintenance = Maintenance(context, self.scheduler, self.rate_limiter)
+        self._heartbeat = Heartbeat(context, self.worker, self.rate_limiter)
         self._ingest_queue: AsyncGroupCommit[_IngestItem, AddResult] = AsyncGroupCommit(
             self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.max_unwritten
         )
         self._is_stopping = False
         self._background_tasks: list[asyncio.Task[None]] = []
         """The asyncio tasks of the scheduler and the maintenance, in this order, once started."""
+        self._heartbeat_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read the store's time and the limits of lanes, then start scheduler and maintenance."""
+        """Read the store's time and the limits of lanes, then start the background loops.
+
+        A process that does not deliver (role `api`) makes no claims.
+        """
         store, sent_at = self._context.store, self.clock.local_ms()
         self.clock.synchronize(sent_at, await store.ping())
         await self.scheduler.load_limits()
         self._context.lanes.restore_limits(await store.list_lane_limits(MAX_LANES))
-        coroutines = (self.scheduler.run(), self.maintenance.run())
-        self._background_tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+        if self._context.delivers:
+            store.listen(self.scheduler.wake)
+            self._background_tasks.append(asyncio.create_task(self.scheduler.run()))
+        self._background_tasks.append(asyncio.create_task(self.maintenance.run()))
+        self._heartbeat_task = asyncio.create_task(self._heartbeat.run())
 
     def stop_starting_attempts(self) -> None:
         """Claim and start no more tasks; tasks that are added from now on are stored only."""
@@ -108,6 +117,10 @@ class Engine:
         with suppress(StoreUnavailable):
             await self.maintenance.store_limits()
             await self.maintenance.exchange_budgets()
+        if self._heartbeat_task is not None:
+            self._heartbeat_task.cancel()
+            await asyncio.wait([self._heartbeat_task])
+            await self._heartbeat.remove()
 
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
@@ -119,7 +132,8 @@ class Engine:
         """
         leased_tasks, lanes = self.worker.leased_tasks, self._context.lanes
         tenant_leases = fast_leases = 0
-        if new_tasks and not (self._is_stopping or leased_tasks.may_be_incomplete):
+        can_lease = self._context.delivers and not self._is_stopping
+        if new_tasks and can_lease and not leased_tasks.may_be_incomplete:
             # Each task that waits to be written may take one of the leases.
             free_leases = leased_tasks.free_leases - self._ingest_queue.pending_count
             tenant_leases = lanes.lease_allowance(new_tasks[0].task.tenant, free_leases)
@@ -272,11 +286,13 @@ class Engine:
         if is_paused:
             self.worker.release_lane(lane_name)
             self._reporter.report_lane_change("paused", lane_name)
+        await self.scheduler.load_limits()
         return status
 
     async def resume(self, lane_name: str) -> None:
         """Resume a lane that was paused or parked; its rate and concurrency limit start low."""
         await self._context.store.resume(lane_name)
+        await self.scheduler.load_limits()
         lane = self._context.lanes.get(lane_name)
         if lane is not None:
             lane.is_paused = False

@@ -125,7 +125,7 @@ class LaneState:
     """Whether attempts usually take longer than a second, or none has ended yet."""
     _mean_duration_ms: float | None = None
     rotation: object | None = None  # the `LaneRotation` in which the lane waits for its turn
-    is_paused: bool = False  # whether an operator paused the lane through this process
+    is_paused: bool = False  # whether an operator paused the lane
     waits_until: int = 0
     """No attempt starts before this time (ms), see `DeliveryResult.pause_s`."""
     wait_reason: str | None = None

@@ -122,8 +122,14 @@ class Maintenance:
                 budgets[lane].adopt(value, context.limit_table.stored.process_count)
 
     async def _step_replays(self) -> int | None:
-        """Do one step of each due replay; return when the next step is due (None: none runs)."""
+        """Do one step of each due replay; return when the next step is due (None: none runs).
+
+        Only processes that accept tasks make steps, because these processes share the rate at which
+        a tenant may add and replay tasks.
+        """
         store = self._context.store
+        if not self._context.accepts_tasks:
+            return None
         next_times: list[int] = []
         for replay in await store.list_replays(running=True):
             record: ReplayRecord | None = replay  # after the step, if one is due

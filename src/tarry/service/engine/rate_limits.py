@@ -11,15 +11,22 @@ _MAX_TENANT_BUCKETS = 10_000
 
 
 class TenantRateLimiter:
-    """One token bucket per tenant."""
+    """One token bucket per tenant. Of several processes, each has an equal share of the rate."""
 
     def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:
         """`rate` is in tokens per second, `burst` the size of a bucket."""
-        self.rate: float = rate
-        self._burst = burst
+        self.rate: float = rate  # of all processes together
+        self._total_burst = burst
+        self._rate_share, self._burst = rate, burst
         self._now = monotonic
         self._buckets: dict[str, tuple[float, float]] = {}
         """By tenant: balance in tokens, and time of the last change. Least recently used first."""
+
+    def share(self, process_count: int) -> None:
+        """Use an equal share of the rate and the burst, of which at least one token is left."""
+        process_count = max(1, process_count)
+        self._rate_share = self.rate / process_count
+        self._burst = max(1.0, self._total_burst / process_count)
 
     def take(self, tenant: str, token_count: int) -> float:
         """If there is a token, take `token_count` and return 0. The balance may become negative.
@@ -27,7 +34,7 @@ class TenantRateLimiter:
         Otherwise, take none and return the seconds until there is a token.
         """
         balance = self._balance(tenant)
-        wait_s = (1.0 - balance) / self.rate if balance < 1.0 else 0.0
+        wait_s = (1.0 - balance) / self._rate_share if balance < 1.0 else 0.0
         self._set_balance(tenant, balance if wait_s else balance - token_count)
         return wait_s
 
@@ -45,7 +52,7 @@ class TenantRateLimiter:
     def _balance(self, tenant: str) -> float:
         now = self._now()
         balance, updated_at = self._buckets.get(tenant, (self._burst, now))
-        return min(self._burst, balance + (now - updated_at) * self.rate)
+        return min(self._burst, balance + (now - updated_at) * self._rate_share)
 
     def _set_balance(self, tenant: str, balance: float) -> None:
         self._buckets.pop(tenant, None)

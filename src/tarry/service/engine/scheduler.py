@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
+from tarry.service.store import ConfiguredLimits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tarry.service")
 _RELEASE_INTERVAL_MS = 5_000  # between two searches for leases that expire soon
 _SURPLUS_INTERVAL_MS = 1_000  # between two searches for leases that others need
+_NO_LIMITS = ConfiguredLimits(version=-1)
 _MIN_PAUSE_S = 0.02  # pause between two claims, unless the first has left due tasks unclaimed
 
 
@@ -102,10 +104,14 @@ class Scheduler:
             self._was_capacity_limited = True
         if claim.lost_attempts:
             context.reporter.report_lost_attempts(claim.lost_attempts, claim.now)
-        for name in dict.fromkeys(task.lane for task in claim.tasks):
+        lane_names = dict.fromkeys(task.lane for task in claim.tasks)
+        for name in lane_names:
             opens = claim.consecutive_opens_by_lane.get(name)
             self._adopt_lane_state(name, opens, was_parked=name in parked_before)
         self._worker.add(claim.tasks)
+        if not context.limit_table.stored.paused_lanes.isdisjoint(lane_names):
+            # The lane was resumed after its pause was loaded, or was paused after the claim.
+            await self.load_limits(reload=True)
         self._worker.adopt_renewed(claim.renewed_tasks)
         if sent_at >= self._next_release_at_ms:
             self._next_release_at_ms = sent_at + _RELEASE_INTERVAL_MS
@@ -131,10 +137,14 @@ class Scheduler:
         if count:
             _logger.info("leases released after a lost reply of the store, count=%d", count)
 
-    async def load_limits(self) -> None:
-        """Apply the limits that operators have set, if they have changed."""
+    async def load_limits(self, *, reload: bool = False) -> None:
+        """Apply the limits and pauses that operators have set, if they have changed.
+
+        With `reload`, they are applied even if they have not changed.
+        """
         context = self._context
-        limits = await context.store.load_limits(context.limit_table.stored)
+        known = _NO_LIMITS if reload else context.limit_table.stored
+        limits = await context.store.load_limits(known)
         if limits is None or limits.version < context.limit_table.stored.version:
             return  # not changed, or a newer version was loaded meanwhile
         context.limit_table.stored = limits
@@ -142,6 +152,9 @@ class Scheduler:
             context.limit_table.configure(lane.downstream)
             if lane.rate_timer is not None:  # the rate may be higher now
                 self._worker.end_rate_delay(lane)
+            was_paused, lane.is_paused = lane.is_paused, lane.name in limits.paused_lanes
+            if lane.is_paused and not was_paused:
+                self._worker.release_lane(lane.name)
 
     async def run(self) -> None:
         """Claim until stopped: at once while due tasks are left, else after `wake` or a timeout."""

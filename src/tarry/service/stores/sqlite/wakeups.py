@@ -1,8 +1,10 @@
 """Wake-ups between the processes that use one file, see `Store.listen`.
 
-A process that listens has a named pipe (FIFO) beside the file, `<database>.wake-<token>`. Another
-process that has made tasks claimable writes a byte to each of these pipes. While nothing happens,
-this costs nothing, unlike polling. If a pipe cannot be created, polling has to serve.
+A process that listens has a named pipe (FIFO) in the folder `<database>.wake`. Another process that
+has made tasks claimable writes a byte to each of these pipes. While nothing happens, this costs
+nothing, unlike polling. If a pipe cannot be created, polling has to serve.
+
+The pipes are in a folder, because `cp tarry.db* backup/` would wait for ever for the end of a pipe.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
+from errno import ENXIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -29,12 +32,11 @@ class Wakeups:
 
     def __init__(self, database: str | os.PathLike[str]) -> None:
         # The real path: another process may open the same database by another path.
-        self._database = os.path.realpath(database)
-        self._prefix = Path(f"{self._database}.wake-")
+        self._folder = Path(f"{os.path.realpath(database)}.wake")
         self._own_path: Path | None = None
         self._descriptor: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._others: dict[str, int] = {}
+        self._others: dict[Path, int] = {}
         """The write ends of the pipes of other processes, by path."""
         self._searched_at = float("-inf")
 
@@ -42,19 +44,20 @@ class Wakeups:
         """Call `callback` in the running event loop when another process calls `notify`."""
         self.close()
         self._search()  # also deletes the pipes of processes that were killed
-        token = uuid4().hex
-        path, new_path = Path(f"{self._prefix}{token}"), Path(f"{self._database}.new-wake-{token}")
+        # Hidden until this process reads from it: without a reader, other processes would take it
+        # for the pipe of a dead process, and delete it.
+        path = self._folder / uuid4().hex
+        hidden_path = path.with_name(f".{path.name}")
         try:
-            # Under another name until this process reads from it: without a reader, other processes
-            # would take it for the pipe of a dead process, and delete it.
-            os.mkfifo(new_path, 0o600)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            os.mkfifo(hidden_path, 0o600)
             # Opened for writing too: else the pipe would be readable (end of file) all the time
             # after the first writer has closed it.
-            self._descriptor = os.open(new_path, os.O_RDWR | os.O_NONBLOCK)
-            new_path.rename(path)
+            self._descriptor = os.open(hidden_path, os.O_RDWR | os.O_NONBLOCK)
+            hidden_path.rename(path)
         except (OSError, AttributeError):  # AttributeError: Windows has no `mkfifo`
             with suppress(OSError):
-                new_path.unlink()
+                hidden_path.unlink()
             self.close()
             return
         self._own_path, self._loop = path, asyncio.get_running_loop()
@@ -80,8 +83,9 @@ class Wakeups:
                 self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
         if self._own_path is not None:
-            with suppress(OSError):
+            with suppress(OSError):  # the last process deletes the folder
                 self._own_path.unlink()
+                self._folder.rmdir()
         self._descriptor = self._own_path = self._loop = None
         for descriptor in self._others.values():
             os.close(descriptor)
@@ -96,21 +100,17 @@ class Wakeups:
     def _search(self) -> None:
         """Open the pipes of other processes, and delete those of processes that were killed."""
         self._searched_at = environment.now()
-        own_name = None if self._own_path is None else self._own_path.name
         try:
-            names = [path.name for path in self._prefix.parent.iterdir()]
-        except OSError:
+            paths = set(self._folder.iterdir()) - {self._own_path}
+        except OSError:  # no process has listened yet
             return
-        paths = {
-            str(self._prefix.with_name(name))
-            for name in names
-            if name.startswith(self._prefix.name) and name != own_name
-        }
+        paths = {path for path in paths if not path.name.startswith(".")}
         for path in self._others.keys() - paths:  # the process has closed its store
             os.close(self._others.pop(path))
         for path in paths - self._others.keys():
             try:
                 self._others[path] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError:  # no process reads from the pipe
-                with suppress(OSError):
-                    Path(path).unlink()
+            except OSError as error:
+                if error.errno == ENXIO:  # no process reads from the pipe
+                    with suppress(OSError):
+                        path.unlink()

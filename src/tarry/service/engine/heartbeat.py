@@ -1,0 +1,75 @@
+"""The heartbeat: reports this process to the store, and counts the other processes.
+
+Heartbeats have their own loop, because a step of the maintenance may take longer than the time
+after which a silent process is taken for dead (`WORKER_EXPIRY_MS`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from msgspec.structs import replace
+
+from tarry.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from tarry.service.engine.context import EngineContext
+    from tarry.service.engine.rate_limits import TenantRateLimiter
+    from tarry.service.engine.worker import Worker
+
+_logger = logging.getLogger("tarry.service")
+_MIN_INTERVAL_S, _INTERVAL_RANGE_S = 4.5, 1.0
+
+
+class Heartbeat:
+    """Records one process in the store every five seconds, until it is cancelled."""
+
+    def __init__(
+        self, context: EngineContext, worker: Worker, rate_limiter: TenantRateLimiter | None
+    ) -> None:
+        self._context = context
+        self._worker = worker
+        self._rate_limiter = rate_limiter
+        self._process = context.process
+        # Each process has another interval, so that processes that were started together do not
+        # send their heartbeats at the same time.
+        jitter = crc32(context.process.name.encode()) / 2**32
+        self._interval_s = _MIN_INTERVAL_S + jitter * _INTERVAL_RANGE_S
+
+    async def run(self) -> None:
+        """Send heartbeats until cancelled."""
+        self._process = replace(self._process, started_at=self._context.clock.now_ms())
+        while True:
+            try:
+                await self.send()
+            except StoreUnavailable as error:
+                self._context.health.mark_failing("store", error)
+            except Exception:
+                _logger.exception("heartbeat failed")
+            await asyncio.sleep(self._interval_s)
+
+    async def send(self) -> None:
+        """Record this process, and adopt the number of processes that accept requests."""
+        store, worker = self._context.store, self._worker
+        await store.record_worker(
+            replace(
+                self._process,
+                running_attempts=worker.running_count,
+                leased_tasks=len(worker.leased_tasks),
+            )
+        )
+        if self._rate_limiter is not None:
+            workers = await store.list_workers()
+            self._rate_limiter.share(sum(other.role != "worker" for other in workers))
+        if not self._context.delivers:  # the claims of other processes synchronize the clock
+            sent_at = self._context.clock.local_ms()
+            self._context.clock.synchronize(sent_at, await store.ping())
+
+    async def remove(self) -> None:
+        """Remove this process from the store. If the store fails, the entry expires."""
+        with suppress(StoreUnavailable):
+            await self._context.store.remove_worker(self._process.name)

@@ -1,0 +1,220 @@
+"""Several processes: heartbeats, roles, wake-ups, and pauses that reach all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tarry.errors import StoreUnavailable
+from tarry.service.delivery import DeliveryRequest, DeliveryResult
+from tarry.service.engine.context import EngineLimits
+from tarry.service.model import Status, WorkerRecord
+from tarry.service.store import ClaimResult, LeaseTerms
+from tests.service.engine.harness import EPOCH_S, LEASE, OK, EngineHarness, FakeTarget, run
+from tests.service.stores.reference_store import ReferenceState, ReferenceStore
+
+OTHER_LEASE = LeaseTerms("other", LEASE.length_ms, LEASE.horizon_ms)
+LANE = "default/http:a.example:80"
+
+
+class FailingStore(ReferenceStore):
+    """A store that cannot record or remove workers while `fails` is true."""
+
+    fails = False
+
+    async def record_worker(self, worker: WorkerRecord) -> None:
+        """Record a worker."""
+        if self.fails:
+            raise StoreUnavailable("the server is away")
+        await super().record_worker(worker)
+
+    async def remove_worker(self, name: str) -> None:
+        """Remove a worker."""
+        if self.fails:
+            raise StoreUnavailable("the server is away")
+        await super().remove_worker(name)
+
+
+def new_store(state: ReferenceState | None = None) -> FailingStore:
+    """Return a store on the clock of the running event loop."""
+    loop = asyncio.get_running_loop()
+    return FailingStore(lambda: int((EPOCH_S + loop.time()) * 1000), state)
+
+
+def test_a_process_is_listed_until_it_stops() -> None:
+    """A heartbeat has the start time and the current load; a clean stop removes the process."""
+
+    async def main() -> None:
+        started = asyncio.Event()
+        release = asyncio.Event()
+
+        async def respond(_: DeliveryRequest) -> DeliveryResult:
+            started.set()
+            await release.wait()
+            return OK
+
+        harness = EngineHarness(FakeTarget(respond), store=new_store())
+        await harness.engine.start()
+        start_ms = await harness.store.ping()
+        await harness.add(harness.new_task(), harness.new_task(delay_ms=900_000))
+        await started.wait()
+        await asyncio.sleep(6)
+        [worker] = await harness.store.list_workers()
+        assert ("worker", "host", "all", 1, 1) == (
+            worker.name, worker.host, worker.role, worker.running_attempts, worker.leased_tasks
+        )  # fmt: skip
+        assert worker.started_at == start_ms < worker.seen_at
+        await asyncio.sleep(600)
+        assert [worker.name] == [other.name for other in await harness.store.list_workers()]
+        release.set()
+        await harness.engine.stop(1)
+        assert [] == await harness.store.list_workers()
+
+    run(main)
+
+
+def test_a_process_is_listed_again_when_the_store_recovers() -> None:
+    """Heartbeats continue after a failure of the store, and a failure does not stop a shutdown."""
+
+    async def main() -> None:
+        store = new_store()
+        harness = EngineHarness(FakeTarget(), store=store)
+        await harness.engine.start()
+        await asyncio.sleep(1)
+        store.fails = True
+        await asyncio.sleep(60)
+        assert [] == await store.list_workers()
+        store.fails = False
+        await asyncio.sleep(6)
+        assert 1 == len(await store.list_workers())
+        store.fails = True
+        await harness.engine.stop(1)
+        assert 1 == len(await store.list_workers())
+
+    run(main)
+
+
+def test_an_api_process_stores_tasks_and_wakes_a_worker() -> None:
+    """A task that an `api` process accepts is delivered by another process without a delay."""
+
+    async def main() -> None:
+        state = ReferenceState()
+        target, no_target = FakeTarget(OK), FakeTarget(OK)
+        api = EngineHarness(no_target, store=new_store(state), role="api")
+        worker = EngineHarness(
+            target, store=new_store(state), lease=OTHER_LEASE, seed=2, role="worker"
+        )
+        for harness in (api, worker):
+            await harness.engine.start()
+        await asyncio.sleep(10.2)
+        [task] = await api.add(api.new_task())
+        assert (Status.PENDING, None) == (task.status, task.worker)
+        added_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.4)  # shorter than the poll interval
+        assert Status.SUCCEEDED is (await api.get_task(task)).status
+        assert target.times[0] - added_at < 0.1
+        assert [] == no_target.requests
+        for harness in (api, worker):
+            await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_an_api_process_keeps_its_clock() -> None:
+    """A process that makes no claims reads the store's time with its heartbeats."""
+
+    async def main() -> None:
+        offset_ms = 0
+        loop = asyncio.get_running_loop()
+        store = ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000) + offset_ms)
+        harness = EngineHarness(FakeTarget(), store=store, role="api")
+        await harness.engine.start()
+        offset_ms = 60_000
+        await asyncio.sleep(6)
+        assert abs(harness.context.clock.now_ms() - await store.ping()) <= 1
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_a_pause_in_one_process_stops_the_others() -> None:
+    """Tasks that another process has leased are released within two seconds of a pause."""
+
+    async def main() -> None:
+        state, target = ReferenceState(), FakeTarget(OK)
+        first = EngineHarness(FakeTarget(OK), store=new_store(state), role="api")
+        lease = LeaseTerms("other", LEASE.length_ms, 60_000)  # leased a minute before the due time
+        second = EngineHarness(target, store=new_store(state), lease=lease, seed=2)
+        for harness in (first, second):
+            await harness.engine.start()
+        [task] = await first.add(first.new_task(delay_ms=10_000))
+        await asyncio.sleep(3)
+        assert "other" == (await first.get_task(task)).worker
+        await first.engine.pause(LANE)
+        await asyncio.sleep(2)
+        assert Status.PENDING is (await first.get_task(task)).status
+        await asyncio.sleep(60)
+        assert [] == target.requests
+        await first.engine.resume(LANE)
+        await asyncio.sleep(0.4)
+        assert Status.SUCCEEDED is (await first.get_task(task)).status
+        for harness in (first, second):
+            await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_a_pause_that_overtakes_a_claim_is_applied() -> None:
+    """Tasks of a lane that was paused after the claim, but before its reply, are released."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK), store=new_store())
+        [task] = await harness.add(harness.new_task(delay_ms=1_500))
+        store, claim = harness.store, harness.store.claim
+
+        async def claim_and_pause(*arguments: Any, **options: Any) -> ClaimResult:
+            result = await claim(*arguments, **options)
+            await store.pause(LANE)
+            await harness.engine.scheduler.load_limits()
+            return result
+
+        await asyncio.sleep(1)
+        store.claim = claim_and_pause  # type: ignore[method-assign]
+        [leased] = (await harness.engine.scheduler.run_once()).tasks
+        assert task.id == leased.id
+        assert harness.lanes[LANE].is_paused
+        await asyncio.sleep(10)
+        assert Status.PENDING is (await harness.get_task(task)).status
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_the_rate_of_a_tenant_is_shared() -> None:
+    """Each process that accepts requests gets an equal share of `tenant_tasks_per_s`."""
+
+    async def main() -> None:
+        state = ReferenceState()
+        limits = EngineLimits(tenant_tasks_per_s=10.0, tenant_burst=40.0)
+        harnesses = [
+            EngineHarness(
+                FakeTarget(),
+                store=new_store(state),
+                limits=limits,
+                lease=LeaseTerms(f"process {index}", LEASE.length_ms, LEASE.horizon_ms),
+                role=role,
+            )
+            for index, role in enumerate(("api", "all", "worker", "worker"))
+        ]
+        for harness in harnesses:
+            await harness.engine.start()
+        await asyncio.sleep(6)
+        limiter = harnesses[0].engine.rate_limiter
+        assert limiter is not None
+        assert 20 == limiter.take_up_to("acme", 100)
+        await asyncio.sleep(1)
+        assert 5 == limiter.take_up_to("acme", 100)
+        for harness in harnesses:
+            await harness.engine.stop(1)
+
+    run(main)
