@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from tarry.errors import Overloaded, StoreUnavailable
-from tarry.service.group_commit import AsyncGroupCommit
+from tarry.service.group_commit import EARLY_START_WEIGHT, AsyncGroupCommit
+from tarry.testing import VirtualClock
 
 
 class DoublingCommit:
@@ -366,5 +367,119 @@ def test_stop_right_after_a_commit_raises_nothing() -> None:
 
         assert [] == errors
         assert [[1]] == commit.calls
+
+    asyncio.run(main())
+
+
+def new_lingering_group_commit(commit: DoublingCommit) -> AsyncGroupCommit[int, int]:
+    """Return a queue whose posted items linger for longer than a test takes."""
+    return AsyncGroupCommit(commit, max_items=100, max_pending=None, linger_s=3600)
+
+
+def test_posted_items_linger() -> None:
+    """Posted items start together, when the linger time has passed."""
+
+    async def main() -> None:
+        commit = DoublingCommit()
+        commit.may_finish.set()
+        group_commit = AsyncGroupCommit(commit, max_items=100, max_pending=None, linger_s=5)
+        group_commit.post(1)
+        await asyncio.sleep(4)
+        group_commit.post(2)
+        assert [] == commit.calls
+        await asyncio.sleep(2)
+        assert [[1, 2]] == commit.calls
+        group_commit.post(3)
+        await asyncio.sleep(4)
+        assert [[1, 2]] == commit.calls
+        await asyncio.sleep(2)
+        assert [[1, 2], [3]] == commit.calls
+
+    with VirtualClock() as clock:
+        clock.run(main)
+
+
+def test_end_linger_starts_the_group() -> None:
+    """The group starts in the next iteration of the event loop; without items, nothing starts."""
+
+    async def main() -> None:
+        commit = DoublingCommit()
+        group_commit = new_lingering_group_commit(commit)
+        group_commit.end_linger()
+        group_commit.post(1)
+        group_commit.end_linger()
+        await asyncio.sleep(0)
+        assert [[1]] == commit.calls
+        group_commit.post(2)
+        commit.may_finish.set()
+        await group_commit.wait_for_groups_in_flight()
+        await asyncio.sleep(0)
+        assert [[1]] == commit.calls  # the second item lingers
+
+    asyncio.run(main())
+
+
+def test_many_posted_items_do_not_linger() -> None:
+    """A group starts at once when enough items wait."""
+
+    async def main() -> None:
+        commit = DoublingCommit()
+        group_commit = new_lingering_group_commit(commit)
+        for item in range(EARLY_START_WEIGHT):
+            assert not commit.calls
+            group_commit.post(item)
+        await asyncio.sleep(0)
+        assert [list(range(EARLY_START_WEIGHT))] == commit.calls
+
+    asyncio.run(main())
+
+
+def test_submitted_items_do_not_linger() -> None:
+    """An item whose result a caller awaits starts at once, together with the posted items."""
+
+    async def main() -> None:
+        commit = DoublingCommit()
+        commit.may_finish.set()
+        group_commit = new_lingering_group_commit(commit)
+        group_commit.post(1)
+        assert [4] == list(await group_commit.submit([2]))
+        assert [[1, 2]] == commit.calls
+
+    asyncio.run(main())
+
+
+def test_flush_does_not_linger() -> None:
+    """A flush commits lingering items, and those that are posted during the flush."""
+
+    async def main() -> None:
+        commit = DoublingCommit()
+        group_commit = new_lingering_group_commit(commit)
+        group_commit.post(1)
+        flush = asyncio.ensure_future(group_commit.flush())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        group_commit.post(2)
+        commit.may_finish.set()
+        await flush
+        assert [[1], [2]] == commit.calls
+        assert 0 == group_commit.pending_count
+
+    asyncio.run(main())
+
+
+def test_stop_ends_the_linger() -> None:
+    """Lingering items keep waiting after a stop, and start with the next item."""
+
+    async def main() -> None:
+        commit = DoublingCommit()
+        commit.may_finish.set()
+        group_commit = new_lingering_group_commit(commit)
+        group_commit.post(1)
+        await group_commit.stop()
+        await group_commit.flush()
+        assert [] == commit.calls
+        group_commit.post(2)
+        await asyncio.sleep(0)
+        assert [[1, 2]] == commit.calls
 
     asyncio.run(main())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -13,6 +13,7 @@ from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.encryption import Codec
 from tarry.service.engine.attempts import final_result
 from tarry.service.engine.context import EngineLimits
+from tarry.service.engine.engine import Engine
 from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.store import (
@@ -142,6 +143,75 @@ def test_result_is_written_after_a_store_outage() -> None:
         assert {} == harness.context.health.failing
         assert Status.SUCCEEDED is (await harness.get_task(task)).status
         assert 1 == len(target.requests)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+class RecordingStore:
+    """A store that records the time of each call of `add` and `finish`."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.calls: list[tuple[str, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"add", "finish"}:
+            self.calls.append((name, asyncio.get_running_loop().time()))
+        return getattr(self.store, name)
+
+
+def test_results_are_written_together_with_new_tasks() -> None:
+    """A result waits for 5 ms; if a task is added meanwhile, both are written at the same time."""
+
+    async def main() -> None:
+        store = RecordingStore(EngineHarness(FakeTarget()).store)
+        harness = EngineHarness(FakeTarget(), store=cast("Any", store))
+        begin = asyncio.get_running_loop().time()
+        (task,) = await harness.add(harness.new_task())
+        await asyncio.sleep(0.003)
+        assert Status.IN_FLIGHT is (await harness.get_task(task)).status
+        (other_task,) = await harness.add(harness.new_task())
+        await asyncio.sleep(0.001)
+        assert Status.SUCCEEDED is (await harness.get_task(task)).status
+        await asyncio.sleep(0.01)
+        assert Status.SUCCEEDED is (await harness.get_task(other_task)).status
+        times = [(name, round((at - begin) * 1000)) for name, at in store.calls]
+        assert [("add", 0), ("add", 3), ("finish", 3), ("finish", 8)] == times
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_result_that_a_caller_awaits_is_written_at_once() -> None:
+    """`Prefer: wait` does not take longer than the attempt."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget())
+        new_task, loop = harness.new_task(), asyncio.get_running_loop()
+        begin = loop.time()
+        wait = asyncio.ensure_future(harness.engine.wait_until_finished(new_task.task.id, 5))
+        await harness.add(new_task)
+        finished = await wait
+        assert finished is not None
+        assert (Status.SUCCEEDED, begin) == (finished.status, loop.time())
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_retry_without_a_delay_is_not_late() -> None:
+    """A result is written at once if the next attempt is due at once."""
+
+    async def main() -> None:
+        target = FakeTarget(BUSY, OK)
+        harness = EngineHarness(target)
+        # With this random number, full jitter chooses no delay.
+        harness.engine = Engine(msgspec.structs.replace(harness.context, draw=lambda: 0.0))
+        await harness.add(harness.new_task())
+        await asyncio.sleep(1)
+        assert 2 == len(target.times)
+        assert target.times[0] == target.times[1]
         await harness.engine.stop(1)
 
     run(main)

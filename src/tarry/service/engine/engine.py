@@ -170,6 +170,8 @@ class Engine:
         meanwhile. A leased task that is not passed on would wait until its lease expires.
         """
         context, new_tasks = self._context, [new_task for new_task, _ in items]
+        # Results that linger are written in the same transaction as the new tasks.
+        self.worker.result_writer.result_queue.end_linger()
         try:
             results = await context.store.add(
                 new_tasks,

@@ -122,6 +122,10 @@ class Reporter:
         if task.id in self._waiters:
             self.notify_waiters(task.id, FinishedTask(status, reason, delivery_result))
 
+    def has_waiters(self, task_id: str) -> bool:
+        """Return whether an API caller waits for the result of a task."""
+        return task_id in self._waiters
+
     def notify_waiters(self, task_id: str, finished_task: FinishedTask) -> None:
         """Wake all callers that wait for a task."""
         for future in self._waiters.pop(task_id, ()):

@@ -39,6 +39,12 @@ _encode = msgspec.json.Encoder().encode
 _MAX_GROUP_RESULTS = 128
 """Number of results that one transaction stores. With 64, as for new tasks, results wait behind new
 tasks while batches arrive: the p99 delay of retries was 390 to 550 ms instead of 125 ms."""
+_RESULT_LINGER_S = 0.005
+"""How long a few results wait for new tasks, to be written in the same transaction. While requests
+of about seven tasks follow each other, this takes 19 % less processor time than two transactions
+for each request. A crash within this time repeats the attempts."""
+_MIN_LINGER_DELAY_MS = 10
+"""A result does not linger if the next attempt is due earlier than this."""
 
 # To read a member of an enum takes 0.27 us in Python 3.11, a constant 0.01 us.
 _SUPERSEDED, _CANCELLED = FinishStatus.SUPERSEDED, FinishStatus.CANCELLED
@@ -62,7 +68,10 @@ class ResultWriter:
         self.on_unpark: Callable[[], None] = lambda: None
         """Called when the tasks of a lane can be claimed again. Set by the scheduler."""
         self.result_queue: AsyncGroupCommit[_QueuedResult, FinishStatus] = AsyncGroupCommit(
-            self._write_results, max_items=_MAX_GROUP_RESULTS, max_pending=None
+            self._write_results,
+            max_items=_MAX_GROUP_RESULTS,
+            max_pending=None,
+            linger_s=_RESULT_LINGER_S,
         )
         self._release_queue: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
             self._write_releases, max_items=MAX_TRANSACTION_TASKS, max_pending=None
@@ -100,6 +109,14 @@ class ResultWriter:
         if content is not None and content.callback_url is not None and result.status.is_finished:
             result.callback_task = self._context.build_callback_task(result.task, content, result)
         self.result_queue.post((result, leased_task, delivery_result))
+        if self._is_awaited(result):
+            self.result_queue.end_linger()
+
+    def _is_awaited(self, result: TaskResult) -> bool:
+        """Return whether an API caller or the next attempt waits for the write of a result."""
+        if result.status.is_finished:
+            return self._reporter.has_waiters(result.task.id)
+        return result.next_attempt_at < self._context.clock.now_ms() + _MIN_LINGER_DELAY_MS
 
     async def write_cancelled(self, result: TaskResult) -> FinishStatus:
         """Write the result of a task that was cancelled between attempts; wait for the write."""
