@@ -12,6 +12,7 @@ from tarry.cli import keys, policy, signing_secrets
 from tarry.cli.backup import backup
 from tarry.cli.demo import demo
 from tarry.cli.exit_codes import EXIT_CODES
+from tarry.cli.migrate import migrate
 from tarry.cli.monitoring import downstreams, tail, top
 from tarry.cli.options import example_epilog
 from tarry.cli.send import send
@@ -86,6 +87,7 @@ _add_command(_SERVICE_PANEL, "tarry demo", demo)
 _add_command(_SERVICE_PANEL, "tarry serve --dev", serve)
 _add_command(_SERVICE_PANEL, "tarry config --port 9000", config)
 _add_command(_SERVICE_PANEL, "tarry backup /backups/tarry-2026-11-18.db", backup)
+_add_command(_SERVICE_PANEL, "tarry migrate --from tarry.db --to postgresql://db/tarry", migrate)
 app.add_typer(keys.app, name="keys", rich_help_panel=_SERVICE_PANEL)
 app.add_typer(signing_secrets.app, name="secrets", rich_help_panel=_SERVICE_PANEL)
 _add_command(_TASKS_PANEL, "tarry send https://example.com/hook -d @order.json --wait 5", send)

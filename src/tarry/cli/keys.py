@@ -119,9 +119,10 @@ def _use_store(
     """Return the result of `action(store)`; unless `may_create`, raise if the file is missing."""
     import asyncio
 
-    from tarry.service.app import make_store
+    from tarry.service.app import make_store, name_store
     from tarry.service.settings import load_settings
     from tarry.service.store_url import StoreEngine, find_engine, sqlite_path
+    from tarry.service.transfer import check_not_moved
 
     url = load_settings({"store": url}, file=config_file).settings.store
     engine = find_engine(url)
@@ -137,6 +138,7 @@ def _use_store(
     async def run() -> T:
         await store.open()
         try:
+            await check_not_moved(store, name_store(url))
             return await action(store)
         finally:
             await store.close()

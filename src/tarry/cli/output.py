@@ -12,7 +12,7 @@ import sys
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
@@ -64,14 +64,20 @@ def console() -> Console:
     return result
 
 
-@contextmanager
-def progress_bar(
-    description: str, *, hidden: bool = False
-) -> Generator[Callable[[int, int | None], None]]:
-    """Show a progress bar if standard error is a terminal; yield the function that updates it.
+class UpdateProgress(Protocol):
+    """Updates a progress bar."""
 
-    The function gets the number of finished items and of all items; None: their number is unknown.
-    """
+    def __call__(self, finished: int, total: int | None, description: str | None = None, /) -> None:
+        """Show the number of finished items and of all items (None: unknown).
+
+        Without a description, the last one stays.
+        """
+        ...
+
+
+@contextmanager
+def progress_bar(description: str, *, hidden: bool = False) -> Generator[UpdateProgress]:
+    """Show a progress bar if standard error is a terminal; yield the function that updates it."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -91,7 +97,11 @@ def progress_bar(
         transient=True,
     ) as progress:
         task = progress.add_task(description, total=None)
-        yield lambda finished, total: progress.update(task, completed=finished, total=total)
+
+        def update(finished: int, total: int | None, description: str | None = None) -> None:
+            progress.update(task, completed=finished, total=total, description=description)
+
+        yield update
 
 
 def print_text(text: str) -> None:

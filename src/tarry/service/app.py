@@ -50,6 +50,7 @@ try:
     from tarry.service.store import LeaseTerms, Retention
     from tarry.service.store_url import StoreEngine, find_engine, redact_store_url, sqlite_path
     from tarry.service.task_search import TaskFinder
+    from tarry.service.transfer import check_not_moved
 except ImportError as _missing:
     _message = f"the service needs {_missing.name}: pip install 'tarry[service]'"
     raise MissingExtra(_message) from _missing
@@ -114,7 +115,7 @@ class Service:
         self.store: Store = make_store(settings.store, writer_process=writer_process)
         codec = Codec(settings.encryption_keys)
         body_store = BodyStore(
-            settings.bodies or _default_bodies(settings.store),
+            settings.bodies or default_bodies(settings.store),
             max_object_bytes=settings.max_body_bytes,
             endpoint=settings.bodies_endpoint,
             encrypt=codec.encrypt_body,
@@ -215,8 +216,17 @@ class Service:
         )
 
     async def open(self) -> None:
-        """Open the store and start the engine."""
+        """Open the store and start the engine, unless the tasks were moved to another store."""
         await self.store.open()
+        # Before the check: `tarry migrate` marks the store, and then looks for processes. So either
+        # this process finds the mark, or it is found.
+        await self.engine.announce()
+        try:
+            await check_not_moved(self.store, name_store(self.settings.store))
+        except BaseException:
+            await self.engine.withdraw()
+            await self.store.close()
+            raise
         await self.engine.start()
 
     def begin_shutdown(self) -> None:
@@ -286,7 +296,7 @@ def _warn_if_public(path: Path) -> None:
         _logger.warning("other users have access to %s (mode %o): run %s", path, mode, fix)
 
 
-def _default_bodies(store_url: str) -> str:
+def default_bodies(store_url: str) -> str:
     """Return where large bodies are stored if the setting `bodies` is empty."""
     engine = find_engine(store_url)
     if engine is StoreEngine.MEMORY:
@@ -296,6 +306,13 @@ def _default_bodies(store_url: str) -> str:
         folder = sqlite_path(store_url).parent / "bodies"
     _warn_if_public(folder)
     return str(folder)
+
+
+def name_store(url: str) -> str:
+    """Return the URL of a store for messages: without a password, and with an absolute path."""
+    if find_engine(url) is StoreEngine.SQLITE:
+        return f"sqlite:{sqlite_path(url).absolute()}"
+    return redact_store_url(url)
 
 
 def data_location(settings: Settings) -> str:

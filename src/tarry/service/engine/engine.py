@@ -81,6 +81,14 @@ class Engine:
         """The asyncio tasks of the scheduler and the maintenance, in this order, once started."""
         self._heartbeat_task: asyncio.Task[None] | None = None
 
+    async def announce(self) -> None:
+        """Record this process in the store, before `start`."""
+        await self._heartbeat.send()
+
+    async def withdraw(self) -> None:
+        """Remove this process from the store, if it does not `start`."""
+        await self._heartbeat.remove()
+
     async def start(self) -> None:
         """Read the store's time and the limits of lanes, then start the background loops.
 

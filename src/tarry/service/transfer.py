@@ -1,0 +1,269 @@
+"""Moving all records from one store to another, while neither is served.
+
+The steps, each of which may be interrupted and is then continued by the next call:
+
+1. The source, which must not be in use, is marked. From now on, `check_not_moved` keeps a service
+   from starting on it. Then processes that use it are looked for again: a service that starts at
+   the same time either finds the mark, or is found.
+2. The target, which must be empty, is marked likewise, with the same id.
+3. The records are imported page by page, kind by kind. After each page, the mark of the target gets
+   the position. A page that was imported twice changes nothing, see `Store.import_records`.
+4. The records of both stores are counted and compared.
+5. The mark of the source becomes complete, and the mark of the target is removed.
+
+A task that is leased in the source keeps the end of its lease. The target leases it again after
+that time, and logs the attempt as lost: it may have been made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
+
+import msgspec
+from msgspec.structs import replace
+
+from tarry.errors import ConfigurationError, TarryError
+from tarry.service.model import Status
+from tarry.service.store import WORKER_EXPIRY_MS, RecordKind, TransferMark
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from tarry.service.store import Page, Store
+
+    ReportProgress = Callable[[int, int | None, str], None]
+    """Called with the number of finished records, the number of all records or None if it is not
+    known, and a description of the records."""
+
+PAGE_SIZE = 1_000
+_KINDS = tuple(RecordKind)
+
+
+class TransferFailed(TarryError):
+    """The target does not have the records of the source. The source stays complete."""
+
+
+class TransferResult(msgspec.Struct, frozen=True):
+    """The number of moved records."""
+
+    counts: dict[str, int]
+    """By kind; tasks also by status. Empty if an earlier call has completed the transfer."""
+    tasks_with_bodies: int = 0
+    """The number of tasks whose bodies are in the `BodyStore`, which is not moved."""
+    was_complete: bool = False
+    """Whether an earlier call has completed the transfer, so that nothing was left to do."""
+
+
+class NamedStore(NamedTuple):
+    """An open store, and its URL without a password."""
+
+    store: Store
+    url: str
+
+
+async def check_not_moved(store: Store, url: str) -> None:
+    """Raise `ConfigurationError` if the store is part of a transfer; `url` is for the message."""
+    mark = await store.get_transfer()
+    if mark is None:
+        return
+    source, target = (url, mark.other_store) if mark.is_source else (mark.other_store, url)
+    command = f"tarry migrate --from {source} --to {target}"
+    undo = f"`tarry migrate --from {source} --undo`"
+    if mark.is_complete:
+        raise ConfigurationError(
+            f"the tasks of {url} were moved to {target}: serve that store. "
+            f"To use the old store again, see docs/migrate.md and {undo}"
+        )
+    direction = f"to {target}" if mark.is_source else f"from {source} to this store"
+    raise ConfigurationError(
+        f"tasks are being moved {direction}: run `{command}` again to finish, "
+        f"or {undo} to use the old store again"
+    )
+
+
+async def move_records(
+    source: NamedStore, target: NamedStore, on_progress: ReportProgress
+) -> TransferResult:
+    """Move all records to an empty store, or continue a transfer between these two stores.
+
+    Raises `ConfigurationError` if one of the stores cannot be used for this, and `TransferFailed`
+    if the records of the stores differ at the end.
+    """
+    mark = await _mark_source(source, target)
+    target_mark = await target.store.get_transfer()
+    if mark.is_complete:
+        if target_mark is not None and target_mark.id == mark.id:
+            await target.store.set_transfer(None)
+        return TransferResult({}, was_complete=True)
+    if target_mark is None:
+        target_mark = await _mark_target(source, target, mark)
+    elif target_mark.is_source or target_mark.id != mark.id:
+        raise ConfigurationError(
+            f"{target.url} is part of another move, {_describe(target_mark)}: "
+            "use an empty store as the target"
+        )
+    else:
+        await _check_unused(target)
+    await _copy(source.store, target.store, target_mark, on_progress)
+    counts, tasks_with_bodies = await _count_records(source.store, on_progress)
+    await _verify(source, target, counts, on_progress)
+    await source.store.set_transfer(replace(mark, is_complete=True))
+    await target.store.set_transfer(None)
+    return TransferResult(counts, tasks_with_bodies)
+
+
+async def undo_transfer(source: NamedStore) -> TransferMark:
+    """Remove the mark of a source, so that it can be served again; return the mark."""
+    mark = await source.store.get_transfer()
+    if mark is None:
+        raise ConfigurationError(f"nothing was moved from {source.url}: there is nothing to undo")
+    if not mark.is_source:
+        raise ConfigurationError(
+            f"{source.url} is the target of a move, {_describe(mark)}: undo the source, "
+            "and delete this store"
+        )
+    await source.store.set_transfer(None)
+    return mark
+
+
+def _describe(mark: TransferMark) -> str:
+    return f"{'to' if mark.is_source else 'from'} {mark.other_store}"
+
+
+async def _mark_source(source: NamedStore, target: NamedStore) -> TransferMark:
+    """Return the mark of the source, with a new one if it has none; raise if it is in use."""
+    mark = await source.store.get_transfer()
+    if mark is not None and (not mark.is_source or mark.other_store != target.url):
+        raise ConfigurationError(
+            f"{source.url} is part of another move, {_describe(mark)}: finish that one first, "
+            f"or run `tarry migrate --from {source.url} --undo`"
+        )
+    if mark is not None and mark.is_complete:
+        return mark
+    await _check_unused(source)
+    if mark is None:
+        mark = TransferMark(id=uuid4().hex, is_source=True, other_store=target.url)
+        await _set_mark(source, mark)
+    return mark
+
+
+async def _mark_target(
+    source: NamedStore, target: NamedStore, source_mark: TransferMark
+) -> TransferMark:
+    """Mark an empty target, and return its mark; if it is not empty, unmark the source."""
+    mark = replace(source_mark, is_source=False, other_store=source.url)
+    try:
+        await _check_unused(target)
+        await _check_empty(target)
+        await _set_mark(target, mark)
+    except ConfigurationError:
+        await source.store.set_transfer(None)
+        raise
+    return mark
+
+
+async def _check_empty(target: NamedStore) -> None:
+    for kind in _KINDS:
+        if (await target.store.export_records(kind, limit=1)).items:
+            raise ConfigurationError(f"{target.url} has {kind}: the target must be empty")
+
+
+async def _set_mark(named: NamedStore, mark: TransferMark) -> None:
+    """Mark a store that was not in use a moment ago."""
+    await named.store.set_transfer(mark)
+    try:
+        await _check_unused(named)  # a service that started in between did not find the mark
+    except ConfigurationError:
+        await named.store.set_transfer(None)
+        raise
+
+
+async def _check_unused(named: NamedStore) -> None:
+    if not await named.store.is_in_use():
+        return
+    workers = [
+        f"{worker.name} (process {worker.pid} on {worker.host})"
+        for worker in await named.store.list_workers()
+    ]
+    users = ", ".join(workers[:10]) or "another process"
+    raise ConfigurationError(
+        f"{named.url} is in use by {users}: stop all processes of the service first. "
+        f"A process that has crashed is listed for {WORKER_EXPIRY_MS // 1000} seconds"
+    )
+
+
+async def _copy(
+    source: Store, target: Store, mark: TransferMark, on_progress: ReportProgress
+) -> None:
+    task_count = sum((await source.counters()).task_counts.values())
+    for kind in _KINDS[_KINDS.index(mark.kind) :]:
+        # After an interruption, the bar starts at 0, although some records are moved already.
+        total, moved = (task_count if kind is RecordKind.TASK else None), 0
+        cursor = mark.cursor if kind is mark.kind else None
+        async for page in _iter_pages(source, kind, cursor):
+            if page.items:
+                await target.import_records(kind, page.items)
+            await target.set_transfer(replace(mark, kind=kind, cursor=page.cursor))
+            moved += len(page.items)
+            on_progress(moved, total, f"moving {kind}")
+
+
+async def _iter_pages(
+    store: Store, kind: RecordKind, cursor: str | None = None
+) -> AsyncIterator[Page[Any]]:
+    while True:
+        page = await store.export_records(kind, cursor=cursor, limit=PAGE_SIZE)
+        yield page
+        if page.cursor is None:
+            return
+        cursor = page.cursor
+
+
+async def _count_records(store: Store, on_progress: ReportProgress) -> tuple[dict[str, int], int]:
+    """Return the number of records, and the number of tasks with a body in the `BodyStore`."""
+    counts: Counter[str] = Counter()
+    tasks_with_bodies = 0
+    for kind in _KINDS:
+        count = 0
+        async for page in _iter_pages(store, kind):
+            if kind is RecordKind.TASK:
+                counts.update(_status_name(task.status) for task in page.items)
+                tasks_with_bodies += sum(task.owned_body_ref is not None for task in page.items)
+            count += len(page.items)
+            on_progress(count, None, f"counting {kind}")
+        counts[kind] = count
+    return dict(counts), tasks_with_bodies
+
+
+def _status_name(status: Status) -> str:
+    return f"{RecordKind.TASK} {status.name}"
+
+
+async def _verify(
+    source: NamedStore, target: NamedStore, expected: dict[str, int], on_progress: ReportProgress
+) -> None:
+    """Raise unless the target has as many records as the source, also by its counters."""
+    await _check_unused(source)
+    counts, _ = await _count_records(target.store, on_progress)
+    differences = _find_differences(expected, counts)
+    # The counters of the target are compared, too: the import has to maintain them.
+    counters = (await target.store.counters()).task_counts
+    by_status = {_status_name(status): counters[status] for status in Status}
+    expected_by_status = {name: expected.get(name, 0) for name in by_status}
+    differences += _find_differences(expected_by_status, by_status)
+    if differences:
+        raise TransferFailed(
+            f"the records of {source.url} and {target.url} differ ({'; '.join(differences)}). "
+            f"The source is complete: run `tarry migrate --from {source.url} --undo` to use it "
+            "again, and start with an empty target"
+        )
+
+
+def _find_differences(expected: dict[str, int], found: dict[str, int]) -> list[str]:
+    return [
+        f"{name}: {expected.get(name, 0)} in the source, {found.get(name, 0)} in the target"
+        for name in sorted({*expected, *found})
+        if expected.get(name, 0) != found.get(name, 0)
+    ]
