@@ -25,7 +25,14 @@ from tarry.service.model import (
     Task,
     WorkerRecord,
 )
-from tarry.service.store import ClaimResult, ConfiguredLimits, LeaseTerms, Store, TaskFilter
+from tarry.service.store import (
+    ClaimResult,
+    ConfiguredLimits,
+    LeaseTerms,
+    RecordKind,
+    Store,
+    TaskFilter,
+)
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.harness import ManualClock
 from tests.service.stores.reference_store import ReferenceState, ReferenceStore
@@ -80,9 +87,8 @@ class StoreComparison:
         self.clock = ManualClock()
         self._folder = TemporaryDirectory()
         self._runner = asyncio.Runner()
-        self._factories = [
-            factory_for(self._create_folder(name)) for name, factory_for in STORE_FACTORIES.items()
-        ]
+        self._folder_count = 0
+        self._factories = self._create_factories()
         self._opened_stores: list[Store] = []
         self.stores: list[Store] = []
         self.crash()
@@ -93,6 +99,17 @@ class StoreComparison:
         self._opened_stores += self.stores
         for store in self.stores:
             self._run(store.open())
+
+    def transfer(self) -> None:
+        """Continue with new stores, each with the records of the previous implementation."""
+        # All records are read first: the factories may use the same server for the new stores.
+        exported = [self._run(_export_records(store)) for store in self.stores]
+        self._factories = self._create_factories()
+        self.crash()
+        sources = [*exported[-1:], *exported[:-1]]
+        for records, target in zip(sources, self.stores, strict=True):
+            for kind, batch in records:
+                self._run(target.import_records(kind, batch))
 
     def close(self) -> None:
         """Close all stores."""
@@ -116,8 +133,14 @@ class StoreComparison:
         """Check that the contents of the stores are equal, and return them."""
         return self.call_and_compare(snapshot)
 
+    def _create_factories(self) -> list[StoreFactory]:
+        return [
+            factory_for(self._create_folder(name)) for name, factory_for in STORE_FACTORIES.items()
+        ]
+
     def _create_folder(self, name: str) -> Path:
-        folder = Path(self._folder.name, name)
+        self._folder_count += 1
+        folder = Path(self._folder.name, f"{name}-{self._folder_count}")
         folder.mkdir()
         return folder
 
@@ -126,6 +149,18 @@ class StoreComparison:
             return await awaitable
 
         return self._runner.run(main())
+
+
+async def _export_records(store: Store) -> list[tuple[RecordKind, list[Any]]]:
+    """Return all records of a store in small batches."""
+    batches: list[tuple[RecordKind, list[Any]]] = []
+    for kind in RecordKind:
+        page = await store.export_records(kind, limit=5)
+        batches.append((kind, page.items))
+        while page.cursor is not None:
+            page = await store.export_records(kind, cursor=page.cursor, limit=5)
+            batches.append((kind, page.items))
+    return batches
 
 
 def comparable_task(task: Task) -> Task:

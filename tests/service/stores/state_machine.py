@@ -300,6 +300,12 @@ class StoreMachine(RuleBasedStateMachine):
         """Restart all stores over their data."""
         self.comparison.crash()
 
+    @rule()
+    def transfer(self) -> None:
+        """Move the records of each store to a new store of another implementation."""
+        self.comparison.transfer()
+        self.known_leases = [[*tasks[-1:], *tasks[:-1]] for tasks in self.known_leases]
+
     # --- operators --------------------------------------------------------------------------------
 
     @rule(
