@@ -375,6 +375,30 @@ def test_policy_with_callable_is_rejected(driver: ClientDriver, service: FakeSer
     assert [] == service.requests
 
 
+def test_workers_are_returned_as_a_list(driver: ClientDriver, service: FakeService) -> None:
+    """`workers` returns the processes of the service."""
+    worker = {
+        "name": "node-1-7-x",
+        "host": "node-1",
+        "pid": 7,
+        "role": "api",
+        "version": "1.0",
+        "startedAt": 5,
+        "seenAt": 9,
+        "runningAttempts": 0,
+        "leasedTasks": 0,
+        "futureField": 1,
+    }
+    service.responses["GET /workers"] = (200, {"items": [worker], "nextCursor": None})
+    [listed] = driver.call("workers")
+    assert ("node-1-7-x", "api", 5, 9) == (
+        listed.name,
+        listed.role,
+        listed.started_at,
+        listed.seen_at,
+    )
+
+
 @pytest.mark.parametrize("action", ["pause", "resume", "reset"])
 def test_lane_name_is_one_path_segment(
     driver: ClientDriver, service: FakeService, action: str

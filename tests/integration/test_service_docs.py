@@ -281,10 +281,10 @@ def test_problem_types_on_the_page_match_the_code() -> None:
 
 
 def test_operations_on_the_page_match_the_api(tmp_path: Path) -> None:
-    """The table has the success statuses of each operation, and which of 404, 409, 429 it has."""
+    """The table has the success statuses of each operation, and which of 403 to 429 it has."""
     with service(tmp_path) as running_service:
         paths = running_service.request("GET", "/openapi.json")[1]["paths"]
-    error_statuses = {"404", "409", "429"}
+    error_statuses = {"403", "404", "409", "429"}
     actual = {
         f"`{method.upper()} {path}`": (
             {status for status in operation["responses"] if status < "300"},

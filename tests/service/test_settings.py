@@ -374,3 +374,11 @@ def test_limits_of_downstreams_can_only_be_set_in_a_file() -> None:
         load_settings({}, {"TARRY_DOWNSTREAMS": "a"})
     with pytest.raises(ConfigurationError, match=f"^--set downstreams: {message}"):
         load_settings({}, {}, set_values={"downstreams": "a"})
+
+
+@pytest.mark.parametrize("role", ["api", "worker"])
+def test_a_store_in_memory_has_one_process(role: str) -> None:
+    """A role for one of several processes is rejected, because they could not share the store."""
+    with pytest.raises(ConfigurationError, match="role must be all with a store in memory"):
+        load_settings({"role": role, "store": "memory:"}, {})
+    assert role == load_settings({"role": role}, {}).settings.role

@@ -20,6 +20,7 @@ from tarry.cli.serve import config, serve
 from tarry.cli.simulate import simulate
 from tarry.cli.tasks import dead_app, tasks_app
 from tarry.cli.tune import tune
+from tarry.cli.workers import workers
 
 HELP = (
     "To tarry: to wait before going on. A library, a service and a simulator that share one "
@@ -88,6 +89,7 @@ _add_command(_SERVICE_PANEL, "tarry serve --dev", serve)
 _add_command(_SERVICE_PANEL, "tarry config --port 9000", config)
 _add_command(_SERVICE_PANEL, "tarry backup /backups/tarry-2026-11-18.db", backup)
 _add_command(_SERVICE_PANEL, "tarry migrate --from tarry.db --to postgresql://db/tarry", migrate)
+_add_command(_SERVICE_PANEL, "tarry workers", workers)
 app.add_typer(keys.app, name="keys", rich_help_panel=_SERVICE_PANEL)
 app.add_typer(signing_secrets.app, name="secrets", rich_help_panel=_SERVICE_PANEL)
 _add_command(_TASKS_PANEL, "tarry send https://example.com/hook -d @order.json --wait 5", send)

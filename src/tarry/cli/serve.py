@@ -33,6 +33,13 @@ AllowTargetOption = Annotated[
         metavar="CIDR|HOST",
     ),
 ]
+RoleOption = Annotated[
+    str | None,
+    typer.Option(
+        help="api: accept requests only. worker: deliver only. all: both, the default.",
+        metavar="all|api|worker",
+    ),
+]
 DevOption = Annotated[
     bool | None,
     typer.Option("--dev", help="Also allow this machine as a target. For development only."),
@@ -54,6 +61,7 @@ def serve(
     store: StoreOption = None,
     host: HostOption = None,
     port: PortOption = None,
+    role: RoleOption = None,
     allow_targets: AllowTargetOption = None,
     dev: DevOption = None,
     config_file: ConfigOption = None,
@@ -64,7 +72,14 @@ def serve(
     Flags take precedence over TARRY_* variables, and variables over the file. SIGTERM and Ctrl-C
     shut down gracefully: running attempts finish, and other leased tasks are released.
     """
-    flags = {"store": store, "host": host, "port": port, "allow_target": allow_targets, "dev": dev}
+    flags = {
+        "store": store,
+        "host": host,
+        "port": port,
+        "role": role,
+        "allow_target": allow_targets,
+        "dev": dev,
+    }
     loaded = load_service_settings(config_file, assignments, flags)
     from tarry.service.app import Service
     from tarry.service.file_descriptors import raise_limit
@@ -102,6 +117,7 @@ def config(
     store: StoreOption = None,
     host: HostOption = None,
     port: PortOption = None,
+    role: RoleOption = None,
     allow_targets: AllowTargetOption = None,
     dev: DevOption = None,
     config_file: ConfigOption = None,
@@ -109,7 +125,14 @@ def config(
     as_json: JsonOption = False,
 ) -> None:
     """Print the effective settings, and the source of each."""
-    flags = {"store": store, "host": host, "port": port, "allow_target": allow_targets, "dev": dev}
+    flags = {
+        "store": store,
+        "host": host,
+        "port": port,
+        "role": role,
+        "allow_target": allow_targets,
+        "dev": dev,
+    }
     loaded = load_service_settings(config_file, assignments, flags)
     import msgspec
 
@@ -202,6 +225,8 @@ def _print_greeting(address: str, loaded: LoadedSettings) -> None:
     elif not settings.allow_target:
         example = "--allow-target HOST or --allow-target 10.0.0.0/8 (setting allow_target)"
         lines.append(f"targets: public addresses only; to allow hosts of your network: {example}")
+    if settings.role == "api":
+        lines.append("role api: processes with the role worker or all deliver the tasks")
     auth_option = ""
     if are_api_keys_required(settings):
         is_default_store = loaded.sources["store"] == DEFAULT_SOURCE
@@ -212,6 +237,10 @@ def _print_greeting(address: str, loaded: LoadedSettings) -> None:
             lines.append(
                 "signing_secrets: only for the tenant default; others: tarry secrets create"
             )
+    if settings.role == "worker":
+        lines += ["role worker: send requests to a process with the role api or all", ""]
+        typer.echo("\n".join(lines))
+        return
     # With --dev, the target in the example is the service itself, so that the call succeeds.
     task: dict[str, Any] = {"targetUrl": f"{local_url}/healthz", "method": "GET"}
     if not settings.dev:

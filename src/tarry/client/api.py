@@ -475,6 +475,10 @@ class ServiceApi:
         content, parse = msgspec.json.encode(fields), _decoder(wire.SigningSecret)
         return ClientRequest("POST", "/signing-secrets", parse, _JSON_HEADERS, content)
 
+    def workers(self) -> ClientRequest[Page[wire.WorkerInfo]]:
+        """List the processes of the service."""
+        return ClientRequest("GET", "/workers", _decoder(Page[wire.WorkerInfo]))
+
     def signing_secrets(self) -> ClientRequest[Page[wire.SigningSecret]]:
         """List signing secrets."""
         return ClientRequest("GET", "/signing-secrets", _decoder(Page[wire.SigningSecret]))

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         SecretType,
         ServiceEvent,
         SigningSecret,
+        WorkerInfo,
     )
 
     AsyncEvent: TypeAlias = asyncio.Event | trio.Event
@@ -306,6 +307,10 @@ class Client:
             # From now on, connecting is retried forever, because the service was reachable before.
             request = self._api.events("retry_forever")
             environment.blocking_sleep(MAX_RECONNECT_DELAY_S * environment.draw_random(), None)
+
+    def workers(self) -> list[WorkerInfo]:
+        """Return the processes of the service. With API keys, only the operator may do this."""
+        return self._send(self._api.workers()).items
 
     def health(self) -> Health:
         """Return whether the service accepts and processes tasks."""
@@ -573,6 +578,10 @@ class AsyncClient:
     def events(self) -> AsyncGenerator[ServiceEvent, None]:
         """Iterate over new events; events sent while the connection is lost are missed."""
         return self._read_events()
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the processes of the service. With API keys, only the operator may do this."""
+        return (await self._send(self._api.workers())).items
 
     async def health(self) -> Health:
         """Return whether the service accepts and processes tasks."""

@@ -171,6 +171,7 @@ class Service:
                     name=worker,
                     host=os.uname().nodename,
                     pid=os.getpid(),
+                    role=settings.role,
                     version=version("tarry"),
                 ),
                 lease_terms=LeaseTerms(worker, settings.lease_duration_ms, settings.horizon_ms),
@@ -203,6 +204,7 @@ class Service:
                 render_metrics=self._render_metrics,
                 require_api_keys=require_api_keys,
                 operator_tenant=settings.operator,
+                role=settings.role,
                 accepted_host_names=None if require_api_keys else accepted_host_names,
                 has_grpc=has_grpc(),
                 limits=ApiLimits(

@@ -72,6 +72,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bodies_endpoint: Annotated[
         str, _help("The URL of an S3-compatible server for `bodies`: http://minio:9000")
     ] = ""
+    role: Annotated[
+        Literal["all", "api", "worker"],
+        _help("api: accept requests only; worker: deliver tasks only; all: both"),
+    ] = "all"
     host: Annotated[str, _help("The address to listen on")] = "127.0.0.1"
     port: Annotated[int, _help("The port to listen on; 0: a free port", ge=0, le=65535)] = 8080
     dev: Annotated[bool, _help("Allow targets on loopback addresses, for development")] = False
@@ -83,7 +87,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _help("Tasks whose target is not allowed: fail (dead letter), or wait until it is allowed"),
     ] = "fail"
     require_keys: Annotated[bool, _help("Require API keys on a loopback `host`, too")] = False
-    operator: Annotated[str, _help("The tenant that can read the metrics of all tenants")] = ""
+    operator: Annotated[
+        str, _help("The tenant that can read the metrics of all tenants, and list processes")
+    ] = ""
     allow_host: Annotated[
         tuple[str, ...], _help("Without API keys: accepted Host headers besides loopback names")
     ] = ()
@@ -241,6 +247,9 @@ def load_settings(
             msg = f"{name if source == DEFAULT_SOURCE else source}: {error}"
             raise ConfigurationError(msg) from None
     settings = loaded.settings
+    if settings.role != "all" and find_engine(settings.store) is StoreEngine.MEMORY:
+        rule = "must be all with a store in memory, which no other process can use"
+        raise ConfigurationError("role", rule, settings.role)
     min_ms = settings.max_attempt_timeout_ms + LEASE_GRACE_MS
     if settings.lease_duration_ms < min_ms:
         msg = (

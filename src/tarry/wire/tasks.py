@@ -520,6 +520,23 @@ class SigningSecret(_Body, omit_defaults=True):
     """Only in the response that creates an HMAC secret, unless the request contained it."""
 
 
+class WorkerInfo(_Body):
+    """A process of the service that uses the store, as it last reported itself."""
+
+    name: str
+    host: str
+    pid: int
+    role: str
+    """`all`, `api` (accepts requests only) or `worker` (delivers only)."""
+    version: str
+    started_at: int
+    seen_at: int
+    """The time of its last heartbeat. A process sends one every five seconds, and is not listed any
+    more after 30 seconds without one."""
+    running_attempts: int
+    leased_tasks: int
+
+
 class LocalStats(_Body):
     """The state of a downstream in this process; `running` is the number of running attempts."""
 

@@ -267,6 +267,7 @@ class ApiHarness:
         grpc: bool = True,
         operator: str = "",
         hosts: frozenset[str] | None = None,
+        role: str = "all",
     ) -> None:
         self.time = FakeTime()
         self.store = ReferenceStore(self.time.milliseconds)
@@ -292,6 +293,7 @@ class ApiHarness:
             require_api_keys=keys,
             operator_tenant=operator,
             accepted_host_names=hosts,
+            role=role,
             has_grpc=grpc,
             limits=limits or ApiLimits(),
         )

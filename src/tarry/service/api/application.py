@@ -22,6 +22,7 @@ from tarry.service.api.routing import Endpoint, resource_operations
 from tarry.service.api.signing_secrets import SigningSecretResource
 from tarry.service.api.task_creation import TaskCreation
 from tarry.service.api.tasks import ResultWaiter, TaskResource
+from tarry.service.api.workers import WorkerResource
 from tarry.wire.tasks import BatchResults, Page
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from tarry.wire.http import Receive, Scope, Send
 
 _CREATE_TASK_PATH = "/retry-tasks"
+_WORKER_PATHS = ("/healthz", "/readyz", "/metrics", "/workers", "/downstreams", "/events")
+"""Paths that a process with the role `worker` serves: monitoring, and the operator's actions on
+downstreams, whose breakers and latencies only such a process knows."""
 _PUBLIC_TENANT = ""
 """The tenant of requests to public paths, which need no API key."""
 
@@ -50,6 +54,7 @@ class Api:
             DownstreamResource(context),
             SigningSecretResource(context),
             self._events,
+            WorkerResource(context),
             HealthResource(context),
         )
         operations = [pair for resource in resources for pair in resource_operations(resource)]
@@ -58,7 +63,9 @@ class Api:
         limiter = LargeResponseLimiter()
         for operation, handler in operations:
             limited_handler = handler
-            if get_origin(operation.response) is Page:
+            if not _is_served(operation, context.role):
+                limited_handler = partial(_reject_for_role, context.role)
+            elif get_origin(operation.response) is Page:
                 limited_handler = limiter.limit_pages(handler)
             elif operation.response is BatchResults:
                 limited_handler = limiter.limit_unread(handler)
@@ -134,6 +141,27 @@ def _docs_handlers(
         return ApiResponse(200, build_page(), headers)
 
     return {"/openapi.json": {"GET": get_document}, "/docs": {"GET": get_page}}
+
+
+def _is_served(operation: Operation, role: str) -> bool:
+    """Return whether a process with this role serves an operation."""
+    if role == "api":
+        return operation.path != "/events"
+    return role == "all" or operation.path.startswith(_WORKER_PATHS)
+
+
+async def _reject_for_role(role: str, _: ApiRequest) -> ApiResponse:
+    if role == "api":
+        detail = (
+            "This process makes no attempts (role api), so it has no events of attempts. Connect "
+            "to a process with the role worker or all."
+        )
+    else:
+        detail = (
+            "This process only delivers tasks (role worker). Send the request to a process with "
+            "the role api or all."
+        )
+    raise problems.WRONG_ROLE.error(detail)
 
 
 async def _reject_unknown_path(scope: Scope, _: Receive, send: Send) -> None:

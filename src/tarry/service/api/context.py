@@ -63,9 +63,11 @@ class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
     require_api_keys: bool = False
     """Whether an API key is required; if not, every request belongs to the default tenant."""
     operator_tenant: str = ""
-    """The tenant whose keys may read the metrics of all tenants."""
+    """The tenant whose keys may read the metrics of all tenants, and list the processes."""
     accepted_host_names: frozenset[str] | None = None
     """Names accepted in the `Host` header, besides loopback names; None: all names."""
+    role: str = "all"
+    """The setting `role`: `all`, `api` or `worker`."""
     has_grpc: bool = True
     """Whether gRPC targets are supported (grpcio is installed)."""
     limits: ApiLimits = ApiLimits()

@@ -132,6 +132,17 @@ _DOWNSTREAM = {
     "limits": _LIMITS,
     "limitsSource": "API",
 }
+_WORKER = {
+    "name": "node-1-4711-9f8e7d6c",
+    "host": "node-1",
+    "pid": 4711,
+    "role": "worker",
+    "version": "1.0.0",
+    "startedAt": _CREATED_AT,
+    "seenAt": _CREATED_AT + 3_600_000,
+    "runningAttempts": 3,
+    "leasedTasks": 17,
+}
 _EXPLANATION = {
     "taskId": _TASK_ID,
     "status": "PENDING",
@@ -188,6 +199,7 @@ EXAMPLES: dict[str, Any] = {
         (wire.DownstreamLimitsRequest, _LIMITS),
         (wire.DownstreamInfo, _DOWNSTREAM),
         (wire.Page[wire.DownstreamInfo], _page(_DOWNSTREAM)),
+        (wire.Page[wire.WorkerInfo], _page(_WORKER)),
         (wire.SigningSecretRequest, {"lane": _LANE, "expirePreviousMs": 3_600_000}),
         (wire.SigningSecret, {**_SIGNING_SECRET, "secret": _SECRET}),
         (wire.Page[wire.SigningSecret], _page(_SIGNING_SECRET)),

@@ -81,6 +81,8 @@ API_KEY_REQUIRED = ProblemType("api-key-required", (401,), "API key required",
     ((b"www-authenticate", b'Bearer realm="tarry"'),))
 CROSS_SITE = ProblemType("cross-site", (403,), "Cross-site request",
     "A web page of another origin sent this request. Send it from a program or the same origin.")
+OPERATOR_REQUIRED = ProblemType("operator-required", (403,), "Operator required",
+    "The operation concerns all tenants. Use a key of the tenant in the setting `operator`.")
 NOT_FOUND = ProblemType("not-found", (404,), "Not found",
     "The resource does not exist, belongs to another tenant, or is past its retention time.")
 METHOD_NOT_ALLOWED = ProblemType("method-not-allowed", (405,), "Method not allowed",
@@ -106,6 +108,9 @@ NOT_JSON = ProblemType("not-json", (415,), "Unsupported media type",
     ((b"accept", b"application/json"),))
 WRONG_HOST = ProblemType("wrong-host", (421,), "Misdirected Request",
     "Without API keys, the `Host` header must be a loopback name or listed in `allow_host`.")
+WRONG_ROLE = ProblemType("wrong-role", (421,), "Misdirected Request",
+    "This process of the service does not serve the operation, because of its setting `role`. "
+    "Send the request to a process that `detail` names.")
 IDEMPOTENCY_KEY_REUSED = ProblemType(
     "idempotency-key-reused", (422,), "idempotencyKey is already used",
     "The idempotencyKey was used with a different task. Use a new key for a new task.")
