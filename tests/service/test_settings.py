@@ -125,9 +125,8 @@ def test_an_error_names_the_source_and_the_rule(
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("store", "postgres://x", "store must be a path, sqlite:PATH or memory:, got 'postgres://"),
-        ("store", "redis:", "store must be a path, sqlite:PATH or memory:, got 'redis:'"),
-        ("store", "memory", "store must be a path, sqlite:PATH or memory:, got 'memory'"),
+        ("store", "mysql://x", "store must be a path, sqlite:PATH, memory:, "),
+        ("store", "memory", "store must be a path, sqlite:PATH, memory:, "),
         ("store", "sqlite:", "store must name a file"),
         ("store", "", "store must name a file"),
         ("store", "sqlite:/usr", "store must be a file, but /usr is a folder: write /usr/tarry.db"),

@@ -112,7 +112,11 @@ class Service:
             ),
             partial(GrpcDeliveryClient, target_guard, dns=dns, proxy=proxy, ca_file=ca_file),
         )
-        self.store: Store = make_store(settings.store, writer_process=writer_process)
+        self.store: Store = make_store(
+            settings.store,
+            writer_process=writer_process,
+            strict_durability=settings.strict_durability,
+        )
         codec = Codec(settings.encryption_keys)
         body_store = BodyStore(
             settings.bodies or default_bodies(settings.store),
@@ -266,10 +270,14 @@ class Service:
         return self.metrics.render(counters, self.engine.clock.now_s(), tenant, accept)
 
 
-def make_store(url: str, *, writer_process: bool = False) -> Store:
+def make_store(url: str, *, writer_process: bool = False, strict_durability: bool = False) -> Store:
     """Return the store for a path or URL; create a SQLite file that is missing."""
     check_setting("store", url)
     engine = find_engine(url)
+    if engine is StoreEngine.REDIS:
+        from tarry.service.stores.redis import RedisStore
+
+        return RedisStore(url, strict_durability=strict_durability)
     from tarry.service.stores.sqlite import IN_MEMORY, SqliteStore
 
     if engine is StoreEngine.MEMORY:

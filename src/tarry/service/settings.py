@@ -63,9 +63,12 @@ class DownstreamPattern(DownstreamLimitsRequest, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of the service, with their defaults and help texts."""
 
-    store: Annotated[str, _help("Where tasks are stored: a path, sqlite:PATH or memory:")] = (
-        "sqlite:tarry-data/tarry.db"
-    )
+    store: Annotated[
+        str, _help("Where tasks are stored: a path, sqlite:PATH, memory:, or the URL of a server")
+    ] = "sqlite:tarry-data/tarry.db"
+    strict_durability: Annotated[
+        bool, _help("Refuse to start if the server of `store` may lose acknowledged tasks")
+    ] = False
     bodies: Annotated[
         str, _help("Storage of large bodies: a folder, s3://, gs://, az://; empty: next to `store`")
     ] = ""

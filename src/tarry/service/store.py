@@ -5,7 +5,9 @@ Every implementation follows these rules, which one conformance suite checks:
 * Every call may be repeated after an error or a lost reply. The same change is not made twice: a
   repeated `claim` or `sweep` continues with other tasks.
 * The changes of a call are durable when it returns. `add`, `finish` and `release` take batches. If
-  one of them raises `StoreUnavailable`, it has applied its whole batch or nothing of it.
+  one of them raises `StoreUnavailable`, it has applied its whole batch or nothing of it. A store
+  that divides tenants among servers (Redis Cluster) promises this only for the tasks of each
+  tenant: no transaction spans its servers. The caller repeats the batch in both cases.
 * The store's clock decides what is due; `claim` returns the time of that clock. Times are epoch ms.
 * The cost of a call depends on the number of tasks that it returns or changes, not on the number of
   stored tasks and lanes. Only `count_tasks` reads all tasks of a tenant, and `counters` reads all
@@ -73,9 +75,9 @@ WORKER_EXPIRY_MS = 30_000
 """A process that has sent no heartbeat for this time is not listed any more."""
 MAX_LISTED_WORKERS = 1_000
 """Maximum number of processes that `Store.list_workers` returns."""
-_MAX_REPLAY_PAUSE_MS = 1e12
+MAX_REPLAY_PAUSE_MS = 1e12
 """About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
-_MIN_REPLAY_COUNT_INTERVAL_MS, _MAX_REPLAY_COUNT_INTERVAL_MS = 1_000, 30_000
+MIN_REPLAY_COUNT_INTERVAL_MS, MAX_REPLAY_COUNT_INTERVAL_MS = 1_000, 30_000
 """Limits of the interval between two counts of finished tasks, if a replay waits for its tasks."""
 
 
@@ -347,14 +349,14 @@ def next_replay_step_at(replay: ReplayRecord, task_count: int, now: int) -> int:
     """Return when the next step of a replay is due; the last step replayed `task_count` tasks."""
     if replay.rate <= 0:
         return now
-    pause = min(task_count * 1000 / replay.rate, _MAX_REPLAY_PAUSE_MS)
+    pause = min(task_count * 1000 / replay.rate, MAX_REPLAY_PAUSE_MS)
     return max(replay.next_at, now - MAX_REPLAY_LAG_MS) + ceil(pause)
 
 
 def next_replay_count_at(replay: ReplayRecord, now: int) -> int:
     """Return when a replay counts its finished tasks again: after a tenth of its age."""
-    interval = max((now - replay.created_at) // 10, _MIN_REPLAY_COUNT_INTERVAL_MS)
-    return now + min(interval, _MAX_REPLAY_COUNT_INTERVAL_MS)
+    interval = max((now - replay.created_at) // 10, MIN_REPLAY_COUNT_INTERVAL_MS)
+    return now + min(interval, MAX_REPLAY_COUNT_INTERVAL_MS)
 
 
 class DeletedPolicy(msgspec.Struct, frozen=True, gc=False):

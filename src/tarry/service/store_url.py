@@ -11,7 +11,7 @@ from tarry.service.redaction import REDACTED
 
 MEMORY_URL = "memory:"
 _SQLITE_SCHEME = "sqlite:"
-STORE_RULE = "must be a path, sqlite:PATH or memory:"
+STORE_RULE = "must be a path, sqlite:PATH, memory:, redis://HOST or redis+cluster://HOST"
 """What the setting `store` may be. Names the engines in `_SERVER_SCHEMES`, too."""
 
 
@@ -24,7 +24,15 @@ class StoreEngine(StrEnum):
     REDIS = "redis"
 
 
-_SERVER_SCHEMES: dict[str, StoreEngine] = {}
+_SERVER_SCHEMES: dict[str, StoreEngine] = {
+    **dict.fromkeys(
+        (
+            *("redis", "rediss", "redis+unix", "redis+cluster", "rediss+cluster"),
+            *("valkey", "valkeys", "valkey+unix", "valkey+cluster", "valkeys+cluster"),
+        ),
+        StoreEngine.REDIS,
+    ),
+}
 """The engines of stores on a server, by the scheme of their URLs."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):.*", re.DOTALL)
 """A scheme has at least two characters: `C:tasks.db` is a path."""

@@ -1,0 +1,177 @@
+"""Claims over several partitions: each partition gets a share of the limit.
+
+The first scripts lease tasks only in partitions that had more due tasks after the last claim; in
+the others, they find out whether tasks are due. Then the rest of the limit is divided among the
+partitions with due tasks, the least recently served one first. So tenants of different partitions
+take turns as well. With one partition, a claim is one script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tarry.errors import StoreUnavailable
+from tarry.service.store import ClaimResult
+from tarry.service.stores.redis.codec import decode_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tarry.service.model import Task
+    from tarry.service.store import LeaseTerms
+    from tarry.service.stores.redis.connection import RedisConnection
+
+_RETRY_INTERVAL_S = 2.0
+"""How long claims skip a partition that was unavailable, if others are available."""
+_logger = logging.getLogger("tarry.service.store")
+
+
+class ClaimMerger:
+    """Claims tasks from all partitions of a store, and merges the results."""
+
+    def __init__(self, connection: RedisConnection) -> None:
+        self._connection = connection
+        self._order: list[int] = [0]
+        """The partitions; the least recently served one is the first."""
+        self._busy: set[int] = {0}
+        """The partitions that had more due tasks after the last claim."""
+        self._retry_at: dict[int, float] = {}
+        """For each unavailable partition: when it is tried again, on the clock of the loop."""
+
+    def set_partition_count(self, count: int) -> None:
+        """Set the number of partitions, when the store is opened."""
+        self._order = list(range(count))
+        self._busy = {0} if count == 1 else set()
+
+    async def claim(
+        self, terms: LeaseTerms, limit: int, per_lane: int, lane_limits: Mapping[str, int]
+    ) -> ClaimResult:
+        """Lease tasks; see `Store.claim`.
+
+        If only some partitions are unavailable, the tasks of the others are returned. A lease whose
+        reply was lost is renewed by a later claim, when it expires.
+        """
+        claim = _Claim(terms, limit, per_lane, lane_limits)
+        time = asyncio.get_running_loop().time()
+        active = [p for p in self._order if self._retry_at.get(p, time) <= time] or self._order
+        errors: dict[int, StoreUnavailable] = {}
+        busy = self._busy
+        while active:
+            shares = divide(claim.remaining, active, busy)
+            replies = await asyncio.gather(
+                *(
+                    self._connection.run(partition, "claim", *claim.arguments(partition_limit))
+                    for partition, partition_limit in zip(active, shares, strict=True)
+                ),
+                return_exceptions=True,
+            )
+            next_active: list[int] = []
+            for partition, share, reply in zip(active, shares, replies, strict=True):
+                if isinstance(reply, StoreUnavailable):
+                    errors[partition] = reply
+                elif isinstance(reply, BaseException):
+                    raise reply
+                elif claim.add(partition, share, reply):
+                    next_active.append(partition)
+            active = next_active if claim.remaining > 0 else []
+            busy = set(active)
+        if errors and not claim.next_times:
+            raise next(iter(errors.values()))
+        for partition, error in errors.items():
+            self._retry_at[partition] = time + _RETRY_INTERVAL_S
+            _logger.warning("partition %d is skipped by claims: %s", partition, error)
+        for partition in claim.next_times:
+            self._retry_at.pop(partition, None)
+        if len(self._order) > 1:
+            self._busy = claim.busy_partitions
+        served = claim.served_partitions
+        self._order = [p for p in self._order if p not in served] + list(served)
+        return claim.result()
+
+
+def divide(limit: int, partitions: list[int], busy: set[int]) -> list[int]:
+    """Return a share of the limit for each partition; those that are not busy get none."""
+    busy_count = sum(partition in busy for partition in partitions)
+    if not busy_count:
+        return [0] * len(partitions)
+    share, extra = divmod(limit, busy_count)
+    shares: list[int] = []
+    for partition in partitions:
+        is_busy = partition in busy
+        shares.append(share + (extra > 0) if is_busy else 0)
+        extra -= is_busy
+    return shares
+
+
+class _Claim:
+    """The state of one claim over several partitions."""
+
+    def __init__(
+        self, terms: LeaseTerms, limit: int, per_lane: int, lane_limits: Mapping[str, int]
+    ) -> None:
+        self._terms = terms
+        self._per_lane = per_lane
+        self._lane_limits = lane_limits
+        self._lane_counts: Counter[str] = Counter()
+        self._leased: list[tuple[int, int, int, Task]] = []
+        self._merged = ClaimResult(0, [], {}, None)
+        self.busy_partitions: set[int] = set()
+        """Partitions with more due tasks. The next script may skip lanes that have reached their
+        limits, although they have more, so a partition that was served stays busy."""
+        self.remaining = limit
+        self.next_times: dict[int, int] = {}
+        """The next time of each partition that has replied; -1: none."""
+        self.served_partitions: dict[int, None] = {}
+
+    def arguments(self, limit: int) -> tuple[Any, ...]:
+        """Return the arguments of the script; lanes have only what is left of their limits."""
+        lane_limits = dict(self._lane_limits)
+        for lane, count in self._lane_counts.items():
+            lane_limits[lane] = min(lane_limits.get(lane, self._per_lane), self._per_lane) - count
+        terms = self._terms
+        return (
+            terms.worker,
+            terms.length_ms,
+            terms.horizon_ms,
+            limit,
+            self._per_lane,
+            lane_limits,
+        )
+
+    def add(self, partition: int, share: int, reply: list[Any]) -> bool:
+        """Add the reply of a partition; return whether a larger share may lease more tasks."""
+        now, next_at, counted, lost_count, leased, renewed, opens_by_lane = reply
+        merged = self._merged
+        merged.now = max(merged.now, now)
+        merged.lost_attempts += lost_count
+        self.remaining -= counted
+        if counted:
+            self.served_partitions.pop(partition, None)
+            self.served_partitions[partition] = None
+        for number, task in decode_tasks(leased):
+            self._leased.append((task.next_attempt_at, partition, number, task))
+            self._lane_counts[task.lane] += 1
+        for _, task in decode_tasks(renewed):
+            merged.renewed_tasks.append(task)
+            self._lane_counts[task.lane] += 1
+        pairs = zip(opens_by_lane[::2], opens_by_lane[1::2], strict=True)
+        merged.consecutive_opens_by_lane.update((name.decode(), opens) for name, opens in pairs)
+        has_more: bool = 0 <= next_at <= now
+        if has_more:
+            self.busy_partitions.add(partition)
+        elif partition not in self.served_partitions:
+            self.busy_partitions.discard(partition)
+        is_busy = partition in self.busy_partitions
+        self.next_times[partition] = now if is_busy else next_at
+        return has_more and bool(counted >= share)
+
+    def result(self) -> ClaimResult:
+        """Return the merged result, sorted by due time."""
+        self._leased.sort(key=lambda entry: entry[:3])
+        merged = self._merged
+        merged.tasks = [task for *_, task in self._leased]
+        merged.next_at = min((at for at in self.next_times.values() if at >= 0), default=None)
+        return merged

@@ -1,0 +1,44 @@
+"""Checks of the configuration of Redis: whether acknowledged tasks survive a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_CHECKED_SETTINGS = {
+    "appendonly": ("yes", "tasks are lost when the server stops"),
+    "appendfsync": ("always", "the tasks of the last second are lost when the machine fails"),
+    "maxmemory-policy": ("noeviction", "tasks are deleted when the memory is full"),
+}
+"""For each setting: the durable value, and what may happen with any other value."""
+SETTING_NAMES = tuple(_CHECKED_SETTINGS)
+
+
+def find_problems(settings: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each setting that does not keep acknowledged tasks."""
+    problems: list[str] = []
+    for name, (durable_value, consequence) in _CHECKED_SETTINGS.items():
+        value = settings.get(name)
+        if value is None:
+            problems.append(f"{name} cannot be read: check that it is {durable_value}")
+        elif value != durable_value:
+            problems.append(f"{name} is {value}: {consequence}. Set it to {durable_value}")
+    # Without a file, it does not matter how often the file is written to the disk.
+    if settings.get("appendonly") == "no":
+        problems = [text for text in problems if not text.startswith("appendfsync")]
+    return problems
+
+
+def parse_config(reply: Mapping[Any, Any] | Iterable[Any]) -> dict[str, str]:
+    """Convert a reply of CONFIG GET, which is a map or a list of names and values."""
+    if not isinstance(reply, Mapping):
+        values = list(reply)
+        reply = dict(zip(values[::2], values[1::2], strict=True))
+    return {_to_text(name): _to_text(value) for name, value in reply.items()}
+
+
+def _to_text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,81 @@
+"""Notifications from other processes that tasks may be claimable (PUBLISH and SUBSCRIBE)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tarry.service.stores.redis.connection import RedisConnection
+
+_PING_INTERVAL_S = 15.0
+"""A connection without a message is checked after this time, and closed after another one."""
+_RECONNECT_PAUSE_S = 1.0
+_logger = logging.getLogger("tarry.service.store")
+
+
+class WakeupListener:
+    """Subscribes to the channels of all partitions, and reconnects when the connection ends."""
+
+    def __init__(
+        self, connection: RedisConnection, channels: Sequence[str], callback: Callable[[], None]
+    ) -> None:
+        self._connection = connection
+        self._channels = channels
+        self._callback = callback
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Subscribe in the background."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop, and close the connection."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._receive()
+            except Exception as error:
+                if self._connection.translate(error) is None:
+                    _logger.exception("notifications of other processes failed")
+                else:
+                    _logger.debug("no notifications of other processes: %s", error)
+            await asyncio.sleep(_RECONNECT_PAUSE_S)
+
+    async def _receive(self) -> None:
+        """Receive notifications until the connection ends."""
+        client = self._connection.build_subscriber()
+        pubsub = client.pubsub()
+        try:
+            await pubsub.subscribe(*self._channels)
+            is_checked = False
+            while True:
+                message = await pubsub.get_message(timeout=_PING_INTERVAL_S)
+                if message is not None:
+                    is_checked = False
+                    self._handle(message)
+                elif is_checked:
+                    return  # no response to the ping
+                else:
+                    await pubsub.ping()
+                    is_checked = True
+        finally:
+            await pubsub.aclose()
+            await client.aclose()
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        # A subscription also calls the callback: notifications may have been lost before.
+        if message["type"] == "subscribe" or (
+            message["type"] == "message" and message["data"] != self._connection.token.encode()
+        ):
+            self._callback()

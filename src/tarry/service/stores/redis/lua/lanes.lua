@@ -1,0 +1,21 @@
+--! uses records
+-- Returns encoded records of lanes, sorted by name. args: first and last name as limits of
+-- ZRANGEBYLEX, limit, exact name (instead of the limits), whether to return due times.
+-- Each lane is an array: record, due time of its first pending task (0: none, or not requested),
+-- and the limits that an operator has set, as JSON or an empty string.
+
+local first, last, limit, exact_name, has_due_times = args[1], args[2], args[3], args[4], args[5]
+local names = {exact_name}
+if not exact_name then
+    names = call('ZRANGEBYLEX', base .. 'lane_names', first, last, 'LIMIT', 0, limit)
+end
+local reply = {}
+for _, name in ipairs(names) do
+    local lane = find_lane(name)
+    if lane then
+        local due = has_due_times and first_times(lane) or 0
+        local limits = lane.limits and call('HGET', base .. 'limits', name) or ''
+        reply[#reply + 1] = {encode(lane), due, limits}
+    end
+end
+return reply

@@ -1,0 +1,5 @@
+--! uses records
+-- Makes a small write, and returns the time.
+
+call('HSET', base .. 'meta', 'pinged', now)
+return now

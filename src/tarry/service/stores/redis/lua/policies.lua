@@ -1,0 +1,107 @@
+--! uses records
+-- Writes, reads, lists or deletes policies of a tenant. args: action, tenant, policy, and then
+--   put: whether to replace, quota or nil; ARGV[4] is the document
+--   get: version or nil
+--   list: ids after this id (instead of the policy), limit, maximum number of bytes
+-- Returns an array: status, and then for each policy its id, version, creation time and document.
+--
+-- `policies:TENANT` has the newest version of each policy, and `policy_ids:TENANT` the ids in
+-- order. A version has the name `VERSION:POLICY` in `documents:TENANT`, in `created:TENANT` and, if
+-- it was replaced, in `replaced:TENANT`.
+
+local action, tenant, policy = args[1], args[2], args[3]
+local newest_key, ids_key = base .. 'policies:' .. tenant, base .. 'policy_ids:' .. tenant
+local documents_key, created_key = base .. 'documents:' .. tenant, base .. 'created:' .. tenant
+local replaced_key = base .. 'replaced:' .. tenant
+
+local function newest_version(id)
+    return tonumber(call('HGET', newest_key, id) or nil)
+end
+
+local function emit_policy(reply, id, version)
+    local name = version .. ':' .. id
+    reply[#reply + 1] = id
+    reply[#reply + 1] = version
+    reply[#reply + 1] = tonumber(call('HGET', created_key, name))
+    reply[#reply + 1] = call('HGET', documents_key, name)
+    return reply
+end
+
+local function put(replace, quota, document)
+    local newest = newest_version(policy)
+    if newest then
+        if call('HGET', documents_key, newest .. ':' .. policy) == document then
+            return emit_policy({'unchanged'}, policy, newest)
+        end
+        if not replace then return emit_policy({'conflict'}, policy, newest) end
+    end
+    if quota and call('HLEN', documents_key) >= quota then
+        return newest and emit_policy({'over_quota'}, policy, newest) or {'over_quota'}
+    end
+    local version
+    if newest then
+        local name = newest .. ':' .. policy
+        call('HSET', replaced_key, name, now)
+        if not call('HGET', base .. 'version_tasks:' .. tenant, name) then
+            call('ZADD', base .. 'unused_versions', now, tenant .. '\0' .. name)
+        end
+        version = newest + 1
+    else
+        -- The numbers of a deleted policy are not reused: a task may refer to one of its versions.
+        local use = find_or_create_use(tenant, policy)
+        version, use.deleted = use.deleted + 1, 0
+        changed_uses[use.id] = use
+        call('ZADD', ids_key, 0, policy)
+        call('ZADD', base .. 'tenant_names', 0, tenant)
+    end
+    local name = version .. ':' .. policy
+    call('HSET', newest_key, policy, version)
+    call('HSET', documents_key, name, document)
+    call('HSET', created_key, name, now)
+    flush(false)
+    return emit_policy({newest and 'replaced' or 'created'}, policy, version)
+end
+
+local function delete()
+    local newest = newest_version(policy)
+    if not newest then return {'missing'} end
+    local use = find_or_create_use(tenant, policy)
+    if use.live > 0 then return {'conflict'} end
+    use.deleted = newest
+    changed_uses[use.id] = use
+    for version = 1, newest do
+        local name = version .. ':' .. policy
+        if call('HDEL', documents_key, name) == 1 then
+            call('HDEL', created_key, name)
+            call('HDEL', replaced_key, name)
+            call('ZREM', base .. 'unused_versions', tenant .. '\0' .. name)
+        end
+    end
+    call('HDEL', newest_key, policy)
+    call('ZREM', ids_key, policy)
+    flush(false)
+    return {'deleted'}
+end
+
+if action == 'put' then
+    return put(args[4], args[5], ARGV[4])
+elseif action == 'delete' then
+    return delete()
+elseif action == 'get' then
+    local version = args[4] or newest_version(policy)
+    if not version or call('HEXISTS', documents_key, version .. ':' .. policy) == 0 then
+        return {'missing'}
+    end
+    return emit_policy({'found'}, policy, version)
+end
+local reply, bytes = {'complete'}, 0
+local limit, max_bytes = args[4], args[5]
+for index, id in ipairs(call('ZRANGEBYLEX', ids_key, '(' .. policy, '+', 'LIMIT', 0, limit + 1)) do
+    if index > limit or bytes >= max_bytes then
+        reply[1] = 'more'
+        break
+    end
+    emit_policy(reply, id, newest_version(id))
+    bytes = bytes + #reply[#reply]
+end
+return reply

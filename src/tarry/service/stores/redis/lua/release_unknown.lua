@@ -1,0 +1,25 @@
+--! uses records tasks
+-- Releases leases of which a worker does not know, in lanes with a name after `after`. args:
+-- worker, known ids, after, number of lanes.
+-- Returns the number of released leases, and the name of the last lane (empty: no more lanes).
+
+local worker, after, count = args[1], args[3], args[4]
+local known = {}
+for _, id in ipairs(args[2]) do known[id] = true end
+local released = 0
+local names = call('ZRANGEBYLEX', base .. 'lane_names', '(' .. after, '+', 'LIMIT', 0, count)
+for _, name in ipairs(names) do
+    local lane = find_lane(name)
+    if lane.in_flight > 0 then
+        for _, member in ipairs(call('ZRANGE', base .. 'leased:' .. lane.id, 0, -1)) do
+            local id = id_of_member(member)
+            local state = not known[id] and load_state(id)
+            if state and state.h == worker then
+                release_lease(id, state)
+                released = released + 1
+            end
+        end
+    end
+end
+flush(true)
+return {released, #names == count and names[count] or ''}

@@ -1,0 +1,48 @@
+-- Shared by scripts that change replays.
+--
+-- `replay:ID` is an encoded `ReplayRecord`. Sorted sets have the ids of all replays by creation
+-- time (`replays`), of those that need steps by due time (`active_replays`), and of the others by
+-- their end (`ended_replays`, for retention). `replays` and `active_replays` also exist for each
+-- tenant. `replayed:ID` has the ids of replayed tasks that were not counted as finished yet.
+
+local function load_replay(id)
+    local packed = call('GET', base .. 'replay:' .. id)
+    return packed and decode(packed) or nil
+end
+
+local function needs_steps(replay)
+    return replay.status == 'running' or replay.unfinished > 0
+end
+
+-- Writes a replay. `old_status` is its status before the change; nil: the replay is new.
+local function write_replay(replay, old_status)
+    if next(replay.finished or {}) == nil then
+        replay.finished = nil -- an empty table would be encoded as an array
+    end
+    call('SET', base .. 'replay:' .. replay.id, encode(replay))
+    local is_active = needs_steps(replay)
+    for _, suffix in ipairs({'', ':' .. replay.tenant}) do
+        if not old_status then
+            call('ZADD', base .. 'replays' .. suffix, replay.created_at, replay.id)
+        end
+        local next_at = is_active and replay.next_at or nil
+        set_score(base .. 'active_replays' .. suffix, replay.id, next_at)
+    end
+    set_score(base .. 'ended_replays', replay.id, not is_active and replay.finished_at or nil)
+    -- The tenant's dead letters are not swept while one of its replays is running.
+    local was_running = old_status == 'running' and 1 or 0
+    local is_running = replay.status == 'running' and 1 or 0
+    if was_running ~= is_running then
+        local tenant = change_tenant(replay.tenant)
+        tenant.replays = tenant.replays + is_running - was_running
+    end
+end
+
+local function delete_replay(id)
+    local replay = load_replay(id)
+    call('DEL', base .. 'replay:' .. id, base .. 'replayed:' .. id)
+    call('ZREM', base .. 'ended_replays', id)
+    for _, suffix in ipairs({'', ':' .. replay.tenant}) do
+        call('ZREM', base .. 'replays' .. suffix, id)
+    end
+end

@@ -1,0 +1,34 @@
+"""The Lua scripts of the Redis store. Each operation on a partition is one script.
+
+A script is a file in `lua`. Its first line names the shared files that are put in front of it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import NamedTuple
+
+_USES = "--! uses "
+
+
+class Script(NamedTuple):
+    """The source of a script, and the digest by which a server finds it in its cache."""
+
+    source: bytes
+    digest: str
+
+
+@cache
+def load_script(name: str) -> Script:
+    """Return the script with this name."""
+    source = _read(name)
+    used = source.partition("\n")[0].removeprefix(_USES).split()
+    complete = "".join(_read(part) for part in used) + source
+    encoded = complete.encode()
+    return Script(encoded, sha1(encoded, usedforsecurity=False).hexdigest())
+
+
+def _read(name: str) -> str:
+    return (files(__package__) / "lua" / f"{name}.lua").read_text(encoding="utf-8")

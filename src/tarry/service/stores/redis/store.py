@@ -1,0 +1,886 @@
+"""`RedisStore`: implements `tarry.service.store.Store` with Redis or Valkey.
+
+A tenant is in one partition, so a call for one tenant is one script. Calls for all tenants run a
+script on each partition. API keys, the leader and the registry of workers are in partition 0.
+"""
+
+# ruff: noqa: D102 - the methods are documented in `tarry.service.store.Store`
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace as copy_with
+
+from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.model import (
+    MAX_ATTEMPT_NUMBER,
+    ApiKeyRecord,
+    PolicyVersion,
+    ReplayRecord,
+    SigningSecretRecord,
+    Status,
+    WorkerRecord,
+)
+from tarry.service.store import (
+    BUDGET_DECAY_MS,
+    MAX_BUSIEST_LANES,
+    MAX_LANE_SIGNING_SECRETS,
+    MAX_LISTED_WORKERS,
+    MAX_PAGE_BYTES,
+    MAX_REPLAY_COUNT_INTERVAL_MS,
+    MAX_REPLAY_LAG_MS,
+    MAX_REPLAY_PAUSE_MS,
+    MAX_SIGNING_SECRETS,
+    MIN_REPLAY_COUNT_INTERVAL_MS,
+    POLICY_RETENTION_MS,
+    REPLAY_QUOTA_PAUSE_MS,
+    WORKER_EXPIRY_MS,
+    AddResult,
+    AddStatus,
+    AttemptsOfMinute,
+    CancelStatus,
+    ConfiguredLimits,
+    Counters,
+    FinishStatus,
+    LaneLimits,
+    LaneWriteStatus,
+    NewTask,
+    Page,
+    PolicyWriteStatus,
+    RetryNowStatus,
+    SweepResult,
+    TransferMark,
+)
+from tarry.service.stores.redis.claim import ClaimMerger
+from tarry.service.stores.redis.codec import (
+    StoredLane,
+    decode_lane,
+    decode_task,
+    encode,
+    encode_fixed,
+    pack_id,
+    pack_ids,
+    task_arguments,
+    to_raw,
+    unpack_id,
+)
+from tarry.service.stores.redis.connection import GLOBAL_PARTITION, RedisConnection, find_partition
+from tarry.service.stores.redis.durability import SETTING_NAMES, find_problems
+from tarry.service.stores.redis.listener import WakeupListener
+from tarry.service.stores.redis.task_lists import TaskScan, decode_attempt, parse_cursor
+from tarry.service.stores.redis.transfer import RecordTransfer
+from tarry.wire.tasks import DownstreamLimits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+
+    from tarry.service.model import AttemptRecord, LaneRecord, Task
+    from tarry.service.store import (
+        ClaimResult,
+        LeaseTerms,
+        RecordKind,
+        Release,
+        Retention,
+        TaskFilter,
+        TaskResult,
+    )
+
+R = TypeVar("R")
+
+_logger = logging.getLogger("tarry.service.store")
+
+SCHEMA_VERSION = 1
+DEFAULT_CLUSTER_PARTITIONS = 16
+_LEADER_LEASE_MS = 30_000
+"""Renewed by each heartbeat of this process, and by each call of `try_lead`."""
+_LANE_PAGE_SIZE = 500
+_MAX_LISTED_REPLAYS = 100
+_MAX_LISTED_API_KEYS = 1000
+_MAX_COUNTED_TASKS = 500
+"""Maximum number of replayed tasks that one step reads to find finished ones."""
+_ATTEMPT_NUMBER_BITS = MAX_ATTEMPT_NUMBER.bit_length()
+
+_decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
+_decode_api_key = msgspec.msgpack.Decoder(ApiKeyRecord).decode
+_decode_secret = msgspec.msgpack.Decoder(SigningSecretRecord).decode
+_decode_worker = msgspec.msgpack.Decoder(WorkerRecord).decode
+_decode_mark = msgspec.msgpack.Decoder(TransferMark).decode
+_decode_limits = msgspec.json.Decoder(DownstreamLimits).decode
+
+
+class RedisStore:
+    """A store at a URL such as `redis://host:6379/0` or `redis+cluster://host:6379`.
+
+    `clock` returns epoch milliseconds, for tests; the default is the clock of the server. If
+    `strict_durability` is true, the store cannot be opened unless the configuration of the server
+    keeps every acknowledged task over a crash.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], int] | None = None,
+        strict_durability: bool = False,
+    ) -> None:
+        self._connection = RedisConnection(url, clock)
+        self._strict_durability = strict_durability
+        self._partition_count = 1
+        self._claims = ClaimMerger(self._connection)
+        self._replay_partitions: dict[str, int] = {}
+        """The partitions of known replays, because a step has no tenant."""
+        self._is_leader = False
+        self._listener: WakeupListener | None = None
+
+    async def open(self) -> None:
+        """Connect, and create the store if it does not exist."""
+        self._connection.open()
+        wanted = self._connection.address.partition_count
+        default = DEFAULT_CLUSTER_PARTITIONS if self._connection.address.is_cluster else 1
+        schema, count = await self._connection.run(
+            GLOBAL_PARTITION, "create", SCHEMA_VERSION, wanted or default
+        )
+        if schema > SCHEMA_VERSION:
+            msg = (
+                f"the store has schema version {schema}, but this tarry supports up to version "
+                f"{SCHEMA_VERSION}: use the newer tarry that created the store"
+            )
+            raise ConfigurationError(msg)
+        if wanted is not None and wanted != count:
+            rule = f"the store was created with {count} partitions, which cannot be changed"
+            raise ConfigurationError("store", rule, f"partitions={wanted}")
+        self._partition_count = count
+        self._claims.set_partition_count(count)
+        await self._check_durability()
+
+    async def _check_durability(self) -> None:
+        """Log a warning, or raise an error, if the servers may lose acknowledged tasks."""
+        problems = {
+            f"{server}: {problem}"
+            for server, settings in await self._connection.read_config(SETTING_NAMES)
+            for problem in find_problems(settings)
+        }
+        if problems and self._strict_durability:
+            rule = "the servers must keep acknowledged tasks, because strict_durability is set"
+            raise ConfigurationError(f"store: {rule}. {'; '.join(sorted(problems))}")
+        for problem in sorted(problems):
+            _logger.warning("%s", problem)
+
+    async def close(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close()
+        if self._is_leader:
+            self._is_leader = False
+            with suppress(StoreUnavailable):  # then the lease of the leader expires
+                await self._connection.run(GLOBAL_PARTITION, "lead", "stop", 0)
+        await self._connection.close()
+
+    async def ping(self) -> int:
+        times: list[int] = await self._run_all("ping")
+        return max(times)
+
+    # --- partitions -------------------------------------------------------------------------------
+
+    def _partition(self, tenant: str) -> int:
+        return find_partition(tenant, self._partition_count)
+
+    def _partition_of_lane(self, lane: str) -> int:
+        return self._partition(lane.partition("/")[0])
+
+    async def _run(
+        self, tenant: str, name: str, *arguments: Any, values: Sequence[bytes] = ()
+    ) -> Any:
+        """Run a script on the partition of a tenant."""
+        return await self._connection.run(self._partition(tenant), name, *arguments, values=values)
+
+    async def _run_on_lane(self, lane: str, name: str, *arguments: Any) -> Any:
+        return await self._connection.run(self._partition_of_lane(lane), name, *arguments)
+
+    async def _run_all(self, name: str, *arguments: Any) -> list[Any]:
+        """Run a script on all partitions; return the replies."""
+        return await _gather(
+            self._connection.run(partition, name, *arguments)
+            for partition in range(self._partition_count)
+        )
+
+    async def _run_batches(
+        self, items: Sequence[R], tenants: Iterable[str], run: Callable[[int, list[R]], Any]
+    ) -> list[Any]:
+        """Run a script for the items of each partition; return the results in order."""
+        batches: dict[int, list[int]] = defaultdict(list)
+        for position, tenant in enumerate(tenants):
+            batches[self._partition(tenant)].append(position)
+        replies = await _gather(
+            run(partition, [items[position] for position in positions])
+            for partition, positions in batches.items()
+        )
+        results: list[Any] = [None] * len(items)
+        for positions, reply in zip(batches.values(), replies, strict=True):
+            for position, result in zip(positions, reply, strict=True):
+                results[position] = result
+        return results
+
+    # --- add, claim, finish, release --------------------------------------------------------------
+
+    async def add(
+        self,
+        tasks: Sequence[NewTask],
+        terms: LeaseTerms | None = None,
+        *,
+        quota: int | None = None,
+        lane_quota: int | None = None,
+    ) -> list[AddResult]:
+        packed_terms = None if terms is None else _pack_terms(terms)
+
+        async def run(partition: int, batch: list[NewTask]) -> list[AddResult]:
+            now, *results = await self._connection.run(
+                partition,
+                "add",
+                [task_arguments(new) for new in batch],
+                packed_terms,
+                quota,
+                lane_quota,
+                values=[encode_fixed(new.task) for new in batch],
+            )
+            pairs = zip(batch, results, strict=True)
+            return [_to_add_result(new, result, now, terms) for new, result in pairs]
+
+        return await self._run_batches(tasks, (new.task.tenant for new in tasks), run)
+
+    async def claim(
+        self,
+        terms: LeaseTerms,
+        *,
+        limit: int,
+        per_lane: int,
+        lane_limits: Mapping[str, int] = {},
+    ) -> ClaimResult:
+        return await self._claims.claim(terms, limit, per_lane, lane_limits)
+
+    async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
+        async def run(partition: int, batch: list[TaskResult]) -> list[FinishStatus]:
+            packed = [_pack_result(result) for result in batch]
+            reply = await self._connection.run(partition, "finish", packed)
+            return [FinishStatus(status.decode()) for status in reply]
+
+        return await self._run_batches(results, (result.task.tenant for result in results), run)
+
+    async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
+        async def run(partition: int, batch: list[Release]) -> list[FinishStatus]:
+            packed = [
+                (pack_id(each.task.id), each.task.tenant, each.task.version, each.next_attempt_at)
+                for each in batch
+            ]
+            reply = await self._connection.run(partition, "release", packed)
+            return [FinishStatus(status.decode()) for status in reply]
+
+        return await self._run_batches(releases, (each.task.tenant for each in releases), run)
+
+    def record_start(self, slot: int, task: Task) -> None:
+        """Do nothing: the leases of a dead process end when they expire."""
+
+    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+        known = pack_ids(known_ids)
+
+        async def release_in(partition: int) -> int:
+            count: int = 0
+            after = b""
+            while True:
+                released, after = await self._connection.run(
+                    partition, "release_unknown", worker, known, to_raw(after), _LANE_PAGE_SIZE
+                )
+                count += released
+                if not after:
+                    return count
+
+        counts: list[int] = await _gather(map(release_in, range(self._partition_count)))
+        return sum(counts)
+
+    # --- lanes ------------------------------------------------------------------------------------
+
+    async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
+        arguments = ("park", lane, until, probes, consecutive_opens)
+        await self._run_on_lane(lane, "change_lane", *arguments)
+
+    async def unpark(self, lane: str) -> None:
+        await self._run_on_lane(lane, "change_lane", "unpark", lane)
+
+    async def resume(self, lane: str) -> None:
+        await self._run_on_lane(lane, "change_lane", "resume", lane)
+
+    async def pause(self, lane: str, *, lane_quota: int | None = None) -> LaneWriteStatus:
+        status = await self._run_on_lane(lane, "change_lane", "pause", lane, lane_quota)
+        return LaneWriteStatus(status.decode())
+
+    async def set_limits(
+        self,
+        lane: str,
+        limits: DownstreamLimits | None,
+        *,
+        max_limited: int,
+        lane_quota: int | None = None,
+    ) -> LaneWriteStatus:
+        document = None if limits is None else msgspec.json.encode(limits).decode()
+        arguments = ("set_limits", lane, document, max_limited, lane_quota)
+        return LaneWriteStatus((await self._run_on_lane(lane, "change_lane", *arguments)).decode())
+
+    async def record_lane_limits(self, limits: Sequence[LaneLimits]) -> None:
+        batches: dict[int, list[LaneLimits]] = defaultdict(list)
+        for each in limits:
+            batches[self._partition_of_lane(each.lane)].append(each)
+        await _gather(
+            self._connection.run(partition, "record_limits", batch)
+            for partition, batch in batches.items()
+        )
+
+    async def list_lane_limits(self, limit: int) -> list[LaneLimits]:
+        replies = await self._run_all("list_limits", limit)
+        found = [(score, decode_lane(packed)) for reply in replies for score, packed in reply]
+        found.sort(key=lambda entry: (entry[0], entry[1].name))
+        return [
+            LaneLimits(lane.name, lane.rate, lane.concurrency or 0) for _, lane in found[:limit]
+        ]
+
+    async def load_limits(self, known: ConfiguredLimits) -> ConfiguredLimits | None:
+        replies = await self._run_all("load_limits", WORKER_EXPIRY_MS)
+        if _sum_versions(replies) == (known.version, known.process_count):
+            return None
+        replies = await self._run_all("load_limits", WORKER_EXPIRY_MS, "with contents")
+        limits: dict[str, DownstreamLimits] = {}
+        paused_lanes: set[str] = set()
+        for *_, limit_pairs, names in replies:
+            for name, document in _as_pairs(limit_pairs):
+                limits[name.decode()] = _decode_limits(document)
+            paused_lanes.update(name.decode() for name in names)
+        return ConfiguredLimits(*_sum_versions(replies), limits, frozenset(paused_lanes))
+
+    async def add_to_budgets(self, changes: dict[str, float]) -> dict[str, float]:
+        batches: dict[int, list[tuple[str, float]]] = defaultdict(list)
+        for lane, change in changes.items():
+            batches[self._partition_of_lane(lane)].append((lane, change))
+        replies = await _gather(
+            self._connection.run(partition, "add_to_budgets", batch, BUDGET_DECAY_MS)
+            for partition, batch in batches.items()
+        )
+        pairs = [pair for reply in replies for pair in _as_pairs(reply)]
+        return {lane.decode(): float(value) for lane, value in pairs}
+
+    async def list_lanes(
+        self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[LaneRecord]:
+        partitions = self._partitions_of(tenant)
+        pages = await _gather(
+            self._read_lanes(partition, tenant, cursor or "", limit + 1) for partition in partitions
+        )
+        lanes = sorted((lane for page in pages for lane, _ in page), key=lambda lane: lane.name)
+        records = [lane.to_record() for lane in lanes[:limit]]
+        return Page(records, records[-1].name if len(lanes) > limit and records else None)
+
+    def _partitions_of(self, tenant: str | None) -> Sequence[int]:
+        return range(self._partition_count) if tenant is None else [self._partition(tenant)]
+
+    async def _read_lanes(
+        self,
+        partition: int,
+        tenant: str | None,
+        after: str,
+        limit: int,
+        *,
+        with_due_times: bool = False,
+    ) -> list[tuple[StoredLane, int]]:
+        """Return lanes after a name, with the due time of their first pending task (0: none)."""
+        prefix = b"" if tenant is None else f"{tenant}/".encode()
+        position = after.encode()
+        first = b"(" + position if position >= prefix else b"[" + prefix
+        last = b"+" if tenant is None else b"(" + prefix + b"\xff"
+        reply = await self._connection.run(
+            partition, "lanes", to_raw(first), to_raw(last), limit, None, with_due_times
+        )
+        return [(decode_lane(packed), due) for packed, due, _ in reply]
+
+    async def get_lane(self, name: str) -> LaneRecord | None:
+        reply = await self._run_on_lane(name, "lanes", "", "", 1, name)
+        return decode_lane(reply[0][0]).to_record() if reply else None
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    async def get_task(self, tenant: str, task_id: str) -> Task | None:
+        packed_id = pack_id(task_id)
+        if packed_id is None:
+            return None
+        reply = await self._run(tenant, "get_tasks", tenant, [packed_id])
+        return decode_task(reply)[1] if reply else None
+
+    def _scan(
+        self,
+        tenant: str,
+        task_filter: TaskFilter,
+        position: int | None = None,
+        *,
+        oldest_first: bool = False,
+    ) -> TaskScan:
+        return TaskScan(
+            self._connection,
+            self._partition(tenant),
+            tenant,
+            task_filter,
+            position=position,
+            oldest_first=oldest_first,
+        )
+
+    async def list_tasks(
+        self,
+        tenant: str,
+        task_filter: TaskFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+        oldest_first: bool = False,
+    ) -> Page[Task]:
+        position = None if cursor is None else parse_cursor(cursor)
+        scan = self._scan(tenant, task_filter, position, oldest_first=oldest_first)
+        return await scan.list_tasks(limit)
+
+    async def count_tasks(self, tenant: str, task_filter: TaskFilter) -> int:
+        return await self._scan(tenant, task_filter).count()
+
+    async def last_attempts(self, tenant: str, task_ids: Sequence[str]) -> dict[str, AttemptRecord]:
+        packed_ids = pack_ids(task_ids)
+        reply = await self._run(
+            tenant, "attempts", tenant, packed_ids, -1, len(packed_ids), MAX_PAGE_BYTES * 16
+        )
+        return {
+            unpack_id(packed_id): decode_attempt(attempts[0])
+            for packed_id, *attempts in reply
+            if attempts
+        }
+
+    async def list_attempts(
+        self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
+    ) -> list[AttemptRecord]:
+        arguments = (tenant, pack_ids([task_id]), after, limit, MAX_PAGE_BYTES)
+        reply = await self._run(tenant, "attempts", *arguments)
+        return [decode_attempt(attempt) for _, *attempts in reply for attempt in attempts]
+
+    async def list_attempts_of_tasks(
+        self,
+        tenant: str,
+        task_filter: TaskFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[tuple[str, AttemptRecord]]:
+        # A cursor is the number of a task and the number of its last attempt in one integer.
+        last = None if cursor is None else parse_cursor(cursor)
+        position = None if last is None else (last >> _ATTEMPT_NUMBER_BITS) + 1
+        page = await self._scan(tenant, task_filter, position).list_ids(limit)
+        numbers = {task_id: number for number, task_id in page.items}
+        first_index = 0
+        if last is not None and page.items and page.items[0][0] == last >> _ATTEMPT_NUMBER_BITS:
+            first_index = last & MAX_ATTEMPT_NUMBER
+        items: list[tuple[str, AttemptRecord]] = []
+        for index, task_ids in ((first_index, list(numbers)[:1]), (0, list(numbers)[1:])):
+            if task_ids and len(items) < limit:
+                arguments = (tenant, pack_ids(task_ids), index, limit - len(items))
+                reply = await self._run(tenant, "attempts", *arguments, MAX_PAGE_BYTES * 16)
+                items += [
+                    (unpack_id(packed_id), decode_attempt(attempt))
+                    for packed_id, *attempts in reply
+                    for attempt in attempts
+                ]
+        if len(items) == limit:
+            task_id, attempt = items[-1]
+            return Page(items, str(numbers[task_id] << _ATTEMPT_NUMBER_BITS | attempt.number))
+        if page.cursor is None:
+            return Page(items, None)
+        # Continue before the first attempt of the next older task.
+        return Page(items, str(int(page.cursor) - 1 << _ATTEMPT_NUMBER_BITS))
+
+    async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
+        packed_id = pack_id(task_id)
+        if packed_id is None:
+            return None
+        status = await self._run(tenant, "change_task", "cancel", tenant, packed_id)
+        return None if status is None else CancelStatus(status.decode())
+
+    async def retry_now(
+        self, tenant: str, task_id: str, *, quota: int | None = None
+    ) -> RetryNowStatus | None:
+        packed_id = pack_id(task_id)
+        if packed_id is None:
+            return None
+        status = await self._run(tenant, "change_task", "retry", tenant, packed_id, quota)
+        return None if status is None else RetryNowStatus(status.decode())
+
+    # --- dead letters -----------------------------------------------------------------------------
+
+    async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
+        values = [encode(replay)]
+        arguments = ("start", replay.tenant, replay.id)
+        reply = await self._run(replay.tenant, "change_replay", *arguments, values=values)
+        return _decode_replay(reply)
+
+    async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
+        reply = await self._run(tenant, "change_replay", "get", tenant, replay_id)
+        return None if reply is None else _decode_replay(reply)
+
+    async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
+        reply = await self._run(tenant, "change_replay", "cancel", tenant, replay_id)
+        return None if reply is None else _decode_replay(reply)
+
+    async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
+        replies = await _gather(
+            self._connection.run(partition, "list_replays", running, tenant, _MAX_LISTED_REPLAYS)
+            for partition in self._partitions_of(tenant)
+        )
+        replays = [_decode_replay(packed) for reply in replies for packed in reply]
+        if running:
+            replays.sort(key=lambda replay: (replay.next_at, replay.id))
+        else:
+            replays.sort(key=lambda replay: (replay.created_at, replay.id), reverse=True)
+        return replays[:_MAX_LISTED_REPLAYS]
+
+    async def replay_step(
+        self,
+        replay_id: str,
+        cursor: str | None,
+        task_ids: Sequence[str],
+        next_cursor: str | None,
+        *,
+        quota: int | None = None,
+    ) -> ReplayRecord | None:
+        arguments = (
+            replay_id,
+            cursor,
+            pack_ids(task_ids),
+            next_cursor,
+            quota,
+            MAX_REPLAY_LAG_MS,
+            REPLAY_QUOTA_PAUSE_MS,
+            MAX_REPLAY_PAUSE_MS,
+            MIN_REPLAY_COUNT_INTERVAL_MS,
+            MAX_REPLAY_COUNT_INTERVAL_MS,
+            _MAX_COUNTED_TASKS,
+        )
+        known = self._replay_partitions.get(replay_id)
+        for partition in range(self._partition_count) if known is None else [known]:
+            reply = await self._connection.run(partition, "replay_step", *arguments)
+            if reply is not None:
+                replay = _decode_replay(reply)
+                # Only replays that need another step are cached, so that the cache stays small.
+                self._replay_partitions[replay_id] = partition
+                if not replay.needs_steps:
+                    del self._replay_partitions[replay_id]
+                return replay
+        self._replay_partitions.pop(replay_id, None)
+        return None
+
+    async def delete_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> int:
+        count: int = await self._run(tenant, "delete_dead_letters", tenant, pack_ids(task_ids))
+        return count
+
+    # --- policies, API keys, signing secrets ------------------------------------------------------
+
+    async def put_policy(
+        self, policy: PolicyVersion, *, replace: bool, quota: int | None = None
+    ) -> tuple[PolicyWriteStatus, PolicyVersion]:
+        arguments = ("put", policy.tenant, policy.id, replace, quota)
+        status, *fields = await self._run(
+            policy.tenant, "policies", *arguments, values=[policy.document]
+        )
+        stored = _to_policies(policy.tenant, fields) or [policy]
+        return PolicyWriteStatus(status.decode()), stored[0]
+
+    async def get_policy(
+        self, tenant: str, policy_id: str, version: int | None = None
+    ) -> PolicyVersion | None:
+        _, *fields = await self._run(tenant, "policies", "get", tenant, policy_id, version)
+        return _to_policies(tenant, fields)[0] if fields else None
+
+    async def list_policies(
+        self, tenant: str, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[PolicyVersion]:
+        arguments = ("list", tenant, cursor or "", limit, MAX_PAGE_BYTES)
+        status, *fields = await self._run(tenant, "policies", *arguments)
+        policies = _to_policies(tenant, fields)
+        return Page(policies, policies[-1].id if status == b"more" and policies else None)
+
+    async def delete_policy(self, tenant: str, policy_id: str) -> PolicyWriteStatus:
+        [status] = await self._run(tenant, "policies", "delete", tenant, policy_id)
+        return PolicyWriteStatus(status.decode())
+
+    async def put_api_key(self, key: ApiKeyRecord) -> None:
+        arguments = ("put", key.id, to_raw(key.digest))
+        await self._connection.run(GLOBAL_PARTITION, "api_keys", *arguments, values=[encode(key)])
+
+    async def find_api_key(self, digest: bytes) -> ApiKeyRecord | None:
+        reply = await self._connection.run(GLOBAL_PARTITION, "api_keys", "find", to_raw(digest))
+        return None if reply is None else _to_api_key(*reply)
+
+    async def list_api_keys(self, tenant: str | None = None) -> list[ApiKeyRecord]:
+        keys: list[ApiKeyRecord] = []
+        after = ""
+        while len(keys) < _MAX_LISTED_API_KEYS:
+            arguments = ("list", after, _LANE_PAGE_SIZE)
+            reply = await self._connection.run(GLOBAL_PARTITION, "api_keys", *arguments)
+            page = [_to_api_key(*reply[i : i + 3]) for i in range(0, len(reply), 3)]
+            keys += [key for key in page if tenant in {None, key.tenant}]
+            if len(page) < _LANE_PAGE_SIZE:
+                break
+            after = page[-1].id
+        return keys[:_MAX_LISTED_API_KEYS]
+
+    async def revoke_api_key(self, key_id: str) -> bool:
+        return bool(await self._connection.run(GLOBAL_PARTITION, "api_keys", "revoke", key_id))
+
+    async def put_signing_secret(
+        self, secret: SigningSecretRecord, *, expire_previous_ms: int
+    ) -> SigningSecretRecord | None:
+        reply = await self._run(
+            secret.tenant,
+            "signing_secrets",
+            "put",
+            secret.tenant,
+            secret.id,
+            secret.lane,
+            expire_previous_ms,
+            MAX_SIGNING_SECRETS,
+            MAX_LANE_SIGNING_SECRETS,
+            values=[encode(secret)],
+        )
+        return None if reply is None else _to_secret(*reply)
+
+    async def list_signing_secrets(self, tenant: str) -> list[SigningSecretRecord]:
+        reply = await self._run(tenant, "signing_secrets", "list", tenant)
+        secrets = [_to_secret(*reply[i : i + 3]) for i in range(0, len(reply), 3)]
+        return sorted(secrets, key=lambda secret: secret.id, reverse=True)
+
+    async def delete_signing_secret(self, tenant: str, secret_id: str) -> bool:
+        return bool(await self._run(tenant, "signing_secrets", "delete", tenant, secret_id))
+
+    # --- transfer to another store ----------------------------------------------------------------
+
+    async def export_records(
+        self, kind: RecordKind, *, cursor: str | None = None, limit: int = 1000
+    ) -> Page[Any]:
+        return await self._transfer().export_records(kind, cursor, limit)
+
+    async def import_records(self, kind: RecordKind, records: Sequence[Any]) -> None:
+        await self._transfer().import_records(kind, records)
+
+    def _transfer(self) -> RecordTransfer:
+        return RecordTransfer(self._connection, self._partition_count)
+
+    async def get_transfer(self) -> TransferMark | None:
+        reply = await self._connection.run(GLOBAL_PARTITION, "transfer", "get")
+        return None if reply is None else _decode_mark(reply)
+
+    async def set_transfer(self, mark: TransferMark | None) -> None:
+        values = [] if mark is None else [encode(mark)]
+        await self._connection.run(GLOBAL_PARTITION, "transfer", "set", values=values)
+
+    async def is_in_use(self) -> bool:
+        return bool(await self.list_workers())
+
+    # --- processes --------------------------------------------------------------------------------
+
+    async def record_worker(self, worker: WorkerRecord) -> None:
+        arguments = ("record", worker.name, worker.role != "api")
+        values = [encode(worker)]
+        await self._connection.run(GLOBAL_PARTITION, "workers", *arguments, values=values)
+        if self._is_leader:
+            await self.try_lead()
+
+    async def list_workers(self) -> list[WorkerRecord]:
+        arguments = ("list", WORKER_EXPIRY_MS)
+        reply = await self._connection.run(GLOBAL_PARTITION, "workers", *arguments)
+        workers = [
+            copy_with(_decode_worker(packed), seen_at=seen_at)
+            for packed, seen_at in _as_pairs(reply)
+        ]
+        return sorted(workers, key=lambda worker: worker.name)[:MAX_LISTED_WORKERS]
+
+    async def remove_worker(self, name: str) -> None:
+        await self._connection.run(GLOBAL_PARTITION, "workers", "remove", name)
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        partitions = range(self._partition_count)
+        channels = [f"{self._connection.partition_key(number)}:wake" for number in partitions]
+        self._listener = WakeupListener(self._connection, channels, callback)
+        self._listener.start()
+
+    # --- counters, leader, retention --------------------------------------------------------------
+
+    async def try_lead(self) -> bool:
+        arguments = ("lead", "start", _LEADER_LEASE_MS)
+        self._is_leader = bool(await self._connection.run(GLOBAL_PARTITION, *arguments))
+        return self._is_leader
+
+    async def counters(self, tenant: str | None = None) -> Counters:
+        partitions = self._partitions_of(tenant)
+        replies = await _gather(
+            self._connection.run(partition, "counters", tenant) for partition in partitions
+        )
+        now = max(reply[0] for reply in replies)
+        sums = [sum(column) for column in list(zip(*replies, strict=True))[1:]]
+        lanes = [lane async for lane in self._all_lanes(partitions, tenant)]
+        due_times = [
+            due
+            for lane, due in lanes
+            if 0 < due <= now and not lane.paused and lane.parked_until is None
+        ]
+        used = [lane for lane, _ in lanes if lane.pending or lane.in_flight or lane.exhausted]
+        used.sort(key=lambda lane: (-lane.pending, lane.name))
+        return Counters(
+            task_counts={status: sums[status] for status in Status},
+            superseded_count=sums[len(Status)],
+            oldest_due_at=min(due_times, default=None),
+            busiest_lanes=[lane.to_record() for lane in used[:MAX_BUSIEST_LANES]],
+        )
+
+    async def _all_lanes(
+        self, partitions: Iterable[int], tenant: str | None
+    ) -> AsyncIterator[tuple[StoredLane, int]]:
+        """Yield all lanes with their due times. Other scripts run between two pages."""
+        for partition in partitions:
+            after = ""
+            while True:
+                page = await self._read_lanes(
+                    partition, tenant, after, _LANE_PAGE_SIZE, with_due_times=True
+                )
+                for entry in page:
+                    yield entry
+                if len(page) < _LANE_PAGE_SIZE:
+                    break
+                after = page[-1][0].name
+
+    async def attempts_per_minute(
+        self, tenant: str | None, *, since: int
+    ) -> list[AttemptsOfMinute]:
+        replies = await _gather(
+            self._connection.run(partition, "attempts_per_minute", tenant, since)
+            for partition in self._partitions_of(tenant)
+        )
+        counts: dict[int, Counter[str]] = defaultdict(Counter)
+        for reply in replies:
+            for field, count in _as_pairs(reply):
+                minute, _, outcome = field.decode().partition(":")
+                counts[int(minute)][outcome] += int(count)
+        return [AttemptsOfMinute(minute, dict(counts[minute])) for minute in sorted(counts)]
+
+    async def sweep(self, retention: Retention, limit: int) -> SweepResult:
+        removed, has_more = 0, False
+        for partition in range(self._partition_count):
+            count, partition_has_more = await self._connection.run(
+                partition,
+                "sweep",
+                retention.succeeded_ms,
+                retention.exhausted_ms,
+                POLICY_RETENTION_MS,
+                WORKER_EXPIRY_MS,
+                limit - removed,
+            )
+            removed += count
+            has_more = has_more or bool(partition_has_more)
+        return SweepResult(removed, has_more)
+
+    async def list_orphaned_bodies(self, limit: int) -> list[str]:
+        replies = await self._run_all("orphans", "list", limit)
+        return [ref.decode() for reply in replies for ref in reply][:limit]
+
+    async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
+        if refs:
+            await self._run_all("orphans", "forget", list(refs))
+
+
+async def _gather(calls: Iterable[Any]) -> list[Any]:
+    """Await calls at the same time. If one fails, raise its error after all have ended."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def _sum_versions(replies: list[list[Any]]) -> tuple[int, int]:
+    """Return the version of the limits, and the number of processes, from all partitions."""
+    return sum(reply[0] for reply in replies), max(1, sum(reply[1] for reply in replies))
+
+
+def _as_pairs(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    return zip(values[::2], values[1::2], strict=True)
+
+
+def _pack_terms(terms: LeaseTerms) -> tuple[str, int, int]:
+    return terms.worker, terms.length_ms, terms.horizon_ms
+
+
+def _pack_result(result: TaskResult) -> tuple[Any, ...]:
+    """Return a result as an argument of a script, see `finish.lua`."""
+    task, attempt, callback = result.task, result.attempt, result.callback_task
+    lease = result.renewed_lease
+    return (
+        pack_id(task.id),
+        task.tenant,
+        task.version,
+        None if attempt is None else attempt.outcome,
+        None if attempt is None else to_raw(encode(attempt)),
+        int(result.status),
+        result.reason,
+        result.next_attempt_at,
+        None if lease is None else _pack_terms(lease),
+        result.previous_delay,
+        result.backoff_offset,
+        result.last_outcome_kind,
+        None if callback is None else task_arguments(NewTask(callback)),
+        None if callback is None else to_raw(encode_fixed(callback)),
+    )
+
+
+def _to_add_result(
+    new: NewTask, result: list[Any], now: int, terms: LeaseTerms | None
+) -> AddResult:
+    """Convert the result of `add.lua` for one task."""
+    status, *values = result
+    if status == b"added":
+        due, lease_end = values
+        worker = terms.worker if terms is not None and lease_end else None
+        stored = new.task.as_stored(now, due, wake_at=lease_end or None, worker=worker)
+        return AddResult(AddStatus.ADDED, stored, worker is not None)
+    if status == b"existing":
+        _, stored = decode_task(values)
+        is_same = stored.fingerprint == new.task.fingerprint
+        return AddResult(AddStatus.EXISTING if is_same else AddStatus.CONFLICT, stored)
+    if status == b"same_id":
+        rule = f"must be new: {new.task.id} is the id of a task with another idempotency key"
+        raise ConfigurationError("id", rule)
+    return AddResult(AddStatus(status.decode()), copy_with(new.task))
+
+
+def _to_policies(tenant: str, fields: Sequence[Any]) -> list[PolicyVersion]:
+    """Convert a reply of `policies.lua`."""
+    return [
+        PolicyVersion(
+            tenant=tenant,
+            id=fields[i].decode(),
+            version=fields[i + 1],
+            created_at=fields[i + 2],
+            document=fields[i + 3],
+        )
+        for i in range(0, len(fields), 4)
+    ]
+
+
+def _to_api_key(packed: bytes, created_at: int, revoked_at: int) -> ApiKeyRecord:
+    return copy_with(_decode_api_key(packed), created_at=created_at, revoked_at=revoked_at or None)
+
+
+def _to_secret(packed: bytes, created_at: int, expires_at: int) -> SigningSecretRecord:
+    return copy_with(_decode_secret(packed), created_at=created_at, expires_at=expires_at or None)

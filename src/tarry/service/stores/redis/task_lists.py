@@ -1,0 +1,214 @@
+"""Lists and counts of tasks: reads tasks in steps, and applies filters.
+
+The scripts apply all fields of a filter except its functions, which are called here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from tarry.errors import ConfigurationError
+from tarry.service.model import AttemptRecord, Task
+from tarry.service.store import MAX_PAGE_BYTES, Page
+from tarry.service.stores.redis.codec import TASK_LENGTH, decode_task, pack_id, unpack_id
+
+if TYPE_CHECKING:
+    from tarry.service.store import TaskFilter
+    from tarry.service.stores.redis.connection import RedisConnection
+
+MAX_SCANNED_TASKS = 2000
+"""Maximum number of tasks that are read for one page of a filtered list, even if few match."""
+MAX_DECODED_TASKS = 500
+"""The same, if the filter has functions that decode tasks."""
+_STEP_SIZE = 500
+"""Maximum number of tasks that one script reads, because Redis does nothing else meanwhile: about
+2 ms."""
+_DECODED_STEP_SIZE = 100
+_AFTER_ALL_TASKS = 1 << 52  # greater than every number of a task
+_CURSOR_PATTERN = re.compile(r"[0-9]{1,20}", re.ASCII)
+_FILTER_FIELDS = (
+    "status",
+    "policy_id",
+    "lane",
+    "lane_prefix",
+    "reason",
+    "key",
+    "created_from",
+    "created_until",
+    "finished_from",
+    "finished_until",
+)
+
+decode_attempt = msgspec.msgpack.Decoder(AttemptRecord).decode
+
+
+def parse_cursor(cursor: str) -> int:
+    """Return the number in a cursor; raise `ConfigurationError` if the cursor is malformed."""
+    if not _CURSOR_PATTERN.fullmatch(cursor):
+        raise ConfigurationError("cursor", "must be the cursor of an earlier page", cursor[:50])
+    return int(cursor)
+
+
+class _Step(NamedTuple):
+    """The tasks that one script has found."""
+
+    read_count: int
+    found_count: int
+    is_complete: bool
+    values: list[Any]
+
+
+class TaskScan:
+    """Reads the tasks of a tenant that match a filter, in the order of adding or in reverse."""
+
+    def __init__(
+        self,
+        connection: RedisConnection,
+        partition: int,
+        tenant: str,
+        task_filter: TaskFilter,
+        *,
+        position: int | None = None,
+        oldest_first: bool = False,
+    ) -> None:
+        self._connection = connection
+        self._partition = partition
+        self._tenant = tenant
+        self._filter = task_filter
+        self._oldest_first = oldest_first
+        self._after, self._before = -1, _AFTER_ALL_TASKS
+        self._continue_after(position)
+        self._script_filter = _to_script_filter(task_filter)
+        self.has_functions: bool = not (
+            task_filter.matches_attempt is None and task_filter.matches_content is None
+        )
+        self.last_number: int = 0
+        """The number of the last task that was read."""
+
+    def _continue_after(self, number: int | None) -> None:
+        if number is not None and self._oldest_first:
+            self._after = min(number, _AFTER_ALL_TASKS)
+        elif number is not None:
+            self._before = min(number, _AFTER_ALL_TASKS)
+
+    async def list_tasks(self, limit: int) -> Page[Task]:
+        """Return a page of tasks; the cursor is the number of the last task of the page."""
+        page = await self._list_numbered_tasks(limit)
+        return Page([task for _, task in page.items], page.cursor)
+
+    async def list_ids(self, limit: int) -> Page[tuple[int, str]]:
+        """Return a page of the numbers and ids of tasks."""
+        if self.has_functions:
+            page = await self._list_numbered_tasks(limit)
+            return Page([(number, task.id) for number, task in page.items], page.cursor)
+        ids: list[tuple[int, str]] = []
+        read_count = 0
+        while True:
+            step = await self._read("ids", _STEP_SIZE, limit + 1 - len(ids))
+            read_count += step.read_count
+            pairs = zip(step.values[::2], step.values[1::2], strict=True)
+            ids += [(number, unpack_id(packed_id)) for packed_id, number in pairs]
+            if len(ids) > limit:
+                return Page(ids[:limit], str(ids[limit - 1][0]))
+            if step.is_complete:
+                return Page(ids, None)
+            if read_count >= MAX_SCANNED_TASKS:
+                return Page(ids, str(self.last_number))
+
+    async def _list_numbered_tasks(self, limit: int) -> Page[tuple[int, Task]]:
+        items: list[tuple[int, Task]] = []
+        page_bytes = read_count = 0
+        max_read = MAX_DECODED_TASKS if self.has_functions else max(MAX_SCANNED_TASKS, limit + 1)
+        while True:
+            found: list[tuple[int, Task]] = []
+            is_full = len(items) >= limit or page_bytes >= MAX_PAGE_BYTES
+            if is_full and not self.has_functions:
+                # Only whether there is another task matters: then the page has a cursor.
+                step = await self._read("ids", _STEP_SIZE, 1)
+                if step.found_count:
+                    return Page(items, str(items[-1][0]))
+            else:
+                step, found = await self._read_tasks(limit - len(items))
+            for number, task in found:
+                if len(items) >= limit or page_bytes >= MAX_PAGE_BYTES:
+                    return Page(items, str(items[-1][0]))
+                items.append((number, task))
+                page_bytes += len(task.packed_content)
+            read_count += step.read_count
+            if step.is_complete:
+                return Page(items, None)
+            if read_count >= max_read:
+                return Page(items, str(self.last_number))
+
+    async def count(self) -> int:
+        """Return the number of matching tasks."""
+        count = 0
+        while True:
+            if self.has_functions:
+                step, found = await self._read_tasks(_DECODED_STEP_SIZE)
+                count += len(found)
+            else:
+                step = await self._read("count", _STEP_SIZE, _STEP_SIZE)
+                count += step.found_count
+            if step.is_complete:
+                return count
+
+    async def _read_tasks(self, limit: int) -> tuple[_Step, list[tuple[int, Task]]]:
+        """Read tasks, and return those that match the functions of the filter, too."""
+        if not self.has_functions:
+            step = await self._read("tasks", _STEP_SIZE, limit)
+            starts = range(0, len(step.values), TASK_LENGTH)
+            return step, [decode_task(step.values[i : i + TASK_LENGTH]) for i in starts]
+        step = await self._read("attempts", _DECODED_STEP_SIZE, _DECODED_STEP_SIZE)
+        found: list[tuple[int, Task]] = []
+        for start in range(0, len(step.values), TASK_LENGTH + 1):
+            attempt, *values = step.values[start : start + TASK_LENGTH + 1]
+            number, task = decode_task(values)
+            if self._matches_functions(attempt, task):
+                found.append((number, task))
+        return step, found
+
+    def _matches_functions(self, attempt: bytes, task: Task) -> bool:
+        matches_attempt = self._filter.matches_attempt
+        matches_content = self._filter.matches_content
+        if matches_attempt is not None and not (
+            attempt and matches_attempt(decode_attempt(attempt))
+        ):
+            return False
+        return matches_content is None or matches_content(task.packed_content)
+
+    async def _read(self, mode: str, max_read: int, max_found: int) -> _Step:
+        reply = await self._connection.run(
+            self._partition,
+            "list_tasks",
+            self._tenant,
+            self._script_filter,
+            self._after,
+            self._before,
+            self._oldest_first,
+            max_read,
+            max_found,
+            MAX_PAGE_BYTES,
+            mode,
+        )
+        read_count, found_count, last_number, is_complete, values = reply
+        if read_count:
+            self.last_number = last_number
+            self._continue_after(last_number)
+        return _Step(read_count, found_count, bool(is_complete), values)
+
+
+def _to_script_filter(task_filter: TaskFilter) -> dict[str, Any]:
+    """Return the fields of a filter that are set, as an argument of a script."""
+    fields = {name: getattr(task_filter, name) for name in _FILTER_FIELDS}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if task_filter.status is not None:
+        fields["status"] = int(task_filter.status)
+    if task_filter.is_live:
+        fields["is_live"] = True
+    if task_filter.key is not None:
+        fields["key_id"] = pack_id(task_filter.key)
+    return fields

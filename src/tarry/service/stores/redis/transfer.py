@@ -1,0 +1,360 @@
+"""Export and import of all records, see `Store.export_records`.
+
+A cursor is a JSON array: the partition, for some kinds the tenant, and the position after the last
+record.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace as copy_with
+
+from tarry.errors import ConfigurationError
+from tarry.service.model import (
+    ApiKeyRecord,
+    PolicyVersion,
+    ReplayRecord,
+    SigningSecretRecord,
+    Status,
+    Task,
+)
+from tarry.service.store import (
+    MAX_PAGE_BYTES,
+    DeletedPolicy,
+    LaneState,
+    Page,
+    RecordKind,
+    ReplayedTask,
+    TaskAttempt,
+    TaskFilter,
+)
+from tarry.service.stores.redis.codec import (
+    decode_lane,
+    encode,
+    encode_fixed,
+    pack_id,
+    pack_ids,
+    to_raw,
+    unpack_id,
+)
+from tarry.service.stores.redis.connection import GLOBAL_PARTITION, find_partition
+from tarry.service.stores.redis.task_lists import TaskScan, decode_attempt
+from tarry.wire.tasks import DownstreamLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from tarry.service.stores.redis.connection import RedisConnection
+
+    ExportedPage = tuple[list[Any], Any]
+    """Records, and the position of the next page; None: there are no more records."""
+    TenantExport = Callable[[int, str, Any, int], Awaitable[ExportedPage]]
+    PartitionExport = Callable[[int, Any, int], Awaitable[ExportedPage]]
+
+_MAX_TASKS_PER_STEP = 100
+_decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
+_decode_api_key = msgspec.msgpack.Decoder(ApiKeyRecord).decode
+_decode_secret = msgspec.msgpack.Decoder(SigningSecretRecord).decode
+_decode_limits = msgspec.json.Decoder(DownstreamLimits).decode
+_decode_cursor = msgspec.json.Decoder(list[Any]).decode
+
+
+class RecordTransfer:
+    """Exports and imports the records of a store."""
+
+    def __init__(self, connection: RedisConnection, partition_count: int) -> None:
+        self._run = connection.run
+        self._connection = connection
+        self._partition_count = partition_count
+        self._tenant_exports: dict[RecordKind, TenantExport] = {
+            RecordKind.POLICY: self._export_policies,
+            RecordKind.SIGNING_SECRET: self._export_secrets,
+            RecordKind.TASK: self._export_tasks,
+            RecordKind.ATTEMPT: self._export_attempts,
+        }
+        self._partition_exports: dict[RecordKind, PartitionExport] = {
+            RecordKind.DELETED_POLICY: self._export_deleted_policies,
+            RecordKind.API_KEY: self._export_api_keys,
+            RecordKind.LANE: self._export_lanes,
+            RecordKind.REPLAY: self._export_replays,
+            RecordKind.REPLAYED_TASK: self._export_replayed_tasks,
+        }
+
+    async def export_records(self, kind: RecordKind, cursor: str | None, limit: int) -> Page[Any]:
+        """Return a page of records; it ends with a step that found some."""
+        partition, tenant, position = self._parse_cursor(cursor)
+        while partition < self._partition_count:
+            if kind in self._partition_exports:
+                export = self._partition_exports[kind]
+                items, position = await export(partition, position, limit)
+            else:
+                if tenant is None:
+                    tenant = await self._next_tenant(partition, "")
+                items = []
+                if tenant is not None:
+                    export_tenant = self._tenant_exports[kind]
+                    items, position = await export_tenant(partition, tenant, position, limit)
+                    if position is None:
+                        tenant = await self._next_tenant(partition, tenant)
+            if position is None and tenant is None:
+                partition += 1
+            if items:
+                next_cursor = msgspec.json.encode([partition, tenant, position]).decode()
+                return Page(items, next_cursor if partition < self._partition_count else None)
+        return Page([], None)
+
+    def _parse_cursor(self, cursor: str | None) -> tuple[int, str | None, Any]:
+        if cursor is None:
+            return 0, None, None
+        try:
+            partition, tenant, position = _decode_cursor(cursor)
+        except (msgspec.DecodeError, ValueError):
+            rule = "must be the cursor of an earlier page"
+            raise ConfigurationError("cursor", rule, cursor[:50]) from None
+        return int(partition), tenant, position
+
+    async def _next_tenant(self, partition: int, tenant: str) -> str | None:
+        reply = await self._run(partition, "export", "tenant", tenant, 1)
+        return None if reply is None else str(reply.decode())
+
+    async def _export_policies(
+        self, partition: int, tenant: str, position: Any, limit: int
+    ) -> ExportedPage:
+        policy_id, version = position or ("", 0)
+        reply = await self._run(partition, "export", "versions", policy_id, limit, tenant, version)
+        policies = [
+            PolicyVersion(
+                tenant=tenant,
+                id=reply[i].decode(),
+                version=reply[i + 1],
+                created_at=reply[i + 2],
+                document=reply[i + 3],
+            )
+            for i in range(0, len(reply), 4)
+        ]
+        return policies, (policies[-1].id, policies[-1].version) if len(policies) == limit else None
+
+    async def _export_secrets(
+        self, partition: int, tenant: str, position: Any, limit: int
+    ) -> ExportedPage:
+        reply = await self._run(partition, "signing_secrets", "list", tenant)
+        secrets = [
+            copy_with(
+                _decode_secret(reply[i]), created_at=reply[i + 1], expires_at=reply[i + 2] or None
+            )
+            for i in range(0, len(reply), 3)
+        ]
+        secrets = sorted(
+            (secret for secret in secrets if secret.id > (position or "")),
+            key=lambda secret: secret.id,
+        )
+        return secrets[:limit], secrets[limit - 1].id if len(secrets) > limit else None
+
+    async def _export_tasks(
+        self, partition: int, tenant: str, position: Any, limit: int
+    ) -> ExportedPage:
+        page = await self._scan(partition, tenant, position).list_tasks(limit)
+        return page.items, None if page.cursor is None else int(page.cursor)
+
+    def _scan(self, partition: int, tenant: str, position: int | None) -> TaskScan:
+        return TaskScan(
+            self._connection,
+            partition,
+            tenant,
+            TaskFilter(),
+            position=position,
+            oldest_first=True,
+        )
+
+    async def _export_attempts(
+        self, partition: int, tenant: str, position: Any, limit: int
+    ) -> ExportedPage:
+        # The position is the number of a task, and how many of its attempts were exported.
+        number, done = position or (0, 0)
+        while True:
+            page = await self._scan(partition, tenant, number - 1).list_ids(_MAX_TASKS_PER_STEP)
+            if not page.items:
+                return [], None
+            records: list[TaskAttempt] = []
+            page_bytes = 0
+            for task_number, task_id in page.items:
+                first = done if task_number == number else 0
+                count, max_bytes = limit - len(records), MAX_PAGE_BYTES - page_bytes
+                arguments = (tenant, pack_ids([task_id]), first, count, max_bytes)
+                [[_, *attempts]] = await self._run(partition, "attempts", *arguments)
+                page_bytes += sum(map(len, attempts))
+                decoded = map(decode_attempt, attempts)
+                records += [TaskAttempt(tenant, task_id, attempt) for attempt in decoded]
+                if len(records) == limit or page_bytes >= MAX_PAGE_BYTES:
+                    return records, (task_number, first + len(attempts))
+            number, done = page.items[-1][0] + 1, 0
+            if records or page.cursor is None:
+                return records, None if page.cursor is None else (number, 0)
+
+    async def _export_deleted_policies(
+        self, partition: int, position: Any, limit: int
+    ) -> ExportedPage:
+        last, *fields = await self._run(
+            partition, "export", "deleted policies", position or 0, limit
+        )
+        policies = [
+            DeletedPolicy(fields[i].decode(), fields[i + 1].decode(), fields[i + 2])
+            for i in range(0, len(fields), 3)
+        ]
+        return policies, last or None
+
+    async def _export_api_keys(self, partition: int, position: Any, limit: int) -> ExportedPage:
+        if partition != GLOBAL_PARTITION:
+            return [], None
+        reply = await self._run(partition, "api_keys", "list", position or "", limit)
+        keys = [
+            copy_with(
+                _decode_api_key(reply[i]), created_at=reply[i + 1], revoked_at=reply[i + 2] or None
+            )
+            for i in range(0, len(reply), 3)
+        ]
+        return keys, keys[-1].id if len(keys) == limit else None
+
+    async def _export_lanes(self, partition: int, position: Any, limit: int) -> ExportedPage:
+        first = to_raw(b"(" + (position or "").encode())
+        reply = await self._run(partition, "lanes", first, "+", limit)
+        lanes: list[LaneState] = []
+        for packed, _, limits in reply:
+            lane = decode_lane(packed)
+            lanes.append(
+                LaneState(
+                    lane.to_record(),
+                    _decode_limits(limits) if limits else None,
+                    lane.rate,
+                    lane.concurrency,
+                    lane.budget,
+                    lane.budget_at,
+                )
+            )
+        return lanes, lanes[-1].lane.name if len(lanes) == limit else None
+
+    async def _export_replays(self, partition: int, position: Any, limit: int) -> ExportedPage:
+        rank = position or 0
+        reply = await self._run(partition, "export", "replays", rank, limit)
+        decoded = map(_decode_replay, reply)
+        replays = [copy_with(replay, cursor=None, count_cursor=None) for replay in decoded]
+        return replays, rank + limit if len(replays) == limit else None
+
+    async def _export_replayed_tasks(
+        self, partition: int, position: Any, limit: int
+    ) -> ExportedPage:
+        replay_rank, rank = position or (0, 0)
+        reply = await self._run(partition, "export", "replays", replay_rank, 1)
+        if not reply:
+            return [], None
+        replay_id = _decode_replay(reply[0]).id
+        ids = await self._run(partition, "export", "replayed tasks", rank, limit, replay_id)
+        tasks = [ReplayedTask(replay_id, unpack_id(packed_id)) for packed_id in ids]
+        is_complete = len(tasks) < limit
+        return tasks, (replay_rank + 1, 0) if is_complete else (replay_rank, rank + limit)
+
+    async def import_records(self, kind: RecordKind, records: Sequence[Any]) -> None:
+        """Store records with all their fields, unless they exist."""
+        if kind is RecordKind.REPLAYED_TASK:  # the partition of the replay is not known
+            packed = [(record.replay_id, pack_id(record.task_id)) for record in records]
+            for partition in range(self._partition_count):
+                await self._run(partition, "import", "replayed_task", packed)
+            return
+        batches: dict[int, list[tuple[Any, bytes]]] = defaultdict(list)
+        for record in records:
+            tenant, packed, value = _IMPORTS[kind](record)
+            partition = GLOBAL_PARTITION
+            if tenant is not None:
+                partition = find_partition(tenant, self._partition_count)
+            batches[partition].append((packed, value))
+        for partition, batch in batches.items():
+            arguments, values = zip(*batch, strict=True)
+            name = kind.name.lower()
+            await self._run(partition, "import", name, arguments, values=values)
+
+
+def _import_policy(policy: PolicyVersion) -> tuple[str | None, Any, bytes]:
+    packed = (policy.tenant, policy.id, policy.version, policy.created_at)
+    return policy.tenant, packed, policy.document
+
+
+def _import_deleted_policy(policy: DeletedPolicy) -> tuple[str | None, Any, bytes]:
+    return policy.tenant, (policy.tenant, policy.id, policy.last_version), b""
+
+
+def _import_api_key(key: ApiKeyRecord) -> tuple[str | None, Any, bytes]:
+    return None, (key.id, to_raw(key.digest), key.created_at, key.revoked_at), encode(key)
+
+
+def _import_secret(secret: SigningSecretRecord) -> tuple[str | None, Any, bytes]:
+    packed = (secret.tenant, secret.id, secret.lane, secret.created_at, secret.expires_at)
+    return secret.tenant, packed, encode(secret)
+
+
+def _import_lane(state: LaneState) -> tuple[str | None, Any, bytes]:
+    lane = state.lane
+    packed = (
+        lane.name,
+        lane.parked_until,
+        lane.probes,
+        lane.consecutive_opens,
+        lane.paused,
+        lane.last_claim_at,
+        None if state.limits is None else msgspec.json.encode(state.limits).decode(),
+        state.rate,
+        state.concurrency,
+        state.budget,
+        state.budget_at,
+    )
+    return lane.tenant, packed, b""
+
+
+def _import_task(task: Task) -> tuple[str | None, Any, bytes]:
+    state = {
+        "v": task.policy_version,
+        "c": task.created_at,
+        "d": task.next_attempt_at,
+        "i": task.version,
+        "s": int(task.status),
+        "f": task.first_due_at - task.created_at,
+        "w": task.wake_at if task.status is Status.IN_FLIGHT else None,
+        "r": task.reason,
+        "a": task.attempts,
+        "b": task.attempts_before_replay,
+        "x": task.lost_attempts,
+        "y": task.previous_delay,
+        "o": task.backoff_offset,
+        "k": task.last_outcome_kind,
+        "h": task.worker,
+        "z": 1 if task.cancelling else None,
+        "m": task.replays,
+        "e": task.finished_at,
+    }
+    packed = (pack_id(task.id), task.lane, task.policy_id, task.key, pack_id(task.key), state)
+    return task.tenant, packed, encode_fixed(task)
+
+
+def _import_attempt(record: TaskAttempt) -> tuple[str | None, Any, bytes]:
+    packed = (record.tenant, pack_id(record.task_id), record.attempt.number)
+    return record.tenant, packed, encode(record.attempt)
+
+
+def _import_replay(replay: ReplayRecord) -> tuple[str | None, Any, bytes]:
+    return replay.tenant, (), encode(copy_with(replay, cursor=None, count_cursor=None))
+
+
+_IMPORTS: dict[RecordKind, Callable[[Any], tuple[str | None, Any, bytes]]] = {
+    RecordKind.POLICY: _import_policy,
+    RecordKind.DELETED_POLICY: _import_deleted_policy,
+    RecordKind.API_KEY: _import_api_key,
+    RecordKind.SIGNING_SECRET: _import_secret,
+    RecordKind.LANE: _import_lane,
+    RecordKind.TASK: _import_task,
+    RecordKind.ATTEMPT: _import_attempt,
+    RecordKind.REPLAY: _import_replay,
+}
+"""For each kind, a function that returns the tenant of a record (None: no tenant), its arguments of
+`import.lua`, and its binary part."""

@@ -1,0 +1,76 @@
+"""Services that share a Redis server: processes and servers are killed, and no task is lost."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.servers import redis_server
+from tests.integration.service import Service, service, target
+
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+SETTINGS = ("strict_durability=true", "max_attempt_timeout_ms=1000", "lease_ms=6000")
+POLICY = {"initialDelayMs": 50, "maxDelayMs": 500, "maxAttempts": 20, "attemptTimeoutMs": 1000}
+
+
+def flags_for(address: str, *settings: str) -> list[str]:
+    """Return the flags of a service on a Redis server with a Unix socket."""
+    flags = ["--store", address.replace("unix://", "redis+unix://")]
+    return flags + [flag for setting in settings for flag in ("--set", setting)]
+
+
+def post_until_created(running_service: Service, **fields: Any) -> str:
+    """Create a task; repeat the request while the store is unavailable, and return its id."""
+    while True:
+        status, created = running_service.request("POST", "/retry-tasks", fields)
+        if status != 503:
+            assert status in {200, 201}, created
+            return str(created["taskId"])
+
+
+def test_acknowledged_tasks_are_delivered_after_crashes(tmp_path: Path) -> None:
+    """One of two services and then the Redis server are killed; all tasks are delivered."""
+
+    def fail_once(_path: str, number: int) -> int:
+        return 503 if number == 1 else 200
+
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        redis_server(*DURABLE, stop_with=signal.SIGKILL) as server,
+        target(fail_once) as failing_target,
+        service(folders[0], *flags_for(server.address, *SETTINGS)) as first,
+        service(folders[1], *flags_for(server.address, *SETTINGS)) as second,
+    ):
+
+        def post(running_service: Service, number: int) -> str:
+            return post_until_created(
+                running_service,
+                targetUrl=f"{failing_target.url}/{number}",
+                idempotencyKey=f"order {number}",
+                policy=POLICY,
+            )
+
+        task_ids = [post((first, second)[number % 2], number) for number in range(30)]
+        first.kill()
+        task_ids += [post(second, number) for number in range(30, 40)]
+        server.restart()
+        task_ids += [post(second, number) for number in range(40, 50)]
+
+        assert 50 == len(set(task_ids))
+        for task_id in task_ids:
+            assert "SUCCEEDED" == second.wait_until_finished(task_id)["status"]
+        for number in range(50):
+            assert len(failing_target.received_requests[f"/{number}"]) >= 2
+
+
+def test_a_service_does_not_start_on_a_server_that_may_lose_tasks(tmp_path: Path) -> None:
+    """With `strict_durability`, the error names the setting of Redis."""
+    with redis_server() as server:
+        flags = flags_for(server.address, "strict_durability=true")
+        with pytest.raises(AssertionError, match="appendonly is no: tasks are lost"):
+            Service(tmp_path, *flags).start()

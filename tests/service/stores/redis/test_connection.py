@@ -1,0 +1,84 @@
+"""URLs of Redis stores, and the partitions of tenants."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.store_url import StoreEngine, find_engine
+from tarry.service.stores.redis import RedisStore
+from tarry.service.stores.redis.connection import SCHEMES, StoreAddress, find_partition
+
+
+@pytest.mark.parametrize(
+    ("url", "driver_url", "is_cluster"),
+    [
+        ("redis://h", "redis://h?", False),
+        ("redis://u:p%40@h:7000/3", "redis://u:p%40@h:7000/3?", False),
+        ("valkeys://[::1]:7000", "rediss://[::1]:7000?", False),
+        ("redis+cluster://h:7000", "redis://h:7000?", True),
+        ("valkeys+cluster://h", "rediss://h?", True),
+        ("redis+unix:///run/redis.sock?db=2", "unix:///run/redis.sock?db=2", False),
+        ("rediss://h?prefix=a&ssl_ca_certs=/ca.pem", "rediss://h?ssl_ca_certs=%2Fca.pem", False),
+    ],
+)
+def test_the_driver_gets_its_own_url(url: str, driver_url: str, is_cluster: bool) -> None:
+    """The scheme says whether to use TLS and a Cluster; parameters of the store are removed."""
+    address = StoreAddress(url)
+    assert (driver_url, is_cluster) == (address.driver_url, address.is_cluster)
+
+
+def test_parameters_of_the_store() -> None:
+    """A URL may have a prefix of keys and a number of partitions."""
+    address = StoreAddress("redis://h?prefix=shop:eu&partitions=8")
+    assert ("shop:eu", 8) == (address.prefix, address.partition_count)
+    default = StoreAddress("redis://h")
+    assert ("tarry", None) == (default.prefix, default.partition_count)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("redis:", "store must be redis://HOST"),
+        ("redis+unix://", "store must be redis.unix:///PATH"),
+        ("http://h", "store must be a Redis URL, got 'http'"),
+        ("redis://h?partitions=0", "number of partitions must be between 1 and 1024, got '0'"),
+        ("redis://h?partitions=x", "number of partitions must be between 1 and 1024, got 'x'"),
+        ("redis://h?prefix={1}", "prefix must consist of 1 to 64 letters, digits"),
+        ("redis://u:secret@h?timeout=5", "parameters of the URL can be db, partitions, .*'timeout"),
+    ],
+)
+def test_invalid_urls_are_rejected(url: str, message: str) -> None:
+    """The error names the invalid part, and has no password."""
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        RedisStore(url)
+    assert "secret" not in str(raised.value)
+
+
+def test_all_schemes_are_urls_of_the_service() -> None:
+    """The service uses a Redis store for each of the schemes."""
+    assert {StoreEngine.REDIS} == {find_engine(f"{scheme}://h") for scheme in SCHEMES}
+
+
+def test_the_partition_of_a_tenant_never_changes() -> None:
+    """The partition is computed from the name, in the same way in every version."""
+    assert [14, 3, 15, 15] == [
+        find_partition(name, 16) for name in ("acme", "beta", "default", "kä")
+    ]
+    assert 0 == find_partition("acme", 1)
+
+
+def test_a_store_that_is_not_open_is_unavailable() -> None:
+    """Every call raises `StoreUnavailable` before `open` and after `close`."""
+
+    async def main() -> None:
+        store = RedisStore("redis://h")
+        with pytest.raises(StoreUnavailable, match="not open"):
+            await store.ping()
+        with pytest.raises(StoreUnavailable, match="not open"):
+            await store.counters()
+        await store.close()
+
+    asyncio.run(main())

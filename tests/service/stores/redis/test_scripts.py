@@ -1,0 +1,32 @@
+"""The files of the scripts."""
+
+from __future__ import annotations
+
+from hashlib import sha1
+from importlib.resources import files
+
+import pytest
+
+from tarry.service.stores.redis.scripts import load_script
+
+SHARED = {"records", "tasks", "replays", "secrets"}
+NAMES = sorted(
+    path.name.removesuffix(".lua")
+    for path in (files("tarry.service.stores.redis") / "lua").iterdir()
+)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in SHARED])
+def test_a_script_begins_with_the_files_that_it_uses(name: str) -> None:
+    """Shared files are put in front of a script, and its digest is that of the whole text."""
+    script = load_script(name)
+    assert script.source.startswith(b"-- Shared by all scripts")
+    assert sha1(script.source, usedforsecurity=False).hexdigest() == script.digest
+    assert b"--! uses records" in script.source
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_are_short(name: str) -> None:
+    """Lines of scripts have at most 100 characters, like lines of Python."""
+    text = (files("tarry.service.stores.redis") / "lua" / f"{name}.lua").read_text()
+    assert [] == [line for line in text.splitlines() if len(line) > 100]
