@@ -130,7 +130,8 @@ def _print_result(source: str, target: str, result: TransferResult, *, as_json: 
     if result.was_complete:
         typer.echo("everything was moved by an earlier run; nothing is left to do")
     else:
-        console().print(table(("moved", "records"), sorted(result.counts.items())))
+        rows = [(name, count) for name, count in sorted(result.counts.items()) if count]
+        console().print(table(("moved", "records"), rows))
     if result.tasks_with_bodies:
         from pathlib import Path
 

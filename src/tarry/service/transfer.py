@@ -233,7 +233,7 @@ async def _count_records(store: Store, on_progress: ReportProgress) -> tuple[dic
                 tasks_with_bodies += sum(task.owned_body_ref is not None for task in page.items)
             count += len(page.items)
             on_progress(count, None, f"counting {kind}")
-        counts[kind] = count
+        counts[kind.value] = count
     return dict(counts), tasks_with_bodies
 
 
