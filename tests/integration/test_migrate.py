@@ -1,0 +1,89 @@
+"""Moving the tasks of a service between engines, with real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count, pairwise
+from pathlib import Path
+
+from tarry.service.app import make_store
+from tarry.service.store import Store, TaskFilter
+from tarry.service.stores.redis import RedisStore
+from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.transfer import NamedStore, move_records
+from tests.cli.harness import run_command
+from tests.service.stores.conformance.transfer import contents, fill
+from tests.service.stores.harness import ManualClock, StoreHarness
+
+_numbers = count()
+
+
+def new_redis_url(redis_url: str) -> str:
+    """Return the URL of a store that no other test uses, on a server with a Unix socket."""
+    path = redis_url.removeprefix("unix://")
+    return f"redis+unix://{path}?prefix=migrate-{next(_numbers)}&partitions=3"
+
+
+def ignore_progress(_finished: int, _total: int | None, _description: str) -> None:
+    """Do nothing."""
+
+
+async def move_along(stores: list[Store], clock: ManualClock) -> None:
+    """Fill the first store, move its records from store to store, and compare the contents."""
+    harness = StoreHarness(lambda _clock: stores[0], clock)
+    await harness.reopen()
+    await fill(harness)
+    expected = await contents(stores[0])
+    for number, (source, target) in enumerate(pairwise(stores)):
+        await target.open()
+        result = await move_records(
+            NamedStore(source, f"store:{number}"),
+            NamedStore(target, f"store:{number + 1}"),
+            ignore_progress,
+        )
+        assert 12 == result.counts["tasks"]
+        assert expected == await contents(target)
+        await source.close()
+    await stores[-1].close()
+
+
+def test_a_move_to_redis_and_back_keeps_all_contents(tmp_path: Path, redis_url: str) -> None:
+    """SQLite, Redis and another SQLite file have the same contents, one after the other."""
+    clock = ManualClock()
+    stores: list[Store] = [
+        SqliteStore(tmp_path / "a.db", clock=clock),
+        RedisStore(new_redis_url(redis_url), clock=clock),
+        SqliteStore(tmp_path / "b.db", clock=clock),
+    ]
+    asyncio.run(move_along(stores, clock))
+
+
+def test_the_command_moves_to_a_server_and_back(tmp_path: Path, redis_url: str) -> None:
+    """The command takes the URLs of the setting `store`; the source is marked in each engine."""
+    server, file, new_file = new_redis_url(redis_url), tmp_path / "a.db", tmp_path / "b.db"
+
+    async def fill_file() -> None:
+        harness = StoreHarness(lambda _clock: SqliteStore(file))
+        await harness.reopen()
+        await harness.add_dead_letter(1)
+        await harness.store.close()
+
+    asyncio.run(fill_file())
+
+    first = run_command("migrate", "--from", file, "--to", server, "--json")
+    second = run_command("migrate", "--from", server, "--to", new_file, "--json")
+
+    assert (0, 0) == (first.code, second.code), first.err + second.err
+    assert first.json["counts"] == second.json["counts"]
+    assert 1 == second.json["counts"]["tasks EXHAUSTED"]
+    refused = run_command("keys", "list", "--store", server)
+    assert f"were moved to sqlite:{new_file}: serve that store" in refused.err
+
+    async def count_dead_letters() -> int:
+        store = make_store(str(new_file))
+        await store.open()
+        page = await store.list_attempts_of_tasks("acme", TaskFilter())
+        await store.close()
+        return len(page.items)
+
+    assert 1 == asyncio.run(count_dead_letters())
