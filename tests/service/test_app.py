@@ -16,6 +16,7 @@ from tarry.service.app import Service, are_api_keys_required, data_location, mak
 from tarry.service.delivery import Fault
 from tarry.service.delivery import dns as dns_module
 from tarry.service.settings import Settings
+from tarry.service.store import TransferMark
 from tests.service.delivery.harness import new_request, send_all
 
 
@@ -143,3 +144,29 @@ def test_http_and_grpc_share_the_slots_for_lookups(
 
     assert [Fault.BLOCKED, Fault.BLOCKED] == asyncio.run(main())
     assert ["a.example"] == lookups
+
+
+def test_a_service_does_not_start_on_a_store_that_was_moved(tmp_path: Path) -> None:
+    """The error names the new store; the process is not listed, and the store is closed."""
+    path = tmp_path / "tarry.db"
+    mark = TransferMark(
+        id="transfer", is_source=True, other_store="postgresql://new", is_complete=True
+    )
+
+    async def main() -> None:
+        store = make_store(str(path))
+        await store.open()
+        await store.set_transfer(mark)
+        service = Service(Settings(store=str(path)))
+        with pytest.raises(ConfigurationError, match="were moved to postgresql://new: serve that"):
+            await service.open()
+        assert [] == await store.list_workers()
+        assert not await store.is_in_use()
+
+        await store.set_transfer(None)
+        await service.open()
+        assert await store.is_in_use()
+        await service.close()
+        await store.close()
+
+    asyncio.run(main())
