@@ -81,6 +81,30 @@ def test_an_older_schema_is_copied_unchanged(
             assert [(3,)] == connection.execute("PRAGMA user_version").fetchall()
 
 
+def test_the_check_of_the_copy_does_not_read_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the copy is checked, the WAL of the store can be truncated."""
+    path, target = tmp_path / "tasks.db", tmp_path / "copy.db"
+    source = DatabaseFile(path)
+    source.add([NewTask(task(1))])
+    checkpoints: list[tuple[int, int, int]] = []
+    read_version = schema.read_version
+
+    def truncate_wal(connection: sqlite3.Connection, read_path: Path) -> int:
+        if read_path == target:
+            with closing(sqlite3.connect(path)) as other:
+                checkpoints.extend(other.execute("PRAGMA wal_checkpoint(TRUNCATE)"))
+        return read_version(connection, read_path)
+
+    monkeypatch.setattr(schema, "read_version", truncate_wal)
+
+    backup.copy_database(path, target, ignore_progress)
+    source.database.close()
+
+    assert [(0, 0, 0)] == checkpoints  # not busy, and no page is left in the WAL
+
+
 def test_files_that_are_no_store_are_rejected(tmp_path: Path) -> None:
     """An empty file, a database of another program and a text file are not copied."""
     other, text, empty = (tmp_path / name for name in ("other.db", "text.db", "empty.db"))

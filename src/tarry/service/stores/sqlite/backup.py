@@ -43,6 +43,7 @@ def copy_database(source: Path, target: Path, on_progress: Callable[[int, int], 
                 progress=lambda _status, remaining, total: on_progress(total - remaining, total),
                 sleep=0.05,
             )
+            reader.execute("COMMIT")  # before the check, so that the WAL can be truncated
             writer.execute("PRAGMA journal_mode = DELETE").fetchall()
             [(finding,)] = writer.execute("PRAGMA quick_check(1)").fetchall()
             if finding != "ok" or schema.read_version(writer, target) != version:
