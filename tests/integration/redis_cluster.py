@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.integration.servers import (
     SERVER_TIMEOUT_S,
@@ -23,35 +24,68 @@ redis = import_module("redis")
 SLOTS = 16_384
 
 
+class ClusterNode(NamedTuple):
+    """A node of a Cluster."""
+
+    port: int
+    server: Server
+    client: Any
+
+
 @contextmanager
 def redis_cluster(size: int) -> Generator[str]:
     """Run a Cluster of `size` nodes, and yield the URL of one node."""
-    with ExitStack() as stack:
-        ports = [stack.enter_context(_run_node()) for _ in range(size)]
-        nodes = [stack.enter_context(redis.Redis(port=port)) for port in ports]
-        for number, node in enumerate(nodes):
-            slots = range(SLOTS * number // size, SLOTS * (number + 1) // size)
-            node.execute_command("CLUSTER ADDSLOTS", *slots)
-            if number:
-                node.execute_command("CLUSTER MEET", "127.0.0.1", ports[0])
-        deadline = time.monotonic() + SERVER_TIMEOUT_S
-        while not all(map(_is_cluster_ready, nodes)):
-            if time.monotonic() > deadline:
-                raise ServerFailed("the Redis nodes did not form a Cluster")
-            time.sleep(0.02)
-        yield f"redis://127.0.0.1:{ports[0]}"
+    with redis_cluster_nodes(size) as nodes:
+        yield nodes[0].server.address
 
 
 @contextmanager
-def _run_node() -> Generator[int]:
+def redis_cluster_nodes(size: int, *, has_replicas: bool = False) -> Generator[list[ClusterNode]]:
+    """Run a Cluster of `size` primaries, and yield its nodes: the primaries, then their replicas.
+
+    Primary number n has the n-th part of the slots, and is replicated by replica number n.
+    """
+    with ExitStack() as stack:
+        node_count = 2 * size if has_replicas else size
+        nodes = [stack.enter_context(_run_node()) for _ in range(node_count)]
+        for number, node in enumerate(nodes):
+            if number < size:
+                slots = range(SLOTS * number // size, SLOTS * (number + 1) // size)
+                node.client.execute_command("CLUSTER ADDSLOTS", *slots)
+            if number:
+                node.client.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port)
+        _wait_until(lambda: all(_is_cluster_ready(node.client, node_count) for node in nodes))
+        for primary, replica in zip(nodes, nodes[size:], strict=False):
+            primary_id = primary.client.execute_command("CLUSTER MYID")
+            replica.client.execute_command("CLUSTER REPLICATE", primary_id)
+        _wait_until(lambda: all(_is_replicating(node.client) for node in nodes[size:]))
+        yield nodes
+
+
+@contextmanager
+def _run_node() -> Generator[ClusterNode]:
     with create_directory() as home:
         port = _free_port()
         options = ["--bind", "127.0.0.1", "--port", str(port), "--cluster-enabled", "yes"]
+        options += ["--cluster-node-timeout", "1000", "--cluster-replica-validity-factor", "0"]
         command = [*redis_command(home), *options]
-        with run_server(
-            Server(f"redis://127.0.0.1:{port}", command, home, lambda: _responds_to_ping(port))
-        ):
-            yield port
+        server = Server(
+            f"redis://127.0.0.1:{port}",
+            command,
+            home,
+            lambda: _responds_to_ping(port),
+            stop_with=signal.SIGKILL,
+        )
+        with run_server(server), redis.Redis(port=port) as client:
+            yield ClusterNode(port, server, client)
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SERVER_TIMEOUT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ServerFailed("the Redis nodes did not form a Cluster")
+        time.sleep(0.02)
 
 
 def _responds_to_ping(port: int) -> bool:
@@ -62,8 +96,13 @@ def _responds_to_ping(port: int) -> bool:
             return False
 
 
-def _is_cluster_ready(node: Any) -> bool:
-    return bool(node.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+def _is_replicating(node: Any) -> bool:
+    return bool(node.info("replication").get("master_link_status") == "up")
+
+
+def _is_cluster_ready(node: Any, node_count: int) -> bool:
+    info = node.execute_command("CLUSTER INFO")
+    return bool(info["cluster_state"] == "ok" and int(info["cluster_known_nodes"]) == node_count)
 
 
 def _free_port() -> int:

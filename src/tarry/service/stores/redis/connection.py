@@ -180,7 +180,10 @@ class RedisConnection:
         script = load_script(name)
         time = b"" if self._clock is None else self._clock()
         key = self.partition_key(partition)
-        parameters = (1, key, time, self.token, encode(arguments), *values)
+        # Neither key exists. While Redis Cluster moves a slot, some keys of the partition are on
+        # one node and some on the other, and a script would not find all of them. With two keys of
+        # which one is missing, both nodes refuse to run the script until all keys were moved.
+        parameters = (2, key, f"{key}:", time, self.token, encode(arguments), *values)
         try:
             return await self._execute("EVALSHA", script.digest, *parameters)
         except self._errors.NoScriptError:  # the server was restarted, or is a new primary
@@ -225,13 +228,17 @@ class RedisConnection:
     def translate(self, error: Exception) -> StoreUnavailable | None:
         """Return the error to raise instead of an error of the driver, or None."""
         errors = self._errors
-        if isinstance(error, errors.ResponseError) and not isinstance(
-            error, (errors.ClusterError, errors.ReadOnlyError, errors.OutOfMemoryError)
-        ):
-            is_temporary = _TEMPORARY_ERROR.search(str(error)) is not None
-        else:
-            is_temporary = isinstance(error, (errors.RedisError, OSError, TimeoutError))
-        if not is_temporary:
+        temporary = (
+            errors.AskError,
+            errors.ClusterError,
+            errors.OutOfMemoryError,
+            errors.ReadOnlyError,
+            errors.TryAgainError,
+        )
+        if isinstance(error, errors.ResponseError) and not isinstance(error, temporary):
+            if _TEMPORARY_ERROR.search(str(error)) is None:
+                return None
+        elif not isinstance(error, (errors.RedisError, OSError, TimeoutError)):
             return None
         reason = str(error) or type(error).__name__
         return StoreUnavailable(f"Redis is unavailable: {reason}")

@@ -1,6 +1,7 @@
 -- Shared by all scripts: time, arguments, and the records of tenants, lanes and policies.
 --
--- A script changes one partition. KEYS[1] is the prefix of its keys, ARGV[1] the time of a test
+-- A script changes one partition. KEYS[1] is the prefix of its keys (KEYS[2] is not used, see
+-- `RedisConnection.run`), ARGV[1] the time of a test
 -- clock in epoch ms (empty: the time of the server), ARGV[2] the token of the calling store, and
 -- ARGV[3] the arguments as a MessagePack array. Further arguments are binary values, which are
 -- stored without being decoded here.

@@ -1,0 +1,236 @@
+"""The Redis store while servers stop, hang, are full, or move data to another node."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from itertools import count
+from typing import Any
+
+import pytest
+
+from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.model import Status
+from tarry.service.store import AddStatus, FinishStatus, NewTask, TaskFilter
+from tarry.service.stores.redis import RedisStore, connection
+from tests.integration.redis_cluster import ClusterNode, redis_cluster_nodes
+from tests.integration.servers import Server, redis_server
+from tests.service.stores.harness import LEASE, success_result, task, task_numbers
+
+redis = import_module("redis")
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Run a server that writes each change to its file, and that a test may stop."""
+    with redis_server("--appendonly", "yes", "--appendfsync", "always") as running_server:
+        yield running_server
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[ClusterNode]]:
+    """Run a Cluster of three primaries and three replicas, whose primaries a test may stop."""
+    with redis_cluster_nodes(3, has_replicas=True) as running_nodes:
+        yield running_nodes
+
+
+def run_on(url: str, main: Callable[[RedisStore], Awaitable[None]]) -> None:
+    """Run a coroutine function with a new store, which uses the clock of the server."""
+
+    async def run() -> None:
+        separator = "&" if "?" in url else "?"
+        store = RedisStore(f"{url}{separator}prefix=failures-{next(_numbers)}")
+        await store.open()
+        try:
+            await main(store)
+        finally:
+            await store.close()
+
+    asyncio.run(run())
+
+
+def single_url(server: Server) -> str:
+    """Return the URL of a store on a single server."""
+    return server.address.replace("unix://", "redis+unix://")
+
+
+async def retry_until_available(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Repeat a call while the store is unavailable, and return its result."""
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable:
+            await asyncio.sleep(0.05)
+
+
+def test_a_store_works_again_after_a_restart(server: Server) -> None:
+    """Calls raise StoreUnavailable while the server is away; acknowledged tasks are still there."""
+
+    async def main(store: RedisStore) -> None:
+        await store.add([NewTask(task(1))])
+        server.stop()
+        for call in (store.ping, store.counters, lambda: store.add([NewTask(task(2))])):
+            with pytest.raises(StoreUnavailable, match="Redis is unavailable"):
+                await call()
+        server.start()
+        await retry_until_available(store.ping)
+        claimed = await store.claim(LEASE, limit=5, per_lane=5)
+        assert [1] == task_numbers(claimed.tasks)
+
+    run_on(single_url(server), main)
+
+
+def test_a_server_that_hangs_is_unavailable(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call ends with StoreUnavailable after the timeout, and the next one reconnects."""
+    monkeypatch.setattr(connection, "_READ_TIMEOUT_S", 0.2)
+
+    async def main(store: RedisStore) -> None:
+        with server.suspended(), pytest.raises(StoreUnavailable, match="Timeout"):
+            await store.ping()
+        await retry_until_available(store.ping)
+
+    run_on(single_url(server), main)
+
+
+def test_a_full_server_changes_nothing(server: Server) -> None:
+    """Without memory, a batch raises StoreUnavailable and none of its tasks is stored."""
+
+    async def main(store: RedisStore) -> None:
+        await store.add([NewTask(task(1))])
+        with redis.Redis.from_url(server.address) as client:
+            client.config_set("maxmemory", 1)
+            try:
+                with pytest.raises(StoreUnavailable, match=r"OOM|memory"):
+                    await store.add([NewTask(task(number)) for number in (2, 3)])
+            finally:
+                client.config_set("maxmemory", 0)
+        assert {Status.PENDING: 1} == await counts(store)
+        [added] = await store.add([NewTask(task(2))])
+        assert AddStatus.ADDED is added.status
+
+    run_on(single_url(server), main)
+
+
+def test_a_replica_is_unavailable(server: Server) -> None:
+    """A server that has become a replica refuses writes, until it is a primary again."""
+
+    async def main(store: RedisStore) -> None:
+        with redis.Redis.from_url(server.address) as client:
+            client.execute_command("REPLICAOF", "127.0.0.1", 1)
+            try:
+                with pytest.raises(StoreUnavailable, match=r"(?i)read ?only"):
+                    await store.add([NewTask(task(1))])
+            finally:
+                client.execute_command("REPLICAOF", "NO", "ONE")
+        [added] = await store.add([NewTask(task(1))])
+        assert AddStatus.ADDED is added.status
+
+    run_on(single_url(server), main)
+
+
+def test_the_number_of_partitions_cannot_be_changed(server: Server) -> None:
+    """A store with another number of partitions would not find its tenants, so it does not open."""
+
+    async def main() -> None:
+        url = f"{single_url(server)}?prefix=failures-{next(_numbers)}"
+        first = RedisStore(f"{url}&partitions=3")
+        await first.open()
+        await first.close()
+        second = RedisStore(f"{url}&partitions=4")
+        with pytest.raises(ConfigurationError, match="was created with 3 partitions"):
+            await second.open()
+        await second.close()
+        third = RedisStore(url)
+        await third.open()
+        await third.add([NewTask(task(1))])
+        await third.close()
+
+    asyncio.run(main())
+
+
+async def counts(store: RedisStore) -> dict[Status, int]:
+    """Return the number of tasks by status, without zeros."""
+    task_counts = (await store.counters()).task_counts
+    return {status: number for status, number in task_counts.items() if number}
+
+
+def cluster_url(nodes: list[ClusterNode], number: int = 0) -> str:
+    """Return the URL of a store in the Cluster, by one of its nodes."""
+    address = nodes[number].server.address.replace("redis://", "redis+cluster://")
+    return f"{address}?partitions=1"
+
+
+def find_primary(nodes: list[ClusterNode], slot: int) -> int:
+    """Return the number of the node that has a slot."""
+    return next(n for n in range(3) if slot < 16_384 * (n + 1) // 3)
+
+
+def test_a_slot_is_moved_to_another_node(nodes: list[ClusterNode]) -> None:
+    """While keys are moved one by one, calls fail and change nothing; then all data is there."""
+
+    async def main(store: RedisStore) -> None:
+        await store.add([NewTask(task(number)) for number in range(20)])
+        claimed = await store.claim(LEASE, limit=10, per_lane=10)
+        slot = nodes[0].client.execute_command("CLUSTER KEYSLOT", "{0}")
+        source_number = find_primary(nodes, slot)
+        source, destination = nodes[source_number], nodes[(source_number + 1) % 3]
+        ids = [node.client.execute_command("CLUSTER MYID") for node in (source, destination)]
+        destination.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", ids[0])
+        source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", ids[1])
+        # As two words: otherwise the client decodes the keys, which are bytes.
+        keys = source.client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10_000)
+        moved_count = 0
+        for position, key in enumerate(keys):
+            if position % 40 == 0:
+                with pytest.raises(StoreUnavailable):
+                    await store.add([NewTask(task(100 + position))])
+            migrate = ("MIGRATE", "127.0.0.1", destination.port, key, 0, 5000)
+            moved_count += source.client.execute_command(*migrate) == b"OK"
+        assert len(keys) == moved_count > 40
+        for node in (destination, source, *nodes[:3]):
+            node.client.execute_command("CLUSTER SETSLOT", slot, "NODE", ids[1])
+
+        statuses = await retry_until_available(
+            lambda: store.finish([success_result(leased) for leased in claimed.tasks])
+        )
+
+        assert [FinishStatus.APPLIED] * 10 == statuses
+        assert {Status.PENDING: 10, Status.SUCCEEDED: 10} == await counts(store)
+        assert 20 == len((await store.list_tasks("acme", TaskFilter())).items)
+
+    run_on(cluster_url(nodes), main)
+
+
+def test_a_replica_takes_over(nodes: list[ClusterNode]) -> None:
+    """After a primary was killed, the store continues with its replica, without a restart."""
+    slot = nodes[0].client.execute_command("CLUSTER KEYSLOT", "{1}")
+    primary = find_primary(nodes, slot)
+    other = (primary + 1) % 3
+
+    async def main(store: RedisStore) -> None:
+        # Find a tenant in partition 1, whose primary is killed.
+        tenant = next(f"t{n}" for n in range(99) if connection.find_partition(f"t{n}", 2) == 1)
+        new_tasks = [NewTask(task(number, tenant=tenant)) for number in range(5)]
+        await store.add(new_tasks)
+        nodes[primary].client.execute_command("WAIT", 1, 5000)
+        nodes[primary].server.stop()
+        with suppress(StoreUnavailable):  # it may take a while until the replica takes over
+            await store.add([NewTask(task(10, tenant=tenant))])
+        started = time.monotonic()
+
+        [added] = await retry_until_available(lambda: store.add([NewTask(task(11, tenant=tenant))]))
+
+        assert added.status in {AddStatus.ADDED, AddStatus.EXISTING}
+        assert time.monotonic() - started < 30
+        found = (await store.list_tasks(tenant, TaskFilter())).items
+        assert {0, 1, 2, 3, 4, 11} <= set(task_numbers(found))
+
+    url = cluster_url(nodes, other).replace("partitions=1", "partitions=2")
+    run_on(url, main)
