@@ -92,15 +92,21 @@ class Target:
 
 
 class Service:
-    """A `tarry serve` process with a SQLite file that is kept when the process ends.
+    """A `tarry serve` process; its store is kept when the process ends.
 
-    `command_prefix` is put before the command.
+    The default store is a SQLite file. `command_prefix` is put before the command.
     """
 
     def __init__(
-        self, folder: Path, *flags: str, dev: bool = True, command_prefix: tuple[str, ...] = ()
+        self,
+        folder: Path,
+        *flags: str,
+        dev: bool = True,
+        command_prefix: tuple[str, ...] = (),
+        store: str | None = None,
     ) -> None:
         self.folder = folder
+        self._store = store or f"sqlite:{folder / 'tarry.db'}"
         self.port = free_port()
         self._flags = ("--dev", *flags) if dev else flags
         self._command_prefix = command_prefix
@@ -116,7 +122,7 @@ class Service:
         """Start the service and wait until it is ready."""
         command = [*self._command_prefix, sys.executable, "-m", "tarry", "serve"]
         command += ["--port", str(self.port)]
-        command += ["--store", f"sqlite:{self.folder / 'tarry.db'}", *self._flags]
+        command += ["--store", self._store, *self._flags]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
         deadline = time.monotonic() + STARTUP_TIMEOUT_S
@@ -206,10 +212,14 @@ class Service:
 
 @contextmanager
 def service(
-    folder: Path, *flags: str, dev: bool = True, command_prefix: tuple[str, ...] = ()
+    folder: Path,
+    *flags: str,
+    dev: bool = True,
+    command_prefix: tuple[str, ...] = (),
+    store: str | None = None,
 ) -> Iterator[Service]:
     """Run a service for a test."""
-    running_service = Service(folder, *flags, dev=dev, command_prefix=command_prefix)
+    running_service = Service(folder, *flags, dev=dev, command_prefix=command_prefix, store=store)
     running_service.start()
     try:
         yield running_service

@@ -92,7 +92,7 @@ def test_secrets_are_not_shown() -> None:
 
 @pytest.mark.parametrize(
     ("name", "url"),
-    [("bodies", "ftp://me:hush@host"), ("store", "postgres://me:hush@host/db")],
+    [("bodies", "ftp://me:hush@host"), ("store", "mysql://me:hush@host/db")],
 )
 def test_an_error_does_not_show_a_password(name: str, url: str) -> None:
     """The user info of a rejected URL is redacted."""
@@ -127,6 +127,9 @@ def test_an_error_names_the_source_and_the_rule(
     [
         ("store", "mysql://x", "store must be a path, sqlite:PATH, memory:, "),
         ("store", "memory", "store must be a path, sqlite:PATH, memory:, "),
+        ("store", "postgres://h/d?schema=a-b", "store must have a schema of up to 50 letters"),
+        ("store", "postgres://h/d?pool_size=0", "store must have a pool_size from 1 to 1000"),
+        ("store", "postgres://h/d?listen=no", "store must have listen=on or listen=off, got 'no'"),
         ("store", "sqlite:", "store must name a file"),
         ("store", "", "store must name a file"),
         ("store", "sqlite:/usr", "store must be a file, but /usr is a folder: write /usr/tarry.db"),

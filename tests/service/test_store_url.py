@@ -17,6 +17,8 @@ from tarry.service.store_url import StoreEngine, find_engine, redact_store_url
         ("C:tasks.db", StoreEngine.SQLITE),
         ("sqlite:tasks.db", StoreEngine.SQLITE),
         (Settings().store, StoreEngine.SQLITE),
+        ("postgresql://host/db", StoreEngine.POSTGRES),
+        ("postgres://u:p@h1,h2/db?schema=s", StoreEngine.POSTGRES),
     ],
 )
 def test_the_scheme_of_a_url_names_the_engine(url: str, engine: StoreEngine) -> None:

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 StoreOption = Annotated[
     str | None,
-    typer.Option(help="Store of the tasks: a path, or a URL such as redis://.", metavar="PATH|URL"),
+    typer.Option(
+        help="Store of the tasks: a path, or a URL such as postgresql:// or redis://.",
+        metavar="PATH|URL",
+    ),
 ]
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on.")]
 PortOption = Annotated[int | None, typer.Option(help="Port to listen on; 0 selects a free port.")]

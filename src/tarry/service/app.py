@@ -274,6 +274,10 @@ def make_store(url: str, *, writer_process: bool = False, strict_durability: boo
     """Return the store for a path or URL; create a SQLite file that is missing."""
     check_setting("store", url)
     engine = find_engine(url)
+    if engine is StoreEngine.POSTGRES:
+        from tarry.service.stores.postgres import PostgresStore
+
+        return PostgresStore(url, strict_durability=strict_durability)
     if engine is StoreEngine.REDIS:
         from tarry.service.stores.redis import RedisStore
 

@@ -398,7 +398,12 @@ def check_setting(name: str, value: Any) -> None:
 
 
 def _check_store(url: str) -> None:
-    if find_engine(url) is not StoreEngine.SQLITE:
+    engine = find_engine(url)
+    if engine is StoreEngine.POSTGRES:
+        from tarry.service.stores.postgres import parse_url
+
+        parse_url(url)
+    if engine is not StoreEngine.SQLITE:
         return
     path = sqlite_path(url)
     if path.is_dir():

@@ -11,7 +11,10 @@ from tarry.service.redaction import REDACTED
 
 MEMORY_URL = "memory:"
 _SQLITE_SCHEME = "sqlite:"
-STORE_RULE = "must be a path, sqlite:PATH, memory:, redis://HOST or redis+cluster://HOST"
+STORE_RULE = (
+    "must be a path, sqlite:PATH, memory:, postgresql://HOST/DATABASE, redis://HOST or "
+    "redis+cluster://HOST"
+)
 """What the setting `store` may be. Names the engines in `_SERVER_SCHEMES`, too."""
 
 
@@ -25,6 +28,8 @@ class StoreEngine(StrEnum):
 
 
 _SERVER_SCHEMES: dict[str, StoreEngine] = {
+    "postgresql": StoreEngine.POSTGRES,
+    "postgres": StoreEngine.POSTGRES,
     **dict.fromkeys(
         (
             *("redis", "rediss", "redis+unix", "redis+cluster", "rediss+cluster"),

@@ -1,0 +1,10 @@
+"""The PostgreSQL store: tasks in tables that the processes of several machines share.
+
+`schema` explains the tables, `functions` has the statements of the hot operations, and `database`
+the connections.
+"""
+
+from tarry.service.stores.postgres.database import parse_url
+from tarry.service.stores.postgres.store import PostgresStore
+
+__all__ = ["PostgresStore", "parse_url"]

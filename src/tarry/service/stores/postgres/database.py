@@ -1,0 +1,263 @@
+"""Connections to PostgreSQL: a bounded pool, timeouts, retries, and errors of the store port.
+
+No statement needs state of its connection, so the store works behind a pooler that gives each
+transaction another connection (PgBouncer in transaction mode), with `statement_cache=off`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+from msgspec import Struct
+
+from tarry.core.checks import require_extra
+from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.runtime.clocks import environment
+from tarry.service.store_url import redact_store_url
+from tarry.service.stores.postgres.schema import DEFAULT_SCHEMA, Schema
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 5.0
+"""Time to connect, and to wait for a free connection of the pool."""
+CALL_TIMEOUT_S = 30.0
+"""Time of one statement, including its commit."""
+_DEFAULT_POOL_SIZE = 8
+_MAX_POOL_SIZE = 1000
+_MAX_TRIES = 8
+_MAX_RETRY_PAUSE_S = 0.05
+_SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
+_RETRYABLE_STATES = {"40001", "40P01"}
+"""Serialization failure (also raised by our functions), and deadlock: nothing was changed."""
+_UNAVAILABLE_CLASSES = ("08", "53", "57", "58", "XX")
+"""SQLSTATE classes: connection, resources (disk full), operator intervention, system and internal
+errors."""
+_UNAVAILABLE_STATES = {"25006", "55P03"}
+"""Read-only (a standby after a failover), and a lock timeout."""
+_logger = logging.getLogger("tarry.service")
+
+
+class PostgresOptions(Struct, frozen=True):
+    """The parts of the URL of a store."""
+
+    dsn: str
+    """The URL for asyncpg, without the options below."""
+    schema: str = DEFAULT_SCHEMA
+    pool_size: int = _DEFAULT_POOL_SIZE
+    statement_cache: bool = True
+    listen: bool = True
+
+
+def parse_url(url: str) -> PostgresOptions:
+    """Parse the URL of a store; its own options are query parameters."""
+    address, _, query = url.partition("?")
+    own: dict[str, str] = {}
+    others: list[tuple[str, str]] = []
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in {"schema", "pool_size", "statement_cache", "listen"}:
+            own[name] = value
+        else:
+            others.append((name, value))
+    schema = own.get("schema", DEFAULT_SCHEMA)
+    if not _SCHEMA_NAME.fullmatch(schema):
+        rule = "must have a schema of up to 50 letters, digits and _"
+        raise ConfigurationError("store", rule, schema)
+    size = own.get("pool_size", str(_DEFAULT_POOL_SIZE))
+    if not (size.isascii() and size.isdecimal() and 1 <= int(size) <= _MAX_POOL_SIZE):
+        rule = f"must have a pool_size from 1 to {_MAX_POOL_SIZE}"
+        raise ConfigurationError("store", rule, size)
+    switches: dict[str, bool] = {}
+    for name in ("statement_cache", "listen"):
+        text = own.get(name, "on")
+        if text not in {"on", "off"}:
+            raise ConfigurationError("store", f"must have {name}=on or {name}=off", text)
+        switches[name] = text == "on"
+    dsn = f"{address}?{urlencode(others)}" if others else address
+    return PostgresOptions(dsn, schema, int(size), switches["statement_cache"], switches["listen"])
+
+
+class Database:
+    """A pool of connections. All methods raise `StoreUnavailable` if the server cannot be used."""
+
+    def __init__(self, url: str) -> None:
+        self.options = parse_url(url)
+        self.schema = Schema(self.options.schema)
+        self._shown_url = redact_store_url(self.options.dsn)
+        with require_extra("a store in PostgreSQL needs asyncpg", "postgres"):
+            self._asyncpg: Any = import_module("asyncpg")
+        self._pool: Any = None
+        self._statements: dict[str, str] = {}
+
+    async def open(self) -> None:
+        """Connect, and create or upgrade the tables."""
+        if self._pool is not None:
+            return
+        asyncpg = self._asyncpg
+
+        async def keep_state(_connection: Any) -> None:
+            """Reset nothing: statements leave no state, and a reset is another round trip."""
+
+        with self._map_errors():
+            pool = asyncpg.create_pool(
+                self.options.dsn,
+                min_size=0,
+                max_size=self.options.pool_size,
+                timeout=CONNECT_TIMEOUT_S,
+                command_timeout=CALL_TIMEOUT_S,
+                statement_cache_size=100 if self.options.statement_cache else 0,
+                reset=keep_state,
+            )
+            try:
+                await pool
+                async with pool.acquire(timeout=CONNECT_TIMEOUT_S) as connection:
+                    await self.schema.upgrade(connection)
+            except BaseException:
+                pool.terminate()
+                raise
+        self._pool = pool
+
+    async def close(self) -> None:
+        """Close all connections."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            try:
+                await asyncio.wait_for(pool.close(), CONNECT_TIMEOUT_S)
+            except (TimeoutError, OSError, self._asyncpg.PostgresError):
+                pool.terminate()
+
+    async def connect(self) -> Any:
+        """Open a connection that does not belong to the pool."""
+        with self._map_errors():
+            return await self._asyncpg.connect(
+                self.options.dsn, timeout=CONNECT_TIMEOUT_S, statement_cache_size=0
+            )
+
+    async def fetch(self, statement: str, *arguments: object) -> list[Any]:
+        """Run one statement in its own transaction, and return its rows."""
+        if self.options.statement_cache:
+            return await self._run(
+                lambda connection: connection.fetch(self.sql(statement), *arguments)
+            )
+        # Without the cache, asyncpg sends a statement in two messages. Inside a transaction, a
+        # pooler sends both to the same connection.
+        return await self.transact(lambda tx: tx.fetch(statement, *arguments))
+
+    async def fetch_row(self, statement: str, *arguments: object) -> Any:
+        """Run one statement, and return its first row, or None."""
+        rows = await self.fetch(statement, *arguments)
+        return rows[0] if rows else None
+
+    async def fetch_value(self, statement: str, *arguments: object) -> Any:
+        """Run one statement, and return the first column of its first row, or None."""
+        rows = await self.fetch(statement, *arguments)
+        return rows[0][0] if rows else None
+
+    async def transact(self, action: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Run an action in a transaction. It is repeated after a deadlock."""
+
+        async def run(connection: Any) -> T:
+            async with connection.transaction():
+                return await action(Transaction(connection, self))
+
+        return await self._run(run)
+
+    def sql(self, text: str) -> str:
+        """Return a statement for the schema of this store."""
+        statement = self._statements.get(text)
+        if statement is None:
+            statement = self._statements[text] = self.schema.sql(text)
+        return statement
+
+    async def _run(self, action: Callable[[Any], Awaitable[T]]) -> T:
+        for number in range(1, _MAX_TRIES + 1):
+            try:
+                with self._map_errors():
+                    async with self._connection() as connection:
+                        return await action(connection)
+            except _Retryable:
+                if number == _MAX_TRIES:
+                    raise StoreUnavailable("PostgreSQL: too many conflicts; try again") from None
+                await asyncio.sleep(environment.draw_random() * _MAX_RETRY_PAUSE_S)
+        raise AssertionError
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncGenerator[Any]:
+        pool = self._pool
+        if pool is None:
+            raise StoreUnavailable("the store is not open: call open() first")
+        connection = await pool.acquire(timeout=CONNECT_TIMEOUT_S)
+        try:
+            yield connection
+        except self._asyncpg.ReadOnlySQLTransactionError:
+            connection.terminate()  # a standby since a failover: connect to the new primary
+            raise
+        finally:
+            await pool.release(connection, timeout=CONNECT_TIMEOUT_S)
+
+    def _map_errors(self) -> _ErrorMapping:
+        return _ErrorMapping(self._asyncpg, self._shown_url)
+
+
+class Transaction:
+    """An open transaction."""
+
+    def __init__(self, connection: Any, database: Database) -> None:
+        self._connection = connection
+        self._database = database
+
+    async def fetch(self, statement: str, *arguments: object) -> list[Any]:
+        """Run a statement, and return its rows."""
+        rows: list[Any] = await self._connection.fetch(self._database.sql(statement), *arguments)
+        return rows
+
+    async def fetch_row(self, statement: str, *arguments: object) -> Any:
+        """Run a statement, and return its first row, or None."""
+        return await self._connection.fetchrow(self._database.sql(statement), *arguments)
+
+    async def fetch_value(self, statement: str, *arguments: object) -> Any:
+        """Run a statement, and return the first column of its first row, or None."""
+        return await self._connection.fetchval(self._database.sql(statement), *arguments)
+
+
+class _Retryable(Exception):
+    """The transaction was rolled back because of another one, and may be repeated."""
+
+
+class _ErrorMapping:
+    """A context manager that replaces errors of asyncpg."""
+
+    def __init__(self, asyncpg: Any, shown_url: str) -> None:
+        self._asyncpg = asyncpg
+        self._shown_url = shown_url
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None or isinstance(error, StoreUnavailable | ConfigurationError | _Retryable):
+            return
+        if isinstance(error, self._asyncpg.PostgresError):
+            state = error.sqlstate or ""
+            if state in _RETRYABLE_STATES:
+                raise _Retryable from error
+            if state[:2] == "28" or state == "3D000":  # password, permission, database name
+                msg = f"store: {self._shown_url} refused the connection: {error}"
+                raise ConfigurationError(msg) from error
+            if state[:2] not in _UNAVAILABLE_CLASSES and state not in _UNAVAILABLE_STATES:
+                return
+        elif not isinstance(
+            error,
+            OSError | TimeoutError | self._asyncpg.InterfaceError | asyncio.IncompleteReadError,
+        ):
+            return
+        msg = f"PostgreSQL at {self._shown_url}: {error or type(error).__name__}"
+        raise StoreUnavailable(msg) from error

@@ -1,0 +1,29 @@
+"""PL/pgSQL functions of the PostgreSQL store: each hot operation is one call, so one round trip.
+
+Rules for all functions:
+
+* They take arrays, so that a batch is a few statements, however many tasks it has.
+* Rows are locked in a fixed order: tasks by `tenant, seq`, then lanes, tenants and policies by id.
+  Claims take task rows with SKIP LOCKED, so they never wait for a task. `apply_1` changes counters
+  last, because other transactions wait for these rows until the commit.
+* A statement sees what was committed before it started (READ COMMITTED). So a function that decides
+  by the tasks of a lane locks the lane first, and reads in the next statement: a transaction that
+  has changed tasks of the lane either has committed, and its changes are seen, or will still update
+  the lane, and correct the decision.
+* `p_now` is the time of a test's clock; NULL: the time of the server.
+* `PLAN_SETTINGS` make every plan use indexes, also with outdated statistics. They apply inside the
+  function only.
+"""
+
+from __future__ import annotations
+
+from tarry.service.stores.postgres.functions.add import ADD_FUNCTIONS
+from tarry.service.stores.postgres.functions.claim import CLAIM_FUNCTIONS
+from tarry.service.stores.postgres.functions.common import COMMON_FUNCTIONS
+from tarry.service.stores.postgres.functions.lanes import LANE_FUNCTIONS
+from tarry.service.stores.postgres.functions.transitions import TRANSITION_FUNCTIONS
+
+FUNCTIONS = (
+    COMMON_FUNCTIONS + ADD_FUNCTIONS + TRANSITION_FUNCTIONS + CLAIM_FUNCTIONS + LANE_FUNCTIONS
+)
+"""The statements that create all functions."""

@@ -1,0 +1,267 @@
+"""The function that adds tasks, and the check of quotas."""
+
+from __future__ import annotations
+
+from tarry.service.stores.postgres.functions.constants import (
+    ADDED_LEASED,
+    CANCELLED,
+    EXISTS,
+    ID_CONFLICT_STATE,
+    LANE_QUOTA_LOCK,
+    OVER_QUOTA,
+    PLAN_SETTINGS,
+    TOO_MANY_LANES,
+)
+
+ADD_FUNCTIONS = f"""
+CREATE FUNCTION tarry.add_1(
+    p_tenant_names text[], p_lane_names text[], p_lane_tenants integer[], p_policy_names text[],
+    p_policy_tenants integer[], p_ids uuid[], p_tenants integer[], p_lanes integer[],
+    p_policies integer[], p_keys text[], p_fingerprints bytea[], p_contents bytea[], p_refs text[],
+    p_versions integer[], p_due bigint[], p_delays bigint[], p_lease boolean[], p_worker text,
+    p_length bigint, p_horizon bigint, p_quota bigint, p_lane_quota bigint, p_now bigint
+) RETURNS TABLE (result smallint, created_at bigint, due_at bigint, wake_at bigint)
+{PLAN_SETTINGS} AS $$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := tarry.now_1(p_now);
+    v_count integer := array_length(p_ids, 1);
+    v_tenants integer[] := tarry.tenants_1(p_tenant_names);
+    v_lanes integer[];
+    v_policies integer[];
+    v_rejected smallint[]; -- result for tasks that a quota rejects, else 0; NULL: none
+    v_seqs bigint[]; -- NULL for tasks that are not added
+    v_inserted bigint[];
+    v_replaced record;
+    v_new_lanes integer[];
+    v_results smallint[];
+    v_dues bigint[];
+    v_wakes bigint[];
+    v record;
+BEGIN
+    v_lanes := tarry.lanes_1(p_lane_names);
+    v_rejected := tarry.reject_1(v_tenants, p_lane_names, p_lane_tenants, v_lanes, p_ids, p_tenants,
+        p_lanes, p_keys, p_quota, p_lane_quota);
+    -- The day in the upper bits names the partition, see the schema.
+    SELECT array_agg(CASE WHEN v_rejected[i] > 0 THEN NULL
+        ELSE (v_now / 86400000) << 40 | nextval('tarry.task_number') END ORDER BY i) INTO v_seqs
+    FROM generate_series(1, v_count) AS i;
+    -- Ordered by key, so that batches with the same keys cannot wait for each other in a circle.
+    WITH inserted AS (
+        INSERT INTO tarry.task_key AS k (seq, id, tenant, key)
+        SELECT i.seq, i.id, v_tenants[i.tenant], i.key
+        FROM unnest(v_seqs, p_ids, p_tenants, p_keys) WITH ORDINALITY
+            AS i (seq, id, tenant, key, ord)
+        WHERE i.seq IS NOT NULL ORDER BY i.tenant, i.key, i.ord
+        ON CONFLICT DO NOTHING RETURNING k.seq
+    )
+    SELECT array_agg(seq) INTO v_inserted FROM inserted;
+    IF array_length(v_inserted, 1) IS DISTINCT FROM v_count THEN
+        -- A new task replaces a CANCELLED task with its key.
+        SELECT array_agg(k.tenant) AS tenants, array_agg(k.seq) AS seqs,
+            array_agg(i.ord) AS ords INTO v_replaced
+        FROM unnest(v_seqs, p_ids, p_tenants, p_keys) WITH ORDINALITY
+            AS i (seq, id, tenant, key, ord)
+        JOIN tarry.task_key AS k ON k.tenant = v_tenants[i.tenant] AND k.key = i.key
+        JOIN tarry.finished AS f ON f.tenant = k.tenant AND f.seq = k.seq AND f.status = {CANCELLED}
+        WHERE i.seq IS NOT NULL AND k.id <> i.id AND i.seq <> ALL (coalesce(v_inserted, '{{}}'));
+        IF v_replaced.seqs IS NOT NULL THEN
+            PERFORM tarry.delete_1(v_replaced.tenants, v_replaced.seqs);
+            WITH inserted AS (
+                INSERT INTO tarry.task_key AS k (seq, id, tenant, key)
+                SELECT i.seq, i.id, v_tenants[i.tenant], i.key
+                FROM unnest(v_seqs, p_ids, p_tenants, p_keys) WITH ORDINALITY
+                    AS i (seq, id, tenant, key, ord)
+                WHERE i.ord = ANY (v_replaced.ords) ORDER BY i.tenant, i.key, i.ord
+                ON CONFLICT DO NOTHING RETURNING k.seq
+            )
+            SELECT coalesce(v_inserted, '{{}}') || coalesce(array_agg(seq), '{{}}') INTO v_inserted
+            FROM inserted;
+        END IF;
+        SELECT array_agg(CASE WHEN i.seq = ANY (v_inserted) THEN i.seq END ORDER BY i.ord)
+        INTO v_seqs FROM unnest(v_seqs) WITH ORDINALITY AS i (seq, ord);
+        SELECT i.id INTO v FROM unnest(v_seqs, p_ids, p_tenants, p_keys) WITH ORDINALITY
+            AS i (seq, id, tenant, key, ord)
+        JOIN tarry.task_key AS k ON k.id = i.id
+        WHERE i.seq IS NULL AND coalesce(v_rejected[i.ord], 0) = 0
+            AND (k.tenant <> v_tenants[i.tenant] OR k.key <> i.key) LIMIT 1;
+        IF FOUND THEN
+            RAISE SQLSTATE '{ID_CONFLICT_STATE}' USING MESSAGE = v.id::text;
+        END IF;
+    END IF;
+    -- Lanes and policies are created only for tasks that are added.
+    IF array_position(v_lanes, NULL) IS NOT NULL THEN
+        WITH created AS (
+            INSERT INTO tarry.lane AS l (tenant, name)
+            SELECT v_tenants[n.tenant], n.name
+            FROM unnest(p_lane_names, p_lane_tenants, v_lanes) WITH ORDINALITY
+                AS n (name, tenant, id, ord)
+            WHERE n.id IS NULL AND EXISTS (
+                SELECT 1 FROM unnest(v_seqs, p_lanes) AS i (seq, lane)
+                WHERE i.lane = n.ord AND i.seq IS NOT NULL)
+            ORDER BY n.name ON CONFLICT DO NOTHING RETURNING l.tenant
+        )
+        SELECT array_agg(tenant) INTO v_new_lanes FROM created;
+        v_lanes := tarry.lanes_1(p_lane_names);
+    END IF;
+    FOR v_try IN 1..2 LOOP
+        SELECT array_agg(u.id ORDER BY n.ord) INTO v_policies
+        FROM unnest(p_policy_names, p_policy_tenants) WITH ORDINALITY AS n (name, tenant, ord)
+        LEFT JOIN tarry.policy_use AS u ON u.tenant = v_tenants[n.tenant] AND u.policy = n.name;
+        EXIT WHEN array_position(v_policies, NULL) IS NULL;
+        INSERT INTO tarry.policy_use (tenant, policy)
+        SELECT v_tenants[n.tenant], n.name
+        FROM unnest(p_policy_names, p_policy_tenants, v_policies) AS n (name, tenant, id)
+        WHERE n.id IS NULL ORDER BY 1, 2 ON CONFLICT DO NOTHING;
+    END LOOP;
+    INSERT INTO tarry.content (seq, id, policy_version, key, fingerprint, body_ref, content)
+    SELECT i.seq, i.id, i.version, i.key, i.fingerprint, i.ref, i.content
+    FROM unnest(v_seqs, p_ids, p_versions, p_keys, p_fingerprints, p_refs, p_contents)
+        AS i (seq, id, version, key, fingerprint, ref, content)
+    WHERE i.seq IS NOT NULL;
+    WITH new AS MATERIALIZED (
+        SELECT i.seq, i.ord, v_tenants[i.tenant] AS tenant, v_lanes[i.lane] AS lane,
+            v_policies[i.policy] AS policy, i.due,
+            i.lease AND l.parked_until IS NULL AND NOT l.paused AND i.due <= v_now + p_horizon
+                AS is_leased
+        FROM (SELECT i.seq, i.ord, i.tenant, i.lane, i.policy, i.lease,
+                greatest(v_now, coalesce(v_now + i.delay, i.due)) AS due
+            FROM unnest(v_seqs, p_tenants, p_lanes, p_policies, p_due, p_delays, p_lease)
+                WITH ORDINALITY AS i (seq, tenant, lane, policy, due, delay, lease, ord)) AS i
+        JOIN tarry.lane AS l ON l.id = v_lanes[i.lane]
+        WHERE i.seq IS NOT NULL
+    ), stored AS (
+        INSERT INTO tarry.live (tenant, seq, lane, policy, queue, wake_at, next_attempt_at,
+            first_due_at, created_at, worker)
+        SELECT i.tenant, i.seq, i.lane, i.policy, CASE WHEN i.is_leased THEN 2 ELSE 0 END,
+            CASE WHEN i.is_leased THEN i.due + p_length ELSE i.due END, i.due, i.due, v_now,
+            CASE WHEN i.is_leased THEN p_worker END
+        FROM new AS i
+    ), groups AS (
+        SELECT i.tenant, i.lane, i.policy,
+            count(*) FILTER (WHERE NOT i.is_leased)::integer AS pending,
+            count(*) FILTER (WHERE i.is_leased)::integer AS in_flight,
+            min(i.due) FILTER (WHERE NOT i.is_leased) AS due,
+            min(i.due + p_length) FILTER (WHERE i.is_leased) AS lease_end,
+            0 AS new_lanes
+        FROM new AS i GROUP BY i.tenant, i.lane, i.policy
+        UNION ALL
+        SELECT n.tenant, NULL, NULL, 0, 0, NULL, NULL, 1 FROM unnest(v_new_lanes) AS n (tenant)
+    ), sums AS (
+        SELECT array_agg(g.tenant) AS tenants, array_agg(g.lane) AS lanes,
+            array_agg(g.policy) AS policies, array_agg(g.pending) AS pending,
+            array_agg(g.in_flight) AS in_flight, array_agg(0) AS zeros,
+            array_agg(g.new_lanes) AS new_lanes, array_agg(g.due) AS dues,
+            array_agg(g.lease_end) AS lease_ends
+        FROM groups AS g
+    )
+    SELECT sums.*, r.* INTO v
+    FROM sums, (SELECT array_agg(i.ord) AS ords, array_agg(i.due) AS task_dues,
+        array_agg(i.is_leased) AS leased FROM new AS i) AS r;
+    IF v.tenants IS NOT NULL THEN
+        IF cardinality(array_remove(p_versions, NULL)) > 0 THEN
+            UPDATE tarry.policy AS p SET tasks = p.tasks + d.tasks
+            FROM (SELECT v_tenants[i.tenant] AS tenant, p_policy_names[i.policy] AS policy,
+                    i.version, count(*) AS tasks
+                FROM unnest(v_seqs, p_tenants, p_policies, p_versions)
+                    AS i (seq, tenant, policy, version)
+                WHERE i.seq IS NOT NULL AND i.version IS NOT NULL GROUP BY 1, 2, 3) AS d
+            WHERE p.tenant = d.tenant AND p.id = d.policy AND p.version = d.version;
+        END IF;
+        PERFORM tarry.apply_1(v.tenants, v.lanes, v.policies, v.pending, v.in_flight, v.zeros,
+            v.zeros, v.zeros, v.zeros, v.new_lanes, v.dues, v.lease_ends);
+    END IF;
+    v_results := coalesce(v_rejected, array_fill(0::smallint, ARRAY[v_count]));
+    FOR i IN 1..v_count LOOP
+        IF v_results[i] = 0 AND v_seqs[i] IS NULL THEN
+            v_results[i] := {EXISTS};
+        END IF;
+    END LOOP;
+    v_dues := array_fill(NULL::bigint, ARRAY[v_count]);
+    v_wakes := v_dues;
+    FOR i IN 1..coalesce(array_length(v.ords, 1), 0) LOOP
+        v_dues[v.ords[i]] := v.task_dues[i];
+        v_wakes[v.ords[i]] := v.task_dues[i] + CASE WHEN v.leased[i] THEN p_length ELSE 0 END;
+        IF v.leased[i] THEN
+            v_results[v.ords[i]] := {ADDED_LEASED};
+        END IF;
+    END LOOP;
+    RETURN QUERY SELECT i.result, v_now, i.due, i.wake
+    FROM unnest(v_results, v_dues, v_wakes) WITH ORDINALITY AS i (result, due, wake, ord)
+    ORDER BY i.ord;
+END $$;
+
+-- Return for each new task the result of the quota that rejects it, else 0; NULL: no quota can
+-- be exceeded, even if all tasks are new and of one tenant.
+CREATE FUNCTION tarry.reject_1(
+    p_tenant_ids integer[], p_lane_names text[], p_lane_tenants integer[], p_lane_ids integer[],
+    p_ids uuid[], p_tenants integer[], p_lanes integer[], p_keys text[], p_quota bigint,
+    p_lane_quota bigint
+) RETURNS smallint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_count integer := array_length(p_ids, 1);
+    v_new_lane_count integer := cardinality(p_lane_names)
+        - cardinality(array_remove(p_lane_ids, NULL));
+    v_is_checked boolean := false;
+    v_free bigint[] := array_fill(9000000000000000000, ARRAY[cardinality(p_tenant_ids)]);
+    v_free_lanes bigint[] := v_free;
+    v_has_lane boolean[];
+    v_exists boolean[];
+    v_first integer[];
+    v_is_added boolean[] := array_fill(false, ARRAY[v_count]);
+    v_rejected smallint[] := array_fill(0::smallint, ARRAY[v_count]);
+    v_lane_ids integer[] := p_lane_ids;
+    v record;
+BEGIN
+    FOR v IN SELECT t.ord, t.id FROM unnest(p_tenant_ids) WITH ORDINALITY AS t (id, ord)
+        ORDER BY t.id
+    LOOP
+        IF p_quota IS NOT NULL THEN
+            v_free[v.ord] := p_quota - tarry.lock_quota_1(v.id, v_count, p_quota);
+            v_is_checked := v_is_checked OR v_free[v.ord] < v_count;
+        END IF;
+    END LOOP;
+    IF p_lane_quota IS NOT NULL AND v_new_lane_count > 0 THEN
+        FOR v IN SELECT DISTINCT l.tenant AS ord, p_tenant_ids[l.tenant] AS id
+            FROM unnest(p_lane_tenants, p_lane_ids) AS l (tenant, id) WHERE l.id IS NULL ORDER BY 2
+        LOOP
+            PERFORM pg_advisory_xact_lock({LANE_QUOTA_LOCK}, v.id);
+            v_free_lanes[v.ord] := p_lane_quota
+                - (SELECT t.lanes FROM tarry.tenant AS t WHERE t.id = v.id);
+            v_is_checked := v_is_checked OR v_free_lanes[v.ord] < v_new_lane_count;
+        END LOOP;
+        v_lane_ids := tarry.lanes_1(p_lane_names);
+    END IF;
+    IF NOT v_is_checked THEN
+        RETURN NULL;
+    END IF;
+    SELECT array_agg(id IS NOT NULL) INTO v_has_lane FROM unnest(v_lane_ids) AS l (id);
+    SELECT array_agg(i.is_existing ORDER BY i.ord), array_agg(i.first ORDER BY i.ord)
+    INTO v_exists, v_first FROM (
+        SELECT i.ord,
+            first_value(i.ord) OVER (PARTITION BY i.tenant, i.key ORDER BY i.ord) AS first,
+            k.seq IS NOT NULL AND (k.id = i.id OR NOT EXISTS (
+                SELECT 1 FROM tarry.finished AS f
+                WHERE f.tenant = k.tenant AND f.status = {CANCELLED} AND f.seq = k.seq))
+                AS is_existing
+        FROM unnest(p_ids, p_tenants, p_keys) WITH ORDINALITY AS i (id, tenant, key, ord)
+        LEFT JOIN tarry.task_key AS k ON k.tenant = p_tenant_ids[i.tenant] AND k.key = i.key
+    ) AS i;
+    FOR i IN 1..v_count LOOP
+        CONTINUE WHEN v_exists[i] OR v_is_added[v_first[i]];
+        IF v_free[p_tenants[i]] <= 0 THEN
+            v_rejected[i] := {OVER_QUOTA};
+        ELSIF NOT v_has_lane[p_lanes[i]] AND v_free_lanes[p_tenants[i]] <= 0 THEN
+            v_rejected[i] := {TOO_MANY_LANES};
+        ELSE
+            v_is_added[v_first[i]] := true;
+            v_free[p_tenants[i]] := v_free[p_tenants[i]] - 1;
+            IF NOT v_has_lane[p_lanes[i]] THEN
+                v_has_lane[p_lanes[i]] := true;
+                v_free_lanes[p_tenants[i]] := v_free_lanes[p_tenants[i]] - 1;
+            END IF;
+        END IF;
+    END LOOP;
+    RETURN v_rejected;
+END $$;
+"""

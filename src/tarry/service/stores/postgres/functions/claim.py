@@ -1,0 +1,420 @@
+"""The function that leases tasks, in the order that `tarry.service.stores.sqlite.claim` explains.
+
+Unlike there, lanes and tenants whose check time has come are not made ready first: they are visited
+together with those that are ready, and written only at the end, so that no row is locked for long.
+Tasks are locked with SKIP LOCKED, and half-open lanes with an advisory lock, so that the claims of
+several workers do not wait for each other before they change the lanes that they have visited.
+"""
+
+from __future__ import annotations
+
+from tarry.service.stores.postgres.functions.constants import (
+    CANCELLED,
+    FINISHED_INSERT,
+    HALF_OPEN_ROW,
+    HEADER_ROW,
+    LEASED_ROW,
+    LIVE_COLUMNS,
+    PLAN_SETTINGS,
+    PROBE_LOCK,
+    RENEWED_ROW,
+    TASK_JOINS,
+)
+
+_MAX_TENANTS_VISITED = 1000
+_MAX_CHECKS_CORRECTED = 16
+_EARLIEST_LANE_CHECKS = """
+    SELECT (SELECT min(l.due_check_at) FROM tarry.lane AS l WHERE l.tenant = t.id
+            AND NOT l.ready AND l.due_check_at IS NOT NULL) AS due_check,
+        (SELECT min(l.expiry_check_at) FROM tarry.lane AS l WHERE l.tenant = t.id
+            AND NOT l.ready AND l.expiry_check_at IS NOT NULL) AS expiry_check
+"""
+"""The exact check times of the tenant `t`."""
+_MIN_NEXT_CLAIM_MS = 5
+"""Earliest `next_at` of a claim that has leased nothing. Due tasks may be locked for a moment by
+another transaction."""
+
+_TASK_ROW = """
+    kind smallint, id text, tenant text, lane text, key text, fingerprint bytea, content bytea,
+    body_ref text, policy text, policy_version integer, created_at bigint, next_attempt_at bigint,
+    first_due_at bigint, status smallint, reason text, attempts integer,
+    attempts_before_replay integer, lost_attempts integer, previous_delay double precision,
+    backoff_offset integer, last_outcome_kind text, version integer, worker text, wake_at bigint,
+    cancelling boolean, replays integer, finished_at bigint, seq bigint
+"""
+
+CLAIM_FUNCTIONS = f"""
+CREATE FUNCTION tarry.claim_1(
+    p_worker text, p_length bigint, p_horizon bigint, p_limit integer, p_per_lane integer,
+    p_limited_names text[], p_limits integer[], p_now bigint
+) RETURNS TABLE ({_TASK_ROW})
+{PLAN_SETTINGS} AS $$
+#variable_conflict use_column
+DECLARE
+    v_now bigint := tarry.now_1(p_now);
+    v_horizon_end bigint := v_now + p_horizon;
+    v_skipped text[];
+    v_tenants integer[];
+    v_lane record;
+    v_lane_cap integer;
+    v_remaining integer := p_limit;
+    v_limit integer;
+    v_left integer;
+    v_visited integer[] := '{{}}';
+    v_served integer[] := '{{}}';
+    v_half_open integer[] := '{{}}'; -- lanes from which probes were leased
+    v_probes bigint[] := '{{}}'; -- seq of the last probe of each
+    v_is_half_open boolean;
+    v_expired bigint[];
+    v_first bigint[];
+    v_retries bigint[];
+    v_chosen bigint[];
+    v_pending_tenants integer[] := '{{}}';
+    v_pending_seqs bigint[] := '{{}}';
+    v_expired_tenants integer[] := '{{}}';
+    v_expired_seqs bigint[] := '{{}}';
+    v_renewed bigint[];
+    v_lost integer := 0;
+    v_leased_count integer := 0;
+    v_turn bigint;
+    v_next_at bigint;
+    v record;
+BEGIN
+    SELECT coalesce(array_agg(i.name), '{{}}') INTO v_skipped
+    FROM unnest(p_limited_names, p_limits) AS i (name, value) WHERE i.value = 0;
+    SELECT array_agg(t.id ORDER BY t.last_turn, t.id) INTO v_tenants FROM (
+        (SELECT t.id, t.last_turn FROM tarry.tenant AS t
+            WHERE t.ready AND t.name <> ALL (v_skipped)
+            ORDER BY t.last_turn, t.id LIMIT {_MAX_TENANTS_VISITED})
+        UNION
+        (SELECT t.id, t.last_turn FROM tarry.tenant AS t
+            WHERE NOT t.ready AND t.due_check_at <= v_horizon_end AND t.name <> ALL (v_skipped)
+            ORDER BY t.due_check_at LIMIT {_MAX_TENANTS_VISITED})
+        UNION
+        (SELECT t.id, t.last_turn FROM tarry.tenant AS t
+            WHERE NOT t.ready AND t.expiry_check_at <= v_now AND t.name <> ALL (v_skipped)
+            ORDER BY t.expiry_check_at LIMIT {_MAX_TENANTS_VISITED})
+    ) AS t;
+    v_lane_cap := 16 + 2 * p_limit / greatest(1, coalesce(cardinality(v_tenants), 1));
+    FOR v_lane IN
+        SELECT l.*, i.ord AS tenant_order,
+            row_number() OVER (PARTITION BY i.ord ORDER BY l.last_turn, l.id) AS round
+        FROM unnest(CASE WHEN p_limit > 0 THEN v_tenants END) WITH ORDINALITY AS i (tenant, ord)
+        CROSS JOIN LATERAL (
+            SELECT l.* FROM (
+                (SELECT l.id FROM tarry.lane AS l
+                    WHERE l.tenant = i.tenant AND l.ready AND l.name <> ALL (v_skipped)
+                    ORDER BY l.last_turn, l.id LIMIT v_lane_cap)
+                UNION
+                (SELECT l.id FROM tarry.lane AS l
+                    WHERE l.tenant = i.tenant AND NOT l.ready AND l.due_check_at <= v_horizon_end
+                        AND l.name <> ALL (v_skipped)
+                    ORDER BY l.due_check_at LIMIT v_lane_cap)
+                UNION
+                (SELECT l.id FROM tarry.lane AS l
+                    WHERE l.tenant = i.tenant AND NOT l.ready AND l.expiry_check_at <= v_now
+                        AND l.name <> ALL (v_skipped)
+                    ORDER BY l.expiry_check_at LIMIT v_lane_cap)
+            ) AS c JOIN tarry.lane AS l ON l.id = c.id
+        ) AS l
+        ORDER BY round, tenant_order
+    LOOP
+        EXIT WHEN v_remaining <= 0;
+        v_visited := v_visited || v_lane.id;
+        CONTINUE WHEN v_lane.paused OR v_lane.parked_until > v_now;
+        v_limit := least(v_remaining, p_per_lane);
+        IF v_lane.name = ANY (p_limited_names) THEN
+            v_limit := least(v_limit, p_limits[array_position(p_limited_names, v_lane.name)]);
+        END IF;
+        v_is_half_open := v_lane.parked_until IS NOT NULL;
+        IF v_is_half_open THEN
+            -- Two claims must not count the running probes at the same time.
+            CONTINUE WHEN NOT pg_try_advisory_xact_lock({PROBE_LOCK}, v_lane.id);
+            SELECT l.probes, l.last_probe INTO v FROM tarry.lane AS l WHERE l.id = v_lane.id;
+            v_lane.last_probe := v.last_probe;
+            SELECT least(v_limit, v.probes - count(*)) INTO v_limit FROM (
+                SELECT 1 FROM tarry.live AS s
+                WHERE s.lane = v_lane.id AND s.queue = 2 AND s.wake_at > v_now LIMIT v.probes
+            ) AS running;
+        END IF;
+        CONTINUE WHEN v_limit <= 0;
+        v_expired := '{{}}';
+        IF v_lane.lease_end_at <= v_now THEN
+            SELECT coalesce(array_agg(s.seq), '{{}}') INTO v_expired FROM (
+                SELECT s.seq FROM tarry.live AS s
+                WHERE s.lane = v_lane.id AND s.queue = 2 AND s.wake_at <= v_now
+                ORDER BY s.wake_at, s.seq LIMIT v_limit FOR UPDATE SKIP LOCKED) AS s;
+        END IF;
+        v_left := v_limit - CASE WHEN v_is_half_open THEN 0 ELSE cardinality(v_expired) END;
+        SELECT coalesce(array_agg(s.seq), '{{}}') INTO v_first FROM (
+            SELECT s.seq FROM tarry.live AS s
+            WHERE s.lane = v_lane.id AND s.queue = 0 AND s.wake_at <= v_horizon_end
+            ORDER BY s.wake_at, s.seq LIMIT v_left FOR UPDATE SKIP LOCKED) AS s;
+        -- A third are retries. `v_now % 3` sometimes rounds up, so that a limit of 1 also selects
+        -- retries. One more for a half-open lane: the task of the last probe comes last.
+        SELECT coalesce(array_agg(s.seq), '{{}}') INTO v_retries FROM (
+            SELECT s.seq FROM tarry.live AS s
+            WHERE s.lane = v_lane.id AND s.queue = 1 AND s.wake_at <= v_horizon_end
+            ORDER BY s.wake_at, s.seq
+            LIMIT CASE WHEN v_is_half_open THEN v_left + 1 ELSE
+                greatest((v_left + v_now % 3) / 3, v_left - cardinality(v_first)) END
+            FOR UPDATE SKIP LOCKED) AS s;
+        IF v_is_half_open THEN
+            IF v_lane.last_probe = ANY (v_retries) THEN
+                v_retries := array_remove(v_retries, v_lane.last_probe) || v_lane.last_probe;
+            END IF;
+            v_chosen := (v_first || v_expired || v_retries)[1:v_limit];
+            CONTINUE WHEN cardinality(v_chosen) = 0;
+            v_half_open := v_half_open || v_lane.id;
+            v_probes := v_probes || v_chosen[cardinality(v_chosen)];
+            SELECT coalesce(array_agg(i.seq), '{{}}') INTO v_expired
+            FROM unnest(v_chosen) AS i (seq) WHERE i.seq = ANY (v_expired);
+            SELECT coalesce(array_agg(i.seq), '{{}}') INTO v_first
+            FROM unnest(v_chosen) AS i (seq) WHERE i.seq <> ALL (v_expired);
+        ELSE
+            v_retries := v_retries[1:v_left];
+            v_first := v_first[1:v_left - cardinality(v_retries)] || v_retries;
+            CONTINUE WHEN cardinality(v_first) + cardinality(v_expired) = 0;
+        END IF;
+        v_served := v_served || v_lane.id;
+        v_remaining := v_remaining - cardinality(v_first) - cardinality(v_expired);
+        v_pending_seqs := v_pending_seqs || v_first;
+        v_pending_tenants := v_pending_tenants
+            || array_fill(v_lane.tenant, ARRAY[cardinality(v_first)]);
+        v_expired_seqs := v_expired_seqs || v_expired;
+        v_expired_tenants := v_expired_tenants
+            || array_fill(v_lane.tenant, ARRAY[cardinality(v_expired)]);
+    END LOOP;
+
+    IF cardinality(v_expired_seqs) > 0 THEN
+        -- This worker has these tasks: its leases are renewed.
+        WITH renewed AS (
+            UPDATE tarry.live AS s SET wake_at = greatest(v_now, s.next_attempt_at) + p_length
+            FROM unnest(v_expired_tenants, v_expired_seqs) AS i (tenant, seq)
+            WHERE s.tenant = i.tenant AND s.seq = i.seq AND s.worker = p_worker
+            RETURNING s.tenant, s.seq
+        )
+        SELECT array_agg(r.seq) AS seqs, array_agg(r.tenant) AS tenants INTO v FROM renewed AS r;
+        v_renewed := v.seqs;
+        IF v_renewed IS NOT NULL THEN
+            RETURN QUERY SELECT {RENEWED_ROW}::smallint, {LIVE_COLUMNS}
+            FROM unnest(v.tenants, v.seqs) AS i (tenant, seq)
+            JOIN tarry.live AS s ON s.tenant = i.tenant AND s.seq = i.seq {TASK_JOINS};
+            v_leased_count := v_leased_count + cardinality(v_renewed);
+        END IF;
+    END IF;
+    -- Other transactions wait for lanes and tenants from here to the commit.
+    IF cardinality(v_visited) > 0 THEN
+        PERFORM 1 FROM tarry.lane AS l WHERE l.id = ANY (v_visited) ORDER BY l.id FOR NO KEY UPDATE;
+        PERFORM 1 FROM tarry.tenant AS t WHERE t.id = ANY (v_tenants) ORDER BY t.id
+        FOR NO KEY UPDATE;
+    END IF;
+    IF cardinality(v_expired_seqs) > cardinality(coalesce(v_renewed, '{{}}')) THEN
+        WITH lost AS MATERIALIZED (
+            SELECT s.* FROM unnest(v_expired_tenants, v_expired_seqs) AS i (tenant, seq)
+            JOIN tarry.live AS s ON s.tenant = i.tenant AND s.seq = i.seq
+            WHERE s.worker <> p_worker
+        ), logged AS (
+            INSERT INTO tarry.attempt (seq, number, due_at, worker)
+            SELECT s.seq, s.attempts + 1, s.next_attempt_at, s.worker FROM lost AS s
+        ), removed AS (
+            DELETE FROM tarry.live AS s USING lost AS i
+            WHERE i.cancelling AND s.tenant = i.tenant AND s.seq = i.seq
+        ), ended AS (
+            {FINISHED_INSERT}
+            SELECT i.tenant, {CANCELLED}, i.seq, i.lane, i.policy, v_now, i.next_attempt_at,
+                i.first_due_at, i.created_at, i.version + 1, i.attempts + 1,
+                i.attempts_before_replay, i.lost_attempts, i.backoff_offset, i.replays,
+                i.previous_delay, i.last_outcome_kind, NULL
+            FROM lost AS i WHERE i.cancelling
+        ), leased AS (
+            UPDATE tarry.live AS s
+            SET version = s.version + 1, worker = p_worker, attempts = s.attempts + 1,
+                lost_attempts = s.lost_attempts + 1, next_attempt_at = s.wake_at,
+                wake_at = greatest(v_now, s.wake_at) + p_length
+            FROM lost AS i WHERE NOT i.cancelling AND s.tenant = i.tenant AND s.seq = i.seq
+            RETURNING s.tenant, s.seq
+        ), groups AS (
+            SELECT i.tenant, i.lane, i.policy, count(*)::integer AS cancelled
+            FROM lost AS i WHERE i.cancelling GROUP BY i.tenant, i.lane, i.policy
+        ), sums AS (
+            SELECT array_agg(g.tenant) AS tenants, array_agg(g.lane) AS lanes,
+                array_agg(g.policy) AS policies, array_agg(g.cancelled) AS cancelled,
+                array_agg(-g.cancelled) AS in_flight, array_agg(0) AS zeros
+            FROM groups AS g
+        )
+        SELECT sums.*, r.*, c.* INTO v
+        FROM sums, (SELECT array_agg(s.tenant) AS leased_tenants, array_agg(s.seq) AS leased_seqs
+                FROM leased AS s) AS r,
+            (SELECT count(*)::integer AS lost, array_agg(s.tenant) AS lost_tenants,
+                array_agg('lost'::text) AS outcomes FROM lost AS s) AS c;
+        v_lost := v.lost;
+        IF v.tenants IS NOT NULL THEN
+            PERFORM tarry.apply_1(v.tenants, v.lanes, v.policies, v.zeros, v.in_flight, v.zeros,
+                v.zeros, v.cancelled, v.zeros, v.zeros, NULL, NULL);
+        END IF;
+        IF v.lost > 0 THEN
+            PERFORM tarry.count_attempts_1(v.lost_tenants, v.outcomes, v_now);
+        END IF;
+        IF v.leased_seqs IS NOT NULL THEN
+            RETURN QUERY SELECT {LEASED_ROW}::smallint, {LIVE_COLUMNS}
+            FROM unnest(v.leased_tenants, v.leased_seqs) AS i (tenant, seq)
+            JOIN tarry.live AS s ON s.tenant = i.tenant AND s.seq = i.seq {TASK_JOINS};
+            v_leased_count := v_leased_count + cardinality(v.leased_seqs);
+        END IF;
+    END IF;
+    IF cardinality(v_pending_seqs) > 0 THEN
+        WITH leased AS (
+            UPDATE tarry.live AS s
+            SET queue = 2, version = s.version + 1, worker = p_worker,
+                wake_at = greatest(v_now, s.next_attempt_at) + p_length
+            FROM unnest(v_pending_tenants, v_pending_seqs) AS i (tenant, seq)
+            WHERE s.tenant = i.tenant AND s.seq = i.seq
+            RETURNING s.tenant, s.lane, s.wake_at
+        ), groups AS (
+            SELECT s.tenant, s.lane, count(*)::integer AS leased, min(s.wake_at) AS lease_end
+            FROM leased AS s GROUP BY s.tenant, s.lane
+        )
+        SELECT array_agg(g.tenant) AS tenants, array_agg(g.lane) AS lanes,
+            array_agg(g.leased) AS leased, array_agg(-g.leased) AS pending, array_agg(0) AS zeros,
+            array_agg(g.lease_end) AS lease_ends INTO v FROM groups AS g;
+        PERFORM tarry.apply_1(v.tenants, v.lanes, NULL, v.pending, v.leased, v.zeros, v.zeros,
+            v.zeros, v.zeros, v.zeros, NULL, v.lease_ends);
+        RETURN QUERY SELECT {LEASED_ROW}::smallint, {LIVE_COLUMNS}
+        FROM unnest(v_pending_tenants, v_pending_seqs) AS i (tenant, seq)
+        JOIN tarry.live AS s ON s.tenant = i.tenant AND s.seq = i.seq {TASK_JOINS};
+        v_leased_count := v_leased_count + cardinality(v_pending_seqs);
+    END IF;
+
+    IF cardinality(v_visited) > 0 THEN
+        -- Served lanes go to the end of the rotation. A lane from which nothing can be leased now
+        -- is put to sleep.
+        IF cardinality(v_served) > 0 THEN
+            v_turn := nextval('tarry.turn') << 20;
+        END IF;
+        UPDATE tarry.lane AS l
+        SET due_at = x.due, lease_end_at = x.lease_end, ready = x.is_ready,
+            due_check_at = CASE WHEN x.is_ready OR x.is_full OR l.parked_until > v_now THEN NULL
+                ELSE tarry.due_check_1(l.paused, l.parked_until, x.due) END,
+            expiry_check_at = CASE WHEN x.is_ready OR l.paused THEN NULL
+                WHEN l.parked_until > v_now THEN l.parked_until
+                WHEN x.is_full THEN x.first_end
+                ELSE tarry.expiry_check_1(l.paused, l.parked_until, x.due, x.lease_end) END,
+            last_claim_at = CASE WHEN x.turn IS NULL THEN l.last_claim_at ELSE v_now END,
+            last_turn = coalesce(v_turn + x.turn, l.last_turn),
+            last_probe = coalesce(x.probe, l.last_probe)
+        FROM (
+            SELECT y.*, NOT y.is_blocked AND NOT y.is_full
+                AND (coalesce(y.due <= v_horizon_end, false)
+                    OR coalesce(y.lease_end <= v_now, false)) AS is_ready
+            FROM (
+                SELECT l.id, t.due, t.lease_end,
+                    l.paused OR coalesce(l.parked_until > v_now, false) AS is_blocked,
+                    l.parked_until IS NOT NULL AND r.running >= l.probes AS is_full, r.first_end,
+                    array_position(v_served, l.id) AS turn,
+                    v_probes[array_position(v_half_open, l.id)] AS probe
+                FROM unnest(v_visited) AS i (id) JOIN tarry.lane AS l ON l.id = i.id
+                CROSS JOIN LATERAL (SELECT
+                    least((SELECT min(s.wake_at) FROM tarry.live AS s
+                            WHERE s.lane = l.id AND s.queue = 0),
+                        (SELECT min(s.wake_at) FROM tarry.live AS s
+                            WHERE s.lane = l.id AND s.queue = 1)) AS due,
+                    (SELECT min(s.wake_at) FROM tarry.live AS s
+                        WHERE s.lane = l.id AND s.queue = 2) AS lease_end) AS t
+                CROSS JOIN LATERAL (
+                    SELECT count(*) AS running, min(s.wake_at) AS first_end FROM (
+                        SELECT s.wake_at FROM tarry.live AS s
+                        WHERE s.lane = l.id AND s.queue = 2 AND s.wake_at > v_now
+                            AND l.parked_until IS NOT NULL
+                        ORDER BY s.wake_at LIMIT l.probes) AS s) AS r
+            ) AS y
+        ) AS x
+        WHERE l.id = x.id;
+    END IF;
+    IF cardinality(v_visited) > 0 OR (p_limit > 0 AND v_tenants IS NOT NULL) THEN
+        UPDATE tarry.tenant AS t
+        SET ready = x.is_ready, due_check_at = CASE WHEN NOT x.is_ready THEN x.due_check END,
+            expiry_check_at = CASE WHEN NOT x.is_ready THEN x.expiry_check END,
+            last_turn = coalesce(x.last_turn, t.last_turn)
+        FROM (
+            SELECT i.id,
+                EXISTS (SELECT 1 FROM tarry.lane AS l WHERE l.tenant = i.id AND l.ready)
+                    AS is_ready,
+                (SELECT min(l.due_check_at) FROM tarry.lane AS l WHERE l.tenant = i.id
+                    AND NOT l.ready AND l.due_check_at IS NOT NULL) AS due_check,
+                (SELECT min(l.expiry_check_at) FROM tarry.lane AS l WHERE l.tenant = i.id
+                    AND NOT l.ready AND l.expiry_check_at IS NOT NULL) AS expiry_check,
+                (SELECT max(l.last_turn) FROM unnest(v_served) AS s (id)
+                    JOIN tarry.lane AS l ON l.id = s.id WHERE l.tenant = i.id) AS last_turn
+            FROM unnest(v_tenants) AS i (id)
+        ) AS x
+        WHERE t.id = x.id AND (t.ready, t.due_check_at, t.expiry_check_at, t.last_turn)
+            IS DISTINCT FROM (x.is_ready, CASE WHEN NOT x.is_ready THEN x.due_check END,
+                CASE WHEN NOT x.is_ready THEN x.expiry_check END,
+                coalesce(x.last_turn, t.last_turn));
+    END IF;
+
+    -- The check times of a tenant are lower bounds: they are not changed when those of its lanes
+    -- become later. A few outdated ones that would decide `next_at` are corrected.
+    FOR v_try IN 1..{_MAX_CHECKS_CORRECTED} LOOP
+        SELECT t.id, t.due_check_at, t.expiry_check_at, c.due_check, c.expiry_check INTO v
+        FROM (
+            (SELECT t.id, t.due_check_at - p_horizon AS at FROM tarry.tenant AS t
+                WHERE NOT t.ready AND t.due_check_at > v_horizon_end
+                ORDER BY t.due_check_at LIMIT 1)
+            UNION ALL
+            (SELECT t.id, t.expiry_check_at AS at FROM tarry.tenant AS t
+                WHERE NOT t.ready AND t.expiry_check_at > v_now
+                ORDER BY t.expiry_check_at LIMIT 1)
+            ORDER BY 2 LIMIT 1
+        ) AS f JOIN tarry.tenant AS t ON t.id = f.id
+        CROSS JOIN LATERAL ({_EARLIEST_LANE_CHECKS}) AS c;
+        EXIT WHEN NOT FOUND OR (v.due_check_at, v.expiry_check_at)
+            IS NOT DISTINCT FROM (v.due_check, v.expiry_check);
+        PERFORM 1 FROM tarry.tenant AS t WHERE t.id = v.id FOR NO KEY UPDATE SKIP LOCKED;
+        EXIT WHEN NOT FOUND; -- other tenants are locked already: waiting could be a deadlock
+        UPDATE tarry.tenant AS t SET due_check_at = c.due_check, expiry_check_at = c.expiry_check
+        FROM (SELECT c.* FROM tarry.tenant AS t CROSS JOIN LATERAL ({_EARLIEST_LANE_CHECKS}) AS c
+            WHERE t.id = v.id) AS c
+        WHERE t.id = v.id AND NOT t.ready;
+    END LOOP;
+    SELECT min(x.at) INTO v_next_at FROM (
+        SELECT v_now AS at FROM unnest(v_tenants) AS i (id) WHERE EXISTS (
+            SELECT 1 FROM tarry.lane AS l
+            WHERE l.tenant = i.id AND l.ready AND l.name <> ALL (v_skipped))
+        UNION ALL
+        SELECT least(
+            (SELECT min(l.due_check_at) - p_horizon FROM tarry.lane AS l WHERE l.tenant = i.id
+                AND NOT l.ready AND l.due_check_at IS NOT NULL AND l.name <> ALL (v_skipped)),
+            (SELECT min(l.expiry_check_at) FROM tarry.lane AS l WHERE l.tenant = i.id
+                AND NOT l.ready AND l.expiry_check_at IS NOT NULL AND l.name <> ALL (v_skipped)))
+        FROM unnest(v_tenants) AS i (id)
+        UNION ALL
+        SELECT min(t.due_check_at) - p_horizon FROM tarry.tenant AS t
+        WHERE NOT t.ready AND t.due_check_at > v_horizon_end AND t.name <> ALL (v_skipped)
+            AND t.id <> ALL (coalesce(v_tenants, '{{}}'))
+        UNION ALL
+        SELECT min(t.expiry_check_at) FROM tarry.tenant AS t
+        WHERE NOT t.ready AND t.expiry_check_at > v_now AND t.name <> ALL (v_skipped)
+            AND t.id <> ALL (coalesce(v_tenants, '{{}}'))
+    ) AS x;
+    IF cardinality(v_tenants) >= {_MAX_TENANTS_VISITED} THEN
+        v_next_at := v_now; -- there may be other tenants with due tasks
+    END IF;
+    IF p_limit > 0 AND v_leased_count = 0 AND v_next_at <= v_now THEN
+        v_next_at := v_now + {_MIN_NEXT_CLAIM_MS};
+    END IF;
+    RETURN QUERY SELECT {HALF_OPEN_ROW}::smallint, NULL::text, NULL::text, l.name, NULL::text,
+        NULL::bytea, NULL::bytea, NULL::text, NULL::text, NULL::integer, NULL::bigint, NULL::bigint,
+        NULL::bigint, NULL::smallint, NULL::text, l.consecutive_opens, NULL::integer, NULL::integer,
+        NULL::double precision, NULL::integer, NULL::text, NULL::integer, NULL::text, NULL::bigint,
+        NULL::boolean, NULL::integer, NULL::bigint, NULL::bigint
+    FROM unnest(v_half_open) AS i (id) JOIN tarry.lane AS l ON l.id = i.id;
+    RETURN QUERY SELECT {HEADER_ROW}::smallint, NULL::text, NULL::text, NULL::text, NULL::text,
+        NULL::bytea, NULL::bytea, NULL::text, NULL::text, NULL::integer, v_now,
+        CASE WHEN v_next_at IS NOT NULL THEN greatest(v_now, v_next_at) END,
+        NULL::bigint, NULL::smallint, NULL::text, v_lost, NULL::integer, NULL::integer,
+        NULL::double precision, NULL::integer, NULL::text, NULL::integer, NULL::text, NULL::bigint,
+        NULL::boolean, NULL::integer, NULL::bigint, NULL::bigint;
+END $$;
+"""

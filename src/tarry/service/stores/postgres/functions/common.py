@@ -1,0 +1,256 @@
+"""Functions that the others call: names, quotas, counters, and the deletion of tasks."""
+
+from __future__ import annotations
+
+from tarry.service.stores.postgres.functions.constants import (
+    CANCELLED,
+    EXHAUSTED,
+    PLAN_SETTINGS,
+    QUOTA_LOCK,
+    SUCCEEDED,
+)
+
+_HELPERS = """
+CREATE FUNCTION tarry.now_1(p_now bigint) RETURNS bigint LANGUAGE sql AS $$
+    SELECT coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+$$;
+
+-- The check times of a lane that is asleep. No task of a parked lane is leased before the parking
+-- ends: if a task is due before that time, the lane is visited exactly when the parking ends.
+CREATE FUNCTION tarry.due_check_1(
+    p_paused boolean, p_parked_until bigint, p_due_at bigint
+) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_paused OR p_due_at <= p_parked_until THEN NULL ELSE p_due_at END
+$$;
+CREATE FUNCTION tarry.expiry_check_1(
+    p_paused boolean, p_parked_until bigint, p_due_at bigint, p_lease_end_at bigint
+) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN p_paused THEN NULL
+        WHEN p_due_at <= p_parked_until THEN p_parked_until
+        WHEN p_lease_end_at IS NULL THEN NULL
+        ELSE greatest(p_lease_end_at, p_parked_until) END
+$$;
+
+-- Return the ids of tenants, in the order of their names; create tenants that are missing.
+CREATE FUNCTION tarry.tenants_1(p_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+DECLARE v_ids integer[];
+BEGIN
+    FOR v_try IN 1..2 LOOP
+        SELECT array_agg(t.id ORDER BY i.ord) INTO v_ids
+        FROM unnest(p_names) WITH ORDINALITY AS i (name, ord)
+        LEFT JOIN tarry.tenant AS t ON t.name = i.name;
+        EXIT WHEN array_position(v_ids, NULL) IS NULL;
+        INSERT INTO tarry.tenant (name)
+        SELECT DISTINCT i.name FROM unnest(p_names, v_ids) AS i (name, id)
+        WHERE i.id IS NULL ORDER BY i.name
+        ON CONFLICT DO NOTHING;
+    END LOOP;
+    RETURN v_ids;
+END $$;
+
+-- Return the ids of lanes, in the order of their names; NULL for lanes that are missing.
+CREATE FUNCTION tarry.lanes_1(p_names text[]) RETURNS integer[] LANGUAGE sql AS $$
+    SELECT array_agg(l.id ORDER BY i.ord)
+    FROM unnest(p_names) WITH ORDINALITY AS i (name, ord)
+    LEFT JOIN tarry.lane AS l ON l.name = i.name
+$$;
+
+-- Return the number of live tasks of a tenant after locking its quota, so that two processes
+-- cannot exceed the quota together. While many more tasks are allowed, the lock is shared.
+CREATE FUNCTION tarry.lock_quota_1(p_tenant integer, p_count integer, p_quota bigint)
+RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_margin bigint := greatest(p_quota / 10, 20 * p_count);
+    v_is_exclusive boolean;
+    v_live bigint;
+BEGIN
+    SELECT t.pending + t.in_flight + p_count > p_quota - v_margin INTO v_is_exclusive
+    FROM tarry.tenant AS t WHERE t.id = p_tenant;
+    IF v_is_exclusive THEN
+        PERFORM pg_advisory_xact_lock({quota_lock}, p_tenant);
+    ELSE
+        PERFORM pg_advisory_xact_lock_shared({quota_lock}, p_tenant);
+    END IF;
+    SELECT t.pending + t.in_flight INTO v_live FROM tarry.tenant AS t WHERE t.id = p_tenant;
+    IF NOT v_is_exclusive AND v_live + p_count > p_quota THEN
+        RAISE SQLSTATE '40001' USING MESSAGE = 'the quota was reached meanwhile';
+    END IF;
+    RETURN v_live;
+END $$;
+""".replace("{quota_lock}", str(QUOTA_LOCK))
+
+# Each element of the arrays is a change: of one lane and policy, or with NULL only of a tenant.
+_APPLY = """
+CREATE FUNCTION tarry.apply_1(
+    p_tenants integer[], p_lanes integer[], p_policies integer[], p_pending integer[],
+    p_in_flight integer[], p_succeeded integer[], p_exhausted integer[], p_cancelled integer[],
+    p_superseded integer[], p_new_lanes integer[], p_due bigint[], p_lease_end bigint[]
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_lane_count integer;
+    v_changed integer;
+    v_tenants integer[];
+    v_due_checks bigint[];
+    v_expiry_checks bigint[];
+BEGIN
+    SELECT count(DISTINCT i.lane) INTO v_lane_count FROM unnest(p_lanes) AS i (lane);
+    IF v_lane_count > 1 THEN
+        PERFORM 1 FROM tarry.lane AS l WHERE l.id = ANY (p_lanes) ORDER BY l.id FOR NO KEY UPDATE;
+    END IF;
+    IF v_lane_count > 0 THEN
+        WITH change AS (
+            SELECT i.lane, sum(i.pending) AS pending, sum(i.in_flight) AS in_flight,
+                sum(i.exhausted) AS exhausted,
+                sum(i.pending + i.in_flight + i.succeeded + i.exhausted + i.cancelled) AS tasks,
+                min(i.due) AS due, min(i.lease_end) AS lease_end
+            FROM unnest(p_lanes, p_pending, p_in_flight, p_succeeded, p_exhausted, p_cancelled,
+                p_due, p_lease_end)
+                AS i (lane, pending, in_flight, succeeded, exhausted, cancelled, due, lease_end)
+            WHERE i.lane IS NOT NULL GROUP BY i.lane
+        ), changed AS (
+            UPDATE tarry.lane AS l
+            SET pending = l.pending + d.pending, in_flight = l.in_flight + d.in_flight,
+                exhausted = l.exhausted + d.exhausted, tasks = l.tasks + d.tasks,
+                unused = l.tasks + d.tasks = 0,
+                due_at = {due}, lease_end_at = {lease_end},
+                due_check_at = CASE WHEN NOT l.ready
+                    THEN tarry.due_check_1(l.paused, l.parked_until, {due}) END,
+                expiry_check_at = CASE WHEN NOT l.ready
+                    THEN tarry.expiry_check_1(l.paused, l.parked_until, {due}, {lease_end}) END
+            FROM change AS d WHERE l.id = d.lane
+            RETURNING l.tenant, l.due_check_at, l.expiry_check_at
+        )
+        SELECT count(*), array_agg(c.tenant), array_agg(c.due_check_at),
+            array_agg(c.expiry_check_at)
+        INTO v_changed, v_tenants, v_due_checks, v_expiry_checks FROM changed AS c;
+        IF v_changed <> v_lane_count THEN
+            RAISE SQLSTATE '40001' USING MESSAGE = 'a lane was removed meanwhile';
+        END IF;
+    END IF;
+    IF array_length(p_tenants, 1) > 1 THEN
+        PERFORM 1 FROM tarry.tenant AS t WHERE t.id = ANY (p_tenants) ORDER BY t.id
+        FOR NO KEY UPDATE;
+    END IF;
+    UPDATE tarry.tenant AS t
+    SET pending = t.pending + d.pending, in_flight = t.in_flight + d.in_flight,
+        succeeded = t.succeeded + d.succeeded, exhausted = t.exhausted + d.exhausted,
+        cancelled = t.cancelled + d.cancelled, superseded = t.superseded + d.superseded,
+        lanes = t.lanes + d.new_lanes,
+        due_check_at = CASE WHEN NOT t.ready THEN least(t.due_check_at, d.due_check) END,
+        expiry_check_at = CASE WHEN NOT t.ready THEN least(t.expiry_check_at, d.expiry_check) END
+    FROM (
+        SELECT i.tenant, sum(i.pending) AS pending, sum(i.in_flight) AS in_flight,
+            sum(i.succeeded) AS succeeded, sum(i.exhausted) AS exhausted,
+            sum(i.cancelled) AS cancelled, sum(i.superseded) AS superseded,
+            sum(i.new_lanes) AS new_lanes, min(i.due_check) AS due_check,
+            min(i.expiry_check) AS expiry_check
+        FROM (
+            SELECT *, NULL::bigint AS due_check, NULL::bigint AS expiry_check
+            FROM unnest(p_tenants, p_pending, p_in_flight, p_succeeded, p_exhausted, p_cancelled,
+                p_superseded, p_new_lanes)
+                AS i (tenant, pending, in_flight, succeeded, exhausted, cancelled, superseded,
+                    new_lanes)
+            UNION ALL
+            SELECT c.tenant, 0, 0, 0, 0, 0, 0, 0, c.due_check, c.expiry_check
+            FROM unnest(v_tenants, v_due_checks, v_expiry_checks)
+                AS c (tenant, due_check, expiry_check)
+        ) AS i GROUP BY i.tenant
+    ) AS d
+    WHERE t.id = d.tenant;
+    IF EXISTS (SELECT 1 FROM unnest(p_policies, p_pending, p_in_flight, p_succeeded, p_exhausted,
+            p_cancelled) AS i (policy, pending, in_flight, succeeded, exhausted, cancelled)
+            WHERE i.pending + i.in_flight <> 0 OR i.succeeded + i.exhausted + i.cancelled <> 0)
+    THEN
+        IF array_length(p_policies, 1) > 1 THEN
+            PERFORM 1 FROM tarry.policy_use AS u WHERE u.id = ANY (p_policies) ORDER BY u.id
+            FOR NO KEY UPDATE;
+        END IF;
+        UPDATE tarry.policy_use AS u
+        SET live_tasks = u.live_tasks + d.live, tasks = u.tasks + d.live + d.ended
+        FROM (
+            SELECT i.policy, sum(i.pending + i.in_flight) AS live,
+                sum(i.succeeded + i.exhausted + i.cancelled) AS ended
+            FROM unnest(p_policies, p_pending, p_in_flight, p_succeeded, p_exhausted, p_cancelled)
+                AS i (policy, pending, in_flight, succeeded, exhausted, cancelled)
+            WHERE i.policy IS NOT NULL GROUP BY i.policy
+        ) AS d
+        WHERE u.id = d.policy;
+        GET DIAGNOSTICS v_changed = ROW_COUNT;
+        IF v_changed <> (SELECT count(DISTINCT i.policy) FROM unnest(p_policies) AS i (policy)) THEN
+            RAISE SQLSTATE '40001' USING MESSAGE = 'a policy was removed meanwhile';
+        END IF;
+    END IF;
+END $$;
+
+-- Count attempts in their minute. A connection has its own rows: see the table.
+CREATE FUNCTION tarry.count_attempts_1(p_tenants integer[], p_outcomes text[], p_now bigint)
+RETURNS void LANGUAGE sql AS $$
+    INSERT INTO tarry.series AS s (tenant, minute, outcome, shard, count)
+    SELECT g.tenant, p_now - p_now % 60000, i.outcome, pg_backend_pid() % 16, count(*)
+    FROM unnest(p_tenants, p_outcomes) AS i (tenant, outcome)
+    CROSS JOIN LATERAL (VALUES (0), (i.tenant)) AS g (tenant)
+    WHERE i.outcome IS NOT NULL
+    GROUP BY g.tenant, i.outcome ORDER BY g.tenant, i.outcome
+    ON CONFLICT (tenant, minute, outcome, shard) DO UPDATE SET count = s.count + excluded.count
+$$;
+""".replace("{due}", "CASE WHEN l.pending + d.pending > 0 THEN least(l.due_at, d.due) END").replace(
+    "{lease_end}",
+    "CASE WHEN l.in_flight + d.in_flight > 0 THEN least(l.lease_end_at, d.lease_end) END",
+)
+
+_DELETE = f"""
+-- Delete finished tasks. The rows of `content` and `attempt` stay in the partition of their day,
+-- which is dropped later, and are deleted from the default partition only.
+CREATE FUNCTION tarry.delete_1(p_tenants integer[], p_seqs bigint[]) RETURNS integer
+{PLAN_SETTINGS} AS $$
+DECLARE v record;
+BEGIN
+    WITH locked AS MATERIALIZED (
+        SELECT f.* FROM (
+            SELECT DISTINCT i.tenant, i.seq FROM unnest(p_tenants, p_seqs) AS i (tenant, seq)) AS i
+        JOIN tarry.finished AS f ON f.tenant = i.tenant AND f.seq = i.seq
+            AND f.status IN ({SUCCEEDED}, {EXHAUSTED}, {CANCELLED})
+        ORDER BY f.tenant, f.seq FOR UPDATE OF f
+    ), gone AS (
+        DELETE FROM tarry.finished AS f USING locked AS i
+        WHERE f.tenant = i.tenant AND f.status = i.status AND f.seq = i.seq
+    ), keys AS (
+        DELETE FROM tarry.task_key AS k USING locked AS i WHERE k.seq = i.seq
+    ), content AS MATERIALIZED (
+        SELECT i.tenant, i.policy, c.policy_version, c.body_ref
+        FROM locked AS i JOIN tarry.content AS c ON c.seq = i.seq
+        WHERE c.policy_version IS NOT NULL OR c.body_ref IS NOT NULL
+    ), versions AS (
+        UPDATE tarry.policy AS p SET tasks = p.tasks - d.tasks
+        FROM (SELECT c.tenant, u.policy, c.policy_version AS version, count(*) AS tasks
+            FROM content AS c JOIN tarry.policy_use AS u ON u.id = c.policy
+            WHERE c.policy_version IS NOT NULL GROUP BY 1, 2, 3) AS d
+        WHERE p.tenant = d.tenant AND p.id = d.policy AND p.version = d.version
+    ), orphans AS (
+        INSERT INTO tarry.orphan SELECT DISTINCT c.body_ref FROM content AS c
+        WHERE c.body_ref IS NOT NULL ORDER BY c.body_ref ON CONFLICT DO NOTHING
+    ), old_content AS (
+        DELETE FROM tarry.content_default AS c USING locked AS i WHERE c.seq = i.seq
+    ), old_attempts AS (
+        DELETE FROM tarry.attempt_default AS a USING locked AS i WHERE a.seq = i.seq
+    ), groups AS (
+        SELECT i.tenant, i.lane, i.policy,
+            -count(*) FILTER (WHERE i.status = {SUCCEEDED})::integer AS succeeded,
+            -count(*) FILTER (WHERE i.status = {EXHAUSTED})::integer AS exhausted,
+            -count(*) FILTER (WHERE i.status = {CANCELLED})::integer AS cancelled
+        FROM locked AS i GROUP BY i.tenant, i.lane, i.policy
+    )
+    SELECT array_agg(g.tenant) AS tenants, array_agg(g.lane) AS lanes,
+        array_agg(g.policy) AS policies, array_agg(0) AS zeros, array_agg(g.succeeded) AS succeeded,
+        array_agg(g.exhausted) AS exhausted, array_agg(g.cancelled) AS cancelled,
+        coalesce(-sum(g.succeeded + g.exhausted + g.cancelled), 0)::integer AS deleted
+    INTO v FROM groups AS g;
+    IF v.deleted > 0 THEN
+        PERFORM tarry.apply_1(v.tenants, v.lanes, v.policies, v.zeros, v.zeros, v.succeeded,
+            v.exhausted, v.cancelled, v.zeros, v.zeros, NULL, NULL);
+    END IF;
+    RETURN v.deleted;
+END $$;
+"""
+
+COMMON_FUNCTIONS = _HELPERS + _APPLY + _DELETE

@@ -1,0 +1,416 @@
+"""`PostgresStore`: implements `tarry.service.store.Store` with a PostgreSQL database."""
+
+# ruff: noqa: D102 - the methods are documented in `tarry.service.store.Store`
+
+from __future__ import annotations
+
+import logging
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.store import MAX_LISTED_WORKERS, WORKER_EXPIRY_MS, AddStatus
+from tarry.service.stores.postgres import (
+    finished_tasks,
+    lanes,
+    partitions,
+    policies,
+    queries,
+    tasks,
+    transfer,
+)
+from tarry.service.stores.postgres.database import Database
+from tarry.service.stores.postgres.notifications import Notifications
+from tarry.service.stores.postgres.rows import decode_worker, encode, encode_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from tarry.service import model, store
+    from tarry.wire.tasks import DownstreamLimits
+
+_WAKEUP_HORIZON_MS = 500
+"""Other processes are woken for a task that is due sooner. For others, their polling suffices."""
+_LEADER_LEASE_MS = 15_000
+"""How long a store stays the leader without another call of `try_lead`."""
+_PARTITION_CHECK_INTERVAL_MS = 600_000
+_DURABILITY_SETTINGS = {
+    "fsync": "a crash of the machine may destroy the database",
+    "full_page_writes": "a crash of the machine may destroy the database",
+    "synchronous_commit": "the last tasks are lost if PostgreSQL crashes",
+}
+"""Settings of the server that must not be off, and what happens if they are."""
+_READ_SETTINGS = "SELECT name, current_setting(name) FROM unnest($1::text[]) AS s (name)"
+_logger = logging.getLogger("tarry.service")
+_ADDED = AddStatus.ADDED  # read once, because it takes 0.27 us in Python 3.11
+_PING = "UPDATE tarry.meta SET value = tarry.now_1($1) WHERE name = 'pinged' RETURNING value"
+_LEAD = """
+INSERT INTO tarry.leader AS l VALUES (1, $1, tarry.now_1($2) + $3)
+ON CONFLICT (id) DO UPDATE SET token = excluded.token, until = excluded.until
+WHERE l.token = excluded.token OR l.until <= tarry.now_1($2) RETURNING true
+"""
+_RECORD_WORKER = """
+INSERT INTO tarry.worker VALUES ($1, tarry.now_1($2), $3, $4)
+ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, is_claiming = excluded.is_claiming,
+    record = excluded.record
+"""
+_LIST_WORKERS = """
+SELECT record, seen_at FROM tarry.worker WHERE seen_at > tarry.now_1($1) - $2 ORDER BY name LIMIT $3
+"""
+
+
+class PostgresStore:
+    """A store in the PostgreSQL database of a URL; the tables are created by `open`.
+
+    `clock` returns epoch milliseconds, for tests. By default the clock of the server applies, so
+    all processes have the same time. With `strict_durability`, the store cannot be opened if the
+    configuration of the server may lose acknowledged tasks.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], int] | None = None,
+        strict_durability: bool = False,
+    ) -> None:
+        self.database: Database = Database(url)
+        self._clock = clock
+        self._strict_durability = strict_durability
+        self._notifications = Notifications(self.database)
+        self._leader_token = secrets.token_hex(16)
+        self._may_lead = False
+        self._next_partition_check = 0
+
+    def _now(self) -> int | None:
+        return None if self._clock is None else self._clock()
+
+    async def open(self) -> None:
+        await self.database.open()
+        await self._check_durability()
+        time = await self.database.fetch_value("SELECT tarry.now_1($1)", self._now())
+        await partitions.create_partitions(self.database, time)
+
+    async def _check_durability(self) -> None:
+        """Log or raise an error for settings of the server with which commits may be lost."""
+        settings = await self.database.fetch(_READ_SETTINGS, list(_DURABILITY_SETTINGS))
+        problems = [
+            f"{name} is off: {_DURABILITY_SETTINGS[name]}"
+            for name, value in settings
+            if value == "off"
+        ]
+        if problems and self._strict_durability:
+            await self.database.close()
+            rule = "the server must keep acknowledged tasks, because strict_durability is set"
+            raise ConfigurationError(f"store: {rule}; {'; '.join(problems)}")
+        for problem in problems:
+            _logger.warning("PostgreSQL may lose acknowledged tasks: %s", problem)
+
+    async def close(self) -> None:
+        await self._notifications.close()
+        if self._may_lead:
+            self._may_lead = False
+            with suppress(StoreUnavailable):
+                statement = "DELETE FROM tarry.leader WHERE token = $1"
+                await self.database.fetch(statement, self._leader_token)
+        await self.database.close()
+
+    async def ping(self) -> int:
+        return int(await self.database.fetch_value(_PING, self._now()))
+
+    async def add(
+        self,
+        tasks_to_add: Sequence[store.NewTask],
+        terms: store.LeaseTerms | None = None,
+        *,
+        quota: int | None = None,
+        lane_quota: int | None = None,
+    ) -> list[store.AddResult]:
+        now = self._now()
+        results = await tasks.add(self.database, tasks_to_add, terms, quota, lane_quota, now)
+        if any(_is_claimable(result) for result in results):
+            self._notifications.notify()
+        return results
+
+    async def claim(
+        self,
+        terms: store.LeaseTerms,
+        *,
+        limit: int,
+        per_lane: int,
+        lane_limits: Mapping[str, int] = {},
+    ) -> store.ClaimResult:
+        now = self._now()
+        return await tasks.claim(self.database, terms, limit, per_lane, lane_limits, now)
+
+    async def finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
+        statuses = await tasks.finish(self.database, results, self._now())
+        if any(result.callback_task is not None for result in results):
+            self._notifications.notify()
+        return statuses
+
+    async def release(self, releases: Sequence[store.Release]) -> list[store.FinishStatus]:
+        statuses = await tasks.release(self.database, releases, self._now())
+        self._notifications.notify()
+        return statuses
+
+    def record_start(self, slot: int, task: model.Task) -> None:
+        """Do nothing: the leases of a dead process end when they expire."""
+
+    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+        now = self._now()
+        count = await tasks.release_unknown_leases(self.database, worker, known_ids, now)
+        if count:
+            self._notifications.notify()
+        return count
+
+    async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
+        await lanes.park(self.database, lane, until, probes, consecutive_opens)
+
+    async def unpark(self, lane: str) -> None:
+        await lanes.unpark(self.database, lane)
+        self._notifications.notify()
+
+    async def resume(self, lane: str) -> None:
+        await lanes.resume(self.database, lane)
+        self._notifications.notify()
+
+    async def pause(self, lane: str, *, lane_quota: int | None = None) -> store.LaneWriteStatus:
+        return await lanes.pause(self.database, lane, lane_quota)
+
+    async def record_lane_limits(self, limits: Sequence[store.LaneLimits]) -> None:
+        await lanes.record_lane_limits(self.database, limits)
+
+    async def list_lane_limits(self, limit: int) -> list[store.LaneLimits]:
+        return await lanes.list_lane_limits(self.database, limit)
+
+    async def set_limits(
+        self,
+        lane: str,
+        limits: DownstreamLimits | None,
+        *,
+        max_limited: int,
+        lane_quota: int | None = None,
+    ) -> store.LaneWriteStatus:
+        return await lanes.set_limits(self.database, lane, limits, max_limited, lane_quota)
+
+    async def load_limits(self, known: store.ConfiguredLimits) -> store.ConfiguredLimits | None:
+        return await lanes.load_limits(self.database, known, self._now())
+
+    async def add_to_budgets(self, changes: dict[str, float]) -> dict[str, float]:
+        return await lanes.add_to_budgets(self.database, changes, self._now())
+
+    async def list_lanes(
+        self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
+    ) -> store.Page[model.LaneRecord]:
+        return await lanes.list_lanes(self.database, tenant, cursor, limit)
+
+    async def get_lane(self, name: str) -> model.LaneRecord | None:
+        return await lanes.get_lane(self.database, name)
+
+    async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
+        return await queries.get_task(self.database, tenant, task_id)
+
+    async def list_tasks(
+        self,
+        tenant: str,
+        task_filter: store.TaskFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+        oldest_first: bool = False,
+    ) -> store.Page[model.Task]:
+        return await queries.list_tasks(
+            self.database, tenant, task_filter, cursor, limit, oldest_first=oldest_first
+        )
+
+    async def count_tasks(self, tenant: str, task_filter: store.TaskFilter) -> int:
+        return await queries.count_tasks(self.database, tenant, task_filter)
+
+    async def last_attempts(
+        self, tenant: str, task_ids: Sequence[str]
+    ) -> dict[str, model.AttemptRecord]:
+        return await queries.last_attempts(self.database, tenant, task_ids)
+
+    async def list_attempts(
+        self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
+    ) -> list[model.AttemptRecord]:
+        return await queries.list_attempts(self.database, tenant, task_id, after, limit)
+
+    async def list_attempts_of_tasks(
+        self,
+        tenant: str,
+        task_filter: store.TaskFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> store.Page[tuple[str, model.AttemptRecord]]:
+        return await queries.list_attempts_of_tasks(
+            self.database, tenant, task_filter, cursor, limit
+        )
+
+    async def cancel(self, tenant: str, task_id: str) -> store.CancelStatus | None:
+        return await tasks.cancel(self.database, tenant, task_id, self._now())
+
+    async def retry_now(
+        self, tenant: str, task_id: str, *, quota: int | None = None
+    ) -> store.RetryNowStatus | None:
+        status = await tasks.retry_now(self.database, tenant, task_id, quota, self._now())
+        self._notifications.notify()
+        return status
+
+    async def start_replay(self, replay: model.ReplayRecord) -> model.ReplayRecord:
+        return await finished_tasks.start_replay(self.database, replay, self._now())
+
+    async def get_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
+        return await finished_tasks.get_replay(self.database, tenant, replay_id)
+
+    async def list_replays(
+        self, *, running: bool, tenant: str | None = None
+    ) -> list[model.ReplayRecord]:
+        return await finished_tasks.list_replays(self.database, running=running, tenant=tenant)
+
+    async def replay_step(
+        self,
+        replay_id: str,
+        cursor: str | None,
+        task_ids: Sequence[str],
+        next_cursor: str | None,
+        *,
+        quota: int | None = None,
+    ) -> model.ReplayRecord | None:
+        replay = await finished_tasks.replay_step(
+            self.database, replay_id, cursor, task_ids, next_cursor, quota, self._now()
+        )
+        if task_ids:
+            self._notifications.notify()
+        return replay
+
+    async def cancel_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
+        return await finished_tasks.cancel_replay(self.database, tenant, replay_id, self._now())
+
+    async def delete_dead_letters(self, tenant: str, task_ids: Sequence[str]) -> int:
+        return await finished_tasks.delete_dead_letters(self.database, tenant, task_ids)
+
+    async def put_policy(
+        self, policy: model.PolicyVersion, *, replace: bool, quota: int | None = None
+    ) -> tuple[store.PolicyWriteStatus, model.PolicyVersion]:
+        now = self._now()
+        return await policies.put_policy(
+            self.database, policy, replace=replace, quota=quota, now=now
+        )
+
+    async def get_policy(
+        self, tenant: str, policy_id: str, version: int | None = None
+    ) -> model.PolicyVersion | None:
+        return await policies.get_policy(self.database, tenant, policy_id, version)
+
+    async def list_policies(
+        self, tenant: str, *, cursor: str | None = None, limit: int = 100
+    ) -> store.Page[model.PolicyVersion]:
+        return await policies.list_policies(self.database, tenant, cursor, limit)
+
+    async def delete_policy(self, tenant: str, policy_id: str) -> store.PolicyWriteStatus:
+        return await policies.delete_policy(self.database, tenant, policy_id)
+
+    async def put_api_key(self, key: model.ApiKeyRecord) -> None:
+        await policies.put_api_key(self.database, key, self._now())
+
+    async def find_api_key(self, digest: bytes) -> model.ApiKeyRecord | None:
+        return await policies.find_api_key(self.database, digest)
+
+    async def list_api_keys(self, tenant: str | None = None) -> list[model.ApiKeyRecord]:
+        return await policies.list_api_keys(self.database, tenant)
+
+    async def revoke_api_key(self, key_id: str) -> bool:
+        return await policies.revoke_api_key(self.database, key_id, self._now())
+
+    async def put_signing_secret(
+        self, secret: model.SigningSecretRecord, *, expire_previous_ms: int
+    ) -> model.SigningSecretRecord | None:
+        return await policies.put_signing_secret(
+            self.database, secret, expire_previous_ms, self._now()
+        )
+
+    async def list_signing_secrets(self, tenant: str) -> list[model.SigningSecretRecord]:
+        return await policies.list_signing_secrets(self.database, tenant, self._now())
+
+    async def delete_signing_secret(self, tenant: str, secret_id: str) -> bool:
+        return await policies.delete_signing_secret(self.database, tenant, secret_id)
+
+    async def record_worker(self, worker: model.WorkerRecord) -> None:
+        is_claiming = worker.role != "api"
+        name = encode_text(worker.name)
+        await self.database.fetch(_RECORD_WORKER, name, self._now(), is_claiming, encode(worker))
+
+    async def list_workers(self) -> list[model.WorkerRecord]:
+        rows = await self.database.fetch(
+            _LIST_WORKERS, self._now(), WORKER_EXPIRY_MS, MAX_LISTED_WORKERS
+        )
+        workers: list[model.WorkerRecord] = []
+        for record, seen_at in rows:
+            workers.append(decode_worker(record))
+            workers[-1].seen_at = seen_at
+        return workers
+
+    async def remove_worker(self, name: str) -> None:
+        await self.database.fetch("DELETE FROM tarry.worker WHERE name = $1", encode_text(name))
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        if self.database.options.listen:
+            self._notifications.listen(callback)
+
+    async def try_lead(self) -> bool:
+        self._may_lead = True
+        rows = await self.database.fetch(_LEAD, self._leader_token, self._now(), _LEADER_LEASE_MS)
+        return bool(rows)
+
+    async def counters(self, tenant: str | None = None) -> store.Counters:
+        return await queries.counters(self.database, tenant, self._now())
+
+    async def attempts_per_minute(
+        self, tenant: str | None, *, since: int
+    ) -> list[store.AttemptsOfMinute]:
+        return await queries.attempts_per_minute(self.database, tenant, since, self._now())
+
+    async def sweep(self, retention: store.Retention, limit: int) -> store.SweepResult:
+        time, result = await finished_tasks.sweep(self.database, retention, limit, self._now())
+        if time >= self._next_partition_check:
+            self._next_partition_check = time + _PARTITION_CHECK_INTERVAL_MS
+            await partitions.create_partitions(self.database, time)
+            await partitions.drop_partitions(self.database, time, retention.succeeded_ms)
+        return result
+
+    async def list_orphaned_bodies(self, limit: int) -> list[str]:
+        return await finished_tasks.list_orphaned_bodies(self.database, limit)
+
+    async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
+        await finished_tasks.forget_orphaned_bodies(self.database, refs)
+
+    async def export_records(
+        self, kind: store.RecordKind, *, cursor: str | None = None, limit: int = 1000
+    ) -> store.Page[Any]:
+        return await transfer.export_records(self.database, kind, cursor, limit)
+
+    async def import_records(self, kind: store.RecordKind, records: Sequence[Any]) -> None:
+        await transfer.import_records(self.database, kind, records)
+
+    async def get_transfer(self) -> store.TransferMark | None:
+        return await transfer.get_transfer(self.database)
+
+    async def set_transfer(self, mark: store.TransferMark | None) -> None:
+        await transfer.set_transfer(self.database, mark)
+
+    async def is_in_use(self) -> bool:
+        return bool(await self.list_workers())
+
+
+def _is_claimable(result: store.AddResult) -> bool:
+    """Return whether another process may lease a task that was added."""
+    task = result.task
+    return (
+        not result.leased
+        and result.status is _ADDED
+        and task.next_attempt_at <= task.created_at + _WAKEUP_HORIZON_MS
+    )

@@ -1,0 +1,59 @@
+"""The store in PostgreSQL: conformance, and comparison with the reference store."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tarry.errors import ConfigurationError
+from tarry.service.stores.postgres import PostgresStore
+from tests.integration.postgres_store import empty_tables, run_case
+from tests.service.stores.comparison import STORE_FACTORIES, StoreFactory
+from tests.service.stores.conformance.suite import CASES, Case, case_name
+from tests.service.stores.state_machine import StoreMachine
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_name)
+def test_conformance(case: Case, postgres_dsn: str) -> None:
+    """The PostgreSQL store passes the conformance suite."""
+    run_case(postgres_dsn, case)
+
+
+@pytest.mark.timeout(600)  # the `thorough` profile takes minutes
+def test_the_store_has_the_results_and_contents_of_the_reference_store(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the same random calls, the stores have the same results and contents."""
+
+    def store_factory(_folder: Path) -> StoreFactory:
+        asyncio.run(empty_tables(postgres_dsn))
+        return lambda clock: PostgresStore(f"{postgres_dsn}&pool_size=2", clock=clock)
+
+    monkeypatch.delitem(STORE_FACTORIES, "sqlite")
+    monkeypatch.setitem(STORE_FACTORIES, "postgres", store_factory)
+    state_machine_settings = settings(
+        max_examples=max(3, settings().max_examples // 30), stateful_step_count=30
+    )
+    run_state_machine_as_test(StoreMachine, settings=state_machine_settings)
+
+
+def test_a_server_that_may_lose_tasks_is_refused(
+    postgres_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Settings with which commits may be lost are logged, or refused with `strict_durability`."""
+
+    async def main() -> None:
+        store = PostgresStore(postgres_dsn)
+        await store.open()
+        await store.close()
+        strict_store = PostgresStore(postgres_dsn, strict_durability=True)
+        with pytest.raises(ConfigurationError, match="strict_durability is set; fsync is off"):
+            await strict_store.open()
+        await strict_store.close()
+
+    asyncio.run(main())
+    assert "PostgreSQL may lose acknowledged tasks: fsync is off" in caplog.text
