@@ -146,20 +146,25 @@ def test_a_move_can_be_undone(tmp_path: Path) -> None:
     assert "there is nothing to undo" in undone_twice.err
 
 
-def test_encrypted_contents_are_moved_as_they_are(tmp_path: Path) -> None:
-    """The command needs no keys: contents are not decrypted."""
+def test_encrypted_contents_are_moved_and_bodies_are_not(tmp_path: Path) -> None:
+    """The command needs no encryption keys, and prints where the bodies of tasks are."""
     old, new = tmp_path / "old.db", tmp_path / "new.db"
     content = b"\xc1encrypted"
 
     async def add_task() -> None:
         store = SqliteStore(old)
         await store.open()
-        await store.add([NewTask(task(1, packed_content=content))])
+        new_task = task(1, packed_content=content, owned_body_ref=".tarry/x/acme/1")
+        await store.add([NewTask(new_task)])
         await store.close()
 
     asyncio.run(add_task())
 
-    assert 0 == run_command("migrate", "--from", old, "--to", new).code
+    result = run_command("migrate", "--from", old, "--to", new)
+
+    assert 0 == result.code
+    assert "1 tasks have bodies in the storage `bodies` of the old service" in result.out
+    assert f"that is --set bodies={tmp_path / 'bodies'}" in result.out
     with closing(sqlite3.connect(new)) as connection:
         assert [(content,)] == connection.execute("SELECT content FROM task").fetchall()
 
