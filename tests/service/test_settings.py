@@ -384,3 +384,5 @@ def test_a_store_in_memory_has_one_process(role: str) -> None:
     with pytest.raises(ConfigurationError, match="role must be all with a store in memory"):
         load_settings({"role": role, "store": "memory:"}, {})
     assert role == load_settings({"role": role}, {}).settings.role
+    with pytest.raises(ConfigurationError, match="workers must be 1 with a store in memory"):
+        load_settings({"workers": 2, "store": "memory:"}, {})

@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,9 @@ from tarry.cli.output import console, print_json, table
 from tarry.errors import ConfigurationError, MissingExtra
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from socket import socket
+
     from tarry.service.settings import LoadedSettings
 
 StoreOption = Annotated[
@@ -43,6 +47,9 @@ RoleOption = Annotated[
         metavar="all|api|worker",
     ),
 ]
+WorkersOption = Annotated[
+    int | None, typer.Option(help="Number of processes on the same address.", metavar="N")
+]
 DevOption = Annotated[
     bool | None,
     typer.Option("--dev", help="Also allow this machine as a target. For development only."),
@@ -56,6 +63,7 @@ SetOption = Annotated[
         "--set", help="Set any setting of `tarry config`. Can be repeated.", metavar="NAME=VALUE"
     ),
 ]
+_NOT_STARTED = "the service did not start; see the log above"
 _SHUTDOWN_GRACE_S = 5
 """Time to close connections at shutdown, after up to `drain_ms` for running attempts."""
 
@@ -65,6 +73,7 @@ def serve(
     host: HostOption = None,
     port: PortOption = None,
     role: RoleOption = None,
+    workers: WorkersOption = None,
     allow_targets: AllowTargetOption = None,
     dev: DevOption = None,
     config_file: ConfigOption = None,
@@ -80,36 +89,71 @@ def serve(
         "host": host,
         "port": port,
         "role": role,
+        "workers": workers,
         "allow_target": allow_targets,
         "dev": dev,
     }
     loaded = load_service_settings(config_file, assignments, flags)
-    from tarry.service.app import Service
     from tarry.service.file_descriptors import raise_limit
-    from tarry.service.http.server import Server
 
     raise_limit()
-    _configure_logging(loaded.settings.log, loaded.settings.log_level)
-    service = Service(loaded.settings, writer_process=True)
+    settings = loaded.settings
+    _configure_logging(settings.log, settings.log_level)
+    if settings.workers == 1:
+        _run_service(loaded, partial(_print_greeting, loaded))
+        return
+    from tarry.service.supervisor import Supervisor
+
+    supervisor = Supervisor(
+        settings.workers, settings.host, settings.port, process_port=settings.process_port
+    )
+    try:
+        address = supervisor.open_listeners()
+    except OSError as error:
+        reason = _explain_bind_error(error, settings.host, settings.port) or str(error)
+        typer.echo(f"error: {reason}", err=True)
+        raise typer.Exit(EXIT_SERVICE_ERROR) from None
+    process = supervisor.run(lambda: _print_greeting(loaded, address))
+    if process is not None:  # one of the processes that the supervisor has started
+        _run_service(loaded, lambda _: process.report_ready(), process.listeners)
+    elif supervisor.stop_signal == signal.SIGINT:
+        raise KeyboardInterrupt
+    elif not supervisor.was_ready:
+        typer.echo(f"error: {_NOT_STARTED}", err=True)
+        raise typer.Exit(EXIT_SERVICE_ERROR)
+
+
+def _run_service(
+    loaded: LoadedSettings, on_ready: Callable[[str], None], sockets: list[socket] | None = None
+) -> None:
+    """Run the service in this process until a signal stops it.
+
+    `on_ready` is called with its URL. The service listens on `sockets` or, if they are None, on
+    the address in the settings.
+    """
+    from tarry.service.app import Service
+    from tarry.service.http.server import Server
+
+    settings = loaded.settings
+    service = Service(settings, writer_process=True)
     # Called before the server installs its own handler, which shuts down gracefully, and when
     # uvicorn raises the signal again after the shutdown. A stop is no failure: the exit code is 0.
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
     is_ready = False
-    reason = "the service did not start; see the log above"
+    reason = _NOT_STARTED
 
-    def on_ready(address: str) -> None:
+    def set_ready(address: str) -> None:
         nonlocal is_ready
         is_ready = True
-        _print_greeting(address, loaded)
+        on_ready(address)
 
-    shutdown_timeout_s = loaded.settings.drain_ms / 1000 + _SHUTDOWN_GRACE_S
+    shutdown_timeout_s = settings.drain_ms / 1000 + _SHUTDOWN_GRACE_S
     try:
-        Server(service, on_ready, shutdown_timeout_s=shutdown_timeout_s).run()
+        Server(service, set_ready, shutdown_timeout_s=shutdown_timeout_s).run(sockets)
     except SystemExit as exit_:  # raised by uvicorn when it cannot bind the port
         if not exit_.code:
             raise
         if isinstance(exit_.__context__, OSError):
-            settings = loaded.settings
             reason = _explain_bind_error(exit_.__context__, settings.host, settings.port) or reason
     if not is_ready:
         typer.echo(f"error: {reason}", err=True)
@@ -121,6 +165,7 @@ def config(
     host: HostOption = None,
     port: PortOption = None,
     role: RoleOption = None,
+    workers: WorkersOption = None,
     allow_targets: AllowTargetOption = None,
     dev: DevOption = None,
     config_file: ConfigOption = None,
@@ -133,6 +178,7 @@ def config(
         "host": host,
         "port": port,
         "role": role,
+        "workers": workers,
         "allow_target": allow_targets,
         "dev": dev,
     }
@@ -211,7 +257,7 @@ def _configure_logging(format_: str, level: str) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # hides its start message
 
 
-def _print_greeting(address: str, loaded: LoadedSettings) -> None:
+def _print_greeting(loaded: LoadedSettings, address: str) -> None:
     """Print the address, the location of the data, and a curl command to try the service."""
     from tarry.service.app import are_api_keys_required, data_location
     from tarry.service.settings import DEFAULT_SOURCE

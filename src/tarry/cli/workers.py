@@ -42,7 +42,7 @@ def workers(
 
 
 def _worker_row(now_ms: float, worker: WorkerInfo) -> tuple[object, ...]:
-    uptime_s = max(0, worker.seen_at - worker.started_at) // 1000
+    uptime_s = max(0, now_ms - worker.started_at) // 1000
     silent_s = max(0, now_ms - worker.seen_at) // 1000
     return (
         worker.name,
@@ -50,8 +50,8 @@ def _worker_row(now_ms: float, worker: WorkerInfo) -> tuple[object, ...]:
         worker.pid,
         worker.role,
         worker.version,
-        format_duration(uptime_s),
-        f"{format_duration(silent_s)} ago",
+        format_duration(uptime_s) if uptime_s else "0 s",
+        f"{format_duration(silent_s)} ago" if silent_s else "now",
         worker.running_attempts,
         worker.leased_tasks,
     )

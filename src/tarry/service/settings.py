@@ -79,6 +79,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Literal["all", "api", "worker"],
         _help("api: accept requests only; worker: deliver tasks only; all: both"),
     ] = "all"
+    workers: Annotated[
+        int, _help("The number of processes that `tarry serve` starts on one address", ge=1)
+    ] = 1
+    process_port: Annotated[
+        int,
+        _help(
+            "With `workers`: process n, from 0, also listens on this port plus n; 0: it does not",
+            ge=0,
+            le=65535,
+        ),
+    ] = 0
     host: Annotated[str, _help("The address to listen on")] = "127.0.0.1"
     port: Annotated[int, _help("The port to listen on; 0: a free port", ge=0, le=65535)] = 8080
     dev: Annotated[bool, _help("Allow targets on loopback addresses, for development")] = False
@@ -250,9 +261,12 @@ def load_settings(
             msg = f"{name if source == DEFAULT_SOURCE else source}: {error}"
             raise ConfigurationError(msg) from None
     settings = loaded.settings
-    if settings.role != "all" and find_engine(settings.store) is StoreEngine.MEMORY:
-        rule = "must be all with a store in memory, which no other process can use"
-        raise ConfigurationError("role", rule, settings.role)
+    if find_engine(settings.store) is StoreEngine.MEMORY:
+        for name, only_value in (("role", "all"), ("workers", 1)):
+            value = getattr(settings, name)
+            if value != only_value:
+                rule = f"must be {only_value} with a store in memory: no other process can use it"
+                raise ConfigurationError(name, rule, value)
     min_ms = settings.max_attempt_timeout_ms + LEASE_GRACE_MS
     if settings.lease_duration_ms < min_ms:
         msg = (

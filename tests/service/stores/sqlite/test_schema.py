@@ -11,7 +11,13 @@ import msgspec
 import pytest
 
 from tarry.errors import StoreUnavailable
-from tarry.service.model import AttemptRecord, PolicyVersion, ReplayRecord, Status
+from tarry.service.model import (
+    AttemptRecord,
+    PolicyVersion,
+    ReplayRecord,
+    Status,
+    WorkerRecord,
+)
 from tarry.service.store import (
     AddStatus,
     NewTask,
@@ -20,7 +26,15 @@ from tarry.service.store import (
     RetryNowStatus,
 )
 from tarry.service.stores.sqlite import SqliteStore, database, schema
-from tests.service.stores.harness import LEASE, START_MS, task, task_id, task_numbers
+from tests.service.stores.harness import (
+    DAY_MS,
+    LEASE,
+    START_MS,
+    success_result,
+    task,
+    task_id,
+    task_numbers,
+)
 from tests.service.stores.sqlite.harness import open_error, run_on_store
 
 
@@ -127,6 +141,35 @@ def test_every_older_schema_is_upgraded_with_its_rows(
     run_on_store(path, check)
     with closing(sqlite3.connect(path)) as connection:
         assert [(len(schema.MIGRATIONS),)] == connection.execute("PRAGMA user_version").fetchall()
+
+
+def test_an_older_process_continues_after_an_upgrade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is open while a newer version upgrades the file can still use it."""
+    path = tmp_path / "tasks.db"
+
+    async def main(store: SqliteStore) -> None:
+        await store.counters()  # opens the second connection
+        columns = (
+            "ALTER TABLE heartbeat ADD COLUMN added INTEGER;"
+            "ALTER TABLE lane ADD COLUMN added INTEGER;"
+            "ALTER TABLE state ADD COLUMN added INTEGER NOT NULL DEFAULT 7;"
+            "ALTER TABLE task ADD COLUMN added INTEGER NOT NULL DEFAULT 7"
+        )
+        monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, columns))
+        database.connect(path).close()
+        await store.add([NewTask(task(1))])
+        [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
+        await store.finish([success_result(leased)])
+        await store.record_worker(WorkerRecord(name="worker", host="host", pid=1))
+        assert 1 == len(await store.list_workers())
+        await store.sweep(Retention(DAY_MS, DAY_MS), 10)
+        found = await store.get_task("acme", leased.id)
+        assert found is not None
+        assert Status.SUCCEEDED is found.status
+
+    run_on_store(path, main)
 
 
 def test_lanes_of_an_older_file_count_towards_the_quota(

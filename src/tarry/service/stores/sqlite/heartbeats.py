@@ -19,7 +19,7 @@ _decode = msgspec.msgpack.Decoder(WorkerRecord).decode
 def record_worker(tx: Transaction, worker: WorkerRecord) -> None:
     """Store the heartbeat of a process in place of its last one."""
     tx.execute(
-        "INSERT OR REPLACE INTO heartbeat VALUES (?, ?, ?)",
+        "INSERT OR REPLACE INTO heartbeat (name, seen_at, record) VALUES (?, ?, ?)",
         (worker.name, tx.now, bytearray(_encode(worker))),
     )
 
