@@ -6,12 +6,16 @@ import asyncio
 from itertools import count, pairwise
 from pathlib import Path
 
+import pytest
+
 from tarry.service.app import make_store
 from tarry.service.store import Store, TaskFilter
+from tarry.service.stores.postgres import PostgresStore
 from tarry.service.stores.redis import RedisStore
 from tarry.service.stores.sqlite import SqliteStore
 from tarry.service.transfer import NamedStore, move_records
 from tests.cli.harness import run_command
+from tests.integration.postgres_store import new_schema_url
 from tests.service.stores.conformance.transfer import contents, fill
 from tests.service.stores.harness import ManualClock, StoreHarness
 
@@ -47,20 +51,28 @@ async def move_along(stores: list[Store], clock: ManualClock) -> None:
     await stores[-1].close()
 
 
-def test_a_move_to_redis_and_back_keeps_all_contents(tmp_path: Path, redis_url: str) -> None:
-    """SQLite, Redis and another SQLite file have the same contents, one after the other."""
+def test_a_move_through_all_engines_keeps_all_contents(
+    tmp_path: Path, postgres_dsn: str, redis_url: str
+) -> None:
+    """The contents stay the same in SQLite, PostgreSQL, Redis, PostgreSQL and SQLite."""
     clock = ManualClock()
     stores: list[Store] = [
         SqliteStore(tmp_path / "a.db", clock=clock),
+        PostgresStore(new_schema_url(postgres_dsn), clock=clock),
         RedisStore(new_redis_url(redis_url), clock=clock),
+        PostgresStore(new_schema_url(postgres_dsn), clock=clock),
         SqliteStore(tmp_path / "b.db", clock=clock),
     ]
     asyncio.run(move_along(stores, clock))
 
 
-def test_the_command_moves_to_a_server_and_back(tmp_path: Path, redis_url: str) -> None:
+@pytest.mark.parametrize("engine", ["postgres", "redis"])
+def test_the_command_moves_to_a_server_and_back(
+    engine: str, tmp_path: Path, postgres_dsn: str, redis_url: str
+) -> None:
     """The command takes the URLs of the setting `store`; the source is marked in each engine."""
-    server, file, new_file = new_redis_url(redis_url), tmp_path / "a.db", tmp_path / "b.db"
+    server = new_schema_url(postgres_dsn) if engine == "postgres" else new_redis_url(redis_url)
+    file, new_file = tmp_path / "a.db", tmp_path / "b.db"
 
     async def fill_file() -> None:
         harness = StoreHarness(lambda _clock: SqliteStore(file))
@@ -77,6 +89,7 @@ def test_the_command_moves_to_a_server_and_back(tmp_path: Path, redis_url: str) 
     assert first.json["counts"] == second.json["counts"]
     assert 1 == second.json["counts"]["tasks EXHAUSTED"]
     refused = run_command("keys", "list", "--store", server)
+    assert 2 == refused.code
     assert f"were moved to sqlite:{new_file}: serve that store" in refused.err
 
     async def count_dead_letters() -> int:
