@@ -61,6 +61,7 @@ _COUNT_CONFIGURED = """
 SELECT count(*) FROM tarry.lane WHERE limits IS NOT NULL AND name <> $2
     AND tenant = (SELECT id FROM tarry.tenant WHERE name = $1)
 """
+# Locked before lanes: two processes cannot exceed `max_limited` together, or wait for each other.
 _LOCK_LIMITS = "SELECT 1 FROM tarry.meta WHERE name = 'limits_version' FOR UPDATE"
 _LIMITS_VERSION = """
 SELECT (SELECT value FROM tarry.meta WHERE name = 'limits_version'),
@@ -102,6 +103,7 @@ async def pause(database: Database, lane: str, lane_quota: int | None) -> LaneWr
     name = encode_text(lane)
 
     async def change(tx: Transaction) -> LaneWriteStatus:
+        await tx.fetch(_LOCK_LIMITS)
         if await tx.fetch_value(_CREATE_LANE, name, lane_quota) is None:
             return LaneWriteStatus.TOO_MANY_LANES
         await tx.fetch(_PAUSE, name)
@@ -120,8 +122,8 @@ async def resume(database: Database, lane: str) -> None:
     """End the parking and the pause of a lane."""
 
     async def change(tx: Transaction) -> None:
-        await tx.fetch(_RESUME, encode_text(lane))
         await tx.fetch(_COUNT_LIMITS_CHANGE)
+        await tx.fetch(_RESUME, encode_text(lane))
 
     await database.transact(change)
 
@@ -155,7 +157,7 @@ async def set_limits(
     tenant = encode_text(lane.partition("/")[0])
 
     async def change(tx: Transaction) -> LaneWriteStatus:
-        await tx.fetch(_LOCK_LIMITS)  # so that two processes cannot exceed `max_limited`
+        await tx.fetch(_LOCK_LIMITS)
         text = None
         if limits is not None:
             if await tx.fetch_value(_COUNT_CONFIGURED, tenant, name) >= max_limited:

@@ -61,6 +61,7 @@ DECLARE
     v_limit integer;
     v_left integer;
     v_visited integer[] := '{{}}';
+    v_changed integer[] := '{{}}'; -- tenants whose check times are computed again
     v_served integer[] := '{{}}';
     v_half_open integer[] := '{{}}'; -- lanes from which probes were leased
     v_probes bigint[] := '{{}}'; -- seq of the last probe of each
@@ -121,6 +122,7 @@ BEGIN
     LOOP
         EXIT WHEN v_remaining <= 0;
         v_visited := v_visited || v_lane.id;
+        v_changed := v_changed || v_lane.tenant;
         CONTINUE WHEN v_lane.paused OR v_lane.parked_until > v_now;
         v_limit := least(v_remaining, p_per_lane);
         IF v_lane.name = ANY (p_limited_names) THEN
@@ -203,12 +205,17 @@ BEGIN
             v_leased_count := v_leased_count + cardinality(v_renewed);
         END IF;
     END IF;
-    -- Other transactions wait for lanes and tenants from here to the commit.
-    IF cardinality(v_visited) > 0 THEN
-        PERFORM 1 FROM tarry.lane AS l WHERE l.id = ANY (v_visited) ORDER BY l.id FOR NO KEY UPDATE;
-        PERFORM 1 FROM tarry.tenant AS t WHERE t.id = ANY (v_tenants) ORDER BY t.id
-        FOR NO KEY UPDATE;
+    -- All lanes were visited if the limit was not reached. The check times of tenants without a
+    -- lane to visit are outdated then.
+    IF p_limit > 0 AND v_remaining > 0 THEN
+        v_changed := coalesce(v_tenants, '{{}}');
+    ELSE
+        SELECT coalesce(array_agg(DISTINCT i.id), '{{}}') INTO v_changed
+        FROM unnest(v_changed) AS i (id);
     END IF;
+    -- Other transactions wait for lanes and tenants from here to the commit.
+    PERFORM 1 FROM tarry.lane AS l WHERE l.id = ANY (v_visited) ORDER BY l.id FOR NO KEY UPDATE;
+    PERFORM 1 FROM tarry.tenant AS t WHERE t.id = ANY (v_changed) ORDER BY t.id FOR NO KEY UPDATE;
     IF cardinality(v_expired_seqs) > cardinality(coalesce(v_renewed, '{{}}')) THEN
         WITH lost AS MATERIALIZED (
             SELECT s.* FROM unnest(v_expired_tenants, v_expired_seqs) AS i (tenant, seq)
@@ -331,7 +338,7 @@ BEGIN
         ) AS x
         WHERE l.id = x.id;
     END IF;
-    IF cardinality(v_visited) > 0 OR (p_limit > 0 AND v_tenants IS NOT NULL) THEN
+    IF cardinality(v_changed) > 0 THEN
         UPDATE tarry.tenant AS t
         SET ready = x.is_ready, due_check_at = CASE WHEN NOT x.is_ready THEN x.due_check END,
             expiry_check_at = CASE WHEN NOT x.is_ready THEN x.expiry_check END,
@@ -346,7 +353,7 @@ BEGIN
                     AND NOT l.ready AND l.expiry_check_at IS NOT NULL) AS expiry_check,
                 (SELECT max(l.last_turn) FROM unnest(v_served) AS s (id)
                     JOIN tarry.lane AS l ON l.id = s.id WHERE l.tenant = i.id) AS last_turn
-            FROM unnest(v_tenants) AS i (id)
+            FROM unnest(v_changed) AS i (id)
         ) AS x
         WHERE t.id = x.id AND (t.ready, t.due_check_at, t.expiry_check_at, t.last_turn)
             IS DISTINCT FROM (x.is_ready, CASE WHEN NOT x.is_ready THEN x.due_check END,

@@ -9,8 +9,9 @@ PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED = (int(status) for status in
 PLAN_SETTINGS = """
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET jit = off
+SET join_collapse_limit = 1 SET plan_cache_mode = force_generic_plan SET jit = off
 """
+"""Tables are joined in the order in which they are written: arguments first, then indexes."""
 
 ADDED, ADDED_LEASED, EXISTS, OVER_QUOTA, TOO_MANY_LANES = range(5)
 """Results of `add_1`."""

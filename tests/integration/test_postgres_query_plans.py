@@ -1,0 +1,138 @@
+"""Query plans of the store in PostgreSQL: the cost of a call does not grow with what is stored.
+
+The statements run inside functions, so their plans are observed by the statistics of PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tarry.service.model import Status, Task
+from tarry.service.store import NewTask, Release, Retention, TaskFilter
+from tarry.service.stores.postgres import PostgresStore
+from tests.integration.postgres_store import new_schema_url, run_on_store
+from tests.service.stores.harness import (
+    DAY_MS,
+    HOUR_MS,
+    LEASE,
+    OTHER_LEASE,
+    ManualClock,
+    exhausted_result,
+    retry_result,
+    success_result,
+    task,
+)
+
+_FLUSH = "SELECT pg_stat_force_next_flush()"
+_SEQUENTIAL_SCANS = """
+SELECT relname, seq_scan FROM pg_stat_user_tables
+WHERE relid IN ('tarry.live'::regclass, 'tarry.finished'::regclass, 'tarry.task_key'::regclass,
+        'tarry.content_default'::regclass, 'tarry.attempt_default'::regclass,
+        'tarry.lane'::regclass, 'tarry.tenant'::regclass, 'tarry.policy_use'::regclass)
+"""
+_ROWS_READ = """
+SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables
+WHERE schemaname = (SELECT nspname FROM pg_class AS c JOIN pg_namespace AS n
+    ON n.oid = c.relnamespace WHERE c.oid = 'tarry.live'::regclass)
+"""
+
+
+async def sequential_scans(store: PostgresStore) -> dict[str, int]:
+    """Return the number of sequential scans of the tables that grow, by table."""
+    await store.database.fetch(_FLUSH)
+    return dict(await store.database.fetch(_SEQUENTIAL_SCANS))
+
+
+async def rows_read(store: PostgresStore) -> int:
+    """Return how many rows of tables this store's only connection has read so far."""
+    await store.database.fetch(_FLUSH)
+    return int(await store.database.fetch_value(_ROWS_READ))
+
+
+async def write_tasks(store: PostgresStore, first_number: int) -> list[Task]:
+    """Call the operations that change tasks, for ten tasks; return leased tasks."""
+    clock = store._clock
+    assert isinstance(clock, ManualClock)
+    numbers = range(first_number, first_number + 10)
+    new = [NewTask(task(n, f"h{n % 3}"), lease_on_add=n % 2 == 0) for n in numbers]
+    await store.add(new, LEASE, quota=1_000_000, lane_quota=1000)
+    leased = (await store.claim(LEASE, limit=5, per_lane=2)).tasks
+    results = [
+        success_result(leased[0]),
+        exhausted_result(leased[1]),
+        retry_result(leased[2], clock.now + 5, renewed_lease=LEASE),
+        retry_result(leased[3], clock.now + HOUR_MS),
+    ]
+    await store.finish(results)
+    await store.release([Release(leased[4])])
+    await store.retry_now("acme", leased[1].id)
+    await store.cancel("acme", leased[4].id)
+    return leased
+
+
+async def read_tasks(store: PostgresStore, leased: list[Task]) -> None:
+    """Call the operations that read tasks, and the retention."""
+    await store.add([NewTask(leased[0])])
+    await store.get_task("acme", leased[0].id)
+    await store.list_attempts("acme", leased[0].id)
+    await store.last_attempts("acme", [leased[0].id, leased[1].id])
+    await store.list_tasks("acme", TaskFilter(status=Status.SUCCEEDED), limit=5)
+    await store.list_tasks("acme", TaskFilter(), limit=5)
+    await store.sweep(Retention(DAY_MS, DAY_MS), 10)
+
+
+def test_no_hot_statement_scans_a_table(postgres_dsn: str) -> None:
+    """Adding, claiming and finishing use indexes, although the tables have no statistics."""
+
+    async def main(store: PostgresStore) -> None:
+        before = await sequential_scans(store)  # by the creation of tables
+        for first_number in range(0, 100, 10):
+            await write_tasks(store, first_number)
+
+        assert before == await sequential_scans(store)
+
+    run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)
+
+
+@pytest.mark.parametrize("has_statistics", [True, False], ids=["analyzed", "not analyzed"])
+def test_the_cost_does_not_grow_with_waiting_tasks(postgres_dsn: str, has_statistics: bool) -> None:
+    """With 3,000 waiting tasks, calls read about as many rows as with 30."""
+
+    async def main(store: PostgresStore) -> None:
+        clock = store._clock
+        assert isinstance(clock, ManualClock)
+        costs: list[int] = []
+        for first_number, waiting in ((0, 30), (10_000, 3_000)):
+            due = clock.now + HOUR_MS
+            numbers = range(first_number, first_number + waiting)
+            await store.add([NewTask(task(n, f"h{n % 3}", next_attempt_at=due)) for n in numbers])
+            await store.add([NewTask(task(n + 5_000, f"h{n % 3}")) for n in numbers])
+            await store.claim(OTHER_LEASE, limit=1, per_lane=1)
+            if has_statistics:
+                await store.database.fetch("ANALYZE")
+            before = await rows_read(store)
+            leased = await write_tasks(store, first_number + 9_000)
+            if has_statistics:
+                await read_tasks(store, leased)
+            costs.append(await rows_read(store) - before)
+
+        assert costs[1] < 1.5 * costs[0] + 200
+
+    run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)
+
+
+def test_a_claim_reads_few_rows_for_each_task(postgres_dsn: str) -> None:
+    """A claim of 100 tasks out of 2,000 does not read other tasks of the tenant."""
+
+    async def main(store: PostgresStore) -> None:
+        for first_number in range(0, 2_000, 200):
+            numbers = range(first_number, first_number + 200)
+            await store.add([NewTask(task(n, f"h{n % 10}")) for n in numbers])
+        before = await rows_read(store)
+
+        claimed = await store.claim(LEASE, limit=100, per_lane=100)
+
+        assert 100 == len(claimed.tasks)
+        assert await rows_read(store) - before < 20 * 100
+
+    run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)
