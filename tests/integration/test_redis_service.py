@@ -34,8 +34,9 @@ def post_until_created(running_service: Service, **fields: Any) -> str:
 def test_acknowledged_tasks_are_delivered_after_crashes(tmp_path: Path) -> None:
     """One of two services and then the Redis server are killed; all tasks are delivered."""
 
-    def fail_once(_path: str, number: int) -> int:
-        return 503 if number == 1 else 200
+    def fail_once(path: str, number: int) -> int:
+        # Few attempts fail, so that the breaker of the target stays closed.
+        return 503 if number == 1 and path.endswith("0") else 200
 
     folders = [tmp_path / name for name in ("first", "second")]
     for folder in folders:
@@ -64,13 +65,14 @@ def test_acknowledged_tasks_are_delivered_after_crashes(tmp_path: Path) -> None:
         assert 50 == len(set(task_ids))
         for task_id in task_ids:
             assert "SUCCEEDED" == second.wait_until_finished(task_id)["status"]
-        for number in range(50):
-            assert len(failing_target.received_requests[f"/{number}"]) >= 2
+        received = [len(failing_target.received_requests[f"/{number}"]) for number in range(50)]
+        assert min(received) >= 1
+        assert min(received[::10]) >= 2
 
 
 def test_a_service_does_not_start_on_a_server_that_may_lose_tasks(tmp_path: Path) -> None:
-    """With `strict_durability`, the error names the setting of Redis."""
+    """With `--strict-durability`, the error names the setting of Redis."""
     with redis_server() as server:
-        flags = flags_for(server.address, "strict_durability=true")
+        flags = [*flags_for(server.address), "--strict-durability"]
         with pytest.raises(AssertionError, match="appendonly is no: tasks are lost"):
             Service(tmp_path, *flags).start()

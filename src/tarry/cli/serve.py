@@ -50,6 +50,13 @@ RoleOption = Annotated[
 WorkersOption = Annotated[
     int | None, typer.Option(help="Number of processes on the same address.", metavar="N")
 ]
+StrictDurabilityOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--strict-durability",
+        help="Do not start if the server of the store may lose acknowledged tasks.",
+    ),
+]
 DevOption = Annotated[
     bool | None,
     typer.Option("--dev", help="Also allow this machine as a target. For development only."),
@@ -76,6 +83,7 @@ def serve(
     workers: WorkersOption = None,
     allow_targets: AllowTargetOption = None,
     dev: DevOption = None,
+    strict_durability: StrictDurabilityOption = None,
     config_file: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
@@ -92,6 +100,7 @@ def serve(
         "workers": workers,
         "allow_target": allow_targets,
         "dev": dev,
+        "strict_durability": strict_durability,
     }
     loaded = load_service_settings(config_file, assignments, flags)
     from tarry.service.file_descriptors import raise_limit
@@ -168,6 +177,7 @@ def config(
     workers: WorkersOption = None,
     allow_targets: AllowTargetOption = None,
     dev: DevOption = None,
+    strict_durability: StrictDurabilityOption = None,
     config_file: ConfigOption = None,
     assignments: SetOption = None,
     as_json: JsonOption = False,
@@ -181,6 +191,7 @@ def config(
         "workers": workers,
         "allow_target": allow_targets,
         "dev": dev,
+        "strict_durability": strict_durability,
     }
     loaded = load_service_settings(config_file, assignments, flags)
     import msgspec
