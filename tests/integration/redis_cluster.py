@@ -68,6 +68,7 @@ def _run_node() -> Generator[ClusterNode]:
         port = _free_port()
         options = ["--bind", "127.0.0.1", "--port", str(port), "--cluster-enabled", "yes"]
         options += ["--cluster-node-timeout", "1000", "--cluster-replica-validity-factor", "0"]
+        options += ["--cluster-require-full-coverage", "no"]
         command = [*redis_command(home), *options]
         server = Server(
             f"redis://127.0.0.1:{port}",

@@ -234,3 +234,35 @@ def test_a_replica_takes_over(nodes: list[ClusterNode]) -> None:
 
     url = cluster_url(nodes, other).replace("partitions=1", "partitions=2")
     run_on(url, main)
+
+
+def test_other_partitions_are_served_while_a_node_is_down(caplog: pytest.LogCaptureFixture) -> None:
+    """Claims return the tasks of the partitions that are available; other calls fail."""
+
+    async def main(store: RedisStore) -> None:
+        tenants = {connection.find_partition(f"t{n}", 16): f"t{n}" for n in range(200)}
+        slots = {
+            partition: cluster[0].client.execute_command("CLUSTER KEYSLOT", f"{{{partition}}}")
+            for partition in tenants
+        }
+        # The node of partition 0 stays, because the next call of `open` needs it.
+        stopped = next(n for n in range(3) if n != find_primary(cluster, slots[0]))
+        lost = {p for p in tenants if find_primary(cluster, slots[p]) == stopped}
+        assert 0 < len(lost) < 16
+        new_tasks = [NewTask(task(p, tenant=tenant)) for p, tenant in tenants.items()]
+        await store.add(new_tasks)
+        cluster[stopped].server.stop()
+
+        claimed = await store.claim(LEASE, limit=100, per_lane=100)
+
+        assert sorted(set(tenants) - lost) == task_numbers(
+            sorted(claimed.tasks, key=lambda t: t.id)
+        )
+        assert "is skipped by claims" in caplog.text
+        with pytest.raises(StoreUnavailable):
+            await store.add([NewTask(task(99, tenant=tenants[min(lost)]))])
+        cluster[stopped].server.start()
+        await retry_until_available(store.ping)
+
+    with redis_cluster_nodes(3) as cluster:
+        run_on(cluster_url(cluster).replace("partitions=1", "partitions=16"), main)

@@ -16,6 +16,7 @@ from zlib import crc32
 
 from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.stores.redis.cluster import ClusterMap, NodeAddress
 from tarry.service.stores.redis.codec import encode
 from tarry.service.stores.redis.durability import parse_config
 from tarry.service.stores.redis.scripts import load_script
@@ -29,10 +30,12 @@ GLOBAL_PARTITION = 0
 """The partition of API keys, the leader and the registry of workers, which have no tenant."""
 MAX_CONNECTIONS = 16
 """The maximum number of connections to a server or, in a Cluster, to each node."""
+_DEFAULT_PORT = 6379
+_MAX_REDIRECTIONS = 5
 _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 10.0
 _CALL_TIMEOUT_S = 15.0
-"""The maximum time of a call, including the wait for a connection and for a new Cluster layout."""
+"""The maximum time of a call, including the wait for a free connection."""
 
 _CLUSTER_SUFFIX, _UNIX_SUFFIX = "+cluster", "+unix"
 _SCHEMES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}
@@ -69,6 +72,8 @@ class StoreAddress:
             rule = f"must be {scheme}://{'/PATH' if is_socket else 'HOST'}"
             raise ConfigurationError("store", rule)
         self.is_cluster: bool = scheme.endswith(_CLUSTER_SUFFIX)
+        self.seed: NodeAddress = NodeAddress(parts.hostname or "", parts.port or _DEFAULT_PORT)
+        """The node of a Cluster that is asked first."""
         self.prefix: str = DEFAULT_PREFIX
         self.partition_count: int | None = None
         driver_parameters: list[tuple[str, str]] = []
@@ -102,12 +107,20 @@ def _parse_partition_count(text: str) -> int:
     return int(text)
 
 
-def _replace_host(url: str, host: str, port: int) -> str:
+def _replace_host(url: str, address: NodeAddress) -> str:
     """Return a URL with another host, and with the same credentials."""
     parts = urlsplit(url)
     credentials, separator, _ = parts.netloc.rpartition("@")
-    shown_host = f"[{host}]" if ":" in host else host
-    return parts._replace(netloc=f"{credentials}{separator}{shown_host}:{port}").geturl()
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return parts._replace(netloc=f"{credentials}{separator}{host}:{address.port}").geturl()
+
+
+class _Server:
+    """A client of one server, and its free connections."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.free_connections = asyncio.Semaphore(MAX_CONNECTIONS)
 
 
 class RedisConnection:
@@ -122,52 +135,58 @@ class RedisConnection:
             self._aio = import_module("redis.asyncio")
             self._retry = import_module("redis.asyncio.retry").Retry
             self._no_backoff = import_module("redis.backoff").NoBackoff
+            self._find_slot = import_module("redis.crc").key_slot
         self.address = StoreAddress(url)
         self.token: str = secrets.token_hex(8)
         """Identifies this store in notifications, and as a leader."""
         self._clock = clock
-        self._client: Any = None
-        self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether `open` was called."""
-        return self._client is not None
+        self._is_open = False
+        self._servers: dict[NodeAddress | None, _Server] = {}
+        """By address of a node of a Cluster; None for a single server."""
+        self._cluster: ClusterMap | None = None
 
     def open(self) -> None:
-        """Create the client; it connects when it is used."""
-        if self._client is None:
-            self._client = self._build_client()
+        """Create the clients; they connect when they are used."""
+        self._is_open = True
+        if self.address.is_cluster and self._cluster is None:
+            self._cluster = ClusterMap(self.address.seed, self._read_slots)
 
-    def _build_client(self) -> Any:
-        driver = self._aio
-        client = driver.RedisCluster if self.address.is_cluster else driver.Redis
-        options = {**self._options(), "socket_timeout": _READ_TIMEOUT_S}
-        return client.from_url(self.address.driver_url, **options)
+    def _server(self, address: NodeAddress | None) -> _Server:
+        server = self._servers.get(address)
+        if server is None:
+            client = self._build_client(address, socket_timeout=_READ_TIMEOUT_S)
+            server = self._servers[address] = _Server(client)
+        return server
+
+    def _build_client(self, address: NodeAddress | None, *, socket_timeout: float | None) -> Any:
+        url = self.address.driver_url
+        if address is not None:
+            url = _replace_host(url, address)
+        return self._aio.Redis.from_url(
+            url,
+            socket_connect_timeout=_CONNECT_TIMEOUT_S,
+            socket_timeout=socket_timeout,
+            retry=self._retry(self._no_backoff(), 0),
+            max_connections=MAX_CONNECTIONS,
+        )
 
     def build_subscriber(self) -> Any:
         """Return a client of one server for notifications, which all nodes of a Cluster pass on."""
-        url = self.address.driver_url
-        if self.address.is_cluster and self._client is not None:
-            nodes = self._client.get_primaries()
-            if nodes:
-                node = secrets.choice(nodes)
-                url = _replace_host(url, node.host, node.port)
-        # The listener has its own timeout.
-        return self._aio.Redis.from_url(url, **self._options(), socket_timeout=None)
+        address = None
+        if self._cluster is not None:
+            address = secrets.choice(self._cluster.primaries or [self.address.seed])
+        return self._build_client(address, socket_timeout=None)  # the listener has its own timeout
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "socket_connect_timeout": _CONNECT_TIMEOUT_S,
-            "retry": self._retry(self._no_backoff(), 0),
-            "max_connections": MAX_CONNECTIONS,
-        }
+    async def _read_slots(self, address: NodeAddress) -> list[Any]:
+        slots: list[Any] = await self._server(address).client.execute_command("CLUSTER", "SLOTS")
+        return slots
 
     async def close(self) -> None:
         """Close all connections."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        self._is_open = False
+        servers, self._servers, self._cluster = self._servers, {}, None
+        for server in servers.values():
+            await server.client.aclose()
 
     def partition_key(self, partition: int) -> str:
         """Return the prefix of the keys of a partition. The number in braces is its hash tag."""
@@ -185,40 +204,56 @@ class RedisConnection:
         # which one is missing, both nodes refuse to run the script until all keys were moved.
         parameters = (2, key, f"{key}:", time, self.token, encode(arguments), *values)
         try:
-            return await self._execute("EVALSHA", script.digest, *parameters)
+            return await self._run_on(partition, "EVALSHA", script.digest, *parameters)
         except self._errors.NoScriptError:  # the server was restarted, or is a new primary
-            return await self._execute("EVAL", script.source, *parameters)
+            return await self._run_on(partition, "EVAL", script.source, *parameters)
+
+    async def _run_on(self, partition: int, *command: Any) -> Any:
+        """Run a command on the server of a partition."""
+        if self._cluster is None:
+            return await self._execute(None, *command)
+        slot = self._find_slot(self.partition_key(partition).encode())
+        for _ in range(_MAX_REDIRECTIONS):
+            primary = await self._cluster.find_primary(slot)
+            try:
+                return await self._execute(primary, *command)
+            except StoreUnavailable as error:
+                moved = error.__cause__
+                if not isinstance(moved, self._errors.MovedError):
+                    self._cluster.mark_stale()
+                    raise
+                self._cluster.record_move(slot, NodeAddress(moved.host or primary.host, moved.port))
+        self._cluster.mark_stale()
+        raise StoreUnavailable("Redis is unavailable: the slot of the partition is being moved")
 
     async def read_config(self, names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
         """Return the name and the settings of each server that stores data.
 
         Settings that cannot be read are omitted: managed servers often forbid CONFIG.
         """
-        servers: list[tuple[str, dict[str, Any]]] = [("Redis", {})]
-        if self.address.is_cluster:
-            await self._client.initialize()
-            nodes = self._client.get_primaries()
-            servers = [(f"Redis node {node.name}", {"target_nodes": node}) for node in nodes]
+        addresses: list[NodeAddress | None] = [None]
+        if self._cluster is not None:
+            await self._cluster.refresh()
+            addresses = [*self._cluster.primaries]
         found: list[tuple[str, dict[str, str]]] = []
-        for server, options in servers:
+        for address in addresses:
             settings: dict[str, str] = {}
             for name in names:
                 try:
-                    reply = await self._execute("CONFIG GET", name, **options)
+                    settings |= parse_config(await self._execute(address, "CONFIG", "GET", name))
                 except self._errors.ResponseError:
                     continue
-                settings |= parse_config(reply)
-            found.append((server, settings))
+            found.append(("Redis" if address is None else f"Redis node {address}", settings))
         return found
 
-    async def _execute(self, *command: Any, **options: Any) -> Any:
-        """Run a command on a free connection; raises `StoreUnavailable` and script errors."""
-        client = self._client
-        if client is None:
+    async def _execute(self, address: NodeAddress | None, *command: Any) -> Any:
+        """Run a command on a server; raises `StoreUnavailable` and script errors."""
+        if not self._is_open:
             raise StoreUnavailable("the store is not open: call open() first")
+        server = self._server(address)
         try:
-            async with asyncio.timeout(_CALL_TIMEOUT_S), self._slots:
-                return await client.execute_command(*command, **options)
+            async with asyncio.timeout(_CALL_TIMEOUT_S), server.free_connections:
+                return await server.client.execute_command(*command)
         except Exception as error:
             unavailable = self.translate(error)
             if unavailable is None:

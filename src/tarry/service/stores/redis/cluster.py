@@ -1,0 +1,114 @@
+"""Which node of a Redis Cluster has which slots.
+
+The client of the driver for a Cluster is not used: when a node fails, its concurrent calls close
+each other's connections, and may go on doing so after the node has come back. A partition is one
+slot, so little is needed: a client for each node, and a map that is read again after an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tarry.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+_MIN_REFRESH_INTERVAL_S = 0.1
+_REFRESH_TIMEOUT_S = 2.0
+"""How long one node may take to return the map, before another one is tried."""
+
+
+class NodeAddress(NamedTuple):
+    """Host and port of a node."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """Return the address as it is shown in messages."""
+        return f"{self.host}:{self.port}"
+
+
+class SlotRange(NamedTuple):
+    """Consecutive slots, and the primary that has them."""
+
+    first: int
+    last: int
+    primary: NodeAddress
+
+
+def parse_slots(reply: list[Any], responder: NodeAddress) -> list[SlotRange]:
+    """Convert a reply of CLUSTER SLOTS; a node without a host has that of the responder."""
+    ranges: list[SlotRange] = []
+    for first, last, primary, *_ in reply:
+        host = primary[0].decode() if primary[0] else responder.host
+        ranges.append(SlotRange(first, last, NodeAddress(host, int(primary[1]))))
+    return ranges
+
+
+class ClusterMap:
+    """The primaries of a Cluster. `read_slots` sends CLUSTER SLOTS to a node."""
+
+    def __init__(
+        self, seed: NodeAddress, read_slots: Callable[[NodeAddress], Awaitable[list[Any]]]
+    ) -> None:
+        self._seed = seed
+        self._read_slots = read_slots
+        self._ranges: list[SlotRange] = []
+        self._moved: dict[int, NodeAddress] = {}
+        """Slots that were moved since the map was read."""
+        self._is_stale = True
+        self._read_at = float("-inf")
+        self._read_count = 0
+        self._lock = asyncio.Lock()
+
+    @property
+    def primaries(self) -> list[NodeAddress]:
+        """The primaries, as far as they are known."""
+        return sorted({entry.primary for entry in self._ranges})
+
+    async def find_primary(self, slot: int) -> NodeAddress:
+        """Return the primary of a slot; read the map first if it may be outdated."""
+        if self._is_stale:
+            await self.refresh()
+        if slot in self._moved:
+            return self._moved[slot]
+        for entry in self._ranges:
+            if entry.first <= slot <= entry.last:
+                return entry.primary
+        self._is_stale = True
+        raise StoreUnavailable(f"Redis is unavailable: no node of the Cluster has slot {slot}")
+
+    def mark_stale(self) -> None:
+        """Read the map again before the next call. Called after an error of a node."""
+        self._is_stale = True
+
+    def record_move(self, slot: int, primary: NodeAddress) -> None:
+        """Use another primary for a slot, as a node has responded."""
+        self._moved[slot] = primary
+
+    async def refresh(self) -> None:
+        """Read the map from the first node that responds. Concurrent calls read it once."""
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            if loop.time() < self._read_at + _MIN_REFRESH_INTERVAL_S and self._ranges:
+                return
+            known = self.primaries
+            self._read_count += 1
+            start = self._read_count % max(1, len(known))  # not always the same node
+            error: Exception | None = None
+            for address in (*known[start:], *known[:start], self._seed):
+                try:
+                    async with asyncio.timeout(_REFRESH_TIMEOUT_S):
+                        ranges = parse_slots(await self._read_slots(address), address)
+                except Exception as failed:  # noqa: BLE001 - another node may respond
+                    error = failed
+                    continue
+                if ranges:
+                    self._ranges, self._moved = ranges, {}
+                    self._is_stale, self._read_at = False, loop.time()
+                    return
+            msg = f"Redis is unavailable: no node of the Cluster responds: {error!r}"
+            raise StoreUnavailable(msg) from error

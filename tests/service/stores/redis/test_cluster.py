@@ -1,0 +1,66 @@
+"""The map of slots and nodes. Redirections and failovers are tested with real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tarry.errors import StoreUnavailable
+from tarry.service.stores.redis.cluster import ClusterMap, NodeAddress, SlotRange, parse_slots
+
+SEED, OTHER = NodeAddress("seed", 6379), NodeAddress("10.0.0.2", 7000)
+REPLY = [
+    [0, 99, [b"", 6379, b"id"], [b"10.0.0.9", 7000, b"replica"]],
+    [100, 199, [b"10.0.0.2", 7000, b"id"]],
+]
+
+
+def test_slots_belong_to_primaries() -> None:
+    """Replicas are ignored, and a node that does not know its host has that of the responder."""
+    assert [SlotRange(0, 99, SEED), SlotRange(100, 199, OTHER)] == parse_slots(REPLY, SEED)
+
+
+def test_concurrent_calls_read_the_map_once() -> None:
+    """The map is read before the first call, and again only after an error."""
+    asked: list[NodeAddress] = []
+
+    async def read_slots(address: NodeAddress) -> list[Any]:
+        asked.append(address)
+        await asyncio.sleep(0)
+        return REPLY
+
+    async def main() -> None:
+        cluster = ClusterMap(SEED, read_slots)
+        found = await asyncio.gather(*(cluster.find_primary(slot) for slot in (0, 99, 100, 199)))
+        assert ([SEED, SEED, OTHER, OTHER], [SEED]) == (found, asked)
+        cluster.record_move(5, OTHER)
+        assert [OTHER, SEED] == [await cluster.find_primary(slot) for slot in (5, 6)]
+        with pytest.raises(StoreUnavailable, match="no node of the Cluster has slot 200"):
+            await cluster.find_primary(200)
+
+    asyncio.run(main())
+
+
+def test_other_nodes_are_asked_if_one_does_not_respond() -> None:
+    """Each known primary and the node of the URL are asked; if none responds, calls fail."""
+    down: set[NodeAddress] = set()
+
+    async def read_slots(address: NodeAddress) -> list[Any]:
+        if address in down:
+            raise ConnectionRefusedError
+        return [[0, 99, [b"seed", 6379]], [100, 199, [b"10.0.0.2", 7000]]]
+
+    async def main() -> None:
+        cluster = ClusterMap(SEED, read_slots)
+        await cluster.refresh()
+        cluster._read_at = float("-inf")  # as if some time had passed
+        down.add(SEED)
+        await cluster.refresh()
+        cluster._read_at = float("-inf")
+        down.add(OTHER)
+        with pytest.raises(StoreUnavailable, match="no node of the Cluster responds"):
+            await cluster.refresh()
+
+    asyncio.run(main())
