@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from tarry.service.model import ReplayRecord
+from tarry.service.store import Retention
 from tarry.service.stores.redis import RedisStore
 from tests.integration.redis_cluster import redis_cluster
 from tests.service.stores.comparison import STORE_FACTORIES, StoreFactory
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
+from tests.service.stores.harness import (
+    DAY_MS,
+    MINUTE_MS,
+    exhausted_result,
+    step_replay,
+    success_result,
+    task,
+    task_id,
+)
 from tests.service.stores.state_machine import StoreMachine
 
+redis = import_module("redis")
+
+IGNORED_COMMANDS = {"cmdstat_info", "cmdstat_config", "cmdstat_evalsha"}
 _numbers = count()
 
 
@@ -63,3 +80,104 @@ def test_redis_and_the_reference_store_have_equal_results(
         max_examples=settings().max_examples // 40, stateful_step_count=25
     )
     run_state_machine_as_test(StoreMachine, settings=state_machine_settings)
+
+
+@contextmanager
+def open_client(redis_url: str) -> Iterator[Any]:
+    """Return a client of the server, for tests of what is stored."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+def run_on_store(url: str, main: Callable[[StoreHarness], Awaitable[None]]) -> None:
+    """Run a coroutine function with a store that uses the clock of a harness."""
+    asyncio.run(StoreHarness(lambda clock: RedisStore(url, clock=clock)).run(main))
+
+
+def test_the_cost_of_a_claim_does_not_depend_on_waiting_tasks(redis_url: str) -> None:
+    """A claim executes the same commands with ten tasks in a queue and with a thousand."""
+    url = store_url(redis_url)
+
+    async def main(harness: StoreHarness) -> None:
+        async def count_commands_of_claim() -> int:
+            await harness.claim(limit=4, per_lane=4)  # makes lanes ready whose time has come
+            with open_client(redis_url) as client:
+                client.config_resetstat()
+                claimed = await harness.claim(limit=4, per_lane=4)
+                stats = client.info("commandstats")
+            assert 4 == len(claimed.tasks)
+            return sum(
+                stat["calls"] for name, stat in stats.items() if name not in IGNORED_COMMANDS
+            )
+
+        later = harness.clock.now + DAY_MS
+        await harness.add(*(task(number) for number in range(20)))
+        few = await count_commands_of_claim()
+        await harness.add(*(task(number) for number in range(20, 520)))
+        # Lanes without due tasks are not visited.
+        lanes = [task(n, f"h{n}", next_attempt_at=later) for n in range(600, 1100)]
+        await harness.add(*lanes)
+        assert few == await count_commands_of_claim()
+
+    run_on_store(url, main)
+
+
+def test_nothing_is_left_of_deleted_tasks(redis_url: str) -> None:
+    """After a sweep of all tasks, only records of tenants and counters are stored."""
+    url = store_url(redis_url)
+    prefix = url.partition("prefix=")[2].partition("&")[0]
+
+    async def main(harness: StoreHarness) -> None:
+        store = harness.store
+        for number in range(4):
+            leased = await harness.lease_new_task(number, host=f"h{number}", owned_body_ref="ref")
+            result = success_result(leased) if number % 2 else exhausted_result(leased)
+            await store.finish([result])
+        await harness.add(task(9, key=task_id(9)))
+        await store.cancel("acme", task_id(9))
+        await store.start_replay(ReplayRecord(id=task_id(50), tenant="acme"))
+        await step_replay(store, task_id(50))
+        for leased in (await harness.claim()).tasks:
+            await store.finish([exhausted_result(leased)])
+        harness.clock.advance(MINUTE_MS)
+        await step_replay(store, task_id(50))
+        harness.clock.advance(DAY_MS)
+        while (await store.sweep(Retention(0, 0), 2)).has_more:
+            pass
+        await store.forget_orphaned_bodies(["ref"])
+
+        with open_client(redis_url) as client:
+            keys = {key.decode().split(":")[2] for key in client.scan_iter(f"{prefix}:*")}
+        assert {"meta", "counters", "tenant", "tenant_names", "attempts", "attempts_of"} == keys
+
+    run_on_store(url, main)
+
+
+def test_memory_of_a_task(redis_url: str) -> None:
+    """A pending task needs at most 1.5 KiB besides its content, and likewise a finished one."""
+    url, content, task_count = store_url(redis_url), bytes(300), 2000
+
+    async def main(harness: StoreHarness) -> None:
+        with open_client(redis_url) as client:
+
+            def used_bytes_per_task() -> float:
+                return (used_bytes() - before) / task_count - len(content)
+
+            def used_bytes() -> int:
+                return int(client.info("memory")["used_memory"])
+
+            before = used_bytes()
+            tasks = [
+                task(number, key=f"{number:036}", fingerprint=bytes(32), packed_content=content)
+                for number in range(task_count)
+            ]
+            for begin in range(0, task_count, 500):
+                await harness.add(*tasks[begin : begin + 500])
+            assert used_bytes_per_task() < 1024
+            claimed = (await harness.claim(limit=task_count, per_lane=task_count)).tasks
+            for begin in range(0, task_count, 500):
+                batch = claimed[begin : begin + 500]
+                await harness.store.finish([success_result(leased) for leased in batch])
+            assert used_bytes_per_task() < 1536
+
+    run_on_store(url, main)

@@ -1,9 +1,9 @@
 """Claims over several partitions: each partition gets a share of the limit.
 
 The first scripts lease tasks only in partitions that had more due tasks after the last claim; in
-the others, they find out whether tasks are due. Then the rest of the limit is divided among the
-partitions with due tasks, the least recently served one first. So tenants of different partitions
-take turns as well. With one partition, a claim is one script.
+the others, a small script finds out whether tasks are due. Then the rest of the limit is divided
+among the partitions with due tasks, the least recently served one first. So tenants of different
+partitions take turns as well. With one partition, a claim is one script.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class ClaimMerger:
             shares = divide(claim.remaining, active, busy)
             replies = await asyncio.gather(
                 *(
-                    self._connection.run(partition, "claim", *claim.arguments(partition_limit))
-                    for partition, partition_limit in zip(active, shares, strict=True)
+                    self._run(partition, claim, share)
+                    for partition, share in zip(active, shares, strict=True)
                 ),
                 return_exceptions=True,
             )
@@ -91,6 +91,16 @@ class ClaimMerger:
         self._order = [p for p in self._order if p not in served] + list(served)
         return claim.result()
 
+    async def _run(self, partition: int, claim: _Claim, share: int) -> list[Any]:
+        """Lease up to `share` tasks of a partition; if it is 0, only find the next time."""
+        if share:
+            reply: list[Any] = await self._connection.run(
+                partition, "claim", *claim.arguments(share)
+            )
+            return reply
+        now, next_at = await self._connection.run(partition, "peek", claim.terms.horizon_ms)
+        return [now, next_at, 0, 0, [], [], []]
+
 
 def divide(limit: int, partitions: list[int], busy: set[int]) -> list[int]:
     """Return a share of the limit for each partition; those that are not busy get none."""
@@ -112,7 +122,7 @@ class _Claim:
     def __init__(
         self, terms: LeaseTerms, limit: int, per_lane: int, lane_limits: Mapping[str, int]
     ) -> None:
-        self._terms = terms
+        self.terms = terms
         self._per_lane = per_lane
         self._lane_limits = lane_limits
         self._lane_counts: Counter[str] = Counter()
@@ -131,7 +141,7 @@ class _Claim:
         lane_limits = dict(self._lane_limits)
         for lane, count in self._lane_counts.items():
             lane_limits[lane] = min(lane_limits.get(lane, self._per_lane), self._per_lane) - count
-        terms = self._terms
+        terms = self.terms
         return (
             terms.worker,
             terms.length_ms,
