@@ -10,6 +10,7 @@ import pytest
 from tarry.service.model import Status, Task
 from tarry.service.store import NewTask, Release, Retention, TaskFilter
 from tarry.service.stores.postgres import PostgresStore
+from tests.integration.postgres import connected
 from tests.integration.postgres_store import new_schema_url, run_on_store
 from tests.service.stores.harness import (
     DAY_MS,
@@ -34,6 +35,11 @@ _ROWS_READ = """
 SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables
 WHERE schemaname = (SELECT nspname FROM pg_class AS c JOIN pg_namespace AS n
     ON n.oid = c.relnamespace WHERE c.oid = 'tarry.live'::regclass)
+"""
+
+
+_ENTRIES_READ = """
+SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelid = 'tarry.live_queue'::regclass
 """
 
 
@@ -134,5 +140,31 @@ def test_a_claim_reads_few_rows_for_each_task(postgres_dsn: str) -> None:
 
         assert 100 == len(claimed.tasks)
         assert await rows_read(store) - before < 20 * 100
+
+    run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)
+
+
+def test_a_long_transaction_does_not_make_claims_slower(postgres_dsn: str) -> None:
+    """Entries of finished tasks, which cannot be removed from the index, are not read again."""
+
+    async def main(store: PostgresStore) -> None:
+        clock = store._clock
+        assert isinstance(clock, ManualClock)
+        entries: list[int] = []
+        async with connected(postgres_dsn) as other:
+            transaction = other.transaction(isolation="repeatable_read")
+            await transaction.start()
+            await other.fetch(store.database.sql("TABLE tarry.live"))
+            for number in range(60):
+                await store.database.fetch(_FLUSH)
+                entries.append(await store.database.fetch_value(_ENTRIES_READ))
+                clock.advance(10)
+                await store.add([NewTask(task(10 * number + n)) for n in range(10)])
+                leased = (await store.claim(LEASE, limit=10, per_lane=10)).tasks
+                await store.finish([success_result(found) for found in leased])
+            await transaction.rollback()
+
+        first, last = entries[11] - entries[1], entries[-1] - entries[-11]
+        assert last < 1.5 * first
 
     run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)

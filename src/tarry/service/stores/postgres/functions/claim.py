@@ -4,6 +4,10 @@ Unlike there, lanes and tenants whose check time has come are not made ready fir
 together with those that are ready, and written only at the end, so that no row is locked for long.
 Tasks are locked with SKIP LOCKED, and half-open lanes with an advisory lock, so that the claims of
 several workers do not wait for each other before they change the lanes that they have visited.
+
+The entries of tasks that were leased or finished stay in the index until they are vacuumed, which a
+long transaction of another client prevents. They are earlier than those of waiting tasks. So each
+search starts at the lane's `due_at` or `lease_end_at`, which are lower bounds.
 """
 
 from __future__ import annotations
@@ -144,19 +148,22 @@ BEGIN
         IF v_lane.lease_end_at <= v_now THEN
             SELECT coalesce(array_agg(s.seq), '{{}}') INTO v_expired FROM (
                 SELECT s.seq FROM tarry.live AS s
-                WHERE s.lane = v_lane.id AND s.queue = 2 AND s.wake_at <= v_now
+                WHERE s.lane = v_lane.id AND s.queue = 2
+                    AND s.wake_at BETWEEN v_lane.lease_end_at AND v_now
                 ORDER BY s.wake_at, s.seq LIMIT v_limit FOR UPDATE SKIP LOCKED) AS s;
         END IF;
         v_left := v_limit - CASE WHEN v_is_half_open THEN 0 ELSE cardinality(v_expired) END;
         SELECT coalesce(array_agg(s.seq), '{{}}') INTO v_first FROM (
             SELECT s.seq FROM tarry.live AS s
-            WHERE s.lane = v_lane.id AND s.queue = 0 AND s.wake_at <= v_horizon_end
+            WHERE s.lane = v_lane.id AND s.queue = 0
+                AND s.wake_at BETWEEN v_lane.due_at AND v_horizon_end
             ORDER BY s.wake_at, s.seq LIMIT v_left FOR UPDATE SKIP LOCKED) AS s;
         -- A third are retries. `v_now % 3` sometimes rounds up, so that a limit of 1 also selects
         -- retries. One more for a half-open lane: the task of the last probe comes last.
         SELECT coalesce(array_agg(s.seq), '{{}}') INTO v_retries FROM (
             SELECT s.seq FROM tarry.live AS s
-            WHERE s.lane = v_lane.id AND s.queue = 1 AND s.wake_at <= v_horizon_end
+            WHERE s.lane = v_lane.id AND s.queue = 1
+                AND s.wake_at BETWEEN v_lane.due_at AND v_horizon_end
             ORDER BY s.wake_at, s.seq
             LIMIT CASE WHEN v_is_half_open THEN v_left + 1 ELSE
                 greatest((v_left + v_now % 3) / 3, v_left - cardinality(v_first)) END
@@ -323,11 +330,13 @@ BEGIN
                 FROM unnest(v_visited) AS i (id) JOIN tarry.lane AS l ON l.id = i.id
                 CROSS JOIN LATERAL (SELECT
                     least((SELECT min(s.wake_at) FROM tarry.live AS s
-                            WHERE s.lane = l.id AND s.queue = 0),
+                            WHERE s.lane = l.id AND s.queue = 0 AND s.wake_at >= l.due_at),
                         (SELECT min(s.wake_at) FROM tarry.live AS s
-                            WHERE s.lane = l.id AND s.queue = 1)) AS due,
+                            WHERE s.lane = l.id AND s.queue = 1 AND s.wake_at >= l.due_at))
+                        AS due,
                     (SELECT min(s.wake_at) FROM tarry.live AS s
-                        WHERE s.lane = l.id AND s.queue = 2) AS lease_end) AS t
+                        WHERE s.lane = l.id AND s.queue = 2 AND s.wake_at >= l.lease_end_at)
+                        AS lease_end) AS t
                 CROSS JOIN LATERAL (
                     SELECT count(*) AS running, min(s.wake_at) AS first_end FROM (
                         SELECT s.wake_at FROM tarry.live AS s
