@@ -1,4 +1,4 @@
-"""Several real processes of the service on one SQLite file: roles, shared state, supervisor."""
+"""Several real processes of the service on one store: roles, shared state, supervisor."""
 
 from __future__ import annotations
 
@@ -16,18 +16,35 @@ from typing import Any
 import pytest
 
 from tests.cli.harness import run_command
+from tests.integration.servers import postgres_server, redis_server
 from tests.integration.service import Service, free_port, service, target
 
 pytestmark = pytest.mark.timeout(180)
 
 
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty store of each engine."""
+    if request.param == "sqlite":
+        yield f"sqlite:{tmp_path / 'tarry.db'}"
+    elif request.param == "postgres":
+        with postgres_server() as server:
+            yield server.address
+    else:
+        with redis_server() as server:
+            yield server.address.replace("unix://", "redis+unix://")
+
+
 @contextmanager
 def two_processes(
-    folder: Path, *roles: str, flags: tuple[str, ...] = ()
+    folder: Path, *roles: str, store: str | None = None, flags: tuple[str, ...] = ()
 ) -> Iterator[list[Service]]:
     """Run a process for each role."""
     with ExitStack() as stack:
-        yield [stack.enter_context(service(folder, "--role", role, *flags)) for role in roles]
+        yield [
+            stack.enter_context(service(folder, "--role", role, *flags, store=store))
+            for role in roles
+        ]
 
 
 def lane_of(url: str) -> str:
@@ -43,9 +60,12 @@ def downstream(process: Service, url: str) -> dict[str, Any]:
     return lane
 
 
-def test_an_api_process_accepts_and_a_worker_delivers(tmp_path: Path) -> None:
+def test_an_api_process_accepts_and_a_worker_delivers(tmp_path: Path, store: str) -> None:
     """A task that one process has accepted is delivered by the other, and both are listed."""
-    with target() as receiver, two_processes(tmp_path, "api", "worker") as (api, worker):
+    with (
+        target() as receiver,
+        two_processes(tmp_path, "api", "worker", store=store) as (api, worker),
+    ):
         status, task = api.request(
             "POST", "/retry-tasks", {"targetUrl": f"{receiver.url}/a"}, {"Prefer": "wait=30"}
         )
@@ -67,17 +87,21 @@ def test_an_api_process_accepts_and_a_worker_delivers(tmp_path: Path) -> None:
         assert ["api"] == [item["role"] for item in remaining]
 
 
-def test_a_pause_reaches_the_tasks_of_another_process(tmp_path: Path) -> None:
+def test_a_pause_reaches_the_tasks_of_another_process(tmp_path: Path, store: str) -> None:
     """After a pause in one process, the other releases its tasks of the lane and starts none."""
     with (
         target() as paused_target,
         target() as other_target,
-        two_processes(tmp_path, "api", "worker") as (api, worker),
+        two_processes(tmp_path, "api", "worker", store=store) as (api, worker),
     ):
         path = f"/downstreams/{lane_of(paused_target.url)}"
-        api.request("PUT", path, {"ratePerSecond": 2})
-        for number in range(30):
-            api.post(targetUrl=f"{paused_target.url}/{number}")
+        api.request("PUT", path, {"ratePerSecond": 1})
+        first = api.post(targetUrl=f"{paused_target.url}/first")
+        api.wait_until_finished(first["taskId"])
+        # The worker has loaded the limit.
+        worker.wait_for(lambda: downstream(worker, paused_target.url)["limitsSource"] == "API")
+        tasks = [{"targetUrl": f"{paused_target.url}/{number}"} for number in range(30)]
+        assert 200 == api.request("POST", "/retry-tasks/batch", {"tasks": tasks})[0]
         worker.wait_for(lambda: len(paused_target.received_requests) >= 2)
         assert "PAUSED" == api.request("POST", f"{path}/pause")[1]["state"]
         api.wait_for(lambda: downstream(api, paused_target.url)["inFlight"] == 0)
@@ -85,14 +109,14 @@ def test_a_pause_reaches_the_tasks_of_another_process(tmp_path: Path) -> None:
         for number in range(3):  # the worker still delivers other tasks
             other = api.post(targetUrl=f"{other_target.url}/{number}", delayMs=1000 * number)
             api.wait_until_finished(other["taskId"])
-        assert sent_count == len(paused_target.received_requests) < 30
+        assert sent_count == len(paused_target.received_requests) < 31
 
         api.request("PUT", path, {})
         api.request("POST", f"{path}/resume")
-        api.wait_for(lambda: len(paused_target.received_requests) == 30)
+        api.wait_for(lambda: len(paused_target.received_requests) == 31)
 
 
-def test_processes_share_the_concurrency_of_a_downstream(tmp_path: Path) -> None:
+def test_processes_share_the_concurrency_of_a_downstream(tmp_path: Path, store: str) -> None:
     """With a limit of two attempts at a time, two processes together make at most two."""
     lock, running, most = threading.Lock(), 0, 0
     release = threading.Event()
@@ -107,7 +131,10 @@ def test_processes_share_the_concurrency_of_a_downstream(tmp_path: Path) -> None
             running -= 1
         return 200
 
-    with target(respond) as receiver, two_processes(tmp_path, "all", "all") as (first, second):
+    with (
+        target(respond) as receiver,
+        two_processes(tmp_path, "all", "all", store=store) as (first, second),
+    ):
         # Both processes have leased a task, so that each knows of the other.
         with target() as other_target:
             for process in (first, second):
@@ -143,17 +170,17 @@ def test_quotas_hold_for_all_processes(tmp_path: Path) -> None:
     assert [201] * 4 + [429] * 2 == statuses
 
 
-def test_a_parked_downstream_is_parked_for_all_processes(tmp_path: Path) -> None:
+def test_a_parked_downstream_is_parked_for_all_processes(tmp_path: Path, store: str) -> None:
     """When the breaker of one process opens, no other process claims tasks of the downstream."""
     with (
         target(lambda _path, _number: 503) as receiver,
-        two_processes(tmp_path, "worker", "api") as (worker, api),
+        two_processes(tmp_path, "worker", "api", store=store) as (worker, api),
     ):
         for number in range(40):
             api.post(targetUrl=f"{receiver.url}/{number}", policy={"initialDelayMs": 50})
         api.wait_for(lambda: downstream(api, receiver.url)["state"] in {"PARKED", "PROBING"})
         assert 0 == worker.stop()
-        with service(tmp_path, "--role", "worker") as other_worker:
+        with service(tmp_path, "--role", "worker", store=store) as other_worker:
             found = downstream(other_worker, receiver.url)
             assert found["state"] in {"PARKED", "PROBING"}
             assert found["consecutiveOpens"] >= 1
@@ -179,10 +206,16 @@ def wait_for(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.05)
 
 
-def test_the_supervisor_restarts_processes(tmp_path: Path) -> None:
+def wait_until_all_are_ready(folder: Path) -> None:
+    """Wait until the supervisor prints its greeting, because all processes are ready."""
+    wait_for(lambda: "tarry serves" in (folder / "log").read_text())
+
+
+def test_the_supervisor_restarts_processes(tmp_path: Path, store: str) -> None:
     """A killed process is replaced, no connection is refused meanwhile, and SIGTERM stops all."""
-    with target() as receiver, service(tmp_path, "--workers", "2") as supervisor:
-        wait_for(lambda: len(children_of(supervisor)) == 2)
+    flags = ("--workers", "2", "--set", "max_attempt_timeout_ms=1000", "--set", "lease_ms=6000")
+    with target() as receiver, service(tmp_path, *flags, store=store) as supervisor:
+        wait_until_all_are_ready(tmp_path)
         first, second = children_of(supervisor)
         assert supervisor.process.pid not in {first, second}
         os.kill(first, signal.SIGKILL)
@@ -204,7 +237,7 @@ def test_the_supervisor_restarts_processes(tmp_path: Path) -> None:
 def test_processes_stop_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     """The processes stop gracefully, so that another supervisor can use the port."""
     with service(tmp_path, "--workers", "2") as supervisor:
-        wait_for(lambda: len(children_of(supervisor)) == 2)
+        wait_until_all_are_ready(tmp_path)
         pids = children_of(supervisor)
         supervisor.kill()
         wait_for(lambda: not any(map(is_alive, pids)))
@@ -225,7 +258,7 @@ def test_processes_have_their_own_ports(tmp_path: Path) -> None:
     base = two_free_ports()
     flags = ("--workers", "2", "--set", f"process_port={base}")
     with service(tmp_path, *flags) as supervisor:
-        wait_for(lambda: "tarry serves" in (tmp_path / "log").read_text())  # all are ready
+        wait_until_all_are_ready(tmp_path)
         for number in range(2):
             supervisor.port = base + number
             assert 200 == supervisor.request("GET", "/metrics")[0]
