@@ -10,7 +10,7 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
-from benchmarks.service import backlog, events, hosts, ingest, job, neighbours, recovery
+from benchmarks.service import backlog, events, hosts, ingest, job, neighbours, recovery, scale
 from benchmarks.service.candidates import CANDIDATES
 from benchmarks.service.processes import BenchmarkError
 from benchmarks.service.report import Report
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from benchmarks.service.limits import LimitCheck
 
-PARTS = ("job", "lag", "memory", "ingest", "events", "hosts", "neighbours", "recovery")
+PARTS = ("job", "lag", "memory", "ingest", "events", "hosts", "neighbours", "recovery", "scale")
 
 
 def print_progress(text: str) -> None:
@@ -52,6 +52,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", choices=CANDIDATES, metavar="NAME", help=", ".join(CANDIDATES)
     )
+    parser.add_argument(
+        "--engines", nargs="+", choices=scale.ENGINES, default=scale.ENGINES, metavar="NAME",
+        help=f"stores of the part scale: {', '.join(scale.ENGINES)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pending", nargs="+", type=parse_positive, metavar="N",
+        help="tasks in the backlogs of the part scale (10,000 and 1,000,000)",
+    )  # fmt: skip
     return parser.parse_args()
 
 
@@ -117,6 +125,15 @@ def main() -> None:
         recoveries = [recovery.run(scenario, down_s, print_progress) for scenario in scenarios]
         lines = recovery.table_lines(recoveries)
         checks += print_part(lines, recovery.check_limits(recoveries))
+
+    if "scale" in parts:
+        counts = args.pending or ((1_000, 20_000) if quick else scale.PENDING_COUNTS)
+        scale_results = [
+            scale.run(engine, pending, print_progress)
+            for engine in args.engines
+            for pending in counts
+        ]
+        checks += print_part(scale.table_lines(scale_results), scale.check_limits(scale_results))
 
     missed = sum(not check.met for check in checks)
     print(f"\n{len(checks) - missed} of {len(checks)} limits met")

@@ -20,6 +20,13 @@ BARE_LOOP, TARRY_SINGLE, TARRY_BATCH = "bare-loop", "tarry", "tarry-batch"
 CLIENT, CLIENT_THREADS, CLIENT_BATCH = "client", "client-threads", "client-batch"
 """The candidates that are not peers. `bare-loop`, a client without a queue, shows the highest rate
 that the machine allows. The last three use tarry's own clients."""
+OTHER_STORES = {
+    f"tarry-{server}{suffix}": server
+    for server in ("postgres", "redis")
+    for suffix in ("", "-batch")
+}
+"""tarry with its store in a server: single tasks and batches. They are compared only with the peers
+that use the same server."""
 NODE_SOURCES = Path(__file__).with_name("node")
 NODE_INSTALL = ROOT / ".venv" / "bench-node"
 
@@ -66,6 +73,14 @@ CANDIDATES = {
     **{
         name: Candidate(enqueuer=_peer_module("tarry", name), workers=(SERVE_COMMAND,))
         for name in (CLIENT, CLIENT_THREADS, CLIENT_BATCH)
+    },
+    **{
+        name: Candidate(
+            enqueuer=_peer_module("tarry", *(["batch"] if name.endswith("-batch") else [])),
+            workers=(SERVE_COMMAND,),
+            server=server,
+        )
+        for name, server in OTHER_STORES.items()
     },
     "celery": Candidate(
         enqueuer=_peer_module("celery"),
@@ -126,6 +141,7 @@ def is_peer(name: str) -> bool:
     return name not in {
         *(BARE_LOOP, TARRY_SINGLE, TARRY_BATCH),
         *(CLIENT, CLIENT_THREADS, CLIENT_BATCH),
+        *OTHER_STORES,
     }
 
 

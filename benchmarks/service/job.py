@@ -94,7 +94,10 @@ class Job:
             server.reset()
         with tempfile.TemporaryDirectory(prefix="tarry-bench-") as home:
             folder = Path(home)
-            with ProcessGroup(self._environ(candidate, folder), folder) as group:
+            environ = self._environ(candidate, folder)
+            if server is not None:
+                environ["TARRY_STORE"] = server.url
+            with ProcessGroup(environ, folder) as group:
                 return self._measure(candidate, count, group, server)
 
     def _environ(self, candidate: Candidate, folder: Path) -> dict[str, str]:
