@@ -41,8 +41,9 @@ _MAX_GROUP_RESULTS = 128
 tasks while batches arrive: the p99 delay of retries was 390 to 550 ms instead of 125 ms."""
 _RESULT_LINGER_S = 0.005
 """How long a few results wait for new tasks, to be written in the same transaction. While requests
-of about seven tasks follow each other, this takes 19 % less processor time than two transactions
-for each request. A crash within this time repeats the attempts."""
+of about seven tasks follow each other, this takes 13 % less processor time than two transactions
+for each request (median of 22 rounds, quartiles 5 % and 25 %). A crash within this time repeats the
+attempts."""
 _MIN_LINGER_DELAY_MS = 10
 """A result does not linger if the next attempt is due earlier than this."""
 
