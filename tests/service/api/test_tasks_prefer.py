@@ -37,6 +37,28 @@ def test_reading_a_task_can_wait_for_its_result() -> None:
     run_with_api(test)
 
 
+@pytest.mark.parametrize(
+    ("is_running", "intervals"),
+    [(None, [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 0.45]), (False, [1.0, 1.0, 1.0])],
+)
+def test_a_task_of_another_process_is_polled_sooner(
+    is_running: bool | None, intervals: list[float]
+) -> None:
+    """The first polls of a task that is not leased here are 50 ms apart, later ones a second."""
+    waited: list[float] = []
+
+    async def wait_until_finished(task_id: str, seconds: float) -> None:
+        waited.append(round(seconds, 3))
+
+    async def test(api: ApiHarness) -> None:
+        api.engine.is_running = lambda task_id: is_running  # type: ignore[method-assign]
+        api.engine.wait_until_finished = wait_until_finished  # type: ignore[method-assign]
+        await read_and_wait(api, (await api.create())["taskId"], 3)
+        assert intervals == [seconds for seconds in waited if seconds]
+
+    run_with_api(test)
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("suffix", [b"", b"\xff"], ids=["text", "bytes"])
 def test_secrets_that_a_target_echoes_are_redacted_in_its_response(

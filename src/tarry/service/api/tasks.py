@@ -41,8 +41,9 @@ WAIT_HEADER = {"Prefer": "wait=SECONDS delays the response until the task is fin
 
 _WAIT_PREFERENCE = re.compile(rb'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?=$|[;,])', re.IGNORECASE)
 _RETURN_PREFERENCE = re.compile(rb'(?:^|,)\s*return\s*=\s*"?([a-z]+)"?\s*(?=$|[;,])', re.IGNORECASE)
-_POLL_INTERVAL_S = 1.0
-"""A task is polled, because another process may finish it without notifying this process."""
+_FIRST_POLL_INTERVAL_S, _POLL_INTERVAL_S = 0.05, 1.0
+"""A task is polled, because another process may finish it without notifying this process. If the
+task is not leased to this process, the first intervals are shorter."""
 _TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _TASK_PATH = "/retry-tasks/{taskId}"
 _CANCELLATIONS_PATH = "/retry-tasks/cancellations"
@@ -159,8 +160,15 @@ class ResultWaiter:
         self, request: ApiRequest, task: Task, view: RetryTask, seconds: int
     ) -> RetryTask:
         context, stored_task, finished_task = self._context, None, None
-        for _ in range(seconds):
-            finished_task = await context.engine.wait_until_finished(task.id, _POLL_INTERVAL_S)
+        waited_s = 0.0
+        # If another process delivers the task, only the store shows that it is finished.
+        is_leased_here = context.engine.is_running(task.id) is not None
+        interval_s = _POLL_INTERVAL_S if is_leased_here else _FIRST_POLL_INTERVAL_S
+        while waited_s < seconds:
+            interval_s = min(interval_s, seconds - waited_s)
+            finished_task = await context.engine.wait_until_finished(task.id, interval_s)
+            waited_s += interval_s
+            interval_s = min(interval_s * 2, _POLL_INTERVAL_S)
             try:
                 stored_task = await context.store.get_task(task.tenant, task.id)
             except StoreUnavailable:
