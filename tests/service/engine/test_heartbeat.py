@@ -120,6 +120,21 @@ def test_an_api_process_stores_tasks_and_wakes_a_worker() -> None:
     run(main)
 
 
+def test_an_api_process_stops_at_once() -> None:
+    """A process that makes no attempts does not use the time for running attempts."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(), store=new_store(), role="api")
+        await harness.engine.start()
+        await asyncio.sleep(1.5)
+        stopped_at = asyncio.get_running_loop().time()
+        await harness.engine.stop(30)
+        assert stopped_at == asyncio.get_running_loop().time()
+        assert [] == await harness.store.list_workers()
+
+    run(main)
+
+
 def test_an_api_process_keeps_its_clock() -> None:
     """A process that makes no claims reads the store's time with its heartbeats."""
 

@@ -78,7 +78,7 @@ class Engine:
         )
         self._is_stopping = False
         self._background_tasks: list[asyncio.Task[None]] = []
-        """The asyncio tasks of the scheduler and the maintenance, in this order, once started."""
+        """The asyncio tasks of the scheduler, if this process delivers, and of the maintenance."""
         self._heartbeat_task: asyncio.Task[None] | None = None
 
     async def announce(self) -> None:
@@ -114,8 +114,9 @@ class Engine:
         deadline = asyncio.get_running_loop().time() + timeout_s
         self.stop_starting_attempts()
         if self._background_tasks:
-            # The scheduler first: if its claim is cancelled, no worker knows of the new leases.
-            await asyncio.wait(self._background_tasks[:1], timeout=timeout_s / 2)
+            if self._context.delivers:
+                # The scheduler first: if its claim is cancelled, no worker knows of the new leases.
+                await asyncio.wait(self._background_tasks[:1], timeout=timeout_s / 2)
             for task in self._background_tasks:
                 task.cancel()
             await asyncio.wait(self._background_tasks)
