@@ -85,6 +85,21 @@ def test_a_store_works_again_after_a_restart(server: Server) -> None:
     run_on(single_url(server), main)
 
 
+def test_closing_waits_for_running_calls(server: Server) -> None:
+    """A call that was made before `close` has its result, and a later one is refused."""
+
+    async def main(store: RedisStore) -> None:
+        calls = [asyncio.ensure_future(store.add([NewTask(task(n))])) for n in range(40)]
+        await asyncio.sleep(0)
+        await store.close()
+        results = [result for call in calls for result in await call]
+        assert {AddStatus.ADDED} == {result.status for result in results}
+        with pytest.raises(StoreUnavailable, match="not open"):
+            await store.ping()
+
+    run_on(single_url(server), main)
+
+
 def test_a_server_that_hangs_is_unavailable(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

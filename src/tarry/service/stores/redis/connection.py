@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -141,6 +142,9 @@ class RedisConnection:
         """Identifies this store in notifications, and as a leader."""
         self._clock = clock
         self._is_open = False
+        self._running_count = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
         self._servers: dict[NodeAddress | None, _Server] = {}
         """By address of a node of a Cluster; None for a single server."""
         self._cluster: ClusterMap | None = None
@@ -182,8 +186,11 @@ class RedisConnection:
         return slots
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Wait for the scripts that are running, and close all connections."""
         self._is_open = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                await self._is_idle.wait()
         servers, self._servers, self._cluster = self._servers, {}, None
         for server in servers.values():
             await server.client.aclose()
@@ -196,6 +203,20 @@ class RedisConnection:
         self, partition: int, name: str, *arguments: Any, values: Sequence[bytes] = ()
     ) -> Any:
         """Run a script on a partition; `values` are stored by the script as they are."""
+        if not self._is_open:
+            raise StoreUnavailable("the store is not open: call open() first")
+        self._running_count += 1
+        self._is_idle.clear()
+        try:
+            return await self._run_script(partition, name, arguments, values)
+        finally:
+            self._running_count -= 1
+            if not self._running_count:
+                self._is_idle.set()
+
+    async def _run_script(
+        self, partition: int, name: str, arguments: tuple[Any, ...], values: Sequence[bytes]
+    ) -> Any:
         script = load_script(name)
         time = b"" if self._clock is None else self._clock()
         key = self.partition_key(partition)
@@ -248,8 +269,6 @@ class RedisConnection:
 
     async def _execute(self, address: NodeAddress | None, *command: Any) -> Any:
         """Run a command on a server; raises `StoreUnavailable` and script errors."""
-        if not self._is_open:
-            raise StoreUnavailable("the store is not open: call open() first")
         server = self._server(address)
         try:
             async with asyncio.timeout(_CALL_TIMEOUT_S), server.free_connections:

@@ -802,7 +802,10 @@ class RedisStore:
 
 async def _gather(calls: Iterable[Any]) -> list[Any]:
     """Await calls at the same time. If one fails, raise its error after all have ended."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
+    pending = list(calls)
+    if len(pending) == 1:  # without a task of its own
+        return [await pending[0]]
+    results = await asyncio.gather(*pending, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
