@@ -1,6 +1,6 @@
 -- Returns the time, and the time of the next claim that may find a task (-1: none), as `claim.lua`
--- does without leasing tasks. args: horizon. It uses no shared file, because it runs often: in
--- each partition without due tasks, for each claim of each process.
+-- does without leasing tasks. args: horizon. It runs often: in each partition without due tasks,
+-- for each claim of each process. So it uses no shared file: it takes 30 us, `claim.lua` 110 us.
 
 local base = KEYS[1] .. ':'
 local horizon_ms = cmsgpack.unpack(ARGV[3])[1]
