@@ -70,6 +70,26 @@ def test_acknowledged_tasks_are_delivered_after_crashes(tmp_path: Path) -> None:
         assert min(received[::10]) >= 2
 
 
+def test_a_worker_delivers_what_another_process_has_accepted(
+    tmp_path: Path, redis_url: str
+) -> None:
+    """Processes with the roles `api` and `worker` share a store, and are listed."""
+    flags = flags_for(f"{redis_url}?prefix=roles")
+    for name in ("api", "worker"):
+        (tmp_path / name).mkdir()
+    with (
+        target() as working_target,
+        service(tmp_path / "api", *flags, "--role", "api") as api,
+        service(tmp_path / "worker", *flags, "--role", "worker") as worker,
+    ):
+        task_id = api.post(targetUrl=f"{working_target.url}/1")["taskId"]
+        assert "SUCCEEDED" == api.wait_until_finished(task_id)["status"]
+        workers = api.request("GET", "/workers")[1]["items"]
+        assert {"api", "worker"} == {process["role"] for process in workers}
+        assert 0 == worker.stop()
+        assert ["api"] == [each["role"] for each in api.request("GET", "/workers")[1]["items"]]
+
+
 def test_a_service_does_not_start_on_a_server_that_may_lose_tasks(tmp_path: Path) -> None:
     """With `--strict-durability`, the error names the setting of Redis."""
     with redis_server() as server:
