@@ -229,8 +229,8 @@ def test_the_supervisor_restarts_processes(tmp_path: Path, store: str) -> None:
         assert [] == [pid for pid in (second, replacement) if is_alive(pid)]
     log = (tmp_path / "log").read_text()
     assert 1 == log.count("tarry serves")
-    assert 1 == log.count("process has ended")
-    assert "signal SIGKILL; it is started again in 0 s" in log
+    assert 1 == log.count("process exited")
+    assert "signal SIGKILL; restarting in 0 s" in log
     assert "Traceback" not in log
 
 
@@ -241,7 +241,7 @@ def test_processes_stop_when_the_supervisor_is_killed(tmp_path: Path) -> None:
         pids = children_of(supervisor)
         supervisor.kill()
         wait_for(lambda: not any(map(is_alive, pids)))
-    assert 2 == (tmp_path / "log").read_text().count("the supervisor has ended")
+    assert 2 == (tmp_path / "log").read_text().count("supervisor exited")
 
 
 def two_free_ports() -> int:
@@ -266,7 +266,7 @@ def test_processes_have_their_own_ports(tmp_path: Path) -> None:
 
 def test_a_failing_start_is_reported_once(tmp_path: Path) -> None:
     """If the processes cannot start, the supervisor exits as a single process would."""
-    (tmp_path / "tarry.db").write_text("this is no database, but long enough to look at its header")
+    (tmp_path / "tarry.db").write_text("not a database, but long enough to have a header")
     command = [sys.executable, "-m", "tarry", "serve", "--workers", "2", "--port", "0"]
     command += ["--store", str(tmp_path / "tarry.db")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The sockets and the restart pauses of the supervisor; its processes run in integration tests."""
+"""The sockets and the restart delays of the supervisor; its processes run in integration tests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from errno import EADDRINUSE
 
 import pytest
 
-from tarry.service.supervisor import Supervisor, restart_pause
+from tarry.service.supervisor import Supervisor, restart_delay_s
 
 
-def test_pauses_grow_up_to_half_a_minute() -> None:
-    """The first restart is made at once; after repeated ends soon after a start, pauses double."""
-    assert [0, 0, 1, 2, 4, 8, 16, 30, 30] == [restart_pause(count) for count in range(9)]
+def test_restart_delays_grow_up_to_half_a_minute() -> None:
+    """The first restart is made at once; the delay doubles with each further early exit."""
+    assert [0, 0, 1, 2, 4, 8, 16, 30, 30] == [restart_delay_s(count) for count in range(9)]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

@@ -1,13 +1,13 @@
 """The supervisor: runs several processes of the service on one address (`tarry serve --workers`).
 
 Each process has its own listening socket for the address (SO_REUSEPORT), so that the kernel
-distributes the connections evenly. With one socket for all, the process that wakes up first would
-accept all connections that are waiting. The supervisor opens the sockets and keeps them open: while
-a process that has ended is started again, its new connections wait instead of being refused.
+distributes the connections evenly. With one shared socket, the process that wakes up first would
+accept all waiting connections. The supervisor opens the sockets and keeps them open: while a
+process is restarted, its new connections wait instead of being refused.
 
-A process that ends is started again, with a pause that grows while it keeps ending soon. During a
-pause its socket is closed, so that the other processes get the connections. If a process ends
-before all of them were ready once, the supervisor stops them all.
+A process that exits is restarted. The delay before a restart grows while the process keeps exiting
+early. During the delay its socket is closed, so that the other processes get the connections. If a
+process exits before all of them have been ready once, the supervisor stops them all.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_MAX_RESTART_PAUSE_S = 30.0
-_STABLE_AFTER_S = 60.0
-"""A process that has run for this long is started again without a pause."""
+_MAX_RESTART_DELAY_S = 30.0
+_EARLY_EXIT_S = 60.0
+"""A process that has run for less than this time has exited early."""
 
 
 class SupervisedProcess:
@@ -40,19 +40,20 @@ class SupervisedProcess:
         self.listeners: list[socket.socket] = []
         self.pid: int | None = None
         self.channel: socket.socket | None = None
-        """One end of a socket pair. The process sends a byte when it is ready. Its end is closed by
-        the kernel when the supervisor ends."""
+        """One end of a socket pair between supervisor and process. The process sends a byte when it
+        is ready. The kernel closes the end of the supervisor when the supervisor exits."""
         self.is_ready = False
         self.started_at = 0.0
         self.restart_at: float | None = None
-        """When the process is started again, during a pause."""
-        self.quick_ends = 0
-        """How often in a row the process has ended soon."""
+        """When the process will be restarted; None while it runs."""
+        self.early_exits = 0
+        """Number of consecutive exits, counting from the last one that was not early."""
 
     def report_ready(self) -> None:
-        """Notify the supervisor that this process accepts connections, and stop when it ends.
+        """Notify the supervisor that this process accepts connections.
 
-        Called in the process, in its event loop.
+        Called in the new process, in its event loop. From now on, the process stops when the
+        supervisor exits.
         """
         from asyncio import get_running_loop
 
@@ -60,14 +61,14 @@ class SupervisedProcess:
         self.channel.settimeout(0)
         with suppress(OSError):
             self.channel.send(b"\0")
-        get_running_loop().add_reader(self.channel, self._on_supervisor_end)
+        get_running_loop().add_reader(self.channel, self._on_supervisor_exit)
 
-    def _on_supervisor_end(self) -> None:
+    def _on_supervisor_exit(self) -> None:
         from asyncio import get_running_loop
 
         assert self.channel is not None  # noqa: S101 - set by the fork
         get_running_loop().remove_reader(self.channel)
-        _logger.error("the supervisor has ended: this process stops, too, pid=%d", os.getpid())
+        _logger.error("supervisor exited, stopping this process, pid=%d", os.getpid())
         os.kill(os.getpid(), signal.SIGTERM)
 
     def close_listeners(self) -> None:
@@ -77,9 +78,9 @@ class SupervisedProcess:
         self.listeners = []
 
 
-def restart_pause(quick_ends: int) -> float:
-    """Return the seconds before a restart, after `quick_ends` ends soon after a start in a row."""
-    return 0.0 if quick_ends <= 1 else min(_MAX_RESTART_PAUSE_S, 2.0 ** (quick_ends - 2))
+def restart_delay_s(early_exits: int) -> float:
+    """Return the seconds before a restart; see `SupervisedProcess.early_exits`."""
+    return 0.0 if early_exits <= 1 else min(_MAX_RESTART_DELAY_S, 2.0 ** (early_exits - 2))
 
 
 class Supervisor:
@@ -93,12 +94,12 @@ class Supervisor:
         self._port = port
         self._process_port = process_port
         self._processes = [SupervisedProcess(number) for number in range(count)]
-        self._received: list[int] = []
-        """Signals that were not handled yet."""
+        self._pending_signals: list[int] = []
+        """Received signals that were not handled yet."""
         self._stop_signal: int | None = None
         self._has_failed = False
         self.was_ready: bool = False
-        """Whether all processes were ready once."""
+        """Whether all processes have been ready at least once."""
 
     @property
     def stop_signal(self) -> int | None:
@@ -126,8 +127,8 @@ class Supervisor:
     def run(self, on_ready: Callable[[], None]) -> SupervisedProcess | None:
         """Run the processes until a signal stops them; `on_ready` is called when all are ready.
 
-        Returns None in the supervisor, when all processes have ended. Each process returns from
-        here, too, with its `SupervisedProcess`.
+        In the supervisor, returns None when all processes have exited. Each new process returns
+        from this method, too, with its own `SupervisedProcess`.
         """
         with self._capture_signals() as wakeup:
             for process in self._processes:
@@ -161,10 +162,10 @@ class Supervisor:
             try:
                 self._open_listeners_of(process)
             except OSError as error:
-                self._schedule_restart(process, f"its port cannot be opened ({error})")
+                self._schedule_restart(process, f"cannot open its port ({error})")
                 return False
         own_end, other_end = socket.socketpair()
-        # Blocked in the new process until it has its own handlers, so that no signal is lost.
+        # Signals are blocked until the new process has its own handlers, so that none is lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         process.pid = os.fork()
         if process.pid:
@@ -199,7 +200,7 @@ class Supervisor:
                     self._receive(key.data)
 
     def _receive(self, process: SupervisedProcess) -> None:
-        """Read from the channel of a process: a byte if it is ready, nothing if it has ended."""
+        """Read from the channel of a process: a byte if it is ready, nothing if it has exited."""
         assert process.channel is not None  # noqa: S101 - it was selected
         if process.channel.recv(1):
             process.is_ready = True
@@ -210,9 +211,9 @@ class Supervisor:
             process.channel = None
 
     def _forward_signals(self) -> None:
-        while self._received:
-            number = self._received.pop(0)
-            # The first signal stops the processes gracefully. A second SIGINT ends them at once.
+        while self._pending_signals:
+            number = self._pending_signals.pop(0)
+            # The first signal stops the processes gracefully. A second SIGINT stops them at once.
             forwarded = signal.SIGTERM if self._stop_signal is None else number
             self._stop_signal = self._stop_signal or number
             self._send_signal(forwarded)
@@ -224,7 +225,7 @@ class Supervisor:
                 os.kill(process.pid, number)
 
     def _reap(self) -> None:
-        """Find processes that have ended, and schedule their restarts."""
+        """Collect processes that have exited, and schedule their restarts."""
         for process in self._processes:
             if process.pid is None:
                 continue
@@ -247,25 +248,27 @@ class Supervisor:
 
     def _schedule_restart(self, process: SupervisedProcess, cause: str) -> None:
         now = environment.now()
-        is_quick = now - process.started_at < _STABLE_AFTER_S
-        process.quick_ends = process.quick_ends + 1 if is_quick else 1
-        pause = restart_pause(process.quick_ends)
-        process.restart_at = now + pause
-        if pause:
+        is_early = now - process.started_at < _EARLY_EXIT_S
+        process.early_exits = process.early_exits + 1 if is_early else 1
+        delay_s = restart_delay_s(process.early_exits)
+        process.restart_at = now + delay_s
+        if delay_s:
             process.close_listeners()
-        _logger.error("process has ended, %s; it is started again in %g s", cause, pause)
+        _logger.error("process exited, %s; restarting in %g s", cause, delay_s)
 
     @contextmanager
     def _capture_signals(self) -> Generator[socket.socket]:
-        """Collect signals in `_received`; yield a socket that is readable after a signal."""
+        """Collect signals in `_pending_signals`; yield a socket that is readable after a signal."""
         read_end, write_end = socket.socketpair()
         read_end.settimeout(0)
         write_end.settimeout(0)
         old_handlers = {
-            number: signal.signal(number, lambda number, _frame: self._received.append(number))
+            number: signal.signal(
+                number, lambda number, _frame: self._pending_signals.append(number)
+            )
             for number in _STOP_SIGNALS
         }
-        # A handler is needed, or the end of a process would not write to the socket.
+        # Without a handler, SIGCHLD would not write to the wakeup socket.
         old_handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         old_descriptor = signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
         try:
