@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
@@ -81,6 +80,27 @@ def test_a_store_works_again_after_a_restart(server: Server) -> None:
         await retry_until_available(store.ping)
         claimed = await store.claim(LEASE, limit=5, per_lane=5)
         assert [1] == task_numbers(claimed.tasks)
+
+    run_on(single_url(server), main)
+
+
+def test_wakeups_continue_after_a_restart(server: Server) -> None:
+    """A store that listens subscribes again, and can be closed while the server is away."""
+
+    async def main(store: RedisStore) -> None:
+        woken = asyncio.Event()
+        store.listen(woken.set)
+        await woken.wait()  # the subscription
+        server.restart()
+        woken.clear()
+        async with asyncio.timeout(20):
+            await woken.wait()
+        server.stop()
+        try:
+            async with asyncio.timeout(20):
+                await store.close()
+        finally:
+            server.start()
 
     run_on(single_url(server), main)
 
@@ -238,12 +258,10 @@ def test_a_replica_takes_over(nodes: list[ClusterNode]) -> None:
         nodes[primary].server.stop()
         with suppress(StoreUnavailable):  # it may take a while until the replica takes over
             await store.add([NewTask(task(10, tenant=tenant))])
-        started = time.monotonic()
 
         [added] = await retry_until_available(lambda: store.add([NewTask(task(11, tenant=tenant))]))
 
         assert added.status in {AddStatus.ADDED, AddStatus.EXISTING}
-        assert time.monotonic() - started < 30
         found = (await store.list_tasks(tenant, TaskFilter())).items
         assert {0, 1, 2, 3, 4, 11} <= set(task_numbers(found))
 

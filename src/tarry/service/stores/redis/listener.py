@@ -70,8 +70,10 @@ class WakeupListener:
                     await pubsub.ping()
                     is_checked = True
         finally:
-            await pubsub.aclose()
-            await client.aclose()
+            # An error here would replace the cancellation by `close`, and `_run` would go on.
+            for resource in (pubsub, client):
+                with suppress(Exception):
+                    await resource.aclose()
 
     def _handle(self, message: dict[str, Any]) -> None:
         # A subscription also calls the callback: notifications may have been lost before.
