@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
+from msgspec.structs import replace as copy_with
 
-from tarry.service.model import ReplayRecord
-from tarry.service.store import Retention
+from tarry.service.model import PolicyVersion, ReplayRecord
+from tarry.service.store import FinishStatus, LeaseTerms, Release, Retention, TaskFilter
 from tarry.service.stores.redis import RedisStore
 from tests.integration.redis_cluster import redis_cluster
 from tests.service.stores.comparison import STORE_FACTORIES, StoreFactory
@@ -181,3 +182,46 @@ def test_memory_of_a_task(redis_url: str) -> None:
             assert used_bytes_per_task() < 1536
 
     run_on_store(url, main)
+
+
+def test_any_text_can_be_stored(redis_url: str) -> None:
+    """Texts with NUL and other unusual characters are stored, found and deleted like others."""
+    text = "a\0b\n{0}:*\U0001f600"
+
+    async def main(harness: StoreHarness) -> None:
+        store, lane = harness.store, f"acme/{text}"
+        policy = PolicyVersion(tenant="acme", id=text, version=0, document=text.encode())
+        for document in (b"1", b"2"):
+            await store.put_policy(copy_with(policy, document=document), replace=True)
+        new_task = task(1, lane=lane, key=text, policy_id=text, policy_version=1)
+        await harness.add(copy_with(new_task, owned_body_ref=text))
+        [leased] = (await harness.claim(LeaseTerms(text, 30_000, 1000))).tasks
+        assert (lane, text, text, text) == (
+            leased.lane,
+            leased.key,
+            leased.policy_id,
+            leased.worker,
+        )
+        await store.finish([exhausted_result(leased, text)])
+        for task_filter in (TaskFilter(key=text), TaskFilter(lane=lane), TaskFilter(reason=text)):
+            assert 1 == await store.count_tasks("acme", task_filter)
+        harness.clock.advance(2 * DAY_MS)
+        while (await store.sweep(Retention(0, 0), 10)).has_more:
+            pass
+        assert await store.get_lane(lane) is None
+        assert await store.get_policy("acme", text, 1) is None
+        assert [text] == await store.list_orphaned_bodies(10)
+
+    run_on_store(store_url(redis_url), main)
+
+
+def test_results_of_malformed_ids_are_superseded(redis_url: str) -> None:
+    """A malformed id is treated like that of an unknown task."""
+
+    async def main(harness: StoreHarness) -> None:
+        leased = copy_with(await harness.lease_new_task(1), id="unknown")
+        superseded = [FinishStatus.SUPERSEDED]
+        assert superseded == await harness.store.finish([success_result(leased)])
+        assert superseded == await harness.store.release([Release(leased)])
+
+    run_on_store(store_url(redis_url), main)

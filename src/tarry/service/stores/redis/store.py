@@ -104,6 +104,8 @@ _MAX_LISTED_REPLAYS = 100
 _MAX_LISTED_API_KEYS = 1000
 _MAX_COUNTED_TASKS = 500
 """Maximum number of replayed tasks that one step reads to find finished ones."""
+_MISSING_ID = to_raw(b"")
+"""In place of a malformed id: no task has it."""
 _ATTEMPT_NUMBER_BITS = MAX_ATTEMPT_NUMBER.bit_length()
 
 _decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
@@ -275,7 +277,12 @@ class RedisStore:
     async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
         async def run(partition: int, batch: list[Release]) -> list[FinishStatus]:
             packed = [
-                (pack_id(each.task.id), each.task.tenant, each.task.version, each.next_attempt_at)
+                (
+                    pack_id(each.task.id) or _MISSING_ID,
+                    each.task.tenant,
+                    each.task.version,
+                    each.next_attempt_at,
+                )
                 for each in batch
             ]
             reply = await self._connection.run(partition, "release", packed)
@@ -830,7 +837,7 @@ def _pack_result(result: TaskResult) -> tuple[Any, ...]:
     task, attempt, callback = result.task, result.attempt, result.callback_task
     lease = result.renewed_lease
     return (
-        pack_id(task.id),
+        pack_id(task.id) or _MISSING_ID,
         task.tenant,
         task.version,
         None if attempt is None else attempt.outcome,
