@@ -46,13 +46,14 @@ BEGIN
     SELECT array_agg(CASE WHEN v_rejected[i] > 0 THEN NULL
         ELSE (v_now / 86400000) << 40 | nextval('tarry.task_number') END ORDER BY i) INTO v_seqs
     FROM generate_series(1, v_count) AS i;
-    -- Ordered by key, so that batches with the same keys cannot wait for each other in a circle.
+    -- Ordered by tenant and key, so that batches with the same keys cannot wait for each other in
+    -- a circle.
     WITH inserted AS (
         INSERT INTO tarry.task_key AS k (seq, id, tenant, key)
         SELECT i.seq, i.id, v_tenants[i.tenant], i.key
         FROM unnest(v_seqs, p_ids, p_tenants, p_keys) WITH ORDINALITY
             AS i (seq, id, tenant, key, ord)
-        WHERE i.seq IS NOT NULL ORDER BY i.tenant, i.key, i.ord
+        WHERE i.seq IS NOT NULL ORDER BY v_tenants[i.tenant], i.key, i.ord
         ON CONFLICT DO NOTHING RETURNING k.seq
     )
     SELECT array_agg(seq) INTO v_inserted FROM inserted;
@@ -72,7 +73,8 @@ BEGIN
                 SELECT i.seq, i.id, v_tenants[i.tenant], i.key
                 FROM unnest(v_seqs, p_ids, p_tenants, p_keys) WITH ORDINALITY
                     AS i (seq, id, tenant, key, ord)
-                WHERE i.ord = ANY (v_replaced.ords) ORDER BY i.tenant, i.key, i.ord
+                WHERE i.ord = ANY (v_replaced.ords)
+                ORDER BY v_tenants[i.tenant], i.key, i.ord
                 ON CONFLICT DO NOTHING RETURNING k.seq
             )
             SELECT coalesce(v_inserted, '{{}}') || coalesce(array_agg(seq), '{{}}') INTO v_inserted
@@ -158,6 +160,9 @@ BEGIN
     SELECT sums.*, r.* INTO v
     FROM sums, (SELECT array_agg(i.ord) AS ords, array_agg(i.due) AS task_dues,
         array_agg(i.is_leased) AS leased FROM new AS i) AS r;
+    IF coalesce(cardinality(v.ords), 0) <> cardinality(array_remove(v_seqs, NULL)) THEN
+        RAISE SQLSTATE '40001' USING MESSAGE = 'a lane was removed meanwhile';
+    END IF;
     IF v.tenants IS NOT NULL THEN
         IF cardinality(array_remove(p_versions, NULL)) > 0 THEN
             UPDATE tarry.policy AS p SET tasks = p.tasks + d.tasks

@@ -1,0 +1,138 @@
+"""The store in PostgreSQL: transactions of several processes at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import Any
+
+from tarry.service.store import AddStatus, LaneWriteStatus, NewTask, Retention
+from tarry.service.stores.postgres import PostgresStore
+from tarry.service.stores.postgres import tasks as task_operations
+from tarry.service.stores.postgres.database import Transaction
+from tarry.service.stores.postgres.functions.constants import QUOTA_LOCK
+from tests.integration.postgres_store import new_schema_url, run_on_store
+from tests.service.stores.harness import (
+    DAY_MS,
+    LANE,
+    LEASE,
+    SECOND_MS,
+    ManualClock,
+    task,
+    task_numbers,
+)
+
+RETENTION = Retention(succeeded_ms=7 * DAY_MS, exhausted_ms=30 * DAY_MS)
+LOCK_TIMEOUT = "SET LOCAL lock_timeout = '300ms'"
+
+
+@asynccontextmanager
+async def transaction(store: PostgresStore) -> AsyncGenerator[Transaction]:
+    """Open a transaction of another process; it is committed at the end."""
+    connection = await import_module("asyncpg").connect(store.database.options.dsn)
+    try:
+        async with connection.transaction():
+            yield Transaction(connection, store.database)
+    finally:
+        await connection.close()
+
+
+async def add_in(tx: Transaction, *new_tasks: NewTask) -> None:
+    """Add tasks in a transaction."""
+    arguments = task_operations._add_arguments(new_tasks, None, None, None, ManualClock().now)
+    await task_operations._call_add(tx.fetch, arguments)
+
+
+async def start(tx: Transaction, call: Awaitable[Any]) -> asyncio.Future[Any]:
+    """Start a call of the store, and return when it waits for the transaction, or has ended."""
+    started = asyncio.ensure_future(call)
+    blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    while not started.done() and not await tx.fetch_value(blocked):
+        await asyncio.wait([started], timeout=0.01)
+    return started
+
+
+def run(dsn: str, main: Callable[[PostgresStore], Awaitable[None]]) -> None:
+    """Run a test with an empty store."""
+    run_on_store(new_schema_url(dsn), main)
+
+
+def advance(store: PostgresStore, ms: int) -> None:
+    """Advance the clock of a store."""
+    assert isinstance(store._clock, ManualClock)
+    store._clock.advance(ms)
+
+
+def test_a_claim_does_not_hide_a_task_that_is_being_added(postgres_dsn: str) -> None:
+    """A claim that finds nothing leaves the check time that a concurrent addition has set."""
+
+    async def main(store: PostgresStore) -> None:
+        await store.add([NewTask(task(1), delay_ms=10 * SECOND_MS)])
+        await store.cancel("acme", task(1).id)
+        advance(store, 10 * SECOND_MS)
+        async with transaction(store) as tx:
+            await add_in(tx, NewTask(task(2)))
+            claim = await start(tx, store.claim(LEASE, limit=10, per_lane=10))
+        assert [] == (await claim).tasks
+
+        claimed = await store.claim(LEASE, limit=10, per_lane=10)
+
+        assert [2] == task_numbers(claimed.tasks)
+
+    run(postgres_dsn, main)
+
+
+def test_a_task_is_stored_if_its_lane_is_removed_meanwhile(postgres_dsn: str) -> None:
+    """A task whose unused lane is removed while the task is being added gets a new lane."""
+
+    async def main(store: PostgresStore) -> None:
+        await store.pause(LANE)
+        await store.resume(LANE)
+        async with transaction(store) as tx:
+            tenant = await tx.fetch_value("SELECT id FROM tarry.tenant WHERE name = 'acme'")
+            await tx.fetch("SELECT pg_advisory_xact_lock($1, $2)", QUOTA_LOCK, tenant)
+            addition = await start(tx, store.add([NewTask(task(1))], quota=1))
+            await store.sweep(RETENTION, 100)
+            assert await store.get_lane(LANE) is None
+        [added] = await addition
+
+        assert AddStatus.ADDED is added.status
+        claimed = await store.claim(LEASE, limit=10, per_lane=10)
+        assert [1] == task_numbers(claimed.tasks)
+
+    run(postgres_dsn, main)
+
+
+def test_a_pause_and_a_change_of_limits_lock_in_the_same_order(postgres_dsn: str) -> None:
+    """A pause that waits for a change of limits has not locked the lane."""
+
+    async def main(store: PostgresStore) -> None:
+        await store.add([NewTask(task(1))])
+        for change in (store.pause, store.resume):
+            async with transaction(store) as tx:
+                await tx.fetch("SELECT 1 FROM tarry.meta WHERE name = 'limits_version' FOR UPDATE")
+                changed = await start(tx, change(LANE))
+                await tx.fetch(LOCK_TIMEOUT)
+                await tx.fetch("SELECT 1 FROM tarry.lane WHERE name = $1 FOR UPDATE", LANE)
+            assert await changed in {LaneWriteStatus.CHANGED, None}
+
+    run(postgres_dsn, main)
+
+
+def test_batches_insert_keys_in_the_same_order(postgres_dsn: str) -> None:
+    """A batch that waits for the key of one tenant has not inserted keys of later tenants."""
+
+    async def main(store: PostgresStore) -> None:
+        await store.add([NewTask(task(1))])
+        await store.add([NewTask(task(2, tenant="beta"))])
+        batch = [NewTask(task(3, tenant="beta")), NewTask(task(4))]
+        async with transaction(store) as tx:
+            await add_in(tx, batch[1])
+            addition = await start(tx, store.add(batch))
+            await tx.fetch(LOCK_TIMEOUT)
+            await add_in(tx, batch[0])
+        assert [AddStatus.EXISTING] * 2 == [result.status for result in await addition]
+
+    run(postgres_dsn, main)
