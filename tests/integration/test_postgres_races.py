@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any
 
+from tarry.service.model import PolicyVersion
 from tarry.service.store import AddStatus, LaneWriteStatus, NewTask, Retention
 from tarry.service.stores.postgres import PostgresStore
 from tarry.service.stores.postgres import tasks as task_operations
@@ -101,6 +102,49 @@ def test_a_task_is_stored_if_its_lane_is_removed_meanwhile(postgres_dsn: str) ->
         assert AddStatus.ADDED is added.status
         claimed = await store.claim(LEASE, limit=10, per_lane=10)
         assert [1] == task_numbers(claimed.tasks)
+
+    run(postgres_dsn, main)
+
+
+def test_a_sweep_keeps_a_policy_of_a_task_that_is_being_added(postgres_dsn: str) -> None:
+    """A sweep does not remove the record of a deleted policy, or a replaced version, in use."""
+
+    async def sweep_during_addition(store: PostgresStore, policy: str, new: NewTask) -> None:
+        for document in (b"1", b"2"):
+            version = PolicyVersion(tenant="acme", id=policy, version=0, document=document)
+            await store.put_policy(version, replace=True)
+        if policy == "deleted":
+            await store.delete_policy("acme", policy)
+        advance(store, 2 * DAY_MS)
+        async with transaction(store) as tx:
+            await add_in(tx, new)
+            sweep = await start(tx, store.sweep(RETENTION, 100))
+        await sweep
+
+    async def main(store: PostgresStore) -> None:
+        await sweep_during_addition(store, "deleted", NewTask(task(1, policy_id="deleted")))
+        referring = NewTask(task(2, policy_id="replaced", policy_version=1))
+        await sweep_during_addition(store, "replaced", referring)
+
+        claimed = await store.claim(LEASE, limit=10, per_lane=10)
+
+        assert [1, 2] == sorted(task_numbers(claimed.tasks))
+        assert await store.get_policy("acme", "replaced", 1) is not None
+
+    run(postgres_dsn, main)
+
+
+def test_a_sweep_keeps_a_lane_that_is_being_paused(postgres_dsn: str) -> None:
+    """A sweep does not remove an unused lane between the two statements of a pause."""
+
+    async def main(store: PostgresStore) -> None:
+        await store.pause(LANE)
+        await store.resume(LANE)
+        async with transaction(store) as tx:
+            await tx.fetch("SELECT tarry.lane_1($1, NULL)", LANE)
+            await store.sweep(RETENTION, 100)
+
+        assert await store.get_lane(LANE) is not None
 
     run(postgres_dsn, main)
 

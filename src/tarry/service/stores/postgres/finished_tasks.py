@@ -106,16 +106,19 @@ WITH unused AS (
 )
 SELECT count(*) FROM gone
 """
+# The lock makes PostgreSQL check again that no task uses the row. Without it, a DELETE that has
+# waited for a transaction would delete the row that a task of that transaction uses.
 _DELETE_UNUSED_POLICY_VERSIONS = """
 DELETE FROM tarry.policy WHERE (tenant, id, version) IN (
     SELECT tenant, id, version FROM tarry.policy
     WHERE tasks = 0 AND replaced_at IS NOT NULL AND replaced_at <= $1
-    ORDER BY replaced_at LIMIT $2)
+    ORDER BY replaced_at LIMIT $2 FOR UPDATE SKIP LOCKED)
 RETURNING 1
 """
 _DELETE_UNUSED_POLICIES = """
 DELETE FROM tarry.policy_use WHERE id IN (
-    SELECT id FROM tarry.policy_use WHERE tasks = 0 AND deleted_version > 0 LIMIT $1)
+    SELECT id FROM tarry.policy_use WHERE tasks = 0 AND deleted_version > 0 LIMIT $1
+    FOR UPDATE SKIP LOCKED)
 RETURNING 1
 """
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from tarry.service.stores.postgres.functions.constants import LANE_QUOTA_LOCK
 
 LANE_FUNCTIONS = f"""
--- Create a lane if it is missing; return its id, or NULL if its tenant has `p_lane_quota` lanes.
+-- Create a lane if it is missing, and lock it, so that it is not swept before it is changed. Return
+-- its id, or NULL if its tenant has `p_lane_quota` lanes.
 CREATE FUNCTION tarry.lane_1(p_name text, p_lane_quota bigint) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE v_id integer; v_tenant integer;
 BEGIN
-    SELECT l.id INTO v_id FROM tarry.lane AS l WHERE l.name = p_name;
+    SELECT l.id INTO v_id FROM tarry.lane AS l WHERE l.name = p_name FOR NO KEY UPDATE;
     IF FOUND THEN
         RETURN v_id;
     END IF;
     v_tenant := (tarry.tenants_1(ARRAY[split_part(p_name, '/', 1)]))[1];
     PERFORM pg_advisory_xact_lock({LANE_QUOTA_LOCK}, v_tenant);
-    SELECT l.id INTO v_id FROM tarry.lane AS l WHERE l.name = p_name;
+    SELECT l.id INTO v_id FROM tarry.lane AS l WHERE l.name = p_name FOR NO KEY UPDATE;
     IF FOUND THEN
         RETURN v_id;
     END IF;
@@ -26,7 +27,7 @@ BEGIN
     INSERT INTO tarry.lane (tenant, name) VALUES (v_tenant, p_name)
     ON CONFLICT DO NOTHING RETURNING id INTO v_id;
     IF NOT FOUND THEN
-        SELECT l.id INTO v_id FROM tarry.lane AS l WHERE l.name = p_name;
+        SELECT l.id INTO v_id FROM tarry.lane AS l WHERE l.name = p_name FOR NO KEY UPDATE;
         RETURN v_id;
     END IF;
     UPDATE tarry.tenant AS t SET lanes = t.lanes + 1 WHERE t.id = v_tenant;
