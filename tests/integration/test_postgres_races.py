@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from tarry.service.model import PolicyVersion
-from tarry.service.store import AddStatus, LaneWriteStatus, NewTask, Retention
+from tarry.service.store import AddStatus, FinishStatus, LaneWriteStatus, NewTask, Retention
 from tarry.service.stores.postgres import PostgresStore
 from tarry.service.stores.postgres import tasks as task_operations
 from tarry.service.stores.postgres.database import Transaction
@@ -21,6 +21,7 @@ from tests.service.stores.harness import (
     LEASE,
     SECOND_MS,
     ManualClock,
+    success_result,
     task,
     task_numbers,
 )
@@ -145,6 +146,25 @@ def test_a_sweep_keeps_a_lane_that_is_being_paused(postgres_dsn: str) -> None:
             await store.sweep(RETENTION, 100)
 
         assert await store.get_lane(LANE) is not None
+
+    run(postgres_dsn, main)
+
+
+def test_results_with_callbacks_lock_lanes_before_tenants(postgres_dsn: str) -> None:
+    """A result with a callback task waits for the callback's lane without locking the tenant."""
+
+    async def main(store: PostgresStore) -> None:
+        callback = task(2, host="b")
+        added = await store.add(
+            [NewTask(task(1), lease_on_add=True), NewTask(task(3, host="b"))], LEASE
+        )
+        async with transaction(store) as tx:
+            await tx.fetch("SELECT 1 FROM tarry.lane WHERE name = $1 FOR UPDATE", callback.lane)
+            result = success_result(added[0].task, callback_task=callback)
+            finish = await start(tx, store.finish([result]))
+            await tx.fetch(LOCK_TIMEOUT)
+            await tx.fetch("SELECT 1 FROM tarry.tenant FOR UPDATE")
+        assert [FinishStatus.APPLIED] == await finish
 
     run(postgres_dsn, main)
 

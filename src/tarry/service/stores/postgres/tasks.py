@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _ADD = "SELECT * FROM tarry.add_1({})".format(", ".join(f"${n}" for n in range(1, 24)))
 _CLAIM = "SELECT * FROM tarry.claim_1($1, $2, $3, $4, $5, $6, $7, $8)"
 _FINISH = "SELECT tarry.finish_1({})".format(", ".join(f"${n}" for n in range(1, 15)))
+_LOCK = "SELECT tarry.lock_1($1, $2, $3)"
 _RELEASE = "SELECT tarry.release_1($1, $2, $3, $4)"
 _CANCEL = "SELECT tarry.cancel_1($1, $2, $3)"
 _RETRY_NOW = "SELECT tarry.retry_now_1($1, $2, $3, $4)"
@@ -290,6 +291,14 @@ async def _finish_in_transaction(
             ids.clear()
         ids.add(result.task.id)
         batches[-1].append(result)
+    callback_tasks = [result.callback_task for result in results if result.callback_task]
+    changed_tasks = [*(result.task for result in results), *callback_tasks]
+    await tx.fetch(
+        _LOCK,
+        [result.task.id for result in results],
+        encode_texts({task.lane for task in changed_tasks}),
+        encode_texts({task.tenant for task in changed_tasks}),
+    )
     statuses: list[FinishStatus] = []
     for batch in batches:
         numbers = await tx.fetch_value(_FINISH, *_finish_arguments(batch, now))

@@ -22,6 +22,21 @@ from tarry.service.stores.postgres.functions.constants import (
     SUPERSEDED,
 )
 
+_LOCK = f"""
+-- Lock what a transaction with several statements changes. Otherwise its second statement could
+-- wait for a lane that is locked by a transaction which waits for a tenant of the first statement.
+CREATE FUNCTION tarry.lock_1(p_ids uuid[], p_lanes text[], p_tenants text[]) RETURNS void
+{PLAN_SETTINGS} AS $$
+BEGIN
+    PERFORM 1 FROM tarry.task_key AS k
+    JOIN tarry.live AS l ON l.tenant = k.tenant AND l.seq = k.seq
+    WHERE k.id = ANY (p_ids) ORDER BY l.tenant, l.seq FOR UPDATE OF l;
+    PERFORM 1 FROM tarry.lane AS l WHERE l.name = ANY (p_lanes) ORDER BY l.id FOR NO KEY UPDATE;
+    PERFORM 1 FROM tarry.tenant AS t WHERE t.name = ANY (p_tenants) ORDER BY t.id
+    FOR NO KEY UPDATE;
+END $$;
+"""
+
 _FINISH = f"""
 CREATE FUNCTION tarry.finish_1(
     p_tenants text[], p_ids uuid[], p_versions integer[], p_outcomes text[], p_logs bytea[],
@@ -302,4 +317,4 @@ BEGIN
 END $$;
 """
 
-TRANSITION_FUNCTIONS = _FINISH + _RELEASE
+TRANSITION_FUNCTIONS = _LOCK + _FINISH + _RELEASE
