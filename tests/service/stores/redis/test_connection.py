@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
+import uvloop
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.store_url import StoreEngine, find_engine
 from tarry.service.stores.redis import RedisStore
-from tarry.service.stores.redis.connection import SCHEMES, StoreAddress, find_partition
+from tarry.service.stores.redis.connection import (
+    SCHEMES,
+    RedisConnection,
+    StoreAddress,
+    find_partition,
+)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +89,23 @@ def test_a_store_that_is_not_open_is_unavailable() -> None:
         await store.close()
 
     asyncio.run(main())
+
+
+def test_a_closed_connection_of_uvloop_is_unavailable() -> None:
+    """A write to a closed transport, for which uvloop raises RuntimeError, may be repeated."""
+
+    async def write_to_closed_transport() -> RuntimeError:
+        near, far = socket.socketpair()
+        with far:
+            _, writer = await asyncio.open_connection(sock=near)
+            writer.close()
+            await writer.wait_closed()
+            with pytest.raises(RuntimeError) as raised:
+                writer.write(b"PING")
+        return raised.value
+
+    error = uvloop.run(write_to_closed_transport())
+
+    connection = RedisConnection("redis://localhost", None)
+    assert isinstance(connection.translate(error), StoreUnavailable)
+    assert connection.translate(RuntimeError("no running event loop")) is None

@@ -292,6 +292,11 @@ class RedisConnection:
         if isinstance(error, errors.ResponseError) and not isinstance(error, temporary):
             if _TEMPORARY_ERROR.search(str(error)) is None:
                 return None
+        elif isinstance(error, RuntimeError):
+            # The driver writes to a pooled connection that was reset a moment ago. asyncio accepts
+            # the bytes and the next read fails, but uvloop raises this error.
+            if "handler is closed" not in str(error):
+                return None
         elif not isinstance(error, (errors.RedisError, OSError, TimeoutError)):
             return None
         reason = str(error) or type(error).__name__
