@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.stores.postgres import PostgresStore
-from tarry.service.stores.postgres.database import PostgresOptions, parse_url
+from tarry.service.stores.postgres.database import Database, PostgresOptions, parse_url
 from tarry.service.stores.postgres.schema import Schema
 
 
@@ -46,3 +48,10 @@ def test_statements_use_the_schema_of_the_store() -> None:
 
     assert statement == Schema().sql(statement)
     assert 'SELECT * FROM "other".task_key, "other".tenant' == Schema("other").sql(statement)
+
+
+def test_a_connection_that_is_being_closed_is_unavailable() -> None:
+    """A statement that asyncpg refuses after the last error of a stopping server is repeated."""
+    error = import_module("asyncpg").InternalClientError("cannot switch to state 12")
+    with pytest.raises(StoreUnavailable), Database("postgresql://h/d").map_errors():
+        raise error

@@ -106,7 +106,7 @@ class Database:
         async def keep_state(_connection: Any) -> None:
             """Reset nothing: statements leave no state, and a reset is another round trip."""
 
-        with self._map_errors():
+        with self.map_errors():
             pool = asyncpg.create_pool(
                 self.options.dsn,
                 min_size=0,
@@ -136,7 +136,7 @@ class Database:
 
     async def connect(self) -> Any:
         """Open a connection that does not belong to the pool."""
-        with self._map_errors():
+        with self.map_errors():
             return await self._asyncpg.connect(
                 self.options.dsn, timeout=CONNECT_TIMEOUT_S, statement_cache_size=0
             )
@@ -180,7 +180,7 @@ class Database:
     async def _run(self, action: Callable[[Any], Awaitable[T]]) -> T:
         for number in range(1, _MAX_TRIES + 1):
             try:
-                with self._map_errors():
+                with self.map_errors():
                     async with self._connection() as connection:
                         return await action(connection)
             except _Retryable:
@@ -197,13 +197,17 @@ class Database:
         connection = await pool.acquire(timeout=CONNECT_TIMEOUT_S)
         try:
             yield connection
-        except self._asyncpg.ReadOnlySQLTransactionError:
-            connection.terminate()  # a standby since a failover: connect to the new primary
+        except (
+            self._asyncpg.ReadOnlySQLTransactionError,  # a standby since a failover
+            self._asyncpg.InternalClientError,
+        ):
+            connection.terminate()  # connect again, after a failover to the new primary
             raise
         finally:
             await pool.release(connection, timeout=CONNECT_TIMEOUT_S)
 
-    def _map_errors(self) -> _ErrorMapping:
+    def map_errors(self) -> _ErrorMapping:
+        """Return a context manager that replaces errors of asyncpg."""
         return _ErrorMapping(self._asyncpg, self._shown_url)
 
 
@@ -256,7 +260,13 @@ class _ErrorMapping:
                 return
         elif not isinstance(
             error,
-            OSError | TimeoutError | self._asyncpg.InterfaceError | asyncio.IncompleteReadError,
+            OSError
+            | TimeoutError
+            | self._asyncpg.InterfaceError
+            # A server that stops sends an error before it closes a connection. asyncpg raises this
+            # error for a statement between the two, and does not send the statement.
+            | self._asyncpg.InternalClientError
+            | asyncio.IncompleteReadError,
         ):
             return
         msg = f"PostgreSQL at {self._shown_url}: {error or type(error).__name__}"
