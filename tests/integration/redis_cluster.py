@@ -40,14 +40,16 @@ def redis_cluster(size: int) -> Generator[str]:
 
 
 @contextmanager
-def redis_cluster_nodes(size: int, *, has_replicas: bool = False) -> Generator[list[ClusterNode]]:
+def redis_cluster_nodes(
+    size: int, *options: str, has_replicas: bool = False
+) -> Generator[list[ClusterNode]]:
     """Run a Cluster of `size` primaries, and yield its nodes: the primaries, then their replicas.
 
     Primary number n has the n-th part of the slots, and is replicated by replica number n.
     """
     with ExitStack() as stack:
         node_count = 2 * size if has_replicas else size
-        nodes = [stack.enter_context(_run_node()) for _ in range(node_count)]
+        nodes = [stack.enter_context(_run_node(*options)) for _ in range(node_count)]
         for number, node in enumerate(nodes):
             if number < size:
                 slots = range(SLOTS * number // size, SLOTS * (number + 1) // size)
@@ -63,13 +65,13 @@ def redis_cluster_nodes(size: int, *, has_replicas: bool = False) -> Generator[l
 
 
 @contextmanager
-def _run_node() -> Generator[ClusterNode]:
+def _run_node(*options: str) -> Generator[ClusterNode]:
     with create_directory() as home:
         port = _free_port()
-        options = ["--bind", "127.0.0.1", "--port", str(port), "--cluster-enabled", "yes"]
-        options += ["--cluster-node-timeout", "1000", "--cluster-replica-validity-factor", "0"]
-        options += ["--cluster-require-full-coverage", "no"]
-        command = [*redis_command(home), *options]
+        command = [*redis_command(home), "--bind", "127.0.0.1", "--port", str(port)]
+        command += ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
+        command += ["--cluster-replica-validity-factor", "0"]
+        command += ["--cluster-require-full-coverage", "no", *options]
         server = Server(
             f"redis://127.0.0.1:{port}",
             command,

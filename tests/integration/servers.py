@@ -83,6 +83,21 @@ class Server:
             self._process.wait()
         self._process = None
 
+    def kill(self) -> None:
+        """Kill the server, and wait until its child processes have ended."""
+        if self._process is None:
+            return
+        child_processes = _child_processes(self._process.pid)
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        # Worker processes of PostgreSQL end by themselves. Until then, it does not start again.
+        deadline = time.monotonic() + SERVER_TIMEOUT_S
+        while any(_is_running(process_id) for process_id in child_processes):
+            if time.monotonic() > deadline:
+                raise ServerFailed("child processes of the server did not end")
+            time.sleep(0.02)
+
     @contextmanager
     def suspended(self) -> Generator[None]:
         """Suspend the server and its child processes, so that connections get no response."""
@@ -205,6 +220,15 @@ def _child_processes(parent: int) -> list[int]:
             if int(rest.split()[1]) == parent:
                 children.append(int(head.split()[0]))
     return children
+
+
+def _is_running(process_id: int) -> bool:
+    """Return whether a process exists and is not a zombie, on Linux."""
+    try:
+        status = Path(f"/proc/{process_id}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
 
 
 def _primary_group(user: str) -> int:

@@ -118,13 +118,26 @@ class Service:
         assert self._process is not None
         return self._process
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start the service and wait until it is ready."""
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start the process."""
         command = [*self._command_prefix, sys.executable, "-m", "tarry", "serve"]
         command += ["--port", str(self.port)]
         command += ["--store", self._store, *self._flags]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the process can serve requests."""
         deadline = time.monotonic() + STARTUP_TIMEOUT_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:

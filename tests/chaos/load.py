@@ -1,0 +1,209 @@
+"""Clients that create tasks while faults happen, a target, and the checks of what it received.
+
+The invariants are numbered as in `invariants`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from itertools import count
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from tests.integration.service import TERMINAL_STATUSES, Service, Target
+
+MAX_ATTEMPTS = 30
+POLICY = {
+    "maxAttempts": MAX_ATTEMPTS,
+    "initialDelayMs": 50,
+    "maxDelayMs": 500,
+    "attemptTimeoutMs": 1000,
+}
+DELAY_MS = 900
+"""Less than `horizon_ms`: a delayed task is leased at once and waits in a worker."""
+PAUSE_S = 0.05
+CLOCK_TOLERANCE_S = 0.005
+"""Times are in milliseconds, and the anchored clock of SQLite may differ by some."""
+
+
+class Delivery(NamedTuple):
+    """A request that the target has received."""
+
+    received_at: float
+    """In epoch seconds."""
+    status: int
+
+
+class AcceptedTask(NamedTuple):
+    """A task that the service has acknowledged."""
+
+    id: str
+    due_at: float
+    """The earliest time at which it may be delivered, in epoch seconds."""
+    is_cancelled: bool
+    """Whether the service has confirmed that the task is cancelled."""
+
+
+class Totals(NamedTuple):
+    """What happened in a run."""
+
+    accepted: int
+    deliveries: int
+    duplicates: int
+    """Deliveries after a delivery to which the target had responded with 200."""
+    lost_attempts: int
+
+
+class Load:
+    """Threads that create tasks one after the other, and a target that records deliveries.
+
+    The target fails the first delivery of every fifth task. Every seventh task is delayed, and half
+    of the delayed tasks are cancelled. `name` is unique in the store.
+    """
+
+    def __init__(self, apis: list[Service], name: str, thread_count: int = 3) -> None:
+        self._name = name
+        self.accepted: dict[str, AcceptedTask] = {}
+        """By the path of the target URL."""
+        self.deliveries: dict[str, list[Delivery]] = defaultdict(list)
+        self.target = Target(self._respond)
+        self._apis = apis
+        self._numbers = count()
+        self._is_stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._create_tasks, args=(n,), daemon=True)
+            for n in range(thread_count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _respond(self, path: str, number: int) -> int:
+        """Record a delivery, and return its status."""
+        fails = number == 1 and int(path.rsplit("/", 1)[1]) % 5 == 0
+        status = 503 if fails else 200
+        self.deliveries[path].append(Delivery(time.time(), status))
+        return status
+
+    def _create_tasks(self, thread_number: int) -> None:
+        rng = random.Random(thread_number)
+        while not self._is_stopping.is_set():
+            number = next(self._numbers)
+            path = f"/{self._name}/{number}"
+            is_delayed = number % 7 == 0
+            delay_ms = DELAY_MS if is_delayed else 0
+            task = {
+                "targetUrl": self.target.url + path,
+                "idempotencyKey": f"key{path}",
+                "body": "hello",
+                "policy": POLICY,
+                "delayMs": delay_ms,
+            }
+            due_at = time.time() + delay_ms / 1000
+            task_id = self._request_until(rng, {200, 201}, "POST", "/retry-tasks", task)["taskId"]
+            is_cancelled = False
+            if is_delayed and number % 2:
+                # 202 and 409: an attempt runs, or the task is finished.
+                status = self._request_until(
+                    rng, {200, 202, 409}, "DELETE", f"/retry-tasks/{task_id}"
+                ).get("status")
+                is_cancelled = status == "CANCELLED" and not self.deliveries[path]
+            self.accepted[path] = AcceptedTask(task_id, due_at, is_cancelled)
+            time.sleep(PAUSE_S)
+
+    def _request_until(
+        self, rng: random.Random, statuses: set[int], method: str, path: str, body: Any = None
+    ) -> dict[str, Any]:
+        """Repeat a request, to any process, until its response has one of these statuses."""
+        while True:
+            with suppress(OSError, HTTPException):
+                status, response = rng.choice(self._apis).request(method, path, body)
+                if status in statuses:
+                    found: dict[str, Any] = response
+                    return found
+                assert 503 == status, response
+            time.sleep(PAUSE_S)
+
+    def stop(self) -> None:
+        """End the threads, each when its task is accepted."""
+        self._is_stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait_until_finished(self, api: Service) -> None:
+        """Wait until all tasks are finished."""
+        api.wait_for(
+            lambda: all(task["status"] in TERMINAL_STATUSES for task in self._list_tasks(api))
+        )
+
+    def _list_tasks(self, api: Service) -> list[dict[str, Any]]:
+        """Return the tasks of this target; or an unfinished one if the store is unavailable."""
+        tasks: list[dict[str, Any]] = []
+        lane = quote(self.target.url.replace("//", ""))
+        cursor = ""
+        while True:
+            status, page = api.request("GET", f"/retry-tasks?limit=500&lane={lane}{cursor}")
+            if status == 503:
+                return [{"status": "unknown"}]
+            tasks += page["items"]
+            if page["nextCursor"] is None:
+                return tasks
+            cursor = f"&cursor={page['nextCursor']}"
+
+    def check(self, api: Service) -> Totals:
+        """Check the invariants, when all tasks are finished."""
+        tasks = {task["taskId"]: task for task in self._list_tasks(api)}
+        duplicates = lost_attempts = 0
+        for path, accepted in self.accepted.items():
+            task = tasks.pop(accepted.id, None)
+            deliveries = self.deliveries[path]
+            assert task is not None, f"invariant 1: {path} was accepted and is missing"
+            assert task["idempotencyKey"] == f"key{path}", f"invariant 5: {task}"
+            log = api.attempts(accepted.id)
+            details = f"{task}\n{deliveries}\n" + "\n".join(map(str, log))
+            successes = [delivery for delivery in deliveries if delivery.status == 200]
+            if accepted.is_cancelled:
+                assert "CANCELLED" == task["status"], f"invariant 4: {details}"
+                assert not deliveries, f"invariant 4: {details}"
+            elif task["status"] == "CANCELLED":  # an attempt was running
+                assert int(path.rsplit("/", 1)[1]) % 7 == 0, details
+            else:
+                assert "SUCCEEDED" == task["status"], f"invariant 1: {details}"
+                assert successes, f"invariant 2: {details}"
+                assert "success" == log[-1]["outcome"], f"invariant 2: {details}"
+            numbers = [attempt["attemptNumber"] for attempt in log]
+            assert list(range(1, task["attemptNumber"] + 1)) == numbers, f"invariant 3: {details}"
+            lost = sum(attempt["outcome"] == "lost" for attempt in log)
+            assert len(deliveries) <= len(log) <= MAX_ATTEMPTS + lost, f"invariant 3: {details}"
+            # A delivery after a success is explained by a worker that has lost its lease.
+            assert len(successes) <= 1 + lost, f"invariant 4: {details}"
+            headers = self.target.received_requests[path]
+            assert {f"key{path}"} >= {each["Idempotency-Key"] for each in headers}, details
+            sent_numbers = [each["X-Retry-Attempt"] for each in headers]
+            assert len(set(sent_numbers)) == len(sent_numbers), f"invariant 3: {details}"
+            for delivery in deliveries:
+                early_s = accepted.due_at - delivery.received_at
+                assert early_s <= CLOCK_TOLERANCE_S, f"invariant 6: {early_s} {details}"
+            for attempt in log:
+                assert attempt["scheduledAt"] <= attempt["startedAt"], f"invariant 6: {details}"
+            duplicates += max(0, len(successes) - 1)
+            lost_attempts += lost
+        assert not tasks, f"invariant 5: tasks that no client has created: {tasks}"
+        deliveries_count = sum(map(len, self.deliveries.values()))
+        return Totals(len(self.accepted), deliveries_count, duplicates, lost_attempts)
+
+
+@contextmanager
+def load(apis: list[Service], name: str) -> Iterator[Load]:
+    """Create tasks for the duration of a block."""
+    running = Load(apis, name)
+    try:
+        yield running
+    finally:
+        running.stop()
+        running.target.close()

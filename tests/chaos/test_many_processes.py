@@ -1,0 +1,152 @@
+"""Processes of the service and servers of each engine are killed, suspended and disconnected."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from tests.chaos.load import load
+from tests.chaos.processes import SHORT_LEASES, ServiceProcesses, service_processes
+from tests.chaos.stores import StoreFactory, cluster, postgres, redis, sqlite_file
+from tests.chaos.tcp_proxy import Disturbance
+from tests.chaos.test_store_faults import child_pids
+from tests.integration.service import Service, target
+
+_logger = logging.getLogger(__name__)
+ROUNDS = int(os.environ.get("ROUNDS", "0"))
+"""Number of rounds for each engine; 0: one short round, as in `make test`."""
+API_COUNT = 2 if ROUNDS else 1
+OUTAGE_S = 30.0 if ROUNDS else 3.0
+RUNNING_COUNT, DELAYED_COUNT = 8, 20  # a new lane starts 8 attempts at a time
+MAX_BUSY_SHARE = 0.2
+"""Of the time of an outage; the share of a process that retries without a pause is near 1."""
+MAX_LOG_LINES = 30
+ENGINES = [sqlite_file, postgres, redis, cluster]
+
+Fault: TypeAlias = Callable[[ServiceProcesses, random.Random], None]
+
+
+def kill_worker(processes: ServiceProcesses, rng: random.Random) -> None:
+    """Kill a worker, and start it again."""
+    processes.restart_by_kill(rng.choice(processes.workers))
+
+
+def kill_api(processes: ServiceProcesses, rng: random.Random) -> None:
+    """Kill a process that accepts tasks, and start it again."""
+    processes.restart_by_kill(rng.choice(processes.apis))
+
+
+def crash_store(processes: ServiceProcesses, _rng: random.Random) -> None:
+    """Kill the server of the store and start it again, or let a replica take over."""
+    processes.store.crash()
+
+
+def disturb_connections(processes: ServiceProcesses, rng: random.Random) -> None:
+    """Disturb the connections of a worker in each way, in random order."""
+    if processes.proxy is None:
+        return
+    disturbances = list(Disturbance)
+    rng.shuffle(disturbances)
+    for disturbance in disturbances:
+        processes.proxy.disturb(disturbance)
+        time.sleep(rng.random())
+        processes.proxy.disturb(Disturbance.NONE)
+
+
+def suspend_worker(processes: ServiceProcesses, rng: random.Random) -> None:
+    """Suspend a worker beyond its leases, while other faults happen."""
+    suspended, other = rng.sample(processes.workers, 2)
+    with processes.suspended(suspended):
+        processes.restart_by_kill(other)
+        if suspended is not processes.workers[0]:
+            disturb_connections(processes, rng)
+        processes.store.crash()
+        kill_api(processes, rng)
+
+
+FAULTS: list[Fault] = [kill_worker, kill_api, crash_store, disturb_connections, suspend_worker]
+
+
+@pytest.mark.timeout(180 + 120 * ROUNDS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_accepted_task_is_lost_or_delivered_twice(engine: StoreFactory, tmp_path: Path) -> None:
+    """The invariants hold, and each second delivery of a task is explained by a lost lease."""
+    rng = random.Random(7)
+    with (
+        engine(tmp_path) as store,
+        service_processes(tmp_path, store, *SHORT_LEASES, api_count=API_COUNT) as processes,
+    ):
+        for number in range(max(1, ROUNDS)):
+            faults = rng.sample(FAULTS, len(FAULTS)) if ROUNDS else [suspend_worker]
+            with load(processes.apis, f"round-{number}") as running:
+                for fault in faults:
+                    time.sleep(rng.random())
+                    fault(processes, rng)
+                running.stop()
+                running.wait_until_finished(processes.apis[0])
+                totals = running.check(processes.apis[0])
+            _logger.info("%s, round %d: %s", engine.__name__, number + 1, totals)
+            assert totals.accepted > 10
+
+
+def _processor_time_s(process: Service) -> float:
+    """Return the processor time of a process and its child processes, on Linux."""
+    pids = [process.process.pid, *child_pids(process.process.pid)]
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
+
+
+def _log_lines(process: Service) -> int:
+    return (process.folder / "log").read_text().count("\n")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("engine", ENGINES if ROUNDS else [postgres, redis])
+def test_processes_wait_for_a_store_that_is_away(engine: StoreFactory, tmp_path: Path) -> None:
+    """No process needs a restart or is busy meanwhile, and each task needs one attempt."""
+    can_respond = threading.Event()
+
+    def respond_late(_path: str, _number: int) -> int:
+        can_respond.wait(60)
+        return 200
+
+    with (
+        engine(tmp_path) as store,
+        target(respond_late) as receiver,
+        service_processes(tmp_path, store, api_count=API_COUNT) as processes,
+    ):
+        api = processes.apis[0]
+        urls = [f"{receiver.url}/{n}" for n in range(RUNNING_COUNT + DELAYED_COUNT)]
+        task_ids = [
+            api.post(targetUrl=url, delayMs=0 if n < RUNNING_COUNT else 2000)["taskId"]
+            for n, url in enumerate(urls)
+        ]
+        api.wait_for(lambda: len(receiver.received_requests) >= RUNNING_COUNT)
+        store.stop()
+        can_respond.set()  # attempts end, but their results cannot be written
+        before = [(_processor_time_s(each), _log_lines(each)) for each in processes.all]
+        time.sleep(OUTAGE_S)
+        after = [(_processor_time_s(each), _log_lines(each)) for each in processes.all]
+        status, _ = api.request("POST", "/retry-tasks", {"targetUrl": receiver.url})
+        store.start()
+
+        finished = [api.wait_until_finished(task_id) for task_id in task_ids]
+
+        used = [
+            (end[0] - start[0], end[1] - start[1]) for start, end in zip(before, after, strict=True)
+        ]
+        _logger.info("%s: processor time and log lines in the outage: %s", engine.__name__, used)
+        assert 503 == status
+        assert {("SUCCEEDED", 1)} == {(task["status"], task["attemptNumber"]) for task in finished}
+        assert {1} == {len(requests) for requests in receiver.received_requests.values()}
+        for processor_time_s, log_lines in used:
+            assert processor_time_s < MAX_BUSY_SHARE * OUTAGE_S
+            assert log_lines < MAX_LOG_LINES
