@@ -15,7 +15,9 @@ from tarry.service.store import (
 )
 from tarry.service.stores.postgres.functions.constants import (
     FINISHED_COLUMNS,
+    FIRST_ATTEMPT_QUEUE,
     LIVE_COLUMNS,
+    RETRY_QUEUE,
     TASK_JOINS,
 )
 from tarry.service.stores.postgres.lanes import SELECT_LANE
@@ -43,7 +45,7 @@ MAX_SCANNED_ROWS = 2000
 """Maximum number of rows that are read for one page of a filtered list, even if few match."""
 MAX_DECODED_ROWS = 500
 """The same, if the filter has functions that decode rows, which takes up to 50 us each."""
-_CONTENT_CHUNK = 50
+_CONTENT_CHUNK_SIZE = 50
 """Tasks whose content is read at once for a list; a content may be large."""
 _AFTER_ALL_ROWS = 1 << 62
 _ATTEMPT_NUMBER_BITS = 24
@@ -129,10 +131,11 @@ _COUNTERS = "SELECT {} FROM tarry.tenant WHERE $1::text IS NULL OR name = $1".fo
     ", ".join(f"coalesce(sum({name}), 0)::bigint" for name in _COUNTER_NAMES)
 )
 # `lane.due_at` is a lower bound, so lanes without a due task may be among those that are searched.
-_OLDEST_DUE = """
+_OLDEST_DUE = f"""
 SELECT tarry.now_1($2), min(least(
-    (SELECT min(s.wake_at) FROM tarry.live AS s WHERE s.lane = l.id AND s.queue = 0),
-    (SELECT min(s.wake_at) FROM tarry.live AS s WHERE s.lane = l.id AND s.queue = 1)))
+    (SELECT min(s.wake_at) FROM tarry.live AS s
+        WHERE s.lane = l.id AND s.queue = {FIRST_ATTEMPT_QUEUE}),
+    (SELECT min(s.wake_at) FROM tarry.live AS s WHERE s.lane = l.id AND s.queue = {RETRY_QUEUE})))
 FROM tarry.lane AS l
 WHERE l.due_at <= tarry.now_1($2) AND NOT l.paused AND l.parked_until IS NULL
     AND ($1::text IS NULL OR l.tenant = (SELECT id FROM tarry.tenant WHERE name = $1))
@@ -177,7 +180,7 @@ async def list_attempts(
     attempts: list[AttemptRecord] = []
     page_bytes = 0
     while len(attempts) < limit and page_bytes < MAX_PAGE_BYTES:
-        chunk = min(_CONTENT_CHUNK, limit - len(attempts))
+        chunk = min(_CONTENT_CHUNK_SIZE, limit - len(attempts))
         rows = await database.fetch(_ATTEMPTS, found[1], after, chunk)
         for row in rows:
             attempts.append(decode_attempt(*row))
@@ -244,8 +247,8 @@ async def list_tasks(
     )
     tasks: list[Task] = []
     page_bytes = 0
-    for begin in range(0, len(page.items), _CONTENT_CHUNK):
-        seqs = page.items[begin : begin + _CONTENT_CHUNK]
+    for begin in range(0, len(page.items), _CONTENT_CHUNK_SIZE):
+        seqs = page.items[begin : begin + _CONTENT_CHUNK_SIZE]
         rows = await database.fetch(_TASKS, tenant_id, seqs)
         row_of_seq = {row[-1]: row for row in rows}
         for seq in seqs:
@@ -347,8 +350,8 @@ async def _match_decoded(database: Database, seqs: list[int], task_filter: TaskF
     if matches_content is None:
         return seqs
     matching: list[int] = []
-    for begin in range(0, len(seqs), _CONTENT_CHUNK):
-        chunk = seqs[begin : begin + _CONTENT_CHUNK]
+    for begin in range(0, len(seqs), _CONTENT_CHUNK_SIZE):
+        chunk = seqs[begin : begin + _CONTENT_CHUNK_SIZE]
         content = dict(tuple(row) for row in await database.fetch(_CONTENTS, chunk))
         matching += [seq for seq in chunk if seq in content and matches_content(content[seq])]
     return matching

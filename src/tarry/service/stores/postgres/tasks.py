@@ -22,6 +22,7 @@ from tarry.service.stores.postgres.functions.constants import (
     HALF_OPEN_ROW,
     HEADER_ROW,
     ID_CONFLICT_STATE,
+    LEASED_QUEUE,
     LIVE_COLUMNS,
     OVER_QUOTA,
     RENEWED_ROW,
@@ -64,9 +65,9 @@ SELECT {FINISHED_COLUMNS} FROM wanted AS w
 JOIN tarry.finished AS s ON s.tenant = w.tenant AND s.status IN (2, 3, 4) AND s.seq = w.seq
 {TASK_JOINS}
 """
-_UNKNOWN_LEASES = """
+_UNKNOWN_LEASES = f"""
 SELECT k.id, s.version FROM tarry.lane AS l
-JOIN tarry.live AS s ON s.lane = l.id AND s.queue = 2
+JOIN tarry.live AS s ON s.lane = l.id AND s.queue = {LEASED_QUEUE}
 JOIN tarry.task_key AS k ON k.seq = s.seq
 WHERE l.in_flight > 0 AND s.worker = $1 AND k.id <> ALL ($2::uuid[])
 """
@@ -84,7 +85,7 @@ _SEQ = -1  # the last column of a task
 
 
 class _Positions:
-    """Gives each distinct key a position from 1, as indexes of SQL arrays."""
+    """Assigns positions to distinct keys, from 1 as in SQL arrays."""
 
     def __init__(self) -> None:
         self._positions: dict[Any, int] = {}
@@ -282,11 +283,11 @@ async def finish(
 async def _finish_in_transaction(
     tx: Transaction, results: Sequence[TaskResult], now: int | None
 ) -> list[FinishStatus]:
-    """Write results with several statements: of callback tasks, or several of one task."""
+    """Write results that need several statements: callback tasks, or several results of a task."""
     batches: list[list[TaskResult]] = [[]]
     ids: set[str] = set()
     for result in results:
-        if result.task.id in ids:  # must match the version that the previous result has set
+        if result.task.id in ids:  # its version must be the one that the previous result has set
             batches.append([])
             ids.clear()
         ids.add(result.task.id)
@@ -363,7 +364,7 @@ async def release(
 async def release_unknown_leases(
     database: Database, worker: str, known_ids: Collection[str], now: int | None
 ) -> int:
-    """Release leases of which a worker does not know; see `Store.release_unknown_leases`."""
+    """Release the leases of a worker for tasks that are not in `known_ids`; see `Store`."""
     known = [task_id for task_id in known_ids if is_task_id(task_id)]
     rows = await database.fetch(_UNKNOWN_LEASES, encode_text(worker), known)
     if not rows:

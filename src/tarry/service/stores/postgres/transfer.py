@@ -29,7 +29,10 @@ from tarry.service.store import (
 from tarry.service.stores.postgres.finished_tasks import replay_columns
 from tarry.service.stores.postgres.functions.constants import (
     FINISHED_COLUMNS,
+    FIRST_ATTEMPT_QUEUE,
+    LEASED_QUEUE,
     LIVE_COLUMNS,
+    RETRY_QUEUE,
     TASK_JOINS,
 )
 from tarry.service.stores.postgres.rows import (
@@ -57,7 +60,8 @@ _DAY_MS = 86_400_000
 _CHUNK_ROWS = 50
 """Rows that are read at once: a task or an attempt may be large."""
 _LANE_FIELD_COUNT = len(LaneRecord.__struct_fields__)
-# Each statement is for the rows after a key. The columns of the key are the last ones.
+# For each kind: a statement that reads the rows after a key ($2 and following), and the first key.
+# The last columns of a row are its key.
 _EXPORTS: dict[RecordKind, tuple[str, list[Any]]] = {
     RecordKind.POLICY: (
         """
@@ -399,7 +403,8 @@ async def _insert_tasks(
             rest = (task.previous_delay, kind, encode_optional(task.reason))
             finished.append((*row, *times, *counts, *rest))
         else:
-            queue = 2 if task.status is Status.IN_FLIGHT else int(kind is not None)
+            pending_queue = FIRST_ATTEMPT_QUEUE if kind is None else RETRY_QUEUE
+            queue = LEASED_QUEUE if task.status is Status.IN_FLIGHT else pending_queue
             worker = encode_optional(task.worker)
             rest_of_live = (task.cancelling, task.previous_delay, worker, kind)
             row = (tenant, seq, lane, policy, queue, task.wake_at)

@@ -11,6 +11,12 @@ Rules for all functions:
   has changed tasks of the lane either has committed, and its changes are seen, or will still update
   the lane, and correct the decision.
 * `p_now` is the time of a test's clock; NULL: the time of the server.
+* The names of parameters begin with `p_`, those of variables with `v_`. Times are epoch ms.
+* Table aliases: `i` is an input row (of the arguments or of a previous CTE) and `ord` its position;
+  `s` is a task (a row of `live` or `finished`), `c` its content, `k` its key, `l` its lane, `t` a
+  tenant (`n` in `TASK_JOINS`), `u` a policy, `g` a group of tasks whose changes are counted
+  together, and `d` the sum of the changes (differences) of a row. In `transitions`, `l` is a row of
+  `live`.
 * `PLAN_SETTINGS` make every plan use indexes, also with outdated statistics. They apply inside the
   function only.
 """

@@ -6,14 +6,18 @@ from tarry.service.stores.postgres.functions.constants import (
     ADDED_LEASED,
     CANCELLED,
     EXISTS,
+    FIRST_ATTEMPT_QUEUE,
     ID_CONFLICT_STATE,
     LANE_QUOTA_LOCK,
+    LEASED_QUEUE,
     OVER_QUOTA,
     PLAN_SETTINGS,
     TOO_MANY_LANES,
 )
 
 ADD_FUNCTIONS = f"""
+-- Add tasks, and lease those with `p_lease`. `p_tenants`, `p_lanes` and `p_policies` are positions
+-- in the arrays of names, so that each name is sent and searched once. Returns a row for each task.
 CREATE FUNCTION tarry.add_1(
     p_tenant_names text[], p_lane_names text[], p_lane_tenants integer[], p_policy_names text[],
     p_policy_tenants integer[], p_ids uuid[], p_tenants integer[], p_lanes integer[],
@@ -58,7 +62,7 @@ BEGIN
     )
     SELECT array_agg(seq) INTO v_inserted FROM inserted;
     IF array_length(v_inserted, 1) IS DISTINCT FROM v_count THEN
-        -- A new task replaces a CANCELLED task with its key.
+        -- A new task replaces a CANCELLED task that has the same idempotency key.
         SELECT array_agg(k.tenant) AS tenants, array_agg(k.seq) AS seqs,
             array_agg(i.ord) AS ords INTO v_replaced
         FROM unnest(v_seqs, p_ids, p_tenants, p_keys) WITH ORDINALITY
@@ -135,7 +139,8 @@ BEGIN
     ), stored AS (
         INSERT INTO tarry.live (tenant, seq, lane, policy, queue, wake_at, next_attempt_at,
             first_due_at, created_at, worker)
-        SELECT i.tenant, i.seq, i.lane, i.policy, CASE WHEN i.is_leased THEN 2 ELSE 0 END,
+        SELECT i.tenant, i.seq, i.lane, i.policy,
+            CASE WHEN i.is_leased THEN {LEASED_QUEUE} ELSE {FIRST_ATTEMPT_QUEUE} END,
             CASE WHEN i.is_leased THEN i.due + p_length ELSE i.due END, i.due, i.due, v_now,
             CASE WHEN i.is_leased THEN p_worker END
         FROM new AS i
@@ -196,8 +201,8 @@ BEGIN
     ORDER BY i.ord;
 END $$;
 
--- Return for each new task the result of the quota that rejects it, else 0; NULL: no quota can
--- be exceeded, even if all tasks are new and of one tenant.
+-- Return for each task OVER_QUOTA or TOO_MANY_LANES if a quota rejects it, else 0. Return NULL if
+-- no quota can be exceeded, even if all tasks are new and of one tenant.
 CREATE FUNCTION tarry.reject_1(
     p_tenant_ids integer[], p_lane_names text[], p_lane_tenants integer[], p_lane_ids integer[],
     p_ids uuid[], p_tenants integer[], p_lanes integer[], p_keys text[], p_quota bigint,

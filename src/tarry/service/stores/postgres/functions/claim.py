@@ -1,13 +1,15 @@
 """The function that leases tasks, in the order that `tarry.service.stores.sqlite.claim` explains.
 
-Unlike there, lanes and tenants whose check time has come are not made ready first: they are visited
-together with those that are ready, and written only at the end, so that no row is locked for long.
-Tasks are locked with SKIP LOCKED, and half-open lanes with an advisory lock, so that the claims of
-several workers do not wait for each other before they change the lanes that they have visited.
+Unlike in SQLite, lanes and tenants whose check time has come are not made ready first. They are
+visited together with the ready ones, and written only at the end, so that no row is locked for
+long. Tasks are locked with SKIP LOCKED, and half-open lanes with an advisory lock, so that the
+claims of several workers do not wait for each other before they change the lanes that they have
+visited.
 
-The entries of tasks that were leased or finished stay in the index until they are vacuumed, which a
-long transaction of another client prevents. They are earlier than those of waiting tasks. So each
-search starts at the lane's `due_at` or `lease_end_at`, which are lower bounds.
+The index entries of tasks that were leased or finished stay in `live_queue` until they are
+vacuumed, which a long transaction of another client prevents. In the order of the index, they
+precede the entries of waiting tasks. To skip them, each search starts at the lane's `due_at` or
+`lease_end_at`, which are lower bounds.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ from __future__ import annotations
 from tarry.service.stores.postgres.functions.constants import (
     CANCELLED,
     FINISHED_INSERT,
+    FIRST_ATTEMPT_QUEUE,
     HALF_OPEN_ROW,
     HEADER_ROW,
+    LEASED_QUEUE,
     LEASED_ROW,
     LIVE_COLUMNS,
     PLAN_SETTINGS,
     PROBE_LOCK,
     RENEWED_ROW,
+    RETRY_QUEUE,
     TASK_JOINS,
 )
 
@@ -57,22 +62,22 @@ CREATE FUNCTION tarry.claim_1(
 DECLARE
     v_now bigint := tarry.now_1(p_now);
     v_horizon_end bigint := v_now + p_horizon;
-    v_skipped text[];
+    v_skipped text[]; -- lanes and tenants with a limit of 0
     v_tenants integer[];
     v_lane record;
-    v_lane_cap integer;
+    v_lane_cap integer; -- lanes that are read of each tenant
     v_remaining integer := p_limit;
     v_limit integer;
-    v_left integer;
+    v_left integer; -- of `v_limit`, after expired leases
     v_visited integer[] := '{{}}';
     v_changed integer[] := '{{}}'; -- tenants whose check times are computed again
-    v_served integer[] := '{{}}';
+    v_served integer[] := '{{}}'; -- lanes from which tasks were leased
     v_half_open integer[] := '{{}}'; -- lanes from which probes were leased
     v_probes bigint[] := '{{}}'; -- seq of the last probe of each
     v_is_half_open boolean;
-    v_expired bigint[];
-    v_first bigint[];
-    v_retries bigint[];
+    v_expired bigint[]; -- tasks of the visited lane, by seq: with an expired lease,
+    v_first bigint[]; -- without a failed attempt (later: all pending tasks to lease),
+    v_retries bigint[]; -- with a failed attempt
     v_chosen bigint[];
     v_pending_tenants integer[] := '{{}}';
     v_pending_seqs bigint[] := '{{}}';
@@ -140,7 +145,8 @@ BEGIN
             v_lane.last_probe := v.last_probe;
             SELECT least(v_limit, v.probes - count(*)) INTO v_limit FROM (
                 SELECT 1 FROM tarry.live AS s
-                WHERE s.lane = v_lane.id AND s.queue = 2 AND s.wake_at > v_now LIMIT v.probes
+                WHERE s.lane = v_lane.id AND s.queue = {LEASED_QUEUE} AND s.wake_at > v_now
+                LIMIT v.probes
             ) AS running;
         END IF;
         CONTINUE WHEN v_limit <= 0;
@@ -148,21 +154,22 @@ BEGIN
         IF v_lane.lease_end_at <= v_now THEN
             SELECT coalesce(array_agg(s.seq), '{{}}') INTO v_expired FROM (
                 SELECT s.seq FROM tarry.live AS s
-                WHERE s.lane = v_lane.id AND s.queue = 2
+                WHERE s.lane = v_lane.id AND s.queue = {LEASED_QUEUE}
                     AND s.wake_at BETWEEN v_lane.lease_end_at AND v_now
                 ORDER BY s.wake_at, s.seq LIMIT v_limit FOR UPDATE SKIP LOCKED) AS s;
         END IF;
         v_left := v_limit - CASE WHEN v_is_half_open THEN 0 ELSE cardinality(v_expired) END;
         SELECT coalesce(array_agg(s.seq), '{{}}') INTO v_first FROM (
             SELECT s.seq FROM tarry.live AS s
-            WHERE s.lane = v_lane.id AND s.queue = 0
+            WHERE s.lane = v_lane.id AND s.queue = {FIRST_ATTEMPT_QUEUE}
                 AND s.wake_at BETWEEN v_lane.due_at AND v_horizon_end
             ORDER BY s.wake_at, s.seq LIMIT v_left FOR UPDATE SKIP LOCKED) AS s;
-        -- A third are retries. `v_now % 3` sometimes rounds up, so that a limit of 1 also selects
-        -- retries. One more for a half-open lane: the task of the last probe comes last.
+        -- A third of the tasks are retries. `v_now % 3` sometimes rounds up, so that a limit of 1
+        -- also selects retries. A half-open lane reads one more, because the task of the last probe
+        -- is used only if there is no other.
         SELECT coalesce(array_agg(s.seq), '{{}}') INTO v_retries FROM (
             SELECT s.seq FROM tarry.live AS s
-            WHERE s.lane = v_lane.id AND s.queue = 1
+            WHERE s.lane = v_lane.id AND s.queue = {RETRY_QUEUE}
                 AND s.wake_at BETWEEN v_lane.due_at AND v_horizon_end
             ORDER BY s.wake_at, s.seq
             LIMIT CASE WHEN v_is_half_open THEN v_left + 1 ELSE
@@ -196,7 +203,7 @@ BEGIN
     END LOOP;
 
     IF cardinality(v_expired_seqs) > 0 THEN
-        -- This worker has these tasks: its leases are renewed.
+        -- The worker that claims still has these tasks: renew its leases.
         WITH renewed AS (
             UPDATE tarry.live AS s SET wake_at = greatest(v_now, s.next_attempt_at) + p_length
             FROM unnest(v_expired_tenants, v_expired_seqs) AS i (tenant, seq)
@@ -280,7 +287,7 @@ BEGIN
     IF cardinality(v_pending_seqs) > 0 THEN
         WITH leased AS (
             UPDATE tarry.live AS s
-            SET queue = 2, version = s.version + 1, worker = p_worker,
+            SET queue = {LEASED_QUEUE}, version = s.version + 1, worker = p_worker,
                 wake_at = greatest(v_now, s.next_attempt_at) + p_length
             FROM unnest(v_pending_tenants, v_pending_seqs) AS i (tenant, seq)
             WHERE s.tenant = i.tenant AND s.seq = i.seq
@@ -330,17 +337,20 @@ BEGIN
                 FROM unnest(v_visited) AS i (id) JOIN tarry.lane AS l ON l.id = i.id
                 CROSS JOIN LATERAL (SELECT
                     least((SELECT min(s.wake_at) FROM tarry.live AS s
-                            WHERE s.lane = l.id AND s.queue = 0 AND s.wake_at >= l.due_at),
+                            WHERE s.lane = l.id AND s.queue = {FIRST_ATTEMPT_QUEUE}
+                                AND s.wake_at >= l.due_at),
                         (SELECT min(s.wake_at) FROM tarry.live AS s
-                            WHERE s.lane = l.id AND s.queue = 1 AND s.wake_at >= l.due_at))
+                            WHERE s.lane = l.id AND s.queue = {RETRY_QUEUE}
+                                AND s.wake_at >= l.due_at))
                         AS due,
                     (SELECT min(s.wake_at) FROM tarry.live AS s
-                        WHERE s.lane = l.id AND s.queue = 2 AND s.wake_at >= l.lease_end_at)
+                        WHERE s.lane = l.id AND s.queue = {LEASED_QUEUE}
+                            AND s.wake_at >= l.lease_end_at)
                         AS lease_end) AS t
                 CROSS JOIN LATERAL (
                     SELECT count(*) AS running, min(s.wake_at) AS first_end FROM (
                         SELECT s.wake_at FROM tarry.live AS s
-                        WHERE s.lane = l.id AND s.queue = 2 AND s.wake_at > v_now
+                        WHERE s.lane = l.id AND s.queue = {LEASED_QUEUE} AND s.wake_at > v_now
                             AND l.parked_until IS NOT NULL
                         ORDER BY s.wake_at LIMIT l.probes) AS s) AS r
             ) AS y
@@ -370,8 +380,8 @@ BEGIN
                 coalesce(x.last_turn, t.last_turn));
     END IF;
 
-    -- The check times of a tenant are lower bounds: they are not changed when those of its lanes
-    -- become later. A few outdated ones that would decide `next_at` are corrected.
+    -- The check times of a tenant are lower bounds: they do not change when the check times of its
+    -- lanes become later. Correct a few outdated ones, which would make `next_at` too early.
     FOR v_try IN 1..{_MAX_CHECKS_CORRECTED} LOOP
         SELECT t.id, t.due_check_at, t.expiry_check_at, c.due_check, c.expiry_check INTO v
         FROM (

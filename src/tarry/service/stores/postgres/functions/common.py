@@ -79,8 +79,10 @@ BEGIN
 END $$;
 """.replace("{quota_lock}", str(QUOTA_LOCK))
 
-# Each element of the arrays is a change: of one lane and policy, or with NULL only of a tenant.
 _APPLY = """
+-- Add changes to the counters of lanes, tenants and policies, and update the check times of lanes
+-- and tenants. Each position of the arrays is one change; with a NULL lane, of a tenant only. The
+-- due times and lease ends are those of tasks that have become PENDING or IN_FLIGHT.
 CREATE FUNCTION tarry.apply_1(
     p_tenants integer[], p_lanes integer[], p_policies integer[], p_pending integer[],
     p_in_flight integer[], p_succeeded integer[], p_exhausted integer[], p_cancelled integer[],
@@ -182,7 +184,8 @@ BEGIN
     END IF;
 END $$;
 
--- Count attempts in their minute. A connection has its own rows: see the table.
+-- Count attempts in their minute. The column `shard` spreads the rows over connections, so that
+-- processes do not wait for each other.
 CREATE FUNCTION tarry.count_attempts_1(p_tenants integer[], p_outcomes text[], p_now bigint)
 RETURNS void LANGUAGE sql AS $$
     INSERT INTO tarry.series AS s (tenant, minute, outcome, shard, count)

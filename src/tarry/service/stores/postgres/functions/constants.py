@@ -26,6 +26,9 @@ HEADER_ROW, LEASED_ROW, RENEWED_ROW, HALF_OPEN_ROW = range(4)
 ID_CONFLICT_STATE = "TY001"
 """The SQLSTATE of `add_1` if the id of a new task is that of a task with another key."""
 
+FIRST_ATTEMPT_QUEUE, RETRY_QUEUE, LEASED_QUEUE = range(3)
+"""Values of `live.queue`: PENDING without a failed attempt, PENDING with one, and IN_FLIGHT."""
+
 # Classes of advisory locks, which end with the transaction.
 QUOTA_LOCK, LANE_QUOTA_LOCK, PROBE_LOCK = 0x7461_0001, 0x7461_0002, 0x7461_0003
 LIVE_COLUMNS = """

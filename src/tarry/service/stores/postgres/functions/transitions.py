@@ -11,12 +11,15 @@ from tarry.service.stores.postgres.functions.constants import (
     ENDED_AS_CANCELLED,
     EXHAUSTED,
     FINISHED_INSERT,
+    FIRST_ATTEMPT_QUEUE,
     IN_FLIGHT,
+    LEASED_QUEUE,
     PENDING,
     PLAN_SETTINGS,
     RETRY_DUE,
     RETRY_IN_FLIGHT,
     RETRY_OVER_QUOTA,
+    RETRY_QUEUE,
     RETRY_SUCCEEDED,
     SUCCEEDED,
     SUPERSEDED,
@@ -38,6 +41,8 @@ END $$;
 """
 
 _FINISH = f"""
+-- Write the results of attempts: log the attempt, and make the task PENDING, IN_FLIGHT (with a new
+-- lease, if a length is given) or finished. A result whose task has another version is superseded.
 CREATE FUNCTION tarry.finish_1(
     p_tenants text[], p_ids uuid[], p_versions integer[], p_outcomes text[], p_logs bytea[],
     p_statuses smallint[], p_reasons text[], p_due bigint[], p_lengths bigint[], p_workers text[],
@@ -62,7 +67,7 @@ BEGIN
                 kind, ord)
         JOIN tarry.task_key AS k ON k.id = i.id
         JOIN tarry.live AS l ON l.tenant = k.tenant AND l.seq = k.seq
-        WHERE l.queue = 2 AND l.version = i.version
+        WHERE l.queue = {LEASED_QUEUE} AND l.version = i.version
         ORDER BY l.tenant, l.seq FOR UPDATE OF l
     ), decided AS MATERIALIZED (
         SELECT i.*, i.attempts + CASE WHEN i.outcome IS NULL THEN 0 ELSE 1 END AS new_attempts,
@@ -82,8 +87,8 @@ BEGIN
         FROM decided AS i WHERE i.new_status >= {SUCCEEDED}
     ), continued AS (
         UPDATE tarry.live AS l
-        SET queue = CASE WHEN i.new_status = {IN_FLIGHT} THEN 2
-                WHEN i.kind IS NULL THEN 0 ELSE 1 END,
+        SET queue = CASE WHEN i.new_status = {IN_FLIGHT} THEN {LEASED_QUEUE}
+                WHEN i.kind IS NULL THEN {FIRST_ATTEMPT_QUEUE} ELSE {RETRY_QUEUE} END,
             wake_at = CASE WHEN i.new_status = {IN_FLIGHT} THEN greatest(v_now, i.due) + i.length
                 ELSE i.due END,
             next_attempt_at = i.due, version = l.version + 1, attempts = i.new_attempts,
@@ -162,7 +167,7 @@ BEGIN
         FROM unnest(p_ids, p_versions, p_due) WITH ORDINALITY AS i (id, version, due, ord)
         JOIN tarry.task_key AS k ON k.id = i.id
         JOIN tarry.live AS l ON l.tenant = k.tenant AND l.seq = k.seq
-        WHERE l.queue = 2 AND l.version = i.version
+        WHERE l.queue = {LEASED_QUEUE} AND l.version = i.version
         ORDER BY l.tenant, l.seq FOR UPDATE OF l
     ), removed AS (
         DELETE FROM tarry.live AS l USING leased AS i
@@ -176,8 +181,9 @@ BEGIN
         FROM leased AS i WHERE i.cancelling
     ), continued AS (
         UPDATE tarry.live AS l
-        SET queue = CASE WHEN i.last_outcome_kind IS NULL THEN 0 ELSE 1 END, wake_at = i.due,
-            next_attempt_at = i.due, version = l.version + 1, worker = NULL
+        SET queue = CASE WHEN i.last_outcome_kind IS NULL THEN {FIRST_ATTEMPT_QUEUE}
+                ELSE {RETRY_QUEUE} END, wake_at = i.due, next_attempt_at = i.due,
+            version = l.version + 1, worker = NULL
         FROM leased AS i WHERE NOT i.cancelling AND l.tenant = i.tenant AND l.seq = i.seq
     ), groups AS (
         SELECT i.tenant, i.lane, i.policy,
@@ -208,6 +214,7 @@ BEGIN
     RETURN v_results;
 END $$;
 
+-- Cancel a PENDING task; request the cancellation of an IN_FLIGHT task. NULL: no such task.
 CREATE FUNCTION tarry.cancel_1(p_tenant text, p_id uuid, p_now bigint) RETURNS smallint
 {PLAN_SETTINGS} AS $$
 DECLARE
@@ -223,7 +230,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN {CANCEL_TOO_LATE};
     END IF;
-    IF v.queue = 2 THEN
+    IF v.queue = {LEASED_QUEUE} THEN
         UPDATE tarry.live AS l SET cancelling = true
         WHERE l.tenant = v.tenant AND l.seq = v.seq AND NOT l.cancelling;
         RETURN {CANCEL_REQUESTED};
@@ -255,8 +262,8 @@ BEGIN
     ), stored AS (
         INSERT INTO tarry.live (tenant, seq, lane, policy, queue, wake_at, next_attempt_at,
             first_due_at, created_at, version, attempts, attempts_before_replay, replays)
-        SELECT i.tenant, i.seq, i.lane, i.policy, 0, p_now, p_now, p_now, i.created_at,
-            i.version + 1, i.attempts, i.attempts, i.replays + 1
+        SELECT i.tenant, i.seq, i.lane, i.policy, {FIRST_ATTEMPT_QUEUE}, p_now, p_now, p_now,
+            i.created_at, i.version + 1, i.attempts, i.attempts, i.replays + 1
         FROM locked AS i
     ), groups AS (
         SELECT i.tenant, i.lane, i.policy, count(*)::integer AS pending,
@@ -276,6 +283,7 @@ BEGIN
     RETURN coalesce(v.seqs, '{{}}');
 END $$;
 
+-- Make a task due now, unless it is IN_FLIGHT or SUCCEEDED. NULL: no such task.
 CREATE FUNCTION tarry.retry_now_1(p_tenant text, p_id uuid, p_quota bigint, p_now bigint)
 RETURNS smallint
 {PLAN_SETTINGS} AS $$
@@ -294,7 +302,7 @@ BEGIN
     END IF;
     SELECT l.* INTO v FROM tarry.live AS l WHERE l.tenant = v_tenant AND l.seq = v_seq FOR UPDATE;
     IF FOUND THEN
-        IF v.queue = 2 THEN
+        IF v.queue = {LEASED_QUEUE} THEN
             RETURN {RETRY_IN_FLIGHT};
         END IF;
         v_due := least(v.next_attempt_at, v_now);
