@@ -1,7 +1,7 @@
 """Claims over several partitions: each partition gets a share of the limit.
 
 The first scripts lease tasks only in partitions that had more due tasks after the last claim; in
-the others, a small script finds out whether tasks are due. Then the rest of the limit is divided
+the others, a small script checks whether tasks are due. Then the rest of the limit is divided
 among the partitions with due tasks, the least recently served one first. So tenants of different
 partitions take turns as well. With one partition, a claim is one script.
 """
@@ -129,15 +129,15 @@ class _Claim:
         self._leased: list[tuple[int, int, int, Task]] = []
         self._merged = ClaimResult(0, [], {}, None)
         self.busy_partitions: set[int] = set()
-        """Partitions with more due tasks. The next script may skip lanes that have reached their
-        limits, although they have more, so a partition that was served stays busy."""
+        """Partitions with more due tasks. A partition that was served stays busy, because a later
+        script may skip lanes that have reached their limits, but have more due tasks."""
         self.remaining = limit
         self.next_times: dict[int, int] = {}
         """The next time of each partition that has replied; -1: none."""
         self.served_partitions: dict[int, None] = {}
 
     def arguments(self, limit: int) -> tuple[Any, ...]:
-        """Return the arguments of the script; lanes have only what is left of their limits."""
+        """Return the arguments of the script, with the remaining limits of lanes."""
         lane_limits = dict(self._lane_limits)
         for lane, count in self._lane_counts.items():
             lane_limits[lane] = min(lane_limits.get(lane, self._per_lane), self._per_lane) - count

@@ -1,8 +1,8 @@
-"""Which node of a Redis Cluster has which slots.
+"""The map from the slots of a Redis Cluster to its nodes.
 
-The client of the driver for a Cluster is not used: when a node fails, its concurrent calls close
-each other's connections, and may go on doing so after the node has come back. A partition is one
-slot, so little is needed: a client for each node, and a map that is read again after an error.
+The Cluster client of redis-py is not used: when a node fails, its concurrent calls close each
+other's connections, and may continue to do so when the node is available again. A partition is one
+slot, so a client for each node and a map that is read again after an error are sufficient.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SlotRange(NamedTuple):
 
 
 def parse_slots(reply: list[Any], responder: NodeAddress) -> list[SlotRange]:
-    """Convert a reply of CLUSTER SLOTS; a node without a host has that of the responder."""
+    """Convert a reply of CLUSTER SLOTS; a node without a host has the host of the responder."""
     ranges: list[SlotRange] = []
     for first, last, primary, *_ in reply:
         host = primary[0].decode() if primary[0] else responder.host
@@ -66,7 +66,7 @@ class ClusterMap:
 
     @property
     def primaries(self) -> list[NodeAddress]:
-        """The primaries, as far as they are known."""
+        """The known primaries."""
         return sorted({entry.primary for entry in self._ranges})
 
     async def find_primary(self, slot: int) -> NodeAddress:
@@ -86,7 +86,7 @@ class ClusterMap:
         self._is_stale = True
 
     def record_move(self, slot: int, primary: NodeAddress) -> None:
-        """Use another primary for a slot, as a node has responded."""
+        """Use another primary for a slot, which a MOVED response has named."""
         self._moved[slot] = primary
 
     async def refresh(self) -> None:

@@ -1,4 +1,4 @@
-"""The stored form of tasks and lanes in Redis, and its conversion into records.
+"""The encoding of tasks and lanes in Redis, and the conversion into records.
 
 A task has two values, because every transition rewrites the first one:
 
@@ -8,8 +8,8 @@ A task has two values, because every transition rewrites the first one:
                task) and the owned body, and an array of fingerprint and content. Scripts decode
                only the first array.
 
-All values are MessagePack. The scripts of Redis know no binary data in it, so arguments of scripts
-have bytes as strings, see `to_raw`.
+All values are MessagePack. The `cmsgpack` of Redis does not support the binary type of MessagePack,
+so bytes in arguments of scripts are encoded as strings, see `to_raw`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _match_id = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]
 
 
 class TaskState(msgspec.Struct, gc=False):
-    """The state of a task. The names are short, because they are stored with each task."""
+    """The state of a task. The names are short to save memory: they are stored with each task."""
 
     n: int
     """The number of the task in the order of adding."""
@@ -71,7 +71,7 @@ class TaskState(msgspec.Struct, gc=False):
 
 
 class StoredLane(msgspec.Struct, gc=False):
-    """A lane as the scripts store it; the fields are explained in `records.lua`."""
+    """A lane as the scripts store it, see `create_lane` in `records.lua`."""
 
     id: int
     name: str
@@ -90,7 +90,7 @@ class StoredLane(msgspec.Struct, gc=False):
     budget_at: int = 0
 
     def to_record(self) -> LaneRecord:
-        """Return the lane as it is known outside of the store."""
+        """Convert the lane into a record of the store interface."""
         return LaneRecord(
             name=self.name,
             tenant=self.tenant,

@@ -48,8 +48,8 @@ SCHEMES = frozenset(
 _DRIVER_PARAMETERS = frozenset(
     {"db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
 )
-# Errors of a server that cannot write at the moment. Inside of a script, the driver does not
-# recognize them.
+# Errors of a server that cannot write at the moment. The driver does not recognize them when a
+# script has raised them.
 _TEMPORARY_ERROR = re.compile(
     r"\b(READONLY|OOM|MISCONF|NOREPLICAS|LOADING|CLUSTERDOWN|MASTERDOWN|BUSY|TRYAGAIN)\b"
 )
@@ -74,7 +74,7 @@ class StoreAddress:
             raise ConfigurationError("store", rule)
         self.is_cluster: bool = scheme.endswith(_CLUSTER_SUFFIX)
         self.seed: NodeAddress = NodeAddress(parts.hostname or "", parts.port or _DEFAULT_PORT)
-        """The node of a Cluster that is asked first."""
+        """The node of a Cluster that is queried first."""
         self.prefix: str = DEFAULT_PREFIX
         self.partition_count: int | None = None
         driver_parameters: list[tuple[str, str]] = []
@@ -91,7 +91,7 @@ class StoreAddress:
         driver_scheme = "unix" if is_socket else _SCHEMES[scheme.removesuffix(_CLUSTER_SUFFIX)]
         query = urlencode(driver_parameters)
         self.driver_url: str = f"{driver_scheme}://{parts.netloc}{parts.path}?{query}"
-        """The URL for the driver, which knows neither Valkey nor the parameters of the store."""
+        """The URL for redis-py, which supports neither Valkey nor the parameters of the store."""
 
 
 def _check_prefix(prefix: str) -> str:
@@ -175,7 +175,7 @@ class RedisConnection:
         )
 
     def build_subscriber(self) -> Any:
-        """Return a client of one server for notifications, which all nodes of a Cluster pass on."""
+        """Return a client for notifications. Each node of a Cluster delivers those of all nodes."""
         address = None
         if self._cluster is not None:
             address = secrets.choice(self._cluster.primaries or [self.address.seed])

@@ -18,7 +18,7 @@ SETTING_NAMES = tuple(_CHECKED_SETTINGS)
 
 
 def find_problems(settings: Mapping[str, str]) -> list[str]:
-    """Return a sentence for each setting that does not keep acknowledged tasks."""
+    """Return a message for each setting with which acknowledged tasks may be lost."""
     problems: list[str] = []
     for name, (durable_value, consequence) in _CHECKED_SETTINGS.items():
         value = settings.get(name)
@@ -26,7 +26,7 @@ def find_problems(settings: Mapping[str, str]) -> list[str]:
             problems.append(f"{name} cannot be read: check that it is {durable_value}")
         elif value != durable_value:
             problems.append(f"{name} is {value}: {consequence}. Set it to {durable_value}")
-    # Without a file, it does not matter how often the file is written to the disk.
+    # Without an append-only file, it does not matter how often the file is synced.
     if settings.get("appendonly") == "no":
         problems = [text for text in problems if not text.startswith("appendfsync")]
     return problems

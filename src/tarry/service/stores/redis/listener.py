@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tarry.service.stores.redis.connection import RedisConnection
 
 _PING_INTERVAL_S = 15.0
-"""A connection without a message is checked after this time, and closed after another one."""
+"""An idle connection is pinged after this time, and closed if the ping gets no response in it."""
 _RECONNECT_PAUSE_S = 1.0
 _logger = logging.getLogger("tarry.service.store")
 
@@ -47,9 +47,9 @@ class WakeupListener:
                 await self._receive()
             except Exception as error:
                 if self._connection.translate(error) is None:
-                    _logger.exception("notifications of other processes failed")
+                    _logger.exception("receiving notifications of other processes failed")
                 else:
-                    _logger.debug("no notifications of other processes: %s", error)
+                    _logger.debug("connection for notifications failed, reconnecting: %s", error)
             await asyncio.sleep(_RECONNECT_PAUSE_S)
 
     async def _receive(self) -> None:
@@ -58,17 +58,17 @@ class WakeupListener:
         pubsub = client.pubsub()
         try:
             await pubsub.subscribe(*self._channels)
-            is_checked = False
+            is_pinged = False
             while True:
                 message = await pubsub.get_message(timeout=_PING_INTERVAL_S)
                 if message is not None:
-                    is_checked = False
+                    is_pinged = False
                     self._handle(message)
-                elif is_checked:
+                elif is_pinged:
                     return  # no response to the ping
                 else:
                     await pubsub.ping()
-                    is_checked = True
+                    is_pinged = True
         finally:
             # An error here would replace the cancellation by `close`, and `_run` would go on.
             for resource in (pubsub, client):

@@ -1,7 +1,7 @@
 """The Lua scripts of the Redis store. Each operation on a partition is one script.
 
-A script is a file in `lua`. Its first line may name shared files that are put in front of it. Redis
-executes them each time, which takes about 30 us.
+A script is a file in `lua`. Its first line may name shared files that are prepended. Redis executes
+them with each call, which takes about 30 us.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ class RedisStore:
     """A store at a URL such as `redis://host:6379/0` or `redis+cluster://host:6379`.
 
     `clock` returns epoch milliseconds, for tests; the default is the clock of the server. If
-    `strict_durability` is true, the store cannot be opened unless the configuration of the server
-    keeps every acknowledged task over a crash.
+    `strict_durability` is true, `open` fails if acknowledged tasks may be lost in a crash with the
+    configuration of the server.
     """
 
     def __init__(

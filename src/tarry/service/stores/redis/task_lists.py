@@ -24,8 +24,7 @@ MAX_SCANNED_TASKS = 2000
 MAX_DECODED_TASKS = 500
 """The same, if the filter has functions that decode tasks."""
 _STEP_SIZE = 500
-"""Maximum number of tasks that one script reads, because Redis does nothing else meanwhile: about
-2 ms."""
+"""Maximum number of tasks that one script reads. It blocks Redis for about 2 ms."""
 _DECODED_STEP_SIZE = 100
 _AFTER_ALL_TASKS = 1 << 52  # greater than every number of a task
 _CURSOR_PATTERN = re.compile(r"[0-9]{1,20}", re.ASCII)
@@ -126,7 +125,7 @@ class TaskScan:
             found: list[tuple[int, Task]] = []
             is_full = len(items) >= limit or page_bytes >= MAX_PAGE_BYTES
             if is_full and not self.has_functions:
-                # Only whether there is another task matters: then the page has a cursor.
+                # Only check whether another task matches: then the page has a cursor.
                 step = await self._read("ids", _STEP_SIZE, 1)
                 if step.found_count:
                     return Page(items, str(items[-1][0]))
@@ -157,7 +156,7 @@ class TaskScan:
                 return count
 
     async def _read_tasks(self, limit: int) -> tuple[_Step, list[tuple[int, Task]]]:
-        """Read tasks, and return those that match the functions of the filter, too."""
+        """Read tasks; return the step, and the tasks that match the whole filter."""
         if not self.has_functions:
             step = await self._read("tasks", _STEP_SIZE, limit)
             starts = range(0, len(step.values), TASK_LENGTH)

@@ -4,10 +4,11 @@
 -- The order is: tenants in turn, and of each tenant the least recently served lane. A claim first
 -- makes lanes ready whose check time has come. A lane from which tasks were leased moves to the
 -- end of the rotation. A lane from which no more tasks can be leased now is put to sleep. So the
--- cost of a claim grows with the number of tasks that it returns, not with what waits.
+-- cost of a claim grows with the number of returned tasks, not with the number of waiting tasks.
 --
--- Returns now, next time (-1: none), number of tasks that count towards the limit, number of lost
--- attempts, leased tasks, renewed tasks, and the names and openings of half-open lanes.
+-- Returns the time, the time of the next claim that may find a task (-1: none), number of tasks
+-- that count towards the limit, number of lost attempts, leased tasks, renewed tasks, and the name
+-- and number of consecutive opens of each half-open lane.
 
 local worker, length_ms, horizon_ms, limit, per_lane = args[1], args[2], args[3], args[4], args[5]
 local lane_limits = args[6]
@@ -19,7 +20,7 @@ local max_lanes_woken = 2 * limit + 64 -- of each tenant
 local leased, renewed, opens_by_lane = {}, {}, {}
 local lost_count, remaining = 0, limit
 local visited, visited_ids = {}, {} -- lanes in the order of their visits
-local served_tenants = {} -- the last turn of each
+local served_tenants = {} -- the last turn of each tenant, by name
 local turn = tonumber(call('HGET', base .. 'meta', 'turn') or 0)
 local first_turn = turn
 
@@ -92,7 +93,7 @@ local function find_claimable(lane, lane_limit)
     if lane_limit <= 0 then return {} end
     local expired = first_members(base .. 'leased:' .. lane.id, now, lane_limit)
     local first = first_members(base .. 'first:' .. lane.id, horizon_end, lane_limit)
-    -- One more, because the task of the last probe may be among them, and comes last.
+    -- Reads one more, because the task of the last probe is used only if there is no other.
     local retries = first_members(base .. 'retry:' .. lane.id, horizon_end, lane_limit + 1)
     local chosen = {}
     if lane.parked_until then
@@ -112,8 +113,8 @@ local function find_claimable(lane, lane_limit)
     end
     append(chosen, expired, lane_limit)
     local left = lane_limit - #chosen
-    -- A third are retries. `now % 3` sometimes rounds up, so that a limit of 1 also selects
-    -- retries.
+    -- A third of the tasks are retries. `now % 3` sometimes rounds up, so that a limit of 1 also
+    -- selects retries.
     local retry_count = math.max(math.floor((left + now % 3) / 3), left - #first)
     retry_count = math.min(retry_count, #retries)
     append(chosen, first, left - retry_count)

@@ -3,8 +3,8 @@
 --   'tenant': position is a name; returns the next name, or nil
 --   'versions': tenant; position is a policy, its version is the next argument; returns id,
 --        version, creation time and document of each version after it
---   'deleted policies': position is the id of a use; returns the last id that was read (0: no
---        more), and tenant, policy and last version of each
+--   'deleted policies': position is the id of a policy use; returns the last id that was read
+--        (0: no more), and tenant, policy and last version of each
 --   'replays': position is a rank; returns encoded replays
 --   'replayed tasks': id of a replay; position is a rank; returns ids of tasks
 

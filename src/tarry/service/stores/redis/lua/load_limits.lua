@@ -1,7 +1,8 @@
 --! uses records
--- Returns the version of what operators have set for lanes, and the number of processes that lease
--- tasks (only in their partition). args: time after which a silent process is not counted, whether
--- to return also the limits by lane as pairs, and the names of paused lanes.
+-- Returns the version of the settings of lanes (limits and pauses), and the number of processes
+-- that lease tasks (0, except in the partition of the processes). args: time after which a process
+-- without a heartbeat is not counted, whether to return the settings, too: pairs of lane and
+-- limits, and the names of paused lanes.
 
 local version = tonumber(call('HGET', base .. 'meta', 'limits_version') or 0)
 local count = call('ZCOUNT', base .. 'leasing_workers', '(' .. now - args[1], '+inf')

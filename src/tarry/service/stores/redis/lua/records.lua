@@ -1,10 +1,11 @@
 -- Shared by all scripts: time, arguments, and the records of tenants, lanes and policies.
 --
--- A script changes one partition. KEYS[1] is the prefix of its keys (KEYS[2] is not used, see
--- `RedisConnection.run`), ARGV[1] the time of a test
--- clock in epoch ms (empty: the time of the server), ARGV[2] the token of the calling store, and
--- ARGV[3] the arguments as a MessagePack array. Further arguments are binary values, which are
--- stored without being decoded here.
+-- A script changes one partition:
+--   KEYS[1] is the prefix of the keys of the partition (KEYS[2]: see `RedisConnection.run`)
+--   ARGV[1] is the time of a test clock in epoch ms; empty: the clock of the server is used
+--   ARGV[2] is the token of the calling store
+--   ARGV[3] are the arguments as a MessagePack array
+--   ARGV[4] and later are binary values, which are stored without being decoded here
 --
 -- Records are MessagePack maps. Each is read once, changed in memory, and written once by `flush`.
 
@@ -92,7 +93,7 @@ local function change_lane(lane)
     changed_lanes[lane.id] = lane
 end
 
--- Returns whether the lane does not exist, and its tenant has `lane_quota` lanes.
+-- Returns whether a new lane with this name would exceed the quota of its tenant.
 local function exceeds_lane_quota(name, lane_quota)
     return lane_quota and not find_lane(name)
         and load_tenant(tenant_of(name)).lanes >= lane_quota

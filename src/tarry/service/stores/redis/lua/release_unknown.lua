@@ -1,6 +1,6 @@
 --! uses records tasks
--- Releases leases of which a worker does not know, in lanes with a name after `after`. args:
--- worker, known ids, after, number of lanes.
+-- Releases the leases of a worker for tasks that are not among the known ids, in lanes with a name
+-- after `after`. args: worker, known ids, after, number of lanes.
 -- Returns the number of released leases, and the name of the last lane (empty: no more lanes).
 
 local worker, after, count = args[1], args[3], args[4]

@@ -1,8 +1,15 @@
 -- Shared by scripts that change tasks.
 --
 -- `state:ID` has the state of a task, and `task:ID` the part that never changes (see `codec`). ID
--- has 16 bytes. The fields of a state have short names, because each task has them (see
--- `TaskState` in `codec`). Fields that are 0 or empty are omitted.
+-- has 16 bytes. The fields of a state have one letter to save memory, because every task has them
+-- (see `TaskState` in `codec`). Fields that are 0 or empty are omitted.
+--
+--   a attempts        b attempts before replay   c created at        d next attempt at
+--   e finished at     f first due at, minus c    h worker            i version
+--   k last outcome    l id of the lane           m replays           n number of the task
+--   o backoff offset  p id of the policy use     r reason            s status
+--   u key is the id   v policy version           w end of the lease  x lost attempts
+--   y previous delay  z cancellation requested
 --
 -- In the queues of a lane, a task is a member of 22 bytes: its number in the order of adding, and
 -- its id. Members with the same wake time are therefore sorted in the order of adding.
