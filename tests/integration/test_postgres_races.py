@@ -21,6 +21,7 @@ from tests.service.stores.harness import (
     LEASE,
     SECOND_MS,
     ManualClock,
+    exhausted_result,
     success_result,
     task,
     task_numbers,
@@ -198,5 +199,28 @@ def test_batches_insert_keys_in_the_same_order(postgres_dsn: str) -> None:
             await tx.fetch(LOCK_TIMEOUT)
             await add_in(tx, batch[0])
         assert [AddStatus.EXISTING] * 2 == [result.status for result in await addition]
+
+    run(postgres_dsn, main)
+
+
+def test_versions_of_policies_are_locked_after_lanes(postgres_dsn: str) -> None:
+    """An addition or deletion that waits for a lane has not locked the version of the policy."""
+
+    async def main(store: PostgresStore) -> None:
+        version = PolicyVersion(tenant="acme", id="webhook", version=0, document=b"1")
+        await store.put_policy(version, replace=True)
+        first, second = (task(n, policy_id="webhook", policy_version=1) for n in (1, 2))
+        [added] = await store.add([NewTask(first, lease_on_add=True)], LEASE)
+        await store.finish([exhausted_result(added.task)])
+        for change in (store.add([NewTask(second)]), store.delete_dead_letters("acme", [first.id])):
+            async with transaction(store) as tx:
+                await tx.fetch("SELECT 1 FROM tarry.lane WHERE name = $1 FOR UPDATE", LANE)
+                changed = await start(tx, change)
+                await tx.fetch(LOCK_TIMEOUT)
+                await tx.fetch("SELECT 1 FROM tarry.policy FOR UPDATE")
+            await changed
+
+        tasks_by_version = "SELECT tasks FROM tarry.policy"
+        assert 1 == await store.database.fetch_value(tasks_by_version)
 
     run(postgres_dsn, main)

@@ -3,7 +3,8 @@
 Rules for all functions:
 
 * They take arrays, so that a batch is a few statements, however many tasks it has.
-* Rows are locked in a fixed order: tasks by `tenant, seq`, then lanes, tenants and policies by id.
+* Rows are locked in a fixed order: tasks by `tenant, seq`, then lanes, tenants and policies by id,
+  then versions of policies.
   Claims take task rows with SKIP LOCKED, so they never wait for a task. `apply_1` changes counters
   last, because other transactions wait for these rows until the commit.
 * A statement sees what was committed before it started (READ COMMITTED). So a function that decides

@@ -169,17 +169,18 @@ BEGIN
         RAISE SQLSTATE '40001' USING MESSAGE = 'a lane was removed meanwhile';
     END IF;
     IF v.tenants IS NOT NULL THEN
+        PERFORM tarry.apply_1(v.tenants, v.lanes, v.policies, v.pending, v.in_flight, v.zeros,
+            v.zeros, v.zeros, v.zeros, v.new_lanes, v.dues, v.lease_ends);
         IF cardinality(array_remove(p_versions, NULL)) > 0 THEN
             UPDATE tarry.policy AS p SET tasks = p.tasks + d.tasks
             FROM (SELECT v_tenants[i.tenant] AS tenant, p_policy_names[i.policy] AS policy,
                     i.version, count(*) AS tasks
                 FROM unnest(v_seqs, p_tenants, p_policies, p_versions)
                     AS i (seq, tenant, policy, version)
-                WHERE i.seq IS NOT NULL AND i.version IS NOT NULL GROUP BY 1, 2, 3) AS d
+                WHERE i.seq IS NOT NULL AND i.version IS NOT NULL GROUP BY 1, 2, 3
+                ORDER BY 1, 2, 3) AS d
             WHERE p.tenant = d.tenant AND p.id = d.policy AND p.version = d.version;
         END IF;
-        PERFORM tarry.apply_1(v.tenants, v.lanes, v.policies, v.pending, v.in_flight, v.zeros,
-            v.zeros, v.zeros, v.zeros, v.new_lanes, v.dues, v.lease_ends);
     END IF;
     v_results := coalesce(v_rejected, array_fill(0::smallint, ARRAY[v_count]));
     FOR i IN 1..v_count LOOP

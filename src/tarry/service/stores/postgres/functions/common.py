@@ -223,12 +223,10 @@ BEGIN
         SELECT i.tenant, i.policy, c.policy_version, c.body_ref
         FROM locked AS i JOIN tarry.content AS c ON c.seq = i.seq
         WHERE c.policy_version IS NOT NULL OR c.body_ref IS NOT NULL
-    ), versions AS (
-        UPDATE tarry.policy AS p SET tasks = p.tasks - d.tasks
-        FROM (SELECT c.tenant, u.policy, c.policy_version AS version, count(*) AS tasks
-            FROM content AS c JOIN tarry.policy_use AS u ON u.id = c.policy
-            WHERE c.policy_version IS NOT NULL GROUP BY 1, 2, 3) AS d
-        WHERE p.tenant = d.tenant AND p.id = d.policy AND p.version = d.version
+    ), versions AS MATERIALIZED (
+        SELECT c.tenant, u.policy, c.policy_version AS version, count(*)::integer AS tasks
+        FROM content AS c JOIN tarry.policy_use AS u ON u.id = c.policy
+        WHERE c.policy_version IS NOT NULL GROUP BY 1, 2, 3
     ), orphans AS (
         INSERT INTO tarry.orphan SELECT DISTINCT c.body_ref FROM content AS c
         WHERE c.body_ref IS NOT NULL ORDER BY c.body_ref ON CONFLICT DO NOTHING
@@ -246,11 +244,19 @@ BEGIN
     SELECT array_agg(g.tenant) AS tenants, array_agg(g.lane) AS lanes,
         array_agg(g.policy) AS policies, array_agg(0) AS zeros, array_agg(g.succeeded) AS succeeded,
         array_agg(g.exhausted) AS exhausted, array_agg(g.cancelled) AS cancelled,
-        coalesce(-sum(g.succeeded + g.exhausted + g.cancelled), 0)::integer AS deleted
+        coalesce(-sum(g.succeeded + g.exhausted + g.cancelled), 0)::integer AS deleted,
+        (SELECT array_agg(i.tenant) FROM versions AS i) AS version_tenants,
+        (SELECT array_agg(i.policy) FROM versions AS i) AS version_policies,
+        (SELECT array_agg(i.version) FROM versions AS i) AS versions,
+        (SELECT array_agg(i.tasks) FROM versions AS i) AS version_tasks
     INTO v FROM groups AS g;
     IF v.deleted > 0 THEN
         PERFORM tarry.apply_1(v.tenants, v.lanes, v.policies, v.zeros, v.zeros, v.succeeded,
             v.exhausted, v.cancelled, v.zeros, v.zeros, NULL, NULL);
+        UPDATE tarry.policy AS p SET tasks = p.tasks - d.tasks
+        FROM (SELECT * FROM unnest(v.version_tenants, v.version_policies, v.versions,
+                v.version_tasks) AS i (tenant, policy, version, tasks) ORDER BY 1, 2, 3) AS d
+        WHERE p.tenant = d.tenant AND p.id = d.policy AND p.version = d.version;
     END IF;
     RETURN v.deleted;
 END $$;
