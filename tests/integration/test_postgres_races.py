@@ -224,3 +224,20 @@ def test_versions_of_policies_are_locked_after_lanes(postgres_dsn: str) -> None:
         assert 1 == await store.database.fetch_value(tasks_by_version)
 
     run(postgres_dsn, main)
+
+
+def test_a_task_that_replaces_a_cancelled_one_locks_lanes_before_tenants(postgres_dsn: str) -> None:
+    """A batch that waits for a lane has not locked the tenant for the task that it replaces."""
+
+    async def main(store: PostgresStore) -> None:
+        await store.add([NewTask(task(1, key="k")), NewTask(task(2, host="b"))])
+        await store.cancel("acme", task(1).id)
+        batch = [NewTask(task(3, key="k")), NewTask(task(4, host="b"))]
+        async with transaction(store) as tx:
+            await tx.fetch("SELECT 1 FROM tarry.lane WHERE name = $1 FOR UPDATE", task(2, "b").lane)
+            addition = await start(tx, store.add(batch))
+            await tx.fetch(LOCK_TIMEOUT)
+            await tx.fetch("SELECT 1 FROM tarry.tenant FOR UPDATE")
+        assert [AddStatus.ADDED] * 2 == [result.status for result in await addition]
+
+    run(postgres_dsn, main)

@@ -18,7 +18,7 @@ from tarry.service.store import (
     PolicyWriteStatus,
     TaskFilter,
 )
-from tarry.service.stores.postgres import PostgresStore
+from tarry.service.stores.postgres import PostgresStore, database
 from tests.integration.postgres import connected
 from tests.integration.postgres_store import new_schema_url, run_on_store
 from tests.integration.servers import postgres_server
@@ -267,5 +267,30 @@ def test_a_server_that_is_away_at_the_start_is_unavailable(postgres_dsn: str) ->
         with pytest.raises(StoreUnavailable):
             await store.open()
         await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_does_not_respond_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call ends after its timeout, and calls succeed again when the server responds."""
+    monkeypatch.setattr(database, "CALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(database, "CONNECT_TIMEOUT_S", 0.3)
+
+    async def main() -> None:
+        with postgres_server() as server:
+            store = PostgresStore(server.address)
+            await store.open()
+            with server.suspended():
+                for _ in range(2):
+                    with pytest.raises(StoreUnavailable):
+                        await store.ping()
+            for _ in range(20):
+                try:
+                    await store.ping()
+                except StoreUnavailable:  # a machine under load
+                    continue
+                break
+            assert await store.ping() > 0
+            await store.close()
 
     asyncio.run(main())

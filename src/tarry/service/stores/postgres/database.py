@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 5.0
 """Time to connect, and to wait for a free connection of the pool."""
-CALL_TIMEOUT_S = 30.0
+CALL_TIMEOUT_S = 15.0
 """Time of one statement, including its commit."""
 _DEFAULT_POOL_SIZE = 8
 _MAX_POOL_SIZE = 1000

@@ -100,9 +100,11 @@ WITH unused AS (
     ORDER BY id LIMIT $2 FOR UPDATE SKIP LOCKED
 ), gone AS (
     DELETE FROM tarry.lane AS l USING unused AS u WHERE l.id = u.id RETURNING l.tenant
+), counts AS MATERIALIZED (
+    SELECT t.id, g.lanes FROM (SELECT tenant, count(*) AS lanes FROM gone GROUP BY tenant) AS g
+    JOIN tarry.tenant AS t ON t.id = g.tenant ORDER BY t.id FOR NO KEY UPDATE OF t
 ), updated AS (
-    UPDATE tarry.tenant AS t SET lanes = t.lanes - g.lanes
-    FROM (SELECT tenant, count(*) AS lanes FROM gone GROUP BY tenant) AS g WHERE t.id = g.tenant
+    UPDATE tarry.tenant AS t SET lanes = t.lanes - c.lanes FROM counts AS c WHERE t.id = c.id
 )
 SELECT count(*) FROM gone
 """

@@ -63,14 +63,24 @@ BEGIN
     SELECT array_agg(seq) INTO v_inserted FROM inserted;
     IF array_length(v_inserted, 1) IS DISTINCT FROM v_count THEN
         -- A new task replaces a CANCELLED task that has the same idempotency key.
-        SELECT array_agg(k.tenant) AS tenants, array_agg(k.seq) AS seqs,
-            array_agg(i.ord) AS ords INTO v_replaced
+        SELECT array_agg(k.tenant) AS tenants, array_agg(k.seq) AS seqs, array_agg(i.ord) AS ords,
+            array_agg(f.lane) AS lanes INTO v_replaced
         FROM unnest(v_seqs, p_ids, p_tenants, p_keys) WITH ORDINALITY
             AS i (seq, id, tenant, key, ord)
         JOIN tarry.task_key AS k ON k.tenant = v_tenants[i.tenant] AND k.key = i.key
         JOIN tarry.finished AS f ON f.tenant = k.tenant AND f.seq = k.seq AND f.status = {CANCELLED}
         WHERE i.seq IS NOT NULL AND k.id <> i.id AND i.seq <> ALL (coalesce(v_inserted, '{{}}'));
         IF v_replaced.seqs IS NOT NULL THEN
+            -- Both `delete_1` and the end of this function change counters, so all rows are locked
+            -- before, in the order of all functions.
+            PERFORM 1 FROM tarry.finished AS f
+            WHERE f.tenant = ANY (v_replaced.tenants) AND f.status = {CANCELLED}
+                AND f.seq = ANY (v_replaced.seqs)
+            ORDER BY f.tenant, f.seq FOR UPDATE;
+            PERFORM 1 FROM tarry.lane AS l
+            WHERE l.id = ANY (v_lanes || v_replaced.lanes) ORDER BY l.id FOR NO KEY UPDATE;
+            PERFORM 1 FROM tarry.tenant AS t WHERE t.id = ANY (v_tenants) ORDER BY t.id
+            FOR NO KEY UPDATE;
             PERFORM tarry.delete_1(v_replaced.tenants, v_replaced.seqs);
             WITH inserted AS (
                 INSERT INTO tarry.task_key AS k (seq, id, tenant, key)
