@@ -177,7 +177,7 @@ def test_encrypted_contents_are_moved_and_bodies_are_not(tmp_path: Path) -> None
         (["--from", "none.db", "--to", "new.db"], "--from: none.db does not exist"),
         (["--from", "old.db", "--to", "./old.db"], "--from and --to name the same store"),
         (["--from", "old.db"], "--to is missing"),
-        (["--from", "old.db", "--to", "new.db", "--undo"], "--undo needs --from only"),
+        (["--from", "old.db", "--to", "new.db", "--undo"], "--undo cannot be combined with --to"),
         (["--from", "mysql:x", "--to", "new.db"], "store must be a path"),
     ],
 )

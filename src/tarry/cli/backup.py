@@ -17,7 +17,7 @@ _NATIVE_TOOLS = {
     "postgres": "back up the database with PostgreSQL's own tool: pg_dump --format=custom URL",
     "redis": "back up the server with its own tool: redis-cli --rdb FILE, or a copy of its AOF",
 }
-"""What to use for a store that is not a file, by the beginning of its URL."""
+"""Advice for a store on a server, by the beginning of its URL."""
 _NATIVE_TOOLS["valkey"] = _NATIVE_TOOLS["redis"].replace("redis-cli", "valkey-cli")
 _MB = 1_000_000
 

@@ -23,17 +23,19 @@ T = TypeVar("T")
 
 def migrate(
     source: Annotated[
-        str, typer.Option("--from", metavar="PATH|URL", help="Store that has the tasks.")
+        str, typer.Option("--from", metavar="PATH|URL", help="Store to move the tasks from.")
     ],
     target: Annotated[
         str | None,
         typer.Option(
-            "--to", metavar="PATH|URL", help="Store that gets the tasks; it must be empty."
+            "--to", metavar="PATH|URL", help="Store to move the tasks to; it must be empty."
         ),
     ] = None,
     undo: Annotated[
         bool,
-        typer.Option("--undo", help="Allow the store of --from to be served again. Moves nothing."),
+        typer.Option(
+            "--undo", help="Allow a service to start on the store of --from again. Moves nothing."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -44,14 +46,16 @@ def migrate(
     task is moved twice. At the end the records of both stores are counted and compared. After that
     the service refuses to start on the old store, so that no task is delivered by both.
 
-    Tasks whose attempt was interrupted are attempted again when their lease has ended, and the
+    Tasks whose attempt was interrupted are attempted again when their lease has expired, and the
     interrupted attempt is logged as lost. Large bodies are not moved: start the service on the new
     store with the same setting `bodies`. Statistics of attempts per minute are not moved.
     """
     require_service_packages()
     if undo:
         if target is not None:
-            raise ConfigurationError("--undo needs --from only: it removes the mark of that store")
+            raise ConfigurationError(
+                "--undo cannot be combined with --to: it changes the store of --from only"
+            )
         mark = _use_stores([source], lambda stores: _undo(stores[0]))
         value = {"from": source, "undone": True, "otherStore": mark.other_store}
         text = (
@@ -61,7 +65,7 @@ def migrate(
         print_result(value, text, as_json=as_json)
         return
     if target is None:
-        raise ConfigurationError("--to is missing: name the store that gets the tasks")
+        raise ConfigurationError("--to is missing: name the store to move the tasks to")
     _print_result(source, target, _move(source, target), as_json=as_json)
 
 

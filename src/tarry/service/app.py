@@ -224,8 +224,8 @@ class Service:
     async def open(self) -> None:
         """Open the store and start the engine, unless the tasks were moved to another store."""
         await self.store.open()
-        # Before the check: `tarry migrate` marks the store, and then looks for processes. So either
-        # this process finds the mark, or it is found.
+        # Before the check: `tarry migrate` marks the store, and then checks for processes. So
+        # either this process finds the mark, or `tarry migrate` finds this process.
         await self.engine.announce()
         try:
             await check_not_moved(self.store, name_store(self.settings.store))

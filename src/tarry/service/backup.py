@@ -5,8 +5,8 @@ so all bodies of the copied tasks exist then. A body can be missing only if its 
 the meantime.
 
 A backup of `FILE` is the database `FILE`, and the folder `FILE.bodies` if there are bodies. `FILE`
-is renamed to its name last, so it exists only if the backup is complete. If an older backup is
-replaced, the folder first has the bodies of both, and at the end only those of the new one.
+gets its name last, so it exists only if the backup is complete. While an older backup is replaced,
+the folder has the bodies of both backups; at the end, those of the older one are removed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     """Called with the number of copied items, and the number of all items."""
 
 _PARTIAL_SUFFIX = ".partial"
-"""The end of the names of files that are not complete yet."""
+"""Suffix of the names of incomplete files."""
 
 
 class Backup(msgspec.Struct, frozen=True):
@@ -61,8 +61,8 @@ def back_up(
 ) -> Backup:
     """Write a backup of the SQLite file `store` and of the folder `bodies` to `file`.
 
-    If `bodies` is None, the bodies are in object storage and are not copied. The progress is first
-    that of the pages of the database, then that of the bodies.
+    If `bodies` is None, the bodies are in object storage and are not copied. `on_progress`
+    is called for the pages of the database first, then for the bodies.
     """
     _check_target(store, file, overwrite=overwrite)
     try:
@@ -107,7 +107,7 @@ def _check_target(store: Path, file: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def _partial_file(file: Path) -> Generator[Path]:
-    """Create a file next to `file`, which only its owner can read; delete it unless renamed."""
+    """Create a private temporary file next to `file`; delete it unless it was renamed."""
     descriptor, name = tempfile.mkstemp(_PARTIAL_SUFFIX, f".{file.name}.", file.parent)
     os.close(descriptor)
     try:
@@ -170,7 +170,7 @@ def _count_missing(refs: set[str], folder: Path, bodies: Path) -> int:
 
 
 def _remove_other_files(folder: Path, bodies: Path, refs: set[str]) -> None:
-    """Remove bodies of an older backup: neither in the folder of the service nor in `refs`."""
+    """Remove copied bodies of an older backup: those that are neither in `bodies` nor in `refs`."""
     for ref in list(_iter_files(folder)):
         if ref not in refs and not (bodies / ref).exists():
             with suppress(FileNotFoundError):

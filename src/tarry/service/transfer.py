@@ -1,18 +1,18 @@
-"""Moving all records from one store to another, while neither is served.
+"""Move all records from one store to another, while no service runs on either.
 
 The steps, each of which may be interrupted and is then continued by the next call:
 
 1. The source, which must not be in use, is marked. From now on, `check_not_moved` keeps a service
-   from starting on it. Then processes that use it are looked for again: a service that starts at
-   the same time either finds the mark, or is found.
+   from starting on it. Then the source is checked for processes again: a service that starts at
+   the same time either finds the mark, or is found by this check.
 2. The target, which must be empty, is marked likewise, with the same id.
-3. The records are imported page by page, kind by kind. After each page, the mark of the target gets
-   the position. A page that was imported twice changes nothing, see `Store.import_records`.
+3. The records are imported page by page, kind by kind. After each page, the position is stored in
+   the mark of the target. Importing a page again changes nothing, see `Store.import_records`.
 4. The records of both stores are counted and compared.
 5. The mark of the source becomes complete, and the mark of the target is removed.
 
-A task that is leased in the source keeps the end of its lease. The target leases it again after
-that time, and logs the attempt as lost: it may have been made.
+A task that is leased in the source keeps the end of its lease. After that time, a claim in the
+target leases it again and logs the attempt as lost, because the attempt may have been made.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _describe(mark: TransferMark) -> str:
 
 
 async def _mark_source(source: NamedStore, target: NamedStore) -> TransferMark:
-    """Return the mark of the source, with a new one if it has none; raise if it is in use."""
+    """Return the mark of the source; set it if it is missing. Raise if the source is in use."""
     mark = await source.store.get_transfer()
     if mark is not None and (not mark.is_source or mark.other_store != target.url):
         raise ConfigurationError(
@@ -199,7 +199,7 @@ async def _copy(
 ) -> None:
     task_count = sum((await source.counters()).task_counts.values())
     for kind in _KINDS[_KINDS.index(mark.kind) :]:
-        # After an interruption, the bar starts at 0, although some records are moved already.
+        # After an interruption, the progress starts at 0, although some records are moved already.
         total, moved = (task_count if kind is RecordKind.TASK else None), 0
         cursor = mark.cursor if kind is mark.kind else None
         async for page in _iter_pages(source, kind, cursor):
@@ -244,11 +244,11 @@ def _status_name(status: Status) -> str:
 async def _verify(
     source: NamedStore, target: NamedStore, expected: dict[str, int], on_progress: ReportProgress
 ) -> None:
-    """Raise unless the target has as many records as the source, also by its counters."""
+    """Raise unless the target has as many records as the source, and its counters match."""
     await _check_unused(source)
     counts, _ = await _count_records(target.store, on_progress)
     differences = _find_differences(expected, counts)
-    # The counters of the target are compared, too: the import has to maintain them.
+    # The import has to maintain the counters, which the service reads instead of counting.
     counters = (await target.store.counters()).task_counts
     by_status = {_status_name(status): counters[status] for status in Status}
     expected_by_status = {name: expected.get(name, 0) for name in by_status}

@@ -1,4 +1,4 @@
-"""Copying the file of a SQLite store while other processes write to it."""
+"""Copy the file of a SQLite store while other processes write to it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def copy_database(source: Path, target: Path, on_progress: Callable[[int, int], 
     """
     try:
         with closing(_open_existing(source)) as reader, closing(sqlite3.connect(target)) as writer:
-            # SQLite starts a backup again when another connection has changed the file between two
-            # steps, so it would never end while the service writes. An open read transaction keeps
-            # the state of its first read. In WAL mode it does not block writers: only the WAL grows
-            # until the backup ends.
+            # SQLite restarts a backup when another connection has changed the file between two
+            # steps, so the backup would never end while the service writes. An open read
+            # transaction keeps the state of its first read. In WAL mode it does not block writers:
+            # only the WAL grows until the backup ends.
             reader.execute("BEGIN")
             version = schema.read_version(reader, source)
             if version == 0:

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     Row = Sequence[Any]
 
 _LANE_FIELD_COUNT = len(LaneRecord.__struct_fields__)
-# Each statement is for the rows after a cursor: ?1, or ?1 and ?2 if the key has two columns. The
-# columns of the key are the last ones. The policies are in the order in which they were written, so
-# the versions of each are ascending.
+# Each statement reads the rows after a key: ?1, or ?1 and ?2 if the key has two columns. The last
+# columns of a row are its key. Policies are in the order in which they were written, so the
+# versions of each policy are ascending.
 _EXPORTS = {
     RecordKind.POLICY: """
         SELECT n.name, p.id, p.version, p.document, p.created_at, p.rowid
