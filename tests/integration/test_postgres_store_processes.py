@@ -63,7 +63,7 @@ def test_several_processes_create_the_tables_at_once(postgres_dsn: str) -> None:
 
 
 def test_each_task_is_leased_once(postgres_dsn: str) -> None:
-    """Workers that add, claim and finish at the same time share the tasks, and the counters fit."""
+    """Workers that add, claim and finish at the same time share the tasks; the counters match."""
 
     async def main(stores: list[PostgresStore]) -> None:
         leased_ids: list[str] = []
@@ -232,7 +232,7 @@ def test_a_database_that_does_not_exist_is_a_configuration_error(postgres_dsn: s
 
 
 def test_the_store_reconnects_after_a_restart_of_the_server() -> None:
-    """While the server is away, every call raises StoreUnavailable; afterwards calls succeed."""
+    """While the server is down, every call raises StoreUnavailable; afterwards calls succeed."""
 
     async def main() -> None:
         with postgres_server() as server:

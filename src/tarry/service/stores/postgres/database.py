@@ -1,7 +1,8 @@
 """Connections to PostgreSQL: a bounded pool, timeouts, retries, and errors of the store port.
 
-No statement needs state of its connection, so the store works behind a pooler that gives each
-transaction another connection (PgBouncer in transaction mode), with `statement_cache=off`.
+No statement depends on the state of its connection. So with `statement_cache=off`, the store works
+behind a pooler that may give each transaction a different connection (such as PgBouncer in
+transaction mode).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _logger = logging.getLogger("tarry.service")
 
 
 class PostgresOptions(Struct, frozen=True):
-    """The parts of the URL of a store."""
+    """The options in the URL of a store."""
 
     dsn: str
     """The URL for asyncpg, without the options below."""
@@ -91,7 +92,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.options = parse_url(url)
         self.schema = Schema(self.options.schema)
-        self._shown_url = redact_store_url(self.options.dsn)
+        self._redacted_url = redact_store_url(self.options.dsn)
         with require_extra("a store in PostgreSQL needs asyncpg", "postgres"):
             self._asyncpg: Any = import_module("asyncpg")
         self._pool: Any = None
@@ -103,8 +104,8 @@ class Database:
             return
         asyncpg = self._asyncpg
 
-        async def keep_state(_connection: Any) -> None:
-            """Reset nothing: statements leave no state, and a reset is another round trip."""
+        async def skip_reset(_connection: Any) -> None:
+            """Do nothing: statements leave no state, and a reset would cost a round trip."""
 
         with self.map_errors():
             pool = asyncpg.create_pool(
@@ -114,7 +115,7 @@ class Database:
                 timeout=CONNECT_TIMEOUT_S,
                 command_timeout=CALL_TIMEOUT_S,
                 statement_cache_size=100 if self.options.statement_cache else 0,
-                reset=keep_state,
+                reset=skip_reset,
             )
             try:
                 await pool
@@ -162,7 +163,7 @@ class Database:
         return rows[0][0] if rows else None
 
     async def transact(self, action: Callable[[Transaction], Awaitable[T]]) -> T:
-        """Run an action in a transaction. It is repeated after a deadlock."""
+        """Run an action in a transaction; retry it after a deadlock or a serialization failure."""
 
         async def run(connection: Any) -> T:
             async with connection.transaction():
@@ -185,7 +186,9 @@ class Database:
                         return await action(connection)
             except _Retryable:
                 if number == _MAX_TRIES:
-                    raise StoreUnavailable("PostgreSQL: too many conflicts; try again") from None
+                    raise StoreUnavailable(
+                        "PostgreSQL: too many conflicts between transactions; try again"
+                    ) from None
                 await asyncio.sleep(environment.draw_random() * _MAX_RETRY_PAUSE_S)
         raise AssertionError
 
@@ -208,7 +211,7 @@ class Database:
 
     def map_errors(self) -> _ErrorMapping:
         """Return a context manager that replaces errors of asyncpg."""
-        return _ErrorMapping(self._asyncpg, self._shown_url)
+        return _ErrorMapping(self._asyncpg, self._redacted_url)
 
 
 class Transaction:
@@ -233,15 +236,15 @@ class Transaction:
 
 
 class _Retryable(Exception):
-    """The transaction was rolled back because of another one, and may be repeated."""
+    """The transaction was rolled back because of a concurrent one, and can be retried."""
 
 
 class _ErrorMapping:
-    """A context manager that replaces errors of asyncpg."""
+    """A context manager that translates errors of asyncpg into errors of the store."""
 
-    def __init__(self, asyncpg: Any, shown_url: str) -> None:
+    def __init__(self, asyncpg: Any, redacted_url: str) -> None:
         self._asyncpg = asyncpg
-        self._shown_url = shown_url
+        self._redacted_url = redacted_url
 
     def __enter__(self) -> None:
         pass
@@ -254,7 +257,7 @@ class _ErrorMapping:
             if state in _RETRYABLE_STATES:
                 raise _Retryable from error
             if state[:2] == "28" or state == "3D000":  # password, permission, database name
-                msg = f"store: {self._shown_url} refused the connection: {error}"
+                msg = f"store: {self._redacted_url} refused the connection: {error}"
                 raise ConfigurationError(msg) from error
             if state[:2] not in _UNAVAILABLE_CLASSES and state not in _UNAVAILABLE_STATES:
                 return
@@ -269,5 +272,5 @@ class _ErrorMapping:
             | asyncio.IncompleteReadError,
         ):
             return
-        msg = f"PostgreSQL at {self._shown_url}: {error or type(error).__name__}"
+        msg = f"PostgreSQL at {self._redacted_url}: {error or type(error).__name__}"
         raise StoreUnavailable(msg) from error

@@ -52,6 +52,7 @@ _HOT = (
     "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, "
     "autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0"
 )
+"""Storage parameters of tables whose rows are often updated: vacuum them early, without pauses."""
 
 _TABLES = f"""
 CREATE SEQUENCE tarry.task_number AS bigint MAXVALUE {(1 << SEQ_DAY_BITS) - 1} CYCLE CACHE 1;

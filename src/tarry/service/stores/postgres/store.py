@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import DownstreamLimits
 
 _WAKEUP_HORIZON_MS = 500
-"""Other processes are woken for a task that is due sooner. For others, their polling suffices."""
+"""Other processes are notified of tasks that are due within this time. They poll for later ones."""
 _LEADER_LEASE_MS = 15_000
 """How long a store stays the leader without another call of `try_lead`."""
 _PARTITION_CHECK_INTERVAL_MS = 600_000
@@ -64,8 +64,8 @@ class PostgresStore:
     """A store in the PostgreSQL database of a URL; the tables are created by `open`.
 
     `clock` returns epoch milliseconds, for tests. By default the clock of the server applies, so
-    all processes have the same time. With `strict_durability`, the store cannot be opened if the
-    configuration of the server may lose acknowledged tasks.
+    all processes have the same time. With `strict_durability`, `open` fails if the server is
+    configured so that acknowledged tasks may be lost.
     """
 
     def __init__(
