@@ -1,4 +1,4 @@
-"""Processor time that HTTP servers take for a POST of 1 KiB, on 64 connections.
+"""Measure the processor time of HTTP servers for a POST of 1 KiB, on 64 connections.
 
     .venv/bench-service/bin/pip install granian hypercorn
     .venv/bench-service/bin/python -m benchmarks.service.http_servers
@@ -68,7 +68,7 @@ class TrivialApp:
         respond(RESPONSE)
 
     def begin_shutdown(self) -> None:
-        """Do nothing: no request waits."""
+        """Do nothing: no request is waiting."""
 
 
 def make_app() -> Service | TrivialApp:
@@ -153,7 +153,7 @@ def measure(server: str, app: str, count: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--n", type=int, default=10_000, help="requests of a run (10,000)")
+    parser.add_argument("--n", type=int, default=10_000, help="requests per run (10,000)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=SERVERS, default=SERVERS)
     parser.add_argument("--serve", choices=SERVERS, help=argparse.SUPPRESS)
@@ -165,7 +165,7 @@ def main() -> None:
     for _ in range(args.rounds):
         for app, server in random.sample(list(runs), len(runs)):
             runs[app, server].append(measure(server, app, args.n))
-    print("us of processor time for a request, median (minimum to maximum)")
+    print("microseconds of processor time per request: median (minimum to maximum)")
     for (app, server), values in runs.items():
         print(f"{app:8} {server:11} {median(values):6.1f} ({min(values):.1f} to {max(values):.1f})")
 

@@ -1,8 +1,8 @@
-"""Cost of a claim, size and start time of a store with a backlog, for each engine.
+"""Measure the cost of a claim, the size and the start time of a store with a backlog.
 
 The backlog is due tomorrow, and divided among many lanes and tenants. Then a few tasks that are due
 now are added, claimed and finished, many times. The store is called in this process, without the
-service, so that only the store is measured. A claim must not cost more if more tasks wait.
+service, so that only the store is measured. The cost of a claim must not grow with the backlog.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ScaleResult:
 
 
 def run(engine: str, pending: int, progress: Progress) -> ScaleResult:
-    """Fill a store of this engine, and measure it."""
+    """Fill a store of this engine with `pending` tasks, and measure it."""
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
         if engine == "sqlite":
