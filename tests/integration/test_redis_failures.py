@@ -68,7 +68,7 @@ async def retry_until_available(call: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def test_a_store_works_again_after_a_restart(server: Server) -> None:
-    """Calls raise StoreUnavailable while the server is away; acknowledged tasks are still there."""
+    """Calls raise StoreUnavailable while the server is down; acknowledged tasks are still there."""
 
     async def main(store: RedisStore) -> None:
         await store.add([NewTask(task(1))])

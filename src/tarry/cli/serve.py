@@ -127,7 +127,7 @@ def serve(
         _run_service(loaded, lambda _: process.report_ready(), process.listeners)
     elif supervisor.stop_signal == signal.SIGINT:
         raise KeyboardInterrupt
-    elif supervisor.stop_signal is None:  # a process has ended before all were ready
+    elif supervisor.stop_signal is None:  # a process has exited before all were ready
         typer.echo(f"error: {_NOT_STARTED}", err=True)
         raise typer.Exit(EXIT_SERVICE_ERROR)
 

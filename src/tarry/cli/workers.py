@@ -27,8 +27,8 @@ def workers(
 ) -> None:
     """List the processes of the service that use its store.
 
-    A process reports itself every five seconds, and is not listed any more after 30 seconds without
-    a report. With API keys, this needs a key of the tenant that the setting `operator` names.
+    A process sends a heartbeat every five seconds, and is not listed any more after 30 seconds
+    without one. With API keys, this needs a key of the tenant that the setting `operator` names.
     """
     with connect(server, api_key) as client:
         listed = client.workers()

@@ -72,7 +72,7 @@ REPLAY_QUOTA_PAUSE_MS = 1000
 BUDGET_DECAY_MS = 10_000
 """The value of a retry budget decays to 1/e in this time, see `Store.add_to_budgets`."""
 WORKER_EXPIRY_MS = 30_000
-"""A process that has sent no heartbeat for this time is not listed any more."""
+"""A process without a heartbeat for this time is not listed any more."""
 MAX_LISTED_WORKERS = 1_000
 """Maximum number of processes that `Store.list_workers` returns."""
 MAX_REPLAY_PAUSE_MS = 1e12
@@ -211,13 +211,13 @@ class LaneLimits(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ConfiguredLimits(msgspec.Struct, frozen=True):
-    """What operators have set for lanes, and the number of processes that share the limits."""
+    """Limits and pauses that operators have set, and the number of processes that share them."""
 
     version: int = 0
     """A number that grows with each change of the limits, and each pause and resumption."""
     process_count: int = 1
     """The number of processes that lease tasks, at least 1; they share the limits. It comes from
-    `Store.list_workers`, without those of the role `api`, or from a source that notices the end of
+    `Store.list_workers`, without those of the role `api`, or from a source that detects the exit of
     a process sooner."""
     by_lane: dict[str, DownstreamLimits] = {}
     paused_lanes: frozenset[str] = frozenset()
@@ -798,7 +798,7 @@ class Store(Protocol):
         ...
 
     async def remove_worker(self, name: str) -> None:
-        """Remove a process that ends. Does nothing if the process is not recorded."""
+        """Remove a process that stops. Does nothing if the process is not recorded."""
         ...
 
     def listen(self, callback: Callable[[], None]) -> None:
@@ -859,10 +859,10 @@ class Store(Protocol):
         """Return a page of the records of one kind, of all tenants; see `RecordKind` for the types.
 
         The records have everything that another store needs to continue in the same state. Not
-        exported are the numbers of attempts per minute and of superseded results, the order in
-        which lanes take turns, references to orphaned bodies, and heartbeats. A page ends when its
+        exported are the numbers of attempts per minute and of superseded results, the positions of
+        lanes in the rotation, references to orphaned bodies, and heartbeats. A page ends when its
         tasks, attempts or documents reach `MAX_PAGE_BYTES`. Changes between two pages may be
-        missing, so the store must not be served meanwhile.
+        missing, so no service may run on the store meanwhile.
         """
         ...
 
@@ -888,8 +888,8 @@ class Store(Protocol):
         ...
 
     async def is_in_use(self) -> bool:
-        """Return whether another process uses the store, as far as the store can find out.
+        """Return whether another process uses the store.
 
-        A store that cannot see other processes decides by `list_workers`.
+        A store that cannot detect other processes itself returns whether `list_workers` has any.
         """
         ...

@@ -25,13 +25,13 @@ class FailingStore(ReferenceStore):
     async def record_worker(self, worker: WorkerRecord) -> None:
         """Record a worker."""
         if self.fails:
-            raise StoreUnavailable("the server is away")
+            raise StoreUnavailable("the server is unavailable")
         await super().record_worker(worker)
 
     async def remove_worker(self, name: str) -> None:
         """Remove a worker."""
         if self.fails:
-            raise StoreUnavailable("the server is away")
+            raise StoreUnavailable("the server is unavailable")
         await super().remove_worker(name)
 
 

@@ -1,7 +1,7 @@
-"""The heartbeat: reports this process to the store, and counts the other processes.
+"""The heartbeat: records this process in the store, and counts the other processes.
 
 Heartbeats have their own loop, because a step of the maintenance may take longer than the time
-after which a silent process is taken for dead (`WORKER_EXPIRY_MS`).
+after which a process without a heartbeat is considered dead (`WORKER_EXPIRY_MS`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Heartbeat:
         self._worker = worker
         self._rate_limiter = rate_limiter
         self._process = context.process
-        # Each process has another interval, so that processes that were started together do not
+        # Each process has a different interval, so that processes that were started together do not
         # send their heartbeats at the same time.
         jitter = crc32(context.process.name.encode()) / 2**32
         self._interval_s = _MIN_INTERVAL_S + jitter * _INTERVAL_RANGE_S
@@ -53,7 +53,7 @@ class Heartbeat:
             await asyncio.sleep(self._interval_s)
 
     async def send(self) -> None:
-        """Record this process, and adopt the number of processes that accept requests."""
+        """Record this process, and share rate limits with the processes that accept requests."""
         store, worker = self._context.store, self._worker
         await store.record_worker(
             replace(
@@ -65,7 +65,7 @@ class Heartbeat:
         if self._rate_limiter is not None:
             workers = await store.list_workers()
             self._rate_limiter.share(sum(other.role != "worker" for other in workers))
-        if not self._context.delivers:  # the claims of other processes synchronize the clock
+        if not self._context.delivers:  # without claims, which synchronize the clock otherwise
             sent_at = self._context.clock.local_ms()
             self._context.clock.synchronize(sent_at, await store.ping())
 

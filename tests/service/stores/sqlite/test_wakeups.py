@@ -92,7 +92,7 @@ def test_the_pipe_of_a_killed_process_is_deleted(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_is_not_woken_any_more(tmp_path: Path) -> None:
-    """A sender closes the pipe of a process that has ended, and continues with the others."""
+    """A sender closes the pipe of a process that has exited, and continues with the others."""
 
     async def main() -> None:
         woken = asyncio.Event()
@@ -131,7 +131,7 @@ def test_new_processes_are_found_later(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_ignored(tmp_path: Path) -> None:
-    """If no pipe can be created, nothing is raised: polling has to serve."""
+    """If no pipe can be created, nothing is raised, because processes also poll."""
 
     async def main() -> None:
         with closing(Wakeups(tmp_path / "missing" / "tasks.db")) as listener:

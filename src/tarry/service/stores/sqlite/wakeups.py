@@ -1,8 +1,8 @@
 """Wake-ups between the processes that use one file, see `Store.listen`.
 
 A process that listens has a named pipe (FIFO) in the folder `<database>.wake`. Another process that
-has made tasks claimable writes a byte to each of these pipes. While nothing happens, this costs
-nothing, unlike polling. If a pipe cannot be created, polling has to serve.
+has made tasks claimable writes a byte to each of these pipes. Unlike polling, this costs nothing
+while no task is added. If a pipe cannot be created, the process still polls.
 
 The pipes are in a folder, because `cp tarry.db* backup/` would wait for ever for the end of a pipe.
 """
@@ -31,7 +31,7 @@ class Wakeups:
     """The pipe of this process, and those of the other processes that use the same file."""
 
     def __init__(self, database: str | os.PathLike[str]) -> None:
-        # The real path: another process may open the same database by another path.
+        # The real path, because another process may open the same database by a symbolic link.
         self._folder = Path(f"{os.path.realpath(database)}.wake")
         self._own_path: Path | None = None
         self._descriptor: int | None = None
@@ -44,14 +44,14 @@ class Wakeups:
         """Call `callback` in the running event loop when another process calls `notify`."""
         self.close()
         self._search()  # also deletes the pipes of processes that were killed
-        # Hidden until this process reads from it: without a reader, other processes would take it
-        # for the pipe of a dead process, and delete it.
+        # Hidden until this process reads from it: other processes delete a pipe without a reader,
+        # because its process has exited.
         path = self._folder / uuid4().hex
         hidden_path = path.with_name(f".{path.name}")
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             os.mkfifo(hidden_path, 0o600)
-            # Opened for writing too: else the pipe would be readable (end of file) all the time
+            # Opened for writing, too. Otherwise the pipe would always be readable (end of file)
             # after the first writer has closed it.
             self._descriptor = os.open(hidden_path, os.O_RDWR | os.O_NONBLOCK)
             hidden_path.rename(path)
@@ -73,7 +73,7 @@ class Wakeups:
                 os.write(descriptor, b"\0")
             except BlockingIOError:  # the pipe is full: the process has enough wake-ups to read
                 pass
-            except OSError:  # the process has ended
+            except OSError:  # the process has exited
                 os.close(self._others.pop(path))
 
     def close(self) -> None:
