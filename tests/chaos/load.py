@@ -1,4 +1,4 @@
-"""Clients that create tasks while faults happen, a target, and the checks of what it received.
+"""Clients that create tasks while faults happen, a target, and checks of its requests.
 
 The invariants are numbered as in `invariants`.
 """
@@ -51,7 +51,7 @@ class AcceptedTask(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What happened in a run."""
+    """Counts of a run."""
 
     accepted: int
     deliveries: int
@@ -130,7 +130,7 @@ class Load:
             time.sleep(PAUSE_S)
 
     def stop(self) -> None:
-        """End the threads, each when its task is accepted."""
+        """Stop the threads; each waits until its current task is accepted."""
         self._is_stopping.set()
         for thread in self._threads:
             thread.join()

@@ -73,7 +73,7 @@ class TcpProxy:
             return
         try:
             store_reader, store_writer = await asyncio.open_unix_connection(self._path)
-        except OSError:  # the store is away
+        except OSError:  # the server of the store is down
             _reset(writer)
             return
         copies = [

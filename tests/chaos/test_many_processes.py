@@ -27,7 +27,7 @@ API_COUNT = 2 if ROUNDS else 1
 OUTAGE_S = 30.0 if ROUNDS else 3.0
 RUNNING_COUNT, DELAYED_COUNT = 8, 20  # a new lane starts 8 attempts at a time
 MAX_BUSY_SHARE = 0.2
-"""Of the time of an outage; the share of a process that retries without a pause is near 1."""
+"""Processor time as a share of the outage. Without a pause between retries, it is near 1."""
 MAX_LOG_LINES = 30
 ENGINES = [sqlite_file, postgres, redis, cluster]
 
@@ -110,7 +110,7 @@ def _log_lines(process: Service) -> int:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("engine", ENGINES if ROUNDS else [postgres, redis])
-def test_processes_wait_for_a_store_that_is_away(engine: StoreFactory, tmp_path: Path) -> None:
+def test_processes_wait_for_an_unavailable_store(engine: StoreFactory, tmp_path: Path) -> None:
     """No process needs a restart or is busy meanwhile, and each task needs one attempt."""
     can_respond = threading.Event()
 

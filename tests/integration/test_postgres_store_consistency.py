@@ -60,7 +60,7 @@ INCONSISTENCIES = {
             OR coalesce(l.lease_end_at > s.lease_end, s.lease_end IS NOT NULL)
     """,
 }
-"""Queries for what must not be: their result is 0."""
+"""Queries that count inconsistent rows; each must return 0."""
 
 
 class Worker:
@@ -167,7 +167,7 @@ async def finish_all(store: PostgresStore) -> None:
 
 
 def test_the_tables_stay_consistent(postgres_dsn: str) -> None:
-    """After random calls of several processes, counters fit and no task is lost or locked out."""
+    """After random calls of several processes, counters match, and no task is lost or locked."""
     url = f"{new_schema_url(postgres_dsn)}&pool_size=3"
 
     async def main() -> None:

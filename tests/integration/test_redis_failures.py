@@ -85,7 +85,7 @@ def test_a_store_works_again_after_a_restart(server: Server) -> None:
 
 
 def test_wakeups_continue_after_a_restart(server: Server) -> None:
-    """A store that listens subscribes again, and can be closed while the server is away."""
+    """A store that listens subscribes again, and can be closed while the server is down."""
 
     async def main(store: RedisStore) -> None:
         woken = asyncio.Event()

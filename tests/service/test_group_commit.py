@@ -49,7 +49,7 @@ def test_items_that_arrive_during_a_commit_share_the_next_commit() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("error", [None, StoreUnavailable("the store is away")])
+@pytest.mark.parametrize("error", [None, StoreUnavailable("the store is unavailable")])
 def test_wait_for_groups_in_flight_does_not_wait_for_later_groups(error: Exception | None) -> None:
     """The wait ends with the group in flight, also if it fails, although another group follows."""
 

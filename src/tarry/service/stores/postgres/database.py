@@ -201,16 +201,16 @@ class Database:
         try:
             yield connection
         except (
-            self._asyncpg.ReadOnlySQLTransactionError,  # a standby since a failover
+            self._asyncpg.ReadOnlySQLTransactionError,  # a standby after a failover
             self._asyncpg.InternalClientError,
         ):
-            connection.terminate()  # connect again, after a failover to the new primary
+            connection.terminate()  # so that the next call reconnects, to a new primary if any
             raise
         finally:
             await pool.release(connection, timeout=CONNECT_TIMEOUT_S)
 
     def map_errors(self) -> _ErrorMapping:
-        """Return a context manager that replaces errors of asyncpg."""
+        """Return a context manager that translates errors of asyncpg."""
         return _ErrorMapping(self._asyncpg, self._redacted_url)
 
 

@@ -108,8 +108,8 @@ WITH unused AS (
 )
 SELECT count(*) FROM gone
 """
-# The lock makes PostgreSQL check again that no task uses the row. Without it, a DELETE that has
-# waited for a transaction would delete the row that a task of that transaction uses.
+# With the lock, PostgreSQL checks again that no task uses the row. Without it, a DELETE that has
+# waited for another transaction would delete a row that a task of that transaction uses.
 _DELETE_UNUSED_POLICY_VERSIONS = """
 DELETE FROM tarry.policy WHERE (tenant, id, version) IN (
     SELECT tenant, id, version FROM tarry.policy

@@ -70,7 +70,7 @@ class WakeupListener:
                     await pubsub.ping()
                     is_pinged = True
         finally:
-            # An error here would replace the cancellation by `close`, and `_run` would go on.
+            # An error here would replace the cancellation by `close`, and `_run` would continue.
             for resource in (pubsub, client):
                 with suppress(Exception):
                     await resource.aclose()

@@ -105,7 +105,7 @@ _MAX_LISTED_API_KEYS = 1000
 _MAX_COUNTED_TASKS = 500
 """Maximum number of replayed tasks that one step reads to find finished ones."""
 _MISSING_ID = to_raw(b"")
-"""In place of a malformed id: no task has it."""
+"""Replaces a malformed id; no task has this id."""
 _ATTEMPT_NUMBER_BITS = MAX_ATTEMPT_NUMBER.bit_length()
 
 _decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
@@ -810,7 +810,7 @@ class RedisStore:
 async def _gather(calls: Iterable[Any]) -> list[Any]:
     """Await calls at the same time. If one fails, raise its error after all have ended."""
     pending = list(calls)
-    if len(pending) == 1:  # without a task of its own
+    if len(pending) == 1:  # without the cost of an asyncio task
         return [await pending[0]]
     results = await asyncio.gather(*pending, return_exceptions=True)
     for result in results:

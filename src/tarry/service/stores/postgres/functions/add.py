@@ -50,8 +50,7 @@ BEGIN
     SELECT array_agg(CASE WHEN v_rejected[i] > 0 THEN NULL
         ELSE (v_now / 86400000) << 40 | nextval('tarry.task_number') END ORDER BY i) INTO v_seqs
     FROM generate_series(1, v_count) AS i;
-    -- Ordered by tenant and key, so that batches with the same keys cannot wait for each other in
-    -- a circle.
+    -- Ordered by tenant and key, so that batches with the same keys cannot deadlock.
     WITH inserted AS (
         INSERT INTO tarry.task_key AS k (seq, id, tenant, key)
         SELECT i.seq, i.id, v_tenants[i.tenant], i.key
@@ -71,8 +70,8 @@ BEGIN
         JOIN tarry.finished AS f ON f.tenant = k.tenant AND f.seq = k.seq AND f.status = {CANCELLED}
         WHERE i.seq IS NOT NULL AND k.id <> i.id AND i.seq <> ALL (coalesce(v_inserted, '{{}}'));
         IF v_replaced.seqs IS NOT NULL THEN
-            -- Both `delete_1` and the end of this function change counters, so all rows are locked
-            -- before, in the order of all functions.
+            -- Both `delete_1` and the end of this function change counters. So all rows are locked
+            -- here, in the order that all functions use.
             PERFORM 1 FROM tarry.finished AS f
             WHERE f.tenant = ANY (v_replaced.tenants) AND f.status = {CANCELLED}
                 AND f.seq = ANY (v_replaced.seqs)
