@@ -10,8 +10,7 @@ from typing import Any
 
 from tarry.service.model import PolicyVersion
 from tarry.service.store import AddStatus, FinishStatus, LaneWriteStatus, NewTask, Retention
-from tarry.service.stores.postgres import PostgresStore
-from tarry.service.stores.postgres import tasks as task_operations
+from tarry.service.stores.postgres import PostgresStore, live_tasks
 from tarry.service.stores.postgres.database import Transaction
 from tarry.service.stores.postgres.functions.constants import QUOTA_LOCK
 from tests.integration.postgres_store import new_schema_url, run_on_store
@@ -44,8 +43,8 @@ async def transaction(store: PostgresStore) -> AsyncGenerator[Transaction]:
 
 async def add_in(tx: Transaction, *new_tasks: NewTask) -> None:
     """Add tasks in a transaction."""
-    arguments = task_operations._add_arguments(new_tasks, None, None, None, ManualClock().now)
-    await task_operations._call_add(tx.fetch, arguments)
+    arguments = live_tasks._add_arguments(new_tasks, None, None, None, ManualClock().now)
+    await live_tasks._call_add(tx.fetch, arguments)
 
 
 async def start(tx: Transaction, call: Awaitable[Any]) -> asyncio.Future[Any]:

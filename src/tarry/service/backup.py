@@ -84,7 +84,7 @@ def _write_backup(
     with _partial_file(file) as partial:
         copy_database(store, partial, on_progress)
         task_count, size = read_task_count(partial), partial.stat().st_size
-        refs = set() if bodies is None else set(iter_body_refs(partial))
+        refs: set[str] = set() if bodies is None else set(iter_body_refs(partial))
         if bodies is not None:
             _copy_files(bodies, folder, on_progress)
             missing_count = _count_missing(refs, folder, bodies)

@@ -42,8 +42,8 @@ class SupervisedProcess:
         self.channel: socket.socket | None = None
         """One end of a socket pair between supervisor and process. The process sends a byte when it
         is ready. The kernel closes the end of the supervisor when the supervisor exits."""
-        self.is_ready = False
-        self.started_at = 0.0
+        self.is_ready: bool = False
+        self.started_at: float = 0.0
         self.restart_at: float | None = None
         """When the process will be restarted; None while it runs."""
         self.early_exits = 0

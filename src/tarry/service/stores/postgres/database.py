@@ -90,8 +90,8 @@ class Database:
     """A pool of connections. All methods raise `StoreUnavailable` if the server cannot be used."""
 
     def __init__(self, url: str) -> None:
-        self.options = parse_url(url)
-        self.schema = Schema(self.options.schema)
+        self.options: PostgresOptions = parse_url(url)
+        self.schema: Schema = Schema(self.options.schema)
         self._redacted_url = redact_store_url(self.options.dsn)
         with require_extra("a store in PostgreSQL needs asyncpg", "postgres"):
             self._asyncpg: Any = import_module("asyncpg")
@@ -253,7 +253,7 @@ class _ErrorMapping:
         if error is None or isinstance(error, StoreUnavailable | ConfigurationError | _Retryable):
             return
         if isinstance(error, self._asyncpg.PostgresError):
-            state = error.sqlstate or ""
+            state: str = getattr(error, "sqlstate", None) or ""
             if state in _RETRYABLE_STATES:
                 raise _Retryable from error
             if state[:2] == "28" or state == "3D000":  # password, permission, database name

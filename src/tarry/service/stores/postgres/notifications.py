@@ -90,7 +90,10 @@ class Notifications:
             if payload.startswith(self._prefix) and payload != self._payload:
                 callback()
 
-        connection.add_termination_listener(lambda _connection: closed.set())
+        def end(_connection: object) -> None:
+            closed.set()
+
+        connection.add_termination_listener(end)
         await connection.add_listener(_CHANNEL, receive)
         callback()  # wake-ups may have been lost while there was no connection
         while not closed.is_set():

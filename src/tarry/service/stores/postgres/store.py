@@ -14,10 +14,10 @@ from tarry.service.store import MAX_LISTED_WORKERS, WORKER_EXPIRY_MS, AddStatus
 from tarry.service.stores.postgres import (
     finished_tasks,
     lanes,
+    live_tasks,
     partitions,
     policies,
     queries,
-    tasks,
     transfer,
 )
 from tarry.service.stores.postgres.database import Database
@@ -121,14 +121,14 @@ class PostgresStore:
 
     async def add(
         self,
-        tasks_to_add: Sequence[store.NewTask],
+        tasks: Sequence[store.NewTask],
         terms: store.LeaseTerms | None = None,
         *,
         quota: int | None = None,
         lane_quota: int | None = None,
     ) -> list[store.AddResult]:
         now = self._now()
-        results = await tasks.add(self.database, tasks_to_add, terms, quota, lane_quota, now)
+        results = await live_tasks.add(self.database, tasks, terms, quota, lane_quota, now)
         if any(_is_claimable(result) for result in results):
             self._notifications.notify()
         return results
@@ -142,16 +142,16 @@ class PostgresStore:
         lane_limits: Mapping[str, int] = {},
     ) -> store.ClaimResult:
         now = self._now()
-        return await tasks.claim(self.database, terms, limit, per_lane, lane_limits, now)
+        return await live_tasks.claim(self.database, terms, limit, per_lane, lane_limits, now)
 
     async def finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
-        statuses = await tasks.finish(self.database, results, self._now())
+        statuses = await live_tasks.finish(self.database, results, self._now())
         if any(result.callback_task is not None for result in results):
             self._notifications.notify()
         return statuses
 
     async def release(self, releases: Sequence[store.Release]) -> list[store.FinishStatus]:
-        statuses = await tasks.release(self.database, releases, self._now())
+        statuses = await live_tasks.release(self.database, releases, self._now())
         self._notifications.notify()
         return statuses
 
@@ -160,7 +160,7 @@ class PostgresStore:
 
     async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
         now = self._now()
-        count = await tasks.release_unknown_leases(self.database, worker, known_ids, now)
+        count = await live_tasks.release_unknown_leases(self.database, worker, known_ids, now)
         if count:
             self._notifications.notify()
         return count
@@ -251,12 +251,12 @@ class PostgresStore:
         )
 
     async def cancel(self, tenant: str, task_id: str) -> store.CancelStatus | None:
-        return await tasks.cancel(self.database, tenant, task_id, self._now())
+        return await live_tasks.cancel(self.database, tenant, task_id, self._now())
 
     async def retry_now(
         self, tenant: str, task_id: str, *, quota: int | None = None
     ) -> store.RetryNowStatus | None:
-        status = await tasks.retry_now(self.database, tenant, task_id, quota, self._now())
+        status = await live_tasks.retry_now(self.database, tenant, task_id, quota, self._now())
         self._notifications.notify()
         return status
 

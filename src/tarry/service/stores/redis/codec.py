@@ -23,7 +23,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.model import LaneRecord, Status, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tarry.service.store import NewTask
 
@@ -105,8 +105,8 @@ class StoredLane(msgspec.Struct, gc=False):
         )
 
 
-encode = msgspec.msgpack.Encoder().encode
-decode_lane = msgspec.msgpack.Decoder(StoredLane).decode
+encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
+decode_lane: Callable[[bytes], StoredLane] = msgspec.msgpack.Decoder(StoredLane).decode
 _decode_state = msgspec.msgpack.Decoder(TaskState).decode
 _decode_head = msgspec.msgpack.Decoder(tuple[str | None, str | None]).decode
 _decode_tail = msgspec.msgpack.Decoder(tuple[bytes, bytes]).decode

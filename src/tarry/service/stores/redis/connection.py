@@ -137,7 +137,7 @@ class RedisConnection:
             self._retry = import_module("redis.asyncio.retry").Retry
             self._no_backoff = import_module("redis.backoff").NoBackoff
             self._find_slot = import_module("redis.crc").key_slot
-        self.address = StoreAddress(url)
+        self.address: StoreAddress = StoreAddress(url)
         self.token: str = secrets.token_hex(8)
         """Identifies this store in notifications, and as a leader."""
         self._clock = clock
@@ -239,7 +239,7 @@ class RedisConnection:
             try:
                 return await self._execute(primary, *command)
             except StoreUnavailable as error:
-                moved = error.__cause__
+                moved: Any = error.__cause__
                 if not isinstance(moved, self._errors.MovedError):
                     self._cluster.mark_stale()
                     raise

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
 _CHECKED_SETTINGS = {
     "appendonly": ("yes", "tasks are lost when the server stops"),
@@ -32,11 +31,10 @@ def find_problems(settings: Mapping[str, str]) -> list[str]:
     return problems
 
 
-def parse_config(reply: Mapping[Any, Any] | Iterable[Any]) -> dict[str, str]:
+def parse_config(reply: dict[Any, Any] | list[Any]) -> dict[str, str]:
     """Convert a reply of CONFIG GET, which is a map or a list of names and values."""
-    if not isinstance(reply, Mapping):
-        values = list(reply)
-        reply = dict(zip(values[::2], values[1::2], strict=True))
+    if isinstance(reply, list):
+        reply = dict(zip(reply[::2], reply[1::2], strict=True))
     return {_to_text(name): _to_text(value) for name, value in reply.items()}
 
 

@@ -33,4 +33,4 @@ def load_script(name: str) -> Script:
 
 
 def _read(name: str) -> str:
-    return (files(__package__) / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+    return (files("tarry.service.stores.redis") / "lua" / f"{name}.lua").read_text(encoding="utf-8")

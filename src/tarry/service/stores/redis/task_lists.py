@@ -16,6 +16,8 @@ from tarry.service.store import MAX_PAGE_BYTES, Page
 from tarry.service.stores.redis.codec import TASK_LENGTH, decode_task, pack_id, unpack_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tarry.service.store import TaskFilter
     from tarry.service.stores.redis.connection import RedisConnection
 
@@ -41,7 +43,7 @@ _FILTER_FIELDS = (
     "finished_until",
 )
 
-decode_attempt = msgspec.msgpack.Decoder(AttemptRecord).decode
+decode_attempt: Callable[[bytes], AttemptRecord] = msgspec.msgpack.Decoder(AttemptRecord).decode
 
 
 def parse_cursor(cursor: str) -> int:

@@ -1,4 +1,4 @@
-"""Operations on tasks: add, claim, finish, release, cancel, retry."""
+"""Operations on live tasks (PENDING or IN_FLIGHT): add, claim, finish, release, cancel, retry."""
 
 from __future__ import annotations
 
@@ -381,7 +381,7 @@ async def cancel(
     """Cancel a task; an IN_FLIGHT task becomes CANCELLED only when its lease ends."""
     if not is_task_id(task_id):
         return None
-    number = await database.fetch_value(_CANCEL, encode_text(tenant), task_id, now)
+    number: int | None = await database.fetch_value(_CANCEL, encode_text(tenant), task_id, now)
     return None if number is None else _CANCEL_STATUSES[number]
 
 
@@ -391,5 +391,6 @@ async def retry_now(
     """Make a task due now, unless it is IN_FLIGHT or SUCCEEDED; see `Store.retry_now`."""
     if not is_task_id(task_id):
         return None
-    number = await database.fetch_value(_RETRY_NOW, encode_text(tenant), task_id, quota, now)
+    parameters = (encode_text(tenant), task_id, quota, now)
+    number: int | None = await database.fetch_value(_RETRY_NOW, *parameters)
     return None if number is None else _RETRY_STATUSES[number]
