@@ -73,6 +73,7 @@ SELECT tenant, seq FROM tarry.finished
 WHERE status = $1 AND finished_at <= $2 AND tenant <> ALL ($3::integer[])
 ORDER BY finished_at LIMIT $4
 """
+# `running > 0` is the condition of the index `replay_unfinished`.
 _TENANTS_WITH_REPLAYS = f"""
 SELECT DISTINCT t.id FROM (
     SELECT tenant FROM tarry.replay WHERE running > 0 AND running = 1
@@ -91,8 +92,8 @@ DELETE FROM tarry.replay WHERE id IN (
     ORDER BY created_at, id LIMIT $2)
 RETURNING 1
 """
-# A task that is just being added to a lane has not changed `unused` yet: its transaction finds that
-# the lane is gone, and is repeated.
+# While a task is being added to an unused lane, the column `unused` is still true. The transaction
+# of the task then finds that the lane was deleted, and is retried.
 _DELETE_UNUSED_LANES = """
 WITH unused AS (
     SELECT id FROM tarry.lane

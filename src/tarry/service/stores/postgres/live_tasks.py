@@ -19,6 +19,7 @@ from tarry.service.stores.postgres.functions.constants import (
     ADDED_LEASED,
     EXISTS,
     FINISHED_COLUMNS,
+    FINISHED_STATUSES,
     HALF_OPEN_ROW,
     HEADER_ROW,
     ID_CONFLICT_STATE,
@@ -62,7 +63,8 @@ SELECT {LIVE_COLUMNS} FROM wanted AS w
 JOIN tarry.live AS s ON s.tenant = w.tenant AND s.seq = w.seq {TASK_JOINS}
 UNION ALL
 SELECT {FINISHED_COLUMNS} FROM wanted AS w
-JOIN tarry.finished AS s ON s.tenant = w.tenant AND s.status IN (2, 3, 4) AND s.seq = w.seq
+JOIN tarry.finished AS s
+    ON s.tenant = w.tenant AND s.status IN {FINISHED_STATUSES} AND s.seq = w.seq
 {TASK_JOINS}
 """
 _UNKNOWN_LEASES = f"""

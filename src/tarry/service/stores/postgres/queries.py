@@ -15,6 +15,7 @@ from tarry.service.store import (
 )
 from tarry.service.stores.postgres.functions.constants import (
     FINISHED_COLUMNS,
+    FINISHED_STATUSES,
     FIRST_ATTEMPT_QUEUE,
     LIVE_COLUMNS,
     RETRY_QUEUE,
@@ -55,7 +56,7 @@ SELECT {LIVE_COLUMNS} FROM tarry.live AS s {TASK_JOINS}
 WHERE s.tenant = $1 AND s.seq = ANY ($2::bigint[])
 UNION ALL
 SELECT {FINISHED_COLUMNS} FROM tarry.finished AS s {TASK_JOINS}
-WHERE s.tenant = $1 AND s.status IN (2, 3, 4) AND s.seq = ANY ($2::bigint[])
+WHERE s.tenant = $1 AND s.status IN {FINISHED_STATUSES} AND s.seq = ANY ($2::bigint[])
 """
 _FIND_SEQ = """
 SELECT k.tenant, k.seq FROM tarry.task_key AS k JOIN tarry.tenant AS t ON t.id = k.tenant
@@ -95,7 +96,7 @@ SELECT id FROM tarry.lane WHERE tenant = $1 AND name >= $2 AND starts_with(name,
 _SEQ_BY_KEY = "SELECT seq FROM tarry.task_key WHERE tenant = $1 AND key = $2"
 
 
-def _range(status: Status | None, order: str) -> str:
+def _build_list_statement(status: Status | None, order: str) -> str:
     """Return the statement that lists live tasks (None), or finished tasks with a status."""
     if status is None:
         table, condition = "live", ""
@@ -112,9 +113,9 @@ WHERE tenant = $1 {condition} AND seq > $2 AND seq < $3 ORDER BY seq {order} LIM
 def _build_list_statements(order: str) -> dict[Status | None, str]:
     """Return the statement that lists tasks of each status, and of all statuses (None)."""
     finished: dict[Status | None, str] = {
-        status: _range(status, order) for status in Status if status.is_finished
+        status: _build_list_statement(status, order) for status in Status if status.is_finished
     }
-    live = _range(None, order)
+    live = _build_list_statement(None, order)
     ranges = " UNION ALL ".join(f"({query})" for query in (live, *finished.values()))
     return {
         **finished,

@@ -29,6 +29,7 @@ from tarry.service.store import (
 from tarry.service.stores.postgres.finished_tasks import replay_columns
 from tarry.service.stores.postgres.functions.constants import (
     FINISHED_COLUMNS,
+    FINISHED_STATUSES,
     FIRST_ATTEMPT_QUEUE,
     LEASED_QUEUE,
     LIVE_COLUMNS,
@@ -115,7 +116,8 @@ _EXPORTS: dict[RecordKind, tuple[str, list[Any]]] = {
             UNION ALL
             SELECT {FINISHED_COLUMNS} FROM wanted AS w
             JOIN tarry.finished AS s
-                ON s.tenant = w.tenant AND s.status IN (2, 3, 4) AND s.seq = w.seq {TASK_JOINS}
+                ON s.tenant = w.tenant AND s.status IN {FINISHED_STATUSES} AND s.seq = w.seq
+            {TASK_JOINS}
         )
         SELECT * FROM found ORDER BY seq
         """,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tarry.service.model import Status
 
 PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED = (int(status) for status in Status)
+FINISHED_STATUSES = f"({SUCCEEDED}, {EXHAUSTED}, {CANCELLED})"
+"""All statuses of `finished`. With this condition, a search by tenant and seq uses its index."""
 
 PLAN_SETTINGS = """
 LANGUAGE plpgsql
