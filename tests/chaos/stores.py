@@ -37,11 +37,20 @@ class ChaosStore(Protocol):
         """Start all servers again."""
         ...
 
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Kill all servers for the duration of a block."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
+
 
 StoreFactory: TypeAlias = Callable[[Path], AbstractContextManager[ChaosStore]]
 
 
-class SqliteFile:
+class SqliteFile(ChaosStore):
     """A SQLite file, which has no server."""
 
     socket_path = None
@@ -70,7 +79,7 @@ class SqliteFile:
         self._renamed.rename(self._path)
 
 
-class SingleServer:
+class SingleServer(ChaosStore):
     """A server of PostgreSQL or Redis."""
 
     def __init__(self, server: Server, url: str, socket_path: str, proxied_url: str) -> None:
@@ -96,8 +105,12 @@ class SingleServer:
         """Start the server."""
         self._server.start()
 
+    def hanging(self) -> AbstractContextManager[None]:
+        """Suspend the server for the duration of a block: it accepts requests, but is silent."""
+        return self._server.suspended()
 
-class Cluster:
+
+class Cluster(ChaosStore):
     """A Redis Cluster with replicas."""
 
     socket_path = None

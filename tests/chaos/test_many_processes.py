@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,7 +16,15 @@ import pytest
 
 from tests.chaos.load import load
 from tests.chaos.processes import SHORT_LEASES, ServiceProcesses, service_processes
-from tests.chaos.stores import StoreFactory, cluster, postgres, redis, sqlite_file
+from tests.chaos.stores import (
+    ChaosStore,
+    SingleServer,
+    StoreFactory,
+    cluster,
+    postgres,
+    redis,
+    sqlite_file,
+)
 from tests.chaos.tcp_proxy import Disturbance
 from tests.chaos.test_store_faults import child_pids
 from tests.integration.service import Service, target
@@ -108,9 +117,19 @@ def _log_lines(process: Service) -> int:
     return (process.folder / "log").read_text().count("\n")
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("engine", ENGINES if ROUNDS else [postgres, redis])
-def test_processes_wait_for_an_unavailable_store(engine: StoreFactory, tmp_path: Path) -> None:
+OUTAGES = [
+    *((engine, ChaosStore.stopped) for engine in (ENGINES if ROUNDS else [postgres, redis])),
+    *((engine, SingleServer.hanging) for engine in ([postgres, redis] if ROUNDS else [])),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("engine", "outage"), OUTAGES)
+def test_processes_wait_for_an_unavailable_store(
+    engine: StoreFactory,
+    outage: Callable[[ChaosStore], AbstractContextManager[None]],
+    tmp_path: Path,
+) -> None:
     """No process needs a restart or is busy meanwhile, and each task needs one attempt."""
     can_respond = threading.Event()
 
@@ -130,13 +149,12 @@ def test_processes_wait_for_an_unavailable_store(engine: StoreFactory, tmp_path:
             for n, url in enumerate(urls)
         ]
         api.wait_for(lambda: len(receiver.received_requests) >= RUNNING_COUNT)
-        store.stop()
-        can_respond.set()  # attempts end, but their results cannot be written
-        before = [(_processor_time_s(each), _log_lines(each)) for each in processes.all]
-        time.sleep(OUTAGE_S)
-        after = [(_processor_time_s(each), _log_lines(each)) for each in processes.all]
-        status, _ = api.request("POST", "/retry-tasks", {"targetUrl": receiver.url})
-        store.start()
+        with outage(store):
+            can_respond.set()  # attempts end, but their results cannot be written
+            before = [(_processor_time_s(each), _log_lines(each)) for each in processes.all]
+            time.sleep(OUTAGE_S)
+            after = [(_processor_time_s(each), _log_lines(each)) for each in processes.all]
+            status, _ = api.request("POST", "/retry-tasks", {"targetUrl": receiver.url})
 
         finished = [api.wait_until_finished(task_id) for task_id in task_ids]
 
