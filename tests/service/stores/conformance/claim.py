@@ -149,6 +149,22 @@ async def lanes_with_a_limit_of_0_are_skipped(harness: StoreHarness) -> None:
 
 
 @conformance_case
+async def many_lanes_with_a_limit_of_0_hide_no_task(harness: StoreHarness) -> None:
+    """A task is leased although tasks of many lanes with a limit of 0 are due before it."""
+    limited = [task(number, f"limited{number}") for number in range(1, 201)]
+    await harness.add(*limited)
+    harness.clock.advance(1)
+    await harness.add(task(201))
+    lane_limits = dict.fromkeys((new.lane for new in limited), 0)
+
+    claimed = await harness.claim(limit=1, lane_limits=lane_limits)
+    assert [201] == task_numbers(claimed.tasks)
+    claimed = await harness.claim(limit=1, lane_limits=lane_limits)
+    assert [] == claimed.tasks
+    assert claimed.next_at is None or claimed.next_at > harness.clock.now
+
+
+@conformance_case
 async def tenants_with_a_limit_of_0_are_skipped(harness: StoreHarness) -> None:
     """No task of a tenant with a limit of 0 is leased, and `next_at` ignores the tenant."""
     await harness.add(task(1, "a"), task(2, "b"), task(3, tenant="other"))

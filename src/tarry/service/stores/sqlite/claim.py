@@ -273,15 +273,21 @@ class ClaimRotation:
             last_turn, tenant = page[-1]
 
     def _ready_lanes(self, tenant: int) -> Iterator[LaneRow]:
-        execute = self._tx.execute
-        for statement, until in zip(_WAKE_LANES, self._wake_until, strict=True):
-            execute(statement, (tenant, until, self._max_lanes_woken))
-        last_turn, lane = -1, -1
-        while page := execute(_READY_LANES, (tenant, last_turn, lane, _PAGE_SIZE)).fetchall():
-            for _, lane, name in page:
-                if name not in self._skipped_lanes:
-                    yield self._tx.lane(lane)
-            last_turn, lane, _ = page[-1]
+        execute, max_woken = self._tx.execute, self._max_lanes_woken
+        yielded: set[int] = set()
+        has_more = True
+        while has_more:
+            # If the limit of a statement was reached, more lanes may wait behind skipped ones.
+            has_more = False
+            for statement, until in zip(_WAKE_LANES, self._wake_until, strict=True):
+                has_more |= execute(statement, (tenant, until, max_woken)).rowcount == max_woken
+            last_turn, lane = -1, -1
+            while page := execute(_READY_LANES, (tenant, last_turn, lane, _PAGE_SIZE)).fetchall():
+                for _, lane, name in page:
+                    if name not in self._skipped_lanes and lane not in yielded:
+                        yielded.add(lane)
+                        yield self._tx.lane(lane)
+                last_turn, lane, _ = page[-1]
 
     def running_leases(self, lane: LaneRow) -> tuple[int, int | None]:
         """Return how many leases of a half-open lane have not expired, and their earliest end.

@@ -15,6 +15,7 @@ local lane_limits = args[6]
 local horizon_end = now + horizon_ms
 local PAGE_SIZE = 16 -- ready tenants or lanes that are read at a time
 local MAX_TENANTS_WOKEN = 1000
+local MAX_NAMES_READ = 1000 -- at a time; Lua limits the number of arguments
 local max_lanes_woken = 2 * limit + 64 -- of each tenant
 
 local leased, renewed, opens_by_lane = {}, {}, {}
@@ -57,15 +58,31 @@ local function read_pages(key)
     end
 end
 
+-- Returns the ids of lanes with a limit of 0: they are skipped without reading their records.
+local function find_skipped_lanes()
+    local ids, names = {}, {}
+    local function add_ids()
+        for _, id in ipairs(call('HMGET', base .. 'lane_ids', unpack(names))) do
+            if id then ids[tonumber(id)] = true end
+        end
+        names = {}
+    end
+    for name, lane_limit in pairs(lane_limits) do
+        if lane_limit == 0 then names[#names + 1] = name end
+        if #names == MAX_NAMES_READ then add_ids() end
+    end
+    if #names > 0 then add_ids() end
+    return ids
+end
+
+local skipped_ids = find_skipped_lanes()
+
 -- Returns the next ready lane of a tenant that has not been visited and has no limit of 0.
 local function next_lane(lane_ids)
     while true do
         local id = tonumber(lane_ids())
         if not id then return nil end
-        if not visited_ids[id] then
-            local lane = load_lane(id)
-            if lane_limits[lane.name] ~= 0 then return lane end
-        end
+        if not visited_ids[id] and not skipped_ids[id] then return load_lane(id) end
     end
 end
 
@@ -206,11 +223,12 @@ local function update_rotation(lane)
     end
 end
 
-while wake_lanes() or #visited == 0 do
-    local visited_before = #visited
+-- Lanes that wait behind lanes with a limit of 0 are woken, too.
+local has_woken = wake_lanes()
+repeat
     visit_ready_lanes()
-    if remaining <= 0 or #visited == visited_before then break end
-end
+    has_woken = has_woken and remaining > 0 and wake_lanes()
+until not has_woken
 local next_at = -1
 for _, lane in ipairs(visited) do
     update_rotation(lane)
