@@ -240,3 +240,25 @@ def test_a_task_that_replaces_a_cancelled_one_locks_lanes_before_tenants(postgre
         assert [AddStatus.ADDED] * 2 == [result.status for result in await addition]
 
     run(postgres_dsn, main)
+
+
+def test_a_resumed_lane_is_found_if_its_tenant_falls_asleep_meanwhile(postgres_dsn: str) -> None:
+    """Tasks of a lane that is resumed are claimed, although a claim puts the tenant to sleep."""
+
+    async def main(store: PostgresStore) -> None:
+        resumed = task(3, host="b")
+        await store.pause(resumed.lane)
+        await store.add([NewTask(task(1)), NewTask(task(2)), NewTask(resumed)])
+        await store.claim(LEASE, limit=1, per_lane=1)  # the tenant stays ready
+        async with transaction(store) as tx:
+            await tx.fetch("SELECT 1 FROM tarry.lane WHERE name = $1 FOR UPDATE", resumed.lane)
+            resumption = await start(tx, store.resume(resumed.lane))
+            claimed = await store.claim(LEASE, limit=10, per_lane=10)
+            assert [2] == task_numbers(claimed.tasks)
+        await resumption
+
+        claimed = await store.claim(LEASE, limit=10, per_lane=10)
+
+        assert [3] == task_numbers(claimed.tasks)
+
+    run(postgres_dsn, main)

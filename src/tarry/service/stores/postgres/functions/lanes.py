@@ -58,8 +58,10 @@ CREATE FUNCTION tarry.change_lane_1(
         RETURNING l.tenant, l.due_check_at, l.expiry_check_at
     )
     UPDATE tarry.tenant AS t
-    SET due_check_at = least(t.due_check_at, c.due_check_at),
-        expiry_check_at = least(t.expiry_check_at, c.expiry_check_at)
-    FROM changed AS c WHERE t.id = c.tenant AND NOT t.ready
+    -- `ready` is no condition of WHERE, which reads the tenant as it was before the statement. A
+    -- claim may have put the tenant to sleep while the statement waited for the lane.
+    SET due_check_at = CASE WHEN NOT t.ready THEN least(t.due_check_at, c.due_check_at) END,
+        expiry_check_at = CASE WHEN NOT t.ready THEN least(t.expiry_check_at, c.expiry_check_at) END
+    FROM changed AS c WHERE t.id = c.tenant
 $$;
 """
