@@ -61,16 +61,26 @@ class TcpProxy:
 
     async def _cancel_all(self) -> None:
         self._server.close()
+        await asyncio.sleep(0)  # a task that is cancelled before it starts closes nothing
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # transports that were closed end in the next iteration
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward one connection until one side closes it."""
-        if self._disturbance is Disturbance.REFUSE:
-            _reset(writer)
-            return
+        try:
+            if self._disturbance is Disturbance.REFUSE:
+                _reset(writer)
+            else:
+                await self._copy_both_directions(reader, writer)
+        finally:
+            writer.close()
+
+    async def _copy_both_directions(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             store_reader, store_writer = await asyncio.open_unix_connection(self._path)
         except OSError:  # the server of the store is down
@@ -85,9 +95,7 @@ class TcpProxy:
         finally:
             for copy in copies:
                 copy.cancel()
-            await asyncio.gather(*copies, return_exceptions=True)
-            for each in (store_writer, writer):
-                each.close()
+            store_writer.close()
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):

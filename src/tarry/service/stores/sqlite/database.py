@@ -275,6 +275,10 @@ class Database:
     def _run_transaction(self, operations: Sequence[Operation]) -> list[Any]:
         while True:
             connection, names = self.open()
+            if self._is_on_disk and not os.access(self.path, os.W_OK):
+                # The index of the WAL is mapped into memory: a write to it would end the process
+                # with SIGBUS if the file system has become read-only.
+                raise self._unavailable("its file is read-only")
             if self._read_wal_ids() == self._wal_ids:
                 self._truncate_wal_if_long(connection)
                 connection.execute("BEGIN IMMEDIATE")
