@@ -98,7 +98,7 @@ def test_connections_are_closed_in_one_direction(
 def test_new_connections_are_refused(proxy: TcpProxy, connection: socket.socket) -> None:
     """An existing connection still works."""
     proxy.disturb(Disturbance.REFUSE)
-    with connect(proxy) as new_connection, pytest.raises(ConnectionResetError):
+    with pytest.raises(ConnectionResetError), connect(proxy) as new_connection:
         new_connection.recv(100)
     connection.sendall(b"x")
     assert b"x" == connection.recv(100) == _received.get()
