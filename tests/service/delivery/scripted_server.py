@@ -74,11 +74,21 @@ class ScriptedServer:
 
     async def stop(self) -> None:
         """Close all connections."""
+        await start_accepted_connections()
         for task in self._tasks:
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
         await asyncio.sleep(0)  # transports close in the next iteration of the loop
+
+
+async def start_accepted_connections() -> None:
+    """Let the tasks of accepted connections start: one that is cancelled before closes nothing.
+
+    An accepted connection has three steps until its task starts, each in an iteration of the loop.
+    """
+    for _ in range(4):
+        await asyncio.sleep(0)
 
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
