@@ -83,9 +83,10 @@ class ScriptedServer:
 
 
 async def start_accepted_connections() -> None:
-    """Let the tasks of accepted connections start: one that is cancelled before closes nothing.
+    """Wait until the tasks of accepted connections have started.
 
-    An accepted connection has three steps until its task starts, each in an iteration of the loop.
+    A task that is cancelled before its first step does not close its connection. An accepted
+    connection has three steps until its task starts, each in an iteration of the loop.
     """
     for _ in range(4):
         await asyncio.sleep(0)
