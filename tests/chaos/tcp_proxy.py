@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
 
+from tests.connections import Connections
+
 DELAY_S = 0.3
 
 
@@ -35,9 +37,10 @@ class TcpProxy:
         self._path = path
         self._disturbance = Disturbance.NONE
         self._has_changed = asyncio.Event()
+        self._connections = Connections(self._forward)
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._forward, "127.0.0.1", 0)
+            asyncio.start_server(self._connections.accept, "127.0.0.1", 0)
         )
         self.port: int = self._server.sockets[0].getsockname()[1]
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -61,7 +64,7 @@ class TcpProxy:
 
     async def _cancel_all(self) -> None:
         self._server.close()
-        await asyncio.sleep(0)  # a task that is cancelled before it starts closes nothing
+        await self._connections.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -70,13 +73,10 @@ class TcpProxy:
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward one connection until one side closes it."""
-        try:
-            if self._disturbance is Disturbance.REFUSE:
-                _reset(writer)
-            else:
-                await self._copy_both_directions(reader, writer)
-        finally:
-            writer.close()
+        if self._disturbance is Disturbance.REFUSE:
+            _reset(writer)
+        else:
+            await self._copy_both_directions(reader, writer)
 
     async def _copy_both_directions(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -17,7 +17,7 @@ import ssl
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+from tests.connections import Connections
 
 BOMB = gzip.compress(bytes(50 * 1024 * 1024))
 METADATA_URL = "http://169.254.169.254/latest/meta-data/"
@@ -150,7 +152,6 @@ class HostileTargets:
         self.tls_urls: dict[str, str] = {}
         self.ca_file = str(home / "ca.pem")
         self.tls_contexts = make_certificates(home)
-        self._tasks: set[asyncio.Task[None] | None] = set()
         self._started = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -172,34 +173,32 @@ class HostileTargets:
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
-        plain = await asyncio.start_server(self._respond, "127.0.0.1", 0)
+        connections = Connections(self._respond)
+        plain = await asyncio.start_server(connections.accept, "127.0.0.1", 0)
         closing = await asyncio.start_server(self._close_at_once, "127.0.0.1", 0)
         servers = [plain, closing]
         self.url = f"http://127.0.0.1:{_port(plain)}/"
         self.closing_url = f"http://127.0.0.1:{_port(closing)}/"
         for kind, context in self.tls_contexts.items():
-            server = await asyncio.start_server(self._respond, "127.0.0.1", 0, ssl=context)
+            server = await asyncio.start_server(connections.accept, "127.0.0.1", 0, ssl=context)
             servers.append(server)
             self.tls_urls[kind] = f"https://127.0.0.1:{_port(server)}/"
         self._started.set()
         await self._stopping.wait()
         for server in servers:
             server.close()
-        # The tasks of accepted connections start: one that is cancelled before closes nothing.
-        for _ in range(4):
-            await asyncio.sleep(0)
+        await connections.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    async def _close_at_once(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _close_at_once(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         writer.close()
 
     async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._tasks.add(asyncio.current_task())  # prevents garbage collection of a waiting task
         try:
             while True:
                 name = await self._read_request(reader)
@@ -207,11 +206,8 @@ class HostileTargets:
                     await BEHAVIOURS[name](writer)
                     break
                 writer.write(OK)
-        except (OSError, KeyError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # an unknown path, a closed connection, or the end of the test
-        finally:
-            with suppress(OSError):
-                writer.close()
+        except (OSError, KeyError, asyncio.IncompleteReadError):
+            pass  # an unknown path, or a closed connection
 
     async def _read_request(self, reader: asyncio.StreamReader) -> str:
         """Read a request and return the name of the requested behaviour."""

@@ -15,6 +15,7 @@ from tarry.service.encryption import Codec
 from tarry.service.model import TaskContent
 from tarry.service.payloads import BodyStore, BodyStoreUnavailable, BodyUnavailable
 from tests.service.body_store_cases import CASES, Case, SyncRecorder
+from tests.service.delivery.scripted_server import never_respond, run_server
 
 KILLED_DURING_PUT = """
 import asyncio, os, sys
@@ -262,11 +263,10 @@ async def _no_task_exists(_tenant: str, _task_id: str) -> bool:
     return False
 
 
-def _s3_body_store(monkeypatch: pytest.MonkeyPatch, server: asyncio.Server) -> BodyStore:
+def _s3_body_store(monkeypatch: pytest.MonkeyPatch, url: str) -> BodyStore:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
-    port = server.sockets[0].getsockname()[1]
-    return BodyStore("s3://bucket/", max_object_bytes=10, endpoint=f"http://127.0.0.1:{port}")
+    return BodyStore("s3://bucket/", max_object_bytes=10, endpoint=url.rstrip("/"))
 
 
 def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,10 +275,8 @@ def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None
     content = TaskContent(url="", body_ref="default/x", body_size=1)
 
     async def main() -> None:
-        writers: list[asyncio.StreamWriter] = []
-        server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1")
-        async with server:
-            payloads = _s3_body_store(monkeypatch, server)
+        async with run_server(never_respond) as server:
+            payloads = _s3_body_store(monkeypatch, server.url)
             errors = await asyncio.gather(
                 payloads.put("default", "t1", b"x"),
                 payloads.put("default", "t2", b"x"),
@@ -288,8 +286,6 @@ def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None
                 payloads.delete_unreferenced(_no_task_exists, now=4e9, limit=10),
                 return_exceptions=True,
             )
-            for writer in writers:
-                writer.close()
         assert [BodyStoreUnavailable] * 6 == [type(error) for error in errors]
         assert {"the storage of bodies failed: no response within 0.05 seconds"} == {
             *map(str, errors)
@@ -306,11 +302,10 @@ def test_failing_storage_is_tried_four_times(monkeypatch: pytest.MonkeyPatch) ->
         requests.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         await writer.drain()
-        writer.close()
 
     async def main() -> None:
-        async with await asyncio.start_server(fail, "127.0.0.1") as server:
-            payloads = _s3_body_store(monkeypatch, server)
+        async with run_server(fail) as server:
+            payloads = _s3_body_store(monkeypatch, server.url)
             with pytest.raises(StoreUnavailable, match="storage of bodies failed"):
                 await payloads.delete_unreferenced(_no_task_exists, now=4e9, limit=10)
 

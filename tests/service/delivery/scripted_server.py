@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from tests.connections import Connections, Handler
 from tests.integration.hostile import OK
 
 TUNNEL_OPEN = b"HTTP/1.1 200 Open\r\nX-Proxy: 1\r\n\r\n"
@@ -49,11 +50,9 @@ class ScriptedServer:
         """The number of open connections."""
         self.url = ""
         self.port = 0
-        self._tasks: set[asyncio.Task[None] | None] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it is closed or the server stops."""
-        self._tasks.add(asyncio.current_task())
         self.connections += 1
         self.open += 1
         try:
@@ -64,35 +63,10 @@ class ScriptedServer:
             while True:
                 head, body = await read_request(reader)
                 self.received.put_nowait(ReceivedRequest(head, body, number, writer))
-        except asyncio.CancelledError:
-            writer.transport.abort()
         except (OSError, EOFError):
             pass
         finally:
             self.open -= 1
-            writer.close()
-
-    async def stop(self) -> None:
-        """Close all connections."""
-        await start_accepted_connections()
-        for task in self._tasks:
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
-        await asyncio.sleep(0)  # transports close in the next iteration of the loop
-
-
-async def start_accepted_connections() -> None:
-    """Wait until the tasks of accepted connections have started.
-
-    A task that is cancelled before its first step does not close its connection. An accepted
-    connection has three steps until its task starts, each in an iteration of the loop.
-    """
-    for _ in range(4):
-        await asyncio.sleep(0)
-
-
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
@@ -108,14 +82,15 @@ async def run_server(
 ) -> AsyncIterator[ScriptedServer]:
     """Run a ScriptedServer, with TLS when `tls` is given."""
     scripted = ScriptedServer(handler)
-    server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0, ssl=tls, limit=2**16)
+    connections = Connections(scripted.serve)
+    server = await asyncio.start_server(connections.accept, "127.0.0.1", 0, ssl=tls, limit=2**16)
     scripted.port = server.sockets[0].getsockname()[1]
     scripted.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{scripted.port}/"
     try:
         yield scripted
     finally:
         server.close()
-        await scripted.stop()
+        await connections.close()
 
 
 def respond_with(*parts: bytes, then_close: bool = True) -> Handler:
