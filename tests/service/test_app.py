@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,17 @@ def test_a_restored_file_that_others_can_read_is_reported(
     expected = [f"other users have access to {path} ({text.format(path=path)}" for text in warnings]
     assert expected == caplog.messages
     assert mode == path.stat().st_mode & 0o777
+
+
+def test_the_host_name_is_read_without_uname(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process is named after its host, also on Windows, where `os.uname` does not exist."""
+    monkeypatch.delattr(os, "uname")
+    monkeypatch.setattr(socket, "gethostname", lambda: "host.example")
+
+    process = Service(Settings(store="memory:")).engine._context.process
+
+    assert "host.example" == process.host
+    assert process.name.startswith(f"host.example-{os.getpid()}-")
 
 
 def test_an_unknown_store_is_an_error() -> None:

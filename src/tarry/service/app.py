@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -150,7 +151,8 @@ class Service:
             max_leased=limits.max_leased,
             max_lane_leased=limits.max_lane_leased,
         )
-        worker = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
+        host_name = socket.gethostname()
+        worker = f"{host_name}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
         health = Health()
         self.engine: Engine = Engine(
@@ -173,7 +175,7 @@ class Service:
                 ),
                 process=WorkerRecord(
                     name=worker,
-                    host=os.uname().nodename,
+                    host=host_name,
                     pid=os.getpid(),
                     role=settings.role,
                     version=version("tarry"),
