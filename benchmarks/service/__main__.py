@@ -8,19 +8,35 @@ import platform
 import signal
 import sys
 from functools import cache
+from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.service import backlog, events, hosts, ingest, job, neighbours, recovery, scale
+from benchmarks.service import (
+    backlog,
+    events,
+    fairness,
+    hosts,
+    ingest,
+    job,
+    neighbours,
+    recovery,
+    scale,
+    workers,
+)
 from benchmarks.service.candidates import CANDIDATES
 from benchmarks.service.processes import BenchmarkError
 from benchmarks.service.report import Report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from benchmarks.service.limits import LimitCheck
 
-PARTS = ("job", "lag", "memory", "ingest", "events", "hosts", "neighbours", "recovery", "scale")
+PARTS = (
+    *("job", "lag", "memory", "ingest", "events", "hosts", "neighbours", "recovery"),
+    *("scale", "workers", "fairness"),
+)
 
 
 def print_progress(text: str) -> None:
@@ -54,18 +70,61 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--engines", nargs="+", choices=scale.ENGINES, default=scale.ENGINES, metavar="NAME",
-        help=f"stores of the part scale: {', '.join(scale.ENGINES)}",
+        help=f"stores of the parts scale, workers and fairness: {', '.join(scale.ENGINES)}",
     )  # fmt: skip
     parser.add_argument(
         "--pending", nargs="+", type=parse_positive, metavar="N",
         help="tasks in the backlogs of the part scale (10,000 and 1,000,000)",
     )  # fmt: skip
-    return parser.parse_args()
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER",
+        help="folder in which the part scale keeps its stores, for another run",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fill-only", action="store_true", help="part scale: fill the stores in --data"
+    )
+    parser.add_argument(
+        "--processes", nargs="+", type=parse_positive, default=workers.PROCESS_COUNTS, metavar="N",
+        help="numbers of processes of the part workers (1 2 4)",
+    )  # fmt: skip
+    args = parser.parse_args()
+    if args.fill_only and args.data is None:
+        parser.error("--fill-only needs --data")
+    return args
 
 
 def print_part(lines: Iterable[str], checks: list[LimitCheck]) -> list[LimitCheck]:
     """Print the table and the checks of a part; return the checks."""
     print("\n".join([*lines, *map(str, checks)]))
+    return checks
+
+
+def measure_stores(
+    args: argparse.Namespace, parts: Sequence[str], seconds: float
+) -> list[LimitCheck]:
+    """Run the parts that compare stores; return their checks."""
+    checks = []
+    if "scale" in parts:
+        counts = args.pending or ((1_000, 20_000) if args.quick else scale.PENDING_COUNTS)
+        backlogs = list(product(args.engines, counts))
+        if args.fill_only:
+            for engine, pending in backlogs:
+                scale.fill(engine, pending, args.data, print_progress)
+        else:
+            results = [scale.run(*each, args.data, print_progress) for each in backlogs]
+            checks += print_part(scale.table_lines(results), scale.check_limits(results))
+    if "workers" in parts:
+        rows = workers.run(
+            args.engines,
+            args.processes,
+            tasks=args.n or (500 if args.quick else workers.TASKS),
+            rounds=args.rounds or (1 if args.quick else workers.ROUNDS),
+            progress=print_progress,
+        )
+        checks += print_part(workers.table_lines(rows), workers.check_limits(rows))
+    if "fairness" in parts:
+        results = [fairness.run(engine, seconds, print_progress) for engine in args.engines]
+        checks += print_part(fairness.table_lines(results), fairness.check_limits(results))
     return checks
 
 
@@ -126,15 +185,7 @@ def main() -> None:
         lines = recovery.table_lines(recoveries)
         checks += print_part(lines, recovery.check_limits(recoveries))
 
-    if "scale" in parts:
-        counts = args.pending or ((1_000, 20_000) if quick else scale.PENDING_COUNTS)
-        scale_results = [
-            scale.run(engine, pending, print_progress)
-            for engine in args.engines
-            for pending in counts
-        ]
-        checks += print_part(scale.table_lines(scale_results), scale.check_limits(scale_results))
-
+    checks += measure_stores(args, parts, seconds)
     missed = sum(not check.met for check in checks)
     print(f"\n{len(checks) - missed} of {len(checks)} limits met")
 

@@ -20,6 +20,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import psutil
 from uuid_utils import uuid7
@@ -29,11 +30,11 @@ from benchmarks.service.limits import LimitCheck, quantile
 from benchmarks.service.peers.common import BODY, HEADERS
 from benchmarks.service.processes import BenchmarkError, ProcessGroup, free_port
 from benchmarks.service.target import Target, running_target
+from tarry.service.app import make_store
 from tarry.service.delivery.targets import parse_target
 from tarry.service.encryption import Codec
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
-from tarry.service.stores.sqlite import SqliteStore
 
 ATTEMPTS_PER_SECOND = 500
 """The rate of the stream."""
@@ -50,6 +51,17 @@ _BATCH_SIZE = 1_000
 Progress = Callable[[str], None]
 
 
+class ServiceRun(NamedTuple):
+    """Figures of the service while the stream ran."""
+
+    start_s: float
+    """Time from its start until it was ready."""
+    resident_mib: float
+    """Maximum resident memory."""
+    steal_share: float
+    """Share of processor time that the host gave to other machines meanwhile."""
+
+
 @dataclass(frozen=True, slots=True)
 class BacklogResult:
     """Results of a run with a backlog of `pending` tasks."""
@@ -59,43 +71,42 @@ class BacklogResult:
     """Start of each attempt minus its `nextAttemptAt`, from the attempt log."""
     arrival_lags_ms: list[float]
     """Arrival of each request at the target minus its `nextAttemptAt`."""
-    resident_mib: float
-    """Maximum resident memory of the service while the stream ran."""
-    steal_share: float
-    """Share of processor time that the host gave to other machines meanwhile."""
+    service: ServiceRun
 
 
 def run(pending: int, seconds: float, progress: Progress) -> BacklogResult:
     """Fill a store, run the service on it until the stream is done, and read the log."""
     with temporary_folder() as folder, running_target(folder) as target:
-        path = folder / "tarry.db"
-        asyncio.run(fill_store(path, _backlog_tasks(target, pending), pending, progress))
+        url = tarry_server.store_url(folder)
+        asyncio.run(fill_store(url, _backlog_tasks(target, pending), pending, progress))
         count = int(ATTEMPTS_PER_SECOND * seconds)
-        stream = add_stream(path, target, count, ATTEMPTS_PER_SECOND, progress)
+        stream = add_stream(url, target, count, ATTEMPTS_PER_SECOND, progress)
         progress(f"backlog of {pending:,}: {count:,} attempts at {ATTEMPTS_PER_SECOND}/s")
-        resident_mib, steal_share = serve_stream(folder, target, stream)
+        service = serve_stream(folder, url, target, stream)
         requests = target.log()
         arrival_lags = [
             requests[i].arrived_at - task.next_attempt_at for i, task in enumerate(stream)
         ]
-        lags = asyncio.run(read_lags(path, stream))
-        return BacklogResult(pending, lags, arrival_lags, resident_mib, steal_share)
+        lags = asyncio.run(read_lags(url, stream))
+        return BacklogResult(pending, lags, arrival_lags, service)
 
 
-def add_stream(path: Path, target: Target, count: int, rate: int, progress: Progress) -> list[Task]:
+def add_stream(url: str, target: Target, count: int, rate: int, progress: Progress) -> list[Task]:
     """Add tasks that are due at `rate` per second, the first after `START_LEAD_S`; return them."""
     start = int((time.time() + START_LEAD_S) * 1000)
     stream = [build_task(f"{target.url}/ok/{i}", start + 1000 * i // rate) for i in range(count)]
-    asyncio.run(fill_store(path, iter(stream), count, progress))
+    asyncio.run(fill_store(url, iter(stream), count, progress))
     return stream
 
 
-def serve_stream(folder: Path, target: Target, stream: list[Task]) -> tuple[float, float]:
-    """Run the service until the stream is done; return its maximum memory and the steal time."""
+def serve_stream(folder: Path, url: str, target: Target, stream: list[Task]) -> ServiceRun:
+    """Run the service on the store at `url` until the stream is done; its log is in `folder`."""
     start, end, count = stream[0].next_attempt_at, stream[-1].next_attempt_at, len(stream)
     port, max_resident_bytes = free_port(), 0
-    with ProcessGroup(tarry_server.environ(folder, port), folder) as group:
+    with ProcessGroup(tarry_server.environ(folder, port, url), folder) as group:
+        started = time.perf_counter()
         process = psutil.Process(tarry_server.start(group, port))
+        start_s = time.perf_counter() - started
         if time.time() * 1000 > start:
             raise BenchmarkError(
                 f"the service took longer than {START_LEAD_S:g} s to start; try again"
@@ -113,7 +124,7 @@ def serve_stream(folder: Path, target: Target, stream: list[Task]) -> tuple[floa
         steal_share = psutil.cpu_times_percent().steal / 100
         process.terminate()  # at shutdown, the service stores the results of finished attempts
         process.wait()
-    return max_resident_bytes / 2**20, steal_share
+    return ServiceRun(start_s, max_resident_bytes / 2**20, steal_share)
 
 
 def _backlog_tasks(target: Target, count: int) -> Iterator[Task]:
@@ -142,9 +153,9 @@ def _lane_name(tenant: str, url: str) -> str:
     return f"{tenant}/{parse_target(url).endpoint}"
 
 
-async def fill_store(path: Path, tasks: Iterator[Task], count: int, progress: Progress) -> None:
-    """Add `count` tasks to the store at `path`, while no service uses it."""
-    store = SqliteStore(path)
+async def fill_store(url: str, tasks: Iterator[Task], count: int, progress: Progress) -> None:
+    """Add `count` tasks to the store at `url`, while no service uses it."""
+    store = make_store(url)
     await store.open()
     for done in range(0, count, _BATCH_SIZE):
         if done % 50_000 == 0:
@@ -153,9 +164,9 @@ async def fill_store(path: Path, tasks: Iterator[Task], count: int, progress: Pr
     await store.close()
 
 
-async def read_lags(path: Path, tasks: list[Task]) -> list[float]:
+async def read_lags(url: str, tasks: list[Task]) -> list[float]:
     """Return the start of each attempt of these tasks minus its `nextAttemptAt`, in ms."""
-    store = SqliteStore(path)
+    store = make_store(url)
     await store.open()
     logs = [await store.list_attempts(task.tenant, task.id) for task in tasks]
     await store.close()
@@ -179,7 +190,7 @@ def lag_lines(result: BacklogResult) -> Iterator[str]:
         yield f"{name:16}{cells}"
     p99_by_window = ", ".join(f"{p99:g}" for p99 in _quantiles_by_window(result, 0.99))
     yield f"started, p99 of each five seconds: {p99_by_window}"
-    yield f"the host gave {result.steal_share:.1%} of processor time to other machines"
+    yield f"the host gave {result.service.steal_share:.1%} of processor time to other machines"
 
 
 def check_lag(result: BacklogResult) -> list[LimitCheck]:
@@ -209,10 +220,9 @@ def memory_lines(small: BacklogResult, large: BacklogResult) -> Iterator[str]:
     """Yield the lines of the memory table."""
     yield "\nmemory, resident while the stream ran (MiB)"
     for result in (small, large):
-        yield f"{result.pending:>13,} pending  {result.resident_mib:7.1f}"
+        yield f"{result.pending:>13,} pending  {result.service.resident_mib:7.1f}"
 
 
 def check_memory(small: BacklogResult, large: BacklogResult) -> list[LimitCheck]:
-    return [
-        LimitCheck("x memory", large.resident_mib / small.resident_mib, minimum=0.8, maximum=1.2)
-    ]
+    ratio = large.service.resident_mib / small.service.resident_mib
+    return [LimitCheck("x memory", ratio, minimum=0.8, maximum=1.2)]

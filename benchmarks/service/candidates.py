@@ -40,12 +40,20 @@ class Candidate:
     set_up: Command = ()
     server: str = ""
     """The server that it needs: `redis`, `postgres` or none."""
+    processes: int = 1
+    """Number of processes of `tarry serve`."""
+    warm_up_tasks: int = 200
     packages: Path | None = None
     """A folder with packages for this candidate only."""
 
 
 def _peer_module(name: str, *role: str) -> Command:
     return (sys.executable, "-m", f"benchmarks.service.peers.{name}", *role)
+
+
+def tarry_enqueuer(*, batch: bool = False) -> Command:
+    """Return the command that adds the tasks of the job to `tarry serve`."""
+    return _peer_module("tarry", *(["batch"] if batch else []))
 
 
 def _python_module(*arguments: str) -> Command:
@@ -76,7 +84,7 @@ CANDIDATES = {
     },
     **{
         name: Candidate(
-            enqueuer=_peer_module("tarry", *(["batch"] if name.endswith("-batch") else [])),
+            enqueuer=tarry_enqueuer(batch=name.endswith("-batch")),
             workers=(SERVE_COMMAND,),
             server=server,
         )

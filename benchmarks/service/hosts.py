@@ -52,7 +52,7 @@ def run(hosts: int, tasks: int, progress: Progress) -> HostsResult:
         folder, port, due_ms = Path(home), free_port(), int(time.time() * 1000)
         urls = (f"{_host_url(target, i % hosts)}/ok/{i}" for i in range(tasks))
         new_tasks = (build_task(url, due_ms) for url in urls)
-        asyncio.run(fill_store(folder / "tarry.db", new_tasks, tasks, progress))
+        asyncio.run(fill_store(tarry_server.store_url(folder), new_tasks, tasks, progress))
         progress(f"{hosts:,} hosts: {tasks:,} tasks")
         with ProcessGroup(tarry_server.environ(folder, port), folder) as group:
             return _measure(

@@ -105,7 +105,9 @@ def _running_service(
         if overdue:
             now = int(time.time() * 1000)
             tasks = (backlog.build_task(f"{target.url}/ok/0", now) for _ in range(overdue))
-            asyncio.run(backlog.fill_store(folder / "tarry.db", tasks, overdue, progress))
+            asyncio.run(
+                backlog.fill_store(tarry_server.store_url(folder), tasks, overdue, progress)
+            )
         with ProcessGroup(tarry_server.environ(folder, port), folder) as group:
             tarry_server.start(group, port)
             yield group, port, target

@@ -33,7 +33,6 @@ from benchmarks.service.target import Target, running_target
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WARM_UP_TASKS = 200
 IDLE_S = 1.0
 FINAL_WRITES_S = 0.2  # in which writes after the last success still count for the job
 ORDER_SEED = 7
@@ -98,7 +97,7 @@ class Job:
             if server is not None:
                 environ["TARRY_STORE"] = server.url
             with ProcessGroup(environ, folder) as group:
-                return self._measure(candidate, count, group, server)
+                return self._measure(candidate, count, group, server, environ["TARRY_PORT"])
 
     def _environ(self, candidate: Candidate, folder: Path) -> dict[str, str]:
         packages = {"PYTHONPATH": str(candidate.packages)} if candidate.packages else {}
@@ -113,16 +112,23 @@ class Job:
         }
 
     def _measure(
-        self, candidate: Candidate, count: int, group: ProcessGroup, server: Server | None
+        self,
+        candidate: Candidate,
+        count: int,
+        group: ProcessGroup,
+        server: Server | None,
+        port: str,
     ) -> Run:
         if candidate.set_up:
             group.run(candidate.set_up)
         pids = [group.start(command).pid for command in candidate.workers]
         pids += [] if server is None else [server.pid]
+        if candidate.processes > 1:
+            tarry_server.wait_until_ready(port, group.check, candidate.processes)
         enqueuer = Enqueuer(group, candidate.enqueuer, STEP_TIMEOUT_S)
         self._target.reset()
-        enqueuer.enqueue(WARM_UP_TASKS)
-        self._wait_until_done(WARM_UP_TASKS, group)
+        enqueuer.enqueue(candidate.warm_up_tasks)
+        self._wait_until_done(candidate.warm_up_tasks, group)
         time.sleep(IDLE_S)
         self._target.reset()
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.service import backlog
+from benchmarks.service import backlog, tarry_server
 from benchmarks.service.limits import LimitCheck, quantile
 from benchmarks.service.processes import free_port
 from benchmarks.service.target import Target, running_target
@@ -81,16 +81,16 @@ def _run(
         running_target(folder) as target,
         _silent_port() as silent_port,
     ):
-        path = folder / "tarry.db"
+        url = tarry_server.store_url(folder)
         if other_count:
             tasks = _other_tasks(neighbour, other_count, target, silent_port)
-            asyncio.run(backlog.fill_store(path, tasks, other_count, progress))
+            asyncio.run(backlog.fill_store(url, tasks, other_count, progress))
         count = int(ATTEMPTS_PER_SECOND * seconds)
-        stream = backlog.add_stream(path, target, count, ATTEMPTS_PER_SECOND, progress)
+        stream = backlog.add_stream(url, target, count, ATTEMPTS_PER_SECOND, progress)
         progress(f"neighbours, {neighbour}: {count:,} attempts at {ATTEMPTS_PER_SECOND}/s")
-        _, steal_share = backlog.serve_stream(folder, target, stream)
-        lags = asyncio.run(backlog.read_lags(path, stream))
-        return NeighboursResult(neighbour, lags, steal_share)
+        service = backlog.serve_stream(folder, url, target, stream)
+        lags = asyncio.run(backlog.read_lags(url, stream))
+        return NeighboursResult(neighbour, lags, service.steal_share)
 
 
 def _other_tasks(neighbour: str, count: int, target: Target, silent_port: int) -> Iterator[Task]:

