@@ -1,7 +1,10 @@
-"""Hypothesis profiles: the same examples on every run by default.
+"""Hypothesis profiles, and the handling of SIGINT in the processes that tests start.
 
-`pytest --hypothesis-profile=thorough` runs more examples, with new randomness.
+By default, hypothesis tries the same examples on every run. `pytest --hypothesis-profile=thorough`
+tries more examples, with new randomness.
 """
+
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -22,3 +25,7 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("ci")
+
+# A shell starts background jobs with SIGINT ignored, and their child processes inherit this. Tests
+# send SIGINT to the services and commands that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
