@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.errors import ConfigurationError
 from tarry.service.model import LOST
 from tarry.service.stores.postgres.rows import (
     decode_attempt,
     decode_text,
     encode_text,
-    is_task_id,
-    parse_cursor,
 )
 
 
@@ -42,17 +38,3 @@ def test_a_lost_attempt_has_no_stored_entry() -> None:
         attempt.outcome,
         attempt.worker,
     )
-
-
-@pytest.mark.parametrize("task_id", ["", "x", "0195D000-0000-7000-8000-000000000001", "a" * 36])
-def test_a_malformed_id_is_recognised(task_id: str) -> None:
-    """Only ids in the usual form of a UUID reach the database."""
-    assert not is_task_id(task_id)
-    assert is_task_id("0195d000-0000-7000-8000-000000000001")
-
-
-@pytest.mark.parametrize("cursor", ["", "x", "-1", "1" * 19, "²"])
-def test_a_malformed_cursor_is_an_error(cursor: str) -> None:
-    """A cursor is a number of up to 18 digits."""
-    with pytest.raises(ConfigurationError, match="cursor must be the cursor of an earlier page"):
-        parse_cursor(cursor)

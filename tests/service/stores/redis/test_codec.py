@@ -7,9 +7,9 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.service.store import NewTask
+from tarry.service.stores.records import encode
 from tarry.service.stores.redis.codec import (
     decode_task,
-    encode,
     encode_fixed,
     pack_id,
     pack_ids,

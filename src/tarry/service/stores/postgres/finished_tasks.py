@@ -17,14 +17,12 @@ from tarry.service.store import (
 )
 from tarry.service.stores.postgres.functions.constants import CANCELLED, EXHAUSTED, SUCCEEDED
 from tarry.service.stores.postgres.rows import (
-    decode_replay,
     decode_text,
-    encode,
     encode_optional,
     encode_text,
     encode_texts,
-    is_task_id,
 )
+from tarry.service.stores.records import decode_replay, encode, is_task_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

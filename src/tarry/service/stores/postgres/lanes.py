@@ -22,12 +22,13 @@ from tarry.service.stores.postgres.rows import (
     encode_text,
     encode_texts,
 )
-from tarry.wire.tasks import DownstreamLimits
+from tarry.service.stores.records import decode_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tarry.service.stores.postgres.database import Database, Transaction
+    from tarry.wire.tasks import DownstreamLimits
 
 # The columns are in the order of the fields of `LaneRecord`.
 SELECT_LANE = """
@@ -82,7 +83,6 @@ FROM (SELECT l.id, i.change, i.now
     JOIN tarry.lane AS l ON l.name = i.name ORDER BY l.id FOR NO KEY UPDATE OF l) AS i
 WHERE l.id = i.id RETURNING l.name, l.budget
 """
-_decode_limits: Callable[[str], DownstreamLimits] = msgspec.json.Decoder(DownstreamLimits).decode
 
 
 async def park(
@@ -185,7 +185,7 @@ async def load_limits(
     return ConfiguredLimits(
         version,
         process_count,
-        {name: _decode_limits(row[1]) for name, row in zip(names, rows, strict=True) if row[1]},
+        {name: decode_limits(row[1]) for name, row in zip(names, rows, strict=True) if row[1]},
         frozenset(name for name, row in zip(names, rows, strict=True) if row[2]),
     )
 

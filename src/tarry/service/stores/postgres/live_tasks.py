@@ -32,12 +32,11 @@ from tarry.service.stores.postgres.functions.constants import (
 from tarry.service.stores.postgres.rows import (
     decode_task,
     decode_text,
-    encode,
     encode_optional,
     encode_text,
     encode_texts,
-    is_task_id,
 )
+from tarry.service.stores.records import encode, is_task_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

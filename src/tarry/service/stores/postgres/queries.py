@@ -11,7 +11,6 @@ from tarry.service.store import (
     AttemptsOfMinute,
     Counters,
     Page,
-    TaskFilter,
 )
 from tarry.service.stores.postgres.functions.constants import (
     FINISHED_COLUMNS,
@@ -29,26 +28,29 @@ from tarry.service.stores.postgres.rows import (
     decode_text,
     encode_optional,
     encode_text,
-    is_task_id,
-    parse_cursor,
 )
 from tarry.service.stores.postgres.schema import SEQ_DAY_BITS
+from tarry.service.stores.records import is_task_id, parse_cursor
+from tarry.service.stores.task_filters import (
+    AFTER_ALL_ROWS,
+    MAX_SCANNED_ROWS,
+    RowFilter,
+    is_within,
+    max_rows,
+    range_status,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.model import AttemptRecord, Task
+    from tarry.service.store import TaskFilter
     from tarry.service.stores.postgres.database import Database
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
-MAX_SCANNED_ROWS = 2000
-"""Maximum number of rows that are read for one page of a filtered list, even if few match."""
-MAX_DECODED_ROWS = 500
-"""The same, if the filter has functions that decode rows, which takes up to 50 us each."""
 _CONTENT_CHUNK_SIZE = 50
 """Tasks whose content is read at once for a list; a content may be large."""
-_AFTER_ALL_ROWS = 1 << 62
 _ATTEMPT_NUMBER_BITS = 24
 
 _TASKS = f"""
@@ -286,7 +288,6 @@ async def find_tasks(
 ) -> Page[int]:
     """Find the `seq` of matching tasks; see `list_tasks`."""
     position = None if cursor is None else parse_cursor(cursor)
-    wanted_status, wanted_reason = task_filter.status, task_filter.reason
     tenant_id, lane_id, policy_id = await database.fetch_row(
         _NAME_IDS,
         encode_text(tenant),
@@ -308,38 +309,21 @@ async def find_tasks(
         after = max(after, position)
     elif position is not None:
         before = min(before, position)
-    range_status = wanted_status
-    if task_filter.is_live and wanted_status is None:
-        range_status = Status.PENDING  # its statement lists all live tasks
-    statement = (_LIST_OLDEST_FIRST if oldest_first else _LIST_NEWEST_FIRST)[range_status]
-    is_live_status = wanted_status is not None and not wanted_status.is_finished
-    is_filtered = is_live_status or task_filter != TaskFilter(
-        status=wanted_status, is_live=task_filter.is_live
-    )
-    max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
-    if task_filter.matches_attempt is not None or task_filter.matches_content is not None:
-        max_rows = MAX_DECODED_ROWS
-    rows = await database.fetch(statement, tenant_id, after, before, max_rows)
-    matching: list[int] = []
-    for seq, status, lane, policy, reason, finished_at, created_at in rows:
-        if (
-            (wanted_status is not None and wanted_status != status)
-            or (task_filter.is_live and finished_at is not None)
-            or (wanted_lanes is not None and lane not in wanted_lanes)
-            or (policy_id is not None and policy_id != policy)
-            or (
-                wanted_reason is not None
-                and (reason is None or wanted_reason != decode_text(reason))
-            )
-            or not _is_within(finished_at, task_filter.finished_from, task_filter.finished_until)
-            or not _is_within(created_at, task_filter.created_from, task_filter.created_until)
-        ):
-            continue
-        matching.append(seq)
+    statements = _LIST_OLDEST_FIRST if oldest_first else _LIST_NEWEST_FIRST
+    statement, row_limit = statements[range_status(task_filter)], max_rows(task_filter, limit)
+    rows = await database.fetch(statement, tenant_id, after, before, row_limit)
+    reason = encode_optional(task_filter.reason)
+    row_filter = RowFilter(task_filter, wanted_lanes, policy_id, reason)
+    matching = [
+        seq
+        for seq, *columns, created_at in map(tuple, rows)
+        if row_filter.matches(*columns)
+        and is_within(created_at, task_filter.created_from, task_filter.created_until)
+    ]
     matching = await _match_decoded(database, matching, task_filter)
     if len(matching) > limit:
         return Page(matching[:limit], str(matching[limit - 1]))
-    return Page(matching, str(rows[-1][0]) if len(rows) == max_rows else None)
+    return Page(matching, str(rows[-1][0]) if len(rows) == row_limit else None)
 
 
 async def _match_decoded(database: Database, seqs: list[int], task_filter: TaskFilter) -> list[int]:
@@ -358,18 +342,11 @@ async def _match_decoded(database: Database, seqs: list[int], task_filter: TaskF
     return matching
 
 
-def _is_within(time: int | None, start: int | None, end: int | None) -> bool:
-    """Return whether a time is in a window, including its limits; None: no limit."""
-    if time is None:
-        return start is None and end is None
-    return (start is None or start <= time) and (end is None or time <= end)
-
-
 async def _seq_range(
     database: Database, tenant_id: int, task_filter: TaskFilter
 ) -> tuple[int, int]:
     """Return exclusive limits of the `seq` of tasks with the wanted key and day of creation."""
-    after, before = -1, _AFTER_ALL_ROWS
+    after, before = -1, AFTER_ALL_ROWS
     if task_filter.key is not None:
         seq = await database.fetch_value(_SEQ_BY_KEY, tenant_id, encode_text(task_filter.key))
         if seq is None:
@@ -386,7 +363,7 @@ async def _seq_range(
 
 
 def _first_seq_of_day(day: int) -> int:
-    return min(max(day << SEQ_DAY_BITS, 0), _AFTER_ALL_ROWS)
+    return min(max(day << SEQ_DAY_BITS, 0), AFTER_ALL_ROWS)
 
 
 async def counters(database: Database, tenant: str | None, now: int | None) -> Counters:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from tarry.errors import ConfigurationError
-from tarry.service.model import LOST, AttemptRecord, ReplayRecord, Task, WorkerRecord
+from tarry.service.model import LOST, AttemptRecord, Task
+from tarry.service.stores import records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -31,13 +30,6 @@ _TEXT_FIELDS = tuple(
 )
 _ESCAPE = "\x1a"
 """The control character SUBSTITUTE, which texts hardly ever contain."""
-_match_id = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
-_CURSOR_PATTERN = re.compile(r"[0-9]{1,18}", re.ASCII)
-
-encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
-_decode_attempt: Callable[[bytes], AttemptRecord] = msgspec.msgpack.Decoder(AttemptRecord).decode
-decode_replay: Callable[[bytes], ReplayRecord] = msgspec.msgpack.Decoder(ReplayRecord).decode
-decode_worker: Callable[[bytes], WorkerRecord] = msgspec.msgpack.Decoder(WorkerRecord).decode
 
 
 def encode_text(text: str) -> str:
@@ -92,7 +84,7 @@ def decode_attempt(
 ) -> AttemptRecord:
     """Convert the columns of an attempt. Claims store lost attempts without a log entry."""
     if log is not None:
-        return _decode_attempt(log)
+        return records.decode_attempt(log)
     due = due_at or 0
     return AttemptRecord(
         number=number,
@@ -101,15 +93,3 @@ def decode_attempt(
         outcome=LOST,
         worker=decode_optional(worker),
     )
-
-
-def is_task_id(task_id: str) -> bool:
-    """Return whether a text has the format of task ids."""
-    return _match_id(task_id) is not None
-
-
-def parse_cursor(cursor: str) -> int:
-    """Return the number in a cursor; raise `ConfigurationError` if the cursor is malformed."""
-    if not _CURSOR_PATTERN.fullmatch(cursor):
-        raise ConfigurationError("cursor", "must be the cursor of an earlier page", cursor)
-    return int(cursor)

@@ -22,7 +22,8 @@ from tarry.service.stores.postgres import (
 )
 from tarry.service.stores.postgres.database import Database
 from tarry.service.stores.postgres.notifications import Notifications
-from tarry.service.stores.postgres.rows import decode_worker, encode, encode_text
+from tarry.service.stores.postgres.rows import encode_text
+from tarry.service.stores.records import decode_worker, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from tarry.service.model import (
     ApiKeyRecord,
     LaneRecord,
@@ -38,17 +36,22 @@ from tarry.service.stores.postgres.functions.constants import (
 )
 from tarry.service.stores.postgres.rows import (
     decode_attempt,
-    decode_replay,
     decode_row,
     decode_task,
     decode_text,
-    encode,
     encode_optional,
     encode_text,
     encode_texts,
 )
 from tarry.service.stores.postgres.schema import SEQ_DAY_BITS
-from tarry.wire.tasks import DownstreamLimits
+from tarry.service.stores.records import (
+    LANE_FIELD_COUNT,
+    build_lane_state,
+    decode_replay_for_export,
+    decode_transfer_mark,
+    encode,
+    encode_limits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -60,7 +63,6 @@ if TYPE_CHECKING:
 _DAY_MS = 86_400_000
 _CHUNK_ROWS = 50
 """Rows that are read at once: a task or an attempt may be large."""
-_LANE_FIELD_COUNT = len(LaneRecord.__struct_fields__)
 # For each kind: a statement that reads the rows after a key ($2 and following), and the first key.
 # The last columns of a row are its key.
 _EXPORTS: dict[RecordKind, tuple[str, list[Any]]] = {
@@ -220,8 +222,6 @@ INSERT INTO tarry.replay_task SELECT * FROM unnest($1::text[], $2::uuid[]) ON CO
 _SET_MARK = """
 INSERT INTO tarry.transfer VALUES (1, $1) ON CONFLICT (id) DO UPDATE SET mark = excluded.mark
 """
-_decode_limits = msgspec.json.Decoder(DownstreamLimits).decode
-_decode_mark = msgspec.msgpack.Decoder(TransferMark).decode
 
 
 async def export_records(
@@ -248,19 +248,8 @@ async def export_records(
 
 
 def _decode_lane(row: Row) -> LaneState:
-    limits, rate, concurrency, budget, budget_at, _ = row[_LANE_FIELD_COUNT:]
-    return LaneState(
-        decode_row(row[:_LANE_FIELD_COUNT], LaneRecord),
-        None if limits is None else _decode_limits(limits),
-        rate,
-        concurrency,
-        budget,
-        budget_at,
-    )
-
-
-def _decode_replay_row(row: Row) -> ReplayRecord:
-    return msgspec.structs.replace(decode_replay(row[0]), cursor=None, count_cursor=None)
+    lane = decode_row(row[:LANE_FIELD_COUNT], LaneRecord)
+    return build_lane_state(lane, *row[LANE_FIELD_COUNT:-1])
 
 
 _DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
@@ -275,7 +264,7 @@ _DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
     RecordKind.ATTEMPT: lambda row: TaskAttempt(
         decode_text(row[0]), row[1], decode_attempt(*row[2:6])
     ),
-    RecordKind.REPLAY: _decode_replay_row,
+    RecordKind.REPLAY: lambda row: decode_replay_for_export(row[0]),
     RecordKind.REPLAYED_TASK: lambda row: ReplayedTask(decode_text(row[0]), row[1]),
 }
 
@@ -335,9 +324,8 @@ async def _import_lanes(tx: Transaction, lanes: Sequence[LaneState]) -> None:
         await tx.fetch("SELECT tarry.lane_1($1, NULL)", name)
         parking = (lane.parked_until, lane.probes, lane.consecutive_opens)
         await tx.fetch(_CHANGE_LANE, name, *parking, lane.paused)
-        limits = None if state.limits is None else msgspec.json.encode(state.limits).decode()
         values = (state.rate, state.concurrency, state.budget, state.budget_at)
-        await tx.fetch(_UPDATE_LANE, name, lane.last_claim_at, limits, *values)
+        await tx.fetch(_UPDATE_LANE, name, lane.last_claim_at, encode_limits(state.limits), *values)
     await tx.fetch(_COUNT_LIMITS_CHANGE)
 
 
@@ -461,7 +449,7 @@ _IMPORTS: dict[RecordKind, Callable[[Transaction, Sequence[Any]], Awaitable[None
 async def get_transfer(database: Database) -> TransferMark | None:
     """Return the mark of the store, or None."""
     mark = await database.fetch_value("SELECT mark FROM tarry.transfer")
-    return None if mark is None else _decode_mark(mark)
+    return None if mark is None else decode_transfer_mark(mark)
 
 
 async def set_transfer(database: Database, mark: TransferMark | None) -> None:

@@ -14,13 +14,21 @@ so bytes in arguments of scripts are encoded as strings, see `to_raw`.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace as copy_with
 
 from tarry.errors import ConfigurationError
-from tarry.service.model import LaneRecord, Status, Task
+from tarry.service.model import (
+    ApiKeyRecord,
+    LaneRecord,
+    PolicyVersion,
+    SigningSecretRecord,
+    Status,
+    Task,
+)
+from tarry.service.stores.records import decode_api_key, decode_signing_secret, encode, is_task_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,7 +45,6 @@ TaskArguments: TypeAlias = tuple[
 
 _LENGTH_BYTES = 4
 _MAX_FIXSTR_LENGTH = 32
-_match_id = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
 
 
 class TaskState(msgspec.Struct, gc=False):
@@ -105,7 +112,6 @@ class StoredLane(msgspec.Struct, gc=False):
         )
 
 
-encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 decode_lane: Callable[[bytes], StoredLane] = msgspec.msgpack.Decoder(StoredLane).decode
 _decode_state = msgspec.msgpack.Decoder(TaskState).decode
 _decode_head = msgspec.msgpack.Decoder(tuple[str | None, str | None]).decode
@@ -122,7 +128,7 @@ def to_raw(data: bytes) -> msgspec.Raw:
 
 def pack_id(task_id: str) -> msgspec.Raw | None:
     """Return a task id as 16 bytes, for arguments of scripts, or None if it is malformed."""
-    if not _match_id(task_id):
+    if not is_task_id(task_id):
         return None
     return msgspec.Raw(b"\xb0" + bytes.fromhex(task_id.replace("-", "")))  # a string of 16 bytes
 
@@ -209,3 +215,28 @@ def decode_task(values: Sequence[bytes]) -> tuple[int, Task]:
     ]
     # `convert` takes half as long as a call of `Task` with 26 keyword arguments.
     return state.n, msgspec.convert(fields, Task)
+
+
+def to_policies(tenant: str, fields: Sequence[Any]) -> list[PolicyVersion]:
+    """Convert a reply of `policies.lua`."""
+    return [
+        PolicyVersion(
+            tenant=tenant,
+            id=fields[i].decode(),
+            version=fields[i + 1],
+            created_at=fields[i + 2],
+            document=fields[i + 3],
+        )
+        for i in range(0, len(fields), 4)
+    ]
+
+
+def to_api_key(packed: bytes, created_at: int, revoked_at: int) -> ApiKeyRecord:
+    """Convert an API key of a reply of `api_keys.lua`."""
+    return copy_with(decode_api_key(packed), created_at=created_at, revoked_at=revoked_at or None)
+
+
+def to_signing_secret(packed: bytes, created_at: int, expires_at: int) -> SigningSecretRecord:
+    """Convert a signing secret of a reply of `signing_secrets.lua`."""
+    secret = decode_signing_secret(packed)
+    return copy_with(secret, created_at=created_at, expires_at=expires_at or None)

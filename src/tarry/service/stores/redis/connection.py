@@ -17,8 +17,8 @@ from zlib import crc32
 
 from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.stores.records import encode
 from tarry.service.stores.redis.cluster import ClusterMap, NodeAddress
-from tarry.service.stores.redis.codec import encode
 from tarry.service.stores.redis.durability import parse_config
 from tarry.service.stores.redis.scripts import load_script
 

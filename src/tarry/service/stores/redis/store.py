@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 from msgspec.structs import replace as copy_with
 
 from tarry.errors import ConfigurationError, StoreUnavailable
@@ -57,25 +56,36 @@ from tarry.service.store import (
     SweepResult,
     TransferMark,
 )
+from tarry.service.stores.records import (
+    decode_attempt,
+    decode_limits,
+    decode_replay,
+    decode_transfer_mark,
+    decode_worker,
+    encode,
+    encode_limits,
+    parse_cursor,
+)
 from tarry.service.stores.redis.claim import ClaimMerger
 from tarry.service.stores.redis.codec import (
     StoredLane,
     decode_lane,
     decode_task,
-    encode,
     encode_fixed,
     pack_id,
     pack_ids,
     task_arguments,
+    to_api_key,
+    to_policies,
     to_raw,
+    to_signing_secret,
     unpack_id,
 )
 from tarry.service.stores.redis.connection import GLOBAL_PARTITION, RedisConnection, find_partition
 from tarry.service.stores.redis.durability import SETTING_NAMES, find_problems
 from tarry.service.stores.redis.listener import WakeupListener
-from tarry.service.stores.redis.task_lists import TaskScan, decode_attempt, parse_cursor
+from tarry.service.stores.redis.task_lists import TaskScan
 from tarry.service.stores.redis.transfer import RecordTransfer
-from tarry.wire.tasks import DownstreamLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
@@ -90,6 +100,7 @@ if TYPE_CHECKING:
         TaskFilter,
         TaskResult,
     )
+    from tarry.wire.tasks import DownstreamLimits
 
 R = TypeVar("R")
 
@@ -107,13 +118,6 @@ _MAX_COUNTED_TASKS = 500
 _MISSING_ID = to_raw(b"")
 """Replaces a malformed id; no task has this id."""
 _ATTEMPT_NUMBER_BITS = MAX_ATTEMPT_NUMBER.bit_length()
-
-_decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
-_decode_api_key = msgspec.msgpack.Decoder(ApiKeyRecord).decode
-_decode_secret = msgspec.msgpack.Decoder(SigningSecretRecord).decode
-_decode_worker = msgspec.msgpack.Decoder(WorkerRecord).decode
-_decode_mark = msgspec.msgpack.Decoder(TransferMark).decode
-_decode_limits = msgspec.json.Decoder(DownstreamLimits).decode
 
 
 class RedisStore:
@@ -334,7 +338,7 @@ class RedisStore:
         max_limited: int,
         lane_quota: int | None = None,
     ) -> LaneWriteStatus:
-        document = None if limits is None else msgspec.json.encode(limits).decode()
+        document = encode_limits(limits)
         arguments = ("set_limits", lane, document, max_limited, lane_quota)
         return LaneWriteStatus((await self._run_on_lane(lane, "change_lane", *arguments)).decode())
 
@@ -364,7 +368,7 @@ class RedisStore:
         paused_lanes: set[str] = set()
         for *_, limit_pairs, names in replies:
             for name, document in _as_pairs(limit_pairs):
-                limits[name.decode()] = _decode_limits(document)
+                limits[name.decode()] = decode_limits(document)
             paused_lanes.update(name.decode() for name in names)
         return ConfiguredLimits(*_sum_versions(replies), limits, frozenset(paused_lanes))
 
@@ -532,22 +536,22 @@ class RedisStore:
         values = [encode(replay)]
         arguments = ("start", replay.tenant, replay.id)
         reply = await self._run(replay.tenant, "change_replay", *arguments, values=values)
-        return _decode_replay(reply)
+        return decode_replay(reply)
 
     async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         reply = await self._run(tenant, "change_replay", "get", tenant, replay_id)
-        return None if reply is None else _decode_replay(reply)
+        return None if reply is None else decode_replay(reply)
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         reply = await self._run(tenant, "change_replay", "cancel", tenant, replay_id)
-        return None if reply is None else _decode_replay(reply)
+        return None if reply is None else decode_replay(reply)
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
         replies = await _gather(
             self._connection.run(partition, "list_replays", running, tenant, _MAX_LISTED_REPLAYS)
             for partition in self._partitions_of(tenant)
         )
-        replays = [_decode_replay(packed) for reply in replies for packed in reply]
+        replays = [decode_replay(packed) for reply in replies for packed in reply]
         if running:
             replays.sort(key=lambda replay: (replay.next_at, replay.id))
         else:
@@ -580,7 +584,7 @@ class RedisStore:
         for partition in range(self._partition_count) if known is None else [known]:
             reply = await self._connection.run(partition, "replay_step", *arguments)
             if reply is not None:
-                replay = _decode_replay(reply)
+                replay = decode_replay(reply)
                 # Only replays that need another step are cached, so that the cache stays small.
                 self._replay_partitions[replay_id] = partition
                 if not replay.needs_steps:
@@ -602,21 +606,21 @@ class RedisStore:
         status, *fields = await self._run(
             policy.tenant, "policies", *arguments, values=[policy.document]
         )
-        stored = _to_policies(policy.tenant, fields) or [policy]
+        stored = to_policies(policy.tenant, fields) or [policy]
         return PolicyWriteStatus(status.decode()), stored[0]
 
     async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> PolicyVersion | None:
         _, *fields = await self._run(tenant, "policies", "get", tenant, policy_id, version)
-        return _to_policies(tenant, fields)[0] if fields else None
+        return to_policies(tenant, fields)[0] if fields else None
 
     async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
     ) -> Page[PolicyVersion]:
         arguments = ("list", tenant, cursor or "", limit, MAX_PAGE_BYTES)
         status, *fields = await self._run(tenant, "policies", *arguments)
-        policies = _to_policies(tenant, fields)
+        policies = to_policies(tenant, fields)
         return Page(policies, policies[-1].id if status == b"more" and policies else None)
 
     async def delete_policy(self, tenant: str, policy_id: str) -> PolicyWriteStatus:
@@ -629,7 +633,7 @@ class RedisStore:
 
     async def find_api_key(self, digest: bytes) -> ApiKeyRecord | None:
         reply = await self._connection.run(GLOBAL_PARTITION, "api_keys", "find", to_raw(digest))
-        return None if reply is None else _to_api_key(*reply)
+        return None if reply is None else to_api_key(*reply)
 
     async def list_api_keys(self, tenant: str | None = None) -> list[ApiKeyRecord]:
         keys: list[ApiKeyRecord] = []
@@ -637,7 +641,7 @@ class RedisStore:
         while len(keys) < _MAX_LISTED_API_KEYS:
             arguments = ("list", after, _LANE_PAGE_SIZE)
             reply = await self._connection.run(GLOBAL_PARTITION, "api_keys", *arguments)
-            page = [_to_api_key(*reply[i : i + 3]) for i in range(0, len(reply), 3)]
+            page = [to_api_key(*reply[i : i + 3]) for i in range(0, len(reply), 3)]
             keys += [key for key in page if tenant in {None, key.tenant}]
             if len(page) < _LANE_PAGE_SIZE:
                 break
@@ -662,11 +666,11 @@ class RedisStore:
             MAX_LANE_SIGNING_SECRETS,
             values=[encode(secret)],
         )
-        return None if reply is None else _to_secret(*reply)
+        return None if reply is None else to_signing_secret(*reply)
 
     async def list_signing_secrets(self, tenant: str) -> list[SigningSecretRecord]:
         reply = await self._run(tenant, "signing_secrets", "list", tenant)
-        secrets = [_to_secret(*reply[i : i + 3]) for i in range(0, len(reply), 3)]
+        secrets = [to_signing_secret(*reply[i : i + 3]) for i in range(0, len(reply), 3)]
         return sorted(secrets, key=lambda secret: secret.id, reverse=True)
 
     async def delete_signing_secret(self, tenant: str, secret_id: str) -> bool:
@@ -687,7 +691,7 @@ class RedisStore:
 
     async def get_transfer(self) -> TransferMark | None:
         reply = await self._connection.run(GLOBAL_PARTITION, "transfer", "get")
-        return None if reply is None else _decode_mark(reply)
+        return None if reply is None else decode_transfer_mark(reply)
 
     async def set_transfer(self, mark: TransferMark | None) -> None:
         values = [] if mark is None else [encode(mark)]
@@ -709,7 +713,7 @@ class RedisStore:
         arguments = ("list", WORKER_EXPIRY_MS)
         reply = await self._connection.run(GLOBAL_PARTITION, "workers", *arguments)
         workers = [
-            copy_with(_decode_worker(packed), seen_at=seen_at)
+            copy_with(decode_worker(packed), seen_at=seen_at)
             for packed, seen_at in _as_pairs(reply)
         ]
         return sorted(workers, key=lambda worker: worker.name)[:MAX_LISTED_WORKERS]
@@ -872,25 +876,3 @@ def _to_add_result(
         rule = f"must be new: {new.task.id} is the id of a task with another idempotency key"
         raise ConfigurationError("id", rule)
     return AddResult(AddStatus(status.decode()), copy_with(new.task))
-
-
-def _to_policies(tenant: str, fields: Sequence[Any]) -> list[PolicyVersion]:
-    """Convert a reply of `policies.lua`."""
-    return [
-        PolicyVersion(
-            tenant=tenant,
-            id=fields[i].decode(),
-            version=fields[i + 1],
-            created_at=fields[i + 2],
-            document=fields[i + 3],
-        )
-        for i in range(0, len(fields), 4)
-    ]
-
-
-def _to_api_key(packed: bytes, created_at: int, revoked_at: int) -> ApiKeyRecord:
-    return copy_with(_decode_api_key(packed), created_at=created_at, revoked_at=revoked_at or None)
-
-
-def _to_secret(packed: bytes, created_at: int, expires_at: int) -> SigningSecretRecord:
-    return copy_with(_decode_secret(packed), created_at=created_at, expires_at=expires_at or None)

@@ -5,19 +5,14 @@ The scripts apply all fields of a filter except its functions, which are called 
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
-from tarry.errors import ConfigurationError
-from tarry.service.model import AttemptRecord, Task
 from tarry.service.store import MAX_PAGE_BYTES, Page
+from tarry.service.stores.records import decode_attempt
 from tarry.service.stores.redis.codec import TASK_LENGTH, decode_task, pack_id, unpack_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from tarry.service.model import Task
     from tarry.service.store import TaskFilter
     from tarry.service.stores.redis.connection import RedisConnection
 
@@ -29,7 +24,6 @@ _STEP_SIZE = 500
 """Maximum number of tasks that one script reads. It blocks Redis for about 2 ms."""
 _DECODED_STEP_SIZE = 100
 _AFTER_ALL_TASKS = 1 << 52  # greater than every number of a task
-_CURSOR_PATTERN = re.compile(r"[0-9]{1,20}", re.ASCII)
 _FILTER_FIELDS = (
     "status",
     "policy_id",
@@ -42,15 +36,6 @@ _FILTER_FIELDS = (
     "finished_from",
     "finished_until",
 )
-
-decode_attempt: Callable[[bytes], AttemptRecord] = msgspec.msgpack.Decoder(AttemptRecord).decode
-
-
-def parse_cursor(cursor: str) -> int:
-    """Return the number in a cursor; raise `ConfigurationError` if the cursor is malformed."""
-    if not _CURSOR_PATTERN.fullmatch(cursor):
-        raise ConfigurationError("cursor", "must be the cursor of an earlier page", cursor[:50])
-    return int(cursor)
 
 
 class _Step(NamedTuple):

@@ -31,18 +31,27 @@ from tarry.service.store import (
     TaskAttempt,
     TaskFilter,
 )
+from tarry.service.stores.records import (
+    build_lane_state,
+    decode_attempt,
+    decode_replay,
+    decode_replay_for_export,
+    encode,
+    encode_limits,
+)
 from tarry.service.stores.redis.codec import (
     decode_lane,
-    encode,
     encode_fixed,
     pack_id,
     pack_ids,
+    to_api_key,
+    to_policies,
     to_raw,
+    to_signing_secret,
     unpack_id,
 )
 from tarry.service.stores.redis.connection import GLOBAL_PARTITION, find_partition
-from tarry.service.stores.redis.task_lists import TaskScan, decode_attempt
-from tarry.wire.tasks import DownstreamLimits
+from tarry.service.stores.redis.task_lists import TaskScan
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -55,10 +64,6 @@ if TYPE_CHECKING:
     PartitionExport = Callable[[int, Any, int], Awaitable[ExportedPage]]
 
 _MAX_TASKS_PER_STEP = 100
-_decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
-_decode_api_key = msgspec.msgpack.Decoder(ApiKeyRecord).decode
-_decode_secret = msgspec.msgpack.Decoder(SigningSecretRecord).decode
-_decode_limits = msgspec.json.Decoder(DownstreamLimits).decode
 _decode_cursor = msgspec.json.Decoder(list[Any]).decode
 
 
@@ -125,28 +130,14 @@ class RecordTransfer:
     ) -> ExportedPage:
         policy_id, version = position or ("", 0)
         reply = await self._run(partition, "export", "versions", policy_id, limit, tenant, version)
-        policies = [
-            PolicyVersion(
-                tenant=tenant,
-                id=reply[i].decode(),
-                version=reply[i + 1],
-                created_at=reply[i + 2],
-                document=reply[i + 3],
-            )
-            for i in range(0, len(reply), 4)
-        ]
+        policies = to_policies(tenant, reply)
         return policies, (policies[-1].id, policies[-1].version) if len(policies) == limit else None
 
     async def _export_secrets(
         self, partition: int, tenant: str, position: Any, limit: int
     ) -> ExportedPage:
         reply = await self._run(partition, "signing_secrets", "list", tenant)
-        secrets = [
-            copy_with(
-                _decode_secret(reply[i]), created_at=reply[i + 1], expires_at=reply[i + 2] or None
-            )
-            for i in range(0, len(reply), 3)
-        ]
+        secrets = [to_signing_secret(*reply[i : i + 3]) for i in range(0, len(reply), 3)]
         secrets = sorted(
             (secret for secret in secrets if secret.id > (position or "")),
             key=lambda secret: secret.id,
@@ -210,12 +201,7 @@ class RecordTransfer:
         if partition != GLOBAL_PARTITION:
             return [], None
         reply = await self._run(partition, "api_keys", "list", position or "", limit)
-        keys = [
-            copy_with(
-                _decode_api_key(reply[i]), created_at=reply[i + 1], revoked_at=reply[i + 2] or None
-            )
-            for i in range(0, len(reply), 3)
-        ]
+        keys = [to_api_key(*reply[i : i + 3]) for i in range(0, len(reply), 3)]
         return keys, keys[-1].id if len(keys) == limit else None
 
     async def _export_lanes(self, partition: int, position: Any, limit: int) -> ExportedPage:
@@ -224,23 +210,14 @@ class RecordTransfer:
         lanes: list[LaneState] = []
         for packed, _, limits in reply:
             lane = decode_lane(packed)
-            lanes.append(
-                LaneState(
-                    lane.to_record(),
-                    _decode_limits(limits) if limits else None,
-                    lane.rate,
-                    lane.concurrency,
-                    lane.budget,
-                    lane.budget_at,
-                )
-            )
+            values = (lane.rate, lane.concurrency, lane.budget, lane.budget_at)
+            lanes.append(build_lane_state(lane.to_record(), limits, *values))
         return lanes, lanes[-1].lane.name if len(lanes) == limit else None
 
     async def _export_replays(self, partition: int, position: Any, limit: int) -> ExportedPage:
         rank = position or 0
         reply = await self._run(partition, "export", "replays", rank, limit)
-        decoded = map(_decode_replay, reply)
-        replays = [copy_with(replay, cursor=None, count_cursor=None) for replay in decoded]
+        replays = [decode_replay_for_export(packed) for packed in reply]
         return replays, rank + limit if len(replays) == limit else None
 
     async def _export_replayed_tasks(
@@ -250,7 +227,7 @@ class RecordTransfer:
         reply = await self._run(partition, "export", "replays", replay_rank, 1)
         if not reply:
             return [], None
-        replay_id = _decode_replay(reply[0]).id
+        replay_id = decode_replay(reply[0]).id
         ids = await self._run(partition, "export", "replayed tasks", rank, limit, replay_id)
         tasks = [ReplayedTask(replay_id, unpack_id(packed_id)) for packed_id in ids]
         is_complete = len(tasks) < limit
@@ -303,7 +280,7 @@ def _import_lane(state: LaneState) -> tuple[str | None, Any, bytes]:
         lane.consecutive_opens,
         lane.paused,
         lane.last_claim_at,
-        None if state.limits is None else msgspec.json.encode(state.limits).decode(),
+        encode_limits(state.limits),
         state.rate,
         state.concurrency,
         state.budget,

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.service.model import LOST, AttemptRecord, Status
 from tarry.service.store import ClaimResult
+from tarry.service.stores.records import encode
 from tarry.service.stores.sqlite.queries import (
     SELECT_TASK,
     SEQ,
     STATUS,
     decode_task,
-    encode,
 )
 from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING, MultiRowStatement
 from tarry.service.stores.sqlite.transitions import log_attempts, mark_cancelled

@@ -14,8 +14,9 @@ from msgspec.json import Decoder
 
 from tarry.service.model import Status, Task  # noqa: TC001 - msgspec needs them at runtime
 from tarry.service.store import FinishStatus, LeaseTerms, NewTask
+from tarry.service.stores.records import encode
 from tarry.service.stores.sqlite.add import add_without_quota
-from tarry.service.stores.sqlite.queries import encode, pack_ids
+from tarry.service.stores.sqlite.queries import pack_ids
 from tarry.service.stores.sqlite.transaction import (
     CANCELLED,
     IN_FLIGHT,

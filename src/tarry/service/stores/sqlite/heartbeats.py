@@ -6,21 +6,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.service.model import WorkerRecord
 from tarry.service.store import MAX_LISTED_WORKERS, WORKER_EXPIRY_MS
+from tarry.service.stores.records import decode_worker, encode
 
 if TYPE_CHECKING:
+    from tarry.service.model import WorkerRecord
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(WorkerRecord).decode
 
 
 def record_worker(tx: Transaction, worker: WorkerRecord) -> None:
     """Store the heartbeat of a process in place of its last one."""
     tx.execute(
         "INSERT OR REPLACE INTO heartbeat (name, seen_at, record) VALUES (?, ?, ?)",
-        (worker.name, tx.now, bytearray(_encode(worker))),
+        (worker.name, tx.now, bytearray(encode(worker))),
     )
 
 
@@ -35,7 +33,9 @@ def list_workers(tx: ReadTransaction) -> list[WorkerRecord]:
         "SELECT seen_at, record FROM heartbeat WHERE seen_at > ? ORDER BY name LIMIT ?",
         (tx.now - WORKER_EXPIRY_MS, MAX_LISTED_WORKERS),
     ).fetchall()
-    return [msgspec.structs.replace(_decode(record), seen_at=seen_at) for seen_at, record in rows]
+    return [
+        msgspec.structs.replace(decode_worker(record), seen_at=seen_at) for seen_at, record in rows
+    ]
 
 
 def remove_expired(tx: Transaction) -> None:

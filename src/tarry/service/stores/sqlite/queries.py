@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from tarry.errors import ConfigurationError
 from tarry.service.model import MAX_ATTEMPT_NUMBER, AttemptRecord, LaneRecord, Status, Task
 from tarry.service.store import (
     MAX_BUSIEST_LANES,
@@ -19,12 +18,25 @@ from tarry.service.store import (
     Page,
     TaskFilter,
 )
+from tarry.service.stores.records import (
+    TASK_ID_PATTERN,
+    decode_attempt,
+    decode_limits,
+    is_task_id,
+    parse_cursor,
+)
 from tarry.service.stores.sqlite.heartbeats import list_workers
 from tarry.service.stores.sqlite.transaction import MINUTE_MS, TENANT_COUNTERS
-from tarry.wire.tasks import DownstreamLimits
+from tarry.service.stores.task_filters import (
+    AFTER_ALL_ROWS,
+    RowFilter,
+    is_within,
+    max_rows,
+    range_status,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tarry.service.stores.sqlite.transaction import ReadTransaction
     from tarry.service.stores.sqlite.worker_locks import WorkerLock
@@ -52,18 +64,10 @@ STATUS, WAKE_AT, _CANCELLING, SEQ = 12, 22, 23, 26
 """Positions of columns in `SELECT_TASK`. `wake_at` is the due time of a PENDING task, and the end
 of the lease of an IN_FLIGHT task."""
 
-MAX_SCANNED_ROWS = 2000
-"""Maximum number of rows that are read for one page of a filtered list, even if few match."""
-MAX_DECODED_ROWS = 500
-"""The same, if the filter has functions that decode rows, which takes up to 50 us each."""
 DAY_MS = 86_400_000
-_AFTER_ALL_ROWS = 1 << 62  # greater than every `seq`
-_CURSOR_PATTERN = re.compile(r"[0-9]{1,18}", re.ASCII)
 _ATTEMPT_NUMBER_BITS = MAX_ATTEMPT_NUMBER.bit_length()
-_ID_PATTERN = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _ID_LINE_LENGTH = 37  # an id and a newline
-_match_id = re.compile(_ID_PATTERN).fullmatch
-_match_id_lines = re.compile(f"(?:{_ID_PATTERN}\n)*+").fullmatch
+_match_id_lines = re.compile(f"(?:{TASK_ID_PATTERN}\n)*+").fullmatch
 
 _TENANT_ID = "SELECT id FROM tenant WHERE name = ?1"
 _SEQ_BY_ID = f"SELECT seq FROM task WHERE id = ?2 AND tenant = ({_TENANT_ID})"
@@ -147,10 +151,6 @@ SELECT ({_TENANT_ID}), (SELECT id FROM lane WHERE name = ?2),
        (SELECT id FROM policy_use WHERE tenant = ({_TENANT_ID}) AND policy = ?3)
 """
 
-encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
-_decode_limits: Callable[[str], DownstreamLimits] = msgspec.json.Decoder(DownstreamLimits).decode
-_decode_attempt: Callable[[bytes], AttemptRecord] = msgspec.msgpack.Decoder(AttemptRecord).decode
-
 
 def decode_task(row: Sequence[Any]) -> Task:
     """Convert a row of `SELECT_TASK` into a task."""
@@ -187,7 +187,7 @@ def pack_ids(task_ids: Sequence[str]) -> list[bytearray | None]:
 
 def pack_id(task_id: str) -> bytearray | None:
     """Return a task id as 16 bytes, as it is stored, or None if it is malformed."""
-    return bytearray.fromhex(task_id.replace("-", "")) if _match_id(task_id) else None
+    return bytearray.fromhex(task_id.replace("-", "")) if is_task_id(task_id) else None
 
 
 def unpack_id(packed: bytes) -> str:
@@ -214,7 +214,7 @@ def list_attempts(
     attempts: list[AttemptRecord] = []
     page_bytes = 0
     for (log,) in tx.execute(_ATTEMPTS, (*id_range, limit)):
-        attempts.append(_decode_attempt(log))
+        attempts.append(decode_attempt(log))
         page_bytes += len(log)
         if page_bytes >= MAX_PAGE_BYTES:
             break
@@ -240,7 +240,7 @@ def list_attempts_of_tasks(
         if not logs:
             continue
         [(packed_id,)] = tx.execute("SELECT id FROM task WHERE seq = ?", (seq,))
-        items += [(unpack_id(packed_id), _decode_attempt(log)) for (log,) in logs]
+        items += [(unpack_id(packed_id), decode_attempt(log)) for (log,) in logs]
         if len(items) == limit:
             return Page(items, str(attempt_row_id(seq, items[-1][1].number)))
     if page.cursor is None:
@@ -258,7 +258,7 @@ def last_attempts(
         parameters = (tenant, pack_id(task_id))
         row = tx.execute(f"{_LAST_ATTEMPT} ({_SEQ_BY_ID})", parameters).fetchone()
         if row is not None:
-            attempts[task_id] = _decode_attempt(row[0])
+            attempts[task_id] = decode_attempt(row[0])
     return attempts
 
 
@@ -308,53 +308,34 @@ def find_tasks(
         after = max(after, position)
     elif position is not None:
         before = min(before, position)
-    wanted_status, wanted_reason = task_filter.status, task_filter.reason
-    range_status = wanted_status
-    if task_filter.is_live and wanted_status is None:
-        range_status = Status.PENDING  # its statement lists all live tasks
-    statement = (_LIST_OLDEST_FIRST if oldest_first else _LIST_NEWEST_FIRST)[range_status]
-    # The statement selects by tenant and `seq` and, if the wanted status is a finished one, by
-    # status. With any other filter, some rows that the statement returns do not match.
-    is_live_status = wanted_status is not None and not wanted_status.is_finished
-    is_filtered = is_live_status or task_filter != TaskFilter(
-        status=wanted_status, is_live=task_filter.is_live
-    )
-    max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
-    if task_filter.matches_attempt is not None or task_filter.matches_content is not None:
-        max_rows = MAX_DECODED_ROWS
+    statements = _LIST_OLDEST_FIRST if oldest_first else _LIST_NEWEST_FIRST
+    statement, row_limit = statements[range_status(task_filter)], max_rows(task_filter, limit)
+    row_filter = RowFilter(task_filter, wanted_lanes, wanted_policy, task_filter.reason)
     created_from, created_until = task_filter.created_from, task_filter.created_until
-    finished_from, finished_until = task_filter.finished_from, task_filter.finished_until
     found: list[int] = []
     scanned = last_seq = 0
-    rows = tx.execute(statement, (tenant_id, after, before, max_rows))
-    for seq, status, lane_id, policy_id, reason, finished_at in rows:
+    rows = tx.execute(statement, (tenant_id, after, before, row_limit))
+    for seq, *columns in rows:
         scanned, last_seq = scanned + 1, seq
-        if (
-            (wanted_status is not None and wanted_status != status)
-            or (task_filter.is_live and finished_at is not None)
-            or (wanted_lanes is not None and lane_id not in wanted_lanes)
-            or (wanted_policy is not None and wanted_policy != policy_id)
-            or (wanted_reason is not None and wanted_reason != reason)
-            or not _is_within(finished_at, finished_from, finished_until)
-        ):
+        if not row_filter.matches(*columns):
             continue
         if created_from is not None or created_until is not None:
             [(created_at,)] = tx.execute(_CREATED_AT, (seq,))
-            if not _is_within(created_at, created_from, created_until):
+            if not is_within(created_at, created_from, created_until):
                 continue
         if not _matches_decoded(tx, seq, task_filter):
             continue
         if len(found) == limit:
             return Page(found, str(found[-1]))
         found.append(seq)
-    return Page(found, str(last_seq) if scanned == max_rows else None)
+    return Page(found, str(last_seq) if scanned == row_limit else None)
 
 
 def _matches_decoded(tx: ReadTransaction, seq: int, task_filter: TaskFilter) -> bool:
     """Return whether a task matches the functions of a filter that decode it."""
     if task_filter.matches_attempt is not None:
         row = tx.execute(f"{_LAST_ATTEMPT} ?", (seq,)).fetchone()
-        if row is None or not task_filter.matches_attempt(_decode_attempt(row[0])):
+        if row is None or not task_filter.matches_attempt(decode_attempt(row[0])):
             return False
     if task_filter.matches_content is None:
         return True
@@ -362,16 +343,9 @@ def _matches_decoded(tx: ReadTransaction, seq: int, task_filter: TaskFilter) -> 
     return task_filter.matches_content(content)
 
 
-def _is_within(time: int | None, start: int | None, end: int | None) -> bool:
-    """Return whether a time is in a window, including its limits; None: no limit."""
-    if time is None:
-        return start is None and end is None
-    return (start is None or start <= time) and (end is None or time <= end)
-
-
 def _seq_range(tx: ReadTransaction, tenant_id: int, task_filter: TaskFilter) -> tuple[int, int]:
     """Return exclusive limits of the `seq` of tasks with the wanted key and creation time."""
-    after, before = -1, _AFTER_ALL_ROWS
+    after, before = -1, AFTER_ALL_ROWS
     if task_filter.key is not None:
         row = tx.execute(_SEQ_BY_KEY, (tenant_id, task_filter.key)).fetchone()
         if row is None:
@@ -398,13 +372,6 @@ def _first_seq_created_at(tx: ReadTransaction, time: int) -> int:
         else:
             low = row[0] + 1
     return low
-
-
-def parse_cursor(cursor: str) -> int:
-    """Return the `seq` in a cursor; raise `ConfigurationError` if the cursor is malformed."""
-    if not _CURSOR_PATTERN.fullmatch(cursor):
-        raise ConfigurationError("cursor", "must be the cursor of an earlier page", cursor)
-    return int(cursor)
 
 
 def resolve_names(
@@ -471,7 +438,7 @@ def load_limits(
     if (version, process_count) == (known.version, known.process_count):
         return None
     rows = tx.execute(_CONFIGURED_LIMITS).fetchall()
-    limits = {name: _decode_limits(text) for name, text in rows}
+    limits = {name: decode_limits(text) for name, text in rows}
     paused_lanes = frozenset(name for (name,) in tx.execute(_PAUSED_LANES))
     return ConfiguredLimits(version, process_count, limits, paused_lanes)
 

@@ -34,6 +34,7 @@ from tarry.service.stores.sqlite.writer_process import (
     WriterProcessExecutor,
     ping,
 )
+from tarry.service.stores.task_filters import MAX_SCANNED_ROWS
 
 T = TypeVar("T")
 
@@ -375,7 +376,7 @@ class SqliteStore:
                 tenant=tenant,
                 task_filter=task_filter,
                 cursor=cursor,
-                limit=queries.MAX_SCANNED_ROWS,
+                limit=MAX_SCANNED_ROWS,
                 oldest_first=True,
             )
             page = await self.read(find)

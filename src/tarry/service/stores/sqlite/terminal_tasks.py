@@ -19,11 +19,11 @@ from tarry.service.store import (
     next_replay_count_at,
     next_replay_step_at,
 )
+from tarry.service.stores.records import decode_replay, encode
 from tarry.service.stores.sqlite import heartbeats
 from tarry.service.stores.sqlite.queries import (
     DAY_MS,
     attempt_row_id,
-    encode,
     pack_id,
     pack_ids,
     unpack_id,
@@ -101,8 +101,6 @@ MIN_FREE_PAGES = 1024
 _MAX_RELEASED_PAGES = 64  # in one sweep
 _MAX_RELEASE_COST = 1_000_000  # of one sweep: released pages x free pages
 
-_decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
-
 
 def delete_dead_letters(tx: Transaction, tenant: str, task_ids: Sequence[str]) -> int:
     """Delete the dead letters among these tasks; return their number."""
@@ -145,7 +143,7 @@ def get_replay(tx: ReadTransaction, tenant: str, replay_id: str) -> ReplayRecord
 def find_replay(tx: ReadTransaction, replay_id: str) -> ReplayRecord | None:
     """Return a replay of any tenant, or None if it does not exist."""
     row = tx.execute("SELECT job FROM replay WHERE id = ?", (replay_id,)).fetchone()
-    return None if row is None else _decode_replay(row[0])
+    return None if row is None else decode_replay(row[0])
 
 
 def list_replays(
@@ -160,7 +158,7 @@ def list_replays(
         source, order = f"replay WHERE true {tenant_condition}", "created_at DESC, id DESC"
     statement = f"SELECT job FROM {source} ORDER BY {order} LIMIT {_MAX_LISTED_REPLAYS}"
     rows = tx.execute(statement, () if tenant is None else (tenant,))
-    return [_decode_replay(job) for (job,) in rows]
+    return [decode_replay(job) for (job,) in rows]
 
 
 def replay_step(

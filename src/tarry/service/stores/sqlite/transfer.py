@@ -9,7 +9,6 @@ import msgspec
 
 from tarry.service.model import (
     ApiKeyRecord,
-    AttemptRecord,
     LaneRecord,
     PolicyVersion,
     ReplayRecord,
@@ -26,19 +25,26 @@ from tarry.service.store import (
     TaskAttempt,
     TransferMark,
 )
+from tarry.service.stores.records import (
+    LANE_FIELD_COUNT,
+    build_lane_state,
+    decode_attempt,
+    decode_replay_for_export,
+    decode_transfer_mark,
+    encode,
+    encode_limits,
+)
 from tarry.service.stores.sqlite.queries import (
     SELECT_TASK,
     SEQ,
     attempt_row_id,
     decode_row,
     decode_task,
-    encode,
     pack_id,
     unpack_id,
 )
 from tarry.service.stores.sqlite.terminal_tasks import insert_replay
 from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING
-from tarry.wire.tasks import DownstreamLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +53,6 @@ if TYPE_CHECKING:
 
     Row = Sequence[Any]
 
-_LANE_FIELD_COUNT = len(LaneRecord.__struct_fields__)
 # Each statement reads the rows after a key: ?1, or ?1 and ?2 if the key has two columns. The last
 # columns of a row are its key. Policies are in the order in which they were written, so the
 # versions of each policy are ascending.
@@ -105,11 +110,6 @@ _COUNT_TASK_OF_VERSION = (
     "UPDATE policy SET tasks = tasks + 1 WHERE tenant = ? AND id = ? AND version = ?"
 )
 
-_decode_attempt = msgspec.msgpack.Decoder(AttemptRecord).decode
-_decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
-_decode_limits = msgspec.json.Decoder(DownstreamLimits).decode
-_decode_mark = msgspec.msgpack.Decoder(TransferMark).decode
-
 
 def export_records(
     tx: ReadTransaction, kind: RecordKind, cursor: str | None, limit: int
@@ -133,19 +133,8 @@ def export_records(
 
 
 def _decode_lane(row: Row) -> LaneState:
-    limits, rate, concurrency, budget, budget_at, _ = row[_LANE_FIELD_COUNT:]
-    return LaneState(
-        decode_row(row[:_LANE_FIELD_COUNT], LaneRecord),
-        None if limits is None else _decode_limits(limits),
-        rate,
-        concurrency,
-        budget,
-        budget_at,
-    )
-
-
-def _decode_replay_row(row: Row) -> ReplayRecord:
-    return msgspec.structs.replace(_decode_replay(row[0]), cursor=None, count_cursor=None)
+    lane = decode_row(row[:LANE_FIELD_COUNT], LaneRecord)
+    return build_lane_state(lane, *row[LANE_FIELD_COUNT:-1])
 
 
 _DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
@@ -155,8 +144,8 @@ _DECODERS: dict[RecordKind, Callable[[Row], Any]] = {
     RecordKind.SIGNING_SECRET: lambda row: decode_row(row[:-2], SigningSecretRecord),
     RecordKind.LANE: _decode_lane,
     RecordKind.TASK: decode_task,
-    RecordKind.ATTEMPT: lambda row: TaskAttempt(row[0], unpack_id(row[1]), _decode_attempt(row[2])),
-    RecordKind.REPLAY: _decode_replay_row,
+    RecordKind.ATTEMPT: lambda row: TaskAttempt(row[0], unpack_id(row[1]), decode_attempt(row[2])),
+    RecordKind.REPLAY: lambda row: decode_replay_for_export(row[0]),
     RecordKind.REPLAYED_TASK: lambda row: ReplayedTask(row[0], unpack_id(bytes.fromhex(row[1]))),
 }
 
@@ -207,7 +196,7 @@ def import_lanes(tx: Transaction, lanes: Sequence[LaneState]) -> None:
         row.consecutive_opens, row.paused = state.lane.consecutive_opens, int(state.lane.paused)
         row.last_claim_at = state.lane.last_claim_at
         row.put_to_sleep()
-        limits = None if state.limits is None else msgspec.json.encode(state.limits).decode()
+        limits = encode_limits(state.limits)
         tx.execute(
             "UPDATE lane SET limits = ?, rate = ?, concurrency = ?, budget = ?, budget_at = ? "
             "WHERE id = ?",
@@ -332,7 +321,7 @@ IMPORTS: dict[RecordKind, Callable[[Transaction, Sequence[Any]], None]] = {
 def get_transfer(tx: ReadTransaction) -> TransferMark | None:
     """Return the mark of the store, or None."""
     row = tx.execute("SELECT mark FROM transfer").fetchone()
-    return None if row is None else _decode_mark(row[0])
+    return None if row is None else decode_transfer_mark(row[0])
 
 
 def set_transfer(tx: Transaction, mark: TransferMark | None) -> None:
