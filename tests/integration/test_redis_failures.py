@@ -15,6 +15,8 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask, TaskFilter
 from tarry.service.stores.redis import RedisStore, connection
+from tarry.service.stores.redis import store as store_module
+from tarry.service.stores.redis.store import SCHEMA_VERSION
 from tests.integration.redis_cluster import ClusterNode, redis_cluster_nodes
 from tests.integration.servers import Server, redis_server
 from tests.service.stores.harness import LEASE, success_result, task, task_numbers
@@ -186,6 +188,58 @@ def test_the_number_of_partitions_cannot_be_changed(server: Server) -> None:
         await third.open()
         await third.add([NewTask(task(1))])
         await third.close()
+
+    asyncio.run(main())
+
+
+def test_a_late_release_keeps_newer_leases(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that Redis executes after the client has given up changes only older leases."""
+
+    async def main(store: RedisStore) -> None:
+        await store.add([NewTask(task(1))])
+        await store.claim(LEASE, limit=1, per_lane=1)  # its reply was lost
+        run, late_calls = store._connection.run, []
+
+        async def run_writes_late(partition: int, name: str, *arguments: Any) -> Any:
+            if name == "unknown_leases":
+                return await run(partition, name, *arguments)
+            late_calls.append((partition, name, *arguments))
+            raise StoreUnavailable("timeout")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store._connection, "run", run_writes_late)
+            with pytest.raises(StoreUnavailable):
+                await store.release_unknown_leases(LEASE.worker, [])
+        assert 1 == await store.release_unknown_leases(LEASE.worker, [])
+        [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
+        for late_call in late_calls:
+            await run(*late_call)
+
+        assert [FinishStatus.APPLIED] == await store.finish([success_result(leased)])
+
+    run_on(single_url(server), main)
+
+
+def test_a_newer_schema_is_rejected(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older tarry does not start on a newer store; a process that is running continues."""
+
+    async def main() -> None:
+        url = f"{single_url(server)}?prefix=failures-{next(_numbers)}"
+        with monkeypatch.context() as newer:
+            newer.setattr(store_module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+            running = RedisStore(url)
+            await running.open()
+        older = RedisStore(url)
+        message = (
+            f"has schema version {SCHEMA_VERSION + 1}, but this tarry supports up to version "
+            f"{SCHEMA_VERSION}: use the newer tarry that created the store"
+        )
+        with pytest.raises(ConfigurationError, match=message):
+            await older.open()
+        await older.close()
+        await running.add([NewTask(task(1))])
+        assert {Status.PENDING: 1} == await counts(running)
+        await running.close()
 
     asyncio.run(main())
 

@@ -4,6 +4,10 @@ Every implementation follows these rules, which one conformance suite checks:
 
 * Every call may be repeated after an error or a lost reply. The same change is not made twice: a
   repeated `claim` or `sweep` continues with other tasks.
+* A call that raises `StoreUnavailable` may still take effect seconds later, after the caller has
+  repeated it: the request may wait in a network buffer or at a busy server. `finish`, `release` and
+  `release_unknown_leases` depend on the versions of tasks, so a late effect does not change a task
+  that was leased or finished meanwhile.
 * The changes of a call are durable when it returns. `add`, `finish` and `release` take batches. If
   one of them raises `StoreUnavailable`, it has applied its whole batch or nothing of it. A store
   that divides tenants among servers (Redis Cluster) promises this only for the tasks of each
@@ -521,7 +525,8 @@ class Store(Protocol):
 
         Called after a lost reply: the store may have leased tasks of which the worker does not
         know. The tasks keep their due times, and no attempt is counted, also if a lease has
-        expired. If a cancellation was requested, the task becomes CANCELLED. Return the number of
+        expired. If a cancellation was requested, the task becomes CANCELLED. A call that takes
+        effect late releases no lease that the worker has got after the call. Return the number of
         released leases.
         """
         ...

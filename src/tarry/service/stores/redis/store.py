@@ -301,13 +301,21 @@ class RedisStore:
         known = pack_ids(known_ids)
 
         async def release_in(partition: int) -> int:
-            count: int = 0
+            # Two scripts: a request that Redis executes late, after the client has given up, must
+            # not release a lease that the worker has got meanwhile. `release` checks the version.
+            count = 0
             after = b""
             while True:
-                released, after = await self._connection.run(
-                    partition, "release_unknown", worker, known, to_raw(after), _LANE_PAGE_SIZE
+                after, *fields = await self._connection.run(
+                    partition, "unknown_leases", worker, known, to_raw(after), _LANE_PAGE_SIZE
                 )
-                count += released
+                leases = [
+                    (to_raw(fields[i]), fields[i + 1].decode(), fields[i + 2], None)
+                    for i in range(0, len(fields), 3)
+                ]
+                if leases:
+                    statuses = await self._connection.run(partition, "release", leases)
+                    count += sum(status != b"superseded" for status in statuses)
                 if not after:
                     return count
 
