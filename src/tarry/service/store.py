@@ -218,7 +218,8 @@ class ConfiguredLimits(msgspec.Struct, frozen=True):
     """Limits and pauses that operators have set, and the number of processes that share them."""
 
     version: int = 0
-    """A number that grows with each change of the limits, and each pause and resumption."""
+    """A number that grows with each change of the limits, and each pause and resumption. It is
+    smaller after a failover that has lost such changes."""
     process_count: int = 1
     """The number of processes that lease tasks, at least 1; they share the limits. It comes from
     `Store.list_workers`, without those of the role `api`, or from a source that detects the exit of

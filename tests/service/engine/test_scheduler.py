@@ -12,6 +12,7 @@ from tarry.service.model import Status
 from tarry.service.store import (
     AddResult,
     ClaimResult,
+    ConfiguredLimits,
     FinishStatus,
     LeaseTerms,
     NewTask,
@@ -27,6 +28,8 @@ from tests.service.engine.harness import (
     run,
 )
 from tests.service.stores.reference_store import ReferenceStore
+
+LANE = "default/http:a.example:80"
 
 
 def test_retry_beyond_the_horizon_is_claimed() -> None:
@@ -101,6 +104,47 @@ def test_stop_does_not_wait_for_a_slow_claim_beyond_its_timeout() -> None:
         await harness.engine.stop(0.5)
 
         assert loop.time() - started_at <= 0.5
+
+    run(main)
+
+
+def test_limits_with_a_smaller_version_are_applied() -> None:
+    """After a failover that has lost a pause, the lane is not paused in this process either."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        await harness.add(harness.new_task())
+        scheduler, lane = harness.engine.scheduler, harness.lanes[LANE]
+        replies = [ConfiguredLimits(7, paused_lanes=frozenset({LANE})), ConfiguredLimits(6)]
+
+        async def load_limits(_known: ConfiguredLimits) -> ConfiguredLimits:
+            return replies.pop(0)
+
+        harness.store.load_limits = load_limits  # type: ignore[assignment, method-assign]
+        await scheduler.load_limits()
+        assert lane.is_paused
+        await scheduler.load_limits()
+        assert not lane.is_paused
+
+    run(main)
+
+
+def test_limits_of_an_earlier_call_are_ignored() -> None:
+    """A reply that arrives after the reply of a later call does not replace its limits."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        replies = [(2.0, ConfiguredLimits(1)), (1.0, ConfiguredLimits(2))]
+
+        async def load_limits(_known: ConfiguredLimits) -> ConfiguredLimits:
+            delay, limits = replies.pop(0)
+            await asyncio.sleep(delay)
+            return limits
+
+        harness.store.load_limits = load_limits  # type: ignore[assignment, method-assign]
+        scheduler = harness.engine.scheduler
+        await asyncio.gather(scheduler.load_limits(), scheduler.load_limits())
+        assert 2 == harness.context.limit_table.stored.version
 
     run(main)
 

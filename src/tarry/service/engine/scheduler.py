@@ -50,6 +50,7 @@ class Scheduler:
         self._wakeup = asyncio.Event()
         self._was_capacity_limited = self._is_stopping = False
         self._next_release_at_ms = self._next_surplus_at_ms = 0.0
+        self._started_loads = self._applied_load = 0
         # Half the horizon, so that tasks added by other processes are claimed before they are due.
         self._poll_interval_s = context.lease_terms.horizon_ms / 2000
 
@@ -144,9 +145,13 @@ class Scheduler:
         """
         context = self._context
         known = _NO_LIMITS if reload else context.limit_table.stored
+        self._started_loads += 1
+        number = self._started_loads
         limits = await context.store.load_limits(known)
-        if limits is None or limits.version < context.limit_table.stored.version:
-            return  # not changed, or a newer version was loaded meanwhile
+        # Versions are not compared: after a failover that has lost writes, the version is smaller.
+        if limits is None or number < self._applied_load:
+            return  # not changed, or the result of a later call was applied meanwhile
+        self._applied_load = number
         context.limit_table.stored = limits
         for lane in context.lanes.values():
             context.limit_table.configure(lane.downstream)
