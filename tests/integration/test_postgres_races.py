@@ -169,6 +169,31 @@ def test_results_with_callbacks_lock_lanes_before_tenants(postgres_dsn: str) -> 
     run(postgres_dsn, main)
 
 
+def test_results_with_callbacks_create_lanes_before_locks(postgres_dsn: str) -> None:
+    """A result waits for another process that creates the callback's lane, and locks nothing."""
+
+    async def main(store: PostgresStore) -> None:
+        callback = task(2, host="b")
+        [added] = await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
+        async with transaction(store) as tx:
+            create = "INSERT INTO tarry.lane (tenant, name) SELECT id, $1 FROM tarry.tenant"
+            await tx.fetch(create, callback.lane)
+            result = success_result(added.task, callback_task=callback)
+            finish = await start(tx, store.finish([result]))
+            await tx.fetch(LOCK_TIMEOUT)
+            await tx.fetch("SELECT 1 FROM tarry.lane FOR UPDATE")
+            await tx.fetch("UPDATE tarry.tenant SET lanes = lanes + 1")
+        assert [FinishStatus.APPLIED] == await finish
+
+        await store.finish([success_result(added.task, callback_task=task(3, host="c"))])
+        [leased] = (await store.claim(LEASE, limit=10, per_lane=10)).tasks
+        await store.finish([success_result(leased, callback_task=task(3, host="c"))])
+        assert 3 == len((await store.list_lanes("acme")).items)
+        assert 3 == await store.database.fetch_value("SELECT lanes FROM tarry.tenant")
+
+    run(postgres_dsn, main)
+
+
 def test_a_pause_and_a_change_of_limits_lock_in_the_same_order(postgres_dsn: str) -> None:
     """A pause that waits for a change of limits has not locked the lane."""
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _ADD = "SELECT * FROM tarry.add_1({})".format(", ".join(f"${n}" for n in range(1, 24)))
 _CLAIM = "SELECT * FROM tarry.claim_1($1, $2, $3, $4, $5, $6, $7, $8)"
 _FINISH = "SELECT tarry.finish_1({})".format(", ".join(f"${n}" for n in range(1, 15)))
-_LOCK = "SELECT tarry.lock_1($1, $2, $3)"
+_LOCK = "SELECT tarry.lock_1($1, $2, $3, $4)"
 _RELEASE = "SELECT tarry.release_1($1, $2, $3, $4)"
 _CANCEL = "SELECT tarry.cancel_1($1, $2, $3)"
 _RETRY_NOW = "SELECT tarry.retry_now_1($1, $2, $3, $4)"
@@ -299,6 +299,7 @@ async def _finish_in_transaction(
         _LOCK,
         [result.task.id for result in results],
         encode_texts({task.lane for task in changed_tasks}),
+        encode_texts({task.lane for task in callback_tasks}),
         encode_texts({task.tenant for task in changed_tasks}),
     )
     statuses: list[FinishStatus] = []

@@ -28,15 +28,33 @@ from tarry.service.stores.postgres.functions.constants import (
 _LOCK = f"""
 -- Lock what a transaction with several statements changes. Otherwise its second statement could
 -- wait for a lane that is locked by a transaction which waits for a tenant of the first statement.
-CREATE FUNCTION tarry.lock_1(p_ids uuid[], p_lanes text[], p_tenants text[]) RETURNS void
+-- Lanes of `p_new_lanes` that are missing are created first, as by `add_1`: another transaction may
+-- be creating the same lane, and lock other lanes and tenants afterwards.
+CREATE FUNCTION tarry.lock_1(p_ids uuid[], p_lanes text[], p_new_lanes text[], p_tenants text[])
+RETURNS void
 {PLAN_SETTINGS} AS $$
+DECLARE
+    v_created integer[];
 BEGIN
     PERFORM 1 FROM tarry.task_key AS k
     JOIN tarry.live AS l ON l.tenant = k.tenant AND l.seq = k.seq
     WHERE k.id = ANY (p_ids) ORDER BY l.tenant, l.seq FOR UPDATE OF l;
+    WITH created AS (
+        INSERT INTO tarry.lane AS l (tenant, name)
+        SELECT t.id, n.name FROM unnest(p_new_lanes) AS n (name)
+        JOIN tarry.tenant AS t ON t.name = split_part(n.name, '/', 1)
+        WHERE NOT EXISTS (SELECT 1 FROM tarry.lane AS l WHERE l.name = n.name)
+        ORDER BY n.name ON CONFLICT DO NOTHING RETURNING l.tenant
+    )
+    SELECT array_agg(tenant) INTO v_created FROM created;
     PERFORM 1 FROM tarry.lane AS l WHERE l.name = ANY (p_lanes) ORDER BY l.id FOR NO KEY UPDATE;
     PERFORM 1 FROM tarry.tenant AS t WHERE t.name = ANY (p_tenants) ORDER BY t.id
     FOR NO KEY UPDATE;
+    IF v_created IS NOT NULL THEN
+        UPDATE tarry.tenant AS t SET lanes = t.lanes + c.count
+        FROM (SELECT i.tenant, count(*) FROM unnest(v_created) AS i (tenant) GROUP BY i.tenant) AS c
+        WHERE t.id = c.tenant;
+    END IF;
 END $$;
 """
 
