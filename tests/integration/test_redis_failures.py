@@ -17,6 +17,7 @@ from tarry.service.store import AddStatus, FinishStatus, NewTask, TaskFilter
 from tarry.service.stores.redis import RedisStore, connection
 from tarry.service.stores.redis import store as store_module
 from tarry.service.stores.redis.store import SCHEMA_VERSION
+from tests.chaos.tcp_proxy import Disturbance, tcp_proxy
 from tests.integration.redis_cluster import ClusterNode, redis_cluster_nodes
 from tests.integration.servers import Server, redis_server
 from tests.service.stores.harness import LEASE, success_result, task, task_numbers
@@ -134,6 +135,21 @@ def test_a_server_that_hangs_is_unavailable(
         await retry_until_available(store.ping)
 
     run_on(single_url(server), main)
+
+
+def test_all_connections_are_replaced_after_one_was_reset(server: Server) -> None:
+    """When a call has failed because the network was interrupted, the next calls succeed."""
+
+    async def main(store: RedisStore) -> None:
+        await asyncio.gather(*(store.ping() for _ in range(8)))  # opens 8 connections
+        proxy.disturb(Disturbance.RESET)
+        proxy.disturb(Disturbance.NONE)
+        with pytest.raises(StoreUnavailable):
+            await store.ping()
+        await asyncio.gather(*(store.ping() for _ in range(8)))
+
+    with tcp_proxy(server.address.removeprefix("unix://")) as proxy:
+        run_on(f"redis://127.0.0.1:{proxy.port}", main)
 
 
 def test_a_full_server_changes_nothing(server: Server) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from collections import Counter
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -117,11 +118,57 @@ def _replace_host(url: str, address: NodeAddress) -> str:
 
 
 class _Server:
-    """A client of one server, and its free connections."""
+    """A client of one server with a connection pool, and the number of its free connections."""
 
-    def __init__(self, client: Any) -> None:
-        self.client = client
+    def __init__(self, build_client: Callable[[], Any], response_error: type[Exception]) -> None:
+        self._build_client = build_client
+        self._response_error = response_error
+        self._client = build_client()
         self.free_connections = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._running_counts: Counter[Any] = Counter()
+        """The number of running commands by client."""
+        self._has_connected = False
+        """Whether a command of the current client has succeeded."""
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def execute(self, *command: Any) -> Any:
+        """Run a command on a pooled connection."""
+        client = self._client
+        self._running_counts[client] += 1
+        try:
+            reply = await client.execute_command(*command)
+        except Exception as error:
+            # The other connections of the pool were probably lost, too. redis-py detects that the
+            # server has closed a connection, but not that it was reset. With this pool, calls would
+            # fail and succeed in turn until each connection has failed once.
+            is_lost = not isinstance(error, self._response_error)
+            if is_lost and client is self._client and self._has_connected:
+                self._client, self._has_connected = self._build_client(), False
+            raise
+        else:
+            self._has_connected = self._has_connected or client is self._client
+            return reply
+        finally:
+            self._running_counts[client] -= 1
+            if client is not self._client:
+                self._close_if_idle(client)
+
+    def _close_if_idle(self, client: Any) -> None:
+        """Close a client that was replaced, after its last command."""
+        if not self._running_counts[client]:
+            del self._running_counts[client]
+            task = asyncio.get_running_loop().create_task(_close(client))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await asyncio.gather(*self._closing, self._client.aclose())
+
+
+async def _close(client: Any) -> None:
+    with suppress(Exception):  # its connections are lost
+        await client.aclose()
 
 
 class RedisConnection:
@@ -158,8 +205,10 @@ class RedisConnection:
     def _server(self, address: NodeAddress | None) -> _Server:
         server = self._servers.get(address)
         if server is None:
-            client = self._build_client(address, socket_timeout=_READ_TIMEOUT_S)
-            server = self._servers[address] = _Server(client)
+            server = self._servers[address] = _Server(
+                lambda: self._build_client(address, socket_timeout=_READ_TIMEOUT_S),
+                self._errors.ResponseError,
+            )
         return server
 
     def _build_client(self, address: NodeAddress | None, *, socket_timeout: float | None) -> Any:
@@ -182,7 +231,7 @@ class RedisConnection:
         return self._build_client(address, socket_timeout=None)  # the listener has its own timeout
 
     async def _read_slots(self, address: NodeAddress) -> list[Any]:
-        slots: list[Any] = await self._server(address).client.execute_command("CLUSTER", "SLOTS")
+        slots: list[Any] = await self._server(address).execute("CLUSTER", "SLOTS")
         return slots
 
     async def close(self) -> None:
@@ -193,7 +242,7 @@ class RedisConnection:
                 await self._is_idle.wait()
         servers, self._servers, self._cluster = self._servers, {}, None
         for server in servers.values():
-            await server.client.aclose()
+            await server.close()
 
     def partition_key(self, partition: int) -> str:
         """Return the prefix of the keys of a partition. The number in braces is its hash tag."""
@@ -272,7 +321,7 @@ class RedisConnection:
         server = self._server(address)
         try:
             async with asyncio.timeout(_CALL_TIMEOUT_S), server.free_connections:
-                return await server.client.execute_command(*command)
+                return await server.execute(*command)
         except Exception as error:
             unavailable = self.translate(error)
             if unavailable is None:
