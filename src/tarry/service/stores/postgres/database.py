@@ -1,8 +1,8 @@
 """Connections to PostgreSQL: a bounded pool, timeouts, retries, and errors of the store port.
 
-No statement depends on the state of its connection. So with `statement_cache=off`, the store works
-behind a pooler that may give each transaction a different connection (such as PgBouncer in
-transaction mode).
+No statement depends on the state of its connection. So without a cache of prepared statements, the
+store works behind a pooler that may use a different connection of the server for each transaction
+(such as PgBouncer in transaction mode).
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ class PostgresOptions(Struct, frozen=True):
     """The URL for asyncpg, without the options below."""
     schema: str = DEFAULT_SCHEMA
     pool_size: int = _DEFAULT_POOL_SIZE
-    statement_cache: bool = True
-    listen: bool = True
+    statement_cache: bool | None = None
+    """None: unless there is a pooler."""
+    listen: bool | None = None
+    """Likewise."""
 
 
 def parse_url(url: str) -> PostgresOptions:
@@ -76,12 +78,12 @@ def parse_url(url: str) -> PostgresOptions:
     if not (size.isascii() and size.isdecimal() and 1 <= int(size) <= _MAX_POOL_SIZE):
         rule = f"must have a pool_size from 1 to {_MAX_POOL_SIZE}"
         raise ConfigurationError("store", rule, size)
-    switches: dict[str, bool] = {}
+    switches: dict[str, bool | None] = {}
     for name in ("statement_cache", "listen"):
-        text = own.get(name, "on")
-        if text not in {"on", "off"}:
+        text = own.get(name)
+        if text not in {"on", "off", None}:
             raise ConfigurationError("store", f"must have {name}=on or {name}=off", text)
-        switches[name] = text == "on"
+        switches[name] = None if text is None else text == "on"
     dsn = f"{address}?{urlencode(others)}" if others else address
     return PostgresOptions(dsn, schema, int(size), switches["statement_cache"], switches["listen"])
 
@@ -97,6 +99,8 @@ class Database:
             self._asyncpg: Any = import_module("asyncpg")
         self._pool: Any = None
         self._statements: dict[str, str] = {}
+        self.is_pooled: bool = False
+        """Whether a pooler was found between this process and the server."""
 
     async def open(self) -> None:
         """Connect, and create or upgrade the tables."""
@@ -108,23 +112,36 @@ class Database:
             """Do nothing: statements leave no state, and a reset would cost a round trip."""
 
         with self.map_errors():
-            pool = asyncpg.create_pool(
+            connection = await self.connect()
+            try:
+                self.is_pooled = await _is_pooled(connection)
+                await self.schema.upgrade(connection)
+                await connection.close()
+            finally:
+                connection.terminate()
+            has_cache = self.options.statement_cache
+            if has_cache is None:
+                has_cache = not self.is_pooled
+            self._pool = await asyncpg.create_pool(
                 self.options.dsn,
                 min_size=0,
                 max_size=self.options.pool_size,
                 timeout=CONNECT_TIMEOUT_S,
                 command_timeout=CALL_TIMEOUT_S,
-                statement_cache_size=100 if self.options.statement_cache else 0,
+                statement_cache_size=100 if has_cache else 0,
                 reset=skip_reset,
             )
-            try:
-                await pool
-                async with pool.acquire(timeout=CONNECT_TIMEOUT_S) as connection:
-                    await self.schema.upgrade(connection)
-            except BaseException:
-                pool.terminate()
-                raise
-        self._pool = pool
+        if self.is_pooled and None in {self.options.statement_cache, self.options.listen}:
+            _logger.info(
+                "a connection pooler was found at %s: without statement_cache=on and listen=on in "
+                "the URL, statements are not cached and wake-ups are not received",
+                self._redacted_url,
+            )
+
+    @property
+    def can_listen(self) -> bool:
+        """Whether to receive notifications, which a pooler in transaction mode does not forward."""
+        return not self.is_pooled if self.options.listen is None else self.options.listen
 
     async def close(self) -> None:
         """Close all connections."""
@@ -139,18 +156,18 @@ class Database:
         """Open a connection that does not belong to the pool."""
         with self.map_errors():
             return await self._asyncpg.connect(
-                self.options.dsn, timeout=CONNECT_TIMEOUT_S, statement_cache_size=0
+                self.options.dsn,
+                timeout=CONNECT_TIMEOUT_S,
+                command_timeout=CALL_TIMEOUT_S,
+                statement_cache_size=0,
             )
 
     async def fetch(self, statement: str, *arguments: object) -> list[Any]:
         """Run one statement in its own transaction, and return its rows."""
-        if self.options.statement_cache:
-            return await self._run(
-                lambda connection: connection.fetch(self.sql(statement), *arguments)
-            )
-        # Without the cache, asyncpg sends a statement in two messages. Inside a transaction, a
-        # pooler sends both to the same connection.
-        return await self.transact(lambda tx: tx.fetch(statement, *arguments))
+        # Without the cache, asyncpg prepares the statement first, in a round trip of its own. It
+        # does not end the implicit transaction in between (it sends Flush, not Sync), so a pooler
+        # sends both messages to the same connection of the server.
+        return await self._run(lambda connection: connection.fetch(self.sql(statement), *arguments))
 
     async def fetch_row(self, statement: str, *arguments: object) -> Any:
         """Run one statement, and return its first row, or None."""
@@ -212,6 +229,16 @@ class Database:
     def map_errors(self) -> _ErrorMapping:
         """Return a context manager that translates errors of asyncpg."""
         return _ErrorMapping(self._asyncpg, self._redacted_url)
+
+
+async def _is_pooled(connection: Any) -> bool:
+    """Return whether a pooler is between this process and the server.
+
+    A pooler sends a process id of its own when a client connects, because the connection of the
+    server may change.
+    """
+    process_id = await connection.fetchval("SELECT pg_backend_pid()")
+    return bool(process_id != connection.get_server_pid())
 
 
 class Transaction:

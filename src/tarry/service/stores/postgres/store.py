@@ -359,7 +359,7 @@ class PostgresStore:
         await self.database.fetch("DELETE FROM tarry.worker WHERE name = $1", encode_text(name))
 
     def listen(self, callback: Callable[[], None]) -> None:
-        if self.database.options.listen:
+        if self.database.can_listen:
             self._notifications.listen(callback)
 
     async def try_lead(self) -> bool:
