@@ -22,7 +22,7 @@ BEGIN
     LOOP
         EXECUTE 'DELETE FROM tarry.' || v_table;
     END LOOP;
-    UPDATE tarry.meta SET value = 0 WHERE name <> 'schema_version';
+    UPDATE tarry.meta SET value = 0 WHERE name IN ('pinged', 'limits_version');
 END $$;
 """
 

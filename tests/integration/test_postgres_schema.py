@@ -37,12 +37,13 @@ async def open_and_close(url: str) -> None:
 
 
 def test_a_newer_schema_is_rejected(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older tarry does not start on newer tables; the error names both schema versions."""
+    """A tarry does not start on tables that are not compatible; the error names both versions."""
     url, newest = new_schema_url(postgres_dsn), len(schema.MIGRATIONS)
 
     async def main() -> None:
         with monkeypatch.context() as newer:
             newer.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, ADD_COLUMNS))
+            newer.setattr(schema, "COMPATIBLE_VERSION", newest + 1)
             await open_and_close(url)
         message = (
             f"have version {newest + 1}, but this tarry supports up to version {newest}: "

@@ -237,12 +237,13 @@ def test_a_late_release_keeps_newer_leases(server: Server, monkeypatch: pytest.M
 
 
 def test_a_newer_schema_is_rejected(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older tarry does not start on a newer store; a process that is running continues."""
+    """A tarry does not start on a store that is not compatible; a running process continues."""
 
     async def main() -> None:
         url = f"{single_url(server)}?prefix=failures-{next(_numbers)}"
         with monkeypatch.context() as newer:
             newer.setattr(store_module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+            newer.setattr(store_module, "COMPATIBLE_VERSION", SCHEMA_VERSION + 1)
             running = RedisStore(url)
             await running.open()
         older = RedisStore(url)

@@ -282,6 +282,9 @@ MIGRATIONS: tuple[str, ...] = (_TABLES + FUNCTIONS,)
 
 The names of functions end with a version. A migration that changes a function adds one with the
 next version and leaves the old one, so that processes of the previous release keep working."""
+COMPATIBLE_VERSION = 1
+"""The oldest schema version whose processes work with the tables of the newest. They also start on
+these tables: during a rolling upgrade, a process of the previous release may crash."""
 
 
 class Schema:
@@ -303,7 +306,7 @@ class Schema:
         The advisory lock makes processes that start at the same time wait for each other. It ends
         with the transaction, so it works behind a transaction pooler too.
         """
-        if await self._read_version(connection) == len(MIGRATIONS):
+        if await self._read_version(connection) >= len(MIGRATIONS):
             return
         async with connection.transaction():
             await connection.execute(
@@ -316,10 +319,12 @@ class Schema:
                 await connection.execute(self.sql(migration))
             await connection.execute(
                 self.sql(
-                    "INSERT INTO tarry.meta VALUES ('schema_version', $1) "
+                    "INSERT INTO tarry.meta VALUES ('schema_version', $1), "
+                    "('compatible_version', $2) "
                     "ON CONFLICT (name) DO UPDATE SET value = excluded.value"
                 ),
                 len(MIGRATIONS),
+                COMPATIBLE_VERSION,
             )
 
     async def _create(self, connection: Any) -> None:
@@ -337,11 +342,11 @@ class Schema:
         table = f"{self._quoted_prefix}meta"
         if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", table):
             return 0
-        row = await connection.fetchval(
-            self.sql("SELECT value FROM tarry.meta WHERE name = 'schema_version'")
+        versions: dict[str, int] = dict(
+            await connection.fetch(self.sql("SELECT name, value FROM tarry.meta"))
         )
-        version = 0 if row is None else int(row)
-        if version > len(MIGRATIONS):
+        version = versions.get("schema_version", 0)
+        if versions.get("compatible_version", version) > len(MIGRATIONS):
             msg = (
                 f"store: the tables in schema {self.name} have version {version}, but this tarry "
                 f"supports up to version {len(MIGRATIONS)}: use the newer tarry that wrote them"

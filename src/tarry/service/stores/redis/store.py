@@ -107,6 +107,9 @@ R = TypeVar("R")
 _logger = logging.getLogger("tarry.service.store")
 
 SCHEMA_VERSION = 1
+COMPATIBLE_VERSION = 1
+"""The oldest schema version whose processes work with the data of `SCHEMA_VERSION`. They also start
+on this data: during a rolling upgrade, a process of the previous release may crash."""
 DEFAULT_CLUSTER_PARTITIONS = 16
 _LEADER_LEASE_MS = 30_000
 """Renewed by each heartbeat of this process, and by each call of `try_lead`."""
@@ -149,10 +152,10 @@ class RedisStore:
         self._connection.open()
         wanted = self._connection.address.partition_count
         default = DEFAULT_CLUSTER_PARTITIONS if self._connection.address.is_cluster else 1
-        schema, count = await self._connection.run(
-            GLOBAL_PARTITION, "create", SCHEMA_VERSION, wanted or default
+        schema, compatible, count = await self._connection.run(
+            GLOBAL_PARTITION, "create", SCHEMA_VERSION, COMPATIBLE_VERSION, wanted or default
         )
-        if schema > SCHEMA_VERSION:
+        if compatible > SCHEMA_VERSION:
             msg = (
                 f"the store has schema version {schema}, but this tarry supports up to version "
                 f"{SCHEMA_VERSION}: use the newer tarry that created the store"

@@ -1,10 +1,18 @@
 --! uses records
--- Creates the store if it does not exist. args: schema version, number of partitions (nil: any).
--- Returns the stored schema version and number of partitions.
+-- Creates the store if it does not exist, and records that a newer version of tarry uses it.
+-- args: schema version, oldest compatible schema version, number of partitions.
+-- Returns the stored values of them.
 
 local key = base .. 'meta'
-if not call('HGET', key, 'schema') then
-    call('HSET', key, 'schema', args[1])
-    call('HSET', key, 'partitions', args[2])
+local schema = tonumber(call('HGET', key, 'schema'))
+if not schema then
+    call('HSET', key, 'partitions', args[3])
 end
-return {tonumber(call('HGET', key, 'schema')), tonumber(call('HGET', key, 'partitions'))}
+if not schema or schema < args[1] then
+    call('HSET', key, 'schema', args[1])
+    call('HSET', key, 'compatible', args[2])
+end
+local function get(name)
+    return tonumber(call('HGET', key, name))
+end
+return {get('schema'), get('compatible') or get('schema'), get('partitions')}
