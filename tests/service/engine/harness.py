@@ -180,10 +180,12 @@ class EngineHarness:
         return NewTask(task, delay_ms)
 
     async def add(self, *new_tasks: NewTask) -> list[Task]:
-        """Add tasks and return them as they were stored."""
+        """Add tasks and return them as they were stored; the attempts of due tasks start."""
         clock = self.context.clock
         clock.synchronize(clock.local_ms(), await self.store.ping())
         added: Sequence[AddResult] = await self.engine.submit(list(new_tasks))
+        for _ in range(2):  # attempts start in the second next iteration of the event loop
+            await asyncio.sleep(0)
         return [result.task for result in added]
 
     async def get_task(self, task: Task) -> Task:

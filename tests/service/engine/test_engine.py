@@ -187,6 +187,23 @@ def test_new_task_is_sent_without_a_claim() -> None:
     run(main)
 
 
+def test_caller_continues_before_attempts_start() -> None:
+    """The API responds to a request before the attempts of its tasks start."""
+
+    async def main() -> None:
+        target = FakeTarget()
+        harness = EngineHarness(target)
+        await harness.add(harness.new_task())
+        await asyncio.sleep(1)  # the policy is loaded
+        await harness.engine.submit([harness.new_task() for _ in range(3)])
+
+        assert 1 == len(target.requests)
+        await asyncio.sleep(1)
+        assert 4 == len(target.requests)
+
+    run(main)
+
+
 def test_cancelled_caller_does_not_stop_its_task() -> None:
     """A task is sent although the call that adds it is cancelled before the store replies."""
 

@@ -210,6 +210,9 @@ class Engine:
             elif task.next_attempt_at <= horizon_end:
                 self.scheduler.wake()
         if tasks:
+            # In the next iteration of the event loop, the callers of `submit` respond to their
+            # clients. To start 8 attempts takes 0.7 ms, in which these clients would wait.
+            self.worker.delay_starts()
             self.worker.add(tasks, contents)
         return results
 

@@ -115,6 +115,13 @@ class Worker:
         else:
             self.leased_tasks.add(tasks, contents)
 
+    def delay_starts(self) -> None:
+        """Start no task before the second next iteration of the event loop."""
+        if not self._is_start_scheduled:
+            self._is_start_scheduled = True
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._continue_starting)
+
     def adopt_renewed(self, tasks: Sequence[Task]) -> None:
         """Adopt the new ends of leases that the store has renewed; release unknown leases.
 
