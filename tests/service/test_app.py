@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.app import Service, are_api_keys_required, data_location, make_store
 from tarry.service.delivery import Fault
 from tarry.service.delivery import dns as dns_module
@@ -180,5 +180,25 @@ def test_a_service_does_not_start_on_a_store_that_was_moved(tmp_path: Path) -> N
         assert await store.is_in_use()
         await service.close()
         await store.close()
+
+    asyncio.run(main())
+
+
+def test_metrics_do_not_need_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the store is unavailable, the metrics page reports that, without the store's tasks."""
+
+    async def main() -> None:
+        service = Service(Settings(store="memory:"))
+
+        async def fail() -> bool:
+            raise StoreUnavailable("disk full")
+
+        monkeypatch.setattr(service.store, "try_lead", fail)
+        page, _ = await service._render_metrics(None, "")
+
+        assert b'retry_component_failing{component="store"} 1.0' in page
+        assert b"retry_superseded_total 0.0" in page
+        assert b"retry_tasks" not in page
+        assert {"store": "disk full"} == service.engine.health.failing
 
     asyncio.run(main())

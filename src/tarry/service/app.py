@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tarry.errors import ConfigurationError, MissingExtra
+from tarry.errors import ConfigurationError, MissingExtra, StoreUnavailable
 from tarry.runtime.clocks import environment  # the clocks and the random source
 
 try:
@@ -267,9 +267,14 @@ class Service:
 
     async def _render_metrics(self, tenant: str | None, accept: str) -> tuple[bytes, str]:
         # Only one process reports the tasks of the store, so that the metrics of all processes can
-        # be summed.
-        counters = await self.store.counters(tenant) if await self.store.try_lead() else None
-        return self.metrics.render(counters, self.engine.clock.now_s(), tenant, accept)
+        # be summed. Without the store, the other metrics still show what this process does.
+        try:
+            counters = await self.store.counters(tenant) if await self.store.try_lead() else None
+        except StoreUnavailable as error:
+            self.engine.health.mark_failing("store", error)
+            counters = None
+        now_s, failing = self.engine.clock.now_s(), self.engine.health.failing
+        return self.metrics.render(counters, now_s, tenant, accept, failing=failing)
 
 
 def make_store(url: str, *, writer_process: bool = False, strict_durability: bool = False) -> Store:

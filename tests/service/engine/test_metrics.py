@@ -412,3 +412,21 @@ def test_tenant_sees_only_its_own_metrics() -> None:
         assert not [name for name in found if "bob" in name or "policy" in name]
 
     run(main)
+
+
+def test_failing_components_are_reported_to_the_operator() -> None:
+    """A gauge is 1 for each failing component and 0 for the others; a tenant does not get it."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        page, _ = harness.metrics.render(None, 0.0, failing=["store", "another"])
+        tenant_page, _ = harness.metrics.render(None, 0.0, "ann", failing=["store"])
+
+        prefix = "retry_component_failing"
+        expected = {"another": 1, "bodies": 0, "delivery": 0, "encryption": 0, "store": 1}
+        assert {f"{prefix}{{component={name}}}": value for name, value in expected.items()} == {
+            name: value for name, value in parse_samples(page).items() if name.startswith(prefix)
+        }
+        assert prefix not in tenant_page.decode()
+
+    run(main)

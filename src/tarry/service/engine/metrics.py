@@ -23,7 +23,7 @@ with require_extra("metrics need prometheus-client", "service"):
     from prometheus_client.openmetrics import exposition as openmetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from typing import TypeAlias
 
     from prometheus_client.core import Metric
@@ -54,6 +54,7 @@ _LONG_BUCKETS_MS = (
 _MAX_SAMPLES = 500  # then they are counted: sorting them is cheaper than a bucket search for each
 _LANE_STATUSES = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
 _BREAKER_STATES = ("closed", "open", "half-open")
+_COMPONENTS = ("store", "bodies", "delivery", "encryption")
 
 
 class _LabeledCounter(Counter[tuple[str, ...]]):
@@ -183,17 +184,21 @@ class Metrics:
         now_s: float,
         tenant: str | None = None,
         accept: str = "",
+        *,
+        failing: Collection[str] = (),
     ) -> tuple[bytes, str]:
         """Return the metrics page and its content type.
 
-        `store_counters` is None if another process reports the tasks of the store. With `tenant`,
-        the page has only the gauges of the tenant's lanes and tasks, because the other metrics
-        cover all tenants. The format is OpenMetrics if `accept`, the header of the request, names
-        it, else the text format of Prometheus.
+        `store_counters` is None if another process reports the tasks of the store, or if the store
+        is unavailable. With `tenant`, the page has only the gauges of the tenant's lanes and tasks,
+        because the other metrics cover all tenants. The format is OpenMetrics if `accept`, the
+        header of the request, names it, else the text format of Prometheus. `failing` has the names
+        of the failing components.
         """
         registry = CollectorRegistry()
-        counters_and_histograms = self._counters_and_histograms() if tenant is None else ()
-        metrics = [*counters_and_histograms, *self._gauges(store_counters, now_s, tenant)]
+        metrics = list(self._gauges(store_counters, now_s, tenant))
+        if tenant is None:
+            metrics = [*self._counters_and_histograms(), _component_gauge(failing), *metrics]
         registry.register(_MetricsCollector(metrics))
         media_types = {entry.partition(";")[0].strip().lower() for entry in accept.split(",")}
         if OPENMETRICS_MEDIA_TYPE in media_types:
@@ -262,6 +267,14 @@ class Metrics:
 
     def _lane_label(self, lane: str) -> str:
         return lane if self._lane_names.admit(lane) else _OTHER
+
+
+def _component_gauge(failing: Collection[str]) -> Metric:
+    help_text = "1 if a component of this process is failing, else 0."
+    family = GaugeMetricFamily("retry_component_failing", help_text, labels=["component"])
+    for component in sorted({*_COMPONENTS, *failing}):
+        family.add_metric([component], component in failing)
+    return family
 
 
 def _store_gauges(counters: Counters) -> Iterator[Metric]:
