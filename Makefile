@@ -45,6 +45,7 @@ PARALLEL        = $(MAKE) -j 2 --output-sync=target
 .PHONY: test
 test: $(READY) ## Run all checks and tests: lint, bare, pytest
 	$(call step,programs,.ci/programs)
+	$(call step,prometheus,.ci/prometheus)
 	@$(PARALLEL) $(LINT_TARGETS) bare $(PYTEST_TARGETS)
 
 .PHONY: lint
@@ -92,6 +93,7 @@ ALLOW_NO_TESTS := $(if $(ARGS),|| [[ $$? == 5 ]])
 .PHONY: pytest
 pytest: $(READY) ## Run the tests; ARGS is passed to pytest
 	$(call step,programs,.ci/programs)
+	$(call step,prometheus,.ci/prometheus)
 	@$(PARALLEL) $(PYTEST_TARGETS)
 
 .PHONY: pytest-library
@@ -140,6 +142,7 @@ test-all: ## Run the tests with each installed Python from 3.11 on, and with the
 .PHONY: test-lowest
 test-lowest: $(LOWEST)/.ready ## Run the tests with the lowest allowed version of each dependency
 	$(call step,programs,.ci/programs)
+	$(call step,prometheus,.ci/prometheus)
 	$(call step,tests ($(LOWEST)),$(LOWEST)/bin/python -m pytest -q $(ARGS) tests,tail -n 1)
 
 .PHONY: format
