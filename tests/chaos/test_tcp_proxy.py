@@ -34,7 +34,7 @@ def proxy() -> Iterator[TcpProxy]:
         path = str(home / "socket")
         with ThreadingUnixStreamServer(path, EchoHandler) as server:
             server.daemon_threads = True
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
             with tcp_proxy(path) as running_proxy:
                 yield running_proxy
             server.shutdown()

@@ -172,7 +172,7 @@ class FakeService:
 
     def start(self) -> None:
         """Serve in a thread."""
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
         """Close the port."""

@@ -169,7 +169,7 @@ class FlakyServer:
 
     def start(self) -> None:
         """Start a thread that serves."""
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
         """Close the port."""
