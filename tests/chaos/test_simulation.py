@@ -19,7 +19,7 @@ from tests.chaos.simulation import simulate
 from tests.service.engine.harness import new_breaker
 from tests.service.stores.reference_store import ReferenceStore
 
-SEED_COUNT, SEEDS_PER_TEST = 600, 100
+SEED_COUNT, SEEDS_PER_TEST = 200, 50
 """`make chaos` simulates 20,000 seeds, these among them."""
 
 
