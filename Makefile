@@ -6,6 +6,7 @@ VENV   ?= .venv/dev
 ARGS   ?=
 SEEDS  ?= 20000
 ROUNDS ?= 50
+EXTRA  ?= service
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -19,6 +20,8 @@ SERVE    := .venv/serve
 BENCH_SERVICE := .venv/bench-service
 LOWEST   := .venv/lowest
 BARE     := .venv/bare
+PACKAGE  := .venv/package
+SBOM     := .venv/sbom
 # --verifytypes uses the first `python` on PATH.
 PYRIGHT   = PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m basedpyright
 COVERAGE  = COVERAGE_FILE=$(VENV)/.coverage $(PY) -m coverage
@@ -171,6 +174,38 @@ bench-service: $(BENCH_SERVICE)/.ready ## Compare the service with job queues; A
 bench-sim: $(READY) ## Measure the speed of the simulator; ARGS is passed to the benchmark
 	@$(PY) -m benchmarks.simulation $(ARGS)
 
+# The time stamps in the packages: of the last commit, or a fixed time outside of a repository.
+EPOCH = $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || echo 1700000000))
+BUILD = SOURCE_DATE_EPOCH=$(EPOCH) $(PACKAGE)/bin/python -m build --no-isolation --outdir
+
+.PHONY: package
+package: $(PACKAGE)/.ready ## Build, check and install wheel and sdist, and write the SBOM, into dist/
+	@rm -rf dist $(PACKAGE)/again $(PACKAGE)/from-wheel $(PACKAGE)/from-sdist
+	$(call step,wheel and sdist build,$(BUILD) dist)
+	$(call step,build is reproducible,$(BUILD) $(PACKAGE)/again && diff -r dist $(PACKAGE)/again)
+	$(call step,twine check --strict,$(PACKAGE)/bin/python -m twine --no-color check --strict dist/*)
+	$(call step,wheel installs,$(call install_alone,$(PACKAGE)/from-wheel,dist/*.whl))
+	$(call step,sdist installs,$(call install_alone,$(PACKAGE)/from-sdist,dist/*.tar.gz))
+	@$(MAKE) sbom
+	@cd dist && sha256sum *.whl *.tar.gz *.cdx.json > SHA256SUMS && cat SHA256SUMS
+
+# $(call install_alone,directory,file): install a file in a new environment; load all public names.
+define install_alone
+$(PYTHON) -m venv --without-pip $(1) && \
+  $(PACKAGE)/bin/python -m pip --python $(1)/bin/python install --quiet --disable-pip-version-check $(2) && \
+  $(1)/bin/python -I .ci/bare.py
+endef
+
+.PHONY: sbom
+sbom: $(PACKAGE)/.ready ## Write the CycloneDX SBOM of an environment with the extra EXTRA (service)
+	@rm -rf $(SBOM) && mkdir -p dist
+	$(call step,environment with tarry[$(EXTRA)],$(PYTHON) -m venv --without-pip $(SBOM) && \
+	  $(PACKAGE)/bin/python -m pip --python $(SBOM)/bin/python install --quiet \
+	  --disable-pip-version-check -c requirements-dev.txt '.[$(EXTRA)]')
+	$(call step,SBOM,$(PACKAGE)/bin/cyclonedx-py environment --pyproject pyproject.toml \
+	  --output-reproducible --spec-version 1.6 --output-format JSON \
+	  --output-file dist/tarry-$(EXTRA).cdx.json $(SBOM)/bin/python)
+
 .PHONY: clean
 clean: ## Remove environments, caches and build results
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
@@ -201,6 +236,11 @@ $(BENCH_SERVICE)/.ready: pyproject.toml requirements-bench-service.txt benchmark
 	  $(BENCH_SERVICE)/bin/python $(PIP) --no-warn-conflicts --upgrade --target $(BENCH_SERVICE)/arq \
 	  -r benchmarks/service/requirements-arq.txt && \
 	  $(BENCH_SERVICE)/bin/python $(PIP) -e '.[service]')
+	@touch $@
+
+$(PACKAGE)/.ready: requirements-package.txt
+	$(call step,environment $(PACKAGE),$(call environment,$(PACKAGE)) && \
+	  $(PACKAGE)/bin/python $(PIP) -r requirements-package.txt)
 	@touch $@
 
 $(LOWEST)/.ready: pyproject.toml requirements-lowest.txt
