@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 TENANTS, LANES_PER_TENANT = 20, 50
 ATTEMPTS_PER_SECOND = 200
+PHASE_S = 20.0
+"""Seconds before the flood, and of the flood."""
 FLOOD_TASKS_PER_SECOND = 6_000
 """Tasks of the flood for each second of its duration: more than the service can deliver."""
 MAX_RATIO = 1.5
@@ -78,7 +80,7 @@ def run(engine: str, seconds: float, progress: backlog.Progress) -> FairnessResu
         backlog.temporary_folder() as home,
         backlog.temporary_folder() as store_folder,
         running_target(home) as target,
-        running_store(engine, store_folder) as url,
+        running_store(engine, store_folder) as (url, _),
     ):
         count = int(ATTEMPTS_PER_SECOND * 2 * seconds)
         flood_count = int(FLOOD_TASKS_PER_SECOND * seconds)

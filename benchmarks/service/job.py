@@ -50,6 +50,8 @@ class Run:
     """Milliseconds of processor time per task, of all processes."""
     enqueuer_cpu: float
     """The part of `cpu` that the enqueuing process used."""
+    server_cpu: float
+    """The part of `cpu` that Redis or PostgreSQL used."""
     gap_p50: float
     """Milliseconds from a failed attempt to the next attempt; also the next value."""
     gap_p99: float
@@ -122,7 +124,7 @@ class Job:
         if candidate.set_up:
             group.run(candidate.set_up)
         pids = [group.start(command).pid for command in candidate.workers]
-        pids += [] if server is None else [server.pid]
+        server_pids = [] if server is None else [server.pid]
         if candidate.processes > 1:
             tarry_server.wait_until_ready(port, group.check, candidate.processes)
         enqueuer = Enqueuer(group, candidate.enqueuer, STEP_TIMEOUT_S)
@@ -132,11 +134,12 @@ class Job:
         time.sleep(IDLE_S)
         self._target.reset()
 
-        cpu_before = sum(map(cpu_seconds, pids))
+        cpu_before, server_before = _sum_cpu(pids), _sum_cpu(server_pids)
         started, enqueuer_cpu = enqueuer.enqueue(count)
         self._wait_until_done(count, group)
         time.sleep(FINAL_WRITES_S)
-        cpu = sum(map(cpu_seconds, pids)) - cpu_before + enqueuer_cpu
+        server_cpu = _sum_cpu(server_pids) - server_before
+        cpu = _sum_cpu(pids) - cpu_before + server_cpu + enqueuer_cpu
         stats = self._target.stats()
         gaps = [task.gap_ms for task in self._target.log().values() if task.gap_ms is not None]
         if stats["bad"]:
@@ -145,6 +148,7 @@ class Job:
             rate=count / (stats["last_done"] - started),
             cpu=1e3 * cpu / count,
             enqueuer_cpu=1e3 * enqueuer_cpu / count,
+            server_cpu=1e3 * server_cpu / count,
             gap_p50=quantile(gaps, 0.5),
             gap_p99=quantile(gaps, 0.99),
             duplicates=int(stats["duplicates"]),
@@ -159,6 +163,10 @@ class Job:
                     f"{done} of {count} tasks done; end of the log:\n{group.log_tail()}"
                 )
             time.sleep(0.02)
+
+
+def _sum_cpu(pids: list[int]) -> float:
+    return sum(map(cpu_seconds, pids))
 
 
 def measure_candidates(

@@ -33,7 +33,7 @@ from benchmarks.service.backlog import (
     temporary_folder,
 )
 from benchmarks.service.limits import LimitCheck, quantile
-from benchmarks.service.processes import BenchmarkError
+from benchmarks.service.processes import BenchmarkError, cpu_seconds
 from benchmarks.service.servers import postgres_server, redis_server
 from benchmarks.service.target import running_target
 from tarry.errors import StoreUnavailable
@@ -75,6 +75,8 @@ class ScaleResult:
     claim_ms: float
     claim_p99_ms: float
     finish_ms: float
+    cpu_ms: float
+    """Processor time of a round, of this process and the server: it varies less than times."""
     service: ServiceRun
     lag_p99_ms: float
     """Start of an attempt minus its `nextAttemptAt`, for the attempts of the stream."""
@@ -82,48 +84,56 @@ class ScaleResult:
 
 def fill(engine: str, pending: int, data: Path, progress: Progress) -> None:
     """Fill the store in a folder of `data` with `pending` tasks, for a later run."""
-    with _running_store_in(data, engine, pending) as (url, folder):
+    with _running_store_in(data, engine, pending) as (url, _, folder):
         asyncio.run(_fill(engine, url, folder, pending, progress))
 
 
 def run(engine: str, pending: int, data: Path | None, progress: Progress) -> ScaleResult:
     """Fill a store with `pending` tasks, unless an earlier run has filled it, and measure it."""
-    with _running_store_in(data, engine, pending) as (url, folder):
+    with _running_store_in(data, engine, pending) as (url, server_pid, folder):
         added_per_s = asyncio.run(_fill(engine, url, folder, pending, progress))
         size = asyncio.run(_stored_bytes(engine, url, folder))
         size -= int((folder / _EMPTY_BYTES).read_text())
         progress(f"scale, {engine}: {ROUNDS} claims with {pending:,} tasks")
-        open_s, rounds = asyncio.run(_measure_store(url))
+        open_s, cpu_ms, rounds = asyncio.run(_measure_store(url, server_pid))
         adds, claims, finishes = zip(*rounds, strict=True)
         service, lags = _measure_service(url, progress)
         return ScaleResult(
             engine, pending, added_per_s, size / pending, open_s,
             median(adds), median(claims), quantile(list(claims), 0.99), median(finishes),
-            service, quantile(lags, 0.99),
+            cpu_ms, service, quantile(lags, 0.99),
         )  # fmt: skip
 
 
 @contextmanager
-def _running_store_in(data: Path | None, engine: str, pending: int) -> Iterator[tuple[str, Path]]:
-    """Yield the URL and the folder of a store in a folder of `data`; None: a temporary folder."""
+def _running_store_in(
+    data: Path | None, engine: str, pending: int
+) -> Iterator[tuple[str, int | None, Path]]:
+    """Yield the URL, server and folder of a store in a folder of `data`.
+
+    None: in a temporary folder.
+    """
     with ExitStack() as stack:
         if data is None:
             folder = stack.enter_context(temporary_folder())
         else:
             folder = data.resolve() / f"{engine}-{pending}"
             folder.mkdir(parents=True, exist_ok=True)
-        yield stack.enter_context(running_store(engine, folder)), folder
+        yield *stack.enter_context(running_store(engine, folder)), folder
 
 
 @contextmanager
-def running_store(engine: str, folder: Path) -> Iterator[str]:
-    """Run the server of an engine, if it needs one; yield the URL of the store in `folder`."""
+def running_store(engine: str, folder: Path) -> Iterator[tuple[str, int | None]]:
+    """Run the server of an engine, if it needs one; yield the URL of the store, and its process id.
+
+    The store is in `folder`.
+    """
     if engine == "sqlite":
-        yield tarry_server.store_url(folder)
+        yield tarry_server.store_url(folder), None
     else:
         run_server = postgres_server if engine == "postgres" else redis_server
         with run_server(folder) as server:
-            yield server.url
+            yield server.url, server.pid
 
 
 async def _fill(engine: str, url: str, folder: Path, pending: int, progress: Progress) -> float:
@@ -155,13 +165,26 @@ async def _add(store: Store, tasks: list[NewTask]) -> None:
     raise BenchmarkError(f"the store was unavailable {_MAX_ADD_TRIES} times in a row")
 
 
-async def _measure_store(url: str) -> tuple[float, list[tuple[float, float, float]]]:
-    """Return the seconds to open the store, and the milliseconds of the steps of each round."""
+async def _measure_store(
+    url: str, server_pid: int | None
+) -> tuple[float, float, list[tuple[float, float, float]]]:
+    """Measure how long it takes to open the store, and run the rounds.
+
+    Returns the seconds until the store was open, the processor time of a round in milliseconds, and
+    the milliseconds of the steps of each round.
+    """
     started = time.perf_counter()
     async with _open_store(url) as store:
         await store.claim(_TERMS, limit=100, per_lane=100)
         open_s = time.perf_counter() - started
-        return open_s, [await _run_round(store, number) for number in range(ROUNDS)]
+        cpu_before = _cpu_seconds(server_pid)
+        rounds = [await _run_round(store, number) for number in range(ROUNDS)]
+        return open_s, 1000 * (_cpu_seconds(server_pid) - cpu_before) / ROUNDS, rounds
+
+
+def _cpu_seconds(server_pid: int | None) -> float:
+    """Return the processor time of this process and the server."""
+    return time.process_time() + (0.0 if server_pid is None else cpu_seconds(server_pid))
 
 
 async def _run_round(store: Store, number: int) -> tuple[float, float, float]:
@@ -248,7 +271,10 @@ def _folder_bytes(folder: Path) -> int:
 
 def table_lines(results: list[ScaleResult]) -> Iterator[str]:
     """Yield the lines of the tables of the stores and of the service."""
-    titles = ("pending", "added/s", "bytes/task", "open s", "add ms", "claim ms", "p99", "finish")
+    titles = (
+        *("pending", "added/s", "bytes/task", "open s"),
+        *("add ms", "claim ms", "p99", "finish", "CPU ms"),
+    )
     yield f"\n{'scale':10}" + "".join(f"{title:>12}" for title in titles)
     for result in results:
         cells = (
@@ -256,7 +282,7 @@ def table_lines(results: list[ScaleResult]) -> Iterator[str]:
             "" if isnan(result.added_per_s) else f"{result.added_per_s:,.0f}",
             f"{result.bytes_per_task:,.0f}", f"{result.open_s:.2f}",
             f"{result.add_ms:.2f}", f"{result.claim_ms:.2f}",
-            f"{result.claim_p99_ms:.2f}", f"{result.finish_ms:.2f}",
+            f"{result.claim_p99_ms:.2f}", f"{result.finish_ms:.2f}", f"{result.cpu_ms:.2f}",
         )  # fmt: skip
         yield f"{result.engine:10}" + "".join(f"{cell:>12}" for cell in cells)
     titles = ("pending", "start s", "memory MiB", "lag p99 ms")

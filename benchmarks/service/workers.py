@@ -75,13 +75,14 @@ def _build_candidate(setup: Setup) -> Candidate:
 
 def table_lines(rows: dict[Setup, Row]) -> Iterator[str]:
     """Yield the lines of the table."""
-    titles = ("processes", "tasks/s", "CPU ms", "x CPU", "cores", "gap p99")
+    titles = ("processes", "tasks/s", "CPU ms", "x CPU", "of server", "cores", "gap p99")
     yield f"\n{'workers':18}" + "".join(f"{title:>11}" for title in titles)
     for setup, row in rows.items():
         rate, cpu = row.median("rate"), row.median("cpu")
         cells = (
             str(setup.processes), f"{rate:,.0f}", f"{cpu:.3f}", f"{_cpu_ratio(rows, setup):.2f}",
-            f"{rate * cpu / 1000:.2f}", f"{row.median('gap_p99'):,.0f}",
+            f"{row.median('server_cpu'):.3f}", f"{rate * cpu / 1000:.2f}",
+            f"{row.median('gap_p99'):,.0f}",
         )  # fmt: skip
         yield f"{setup.engine:10}{setup.role:8}" + "".join(f"{cell:>11}" for cell in cells)
 
