@@ -10,7 +10,7 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status, WorkerRecord
 from tarry.service.store import LeaseTerms, NewTask, Retention
-from tarry.service.stores.postgres import PostgresStore, schema
+from tarry.service.stores.postgres import PostgresStore, database, schema
 from tests.integration.postgres_store import new_schema_url, run_on_store
 from tests.service.stores.harness import DAY_MS, success_result, task
 
@@ -75,6 +75,21 @@ def test_an_older_process_continues_after_an_upgrade(
         assert 2 == (await store.counters()).task_counts[Status.SUCCEEDED]
 
     run_on_store(url, main)
+
+
+def test_a_migration_may_take_longer_than_a_call(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timeout of calls does not interrupt the upgrade of large tables."""
+    monkeypatch.setattr(database, "CALL_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "SELECT pg_sleep(2.5)"))
+
+    async def main() -> None:
+        opened = database.Database(new_schema_url(postgres_dsn))
+        await opened.open()
+        await opened.close()
+
+    asyncio.run(main())
 
 
 def test_a_failed_migration_is_rolled_back(

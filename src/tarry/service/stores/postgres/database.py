@@ -32,6 +32,8 @@ CONNECT_TIMEOUT_S = 5.0
 """Time to connect, and to wait for a free connection of the pool."""
 CALL_TIMEOUT_S = 15.0
 """Time of one statement, including its commit."""
+_MIGRATION_TIMEOUT_S = 600.0
+"""Time of one migration, which may have to read large tables."""
 _DEFAULT_POOL_SIZE = 8
 _MAX_POOL_SIZE = 1000
 _MAX_TRIES = 8
@@ -112,11 +114,11 @@ class Database:
             """Do nothing: statements leave no state, and a reset would cost a round trip."""
 
         with self.map_errors():
-            connection = await self.connect()
+            connection = await self.connect(_MIGRATION_TIMEOUT_S)
             try:
                 self.is_pooled = await _is_pooled(connection)
                 await self.schema.upgrade(connection)
-                await connection.close()
+                await connection.close(timeout=CONNECT_TIMEOUT_S)
             finally:
                 connection.terminate()
             has_cache = self.options.statement_cache
@@ -152,13 +154,13 @@ class Database:
             except (TimeoutError, OSError, self._asyncpg.PostgresError):
                 pool.terminate()
 
-    async def connect(self) -> Any:
+    async def connect(self, command_timeout: float = CALL_TIMEOUT_S) -> Any:
         """Open a connection that does not belong to the pool."""
         with self.map_errors():
             return await self._asyncpg.connect(
                 self.options.dsn,
                 timeout=CONNECT_TIMEOUT_S,
-                command_timeout=CALL_TIMEOUT_S,
+                command_timeout=command_timeout,
                 statement_cache_size=0,
             )
 
@@ -237,7 +239,7 @@ async def _is_pooled(connection: Any) -> bool:
     A pooler sends a process id of its own when a client connects, because the connection of the
     server may change.
     """
-    process_id = await connection.fetchval("SELECT pg_backend_pid()")
+    process_id = await connection.fetchval("SELECT pg_backend_pid()", timeout=CALL_TIMEOUT_S)
     return bool(process_id != connection.get_server_pid())
 
 
