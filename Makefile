@@ -130,7 +130,7 @@ demo: $(SERVE)/.ready ## Run `tarry demo`: tasks are retried until they succeed
 	@$(SERVE)/bin/tarry demo $(ARGS)
 
 .PHONY: chaos
-chaos: $(READY) ## Simulate SEEDS runs of the service with faults; kill real services and stores ROUNDS times
+chaos: $(READY) ## Simulate SEEDS runs with faults; kill real services and stores ROUNDS times (SEED=n repeats rounds)
 	@$(PY) -m tests.chaos.simulation --seeds $(SEEDS)
 	@ROUNDS=$(ROUNDS) $(PY) -m pytest -q tests/chaos/test_killed_service.py
 	@ROUNDS=$(ROUNDS) $(PY) -m pytest -q --log-cli-level=INFO tests/chaos/test_many_processes.py

@@ -27,7 +27,8 @@ POLICY = {
 }
 DELAY_MS = 900
 """Less than `horizon_ms`: a delayed task is leased at once and waits in a worker."""
-PAUSE_S = 0.05
+PAUSE_S = 0.1
+LIVE = ("PENDING", "IN_FLIGHT")
 CLOCK_TOLERANCE_S = 0.005
 """Times are in milliseconds, and the anchored clock of SQLite may differ by some."""
 
@@ -138,34 +139,49 @@ class Load:
 
     def wait_until_finished(self, api: Service) -> None:
         """Wait until all tasks are finished."""
+        # A task may change its status between two requests. The search by status is only faster.
         api.wait_for(
-            lambda: all(task["status"] in TERMINAL_STATUSES for task in self._list_tasks(api))
+            lambda: (
+                not any(self._list(api, "/retry-tasks", status=name, limit=1) for name in LIVE)
+                and all(
+                    task["status"] in TERMINAL_STATUSES for task in self._list(api, "/retry-tasks")
+                )
+            )
         )
 
-    def _list_tasks(self, api: Service) -> list[dict[str, Any]]:
-        """Return the tasks of this target; or an unfinished one if the store is unavailable."""
-        tasks: list[dict[str, Any]] = []
+    def _list(
+        self, api: Service, path: str, *, status: str | None = None, limit: int = 500
+    ) -> list[dict[str, Any]]:
+        """Return tasks or attempts of this target; an unfinished task if the store is unavailable.
+
+        With a `status`, return at most `limit` of them.
+        """
+        items: list[dict[str, Any]] = []
         lane = quote(self.target.url.replace("//", ""))
+        query = f"limit={limit}&lane={lane}" + (f"&status={status}" if status else "")
         cursor = ""
         while True:
-            status, page = api.request("GET", f"/retry-tasks?limit=500&lane={lane}{cursor}")
-            if status == 503:
+            code, page = api.request("GET", f"{path}?{query}{cursor}")
+            if code == 503:
                 return [{"status": "unknown"}]
-            tasks += page["items"]
-            if page["nextCursor"] is None:
-                return tasks
+            items += page["items"]
+            if page["nextCursor"] is None or status:
+                return items
             cursor = f"&cursor={page['nextCursor']}"
 
     def check(self, api: Service) -> Totals:
         """Check the invariants, when all tasks are finished."""
-        tasks = {task["taskId"]: task for task in self._list_tasks(api)}
+        tasks = {task["taskId"]: task for task in self._list(api, "/retry-tasks")}
+        logs: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for attempt in self._list(api, "/attempts"):
+            logs[attempt["taskId"]].append(attempt)
         duplicates = lost_attempts = late_responses = 0
         for path, accepted in self.accepted.items():
             task = tasks.pop(accepted.id, None)
             deliveries = self.deliveries[path]
             assert task is not None, f"invariant 1: {path} was accepted and is missing"
             assert task["idempotencyKey"] == f"key{path}", f"invariant 5: {task}"
-            log = api.attempts(accepted.id)
+            log = sorted(logs[accepted.id], key=lambda attempt: int(attempt["attemptNumber"]))
             details = f"{task}\n{deliveries}\n" + "\n".join(map(str, log))
             successes = [delivery for delivery in deliveries if delivery.status == 200]
             if accepted.is_cancelled:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from tests.integration.redis_cluster import ClusterNode, redis_cluster_nodes
 from tests.integration.servers import Server, postgres_server, redis_server
@@ -14,15 +14,24 @@ from tests.integration.servers import Server, postgres_server, redis_server
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 
+class ProxiedAddress(NamedTuple):
+    """How a process connects to a store by TCP proxies."""
+
+    url: str
+    redirected_ports: dict[int, int]
+    """The process connects to the second port instead of the first. A Cluster needs this: its
+    clients connect to the ports that the nodes announce."""
+
+
 class ChaosStore(Protocol):
     """A store for several processes of the service."""
 
     url: str
-    socket_path: str | None
-    """The Unix socket of its server; None if there is no server, or more than one."""
+    socket_paths: list[str]
+    """The Unix sockets of its servers."""
 
-    def proxied_url(self, port: int) -> str:
-        """Return the URL of the store by a TCP proxy on a loopback port."""
+    def proxied_address(self, ports: list[int]) -> ProxiedAddress:
+        """Return the address of the store by TCP proxies; each server has one, on a port."""
         ...
 
     def crash(self) -> None:
@@ -53,14 +62,13 @@ StoreFactory: TypeAlias = Callable[[Path], AbstractContextManager[ChaosStore]]
 class SqliteFile(ChaosStore):
     """A SQLite file, which has no server."""
 
-    socket_path = None
-
     def __init__(self, path: Path) -> None:
         self.url = f"sqlite:{path}"
+        self.socket_paths: list[str] = []
         self._path = path
         self._renamed = path.with_name("elsewhere")
 
-    def proxied_url(self, port: int) -> str:
+    def proxied_address(self, ports: list[int]) -> ProxiedAddress:
         """Raise an error: there is no connection."""
         raise NotImplementedError
 
@@ -85,12 +93,12 @@ class SingleServer(ChaosStore):
     def __init__(self, server: Server, url: str, socket_path: str, proxied_url: str) -> None:
         self._server = server
         self.url = url
-        self.socket_path: str | None = socket_path
+        self.socket_paths = [socket_path]
         self._proxied_url = proxied_url
 
-    def proxied_url(self, port: int) -> str:
-        """Return the URL of the store by a TCP proxy on a loopback port."""
-        return self._proxied_url.format(port=port)
+    def proxied_address(self, ports: list[int]) -> ProxiedAddress:
+        """Return the address of the store by a TCP proxy."""
+        return ProxiedAddress(self._proxied_url.format(port=ports[0]), {})
 
     def crash(self) -> None:
         """Kill the server and start it again."""
@@ -113,15 +121,15 @@ class SingleServer(ChaosStore):
 class Cluster(ChaosStore):
     """A Redis Cluster with replicas."""
 
-    socket_path = None
-
     def __init__(self, nodes: list[ClusterNode]) -> None:
         self._nodes = nodes
+        self.socket_paths = [node.socket_path for node in nodes]
         self.url = nodes[0].server.address.replace("redis://", "redis+cluster://")
 
-    def proxied_url(self, port: int) -> str:
-        """Raise an error: clients connect to the addresses that the nodes announce."""
-        raise NotImplementedError
+    def proxied_address(self, ports: list[int]) -> ProxiedAddress:
+        """Return the address of the store by a TCP proxy for each node."""
+        node_ports = [node.port for node in self._nodes]
+        return ProxiedAddress(self.url, dict(zip(node_ports, ports, strict=True)))
 
     def crash(self) -> None:
         """Kill the primary of most keys, wait until a replica took over, and start it again."""

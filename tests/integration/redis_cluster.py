@@ -30,6 +30,8 @@ class ClusterNode(NamedTuple):
     port: int
     server: Server
     client: Any
+    socket_path: str
+    """Its Unix socket, for proxies. Clients connect to the port."""
 
 
 @contextmanager
@@ -67,8 +69,9 @@ def redis_cluster_nodes(
 @contextmanager
 def _run_node(*options: str) -> Generator[ClusterNode]:
     with create_directory() as home:
-        port = _free_port()
+        port, path = _free_port(), str(home / "redis.sock")
         command = [*redis_command(home), "--bind", "127.0.0.1", "--port", str(port)]
+        command += ["--unixsocket", path]
         command += ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
         command += ["--cluster-replica-validity-factor", "0"]
         command += ["--cluster-require-full-coverage", "no", *options]
@@ -80,7 +83,7 @@ def _run_node(*options: str) -> Generator[ClusterNode]:
             stop_with=signal.SIGKILL,
         )
         with run_server(server), redis.Redis(port=port) as client:
-            yield ClusterNode(port, server, client)
+            yield ClusterNode(port, server, client, path)
 
 
 def _wait_until(condition: Callable[[], bool]) -> None:

@@ -108,7 +108,8 @@ class Service:
         self.folder = folder
         self._store = store or f"sqlite:{folder / 'tarry.db'}"
         self.port = free_port()
-        self._flags = ("--dev", *flags) if dev else flags
+        self.flags: tuple[str, ...] = ("--dev", *flags) if dev else flags
+        """The flags of the next start."""
         self._command_prefix = command_prefix
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -132,7 +133,7 @@ class Service:
         """Start the process."""
         command = [*self._command_prefix, sys.executable, "-m", "tarry", "serve"]
         command += ["--port", str(self.port)]
-        command += ["--store", self._store, *self._flags]
+        command += ["--store", self._store, *self.flags]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
 
