@@ -202,7 +202,7 @@ def test_every_name_that_the_pages_use_is_public() -> None:
     code = "\n".join(code_on_page(page) for page in [*PAGES, ROOT / "CHANGELOG.md"])
     used = set(re.findall(r"\btarry\.([A-Za-z_]+)", code))
 
-    file_names = {"db", "json"}  # `tarry.db` is the file of the store, `tarry.json` a dashboard
+    file_names = {"db", "json", "service", "toml", "yaml"}  # such as `tarry.db`, the store
     assert set() == used - set(tarry.__all__) - PACKAGES - file_names
 
 

@@ -24,7 +24,7 @@ ALERTS: dict[str, dict[str, Any]] = {
     "arguments",
     [
         ("check", "rules", "--lint=all", "--lint-fatal", RULES.name),
-        ("check", "config", "prometheus.yml"),
+        ("check", "config", "--syntax-only", "prometheus.yml", "prometheus-compose.yml"),
         ("test", "rules", RULE_TESTS.name),
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
