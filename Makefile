@@ -20,6 +20,7 @@ SERVE    := .venv/serve
 BENCH_SERVICE := .venv/bench-service
 LOWEST   := .venv/lowest
 BARE     := .venv/bare
+DOCS     := .venv/docs
 PACKAGE  := .venv/package
 SBOM     := .venv/sbom
 # --verifytypes uses the first `python` on PATH.
@@ -46,7 +47,7 @@ PYTEST_TARGETS := pytest-simulation pytest-service pytest-integration pytest-lib
 PARALLEL        = $(MAKE) -j 2 --output-sync=target
 
 .PHONY: test
-test: $(READY) ## Run all checks and tests: lint, bare, pytest
+test: $(READY) $(DOCS)/.ready ## Run all checks and tests: lint, bare, pytest
 	$(call step,programs,.ci/programs)
 	$(call step,prometheus,.ci/prometheus)
 	@$(PARALLEL) $(LINT_TARGETS) bare $(PYTEST_TARGETS)
@@ -94,7 +95,7 @@ OTHER_TESTS       := $(filter-out $(LIBRARY_TESTS) $(SERVICE_TESTS) $(SIMULATION
 ALLOW_NO_TESTS := $(if $(ARGS),|| [[ $$? == 5 ]])
 
 .PHONY: pytest
-pytest: $(READY) ## Run the tests; ARGS is passed to pytest
+pytest: $(READY) $(DOCS)/.ready ## Run the tests; ARGS is passed to pytest
 	$(call step,programs,.ci/programs)
 	$(call step,prometheus,.ci/prometheus)
 	@$(PARALLEL) $(PYTEST_TARGETS)
@@ -143,7 +144,7 @@ test-all: ## Run the tests with each installed Python from 3.11 on, and with the
 	done <<< "$$found"; $(MAKE) test-lowest || failed=1; exit $$failed
 
 .PHONY: test-lowest
-test-lowest: $(LOWEST)/.ready ## Run the tests with the lowest allowed version of each dependency
+test-lowest: $(LOWEST)/.ready $(DOCS)/.ready ## Run the tests with the lowest allowed version of each dependency
 	$(call step,programs,.ci/programs)
 	$(call step,prometheus,.ci/prometheus)
 	$(call step,tests ($(LOWEST)),$(LOWEST)/bin/python -m pytest -q $(ARGS) tests,tail -n 1)
@@ -157,6 +158,11 @@ format: $(READY) ## Format the code and apply safe fixes
 api: $(READY) ## Update docs/public-api.txt from the code
 	@mkdir -p docs
 	@$(PY) -m tests.public_api > docs/public-api.txt.new && mv docs/public-api.txt.new docs/public-api.txt
+
+.PHONY: docs
+docs: $(DOCS)/.ready ## Build the documentation site in site/
+	$(call step,documentation site,NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --quiet --strict)
+	@echo 'Read it at http://127.0.0.1:8000: $(DOCS)/bin/python -m http.server --bind 127.0.0.1 --directory site 8000'
 
 .PHONY: tables
 tables: $(READY) ## Update the tables in docs/ that are simulator output
@@ -208,7 +214,7 @@ sbom: $(PACKAGE)/.ready ## Write the CycloneDX SBOM of an environment with the e
 
 .PHONY: clean
 clean: ## Remove environments, caches and build results
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist site
 	@find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # tarry is installed in editable mode, so an environment is outdated only when its requirements file
@@ -236,6 +242,11 @@ $(BENCH_SERVICE)/.ready: pyproject.toml requirements-bench-service.txt benchmark
 	  $(BENCH_SERVICE)/bin/python $(PIP) --no-warn-conflicts --upgrade --target $(BENCH_SERVICE)/arq \
 	  -r benchmarks/service/requirements-arq.txt && \
 	  $(BENCH_SERVICE)/bin/python $(PIP) -e '.[service]')
+	@touch $@
+
+$(DOCS)/.ready: requirements-docs.txt
+	$(call step,environment $(DOCS),$(call environment,$(DOCS)) && \
+	  $(DOCS)/bin/python $(PIP) -r requirements-docs.txt)
 	@touch $@
 
 $(PACKAGE)/.ready: requirements-package.txt
