@@ -91,6 +91,9 @@ INTEGRATION_TESTS := tests/integration
 OTHER_TESTS       := $(filter-out $(LIBRARY_TESTS) $(SERVICE_TESTS) $(SIMULATION_TESTS) \
   $(INTEGRATION_TESTS) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 
+# Only the tests of the service use the plugin of schemathesis; its import takes 1 s.
+NO_SCHEMATHESIS := -p no:schemathesis
+
 # With ARGS, a group may have no selected test, for which pytest exits with 5.
 ALLOW_NO_TESTS := $(if $(ARGS),|| [[ $$? == 5 ]])
 
@@ -102,7 +105,7 @@ pytest: $(READY) $(DOCS)/.ready ## Run the tests; ARGS is passed to pytest
 
 .PHONY: pytest-library
 pytest-library: $(READY)
-	$(call step,tests of the library ($(VENV)),$(COVERAGE) run -m pytest -q $(ARGS) $(LIBRARY_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
+	$(call step,tests of the library ($(VENV)),$(COVERAGE) run -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(LIBRARY_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
 	$(call step,coverage of the core is 100 %,$(COVERAGE) report --include='*/tarry/core/*' --fail-under=100)
 
 .PHONY: pytest-service
@@ -111,15 +114,15 @@ pytest-service: $(READY)
 
 .PHONY: pytest-simulation
 pytest-simulation: $(READY)
-	$(call step,simulations ($(VENV)),$(PY) -m pytest -q $(ARGS) $(SIMULATION_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
+	$(call step,simulations ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(SIMULATION_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
 
 .PHONY: pytest-integration
 pytest-integration: $(READY)
-	$(call step,integration tests ($(VENV)),$(PY) -m pytest -q $(ARGS) $(INTEGRATION_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
+	$(call step,integration tests ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(INTEGRATION_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
 
 .PHONY: pytest-other
 pytest-other: $(READY)
-	$(call step,other tests ($(VENV)),$(PY) -m pytest -q $(ARGS) $(OTHER_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
+	$(call step,other tests ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(OTHER_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
 
 .PHONY: serve
 serve: $(SERVE)/.ready ## Start the retry service on this machine; ARGS is passed to `tarry serve`
