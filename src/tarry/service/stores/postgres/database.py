@@ -21,6 +21,7 @@ from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.clocks import environment
 from tarry.service.store_url import redact_store_url
+from tarry.service.stores.postgres.group_flush import FLUSH, GroupFlush
 from tarry.service.stores.postgres.schema import DEFAULT_SCHEMA, Schema
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Database:
         self._statements: dict[str, str] = {}
         self.is_pooled: bool = False
         """Whether a pooler was found between this process and the server."""
+        self._group_flush = GroupFlush(lambda: self.fetch(FLUSH))
 
     async def open(self) -> None:
         """Connect, and create or upgrade the tables."""
@@ -189,6 +191,10 @@ class Database:
                 return await action(Transaction(connection, self))
 
         return await self._run(run)
+
+    async def flush(self) -> None:
+        """Wait until the transactions with `DEFER_FLUSH` that have committed are durable."""
+        await self._group_flush.wait()
 
     def sql(self, text: str) -> str:
         """Return a statement for the schema of this store."""

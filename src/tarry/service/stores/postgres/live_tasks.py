@@ -29,6 +29,7 @@ from tarry.service.stores.postgres.functions.constants import (
     RENEWED_ROW,
     TASK_JOINS,
 )
+from tarry.service.stores.postgres.group_flush import DEFER_FLUSH
 from tarry.service.stores.postgres.rows import (
     decode_task,
     decode_text,
@@ -45,11 +46,16 @@ if TYPE_CHECKING:
     from tarry.service.store import LeaseTerms, Release, TaskResult
     from tarry.service.stores.postgres.database import Database, Transaction
 
-_ADD = "SELECT * FROM tarry.add_1({})".format(", ".join(f"${n}" for n in range(1, 24)))
-_CLAIM = "SELECT * FROM tarry.claim_1($1, $2, $3, $4, $5, $6, $7, $8)"
-_FINISH = "SELECT tarry.finish_1({})".format(", ".join(f"${n}" for n in range(1, 15)))
+# The transactions of these four statements are flushed by `Database.flush`.
+_ADD = "SELECT r.* FROM {}, tarry.add_1({}) AS r".format(
+    DEFER_FLUSH, ", ".join(f"${n}" for n in range(1, 24))
+)
+_CLAIM = f"SELECT r.* FROM {DEFER_FLUSH}, tarry.claim_1($1, $2, $3, $4, $5, $6, $7, $8) AS r"
+_FINISH = "SELECT tarry.finish_1({}), {}".format(
+    ", ".join(f"${n}" for n in range(1, 15)), DEFER_FLUSH
+)
+_RELEASE = f"SELECT tarry.release_1($1, $2, $3, $4), {DEFER_FLUSH}"
 _LOCK = "SELECT tarry.lock_1($1, $2, $3, $4)"
-_RELEASE = "SELECT tarry.release_1($1, $2, $3, $4)"
 _CANCEL = "SELECT tarry.cancel_1($1, $2, $3)"
 _RETRY_NOW = "SELECT tarry.retry_now_1($1, $2, $3, $4)"
 _FIND_BY_KEYS = f"""
@@ -122,6 +128,7 @@ async def add(
         # A task with the key of a new task may have been deleted between the two statements.
         positions = [position for position in positions if results[position] is None]
         if not positions:
+            await database.flush()
             return [result for result in results if result is not None]
     raise StoreUnavailable("a task with the same idempotency key is being replaced; try again")
 
@@ -265,6 +272,8 @@ async def claim(
         claimed.consecutive_opens_by_lane = {
             lane: opens for lane, opens in half_open.items() if lane in lanes
         }
+    if claimed.tasks or claimed.renewed_tasks or claimed.lost_attempts:
+        await database.flush()
     return claimed
 
 
@@ -277,8 +286,11 @@ async def finish(
     has_callbacks = any(result.callback_task is not None for result in results)
     if len({result.task.id for result in results}) == len(results) and not has_callbacks:
         numbers = await database.fetch_value(_FINISH, *_finish_arguments(results, now))
-        return [_FINISH_STATUSES[number] for number in numbers]
-    return await database.transact(lambda tx: _finish_in_transaction(tx, results, now))
+        statuses = [_FINISH_STATUSES[number] for number in numbers]
+    else:
+        statuses = await database.transact(lambda tx: _finish_in_transaction(tx, results, now))
+    await database.flush()
+    return statuses
 
 
 async def _finish_in_transaction(
@@ -354,6 +366,7 @@ async def release(
         [each.next_attempt_at for each in unique.values()],
         now,
     )
+    await database.flush()
     by_id = dict(zip(unique, numbers, strict=True))
     return [
         _FINISH_STATUSES[by_id.pop(each.task.id)]
@@ -374,6 +387,7 @@ async def release_unknown_leases(
     numbers = await database.fetch_value(
         _RELEASE, [row[0] for row in rows], [row[1] for row in rows], [None] * len(rows), now
     )
+    await database.flush()
     return sum(_FINISH_STATUSES[number] is not FinishStatus.SUPERSEDED for number in numbers)
 
 

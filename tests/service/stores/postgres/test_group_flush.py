@@ -1,0 +1,114 @@
+"""Calls of the store in PostgreSQL share the flush that makes their transactions durable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tarry.errors import StoreUnavailable
+from tarry.service.stores.postgres.group_flush import GroupFlush
+
+
+class ManualFlush:
+    """A flush that ends when the test calls `end`."""
+
+    def __init__(self) -> None:
+        self.started_count = 0
+        self._end: asyncio.Future[None] | None = None
+
+    async def __call__(self) -> None:
+        """Wait until `end` is called."""
+        self.started_count += 1
+        self._end = asyncio.get_running_loop().create_future()
+        await self._end
+
+    def end(self, error: Exception | None = None) -> None:
+        """End the flush in progress, with an error if there is one."""
+        assert self._end is not None
+        self._end.set_result(None) if error is None else self._end.set_exception(error)
+
+
+async def run_callbacks() -> None:
+    """Run everything that waits for the event loop only."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def run(main: Callable[[ManualFlush, GroupFlush], Awaitable[None]]) -> None:
+    """Run a test with a manual flush."""
+
+    async def start() -> None:
+        flush = ManualFlush()
+        await main(flush, GroupFlush(flush))
+
+    asyncio.run(start())
+
+
+def test_calls_share_a_flush() -> None:
+    """Two calls that wait before a flush starts need one flush."""
+
+    async def main(flush: ManualFlush, group: GroupFlush) -> None:
+        calls = [asyncio.ensure_future(group.wait()) for _ in range(2)]
+        await run_callbacks()
+        flush.end()
+        await asyncio.gather(*calls)
+
+        assert 1 == flush.started_count
+
+    run(main)
+
+
+def test_a_call_needs_a_flush_that_starts_after_it() -> None:
+    """A flush in progress may have started before the call's commit, so it does not count."""
+
+    async def main(flush: ManualFlush, group: GroupFlush) -> None:
+        first = asyncio.ensure_future(group.wait())
+        await run_callbacks()
+        second = asyncio.ensure_future(group.wait())
+        await run_callbacks()
+        flush.end()
+        await first
+        await run_callbacks()
+        assert not second.done()
+        flush.end()
+        await second
+
+        assert 2 == flush.started_count
+
+    run(main)
+
+
+def test_the_error_of_a_flush_is_raised_by_its_calls() -> None:
+    """Calls whose flush fails raise its error; later calls start another flush."""
+
+    async def main(flush: ManualFlush, group: GroupFlush) -> None:
+        calls = [asyncio.ensure_future(group.wait()) for _ in range(2)]
+        await run_callbacks()
+        flush.end(StoreUnavailable("away"))
+        for call in calls:
+            with pytest.raises(StoreUnavailable):
+                await call
+        later = asyncio.ensure_future(group.wait())
+        await run_callbacks()
+        flush.end()
+        await later
+
+    run(main)
+
+
+def test_a_cancelled_call_does_not_affect_others() -> None:
+    """A call that shares the flush of a cancelled call still returns after the flush."""
+
+    async def main(flush: ManualFlush, group: GroupFlush) -> None:
+        calls = [asyncio.ensure_future(group.wait()) for _ in range(2)]
+        await run_callbacks()
+        calls[0].cancel()
+        await run_callbacks()
+        flush.end()
+        await calls[1]
+
+        assert calls[0].cancelled()
+
+    run(main)
