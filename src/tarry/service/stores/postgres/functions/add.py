@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tarry.service.stores.postgres.functions.constants import (
+    ADDED,
     ADDED_LEASED,
     CANCELLED,
     EXISTS,
@@ -190,6 +191,13 @@ BEGIN
                 ORDER BY 1, 2, 3) AS d
             WHERE p.tenant = d.tenant AND p.id = d.policy AND p.version = d.version;
         END IF;
+    END IF;
+    IF cardinality(v.ords) = v_count THEN
+        RETURN QUERY SELECT
+            CASE WHEN i.is_leased THEN {ADDED_LEASED} ELSE {ADDED} END::smallint, v_now, i.due,
+            CASE WHEN i.is_leased THEN i.due + p_length ELSE i.due END
+        FROM unnest(v.ords, v.task_dues, v.leased) AS i (ord, due, is_leased) ORDER BY i.ord;
+        RETURN;
     END IF;
     v_results := coalesce(v_rejected, array_fill(0::smallint, ARRAY[v_count]));
     FOR i IN 1..v_count LOOP

@@ -49,11 +49,12 @@ BEGIN
 END $$;
 
 -- Return the ids of lanes, in the order of their names; NULL for lanes that are missing.
-CREATE FUNCTION tarry.lanes_1(p_names text[]) RETURNS integer[] LANGUAGE sql AS $$
-    SELECT array_agg(l.id ORDER BY i.ord)
-    FROM unnest(p_names) WITH ORDINALITY AS i (name, ord)
-    LEFT JOIN tarry.lane AS l ON l.name = i.name
-$$;
+CREATE FUNCTION tarry.lanes_1(p_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT array_agg(l.id ORDER BY i.ord)
+        FROM unnest(p_names) WITH ORDINALITY AS i (name, ord)
+        LEFT JOIN tarry.lane AS l ON l.name = i.name);
+END $$;
 
 -- Return the number of live tasks of a tenant after locking its quota, so that two processes
 -- cannot exceed the quota together. While many more tasks are allowed, the lock is shared.
@@ -79,7 +80,38 @@ BEGIN
 END $$;
 """.replace("{quota_lock}", str(QUOTA_LOCK))
 
-_APPLY = """
+
+def _lane_changes(change: str) -> str:
+    """Return the assignments for a lane; `change` is the prefix of the names of the changes."""
+    due = f"CASE WHEN l.pending + {change}pending > 0 THEN least(l.due_at, {change}due) END"
+    lease_end = (
+        f"CASE WHEN l.in_flight + {change}in_flight > 0 "
+        f"THEN least(l.lease_end_at, {change}lease_end) END"
+    )
+    return f"""
+        pending = l.pending + {change}pending, in_flight = l.in_flight + {change}in_flight,
+        exhausted = l.exhausted + {change}exhausted, tasks = l.tasks + {change}tasks,
+        unused = l.tasks + {change}tasks = 0, due_at = {due}, lease_end_at = {lease_end},
+        due_check_at = CASE WHEN NOT l.ready
+            THEN tarry.due_check_1(l.paused, l.parked_until, {due}) END,
+        expiry_check_at = CASE WHEN NOT l.ready
+            THEN tarry.expiry_check_1(l.paused, l.parked_until, {due}, {lease_end}) END
+    """
+
+
+def _tenant_changes(change: str) -> str:
+    """Return the assignments for a tenant."""
+    names = ("pending", "in_flight", "succeeded", "exhausted", "cancelled", "superseded")
+    counters = ", ".join(f"{name} = t.{name} + {change}{name}" for name in names)
+    return f"""
+        {counters}, lanes = t.lanes + {change}new_lanes,
+        due_check_at = CASE WHEN NOT t.ready THEN least(t.due_check_at, {change}due_check) END,
+        expiry_check_at =
+            CASE WHEN NOT t.ready THEN least(t.expiry_check_at, {change}expiry_check) END
+    """
+
+
+_APPLY = f"""
 -- Add changes to the counters of lanes, tenants and policies, and update the check times of lanes
 -- and tenants. Each position of the arrays is one change; with a NULL lane, of a tenant only. The
 -- due times and lease ends are those of tasks that have become PENDING or IN_FLIGHT.
@@ -94,7 +126,40 @@ DECLARE
     v_tenants integer[];
     v_due_checks bigint[];
     v_expiry_checks bigint[];
+    -- The change of a batch with one lane.
+    v_pending integer := p_pending[1];
+    v_in_flight integer := p_in_flight[1];
+    v_succeeded integer := p_succeeded[1];
+    v_exhausted integer := p_exhausted[1];
+    v_cancelled integer := p_cancelled[1];
+    v_superseded integer := p_superseded[1];
+    v_new_lanes integer := p_new_lanes[1];
+    v_due bigint := p_due[1];
+    v_lease_end bigint := p_lease_end[1];
+    v_live integer := v_pending + v_in_flight;
+    v_ended integer := v_succeeded + v_exhausted + v_cancelled;
+    v_tasks integer := v_live + v_ended;
+    v_due_check bigint;
+    v_expiry_check bigint;
 BEGIN
+    IF array_length(p_tenants, 1) = 1 AND p_lanes[1] IS NOT NULL THEN
+        -- Many batches change one lane only. Without joins, this takes a third of the time.
+        UPDATE tarry.lane AS l SET {_lane_changes("v_")} WHERE l.id = p_lanes[1]
+        RETURNING l.due_check_at, l.expiry_check_at INTO v_due_check, v_expiry_check;
+        IF NOT FOUND THEN
+            RAISE SQLSTATE '40001' USING MESSAGE = 'a lane was removed meanwhile';
+        END IF;
+        UPDATE tarry.tenant AS t SET {_tenant_changes("v_")} WHERE t.id = p_tenants[1];
+        IF p_policies[1] IS NOT NULL AND (v_live <> 0 OR v_ended <> 0) THEN
+            UPDATE tarry.policy_use AS u
+            SET live_tasks = u.live_tasks + v_live, tasks = u.tasks + v_tasks
+            WHERE u.id = p_policies[1];
+            IF NOT FOUND THEN
+                RAISE SQLSTATE '40001' USING MESSAGE = 'a policy was removed meanwhile';
+            END IF;
+        END IF;
+        RETURN;
+    END IF;
     SELECT count(DISTINCT i.lane) INTO v_lane_count FROM unnest(p_lanes) AS i (lane);
     IF v_lane_count > 1 THEN
         PERFORM 1 FROM tarry.lane AS l WHERE l.id = ANY (p_lanes) ORDER BY l.id FOR NO KEY UPDATE;
@@ -110,16 +175,7 @@ BEGIN
                 AS i (lane, pending, in_flight, succeeded, exhausted, cancelled, due, lease_end)
             WHERE i.lane IS NOT NULL GROUP BY i.lane
         ), changed AS (
-            UPDATE tarry.lane AS l
-            SET pending = l.pending + d.pending, in_flight = l.in_flight + d.in_flight,
-                exhausted = l.exhausted + d.exhausted, tasks = l.tasks + d.tasks,
-                unused = l.tasks + d.tasks = 0,
-                due_at = {due}, lease_end_at = {lease_end},
-                due_check_at = CASE WHEN NOT l.ready
-                    THEN tarry.due_check_1(l.paused, l.parked_until, {due}) END,
-                expiry_check_at = CASE WHEN NOT l.ready
-                    THEN tarry.expiry_check_1(l.paused, l.parked_until, {due}, {lease_end}) END
-            FROM change AS d WHERE l.id = d.lane
+            UPDATE tarry.lane AS l SET {_lane_changes("d.")} FROM change AS d WHERE l.id = d.lane
             RETURNING l.tenant, l.due_check_at, l.expiry_check_at
         )
         SELECT count(*), array_agg(c.tenant), array_agg(c.due_check_at),
@@ -133,14 +189,7 @@ BEGIN
         PERFORM 1 FROM tarry.tenant AS t WHERE t.id = ANY (p_tenants) ORDER BY t.id
         FOR NO KEY UPDATE;
     END IF;
-    UPDATE tarry.tenant AS t
-    SET pending = t.pending + d.pending, in_flight = t.in_flight + d.in_flight,
-        succeeded = t.succeeded + d.succeeded, exhausted = t.exhausted + d.exhausted,
-        cancelled = t.cancelled + d.cancelled, superseded = t.superseded + d.superseded,
-        lanes = t.lanes + d.new_lanes,
-        due_check_at = CASE WHEN NOT t.ready THEN least(t.due_check_at, d.due_check) END,
-        expiry_check_at = CASE WHEN NOT t.ready THEN least(t.expiry_check_at, d.expiry_check) END
-    FROM (
+    UPDATE tarry.tenant AS t SET {_tenant_changes("d.")} FROM (
         SELECT i.tenant, sum(i.pending) AS pending, sum(i.in_flight) AS in_flight,
             sum(i.succeeded) AS succeeded, sum(i.exhausted) AS exhausted,
             sum(i.cancelled) AS cancelled, sum(i.superseded) AS superseded,
@@ -187,19 +236,17 @@ END $$;
 -- Count attempts in their minute. The column `shard` spreads the rows over connections, so that
 -- processes do not wait for each other.
 CREATE FUNCTION tarry.count_attempts_1(p_tenants integer[], p_outcomes text[], p_now bigint)
-RETURNS void LANGUAGE sql AS $$
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
     INSERT INTO tarry.series AS s (tenant, minute, outcome, shard, count)
     SELECT g.tenant, p_now - p_now % 60000, i.outcome, pg_backend_pid() % 16, count(*)
     FROM unnest(p_tenants, p_outcomes) AS i (tenant, outcome)
     CROSS JOIN LATERAL (VALUES (0), (i.tenant)) AS g (tenant)
     WHERE i.outcome IS NOT NULL
     GROUP BY g.tenant, i.outcome ORDER BY g.tenant, i.outcome
-    ON CONFLICT (tenant, minute, outcome, shard) DO UPDATE SET count = s.count + excluded.count
-$$;
-""".replace("{due}", "CASE WHEN l.pending + d.pending > 0 THEN least(l.due_at, d.due) END").replace(
-    "{lease_end}",
-    "CASE WHEN l.in_flight + d.in_flight > 0 THEN least(l.lease_end_at, d.lease_end) END",
-)
+    ON CONFLICT (tenant, minute, outcome, shard) DO UPDATE SET count = s.count + excluded.count;
+END $$;
+"""
 
 _DELETE = f"""
 -- Delete finished tasks. The rows of `content` and `attempt` stay in the partition of their day,

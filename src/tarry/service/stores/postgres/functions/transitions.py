@@ -69,7 +69,8 @@ CREATE FUNCTION tarry.finish_1(
 {PLAN_SETTINGS} AS $$
 DECLARE
     v_now bigint := tarry.now_1(p_now);
-    v_results smallint[] := array_fill({SUPERSEDED}::smallint, ARRAY[array_length(p_ids, 1)]);
+    v_count integer := array_length(p_ids, 1);
+    v_results smallint[] := array_fill({SUPERSEDED}::smallint, ARRAY[v_count]);
     v_superseded integer[] := '{{}}';
     v_names text[];
     v record;
@@ -137,19 +138,25 @@ BEGIN
         FROM groups AS g
     )
     SELECT sums.*, r.* INTO v
-    FROM sums, (SELECT array_agg(i.ord) AS ords, array_agg(i.tenant) AS task_tenants,
-            array_agg(i.outcome) AS outcomes,
-            array_agg(CASE WHEN i.new_status = {CANCELLED} AND i.status <> {CANCELLED}
-                THEN {ENDED_AS_CANCELLED} ELSE {APPLIED} END) AS results
+    FROM sums, (SELECT array_agg(i.ord ORDER BY i.ord) AS ords,
+            array_agg(i.tenant ORDER BY i.ord) AS task_tenants,
+            array_agg(i.outcome ORDER BY i.ord) AS outcomes,
+            array_agg((CASE WHEN i.new_status = {CANCELLED} AND i.status <> {CANCELLED}
+                THEN {ENDED_AS_CANCELLED} ELSE {APPLIED} END)::smallint ORDER BY i.ord) AS results
         FROM decided AS i) AS r;
+    IF cardinality(v.results) = v_count THEN
+        PERFORM tarry.apply_1(v.tenants, v.lanes, v.policies, v.pending, v.in_flight, v.succeeded,
+            v.exhausted, v.cancelled, v.zeros, v.zeros, v.dues, v.lease_ends);
+        PERFORM tarry.count_attempts_1(v.task_tenants, v.outcomes, v_now);
+        RETURN v.results;
+    END IF;
+    -- Some results are superseded.
     FOR i IN 1..coalesce(array_length(v.ords, 1), 0) LOOP
         v_results[v.ords[i]] := v.results[i];
     END LOOP;
-    IF array_position(v_results, {SUPERSEDED}::smallint) IS NOT NULL THEN
-        SELECT array_agg(p_tenants[i.ord]) INTO v_names
-        FROM unnest(v_results) WITH ORDINALITY AS i (result, ord) WHERE i.result = {SUPERSEDED};
-        v_superseded := tarry.tenants_1(v_names);
-    END IF;
+    SELECT array_agg(p_tenants[i.ord]) INTO v_names
+    FROM unnest(v_results) WITH ORDINALITY AS i (result, ord) WHERE i.result = {SUPERSEDED};
+    v_superseded := tarry.tenants_1(v_names);
     PERFORM tarry.apply_1(coalesce(v.tenants, '{{}}') || v_superseded,
         v.lanes || array_fill(NULL::integer, ARRAY[cardinality(v_superseded)]),
         v.policies || array_fill(NULL::integer, ARRAY[cardinality(v_superseded)]),
