@@ -9,6 +9,9 @@ from tarry.service.model import LOST
 from tarry.service.stores.postgres.rows import (
     decode_attempt,
     decode_text,
+    encode_ids,
+    encode_numbers,
+    encode_optionals,
     encode_text,
 )
 
@@ -38,3 +41,17 @@ def test_a_lost_attempt_has_no_stored_entry() -> None:
         attempt.outcome,
         attempt.worker,
     )
+
+
+def test_numbers_and_ids_are_sent_as_the_text_of_an_array() -> None:
+    """Numbers, booleans and NULLs are written as PostgreSQL reads them."""
+    assert "{1, NULL, -2.5}" == encode_numbers([1, None, -2.5])
+    assert "{True, False}" == encode_numbers([True, False])
+    assert "{a,b}" == encode_ids(["a", "b"])
+
+
+def test_arrays_without_values_are_not_sent() -> None:
+    """An array of NULLs only is sent as NULL."""
+    assert encode_numbers([None, None]) is None
+    assert encode_optionals([None]) is None
+    assert ["a", None] == encode_optionals(["a", None])

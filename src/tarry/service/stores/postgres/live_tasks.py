@@ -33,7 +33,9 @@ from tarry.service.stores.postgres.group_flush import DEFER_FLUSH
 from tarry.service.stores.postgres.rows import (
     decode_task,
     decode_text,
-    encode_optional,
+    encode_ids,
+    encode_numbers,
+    encode_optionals,
     encode_text,
     encode_texts,
 )
@@ -47,13 +49,18 @@ if TYPE_CHECKING:
     from tarry.service.stores.postgres.database import Database, Transaction
 
 # The transactions of these four statements are flushed by `Database.flush`.
-_ADD = "SELECT r.* FROM {}, tarry.add_1({}) AS r".format(
-    DEFER_FLUSH, ", ".join(f"${n}" for n in range(1, 24))
-)
+_ADD = f"""
+SELECT r.* FROM {DEFER_FLUSH}, tarry.add_1($1, $2, $3, $4, $5, $6::text::uuid[],
+    $7::text::integer[], $8::text::integer[], $9::text::integer[], $10, $11, $12, $13,
+    $14::text::integer[], $15::text::bigint[], $16::text::bigint[], $17::text::boolean[], $18, $19,
+    $20, $21, $22, $23) AS r
+"""
 _CLAIM = f"SELECT r.* FROM {DEFER_FLUSH}, tarry.claim_1($1, $2, $3, $4, $5, $6, $7, $8) AS r"
-_FINISH = "SELECT tarry.finish_1({}), {}".format(
-    ", ".join(f"${n}" for n in range(1, 15)), DEFER_FLUSH
-)
+_FINISH = f"""
+SELECT tarry.finish_1($1, $2::text::integer[], $3::text::uuid[], $4::text::integer[], $5, $6,
+    $7::text::smallint[], $8, $9::text::bigint[], $10::text::bigint[], $11,
+    $12::text::double precision[], $13::text::integer[], $14, $15), {DEFER_FLUSH}
+"""
 _RELEASE = f"SELECT tarry.release_1($1, $2, $3, $4), {DEFER_FLUSH}"
 _LOCK = "SELECT tarry.lock_1($1, $2, $3, $4)"
 _CANCEL = "SELECT tarry.cancel_1($1, $2, $3)"
@@ -167,18 +174,18 @@ def _add_arguments(
         [tenants.get(lane_tenant[lane]) for lane in lanes.keys()],  # noqa: SIM118 - no dict
         [encode_text(policy) for _, policy in policies.keys()],  # noqa: SIM118 - no dict
         [tenants.get(tenant) for tenant, _ in policies.keys()],  # noqa: SIM118 - no dict
-        [task.id for task in task_list],
-        task_tenants,
-        task_lanes,
-        task_policies,
+        encode_ids([task.id for task in task_list]),
+        encode_numbers(task_tenants),
+        encode_numbers(task_lanes),
+        encode_numbers(task_policies),
         [encode_text(task.key) for task in task_list],
         [task.fingerprint for task in task_list],
         [task.packed_content for task in task_list],
-        [encode_optional(task.owned_body_ref) for task in task_list],
-        [task.policy_version for task in task_list],
-        [new.task.next_attempt_at for new in tasks],
-        [new.delay_ms for new in tasks],
-        [new.lease_on_add and terms is not None for new in tasks],
+        encode_optionals([task.owned_body_ref for task in task_list]),
+        encode_numbers([task.policy_version for task in task_list]),
+        encode_numbers([task.next_attempt_at for task in task_list]),
+        encode_numbers([new.delay_ms for new in tasks]),
+        encode_numbers([new.lease_on_add and terms is not None for new in tasks]),
         None if terms is None else encode_text(terms.worker),
         0 if terms is None else terms.length_ms,
         0 if terms is None else terms.horizon_ms,
@@ -333,20 +340,23 @@ def _finish_arguments(results: Sequence[TaskResult], now: int | None) -> tuple[o
     leases = [
         result.renewed_lease if result.status is Status.PENDING else None for result in results
     ]
+    tenants = _Positions()
+    positions = [tenants.get(result.task.tenant) for result in results]
     return (
-        [encode_text(result.task.tenant) for result in results],
-        [result.task.id for result in results],
-        [result.task.version for result in results],
+        encode_texts(tenants.keys()),
+        encode_numbers(positions),
+        encode_ids([result.task.id for result in results]),
+        encode_numbers([result.task.version for result in results]),
         [None if attempt is None else encode_text(attempt.outcome) for attempt in attempts],
         [None if attempt is None else encode(attempt) for attempt in attempts],
-        [int(result.status) for result in results],
-        [encode_optional(result.reason) for result in results],
-        [result.next_attempt_at for result in results],
-        [None if lease is None else lease.length_ms for lease in leases],
-        [None if lease is None else encode_text(lease.worker) for lease in leases],
-        [result.previous_delay for result in results],
-        [result.backoff_offset for result in results],
-        [encode_optional(result.last_outcome_kind) for result in results],
+        encode_numbers([int(result.status) for result in results]),
+        encode_optionals([result.reason for result in results]),
+        encode_numbers([result.next_attempt_at for result in results]),
+        encode_numbers([None if lease is None else lease.length_ms for lease in leases]),
+        encode_optionals([None if lease is None else lease.worker for lease in leases]),
+        encode_numbers([result.previous_delay for result in results]),
+        encode_numbers([result.backoff_offset for result in results]),
+        encode_optionals([result.last_outcome_kind for result in results]),
         now,
     )
 

@@ -61,6 +61,27 @@ def encode_texts(texts: Iterable[str]) -> list[str]:
     return [encode_text(text) for text in texts]
 
 
+def encode_optionals(texts: Sequence[str | None]) -> list[str | None] | None:
+    """Encode several texts; return None if all are None, which `unnest` takes as NULLs."""
+    if texts.count(None) == len(texts):
+        return None
+    return [encode_optional(text) for text in texts]
+
+
+# asyncpg checks for each item of a list whether it is a nested list, which takes 0.5 us. The text
+# of an array takes 0.1 us for each number, and the server reads it as fast as the binary format.
+def encode_numbers(numbers: Sequence[float | None]) -> str | None:
+    """Return a list of numbers as the text of an array; None if all are None."""
+    if numbers.count(None) == len(numbers):
+        return None
+    return f"{{{repr(numbers)[1:-1]}}}".replace("None", "NULL")
+
+
+def encode_ids(ids: Iterable[str]) -> str:
+    """Return task ids as the text of an array."""
+    return f"{{{','.join(ids)}}}"
+
+
 def decode_task(fields: Sequence[Any]) -> Task:
     """Convert the columns of a task, which are in the order of its fields, into a task."""
     values = list(fields[:_TASK_FIELD_COUNT])

@@ -61,10 +61,12 @@ END $$;
 _FINISH = f"""
 -- Write the results of attempts: log the attempt, and make the task PENDING, IN_FLIGHT (with a new
 -- lease, if a length is given) or finished. A result whose task has another version is superseded.
+-- `p_tenants` are positions in `p_tenant_names`.
 CREATE FUNCTION tarry.finish_1(
-    p_tenants text[], p_ids uuid[], p_versions integer[], p_outcomes text[], p_logs bytea[],
-    p_statuses smallint[], p_reasons text[], p_due bigint[], p_lengths bigint[], p_workers text[],
-    p_delays double precision[], p_offsets integer[], p_kinds text[], p_now bigint
+    p_tenant_names text[], p_tenants integer[], p_ids uuid[], p_versions integer[],
+    p_outcomes text[], p_logs bytea[], p_statuses smallint[], p_reasons text[], p_due bigint[],
+    p_lengths bigint[], p_workers text[], p_delays double precision[], p_offsets integer[],
+    p_kinds text[], p_now bigint
 ) RETURNS smallint[]
 {PLAN_SETTINGS} AS $$
 DECLARE
@@ -154,7 +156,7 @@ BEGIN
     FOR i IN 1..coalesce(array_length(v.ords, 1), 0) LOOP
         v_results[v.ords[i]] := v.results[i];
     END LOOP;
-    SELECT array_agg(p_tenants[i.ord]) INTO v_names
+    SELECT array_agg(p_tenant_names[p_tenants[i.ord]]) INTO v_names
     FROM unnest(v_results) WITH ORDINALITY AS i (result, ord) WHERE i.result = {SUPERSEDED};
     v_superseded := tarry.tenants_1(v_names);
     PERFORM tarry.apply_1(coalesce(v.tenants, '{{}}') || v_superseded,
