@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
@@ -21,11 +20,12 @@ from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.clocks import environment
 from tarry.service.store_url import redact_store_url
+from tarry.service.stores.postgres.connection_pool import ConnectionPool
 from tarry.service.stores.postgres.group_flush import FLUSH, GroupFlush
 from tarry.service.stores.postgres.schema import DEFAULT_SCHEMA, Schema
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ _MIGRATION_TIMEOUT_S = 600.0
 """Time of one migration, which may have to read large tables."""
 _DEFAULT_POOL_SIZE = 8
 _MAX_POOL_SIZE = 1000
+_STATEMENT_CACHE_SIZE = 100
 _MAX_TRIES = 8
 _MAX_RETRY_PAUSE_S = 0.05
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
@@ -100,7 +101,7 @@ class Database:
         self._redacted_url = redact_store_url(self.options.dsn)
         with require_extra("a store in PostgreSQL needs asyncpg", "postgres"):
             self._asyncpg: Any = import_module("asyncpg")
-        self._pool: Any = None
+        self._pool: ConnectionPool | None = None
         self._statements: dict[str, str] = {}
         self.is_pooled: bool = False
         """Whether a pooler was found between this process and the server."""
@@ -110,11 +111,6 @@ class Database:
         """Connect, and create or upgrade the tables."""
         if self._pool is not None:
             return
-        asyncpg = self._asyncpg
-
-        async def skip_reset(_connection: Any) -> None:
-            """Do nothing: statements leave no state, and a reset would cost a round trip."""
-
         with self.map_errors():
             connection = await self.connect(_MIGRATION_TIMEOUT_S)
             try:
@@ -123,18 +119,15 @@ class Database:
                 await connection.close(timeout=CONNECT_TIMEOUT_S)
             finally:
                 connection.terminate()
-            has_cache = self.options.statement_cache
-            if has_cache is None:
-                has_cache = not self.is_pooled
-            self._pool = await asyncpg.create_pool(
-                self.options.dsn,
-                min_size=0,
-                max_size=self.options.pool_size,
-                timeout=CONNECT_TIMEOUT_S,
-                command_timeout=CALL_TIMEOUT_S,
-                statement_cache_size=100 if has_cache else 0,
-                reset=skip_reset,
-            )
+        has_cache = self.options.statement_cache
+        if has_cache is None:
+            has_cache = not self.is_pooled
+        cache_size = _STATEMENT_CACHE_SIZE if has_cache else 0
+        self._pool = ConnectionPool(
+            lambda: self.connect(CALL_TIMEOUT_S, statement_cache_size=cache_size),
+            size=self.options.pool_size,
+            timeout_s=CONNECT_TIMEOUT_S,
+        )
         if self.is_pooled and None in {self.options.statement_cache, self.options.listen}:
             _logger.info(
                 "a connection pooler was found at %s: without statement_cache=on and listen=on in "
@@ -151,19 +144,18 @@ class Database:
         """Close all connections."""
         pool, self._pool = self._pool, None
         if pool is not None:
-            try:
-                await asyncio.wait_for(pool.close(), CONNECT_TIMEOUT_S)
-            except (TimeoutError, OSError, self._asyncpg.PostgresError):
-                pool.terminate()
+            await pool.close()
 
-    async def connect(self, command_timeout: float = CALL_TIMEOUT_S) -> Any:
-        """Open a connection that does not belong to the pool."""
+    async def connect(
+        self, command_timeout: float = CALL_TIMEOUT_S, *, statement_cache_size: int = 0
+    ) -> Any:
+        """Open a connection; those of the pool have a cache of prepared statements."""
         with self.map_errors():
             return await self._asyncpg.connect(
                 self.options.dsn,
                 timeout=CONNECT_TIMEOUT_S,
                 command_timeout=command_timeout,
-                statement_cache_size=0,
+                statement_cache_size=statement_cache_size,
             )
 
     async def fetch(self, statement: str, *arguments: object) -> list[Any]:
@@ -207,8 +199,7 @@ class Database:
         for number in range(1, _MAX_TRIES + 1):
             try:
                 with self.map_errors():
-                    async with self._connection() as connection:
-                        return await action(connection)
+                    return await self._run_once(action)
             except _Retryable:
                 if number == _MAX_TRIES:
                     raise StoreUnavailable(
@@ -217,22 +208,23 @@ class Database:
                 await asyncio.sleep(environment.draw_random() * _MAX_RETRY_PAUSE_S)
         raise AssertionError
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncGenerator[Any]:
+    async def _run_once(self, action: Callable[[Any], Awaitable[T]]) -> T:
         pool = self._pool
         if pool is None:
             raise StoreUnavailable("the store is not open: call open() first")
-        connection = await pool.acquire(timeout=CONNECT_TIMEOUT_S)
+        connection = await pool.acquire()
         try:
-            yield connection
-        except (
-            self._asyncpg.ReadOnlySQLTransactionError,  # a standby after a failover
-            self._asyncpg.InternalClientError,
-        ):
-            connection.terminate()  # so that the next call reconnects, to a new primary if any
+            result = await action(connection)
+        except BaseException as error:
+            # After a statement that has failed, a connection can be used again. But the next call
+            # reconnects, to the new primary if there is one, if this server is a standby now.
+            is_usable = isinstance(error, self._asyncpg.PostgresError) and not isinstance(
+                error, self._asyncpg.ReadOnlySQLTransactionError
+            )
+            (pool.release if is_usable else pool.discard)(connection)
             raise
-        finally:
-            await pool.release(connection, timeout=CONNECT_TIMEOUT_S)
+        pool.release(connection)
+        return result
 
     def map_errors(self) -> _ErrorMapping:
         """Return a context manager that translates errors of asyncpg."""
