@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.service import (
     backlog,
+    churn,
     events,
     fairness,
     hosts,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     *("job", "lag", "memory", "ingest", "events", "hosts", "neighbours", "recovery"),
-    *("scale", "workers", "fairness"),
+    *("scale", "workers", "fairness", "churn"),
 )
 
 
@@ -63,7 +64,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="fewer tasks, rounds and seconds, for a trial run"
     )
-    parser.add_argument("--n", type=parse_positive, help="number of tasks of the job (5,000)")
+    parser.add_argument(
+        "--n", type=parse_positive, help="number of tasks of the job (5,000), workers or churn"
+    )
     parser.add_argument("--rounds", type=parse_positive, help="number of rounds of the job (5)")
     parser.add_argument(
         "--only", nargs="+", choices=CANDIDATES, metavar="NAME", help=", ".join(CANDIDATES)
@@ -124,6 +127,9 @@ def measure_stores(args: argparse.Namespace, parts: Sequence[str]) -> list[Limit
         phase_s = 5.0 if args.quick else fairness.PHASE_S
         results = [fairness.run(engine, phase_s, print_progress) for engine in args.engines]
         checks += print_part(fairness.table_lines(results), fairness.check_limits(results))
+    if "churn" in parts:
+        windows = churn.run(args.n or (100_000 if args.quick else churn.TASKS), print_progress)
+        checks += print_part(churn.table_lines(windows), churn.check_limits(windows))
     return checks
 
 
