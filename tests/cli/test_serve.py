@@ -154,8 +154,9 @@ def test_greeting_of_a_wildcard_address(tmp_path: Path) -> None:
         first, *rest = greeting.splitlines()
 
     port = first.split()[2].rpartition(":")[2]
-    docs_url = f"http://127.0.0.1:{port}/docs"
-    assert f"tarry serves http://{wildcard}:{port} (API documentation: {docs_url})" == first
+    url = f"http://127.0.0.1:{port}/"
+    links = f"dashboard: {url}, API documentation: {url}docs"
+    assert f"tarry serves http://{wildcard}:{port} ({links})" == first
     assert wildcard not in "".join(rest)
     assert f'"targetUrl": "http://127.0.0.1:{port}/healthz"' in greeting
 

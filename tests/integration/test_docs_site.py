@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import sync_playwright
 
-from tests.integration.test_report_in_browser import CHROMIUM_ARGUMENTS, PAGE_TIMEOUT_MS
+from tests.integration.browser import CHROMIUM_ARGUMENTS, PAGE_TIMEOUT_MS
 from tests.test_docs import DOCS, ROOT
 
 pytestmark = pytest.mark.timeout(300)

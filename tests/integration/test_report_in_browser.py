@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from tarry.simulator.report import write_html
 from tarry.simulator.scenarios import STUDIES
 from tarry.simulator.study import Plot, StudyResults, run_study
 from tarry.simulator.vega import DARK, LIGHT
+from tests.integration.browser import PAGE_TIMEOUT_MS, chromium
 from tests.simulator.sample_results import (
     BARS,
     LINES,
@@ -26,17 +26,6 @@ pytestmark = pytest.mark.timeout(300)
 
 Scheme = Literal["light", "dark"]
 
-PAGE_TIMEOUT_MS = 240_000
-"""Only a page that hangs takes this long. Playwright's 30 s were too short on a busy machine."""
-CHROMIUM_ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 MIN_FONT_SIZE_PX = 12
 EMPTY_PAGE_BYTES = 30_000
 """The screenshot of an empty page is smaller, at all tested widths."""
@@ -61,14 +50,9 @@ class OpenedReport(NamedTuple):
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Start Chromium, or fail with the install command."""
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.fail("no chromium on PATH: run .ci/programs, or apt-get install chromium as root")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_ARGUMENTS))
-        yield chromium
-        chromium.close()
+    """Run Chromium."""
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")

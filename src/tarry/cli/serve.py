@@ -277,7 +277,8 @@ def _print_greeting(loaded: LoadedSettings, address: str) -> None:
     settings = loaded.settings
     # Clients cannot connect to a wildcard address, so the loopback address is shown instead.
     local_url = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    lines = [f"tarry serves {address} (API documentation: {local_url}/docs)"]
+    dashboard = "" if settings.role == "worker" else f"dashboard: {local_url}/, "
+    lines = [f"tarry serves {address} ({dashboard}API documentation: {local_url}/docs)"]
     lines.append(f"data in {data_location(settings)}")
     if settings.dev:
         warning = "do not use --dev where others can add tasks"

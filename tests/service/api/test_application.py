@@ -9,7 +9,7 @@ import pytest
 from tests.service.api.harness import ApiHarness, run_with_api
 
 
-@pytest.mark.parametrize("path", ["/", "/nothing", "/retry-tasks/", "/retry-tasks//x", "/docs/x"])
+@pytest.mark.parametrize("path", ["/nothing", "/retry-tasks/", "/retry-tasks//x", "/docs/x"])
 def test_an_unknown_path_is_404(path: str) -> None:
     """The response is a problem with the title "Not found"."""
 

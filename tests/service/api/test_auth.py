@@ -97,7 +97,7 @@ def test_invalid_tenant_name_is_rejected(tenant: str) -> None:
 
 
 def test_a_missing_key_is_401() -> None:
-    """All paths except health and documentation return 401 with a challenge."""
+    """All paths except health, documentation and dashboard files return 401 with a challenge."""
 
     async def test(api: ApiHarness) -> None:
         paths = ["/retry-tasks", "/dead-letters", "/retry-policies", "/downstreams", "/events"]
@@ -107,7 +107,7 @@ def test_a_missing_key_is_401() -> None:
                 response.status,
                 response.header("www-authenticate"),
             )
-        for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
+        for path in ("/", "/dashboard/main.js", "/healthz", "/readyz", "/docs", "/openapi.json"):
             assert 200 == (await api.request("GET", path)).status
         assert 401 == (await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})).status
         assert 0 == await api.count_tasks()

@@ -152,7 +152,7 @@ def test_problem_types_link_to_their_row_on_the_page() -> None:
     run_with_api(test)
 
 
-@pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
-def test_the_description_itself_is_not_documented(path: str) -> None:
-    """`/docs` and `/openapi.json` are not operations of the document."""
+@pytest.mark.parametrize("path", ["/", "/dashboard/main.js", "/docs", "/openapi.json"])
+def test_pages_are_not_documented(path: str) -> None:
+    """The dashboard, `/docs` and `/openapi.json` are not operations of the document."""
     assert path not in schema.raw_schema["paths"]

@@ -10,6 +10,7 @@ from starlette.routing import Route, Router
 
 from tarry.service.api import problems
 from tarry.service.api.auth import DEFAULT_TENANT, Authenticator
+from tarry.service.api.dashboard.handlers import dashboard_handlers
 from tarry.service.api.dead_letters import DeadLetterResource
 from tarry.service.api.downstreams import DownstreamResource
 from tarry.service.api.events import EventResource
@@ -59,7 +60,8 @@ class Api:
         )
         operations = [pair for resource in resources for pair in resource_operations(resource)]
         handlers = _docs_handlers(operations, version, context)
-        public_paths = set(handlers)  # so far, those of the documentation
+        handlers |= dashboard_handlers(context.role, require_api_keys=context.require_api_keys)
+        public_paths = set(handlers)  # so far, those of the documentation and the dashboard
         limiter = LargeResponseLimiter()
         for operation, handler in operations:
             limited_handler = handler

@@ -1,0 +1,215 @@
+"""The dashboard in a real browser: each page does its job by clicks, without an error."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.integration.browser import PAGE_TIMEOUT_MS, chromium
+from tests.integration.dashboard import XSS, HtmlTarget, Scheme, html_target, open_dashboard
+from tests.integration.service import Service, service
+
+pytestmark = pytest.mark.timeout(300)
+
+expect.set_options(timeout=PAGE_TIMEOUT_MS)
+
+FAST_POLICY = {"initialDelayMs": 20, "maxDelayMs": 20, "maxAttempts": 2}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Run Chromium."""
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[HtmlTarget]:
+    """Run a target whose responses contain HTML."""
+    with html_target() as target:
+        yield target
+
+
+@pytest.fixture(scope="module")
+def tarry_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Run a service without API keys."""
+    with service(tmp_path_factory.mktemp("service")) as running_service:
+        yield running_service
+
+
+def post_dead_letter(tarry_service: Service, target: HtmlTarget, path: str, key: str) -> str:
+    """Create a task with HTML in all its fields that fails with 500; return its id when dead."""
+    target.statuses[path] = [500]
+    task = tarry_service.post(
+        targetUrl=f"{target.url}{path}",
+        headers={"X-Note": XSS},
+        body=XSS,
+        idempotencyKey=f"{key} {XSS}",
+        policy=FAST_POLICY,
+    )
+    assert "EXHAUSTED" == tarry_service.wait_until_finished(task["taskId"])["status"]
+    task_id: str = task["taskId"]
+    return task_id
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_tasks_are_searched_and_paged(
+    browser: Browser, tarry_service: Service, target: HtmlTarget, width: int, scheme: Scheme
+) -> None:
+    """The filters of the form find tasks, the link of the list shows the next page of 50."""
+    prefix = f"{target.url}/search-{width}/"
+    urls = [f"{prefix}{number}?{XSS}" for number in range(51)]
+    tasks = [{"targetUrl": url, "delayMs": 3_600_000} for url in urls]
+    assert 200 == tarry_service.request("POST", "/retry-tasks/batch", {"tasks": tasks})[0]
+    with open_dashboard(browser, tarry_service, width=width, scheme=scheme) as dashboard:
+        page = dashboard.show("tasks")
+        page.get_by_label("Target URL starts with").fill(prefix)
+        page.get_by_role("combobox", name="Status").select_option("PENDING")
+        page.get_by_role("button", name="Search").click()
+        page.wait_for_url(re.compile("urlPrefix="))
+        expect(page.get_by_role("row")).to_have_count(51)  # with the header
+        expect(page.get_by_role("cell", name=f"POST {prefix}50")).to_be_visible()
+        page.get_by_role("link", name="Next page").click()
+        expect(page.get_by_role("row")).to_have_count(2)
+        page.reload()
+        expect(page.get_by_role("cell", name=f"POST {prefix}0")).to_be_visible()
+        expect(page.get_by_label("Target URL starts with")).to_have_value(prefix)
+
+
+def test_task_id_is_checked_before_the_search(browser: Browser, tarry_service: Service) -> None:
+    """An id that is not a UUID is reported next to its field; an unknown id is an error."""
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show("tasks")
+        page.get_by_label("Task id").fill("7")
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_text("A task id has 36 characters")).to_be_visible()
+        page.get_by_label("Task id").fill("01A1DEE8-4da6-777c-bd58-a99cd6e4fecb")
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_role("alert").get_by_text("no such task")).to_be_visible()
+        # Chromium itself logs responses with an error status.
+        assert all("404" in message for message in dashboard.messages)
+        dashboard.messages.clear()
+        page.get_by_role("button", name="Dismiss").click()
+        expect(page.get_by_text("no such task")).to_have_count(0)
+
+
+def test_task_page_shows_the_timeline(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """The page of a task shows its attempts, waits, reason and excerpts as text."""
+    task_id = post_dead_letter(tarry_service, target, "/timeline", "timeline")
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show("tasks?status=EXHAUSTED")
+        page.get_by_role("link", name=task_id).click()
+        timeline = page.get_by_role("region", name="Timeline")
+        expect(timeline.get_by_text("Attempt 2")).to_be_visible()
+        expect(timeline.get_by_role("img", name="of a ceiling of 20 ms")).to_be_visible()
+        expect(timeline.get_by_text("ceiling 20 ms · full jitter")).to_be_visible()
+        expect(timeline.get_by_text("Stopped: attempts")).to_be_visible()
+        assert [XSS, XSS] == timeline.locator("pre").all_inner_texts()
+        facts = page.get_by_role("region", name="Details")
+        expect(facts.get_by_text(f"X-Note: {XSS}")).to_be_visible()
+        expect(facts.get_by_text(f"timeline {XSS}")).to_be_visible()
+
+
+def test_task_is_retried(browser: Browser, tarry_service: Service, target: HtmlTarget) -> None:
+    """The button retries a dead letter, and the page shows its success without a reload."""
+    task_id = post_dead_letter(tarry_service, target, "/retried", "retried")
+    target.statuses["/retried"] = [200]
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show(f"tasks/{task_id}")
+        page.get_by_role("button", name="Retry now").click()
+        expect(page.get_by_role("status").get_by_text("starts now")).to_be_visible()
+        expect(page.get_by_role("status").get_by_text("SUCCEEDED")).to_be_visible()
+        expect(page.get_by_role("button", name="Retry now")).to_have_count(0)
+
+
+def test_task_is_cancelled_by_keyboard(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """Escape closes the confirmation and returns the focus; Enter in it cancels the task."""
+    task = tarry_service.post(targetUrl=f"{target.url}/cancel", delayMs=3_600_000)
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show(f"tasks/{task['taskId']}")
+        button = page.get_by_role("button", name="Cancel…")
+        button.press("Enter")
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        expect(button).to_be_focused()
+        button.press("Enter")
+        page.get_by_role("button", name="Cancel the task").press("Enter")
+        expect(page.get_by_role("status").get_by_text("CANCELLED", exact=True)).to_be_visible()
+    assert "CANCELLED" == tarry_service.task(task["taskId"])["status"]
+
+
+def test_task_is_copied_as_curl(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """The curl command has the request of the task, quoted for the shell."""
+    url = f"{target.url}/curl?q=it's"
+    task = tarry_service.post(
+        targetUrl=url,
+        headers={"X-Note": "it's $HOME", "Authorization": "Bearer secret"},
+        body="x",
+        idempotencyKey="curl-1",
+        delayMs=3_600_000,
+    )
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show(f"tasks/{task['taskId']}")
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.get_by_role("button", name="Copy as curl").click()
+        page.get_by_role("button", name="Copy", exact=True).click()
+        expect(page.get_by_text("Copied.")).to_be_visible()
+        command = page.evaluate("navigator.clipboard.readText()")
+        page.get_by_role("button", name="Close").click()
+    quoted_url = task["targetUrl"].replace("'", "'\\''")
+    assert command.startswith(f"curl --globoff --request 'POST' '{quoted_url}' \\\n")
+    assert "--header 'X-Note: it'\\''s $HOME'" in command
+    assert "--header 'Authorization: [redacted]'" in command
+    assert "--header 'Idempotency-Key: curl-1'" in command
+    assert command.endswith("--data-binary @body")
+
+
+def test_api_key_is_needed_to_sign_in(browser: Browser, tmp_path: Path) -> None:
+    """With API keys, the page asks for one, keeps it for the tab, and removes it on sign-out."""
+    key = create_api_key(tmp_path)
+    with (
+        service(tmp_path, "--set", "require_keys=true") as tarry_service,
+        open_dashboard(browser, tarry_service, width=390) as dashboard,
+    ):
+        page = dashboard.page
+        page.goto(dashboard.url)
+        expect(page.get_by_role("navigation")).to_have_count(0)
+        sign_in(page, "tarry_wrong")
+        expect(page.get_by_text("unknown or was revoked")).to_be_visible()
+        assert all("401" in message for message in dashboard.messages)
+        dashboard.messages.clear()
+        sign_in(page, key)
+        expect(page.get_by_role("heading", name="Sign in")).to_have_count(0)
+        page.reload()
+        expect(page.get_by_role("navigation", name="Pages", exact=True)).to_be_visible()
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        assert 0 == page.evaluate("sessionStorage.length + localStorage.length")
+
+
+def create_api_key(folder: Path) -> str:
+    """Create an API key in the store of a service; return it."""
+    store = f"sqlite:{folder / 'tarry.db'}"
+    command = [sys.executable, "-m", "tarry", "keys", "create", "--tenant", "ann", "--store", store]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder).stdout
+    match = re.search(r"tarry_[\w-]+", output)
+    assert match is not None, output
+    return match[0]
+
+
+def sign_in(page: Page, key: str) -> None:
+    """Enter an API key."""
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Sign in").click()
