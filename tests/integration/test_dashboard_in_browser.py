@@ -213,3 +213,58 @@ def sign_in(page: Page, key: str) -> None:
     """Enter an API key."""
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Sign in").click()
+
+
+def test_downstream_is_paused_reset_and_resumed(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """Each action asks for a confirmation, and the row shows the new state."""
+    tarry_service.post(targetUrl=f"{target.url}/lanes", laneKey="operated", delayMs=3_600_000)
+    lane = f"http:127.0.0.1:{target.port}@operated"
+    with open_dashboard(browser, tarry_service, width=390, scheme="dark") as dashboard:
+        page = dashboard.show("downstreams")
+        page.get_by_role("button", name=f"Pause {lane}").click()
+        page.get_by_role("button", name="Cancel", exact=True).click()
+        page.get_by_role("button", name=f"Pause {lane}").click()
+        page.get_by_role("button", name="Pause this downstream").click()
+        row = page.get_by_role("row").filter(has=page.get_by_role("link", name=lane, exact=True))
+        expect(row.get_by_text("PAUSED")).to_be_visible()
+        expect(page.get_by_role("status").get_by_text(f"Paused: {lane}")).to_be_visible()
+        page.get_by_role("button", name=f"Resume {lane}").click()
+        page.get_by_role("button", name="Resume this downstream").click()
+        expect(row.get_by_text("ACTIVE")).to_be_visible()
+        page.get_by_role("button", name=f"Reset {lane}").click()
+        page.get_by_role("button", name="Reset this downstream").click()
+        expect(page.get_by_role("status").get_by_text(f"Reset: {lane}")).to_be_visible()
+
+
+def test_limits_of_a_downstream_are_set_and_removed(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """The form has the current limits, shows an invalid value, and replaces the limits."""
+    tarry_service.post(targetUrl=f"{target.url}/lanes", laneKey="limited", delayMs=3_600_000)
+    lane = f"http:127.0.0.1:{target.port}@limited"
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show("downstreams")
+        page.get_by_label("Exact name of a downstream").fill(lane)
+        page.get_by_role("button", name="Show").click()
+        page.get_by_role("button", name=f"Limits… {lane}").click()
+        page.get_by_label("Attempts per second").fill("5")
+        page.get_by_label("Failure rate").fill("2")
+        page.get_by_role("button", name="Set limits").click()
+        expect(page.get_by_role("dialog").get_by_text("failureRate")).to_be_visible()
+        # Chromium itself logs responses with an error status.
+        assert all("422" in message for message in dashboard.messages)
+        dashboard.messages.clear()
+        page.get_by_label("Failure rate").fill("0.25")
+        page.get_by_role("button", name="Set limits").click()
+        expect(page.get_by_role("cell", name="5/s, breaker set")).to_be_visible()
+        limits = tarry_service.request("GET", f"/downstreams/{lane}")[1]["limits"]
+        assert {"ratePerSecond": 5.0, "breaker": {"failureRate": 0.25}} == limits
+        page.get_by_role("button", name=f"Limits… {lane}").click()
+        expect(page.get_by_label("Attempts per second")).to_have_value("5")
+        page.get_by_label("Attempts per second").fill("")
+        page.get_by_label("Failure rate").fill("")
+        page.get_by_role("button", name="Set limits").click()
+        expect(page.get_by_role("status").get_by_text("Limits removed")).to_be_visible()
+    assert "DEFAULT" == tarry_service.request("GET", f"/downstreams/{lane}")[1]["limitsSource"]

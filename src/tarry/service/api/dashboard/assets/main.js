@@ -1,11 +1,13 @@
 /** The entry point: navigation between the pages, and signing in. */
 import { apiKey, get, setApiKey } from "./api.js";
 import { clearError, field, h, notify, pageLink, showError } from "./dom.js";
+import * as downstreams from "./downstreams.js";
 import * as task from "./task.js";
 import * as tasks from "./tasks.js";
 
 const PAGES = [
   { name: "tasks", label: "Tasks", render: tasks.render, renderItem: task.render },
+  { name: "downstreams", label: "Downstreams", render: downstreams.render, renderItem: downstreams.renderItem },
 ];
 
 const main = document.getElementById("main");

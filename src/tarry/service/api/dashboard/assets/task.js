@@ -1,7 +1,7 @@
 /** The page of one task: its details, its timeline of attempts and waits, and actions. */
 import { call, get } from "./api.js";
 import { curlCommand } from "./curl.js";
-import { details, h, notify, openDialog, showError, svg } from "./dom.js";
+import { details, h, notify, openDialog, pageLink, showError, svg } from "./dom.js";
 import { count, duration, outcomeTone, relative, statusBadge, time } from "./format.js";
 
 const REFRESH_MS = 2000;
@@ -84,7 +84,7 @@ function taskDetails(task) {
   return details([
     ["Target", h("span", { class: "mono" }, `${task.method} ${task.targetUrl}`)],
     ["Idempotency key", h("span", { class: "mono" }, task.idempotencyKey)],
-    ["Downstream", task.lane],
+    ["Downstream", h("a", { href: pageLink(`downstreams/${encodeURIComponent(task.lane)}`) }, task.lane)],
     ["Policy", [task.policyId, task.policyVersion === null ? null : ` (version ${task.policyVersion})`]],
     ["Policy overrides", overrides],
     ["Headers", headers.length ? headers : null],

@@ -1,0 +1,174 @@
+/** The page Downstreams: one row per lane, and the actions of an operator on it. */
+import { call, get } from "./api.js";
+import { field, h, notify, openDialog, pageLink, row, showError, table } from "./dom.js";
+import { count, decimal, duration, relative, statusBadge } from "./format.js";
+import { pager } from "./tasks.js";
+
+const PAGE_SIZE = 50;
+const REFRESH_MS = 5000;
+const BREAKER_FIELDS = [
+  ["failureRate", "Failure rate (0 to 1)", 0.01], ["minCalls", "Minimum attempts", 1], ["windowMs", "Window (ms)", 1],
+  ["consecutiveFailures", "Failures in a row", 1], ["openForMs", "Open for (ms)", 1], ["maxOpenMs", "Open for at most (ms)", 1], ["probes", "Probes", 1],
+];
+const BUDGET_FIELDS = [["ratio", "Retries per attempt (0 to 1)", 0.01], ["minPerSecond", "Retries per second in addition", 0.01]];
+
+const lanePath = (lane) => `downstreams/${encodeURIComponent(lane)}`;
+
+function columns(actions) {
+  return [
+    { label: "Downstream", class: "mono", cell: (item) => h("a", { href: pageLink(lanePath(item.lane)) }, item.lane) },
+    { label: "State", cell: (item) => [statusBadge(item.state), stateNote(item)] },
+    { label: "Breaker", cell: (item) => [item.local?.breaker, item.consecutiveOpens > 1 ? ` (opened ${item.consecutiveOpens} times)` : null] },
+    { label: "Retry budget", class: "number", cell: (item) => decimal(item.local?.budget) },
+    { label: "Limits", cell: (item) => describeLimits(item) },
+    { label: "In flight", class: "number", cell: (item) => count(item.inFlight) },
+    { label: "Pending", class: "number", cell: (item) => count(item.pending) },
+    { label: "Dead", class: "number", cell: (item) => count(item.dead) },
+    { label: "p50 / p95", class: "number", cell: (item) => (item.local?.p50Ms == null ? "" : `${duration(item.local.p50Ms)} / ${duration(item.local.p95Ms)}`) },
+    { label: "Actions", cell: actions },
+  ];
+}
+
+function stateNote(item) {
+  const notes = [item.local?.waitReason];
+  if (item.parkedUntil !== null && item.state === "PARKED") notes.unshift(`until ${relative(item.parkedUntil)}`);
+  return notes.filter(Boolean).map((note) => h("div", { class: "hint" }, note));
+}
+
+function describeLimits(item) {
+  const { limits, local } = item;
+  const parts = [];
+  if (limits.ratePerSecond != null) parts.push(`${decimal(limits.ratePerSecond)}/s`);
+  if (limits.concurrency != null) parts.push(`${count(limits.concurrency)} at a time`);
+  if (limits.breaker) parts.push(limits.breaker.enabled === false ? "breaker off" : "breaker set");
+  if (limits.budget) parts.push(limits.budget.enabled === false ? "budget off" : "budget set");
+  const current = [
+    local?.ratePerSecond == null ? null : `now ${decimal(local.ratePerSecond)}/s`,
+    local?.concurrencyLimit == null ? null : `now ${count(local.concurrencyLimit)} at a time`,
+  ].filter(Boolean).join(", ");
+  return [parts.join(", ") || "default", current ? h("div", { class: "hint" }, current) : null];
+}
+
+/** Return the buttons of a lane; `changed(item)` is called with the changed lane. */
+function laneActions(item, changed) {
+  const confirm = (verb, title, text, done, danger) => () => openDialog({
+    title, label: title.replace(/\?$/, ""), danger, content: [h("p", { class: "mono" }, item.lane), h("p", null, text)],
+    submit: async () => {
+      changed(await call("POST", `${lanePath(item.lane)}/${verb}`));
+      notify(`${done}: ${item.lane}`);
+    },
+  });
+  const button = (label, click) => h("button", { type: "button", class: "small", click, "aria-label": `${label} ${item.lane}` }, label);
+  return h("span", { class: "actions" },
+    item.state === "PAUSED" ? null : button("Pause", confirm("pause", "Pause this downstream?", "No attempt starts until it is resumed. The pause counts towards the total budget of waiting tasks.", "Paused", true)),
+    item.state === "ACTIVE" ? null : button("Resume", confirm("resume", "Resume this downstream?", "Attempts start again, slowly at first, also if the breaker is open.", "Resumed")),
+    button("Reset", confirm("reset", "Reset this downstream?", "Breaker, retry budget, latency and current limits start from their initial state, and the downstream is resumed. Limits that were set stay.", "Reset")),
+    button("Limits…", () => editLimits(item, changed)));
+}
+
+function numberInput(name, value, step) {
+  return h("input", { name, type: "number", step: step < 1 ? "any" : "1", min: "0", value: value ?? null, placeholder: "default" });
+}
+
+function editLimits(item, changed) {
+  const { limits } = item;
+  const group = (name, title, fields, settings) => h("fieldset", null, h("legend", null, title),
+    h("label", { class: "check" }, h("input", { name: `${name}.enabled`, type: "checkbox", checked: settings?.enabled !== false }), "Enabled"),
+    h("div", { class: "form-grid" }, fields.map(([key, label, step]) => field(label, numberInput(`${name}.${key}`, settings?.[key], step)))));
+  const readGroup = (form, name, fields) => {
+    const values = form.elements.namedItem(`${name}.enabled`).checked ? {} : { enabled: false };
+    for (const [key] of fields) {
+      const text = form.elements.namedItem(`${name}.${key}`).value;
+      if (text !== "") values[key] = Number(text);
+    }
+    return Object.keys(values).length ? values : null;
+  };
+  openDialog({
+    title: "Limits of this downstream", label: "Set limits",
+    content: [
+      h("p", { class: "mono" }, item.lane),
+      h("p", { class: "hint" }, "These values replace all limits of the downstream, for all processes. Empty fields have the default; without any value, limits are removed."),
+      h("div", { class: "form-grid" },
+        field("Attempts per second", numberInput("ratePerSecond", limits.ratePerSecond, 0.01)),
+        field("Attempts at a time", numberInput("concurrency", limits.concurrency, 1))),
+      group("breaker", "Breaker", BREAKER_FIELDS, limits.breaker),
+      group("budget", "Retry budget", BUDGET_FIELDS, limits.budget),
+    ],
+    submit: async (form) => {
+      const body = {};
+      for (const name of ["ratePerSecond", "concurrency"]) {
+        if (form.elements.namedItem(name).value !== "") body[name] = Number(form.elements.namedItem(name).value);
+      }
+      const breaker = readGroup(form, "breaker", BREAKER_FIELDS);
+      const budget = readGroup(form, "budget", BUDGET_FIELDS);
+      if (breaker) body.breaker = breaker;
+      if (budget) body.budget = budget;
+      changed(await call("PUT", lanePath(item.lane), { body }));
+      notify(`${Object.keys(body).length ? "Limits set" : "Limits removed"}: ${item.lane}`);
+    },
+  });
+}
+
+/** Show lanes and read them again every few seconds; `read()` returns a page of lanes. */
+async function showLanes({ signal }, section, read, footer) {
+  const rows = new Map();
+  const shown = columns((item) => laneActions(item, update));
+  const body = () => section.querySelector("tbody");
+  function update(item) {
+    const previous = rows.get(item.lane);
+    // The buttons of an unchanged row keep the focus.
+    if (!previous || JSON.stringify(previous.item) === JSON.stringify(item)) return;
+    const element = row(shown, item);
+    const focused = previous.element.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+    previous.element.replaceWith(element);
+    rows.set(item.lane, { item, element });
+    if (focused) element.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
+  }
+  function show(page) {
+    const isSame = page.items.length === rows.size && page.items.every((item) => rows.has(item.lane));
+    if (isSame && body()) return page.items.forEach(update);
+    section.replaceChildren(page.items.length ? table("Lanes of downstreams, sorted by name", shown, page.items)
+      : h("p", { class: "empty panel" }, "There are no downstreams."), ...footer(page));
+    rows.clear();
+    page.items.forEach((item, index) => rows.set(item.lane, { item, element: body().rows[index] }));
+  }
+  async function refresh() {
+    if (signal.aborted) return;
+    try {
+      if (document.visibilityState === "visible") show(await read());
+    } catch (error) {
+      if (!signal.aborted) showError(error);
+    }
+    setTimeout(refresh, REFRESH_MS);
+  }
+  show(await read());
+  setTimeout(refresh, REFRESH_MS);
+}
+
+export async function render(view) {
+  const { root, query, signal } = view;
+  const input = h("input", { name: "lane", autocomplete: "off", spellcheck: "false", placeholder: "https:api.example.com:443" });
+  const submit = (event) => {
+    event.preventDefault();
+    if (input.value.trim()) location.hash = pageLink(lanePath(input.value.trim()));
+  };
+  const section = h("section", { "aria-label": "Downstreams" }, h("p", { class: "soft" }, "Loading…"));
+  root.replaceChildren(h("h1", null, "Downstreams"),
+    h("form", { class: "filters panel", role: "search", "aria-label": "Find a downstream", submit },
+      field("Exact name of a downstream", input), h("div", { class: "actions" }, h("button", { type: "submit", class: "primary" }, "Show"))),
+    section);
+  await showLanes(view, section, () => get("downstreams", { cursor: query.cursor, limit: PAGE_SIZE }, signal),
+    (page) => [pager("downstreams", query, page)]);
+}
+
+export async function renderItem(view) {
+  const { root, id, signal } = view;
+  const section = h("section", { "aria-label": "Downstream" }, h("p", { class: "soft" }, "Loading…"));
+  root.replaceChildren(
+    h("p", { class: "hint" }, h("a", { href: "#/downstreams" }, "Downstreams")),
+    h("h1", null, "Downstream ", h("span", { class: "mono" }, id)), section);
+  const read = async () => ({ items: [await get(lanePath(id), {}, signal)], nextCursor: null });
+  await showLanes(view, section, read, () => [h("p", { class: "actions" },
+    h("a", { class: "button", href: pageLink("tasks", { lane: id }) }, "Tasks of this downstream"),
+    h("a", { class: "button", href: pageLink("tasks", { lane: id, status: "EXHAUSTED" }) }, "Its dead letters"))]);
+}
