@@ -7,6 +7,7 @@ ARGS   ?=
 SEEDS  ?= 20000
 ROUNDS ?= 50
 EXTRA  ?= service
+STORE_SEEDS ?= 100
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -134,8 +135,11 @@ demo: $(SERVE)/.ready ## Run `tarry demo`: tasks are retried until they succeed
 	@$(SERVE)/bin/tarry demo $(ARGS)
 
 .PHONY: chaos
-chaos: $(READY) ## Simulate SEEDS runs with faults; kill real services and stores ROUNDS times (SEED=n repeats rounds)
+chaos: $(READY) ## Simulate SEEDS runs with faults, STORE_SEEDS on each engine; kill real services and stores ROUNDS times (SEED=n repeats rounds)
 	@$(PY) -m tests.chaos.simulation --seeds $(SEEDS)
+	@for store in sqlite postgres redis; do \
+	  $(PY) -m tests.chaos.simulation --store $$store --seeds $(STORE_SEEDS) || exit 1; \
+	done
 	@ROUNDS=$(ROUNDS) $(PY) -m pytest -q tests/chaos/test_killed_service.py
 	@ROUNDS=$(ROUNDS) $(PY) -m pytest -q --log-cli-level=INFO tests/chaos/test_many_processes.py
 

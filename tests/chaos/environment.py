@@ -1,4 +1,7 @@
-"""The simulated environment of a service: clocks, processes that crash, faulty store and network.
+"""The simulated environment of a service: clocks, targets, a faulty network, and processes.
+
+A process can crash, and can be suspended for longer than its leases. See `faulty_store` for the
+faults of the store.
 
 All random decisions come from one seed, so that a run can be repeated.
 """
@@ -6,31 +9,30 @@ All random decisions come from one seed, so that a run can be repeated.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context, ContextVar
 from math import inf
-from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
 
-from tarry.errors import StoreUnavailable
 from tarry.service.api.auth import DEFAULT_TENANT, api_key_digest
 from tarry.service.delivery import DeliveryError, DeliveryRequest, DeliveryResult, Fault
 from tarry.service.delivery.dns import DEADLINE_PAUSE_S, DnsCache
 from tarry.service.engine.context import EngineLimits
-from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS
-from tarry.service.model import ApiKeyRecord, Task
+from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS, Lanes
+from tarry.service.model import ApiKeyRecord
 from tarry.service.store import Store
 from tarry.service.stores.sqlite.clock import AnchoredClock
-from tests.chaos.invariants import InvariantChecker, run_synchronously
+from tests.chaos.invariants import InvariantChecker
+from tests.chaos.simulated_stores import SimulatedStores, run_synchronously
 from tests.core.limiter_model import SlidingWindowTarget
-from tests.service.stores.reference_store import ReferenceStore
-from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
 _process: ContextVar[SimulatedProcess | None] = ContextVar("process", default=None)
 EPOCH_S = 1_800_000_000.0
 FAULT_EFFECT_S = 20.0
 """How long most faults have effects: a lease lasts 15 s, an open breaker up to 16.5 s."""
+MAX_SUSPENSION_S = 40.0
+"""A process may be suspended for this long, which is longer than its leases."""
 ATTEMPT_TIMEOUT_MS = 5_000
 HORIZON_MS = 2_000
 """A task is leased at most this long before it is due."""
@@ -46,10 +48,14 @@ class Faults:
         store_failure = rng.choice([0.0, 0.01, 0.05, 0.2])
         self.crash = rng.choice([0.0, 0.001, 0.005, 0.02])
         """The process crashes before or after it calls the store or the network."""
+        self.suspension = rng.choice([0.0, 0.0, 0.001, 0.005])
+        """The process is suspended at these points, as by SIGSTOP, and continues later."""
         self.store_rejection = store_failure
         """The store rejects a call without a change."""
         self.store_reply_loss = store_failure / 2
         """The store applies a call, but its reply is lost."""
+        self.store_late_effect = rng.choice([0.0, store_failure / 4])
+        """A call of the store fails, and has its effect later."""
         self.delay = rng.choice([0.0, 0.1, 0.5])
         self.network_fault = rng.choice([0.0, 0.1, 0.3])
         self.max_clock_jump_s = rng.choice([0.0, 0.0, 200.0, 7200.0])
@@ -65,12 +71,16 @@ class Faults:
 
     def limit_to_hosts(self) -> None:
         """Inject no more faults; targets may still fail."""
-        self.crash = self.store_rejection = self.store_reply_loss = 0.0
+        self.crash = self.suspension = 0.0
+        self.store_rejection = self.store_reply_loss = self.store_late_effect = 0.0
         self.delay = self.network_fault = self.max_clock_jump_s = 0.0
 
 
 class SimulatedProcess:
-    """One process of the service. It can crash whenever it calls the store or the network."""
+    """One process of the service.
+
+    It can crash, or be suspended, whenever it calls the store or the network.
+    """
 
     def __init__(self, environment: Environment, name: str, clock_skew_s: float) -> None:
         self.environment = environment
@@ -79,6 +89,18 @@ class SimulatedProcess:
         self.is_alive = True
         self.crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tasks: set[asyncio.Task[Any]] = set()
+        self.lanes: Lanes | None = None
+        """The lanes of its engine."""
+        self.on_wakeup: Callable[[], None] | None = None
+        """The callback of `Store.listen`."""
+        self.is_suspended = False
+        self.may_lose_leases = False
+        """Whether it was killed, stopped or suspended."""
+        self._suspended_handles: list[asyncio.Handle] = []
+        """Callbacks that became ready while the process was suspended."""
+        self._context = Context()
+        self._context.run(_process.set, self)
+        environment.processes.append(self)
         self.steady_fast_since = inf
         """The time at which the first attempt of the steady target has ended in this process, so
         that its lane counts as fast; infinity: not yet."""
@@ -88,20 +110,46 @@ class SimulatedProcess:
         return asyncio.get_running_loop().time() + self.clock_skew_s
 
     async def reach_fault_point(self) -> None:
-        """Delay or crash the process, according to the faults."""
+        """Delay, suspend or crash the process, according to the faults."""
         faults, rng = self.environment.faults, self.environment.rng
         if self.is_alive and rng.random() < faults.delay:
             self.environment.record_fault()
             await asyncio.sleep(rng.random() * rng.choice([0.01, 1.0]))
+        if self.is_alive and rng.random() < faults.suspension:
+            self.suspend(rng.uniform(1.0, MAX_SUSPENSION_S))
+            await asyncio.sleep(0)  # returns after the suspension
         if self.is_alive and rng.random() < faults.crash:
             self.kill()
         if not self.is_alive:
             await wait_forever()
 
+    def suspend(self, seconds: float) -> None:
+        """Run no callback of this process for some seconds; see `run_unless_suspended`."""
+        self.is_suspended = self.may_lose_leases = True
+        self.environment.record_fault(seconds + FAULT_EFFECT_S)
+        asyncio.get_running_loop().call_later(seconds, self.resume, context=Context())
+
+    def resume(self) -> None:
+        """End the suspension: the callbacks that are due run now, in the order of their times."""
+        self.is_suspended = False
+        loop: Any = asyncio.get_running_loop()
+        loop._ready.extend(self._suspended_handles)
+        self._suspended_handles.clear()
+
+    def wake_after(self, seconds: float) -> None:
+        """Deliver a wake-up from another process after some seconds, if this process runs then."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(seconds, self._wake, context=self._context)
+
+    def _wake(self) -> None:
+        if self.is_alive and self.on_wakeup is not None:
+            self.on_wakeup()
+
     def kill(self) -> None:
         """Crash as by `kill -9`: from now on, no call of this process has an effect."""
         if self.is_alive:
-            self.is_alive = False
+            self.is_alive, self.may_lose_leases = False, True
+            self.resume()  # so that the tasks of the process can be cancelled
             self.environment.record_fault()
             self.crashed.set_result(None)
             current = asyncio.current_task()
@@ -128,39 +176,17 @@ async def wait_forever() -> NoReturn:
     raise AssertionError
 
 
-class FaultyStore:
-    """The store as seen by one process; the real store survives a crash of the process."""
+def run_unless_suspended(handle: asyncio.Handle, run: Callable[[asyncio.Handle], None]) -> None:
+    """Run a callback of the event loop, unless it belongs to a process that is suspended.
 
-    def __init__(self, process: SimulatedProcess, store: Store) -> None:
-        self._process = process
-        self._store = store
-
-    def record_start(self, slot: int, task: Task) -> None:
-        """Do nothing: in the simulation, the leases of a process that crashes expire."""
-
-    def listen(self, callback: Callable[[], None]) -> None:
-        """Do nothing: all wake-ups from other processes are lost, so that the process polls."""
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._store, name)
-        environment = self._process.environment
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            await self._process.reach_fault_point()
-            if environment.rng.random() < environment.faults.store_rejection:
-                environment.record_fault()
-                msg = f"{name}: the call was rejected"
-                raise StoreUnavailable(msg)
-            returned = await method(*args, **kwargs)
-            environment.invariants.record_store_call(self._process, name, args, returned)
-            await self._process.reach_fault_point()
-            if environment.rng.random() < environment.faults.store_reply_loss:
-                environment.record_fault()
-                msg = f"{name}: the reply was lost"
-                raise StoreUnavailable(msg)
-            return returned
-
-        return call
+    The context of a callback has the process that has scheduled it. So all code of a suspended
+    process stops: tasks, timers and network callbacks.
+    """
+    process = handle._context.get(_process)  # type: ignore[attr-defined]
+    if process is not None and process.is_suspended:
+        process._suspended_handles.append(handle)
+    else:
+        run(handle)
 
 
 class FakeHost:
@@ -343,12 +369,16 @@ class FaultyNetwork:
         self._process = process
         self._dns = DnsCache()
 
-    async def send(self, request: DeliveryRequest) -> DeliveryResult:
+    def send(self, request: DeliveryRequest) -> Awaitable[DeliveryResult]:
+        """Start an attempt, which is recorded at once; return its result."""
+        if not self._process.is_alive:
+            return wait_forever()
+        self._process.environment.invariants.record_attempt(request, self._process)
+        return self._deliver(request)
+
+    async def _deliver(self, request: DeliveryRequest) -> DeliveryResult:
         """Make an attempt; the request or its response may be lost or late."""
         process, environment = self._process, self._process.environment
-        if not process.is_alive:
-            await wait_forever()
-        environment.invariants.record_attempt(request, process.name)
         await process.reach_fault_point()
         rng, faults = environment.rng, environment.faults
         if rng.random() < faults.network_fault / 3:
@@ -367,7 +397,8 @@ class FaultyNetwork:
             result = DeliveryResult(fault=Fault.DNS, pause_s=DEADLINE_PAUSE_S)
             if isinstance(error, DeliveryError):
                 result = error.to_result()
-            if host == STEADY_HOST:
+            # A suspension may be longer than the timeout of a lookup.
+            if host == STEADY_HOST and not process.may_lose_leases:
                 environment.invariants.check_wait(request, process, str(error))
             environment.invariants.record_received_result(request, result)
             return result
@@ -397,28 +428,30 @@ class FaultyNetwork:
 class Environment:
     """The store, world, clock and faults, which survive the crashes of processes."""
 
-    def __init__(self, seed: int, folder: Path | None) -> None:
+    def __init__(self, seed: int, stores: SimulatedStores) -> None:
         self.rng = Random(seed)
+        self.processes: list[SimulatedProcess] = []
+        """All processes, in the order of their start."""
         self.faults = Faults(self.rng)
         self.world = World(self.rng)
         # Some runs have only faults of targets, so that waiting times are checked from the start.
         if self.rng.random() < (0.6 if self.world.has_neighbours else 0.3):
             self.faults.limit_to_hosts()
             self.faults.hosts_may_fail = self.world.has_neighbours and self.world.can_exhaust_slots
+        self.has_store_faults = self.faults.store_rejection > 0
         self.clock_offset_s = 0.0
         self._faults_end_at = -inf
         self.service_faults_end_at = -inf
         """The time at which the effects of all faults, except those of targets, have ended."""
-        loop = asyncio.get_running_loop()
-        clock = AnchoredClock(
+        self._loop = loop = asyncio.get_running_loop()
+        self._stores = stores
+        self._clock = AnchoredClock(
             unix_time=lambda: self.now_s() + self.clock_offset_s,
             boot_ms=lambda: int(loop.time() * 1000),
             boot_id=lambda: 1,
         )
-        self.store: Store = ReferenceStore(clock)
-        if folder is not None:
-            self.store = SynchronousSqliteStore(folder / "tasks.db", clock)
-            run_synchronously(self.store.open())
+        self.store = self.open_store()
+        """A store object without faults, for the checks of invariants."""
         for tenant in self.world.tenants:
             key = ApiKeyRecord(id=tenant, tenant=tenant, digest=api_key_digest(tenant))
             run_synchronously(self.store.put_api_key(key))
@@ -428,7 +461,15 @@ class Environment:
 
     def now_s(self) -> float:
         """Return the time in epoch seconds, which jumps of the wall clock do not change."""
-        return EPOCH_S + asyncio.get_running_loop().time()
+        return EPOCH_S + self._loop.time()
+
+    def open_store(self) -> Store:
+        """Return a store object over the data of the simulation."""
+        return self._stores.open_store(self._clock)
+
+    def live_processes(self) -> list[SimulatedProcess]:
+        """Return the processes that run or are suspended."""
+        return [process for process in self.processes if process.is_alive]
 
     def jump_clock(self) -> None:
         """Set the wall clock of the machine to another time."""

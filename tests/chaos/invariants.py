@@ -3,7 +3,9 @@
 0. The counters of the store match its tasks.
 1. An accepted task is never lost, and reaches a terminal status.
 2. For a task that SUCCEEDED, a 2xx response was received.
-3. The attempt log is complete.
+3. The attempt log is complete. Besides lost attempts, it has at most `maxAttempts` of them since
+   the last replay. Only a process that was killed, stopped or suspended loses attempts, unless
+   calls of the store have failed.
 4. A finished task is not sent again.
 5. A task keeps its id and its idempotency key.
 6. No attempt starts before it is due.
@@ -17,6 +19,10 @@
 10. A task is not EXHAUSTED before it was sent, unless its total budget has ended.
 11. A task for a healthy target is sent within `World.max_wait_s` after it is due and the faults of
     the service have ended, even if other targets hang.
+12. An open breaker admits probes only. No attempt starts while the breaker of its process is open,
+    no task of a parked lane is claimed, and a half-open lane has at most as many leases as probes.
+
+Users rely on 1 to 6 and 12; the others are checks of counters, replays and waiting times.
 """
 
 from __future__ import annotations
@@ -24,22 +30,24 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Coroutine
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tarry.core.breaker import BreakerState
 from tarry.core.verdict import Reason
 from tarry.service.delivery import Fault
-from tarry.service.model import Status, Task
-from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, TaskFilter
+from tarry.service.model import LOST, Status, Task
+from tarry.service.store import AddStatus, CancelStatus, FinishStatus, RetryNowStatus, TaskFilter
+from tests.chaos.simulated_stores import run_synchronously
 
 if TYPE_CHECKING:
     from tarry.service.delivery import DeliveryRequest, DeliveryResult
-    from tarry.service.store import Store
+    from tarry.service.store import AddResult, ClaimResult, Store
     from tests.chaos.environment import Environment, SimulatedProcess
 
 _ROUNDING_MS = 0.001
 """Tolerance for floating-point times."""
-T = TypeVar("T")
+_ALL_TASKS = TaskFilter()
 
 
 class AcceptedTask(NamedTuple):
@@ -48,6 +56,7 @@ class AcceptedTask(NamedTuple):
     tenant: str
     id: str
     key: str
+    max_attempts: int
 
 
 class InvariantViolation(AssertionError):
@@ -83,6 +92,8 @@ class InvariantChecker:
         """Names of tasks that were cancelled and created again; `attempts` counts both tasks."""
         self.lessees: dict[str, set[SimulatedProcess]] = defaultdict(set)
         """The processes to which a task was leased, by its id."""
+        self.late_leases: set[str] = set()
+        """Ids of tasks that a late effect has leased: the process does not know of the lease."""
         self.history: list[str] = []
         self.violation: InvariantViolation | None = None
         """The first violation. It is raised again at the end, because the engine may catch it."""
@@ -100,10 +111,10 @@ class InvariantChecker:
         self.accepted_tasks[name] = task
         self.replaced.add(name)
 
-    def record_attempt(self, request: DeliveryRequest, process: str) -> None:
+    def record_attempt(self, request: DeliveryRequest, process: SimulatedProcess) -> None:
         """Record the start of an attempt, and check it."""
         name, key_header = _task_name(request), dict(request.headers)["Idempotency-Key"]
-        self._add_to_history(f"{process} starts an attempt of {name}")
+        self._add_to_history(f"{process.name} starts an attempt of {name}")
         self.attempts[name] += 1
         # A replayed task sends a new callback task each time it finishes. The callback tasks have
         # the same URL, and thus the same name, but different keys.
@@ -113,6 +124,9 @@ class InvariantChecker:
         task = self._find_task(request)
         if task is None:
             return
+        lane = None if process.lanes is None else process.lanes.get(task.lane)
+        if lane is not None and lane.breaker.state is BreakerState.OPEN:
+            self._fail(12, f"{name} was sent although the breaker of its lane is open")
         if task.id in self.finished:
             self._fail(4, f"{name} was sent although it was {self.finished[task.id]}")
         now_ms = int(self._environment.now_s() * 1000 + _ROUNDING_MS)
@@ -176,12 +190,24 @@ class InvariantChecker:
             self.confirmed.add(_task_name(request))
 
     def record_store_call(
-        self, process: SimulatedProcess, method: str, args: tuple[Any, ...], returned: Any
+        self,
+        process: SimulatedProcess,
+        method: str,
+        args: tuple[Any, ...],
+        returned: Any,
+        *,
+        is_late: bool = False,
     ) -> None:
         """Record the changes that a call of a store method has made."""
         for task in _leased_tasks(method, returned):
             self.lessees[task.id].add(process)
-        if method == "finish":
+            if is_late:
+                self.late_leases.add(task.id)
+        if method == "claim":
+            self._check_claimed_lanes(returned)
+        elif method == "add" and is_late:
+            self._record_late_tasks(returned)
+        elif method == "finish":
             for result, finish_status in zip(args[0], returned, strict=True):
                 if finish_status is FinishStatus.APPLIED and result.status.is_finished:
                     self.finished[result.task.id] = result.status.name
@@ -201,22 +227,48 @@ class InvariantChecker:
             for task in self._list_tasks():
                 if task.status is Status.PENDING:
                     self.finished.pop(task.id, None)
-        self._add_call_to_history(method, args, returned)
+        self._add_call_to_history(f"late {method}" if is_late else method, args, returned)
+
+    def _check_claimed_lanes(self, claim: ClaimResult) -> None:
+        """Check that a claim has leased only probes of half-open lanes, and none of parked ones."""
+        for name in {task.lane for task in claim.tasks}:
+            lane = run_synchronously(self._store.get_lane(name))
+            if lane is None or lane.parked_until is None:
+                continue
+            leased = [
+                task
+                for task in self._list_tasks(TaskFilter(lane=name, status=Status.IN_FLIGHT))
+                if task.wake_at > claim.now
+            ]
+            if lane.parked_until > claim.now:
+                self._fail(12, f"tasks of {name} were claimed although it is parked")
+            if len(leased) > lane.probes:
+                self._fail(12, f"{name} has {len(leased)} leases, but {lane.probes} probes")
+
+    def _record_late_tasks(self, results: list[AddResult]) -> None:
+        """Record tasks that replace cancelled ones, because a request had its effect late."""
+        for result in results:
+            name = result.task.key.removeprefix("key-")
+            accepted = self.accepted_tasks.get(name)
+            if result.status is AddStatus.ADDED and accepted is not None:
+                self.accepted_tasks[name] = accepted._replace(id=result.task.id)
+                self.replaced.add(name)
 
     def _add_call_to_history(self, method: str, args: tuple[Any, ...], returned: Any) -> None:
-        if method == "claim":
+        name = method.removeprefix("late ")
+        if name == "claim":
             details = [f"{task.key} v{task.version}" for task in returned.tasks]
-        elif method == "add":
+        elif name == "add":
             details = [f"{added.task.key} {added.status} {added.leased}" for added in returned]
-        elif method == "finish":
+        elif name == "finish":
             pairs = zip(args[0], returned, strict=True)
             details = [
                 f"{result.task.key} v{result.task.version} {result.status.name} {finish_status}"
                 for result, finish_status in pairs
             ]
-        elif method == "release":
+        elif name == "release":
             details = [f"{release.task.key} v{release.task.version}" for release in args[0]]
-        elif method in {"cancel", "retry_now", "park", "resume"}:
+        elif name in {"cancel", "retry_now", "park", "resume", "release_unknown_leases"}:
             details = [*map(str, args), str(returned)]
         else:
             return
@@ -227,10 +279,14 @@ class InvariantChecker:
 
     def check_leases(self, worker: str, known_ids: Collection[str]) -> None:
         """Check that a process, whose worker has this name, knows its leases in the store."""
-        for task in self._list_tasks():
-            is_leased = task.status is Status.IN_FLIGHT and task.worker == worker
-            if is_leased and task.id not in known_ids:
+        for task in self.list_leases(worker):
+            if task.id not in known_ids and task.id not in self.late_leases:
                 self._fail(7, f"{worker} does not know its lease of {task.key}")
+
+    def list_leases(self, worker: str) -> list[Task]:
+        """Return the tasks that are leased to a process, whose worker has this name."""
+        leased = self._list_tasks(TaskFilter(status=Status.IN_FLIGHT))
+        return [task for task in leased if task.worker == worker]
 
     def all_tasks_finished(self) -> bool:
         """Return whether every task has a terminal status, and every replay has ended."""
@@ -244,7 +300,7 @@ class InvariantChecker:
     async def check_final_state(self) -> None:
         """Check the final state of all tasks, after the faults have stopped."""
         tasks = {task.id: task for task in self._list_tasks()}
-        for name, (_, task_id, key) in self.accepted_tasks.items():
+        for name, (_, task_id, key, max_attempts) in self.accepted_tasks.items():
             task = tasks.get(task_id)
             if task is None:
                 self._fail(1, f"{name} was accepted and is missing")
@@ -258,14 +314,7 @@ class InvariantChecker:
                 self._fail(10, f"{name} is EXHAUSTED ({task.reason}), but was never sent")
             if task.key != key:
                 self._fail(5, f"{name} was accepted with the key {key}, but has {task.key}")
-            attempt_log = await self._store.list_attempts(task.tenant, task.id, limit=1000)
-            numbers = [attempt.number for attempt in attempt_log]
-            if numbers != list(range(1, task.attempts + 1)):
-                self._fail(3, f"{name} has {task.attempts} attempts, but its log has {numbers}")
-            if self.attempts[name] > task.attempts and name not in self.replaced:
-                self._fail(
-                    3, f"{name} was sent {self.attempts[name]} times, but its log has {numbers}"
-                )
+            await self._check_attempt_log(name, task, max_attempts)
         for replay in await self._store.list_replays(running=False):
             if replay.status != "done" or replay.replayed != sum(replay.finished.values()):
                 self._fail(9, f"a replay is not done, or has not counted its tasks: {replay}")
@@ -277,6 +326,28 @@ class InvariantChecker:
         if stored_counts != dict(expected_counts):
             self._fail(0, f"the counters are {stored_counts}, expected {dict(expected_counts)}")
 
+    async def _check_attempt_log(self, name: str, task: Task, max_attempts: int) -> None:
+        attempt_log = await self._store.list_attempts(task.tenant, task.id, limit=1000)
+        numbers = [attempt.number for attempt in attempt_log]
+        if numbers != list(range(1, task.attempts + 1)):
+            self._fail(3, f"{name} has {task.attempts} attempts, but its log has {numbers}")
+        if self.attempts[name] > task.attempts and name not in self.replaced:
+            self._fail(3, f"{name} was sent {self.attempts[name]} times, but its log has {numbers}")
+        # A lost attempt of a task that was being cancelled is not in `lost_attempts`.
+        lost = task.lost_attempts + (task.status is Status.CANCELLED)
+        if task.attempts - task.attempts_before_replay - lost > max_attempts:
+            self._fail(3, f"{name} has {task.attempts} attempts, but a maximum of {max_attempts}")
+        for attempt in attempt_log:
+            if attempt.outcome == LOST and not self._may_lose_leases(attempt.worker):
+                self._fail(3, f"{attempt.worker} has lost attempt {attempt.number} of {name}")
+
+    def _may_lose_leases(self, worker: str | None) -> bool:
+        return self._environment.has_store_faults or any(
+            process.may_lose_leases
+            for process in self._environment.processes
+            if process.name == worker
+        )
+
     def _find_task(self, request: DeliveryRequest) -> Task | None:
         tenant, key = request.tenant, dict(request.headers)["Idempotency-Key"]
         accepted = self.accepted_tasks.get(_task_name(request))
@@ -287,9 +358,9 @@ class InvariantChecker:
         page = run_synchronously(self._store.list_tasks(tenant, TaskFilter(key=key), limit=1))
         return page.items[0] if page.items else None
 
-    def _list_tasks(self) -> list[Task]:
+    def _list_tasks(self, task_filter: TaskFilter = _ALL_TASKS) -> list[Task]:
         tenants = self._environment.world.tenants
-        pages = (self._store.list_tasks(name, TaskFilter(), limit=10_000) for name in tenants)
+        pages = (self._store.list_tasks(name, task_filter, limit=10_000) for name in tenants)
         return [task for page in pages for task in run_synchronously(page).items]
 
     def _add_to_history(self, line: str) -> None:
@@ -308,17 +379,6 @@ def _leased_tasks(method: str, returned: Any) -> list[Task]:
     if method == "add":
         return [added.task for added in returned if added.leased]
     return list(returned.tasks) if method == "claim" else []
-
-
-def run_synchronously(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, and return its result."""
-    try:
-        work.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    msg = "the coroutine must not suspend"
-    raise AssertionError(msg)
 
 
 def _task_name(request: DeliveryRequest) -> str:

@@ -2,13 +2,13 @@
 
     python -m tests.chaos.simulation SEED          # one run; prints its history
     python -m tests.chaos.simulation --seeds 1000  # many runs; stops at the first failure
-    python -m tests.chaos.simulation --sqlite SEED  # one run on a SQLite file
+    python -m tests.chaos.simulation --store sqlite SEED  # on SQLite, postgres or redis
 
-Callers post, cancel, retry and replay tasks; one or two processes share one store. A process may
-crash whenever it calls the store or the network, the store rejects calls or loses replies, the
-network and the targets fail, and the clock of the machine jumps. Targets have a capacity, and never
-accept some of the tasks. In some runs, targets of a tenant hang, or their names are not resolved
-in time. Then the faults stop, and the invariants are checked.
+Callers post, cancel, retry and replay tasks; up to three processes share one store. A process may
+crash or be suspended whenever it calls the store or the network, calls of the store fail (see
+`faulty_store`), the network and the targets fail, and the clock of the machine jumps. Targets have
+a capacity, and never accept some of the tasks. In some runs, targets of a tenant hang, or their
+names are not resolved in time. Then the faults stop, and the invariants are checked.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ import argparse
 import asyncio
 import logging
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -38,10 +36,12 @@ from tests.chaos.environment import (
     STEADY_TENANT,
     Environment,
     FaultyNetwork,
-    FaultyStore,
     SimulatedProcess,
+    run_unless_suspended,
 )
+from tests.chaos.faulty_store import FaultyStore
 from tests.chaos.invariants import AcceptedTask, InvariantViolation
+from tests.chaos.simulated_stores import ENGINES, ReferenceStores, SimulatedStores, run_engine
 from tests.service.engine.harness import EngineHarness
 
 FAULT_PHASE_S = 60.0
@@ -62,18 +62,17 @@ MAX_DNS_LOOKUPS = 8
 class Simulation:
     """One run of the simulation."""
 
-    def __init__(self, seed: int, folder: Path | None = None) -> None:
-        self.environment = Environment(seed, folder)
+    def __init__(self, seed: int, stores: SimulatedStores) -> None:
+        self.environment = Environment(seed, stores)
         self.rng = self.environment.rng
         self.harnesses: list[EngineHarness | None] = []
         self.apis: list[Api | None] = []
-        self.processes: list[SimulatedProcess] = []
         self.task_numbers = iter(range(10_000))
         self.started_process_count = 0
 
     async def run(self) -> None:
         """Run until all tasks are finished, and check the invariants."""
-        process_count = self.rng.choice([1, 1, 2])
+        process_count = self.rng.choice([1, 1, 2, 3])
         self.harnesses, self.apis = [None] * process_count, [None] * process_count
         background = [
             asyncio.ensure_future(self._keep_process_running(slot)) for slot in range(process_count)
@@ -89,8 +88,9 @@ class Simulation:
                 asyncio.ensure_future(self._run_hanging_tenant(tenant))
                 for tenant in self.environment.world.hanging_hosts
             ]
-        done, _ = await asyncio.wait([*callers, *background], timeout=FAULT_PHASE_S)
-        self._raise_first_error(done)
+        for _ in range(int(FAULT_PHASE_S / CHECK_INTERVAL_S)):
+            done, _ = await asyncio.wait([*callers, *background], timeout=CHECK_INTERVAL_S)
+            self._raise_first_error(done)
         self.environment.faults.stop()
         self.environment.world.make_targets_healthy()
         self.environment.record_fault(only_targets=True)
@@ -108,24 +108,25 @@ class Simulation:
                 for key in self.environment.invariants.unfinished_keys()
             ):
                 break
-        for process in self.processes:
+        for process in self.environment.processes:
             process.kill()
         for future in [*callers, *background]:
             future.cancel()
         await asyncio.wait([*callers, *background])
         self._raise_first_error(background)
-        if self.environment.invariants.violation is not None:
-            raise self.environment.invariants.violation
         await self.environment.invariants.check_final_state()
 
     def _check_leases(self) -> None:
         for slot, harness in enumerate(self.harnesses):
-            if harness is not None and self._running_process(slot) is not None:
+            process = self._running_process(slot)
+            if harness is not None and process is not None and not process.is_suspended:
                 self.environment.invariants.check_leases(
                     harness.context.lease_terms.worker, harness.engine._known_lease_ids()
                 )
 
     def _raise_first_error(self, futures: Any) -> None:
+        if self.environment.invariants.violation is not None:
+            raise self.environment.invariants.violation
         for future in futures:
             if future.done() and not future.cancelled() and future.exception() is not None:
                 raise future.exception()
@@ -138,12 +139,11 @@ class Simulation:
             self.started_process_count += 1
             name = f"p{self.started_process_count}"
             process = SimulatedProcess(self.environment, name, clock_skew_s=self.rng.random() * 1e6)
-            self.processes.append(process)
             self.environment.record_fault(seconds=0.0)  # tasks may have waited for a process
             await process.run(self._serve(slot, process))
             self.environment.record_fault()
-            if process.is_alive:  # after a graceful shutdown
-                process.is_alive = False
+            # After a graceful shutdown, attempts may have been interrupted.
+            process.is_alive, process.may_lose_leases = False, True
             self.harnesses[slot] = self.apis[slot] = None
             await asyncio.sleep(self.rng.random() * 20)
 
@@ -151,7 +151,7 @@ class Simulation:
         rng = self.rng
         harness = EngineHarness(
             FaultyNetwork(process),
-            store=FaultyStore(process, self.environment.store),
+            store=FaultyStore(process, self.environment.open_store()),
             limits=self.environment.world.draw_limits(),
             seed=int(process.name[1:]),
             lease=LeaseTerms(process.name, LEASE_MS, HORIZON_MS),
@@ -168,6 +168,7 @@ class Simulation:
             ),
             monotonic=process.monotonic,
         )
+        process.lanes = harness.lanes
         try:
             await harness.engine.start()
         except StoreUnavailable:
@@ -268,8 +269,9 @@ class Simulation:
         """Post one task or a batch, and repeat the request until all tasks are accepted."""
         rng = self.rng
         names = [name for _, name in hosts_and_names]
+        max_attempts = rng.randint(1, 6)
         policy = {
-            "maxAttempts": rng.randint(1, 6),
+            "maxAttempts": max_attempts,
             "initialDelayMs": rng.choice([10, 500, 3000]),
             "maxDelayMs": 10_000,
             "attemptTimeoutMs": ATTEMPT_TIMEOUT_MS,
@@ -298,7 +300,10 @@ class Simulation:
                     if result["status"] in {200, 201}:
                         task = result["task"]
                         self.environment.invariants.record_accepted(
-                            name, AcceptedTask(tenant, task["taskId"], task["idempotencyKey"])
+                            name,
+                            AcceptedTask(
+                                tenant, task["taskId"], task["idempotencyKey"], max_attempts
+                            ),
                         )
                 # One rejected task of a batch is enough to post the batch again.
                 worst_status = max(result["status"] for result in results)
@@ -312,7 +317,7 @@ class Simulation:
         accepted_tasks = list(self.environment.invariants.accepted_tasks.values())
         if not accepted_tasks:
             return
-        tenant, task_id, _ = self.rng.choice(accepted_tasks)
+        tenant, task_id, *_ = self.rng.choice(accepted_tasks)
         if action == "retry":
             self.environment.invariants.retried_now.add(task_id)
             await self._send(tenant, "POST", f"/retry-tasks/{task_id}/retry")
@@ -325,7 +330,7 @@ class Simulation:
 
     def _running_process(self, slot: int) -> SimulatedProcess | None:
         harness = self.harnesses[slot]
-        for process in self.processes:
+        for process in self.environment.processes:
             if (
                 harness is not None
                 and process.is_alive
@@ -335,15 +340,12 @@ class Simulation:
         return None
 
 
-def simulate(seed: int, folder: Path | None = None) -> Simulation:
-    """Run one seed, on a SQLite file in `folder` or on the in-memory reference store.
-
-    Raises `InvariantViolation`.
-    """
+def simulate(seed: int, stores: SimulatedStores | None = None) -> Simulation:
+    """Run one seed, by default on the in-memory reference store. Raises `InvariantViolation`."""
     simulations: list[Simulation] = []
 
     async def main() -> None:
-        simulations.append(Simulation(seed, folder))
+        simulations.append(Simulation(seed, stores or ReferenceStores()))
         await simulations[0].run()
 
     logger = logging.getLogger("tarry.service")
@@ -353,8 +355,14 @@ def simulate(seed: int, folder: Path | None = None) -> Simulation:
     def start_lookup(host: str, on_answer: Callable[[str, Any], None]) -> None:
         simulations[0].environment.world.start_lookup(host, on_answer)
 
+    run_handle = asyncio.Handle._run
+
+    def run(handle: asyncio.Handle) -> None:
+        run_unless_suspended(handle, run_handle)
+
     try:
         with (
+            patch.object(asyncio.Handle, "_run", run),
             patch.object(dns, "start_lookup_thread", start_lookup),
             patch.object(dns, "_MAX_LOOKUPS", MAX_DNS_LOOKUPS),
             patch.object(dns, "_TTL_S", DNS_TTL_S),
@@ -373,31 +381,28 @@ def main() -> int:
     parser.add_argument("seed", nargs="?", type=int)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument(
-        "--sqlite", action="store_true", help="use a SQLite file instead of the in-memory store"
-    )
+    parser.add_argument("--store", choices=ENGINES, default="reference")
     options = parser.parse_args()
     seeds = (
         [options.seed]
         if options.seed is not None
         else range(options.first, options.first + options.seeds)
     )
-    for seed in seeds:
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                run = simulate(seed, Path(folder) if options.sqlite else None)
-        except BaseException:
-            command = f"python -m tests.chaos.simulation {seed}"
-            if options.sqlite:
-                command += " --sqlite"
-            sys.stderr.write(f"seed {seed} failed; repeat it with: {command}\n")
-            raise
-        if seed and not seed % 1000:
-            sys.stdout.write(f"seed {seed} is done\n")
-            sys.stdout.flush()
-        if options.seed is not None:
-            sys.stdout.write("\n".join(run.environment.invariants.history) + "\n")
-    sys.stdout.write(f"{len(seeds)} runs, all invariants hold\n")
+    with run_engine(options.store) as open_stores:
+        for seed in seeds:
+            try:
+                with open_stores() as stores:
+                    run = simulate(seed, stores)
+            except BaseException:
+                command = f"python -m tests.chaos.simulation --store {options.store} {seed}"
+                sys.stderr.write(f"seed {seed} failed; repeat it with: {command}\n")
+                raise
+            if seed and not seed % 1000:
+                sys.stdout.write(f"seed {seed} is done\n")
+                sys.stdout.flush()
+            if options.seed is not None:
+                sys.stdout.write("\n".join(run.environment.invariants.history) + "\n")
+    sys.stdout.write(f"{len(seeds)} runs on {options.store}, all invariants hold\n")
     return 0
 
 

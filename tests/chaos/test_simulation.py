@@ -10,6 +10,7 @@ from tarry.service.engine import attempts
 from tarry.service.engine.attempt_slots import Admission, AttemptSlots
 from tarry.service.engine.context import StoreClock
 from tarry.service.engine.lanes import Lanes
+from tarry.service.engine.leased_tasks import LeasedTasks
 from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus
@@ -18,6 +19,7 @@ from tests.chaos.invariants import InvariantViolation
 from tests.chaos.simulation import simulate
 from tests.service.engine.harness import new_breaker
 from tests.service.stores.reference_store import ReferenceStore
+from tests.service.stores.reference_store.state import Queue, ReferenceState
 
 SEED_COUNT, SEEDS_PER_TEST = 200, 50
 """`make chaos` simulates 20,000 seeds, these among them."""
@@ -95,6 +97,33 @@ def _keep_unknown_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReferenceStore, "release_unknown_leases", release_nothing)
 
 
+def _apply_results_of_lost_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the store apply a result although another process has leased the task meanwhile."""
+
+    def find_row(self: Any, task: Any) -> Any:
+        row = self.rows.get(self.ids.get(task.id, 0))
+        return row if row is not None and row.task.status is Status.IN_FLIGHT else None
+
+    monkeypatch.setattr(ReferenceState, "leased_row", find_row)
+
+
+def _start_attempts_with_expired_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the worker start leased tasks after a suspension, although their leases have expired."""
+    add = LeasedTasks.add
+
+    def add_without_ends(self: Any, tasks: Any, contents: Any = None) -> None:
+        for task in tasks:
+            task.wake_at = 2**62
+        add(self, tasks, contents)
+
+    monkeypatch.setattr(LeasedTasks, "add", add_without_ends)
+
+
+def _claim_all_tasks_of_half_open_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the store lease more tasks of a half-open lane than its probes."""
+    monkeypatch.setattr(Queue, "free_slots", lambda _self, limit: limit)
+
+
 def _park_lanes_in_which_half_of_the_attempts_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a breaker that opens although some attempts of the lane succeed."""
     monkeypatch.setattr(simulation, "Breaker", lambda **_: new_breaker(min_calls=3))
@@ -129,6 +158,9 @@ def _start_every_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
         _lose_added_tasks,
         _requeue_finished_tasks,
         _keep_unknown_leases,
+        _apply_results_of_lost_leases,
+        _start_attempts_with_expired_leases,
+        _claim_all_tasks_of_half_open_lanes,
         _park_lanes_in_which_half_of_the_attempts_fail,
         _admit_every_attempt,
         _lease_every_task,
