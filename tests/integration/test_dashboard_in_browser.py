@@ -268,3 +268,50 @@ def test_limits_of_a_downstream_are_set_and_removed(
         page.get_by_role("button", name="Set limits").click()
         expect(page.get_by_role("status").get_by_text("Limits removed")).to_be_visible()
     assert "DEFAULT" == tarry_service.request("GET", f"/downstreams/{lane}")[1]["limitsSource"]
+
+
+def test_dead_letters_are_grouped_and_replayed(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """A group of dead letters is counted by a dry run, replayed, and its progress is shown."""
+    target.statuses["/group"] = [410]
+    task = tarry_service.post(
+        targetUrl=f"{target.url}/group", laneKey="group", idempotencyKey=f"group {XSS}"
+    )
+    assert "EXHAUSTED" == tarry_service.wait_until_finished(task["taskId"])["status"]
+    target.statuses["/group"] = [200]
+    with open_dashboard(browser, tarry_service, width=390) as dashboard:
+        page = dashboard.show("dead-letters")
+        page.get_by_role("combobox", name="Reason").select_option("permanent")
+        page.get_by_role("textbox", name="Downstream").fill(task["lane"])
+        page.get_by_role("button", name="Filter").click()
+        page.wait_for_url(re.compile("reason=permanent"))
+        expect(page.get_by_role("cell", name=f"group {XSS}")).to_be_visible()
+        page.get_by_role("button", name=f"Replay permanent {task['lane']}").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_text("1 dead letter matches now.")).to_be_visible()
+        dialog.get_by_label("Tasks per second").fill("5")
+        dialog.get_by_role("button", name="Start the replay").click()
+        replays = page.get_by_role("region", name="Replays")
+        expect(replays.get_by_text("1 of 1 replayed")).to_be_visible()
+        expect(replays.get_by_text("1 SUCCEEDED")).to_be_visible()
+    assert "SUCCEEDED" == tarry_service.task(task["taskId"])["status"]
+
+
+def test_replay_is_cancelled(browser: Browser, tarry_service: Service, target: HtmlTarget) -> None:
+    """A running replay has a button that cancels it after a confirmation."""
+    target.statuses["/slow"] = [410]
+    tasks = [
+        tarry_service.post(targetUrl=f"{target.url}/slow", laneKey="slow", body=number)
+        for number in range(3)
+    ]
+    for task in tasks:
+        tarry_service.wait_until_finished(task["taskId"])
+    body = {"filter": {"lane": tasks[0]["lane"]}, "rate": 0.001}
+    assert 201 == tarry_service.request("POST", "/dead-letters/replays", body)[0]
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show("dead-letters")
+        replays = page.get_by_role("region", name="Replays")
+        replays.get_by_role("button", name="Cancel…").click()
+        page.get_by_role("button", name="Cancel the replay").click()
+        expect(replays.get_by_text("CANCELLED")).to_be_visible()

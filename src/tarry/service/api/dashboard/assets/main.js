@@ -1,6 +1,7 @@
 /** The entry point: navigation between the pages, and signing in. */
 import { apiKey, get, setApiKey } from "./api.js";
 import { clearError, field, h, notify, pageLink, showError } from "./dom.js";
+import * as deadLetters from "./dead_letters.js";
 import * as downstreams from "./downstreams.js";
 import * as task from "./task.js";
 import * as tasks from "./tasks.js";
@@ -8,6 +9,7 @@ import * as tasks from "./tasks.js";
 const PAGES = [
   { name: "tasks", label: "Tasks", render: tasks.render, renderItem: task.render },
   { name: "downstreams", label: "Downstreams", render: downstreams.render, renderItem: downstreams.renderItem },
+  { name: "dead-letters", label: "Dead letters", render: deadLetters.render },
 ];
 
 const main = document.getElementById("main");

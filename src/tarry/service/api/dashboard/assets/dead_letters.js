@@ -1,0 +1,138 @@
+/** The page Dead letters: groups, filters, and replays with their progress. */
+import { call, get, getPage } from "./api.js";
+import { field, h, notify, openDialog, pageLink, select, showError, table } from "./dom.js";
+import { count, decimal, relative, statusBadge, time } from "./format.js";
+import { filterFields, pager, readFilters, taskColumns } from "./tasks.js";
+
+const PAGE_SIZE = 200;
+const REFRESH_MS = 1000;
+const DEFAULT_RATE = 50;
+const REASONS = ["attempts", "total-budget", "permanent", "overloaded", "hint-too-long", "not-repeatable", "deadline", "stopped", "retries-off"];
+const FILTERS = ["idempotencyKey", "urlPrefix", "lane", "policyId", "lastStatus", "error"];
+
+/** Return the filter of a replay for the query of the page. */
+function replayFilter(query) {
+  const filter = {};
+  for (const name of [...FILTERS, "reason", "createdAfter", "createdBefore"]) {
+    if (query[name]) filter[name] = name.startsWith("created") ? Number(query[name]) : query[name];
+  }
+  return filter;
+}
+
+/** Return groups of tasks with the same reason and lane, largest first. */
+function groupTasks(tasks) {
+  const groups = new Map();
+  for (const task of tasks) {
+    const key = JSON.stringify([task.reason, task.lane]);
+    const group = groups.get(key) ?? { reason: task.reason, lane: task.lane, count: 0, last: task };
+    group.count += 1;
+    groups.set(key, group);
+  }
+  return [...groups.values()].sort((a, b) => b.count - a.count);
+}
+
+function openReplay(query, started) {
+  const filter = replayFilter(query);
+  const hasFilter = Object.keys(filter).length > 0;
+  const counted = h("p", { role: "status" }, "Counting…");
+  const dialog = openDialog({
+    title: "Replay dead letters", label: "Start the replay",
+    content: [
+      h("p", null, hasFilter ? "All dead letters that match the filter are tried again:" : "All dead letters are tried again."),
+      hasFilter ? h("ul", null, Object.entries(query).filter(([name]) => name in filter)
+        .map(([name, value]) => h("li", { class: "mono" }, `${name}: ${value}`))) : null,
+      counted,
+      field("Tasks per second", h("input", { name: "rate", type: "number", min: "0", step: "any", required: true, value: String(DEFAULT_RATE) }), "0 replays all of them at once."),
+    ],
+    submit: async (form) => {
+      const rate = Number(form.elements.namedItem("rate").value);
+      const replay = await call("POST", "dead-letters/replays", { body: { filter, all: !hasFilter, rate } });
+      notify(`The replay of ${count(replay.matched)} dead letters was started.`);
+      started();
+    },
+  });
+  call("POST", "dead-letters/replays", { body: { filter, dryRun: true } }).then(
+    ({ matched }) => { counted.replaceChildren(h("strong", null, count(matched)), ` dead ${matched === 1 ? "letter matches" : "letters match"} now.`); },
+    (error) => { if (dialog.isConnected) counted.textContent = error.message; });
+}
+
+function replayColumns(reload) {
+  const cancel = (replay) => openDialog({
+    title: "Cancel this replay?", label: "Cancel the replay", danger: true,
+    content: h("p", null, "Dead letters that were not replayed yet stay dead letters. Replayed tasks are not affected."),
+    submit: async () => {
+      await call("DELETE", `dead-letters/replays/${encodeURIComponent(replay.replayId)}`);
+      notify("The replay was cancelled.");
+      await reload();
+    },
+  });
+  return [
+    { label: "Started", class: "nowrap", cell: (replay) => time(replay.createdAt) },
+    { label: "Status", cell: (replay) => statusBadge(replay.status) },
+    { label: "Filter", cell: (replay) => describeFilter(replay.filter) },
+    { label: "Rate", class: "number", cell: (replay) => (replay.rate === 0 ? "at once" : `${decimal(replay.rate)}/s`) },
+    { label: "Progress", cell: (replay) => [
+      h("progress", { max: Math.max(1, replay.matched), value: replay.replayed, "aria-label": "Replayed dead letters" }),
+      h("div", { class: "hint" }, `${count(replay.replayed)} of ${count(replay.matched)} replayed`)] },
+    { label: "Results", cell: (replay) => Object.entries(replay.finished).map(([status, number]) => `${count(number)} ${status}`).join(", ") },
+    { label: "Actions", cell: (replay) => (replay.status === "RUNNING" ? h("button", { type: "button", class: "small danger", click: () => cancel(replay) }, "Cancel…") : "") },
+  ];
+}
+
+function describeFilter(filter) {
+  const used = Object.entries(filter).filter(([name]) => name !== "before");
+  return used.length ? used.map(([name, value]) => h("div", { class: "mono" }, `${name}: ${value}`)) : "all";
+}
+
+export async function render({ root, query, signal, show }) {
+  const reasons = [["", "any"], ...REASONS.map((reason) => [reason, reason])];
+  const form = h("form", {
+    class: "filters panel", role: "search", "aria-label": "Filter dead letters",
+    submit: (event) => { event.preventDefault(); show(readFilters(form)); },
+  },
+  field("Reason", select("reason", reasons, query.reason)), filterFields(query, FILTERS),
+  h("div", { class: "actions" },
+    h("button", { type: "submit", class: "primary" }, "Filter"),
+    h("a", { class: "button", href: "#/dead-letters" }, "Clear"),
+    h("button", { type: "button", click: () => openReplay(readFilters(form), showReplays) }, "Replay…")));
+  const replays = h("section", { "aria-labelledby": "replays" });
+  const groups = h("section", { "aria-labelledby": "groups" }, h("p", { class: "soft" }, "Loading…"));
+  const list = h("section", { "aria-label": "Dead letters" });
+  root.replaceChildren(h("h1", null, "Dead letters"), form, replays, groups, list);
+
+  let timer = null;
+  let shown = "";
+  async function showReplays() {
+    clearTimeout(timer);
+    try {
+      const { items } = await get("dead-letters/replays", {}, signal);
+      const text = JSON.stringify(items);
+      if (text !== shown && !(replays.contains(document.activeElement) && shown)) {
+        shown = text;
+        replays.replaceChildren(...(items.length ? [h("h2", { id: "replays" }, "Replays"), table("Latest replays first", replayColumns(showReplays), items.slice(0, 10))] : []));
+      }
+      if (items.some((replay) => replay.status === "RUNNING") && !signal.aborted) timer = setTimeout(showReplays, REFRESH_MS);
+    } catch (error) {
+      if (!signal.aborted) showError(error);
+    }
+  }
+  const { cursor, ...filters } = query;
+  const [, page] = await Promise.all([showReplays(), getPage("dead-letters", { ...query, limit: PAGE_SIZE }, signal)]);
+  const isAll = page.nextCursor === null && !cursor;
+  const caption = isAll ? `All ${count(page.items.length)} dead letters` : `The ${count(page.items.length)} dead letters on this page of the list; a replay also includes those on other pages`;
+  groups.replaceChildren(...(page.items.length ? [
+    h("h2", { id: "groups" }, "By reason and downstream"),
+    table(caption, [
+      { label: "Reason", cell: (group) => h("strong", null, group.reason) },
+      { label: "Downstream", class: "mono", cell: (group) => group.lane },
+      { label: "Count", class: "number", cell: (group) => count(group.count) },
+      { label: "Last error", cell: (group) => [group.last.lastStatus, group.last.lastError].filter((text) => text !== null).join(" ") },
+      { label: "Latest", class: "nowrap", cell: (group) => (group.last.finishedAt === null ? "" : relative(group.last.finishedAt)) },
+      { label: "Actions", cell: (group) => h("span", { class: "actions" },
+        h("a", { class: "button small", href: pageLink("dead-letters", { ...filters, reason: group.reason, lane: group.lane }), "aria-label": `Show ${group.reason} ${group.lane}` }, "Show"),
+        h("button", { type: "button", class: "small", "aria-label": `Replay ${group.reason} ${group.lane}`,
+          click: () => openReplay({ ...filters, reason: group.reason, lane: group.lane }, showReplays) }, "Replay…")) },
+    ], groupTasks(page.items))] : [h("p", { class: "empty panel" }, page.nextCursor === null ? "There are no dead letters that match." : "No dead letters match so far. The search continues on the next page.")]));
+  list.replaceChildren(...(page.items.length ? [h("h2", null, "List"), table("Newest dead letters first", taskColumns(), page.items)] : []),
+    pager("dead-letters", query, page));
+}
