@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 
-from tarry.service.store import NewTask, Release
+import pytest
+
+from tarry.errors import StoreUnavailable
+from tarry.service.store import AddStatus, NewTask, Release
 from tarry.service.stores.postgres import PostgresStore
 from tarry.service.stores.postgres.group_flush import FLUSH
 from tests.integration.postgres import connected
@@ -23,9 +26,9 @@ def test_results_are_durable_when_a_call_returns(postgres_dsn: str) -> None:
         database, flush = store.database, store.database.flush
         written: list[str] = []
 
-        async def record_and_flush() -> None:
+        async def record_and_flush(connection_number: int) -> None:
             written.append(await database.fetch_value(_WRITTEN))
-            await flush()
+            await flush(connection_number)
 
         database.flush = record_and_flush  # type: ignore[method-assign]
 
@@ -43,6 +46,31 @@ def test_results_are_durable_when_a_call_returns(postgres_dsn: str) -> None:
         assert await is_durable(store.finish([success_result(again, callback_task=callback)]))
         [leased_callback] = (await store.claim(LEASE, limit=3, per_lane=3)).tasks
         assert await is_durable(store.finish([retry_result(leased_callback, 0)]))
+
+    run_on_store(new_schema_url(postgres_dsn), main)
+
+
+def test_a_call_fails_if_the_server_ends_connections_before_the_flush(postgres_dsn: str) -> None:
+    """After a crash or failover, the commit of a call may be lost: the call has to be repeated."""
+
+    async def main(store: PostgresStore) -> None:
+        database, flush = store.database, store.database.flush
+        await store.add([NewTask(task(1))])
+
+        async def lose_connections_and_flush(connection_number: int) -> None:
+            async with connected(postgres_dsn) as connection:
+                await connection.fetch(
+                    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                    "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+                )
+            await flush(connection_number)
+
+        database.flush = lose_connections_and_flush  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable):
+            await store.add([NewTask(task(2))])
+        database.flush = flush  # type: ignore[method-assign]
+        [result] = await store.add([NewTask(task(2))])
+        assert AddStatus.EXISTING is result.status
 
     run_on_store(new_schema_url(postgres_dsn), main)
 

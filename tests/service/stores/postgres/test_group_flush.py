@@ -12,13 +12,29 @@ from tarry.service.stores.postgres.group_flush import GroupFlush
 
 
 class ManualFlush:
-    """A flush that ends when the test calls `end`."""
+    """A connection whose flushes end when the test calls `end`."""
 
     def __init__(self) -> None:
         self.started_count = 0
+        self.opened_count = 0
+        self._is_closed = False
         self._end: asyncio.Future[None] | None = None
 
-    async def __call__(self) -> None:
+    async def connect(self) -> ManualFlush:
+        """Open the connection again."""
+        self.opened_count += 1
+        self._is_closed = False
+        return self
+
+    def is_closed(self) -> bool:
+        """Return whether the connection is closed."""
+        return self._is_closed
+
+    def terminate(self) -> None:
+        """Close the connection."""
+        self._is_closed = True
+
+    async def fetch(self, _statement: str) -> None:
         """Wait until `end` is called."""
         self.started_count += 1
         self._end = asyncio.get_running_loop().create_future()
@@ -36,12 +52,17 @@ async def run_callbacks() -> None:
         await asyncio.sleep(0)
 
 
+async def commit_and_wait(group: GroupFlush) -> None:
+    """Do what a call of the store does: begin, commit, wait."""
+    await group.wait(await group.begin())
+
+
 def run(main: Callable[[ManualFlush, GroupFlush], Awaitable[None]]) -> None:
     """Run a test with a manual flush."""
 
     async def start() -> None:
         flush = ManualFlush()
-        await main(flush, GroupFlush(flush))
+        await main(flush, GroupFlush(flush.connect))
 
     asyncio.run(start())
 
@@ -50,7 +71,7 @@ def test_calls_share_a_flush() -> None:
     """Two calls that wait before a flush starts need one flush."""
 
     async def main(flush: ManualFlush, group: GroupFlush) -> None:
-        calls = [asyncio.ensure_future(group.wait()) for _ in range(2)]
+        calls = [asyncio.ensure_future(commit_and_wait(group)) for _ in range(2)]
         await run_callbacks()
         flush.end()
         await asyncio.gather(*calls)
@@ -64,9 +85,9 @@ def test_a_call_needs_a_flush_that_starts_after_it() -> None:
     """A flush in progress may have started before the call's commit, so it does not count."""
 
     async def main(flush: ManualFlush, group: GroupFlush) -> None:
-        first = asyncio.ensure_future(group.wait())
+        first = asyncio.ensure_future(commit_and_wait(group))
         await run_callbacks()
-        second = asyncio.ensure_future(group.wait())
+        second = asyncio.ensure_future(commit_and_wait(group))
         await run_callbacks()
         flush.end()
         await first
@@ -84,13 +105,13 @@ def test_the_error_of_a_flush_is_raised_by_its_calls() -> None:
     """Calls whose flush fails raise its error; later calls start another flush."""
 
     async def main(flush: ManualFlush, group: GroupFlush) -> None:
-        calls = [asyncio.ensure_future(group.wait()) for _ in range(2)]
+        calls = [asyncio.ensure_future(commit_and_wait(group)) for _ in range(2)]
         await run_callbacks()
         flush.end(StoreUnavailable("away"))
         for call in calls:
             with pytest.raises(StoreUnavailable):
                 await call
-        later = asyncio.ensure_future(group.wait())
+        later = asyncio.ensure_future(commit_and_wait(group))
         await run_callbacks()
         flush.end()
         await later
@@ -102,7 +123,7 @@ def test_a_cancelled_call_does_not_affect_others() -> None:
     """A call that shares the flush of a cancelled call still returns after the flush."""
 
     async def main(flush: ManualFlush, group: GroupFlush) -> None:
-        calls = [asyncio.ensure_future(group.wait()) for _ in range(2)]
+        calls = [asyncio.ensure_future(commit_and_wait(group)) for _ in range(2)]
         await run_callbacks()
         calls[0].cancel()
         await run_callbacks()
@@ -110,5 +131,45 @@ def test_a_cancelled_call_does_not_affect_others() -> None:
         await calls[1]
 
         assert calls[0].cancelled()
+
+    run(main)
+
+
+def test_a_call_fails_if_the_connection_was_lost_after_its_commit() -> None:
+    """A flush on a new connection does not prove that a server that has crashed kept the commit."""
+
+    async def main(flush: ManualFlush, group: GroupFlush) -> None:
+        number = await group.begin()
+        flush.terminate()  # the server crashes after the commit, and another call connects again
+        later = asyncio.ensure_future(commit_and_wait(group))
+        await run_callbacks()
+        earlier = asyncio.ensure_future(group.wait(number))
+        await run_callbacks()
+        flush.end()
+        await later
+        await run_callbacks()
+        flush.end()
+        with pytest.raises(StoreUnavailable, match="before the transaction was flushed"):
+            await earlier
+
+        assert 2 == flush.opened_count
+
+    run(main)
+
+
+def test_a_failed_flush_closes_the_connection() -> None:
+    """Calls that committed before a failed flush fail, also if they wait for the next flush."""
+
+    async def main(flush: ManualFlush, group: GroupFlush) -> None:
+        calls = [asyncio.ensure_future(commit_and_wait(group))]
+        await run_callbacks()
+        calls.append(asyncio.ensure_future(commit_and_wait(group)))
+        await run_callbacks()
+        flush.end(StoreUnavailable("away"))
+        for call in calls:
+            with pytest.raises(StoreUnavailable):
+                await call
+
+        assert 1 == flush.started_count
 
     run(main)

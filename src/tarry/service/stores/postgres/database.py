@@ -21,7 +21,7 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.clocks import environment
 from tarry.service.store_url import redact_store_url
 from tarry.service.stores.postgres.connection_pool import ConnectionPool
-from tarry.service.stores.postgres.group_flush import FLUSH, GroupFlush
+from tarry.service.stores.postgres.group_flush import DEFER_FLUSH, DO_NOT_DEFER_FLUSH, GroupFlush
 from tarry.service.stores.postgres.schema import DEFAULT_SCHEMA, Schema
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ _UNAVAILABLE_CLASSES = ("08", "53", "57", "58", "XX")
 errors."""
 _UNAVAILABLE_STATES = {"25006", "55P03"}
 """Read-only (a standby after a failover), and a lock timeout."""
+_NOT_OPEN = "the store is not open: call open() first"
 _logger = logging.getLogger("tarry.service")
 
 
@@ -105,7 +106,7 @@ class Database:
         self._statements: dict[str, str] = {}
         self.is_pooled: bool = False
         """Whether a pooler was found between this process and the server."""
-        self._group_flush = GroupFlush(lambda: self.fetch(FLUSH))
+        self._group_flush = GroupFlush(self.connect)
 
     async def open(self) -> None:
         """Connect, and create or upgrade the tables."""
@@ -145,6 +146,7 @@ class Database:
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close()
+            await self._group_flush.close()
 
     async def connect(
         self, command_timeout: float = CALL_TIMEOUT_S, *, statement_cache_size: int = 0
@@ -184,15 +186,30 @@ class Database:
 
         return await self._run(run)
 
-    async def flush(self) -> None:
-        """Wait until the transactions with `DEFER_FLUSH` that have committed are durable."""
-        await self._group_flush.wait()
+    async def begin_deferred_flush(self) -> int:
+        """Return a number for `flush`; call it before a transaction with `DEFER_FLUSH`."""
+        if self.is_pooled:
+            return 0
+        if self._pool is None:
+            raise StoreUnavailable(_NOT_OPEN)
+        return await self._group_flush.begin()
+
+    async def flush(self, connection_number: int) -> None:
+        """Wait until the transactions with `DEFER_FLUSH` that have committed are durable.
+
+        `connection_number` comes from `begin_deferred_flush`.
+        """
+        if not self.is_pooled:
+            with self.map_errors():
+                await self._group_flush.wait(connection_number)
 
     def sql(self, text: str) -> str:
         """Return a statement for the schema of this store."""
         statement = self._statements.get(text)
         if statement is None:
-            statement = self._statements[text] = self.schema.sql(text)
+            if self.is_pooled:
+                statement = text.replace(DEFER_FLUSH, DO_NOT_DEFER_FLUSH)
+            statement = self._statements[text] = self.schema.sql(statement or text)
         return statement
 
     async def _run(self, action: Callable[[Any], Awaitable[T]]) -> T:
@@ -211,7 +228,7 @@ class Database:
     async def _run_once(self, action: Callable[[Any], Awaitable[T]]) -> T:
         pool = self._pool
         if pool is None:
-            raise StoreUnavailable("the store is not open: call open() first")
+            raise StoreUnavailable(_NOT_OPEN)
         connection = await pool.acquire()
         try:
             result = await action(connection)

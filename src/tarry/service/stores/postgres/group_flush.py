@@ -7,6 +7,12 @@ for its own fsync: half of the time of a busy service. Therefore they commit wit
 writes its log in order: a later transaction that is flushed makes all earlier ones durable, also on
 a synchronous standby. So one flush serves all calls that have committed before it started.
 
+A flush proves nothing if the server has crashed between the commit and the flush, or if another
+server has taken over: the commit may be lost. Both end all connections. So flushes have a
+connection of their own, and a call fails if this connection was not open from before its
+transaction until the end of the flush. Behind a pooler, which may reconnect to the server
+unnoticed, calls do not defer their flush.
+
 A call returns after its flush, so whatever it returns is durable. Only calls that read tasks may
 see a change that is not on the disk yet.
 """
@@ -14,7 +20,9 @@ see a change that is not on the disk yet.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from tarry.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,36 +30,71 @@ if TYPE_CHECKING:
 DEFER_FLUSH = "set_config('synchronous_commit', 'off', true)"
 """An expression for statements whose caller waits for `GroupFlush`; it applies to the transaction
 only."""
+DO_NOT_DEFER_FLUSH = "current_setting('synchronous_commit')"
+"""The expression that replaces it behind a pooler."""
 # Any write would do. A message is part of the log only, so it needs no table, lock or vacuum.
 FLUSH = "SELECT pg_logical_emit_message(true, 'tarry', '')"
 
 
 class GroupFlush:
-    """Makes committed transactions durable; `flush` commits a transaction that is flushed."""
+    """Makes committed transactions durable; `connect` opens the connection for flushes."""
 
-    def __init__(self, flush: Callable[[], Awaitable[object]]) -> None:
-        self._flush = flush
-        self._next: asyncio.Future[None] | None = None
-        """Done after the next flush, which has not started yet; None: no call waits for it."""
+    def __init__(self, connect: Callable[[], Awaitable[Any]]) -> None:
+        self._connect = connect
+        self._connection: Any = None
+        self._connection_number = 0
+        self._lock = asyncio.Lock()
+        self._next: asyncio.Future[int] | None = None
+        """Gets the number of the connection of the next flush, which has not started yet, when the
+        flush has ended; None: no call waits for it."""
         self._flusher: asyncio.Task[None] | None = None
 
-    async def wait(self) -> None:
-        """Wait until all transactions that have committed before this call are durable."""
+    async def begin(self) -> int:
+        """Return the number of the connection for flushes, for `wait`; call it before a commit."""
+        if self._connection is None or self._connection.is_closed():
+            async with self._lock:
+                if self._connection is None or self._connection.is_closed():
+                    self._connection = await self._connect()
+                    self._connection_number += 1
+        return self._connection_number
+
+    async def wait(self, connection_number: int) -> None:
+        """Wait until all transactions that have committed since `begin` are durable."""
         loop = asyncio.get_running_loop()
         if self._next is None:
             self._next = loop.create_future()
             if self._flusher is None:
                 self._flusher = loop.create_task(self._run())
-        await asyncio.shield(self._next)
+        if connection_number != await asyncio.shield(self._next):
+            raise StoreUnavailable(
+                "PostgreSQL: the connection was lost before the transaction was flushed"
+            )
+
+    async def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
 
     async def _run(self) -> None:
         while (flushed := self._next) is not None:
             self._next = None
+            connection, number = self._connection, self._connection_number
             try:
-                await self._flush()
+                await _flush(connection)
             except Exception as error:  # noqa: BLE001 - raised by the calls that wait
+                if connection is not None:
+                    connection.terminate()
+                    if connection is self._connection:
+                        self._connection = None
                 flushed.set_exception(error)
                 flushed.exception()  # marks it as retrieved: all callers may have been cancelled
             else:
-                flushed.set_result(None)
+                flushed.set_result(number)
         self._flusher = None
+
+
+async def _flush(connection: Any) -> None:
+    if connection is None:
+        raise StoreUnavailable("PostgreSQL: the connection for flushes was lost")
+    await connection.fetch(FLUSH)

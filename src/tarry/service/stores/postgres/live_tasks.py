@@ -124,6 +124,7 @@ async def add(
     """Add tasks, and lease those with `lease_on_add`; see `Store.add`."""
     if not tasks:
         return []
+    flush_number = await database.begin_deferred_flush()
     results: list[AddResult | None] = [None] * len(tasks)
     positions = list(range(len(tasks)))
     for _ in range(_MAX_ADD_TRIES):
@@ -135,7 +136,7 @@ async def add(
         # A task with the key of a new task may have been deleted between the two statements.
         positions = [position for position in positions if results[position] is None]
         if not positions:
-            await database.flush()
+            await database.flush(flush_number)
             return [result for result in results if result is not None]
     raise StoreUnavailable("a task with the same idempotency key is being replaced; try again")
 
@@ -244,6 +245,7 @@ async def claim(
     now: int | None,
 ) -> ClaimResult:
     """Lease up to `limit` tasks; see `Store.claim`."""
+    flush_number = await database.begin_deferred_flush()
     rows = await database.fetch(
         _CLAIM,
         encode_text(terms.worker),
@@ -280,7 +282,7 @@ async def claim(
             lane: opens for lane, opens in half_open.items() if lane in lanes
         }
     if claimed.tasks or claimed.renewed_tasks or claimed.lost_attempts:
-        await database.flush()
+        await database.flush(flush_number)
     return claimed
 
 
@@ -290,13 +292,14 @@ async def finish(
     """Log attempts and write the next states of tasks that still have the version of the lease."""
     if not results:
         return []
+    flush_number = await database.begin_deferred_flush()
     has_callbacks = any(result.callback_task is not None for result in results)
     if len({result.task.id for result in results}) == len(results) and not has_callbacks:
         numbers = await database.fetch_value(_FINISH, *_finish_arguments(results, now))
         statuses = [_FINISH_STATUSES[number] for number in numbers]
     else:
         statuses = await database.transact(lambda tx: _finish_in_transaction(tx, results, now))
-    await database.flush()
+    await database.flush(flush_number)
     return statuses
 
 
@@ -367,6 +370,7 @@ async def release(
     """Make leased tasks PENDING again; see `Store.release`."""
     if not releases:
         return []
+    flush_number = await database.begin_deferred_flush()
     # The second release of a task in a batch finds that its lease is lost.
     unique = {each.task.id: each for each in reversed(releases)}
     numbers = await database.fetch_value(
@@ -376,7 +380,7 @@ async def release(
         [each.next_attempt_at for each in unique.values()],
         now,
     )
-    await database.flush()
+    await database.flush(flush_number)
     by_id = dict(zip(unique, numbers, strict=True))
     return [
         _FINISH_STATUSES[by_id.pop(each.task.id)]
@@ -390,6 +394,7 @@ async def release_unknown_leases(
     database: Database, worker: str, known_ids: Collection[str], now: int | None
 ) -> int:
     """Release the leases of a worker for tasks that are not in `known_ids`; see `Store`."""
+    flush_number = await database.begin_deferred_flush()
     known = [task_id for task_id in known_ids if is_task_id(task_id)]
     rows = await database.fetch(_UNKNOWN_LEASES, encode_text(worker), known)
     if not rows:
@@ -397,7 +402,7 @@ async def release_unknown_leases(
     numbers = await database.fetch_value(
         _RELEASE, [row[0] for row in rows], [row[1] for row in rows], [None] * len(rows), now
     )
-    await database.flush()
+    await database.flush(flush_number)
     return sum(_FINISH_STATUSES[number] is not FinishStatus.SUPERSEDED for number in numbers)
 
 
