@@ -78,7 +78,7 @@ def dashboard_handlers(role: str, *, require_api_keys: bool) -> dict[str, dict[s
     if role == "worker":
         return {"/": {"GET": _reject_for_role}}
     handlers: dict[str, dict[str, Handler]] = {}
-    for file in files(__package__).joinpath("assets").iterdir():
+    for file in files("tarry.service.api.dashboard").joinpath("assets").iterdir():
         path = "/" if file.name == _INDEX else f"/dashboard/{file.name}"
         handlers[path] = {"GET": _build_handler(file, require_api_keys=require_api_keys)}
     return handlers

@@ -295,7 +295,7 @@ async def finish(
     flush_number = await database.begin_deferred_flush()
     has_callbacks = any(result.callback_task is not None for result in results)
     if len({result.task.id for result in results}) == len(results) and not has_callbacks:
-        numbers = await database.fetch_value(_FINISH, *_finish_arguments(results, now))
+        numbers: list[int] = await database.fetch_value(_FINISH, *_finish_arguments(results, now))
         statuses = [_FINISH_STATUSES[number] for number in numbers]
     else:
         statuses = await database.transact(lambda tx: _finish_in_transaction(tx, results, now))
