@@ -1,7 +1,8 @@
 --! uses records tasks
--- Finds the leases of a worker for tasks that are not among the known ids, in lanes with a name after
--- `after`. args: worker, known ids, after, number of lanes.
--- Returns the name of the last lane (empty: no more lanes), and for each lease id, tenant and version.
+-- Finds the leases of a worker for tasks that are not among the known ids, in lanes with a name
+-- after `after`. args: worker, known ids, after, number of lanes.
+-- Returns the name of the last lane (empty: no more lanes), and for each lease its id, tenant and
+-- version.
 
 local worker, after, count = args[1], args[3], args[4]
 local known = {}
