@@ -46,6 +46,8 @@ _RETRYABLE_STATES = {"40001", "40P01"}
 _UNAVAILABLE_CLASSES = ("08", "53", "57", "58", "XX")
 """SQLSTATE classes: connection, resources (disk full), operator intervention, system and internal
 errors."""
+_SHUTDOWN_CLASS = "57P0"
+"""SQLSTATE prefix: the server stops, starts, or has crashed."""
 _UNAVAILABLE_STATES = {"25006", "55P03"}
 """Read-only (a standby after a failover), and a lock timeout."""
 _NOT_OPEN = "the store is not open: call open() first"
@@ -229,7 +231,11 @@ class Database:
         pool = self._pool
         if pool is None:
             raise StoreUnavailable(_NOT_OPEN)
-        connection = await pool.acquire()
+        try:
+            connection = await pool.acquire()
+        except StoreUnavailable:  # the server cannot be reached
+            self._group_flush.mark_lost()
+            raise
         try:
             result = await action(connection)
         except BaseException as error:
@@ -239,9 +245,17 @@ class Database:
                 error, self._asyncpg.ReadOnlySQLTransactionError
             )
             (pool.release if is_usable else pool.discard)(connection)
+            if self._is_loss(error):
+                self._group_flush.mark_lost()
             raise
         pool.release(connection)
         return result
+
+    def _is_loss(self, error: BaseException) -> bool:
+        """Return whether an error shows that the server has ended a connection."""
+        if isinstance(error, self._asyncpg.PostgresError):
+            return str(getattr(error, "sqlstate", "")).startswith(_SHUTDOWN_CLASS)
+        return isinstance(error, Exception) and not isinstance(error, TimeoutError)
 
     def map_errors(self) -> _ErrorMapping:
         """Return a context manager that translates errors of asyncpg."""

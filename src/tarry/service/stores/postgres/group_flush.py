@@ -43,6 +43,8 @@ class GroupFlush:
         self._connect = connect
         self._connection: Any = None
         self._connection_number = 0
+        self._may_be_lost = False
+        """Whether another connection was lost since this one was opened."""
         self._lock = asyncio.Lock()
         self._next: asyncio.Future[int] | None = None
         """Gets the number of the connection of the next flush, which has not started yet, when the
@@ -51,12 +53,24 @@ class GroupFlush:
 
     async def begin(self) -> int:
         """Return the number of the connection for flushes, for `wait`; call it before a commit."""
-        if self._connection is None or self._connection.is_closed():
+        if self._must_connect():
             async with self._lock:
-                if self._connection is None or self._connection.is_closed():
+                if self._must_connect():
+                    await self.close()
                     self._connection = await self._connect()
                     self._connection_number += 1
+                    self._may_be_lost = False
         return self._connection_number
+
+    def _must_connect(self) -> bool:
+        return self._may_be_lost or self._connection is None or self._connection.is_closed()
+
+    def mark_lost(self) -> None:
+        """Connect again before the next transaction, because another connection was lost.
+
+        The server has probably ended all connections, but the end of this one may be noticed later.
+        """
+        self._may_be_lost = True
 
     async def wait(self, connection_number: int) -> None:
         """Wait until all transactions that have committed since `begin` are durable."""
