@@ -6,7 +6,6 @@ import configparser
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -188,7 +187,6 @@ def test_manifests_match_the_schema_of_kubernetes(manifest: dict[str, Any]) -> N
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 @pytest.mark.parametrize("command", ["verify", "security --offline=true --threshold=20"])
 def test_systemd_accepts_the_unit(command: str, tmp_path: Path) -> None:
     """The unit is valid, and its exposure level is at most 2.0 of 10."""
