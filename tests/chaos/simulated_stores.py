@@ -165,7 +165,7 @@ def redis_stores(url: str) -> Iterator[SimulatedStores]:
     path, prefix = url.removeprefix("unix://"), f"simulation-{next(_numbers)}"
     store_url = f"redis+unix://{path}?prefix={prefix}&partitions=2"
     with (
-        patch.object(connection, "_READ_TIMEOUT_S", _CALL_TIMEOUT_S),
+        patch.object(connection, "_REPLY_TIMEOUT_S", _CALL_TIMEOUT_S),
         patch.object(connection, "_CALL_TIMEOUT_S", _CALL_TIMEOUT_S),
         closing(ServerStores(lambda clock: RedisStore(store_url, clock=clock))) as stores,
     ):

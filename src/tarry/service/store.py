@@ -12,6 +12,8 @@ Every implementation follows these rules, which one conformance suite checks:
   one of them raises `StoreUnavailable`, it has applied its whole batch or nothing of it. A store
   that divides tenants among servers (Redis Cluster) promises this only for the tasks of each
   tenant: no transaction spans its servers. The caller repeats the batch in both cases.
+* A call that is cancelled raises `CancelledError`, even if a reply arrives at the same time. It may
+  still take effect.
 * The store's clock decides what is due; `claim` returns the time of that clock. Times are epoch ms.
 * The cost of a call depends on the number of tasks that it returns or changes, not on the number of
   stored tasks and lanes. Only `count_tasks` reads all tasks of a tenant, and `counters` reads all

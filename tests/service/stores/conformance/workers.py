@@ -1,8 +1,9 @@
-"""Conformance cases: heartbeats of processes, wake-ups between them, and pauses that they share."""
+"""Conformance cases: heartbeats of processes, wake-ups, shared pauses, and cancelled calls."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
@@ -38,6 +39,8 @@ WORKER = WorkerRecord(
     running_attempts=3,
     leased_tasks=7,
 )
+_MAX_CANCELLED_ITERATION = 12
+"""More iterations of the event loop than a store needs to send a request."""
 OTHER_WORKER = WorkerRecord(name="höst-2-b", host="höst", pid=2, role="api")
 
 
@@ -173,3 +176,45 @@ async def other_stores_are_woken_by_claimable_tasks(harness: StoreHarness) -> No
     await wait()
     await first.close()
     await store.add([NewTask(task(2))])
+
+
+@conformance_case
+async def cancelled_calls_raise(harness: StoreHarness) -> None:
+    """A call that is cancelled before it returns raises CancelledError.
+
+    Otherwise, a loop that a shutdown has cancelled would continue.
+    """
+    store = harness.store
+    calls: list[Callable[[], Awaitable[object]]] = [
+        store.ping,
+        store.list_workers,
+        lambda: store.sweep(Retention(DAY_MS, DAY_MS), 10),
+    ]
+    for call in calls:
+        await call()  # opens a connection
+        for iteration in range(1, _MAX_CANCELLED_ITERATION):
+            await _cancel_in_iteration(iteration, call)
+        await call()
+
+
+async def _cancel_in_iteration(iteration: int, call: Callable[[], Awaitable[object]]) -> None:
+    """Cancel a call in an iteration of the event loop, unless it has returned before."""
+    ended = asyncio.Event()
+    has_returned = False
+
+    async def run() -> None:
+        nonlocal has_returned
+        try:
+            await call()
+            has_returned = True
+        finally:
+            ended.set()
+
+    running = asyncio.ensure_future(run())
+    for _ in range(iteration):
+        await asyncio.sleep(0)
+    if running.done():
+        return
+    running.cancel()
+    await ended.wait()
+    assert not has_returned, f"the cancellation in iteration {iteration} was ignored"

@@ -35,7 +35,8 @@ MAX_CONNECTIONS = 16
 _DEFAULT_PORT = 6379
 _MAX_REDIRECTIONS = 5
 _CONNECT_TIMEOUT_S = 5.0
-_READ_TIMEOUT_S = 10.0
+_REPLY_TIMEOUT_S = 10.0
+"""The maximum time to send a command and to receive its reply, including a new connection."""
 _CALL_TIMEOUT_S = 15.0
 """The maximum time of a call, including the wait for a free connection."""
 
@@ -136,7 +137,10 @@ class _Server:
         client = self._client
         self._running_counts[client] += 1
         try:
-            reply = await client.execute_command(*command)
+            # Not the timeout of redis-py: it sends with `asyncio.wait_for`, which in Python 3.11
+            # ignores the cancellation of a task if it arrives when the command was just sent.
+            async with asyncio.timeout(_REPLY_TIMEOUT_S):
+                reply = await client.execute_command(*command)
         except Exception as error:
             # The other connections of the pool were probably lost, too. redis-py detects that the
             # server has closed a connection, but not that it was reset. With this pool, calls would
@@ -206,19 +210,18 @@ class RedisConnection:
         server = self._servers.get(address)
         if server is None:
             server = self._servers[address] = _Server(
-                lambda: self._build_client(address, socket_timeout=_READ_TIMEOUT_S),
-                self._errors.ResponseError,
+                lambda: self._build_client(address), self._errors.ResponseError
             )
         return server
 
-    def _build_client(self, address: NodeAddress | None, *, socket_timeout: float | None) -> Any:
+    def _build_client(self, address: NodeAddress | None) -> Any:
         url = self.address.driver_url
         if address is not None:
             url = _replace_host(url, address)
         return self._aio.Redis.from_url(
             url,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
-            socket_timeout=socket_timeout,
+            socket_timeout=None,  # see `_Server.execute`; the listener has its own timeout
             retry=self._retry(self._no_backoff(), 0),
             max_connections=MAX_CONNECTIONS,
         )
@@ -228,7 +231,7 @@ class RedisConnection:
         address = None
         if self._cluster is not None:
             address = secrets.choice(self._cluster.primaries or [self.address.seed])
-        return self._build_client(address, socket_timeout=None)  # the listener has its own timeout
+        return self._build_client(address)
 
     async def _read_slots(self, address: NodeAddress) -> list[Any]:
         slots: list[Any] = await self._server(address).execute("CLUSTER", "SLOTS")
@@ -349,4 +352,6 @@ class RedisConnection:
         elif not isinstance(error, (errors.RedisError, OSError, TimeoutError)):
             return None
         reason = str(error) or type(error).__name__
+        if isinstance(error, TimeoutError):
+            reason = "no reply in time"
         return StoreUnavailable(f"Redis is unavailable: {reason}")
