@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -257,6 +258,31 @@ def test_the_store_reconnects_after_a_restart_of_the_server() -> None:
             await store.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("iteration", range(1, 4))
+def test_a_store_closes_while_its_listener_loses_its_connection(
+    postgres_dsn: str, iteration: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener ends although its connection is closed when it is cancelled."""
+
+    async def main(store: PostgresStore) -> None:
+        connections: list[Any] = []
+        connect, woken = store.database.connect, asyncio.Event()
+
+        async def connect_listener() -> Any:
+            connections.append(await connect())
+            return connections[-1]
+
+        monkeypatch.setattr(store.database, "connect", connect_listener)
+        store.listen(woken.set)
+        await woken.wait()
+        connections[0].terminate()
+        for _ in range(iteration):
+            await asyncio.sleep(0)
+        await store.close()
+
+    run_on_store(new_schema_url(postgres_dsn), main)
 
 
 def test_a_server_that_is_away_at_the_start_is_unavailable(postgres_dsn: str) -> None:

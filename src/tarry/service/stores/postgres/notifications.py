@@ -98,7 +98,10 @@ class Notifications:
         callback()  # wake-ups may have been lost while there was no connection
         while not closed.is_set():
             try:
-                await asyncio.wait_for(closed.wait(), _CHECK_INTERVAL_S)
+                # Not `wait_for`: in Python 3.11, it ignores a cancellation if the connection is
+                # closed at the same time.
+                async with asyncio.timeout(_CHECK_INTERVAL_S):
+                    await closed.wait()
             except TimeoutError:
                 await connection.execute("SELECT 1", timeout=_CHECK_TIMEOUT_S)
 
