@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tarry.cli.exit_codes import EXIT_SERVICE_ERROR
 from tarry.cli.serve import _explain_bind_error
 from tests.cli.harness import run_command
 
@@ -77,6 +78,37 @@ def test_greeting_has_a_working_example(tmp_path: Path) -> None:
     assert f"data in {tmp_path / 'tarry-data' / 'tarry.db'}\n" in greeting
     assert "--dev: this machine is allowed as a target" in greeting
     assert 0 == code
+
+
+@pytest.mark.parametrize(
+    "close",
+    [
+        "while True:\n        with suppress(asyncio.CancelledError): await asyncio.sleep(100)",
+        "while True: time.sleep(100)",
+    ],
+    ids=["ignores cancellations", "blocks the event loop"],
+)
+def test_a_store_that_does_not_close_is_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, close: str
+) -> None:
+    """The process exits after the shutdown timeout, and logs what it has abandoned."""
+    patch = f"""
+import asyncio, time
+from contextlib import suppress
+from tarry.service.stores.sqlite import SqliteStore
+async def close_forever(self):
+    {close}
+SqliteStore.close = close_forever
+"""
+    (tmp_path / "sitecustomize.py").write_text(patch)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with run_serve(tmp_path, "--dev", "--set", "drain_ms=0") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate()
+
+    assert EXIT_SERVICE_ERROR == process.returncode
+    assert "shutdown not complete after 5 s, exiting" in log
+    assert "close_forever" in log
 
 
 def test_greeting_says_how_to_get_a_key(tmp_path: Path) -> None:

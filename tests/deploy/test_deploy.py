@@ -19,6 +19,7 @@ import yaml
 
 from tarry.cli.app import app
 from tarry.service.settings import Settings, load_settings
+from tarry.service.shutdown import GRACE_S
 from tests.test_docs import DOCS, ROOT, code_on_page
 
 DEPLOY = ROOT / "deploy"
@@ -28,8 +29,6 @@ MANIFESTS: list[dict[str, Any]] = list(
     yaml.safe_load_all((DEPLOY / "kubernetes" / "tarry.yaml").read_text("utf-8"))
 )
 UNIT = DEPLOY / "systemd" / "tarry.service"
-GRACE_AFTER_DRAIN_MS = 5_000
-"""A shutdown takes longer than `drain_ms`: results are stored, and leases are released."""
 
 
 def find_manifest(kind: str) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def test_unit_has_valid_settings() -> None:
 )
 def test_shutdown_is_not_cut_short(seconds: str | int, drain_ms: str | int) -> None:
     """The service is killed only after the time that an orderly shutdown may take."""
-    assert int(seconds) * 1000 >= int(drain_ms) + GRACE_AFTER_DRAIN_MS
+    assert int(seconds) * 1000 >= int(drain_ms) + GRACE_S * 1000
 
 
 def test_ports_and_paths_agree() -> None:

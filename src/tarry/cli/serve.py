@@ -71,8 +71,6 @@ SetOption = Annotated[
     ),
 ]
 _NOT_STARTED = "the service did not start; see the log above"
-_SHUTDOWN_GRACE_S = 5
-"""Time to close connections at shutdown, after up to `drain_ms` for running attempts."""
 
 
 def serve(
@@ -156,9 +154,8 @@ def _run_service(
         is_ready = True
         on_ready(address)
 
-    shutdown_timeout_s = settings.drain_ms / 1000 + _SHUTDOWN_GRACE_S
     try:
-        Server(service, set_ready, shutdown_timeout_s=shutdown_timeout_s).run(sockets)
+        Server(service, set_ready, timeout_exit_code=EXIT_SERVICE_ERROR).run(sockets)
     except SystemExit as exit_:  # raised by uvicorn when it cannot bind the port
         if not exit_.code:
             raise

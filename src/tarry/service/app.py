@@ -48,6 +48,7 @@ try:
     from tarry.service.model import WorkerRecord
     from tarry.service.payloads import BodyStore
     from tarry.service.settings import check_setting
+    from tarry.service.shutdown import run_bounded
     from tarry.service.store import LeaseTerms, Retention
     from tarry.service.store_url import StoreEngine, find_engine, redact_store_url, sqlite_path
     from tarry.service.task_search import TaskFinder
@@ -70,6 +71,8 @@ _logger = logging.getLogger("tarry.service")
 _SERVER_STORE_BODIES = Path("tarry-data/bodies")
 """The folder for large bodies if the store is on a server. Processes on several machines need a
 shared storage instead (setting `bodies`)."""
+_CLOSE_TIMEOUT_S = 3.0
+"""Time to close the connections to targets, or the store, in addition to the rest of `drain_ms`."""
 _BLOCKED_PAUSE_S = 60.0
 """With `on_blocked = "wait"`: the time after which a target that was not allowed is tried again."""
 
@@ -88,6 +91,8 @@ class Service:
         writer_process: bool = False,
     ) -> None:
         self.settings: Settings = settings
+        self._drain_deadline: float | None = None
+        """When running attempts are cancelled, after `begin_shutdown`."""
         target_guard = Guard(settings.allow_target, dev=settings.dev)  # blocks private addresses
         limit = current_limit()
         shares = share_descriptors(limit, settings.in_flight)
@@ -239,15 +244,24 @@ class Service:
 
     def begin_shutdown(self) -> None:
         """Start no more attempts, and end waits for a result (`Prefer: wait`) and event streams."""
+        if self._drain_deadline is None:
+            self._drain_deadline = environment.now() + self.settings.drain_ms / 1000
         self.engine.stop_starting_attempts()
         self.api.close()
 
     async def close(self) -> None:
-        """Wait up to `drain_ms` for running attempts, release other leased tasks, and close all."""
+        """Wait for running attempts, release other leased tasks, and close all.
+
+        Attempts may run until `drain_ms` after `begin_shutdown`.
+        """
         self.begin_shutdown()
-        await self.engine.stop(self.settings.drain_ms / 1000)
-        await self._delivery_client.close()
-        await self.store.close()
+        await self.engine.stop(self._remaining_drain_s())
+        for step in (self._delivery_client.close, self.store.close):
+            await run_bounded(step(), self._remaining_drain_s() + _CLOSE_TIMEOUT_S)
+
+    def _remaining_drain_s(self) -> float:
+        assert self._drain_deadline is not None  # noqa: S101 - set by `begin_shutdown`
+        return max(0.0, self._drain_deadline - environment.now())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI scope: a request, or the lifespan of the server."""

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec import Struct
 
 from tarry.errors import Overloaded
+from tarry.service.shutdown import cancel_and_wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -313,9 +314,7 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         committers, self._committers = self._committers, []
         for committer in committers:
             committer.remove_done_callback(self._on_committer_done)
-            committer.cancel()
-        if committers:
-            await asyncio.wait(committers)
+        await cancel_and_wait(committers)
         # A committer that was cancelled before its first step has not reset this flag.
         self._is_start_scheduled = False
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,8 +10,17 @@ from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.context import EngineLimits
 from tarry.service.engine.lanes import build_breaker
-from tarry.service.model import Status, Task
-from tarry.service.store import CancelStatus, LaneWriteStatus, Retention, RetryNowStatus
+from tarry.service.model import Status, Task, WorkerRecord
+from tarry.service.shutdown import GRACE_S
+from tarry.service.store import (
+    CancelStatus,
+    FinishStatus,
+    LaneWriteStatus,
+    Release,
+    Retention,
+    RetryNowStatus,
+    SweepResult,
+)
 from tests.service.engine.harness import (
     BUSY,
     EPOCH_S,
@@ -21,6 +31,77 @@ from tests.service.engine.harness import (
     run,
 )
 from tests.service.stores.reference_store import ReferenceStore
+
+
+class UncancellableStore(ReferenceStore):
+    """A store some of whose calls never return, and ignore that they are cancelled."""
+
+    hanging: frozenset[str] = frozenset()
+
+    async def _hang(self, name: str) -> None:
+        while name in self.hanging:
+            try:
+                await asyncio.sleep(1e6)
+            except asyncio.CancelledError:
+                if name not in self.hanging:
+                    raise
+
+    async def sweep(self, retention: Retention, limit: int) -> SweepResult:
+        """Remove expired tasks, or hang."""
+        await self._hang("sweep")
+        return await super().sweep(retention, limit)
+
+    async def record_worker(self, worker: WorkerRecord) -> None:
+        """Record a heartbeat, or hang."""
+        await self._hang("record_worker")
+        await super().record_worker(worker)
+
+    async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
+        """Release leases, or hang."""
+        await self._hang("release")
+        return await super().release(releases)
+
+    async def remove_worker(self, name: str) -> None:
+        """Remove a process, or hang."""
+        await self._hang("remove_worker")
+        await super().remove_worker(name)
+
+
+@pytest.mark.parametrize(
+    ("hanging", "abandoned"),
+    [
+        (["sweep"], ["Maintenance.run"]),
+        (["record_worker"], ["Heartbeat.run"]),
+        (["release"], ["AsyncGroupCommit._commit_groups"]),
+        (["remove_worker"], ["Heartbeat.remove", "Heartbeat.remove"]),
+    ],
+)
+def test_stop_ends_although_calls_of_the_store_ignore_cancellations(
+    hanging: list[str], abandoned: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stop takes at most its timeout and a few seconds, and other steps are not affected."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = UncancellableStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+        harness = EngineHarness(FakeTarget(), store=store)
+        await harness.engine.start()
+        store.hanging = frozenset(hanging)
+        await asyncio.sleep(7)  # the next step of the maintenance and the next heartbeat hang
+        (leased,) = await harness.add(harness.new_task(delay_ms=500))
+        stopped_at = loop.time()
+        await harness.engine.stop(10)
+
+        assert loop.time() - stopped_at <= 10 + GRACE_S
+        is_released = (await harness.get_task(leased)).worker is None
+        assert ("release" not in hanging) is is_released
+        is_removed = [] == await store.list_workers()
+        assert ("remove_worker" not in hanging) is is_removed
+        store.hanging = frozenset()
+
+    run(main)
+    messages = [message for message in caplog.messages if "shutdown" in message]
+    assert abandoned == [message.rpartition(": ")[2] for message in messages]
 
 
 def test_cancel_of_a_leased_task_before_its_attempt_is_immediate() -> None:

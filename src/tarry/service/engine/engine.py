@@ -21,6 +21,7 @@ from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.worker import Worker
 from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Status
+from tarry.service.shutdown import cancel_and_wait, run_bounded
 from tarry.service.store import (
     AddStatus,
     CancelStatus,
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import DownstreamLimits, LimitsSource
 
 _MAX_GROUP_ITEMS = 64  # small, because results have to wait while a group is written
+_MIN_STEP_S = 1.0
+"""How long a step of a shutdown may take, even if its timeout has passed."""
 _MAX_URGENT_TASKS = 8
 """The largest request that is stored before the waiting tasks of larger requests (batches)."""
 _IngestItem: TypeAlias = "tuple[NewTask, TaskContent | None]"  # with the unpacked content, if known
@@ -110,26 +113,36 @@ class Engine:
         self.scheduler.stop()
 
     async def stop(self, timeout_s: float) -> None:
-        """Claim no more tasks, release waiting tasks, and wait for attempts in flight."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        """Claim no more tasks, release waiting tasks, and wait for attempts in flight.
+
+        After `timeout_s`, each step that is left takes only a few seconds, even if the store hangs.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+
+        def remaining_s() -> float:
+            return max(_MIN_STEP_S, deadline - loop.time())
+
         self.stop_starting_attempts()
         if self._background_tasks:
             if self._context.delivers:
                 # The scheduler first: if its claim is cancelled, no worker knows of the new leases.
                 await asyncio.wait(self._background_tasks[:1], timeout=timeout_s / 2)
-            for task in self._background_tasks:
-                task.cancel()
-            await asyncio.wait(self._background_tasks)
+            await cancel_and_wait(self._background_tasks)
         self._is_stopping = True  # new tasks are not leased to this process any more
-        await self._ingest_queue.flush()
-        await self.worker.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
+        if not await run_bounded(self._ingest_queue.flush(), remaining_s()):
+            await self._ingest_queue.stop()
+        await self.worker.stop(remaining_s())
+        await run_bounded(self._store_state(), remaining_s())
+        if self._heartbeat_task is not None:
+            await cancel_and_wait([self._heartbeat_task])
+            await run_bounded(self._heartbeat.remove(), remaining_s())
+
+    async def _store_state(self) -> None:
+        """Store what other processes and the next start use: limits and retry budgets of lanes."""
         with suppress(StoreUnavailable):
             await self.maintenance.store_limits()
             await self.maintenance.exchange_budgets()
-        if self._heartbeat_task is not None:
-            self._heartbeat_task.cancel()
-            await asyncio.wait([self._heartbeat_task])
-            await self._heartbeat.remove()
 
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None

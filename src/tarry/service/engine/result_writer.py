@@ -20,6 +20,7 @@ from tarry.service.delivery.targets import lane_name, parse_target
 from tarry.service.engine.context import retry_until_stored
 from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Status, Task, TaskContent
+from tarry.service.shutdown import cancel_and_wait
 from tarry.service.store import FinishStatus, Release
 from tarry.wire.tasks import STATUS_NAMES, CallbackBody
 
@@ -98,9 +99,7 @@ class ResultWriter:
         """Cancel all writes; the leases of tasks whose result was not written expire."""
         await self.result_queue.stop()
         await self._release_queue.stop()
-        for write in self._lane_writes:
-            write.cancel()
-        await self._wait_for_lane_writes()
+        await cancel_and_wait(self._lane_writes)
 
     def post(
         self, result: TaskResult, leased_task: LeasedTask, delivery_result: DeliveryResult | None

@@ -42,6 +42,7 @@ from tarry.service.engine.leased_tasks import LeasedTasks
 from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Status
 from tarry.service.payloads import BodyStoreUnavailable, BodyUnavailable
+from tarry.service.shutdown import cancel_and_wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Sequence
@@ -533,11 +534,7 @@ class Worker:
             async with asyncio.timeout(timeout_s):
                 await self._drain()
         except TimeoutError:  # attempts are cancelled; their leases expire by themselves
-            running_jobs = tuple(self._jobs)
-            for job in running_jobs:
-                job.cancel()
-            if running_jobs:
-                await asyncio.wait(running_jobs)
+            await cancel_and_wait(self._jobs)
             await self.result_writer.stop()
 
     async def _drain(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 from functools import partial
@@ -12,10 +13,12 @@ import msgspec
 import uvicorn
 
 from tarry.service.http.protocol import ServiceHttpProtocol
+from tarry.service.shutdown import GRACE_S, ShutdownWatchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from socket import socket
+    from types import FrameType
 
     from tarry.service.app import Service
 
@@ -37,16 +40,19 @@ _RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "a
 class Server(uvicorn.Server):
     """Serves a service over HTTP until a signal stops it.
 
-    `on_ready` is called with the URL of the service when the server accepts connections.
-    `shutdown_timeout_s` is how long a shutdown waits for running requests.
+    `on_ready` is called with the URL of the service when the server accepts connections. If the
+    shutdown takes longer than `drain_ms` and a few seconds, the process exits with
+    `timeout_exit_code`.
     """
 
     def __init__(
-        self, service: Service, on_ready: Callable[[str], None], *, shutdown_timeout_s: float
+        self, service: Service, on_ready: Callable[[str], None], *, timeout_exit_code: int
     ) -> None:
         self._service = service
         self._on_ready = on_ready
         settings = service.settings
+        drain_s = settings.drain_ms / 1000
+        self._watchdog = ShutdownWatchdog(drain_s + GRACE_S, timeout_exit_code)
         http_protocol: Any = partial(
             ServiceHttpProtocol,
             headers_timeout_s=settings.head_timeout_ms / 1000,
@@ -66,7 +72,7 @@ class Server(uvicorn.Server):
             log_config=None,
             proxy_headers=False,
             server_header=False,
-            timeout_graceful_shutdown=int(shutdown_timeout_s) + 1,
+            timeout_graceful_shutdown=int(drain_s) + 1,  # for running requests
             timeout_keep_alive=_KEEP_ALIVE_S,
             ws="none",
         )
@@ -74,6 +80,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start listening, and call `on_ready`."""
+        self._watchdog.loop = asyncio.get_running_loop()
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # the collector then skips the objects that exist now
@@ -85,6 +92,12 @@ class Server(uvicorn.Server):
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             url_host = f"[{host}]" if ":" in host else host
             self._on_ready(f"http://{url_host}:{port}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Start a shutdown, as a signal handler."""
+        # Here and not in `shutdown`, which is never called if the store does not open.
+        self._watchdog.start()
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Call `Service.begin_shutdown`, then stop listening and close the connections."""

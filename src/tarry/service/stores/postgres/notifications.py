@@ -13,6 +13,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.shutdown import cancel_and_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,8 +109,5 @@ class Notifications:
     async def close(self) -> None:
         """Stop sending and listening."""
         self._is_closed = True
-        for task in (self._sender, self._listener):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await cancel_and_wait(task for task in (self._sender, self._listener) if task is not None)
         self._sender = self._listener = None

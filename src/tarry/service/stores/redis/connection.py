@@ -167,11 +167,11 @@ class _Server:
 
     async def close(self) -> None:
         """Close all connections."""
-        await asyncio.gather(*self._closing, self._client.aclose())
+        await asyncio.gather(*self._closing, _close(self._client))
 
 
 async def _close(client: Any) -> None:
-    with suppress(Exception):  # its connections are lost
+    with suppress(Exception):  # its connections may be lost
         await client.aclose()
 
 
@@ -244,8 +244,7 @@ class RedisConnection:
             async with asyncio.timeout(_CALL_TIMEOUT_S):
                 await self._is_idle.wait()
         servers, self._servers, self._cluster = self._servers, {}, None
-        for server in servers.values():
-            await server.close()
+        await asyncio.gather(*(server.close() for server in servers.values()))
 
     def partition_key(self, partition: int) -> str:
         """Return the prefix of the keys of a partition. The number in braces is its hash tag."""

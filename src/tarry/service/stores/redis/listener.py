@@ -7,6 +7,8 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from tarry.service.shutdown import cancel_and_wait
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -37,9 +39,7 @@ class WakeupListener:
         """Stop, and close the connection."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await cancel_and_wait([task])
 
     async def _run(self) -> None:
         while True:
