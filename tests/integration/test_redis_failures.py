@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.service.model import Status
-from tarry.service.store import AddStatus, FinishStatus, NewTask, TaskFilter
+from tarry.service.model import Status, WorkerRecord
+from tarry.service.store import (
+    AddStatus,
+    CancelStatus,
+    FinishStatus,
+    LaneLimits,
+    LeaseTerms,
+    NewTask,
+    Retention,
+    TaskFilter,
+)
 from tarry.service.stores.redis import RedisStore, connection
 from tarry.service.stores.redis import store as store_module
 from tarry.service.stores.redis.store import SCHEMA_VERSION
@@ -24,6 +33,8 @@ from tests.service.stores.harness import LEASE, success_result, task, task_numbe
 
 redis = import_module("redis")
 
+OTHER_LEASE = LeaseTerms("another worker", 20, 0)
+WORKER = WorkerRecord(name="w", host="h", pid=1, role="all", version="1")
 _numbers = count()
 
 
@@ -167,6 +178,50 @@ def test_a_full_server_changes_nothing(server: Server) -> None:
         assert {Status.PENDING: 1} == await counts(store)
         [added] = await store.add([NewTask(task(2))])
         assert AddStatus.ADDED is added.status
+
+    run_on(single_url(server), main)
+
+
+def test_a_full_server_still_finishes_tasks(server: Server) -> None:
+    """Without memory, stored tasks are leased, finished and removed, which frees memory."""
+
+    async def main(store: RedisStore) -> None:
+        await store.add([NewTask(task(number)) for number in range(3)])
+        [lost] = (await store.claim(OTHER_LEASE, limit=1, per_lane=1)).tasks
+        with redis.Redis.from_url(server.address) as client:
+            client.config_set("maxmemory", 1)
+            try:
+                await asyncio.sleep(2 * OTHER_LEASE.length_ms / 1000)  # the lease expires
+                claimed = await store.claim(LEASE, limit=3, per_lane=3)
+                assert 1 == claimed.lost_attempts
+                assert lost.id in {leased.id for leased in claimed.tasks}
+                results = [success_result(leased) for leased in claimed.tasks]
+                assert [FinishStatus.APPLIED] * 3 == await store.finish(results)
+                await store.park(lost.lane, 1, probes=1, consecutive_opens=1)
+                await store.unpark(lost.lane)
+                await store.record_worker(WORKER)
+                assert await store.try_lead()
+                await store.add_to_budgets({lost.lane: 1.0})
+                await store.record_lane_limits([LaneLimits(lost.lane, 1.0, 1)])
+                assert 3 == (await store.sweep(Retention(0, 0), 10)).removed_task_count
+            finally:
+                client.config_set("maxmemory", 0)
+
+    run_on(single_url(server), main)
+
+
+def test_a_task_is_cancelled_on_a_full_server(server: Server) -> None:
+    """Without memory, the cancellation of a leased task can be requested."""
+
+    async def main(store: RedisStore) -> None:
+        await store.add([NewTask(task(1))])
+        [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
+        with redis.Redis.from_url(server.address) as client:
+            client.config_set("maxmemory", 1)
+            try:
+                assert CancelStatus.REQUESTED is await store.cancel(leased.tenant, leased.id)
+            finally:
+                client.config_set("maxmemory", 0)
 
     run_on(single_url(server), main)
 

@@ -2,6 +2,7 @@
 -- Adds to the values of retry budgets. args: changes, each an array: lane, change; decay time.
 -- Returns names and new values of the lanes that exist, the values as text.
 
+write_despite_full_memory()
 local reply = {}
 for _, change in ipairs(args[1]) do
     local lane = find_lane(change[1])

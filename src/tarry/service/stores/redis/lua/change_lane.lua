@@ -5,6 +5,7 @@
 --   set_limits: limits as JSON or nil, maximum number of limited lanes, lane quota
 -- Returns 'changed', 'too_many_lanes' or 'too_many_limited'.
 
+write_despite_full_memory()
 local action, name = args[1], args[2]
 local tenant_name = tenant_of(name)
 local lane = find_lane(name)

@@ -8,6 +8,7 @@ if not state then return false end
 local status
 
 if action == 'cancel' then
+    write_despite_full_memory()
     if state.s == PENDING then
         end_task(id, state, CANCELLED)
         status = 'cancelled'

@@ -223,6 +223,7 @@ local function update_rotation(lane)
     end
 end
 
+write_despite_full_memory()
 -- Lanes that wait behind lanes with a limit of 0 are woken, too.
 local has_woken = wake_lanes()
 repeat

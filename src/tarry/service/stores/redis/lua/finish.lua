@@ -54,6 +54,7 @@ local function finish(result)
     return 'applied'
 end
 
+write_despite_full_memory()
 local statuses = {}
 for position, result in ipairs(args[1]) do
     statuses[position] = finish(result)

@@ -2,6 +2,7 @@
 -- Becomes or stays the leader, or stops leading. args: action, length of the lease in ms. Returns
 -- 1 if the calling store is the leader.
 
+write_despite_full_memory()
 local key = base .. 'leader'
 local leader = call('GET', key)
 if args[1] == 'stop' then

@@ -2,6 +2,7 @@
 -- Stores limits that a process has found. args: limits, each an array: lane, rate or nil,
 -- concurrency.
 
+write_despite_full_memory()
 for _, limits in ipairs(args[1]) do
     local lane = find_lane(limits[1])
     if lane then

@@ -33,6 +33,13 @@ local totals = {} -- changes of the counters of the partition
 local rescheduled_tenants = {} -- tenants of lanes whose check times have changed
 local has_fixed_checks = {} -- by id of a lane: `flush` does not compute its check times
 
+-- Lets the script write although the memory is full. Redis checks only the first write of a script,
+-- and never refuses DEL. Otherwise a server full of pending tasks could not store results, so that
+-- no task would ever be finished and removed. Scripts that add tasks do not call this.
+local function write_despite_full_memory()
+    call('DEL', base .. 'none') -- this key does not exist
+end
+
 local function tenant_of(lane_name)
     return string.match(lane_name, '^[^/]*')
 end

@@ -8,6 +8,7 @@
 -- `workers` has the records by name. `workers_seen` has the names by the time of the last
 -- heartbeat, and `leasing_workers` those of processes that lease tasks.
 
+write_despite_full_memory()
 local action = args[1]
 if action == 'record' then
     call('HSET', base .. 'workers', args[2], ARGV[4])
