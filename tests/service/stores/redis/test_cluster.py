@@ -64,3 +64,53 @@ def test_other_nodes_are_asked_if_one_does_not_respond() -> None:
             await cluster.refresh()
 
     asyncio.run(main())
+
+
+def test_concurrent_calls_fail_together() -> None:
+    """If no node responds, the calls that wait for the map fail with the first one."""
+    asked: list[NodeAddress] = []
+
+    async def read_slots(address: NodeAddress) -> list[Any]:
+        asked.append(address)
+        await asyncio.sleep(0)
+        raise ConnectionRefusedError
+
+    async def main() -> None:
+        cluster = ClusterMap(SEED, read_slots)
+        for count in (1, 2):  # a later call tries again
+            calls = (cluster.find_primary(slot) for slot in range(9))
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert [StoreUnavailable] * 9 == [type(result) for result in results]
+            assert [SEED] * count == asked
+
+    asyncio.run(main())
+
+
+def test_few_nodes_of_a_large_cluster_are_asked() -> None:
+    """One refresh tries three primaries and the node of the URL, and the next one others."""
+    primaries = [NodeAddress(f"10.0.0.{number}", 7000) for number in range(1, 8)]
+    asked: list[NodeAddress] = []
+    is_down = False
+
+    async def read_slots(address: NodeAddress) -> list[Any]:
+        asked.append(address)
+        if is_down:
+            raise ConnectionRefusedError
+        return [[n, n, [node.host.encode(), node.port]] for n, node in enumerate(primaries)]
+
+    async def main() -> None:
+        nonlocal is_down
+        cluster = ClusterMap(SEED, read_slots)
+        await cluster.refresh()
+        is_down = True
+        cluster._read_at = float("-inf")  # as if some time had passed
+        found: set[NodeAddress] = set()
+        for _ in range(3):
+            asked.clear()
+            with pytest.raises(StoreUnavailable):
+                await cluster.refresh()
+            assert (4, SEED) == (len(asked), asked[-1])
+            found.update(asked[:-1])
+        assert set(primaries) == found
+
+    asyncio.run(main())

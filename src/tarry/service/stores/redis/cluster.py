@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _MIN_REFRESH_INTERVAL_S = 0.1
 _REFRESH_TIMEOUT_S = 2.0
 """How long one node may take to return the map, before another one is tried."""
+_MAX_PRIMARIES_READ = 3
+"""How many of the known primaries are tried, besides the node of the URL. The next refresh tries
+others."""
 
 
 class NodeAddress(NamedTuple):
@@ -62,6 +65,8 @@ class ClusterMap:
         self._is_stale = True
         self._read_at = float("-inf")
         self._read_count = 0
+        self._failure: str | None = None
+        """Why the last refresh failed; None if it succeeded or was cancelled."""
         self._lock = asyncio.Lock()
 
     @property
@@ -92,14 +97,22 @@ class ClusterMap:
     async def refresh(self) -> None:
         """Read the map from the first node that responds. Concurrent calls read it once."""
         loop = asyncio.get_running_loop()
+        has_waited = self._lock.locked()
         async with self._lock:
             if loop.time() < self._read_at + _MIN_REFRESH_INTERVAL_S and self._ranges:
                 return
-            known = self.primaries
+            if has_waited and self._failure is not None:
+                # A concurrent call has failed. If each call tried the nodes again, one after the
+                # other, the last one would wait for minutes.
+                raise StoreUnavailable(self._failure)
+            start = self._read_count * _MAX_PRIMARIES_READ  # not always the same nodes
             self._read_count += 1
-            start = self._read_count % max(1, len(known))  # not always the same node
-            error: Exception | None = None
-            for address in (*known[start:], *known[:start], self._seed):
+            self._failure = None
+            known, error = self.primaries, None
+            if known:
+                start %= len(known)
+            rotated = [*known[start:], *known[:start]]
+            for address in (*rotated[:_MAX_PRIMARIES_READ], self._seed):
                 try:
                     async with asyncio.timeout(_REFRESH_TIMEOUT_S):
                         ranges = parse_slots(await self._read_slots(address), address)
@@ -110,5 +123,5 @@ class ClusterMap:
                     self._ranges, self._moved = ranges, {}
                     self._is_stale, self._read_at = False, loop.time()
                     return
-            msg = f"Redis is unavailable: no node of the Cluster responds: {error!r}"
-            raise StoreUnavailable(msg) from error
+            self._failure = f"Redis is unavailable: no node of the Cluster responds: {error!r}"
+            raise StoreUnavailable(self._failure) from error

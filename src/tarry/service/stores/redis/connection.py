@@ -38,7 +38,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _REPLY_TIMEOUT_S = 10.0
 """The maximum time to send a command and to receive its reply, including a new connection."""
 _CALL_TIMEOUT_S = 15.0
-"""The maximum time of a call, including the wait for a free connection."""
+"""The maximum time of a call, including the wait for a free connection and redirections."""
 
 _CLUSTER_SUFFIX, _UNIX_SUFFIX = "+cluster", "+unix"
 _SCHEMES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss"}
@@ -284,18 +284,29 @@ class RedisConnection:
         """Run a command on the server of a partition."""
         if self._cluster is None:
             return await self._execute(None, *command)
+        try:
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                return await self._run_in_cluster(self._cluster, partition, command)
+        except TimeoutError as error:
+            self._cluster.mark_stale()
+            raise StoreUnavailable("Redis is unavailable: no reply in time") from error
+
+    async def _run_in_cluster(
+        self, cluster: ClusterMap, partition: int, command: tuple[Any, ...]
+    ) -> Any:
+        """Run a command on the primary of a partition, which may have moved."""
         slot = self._find_slot(self.partition_key(partition).encode())
         for _ in range(_MAX_REDIRECTIONS):
-            primary = await self._cluster.find_primary(slot)
+            primary = await cluster.find_primary(slot)
             try:
                 return await self._execute(primary, *command)
             except StoreUnavailable as error:
                 moved: Any = error.__cause__
                 if not isinstance(moved, self._errors.MovedError):
-                    self._cluster.mark_stale()
+                    cluster.mark_stale()
                     raise
-                self._cluster.record_move(slot, NodeAddress(moved.host or primary.host, moved.port))
-        self._cluster.mark_stale()
+                cluster.record_move(slot, NodeAddress(moved.host or primary.host, moved.port))
+        cluster.mark_stale()
         raise StoreUnavailable("Redis is unavailable: the slot of the partition is being moved")
 
     async def read_config(self, names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
