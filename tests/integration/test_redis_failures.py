@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -241,6 +242,31 @@ def test_a_replica_is_unavailable(server: Server) -> None:
         assert AddStatus.ADDED is added.status
 
     run_on(single_url(server), main)
+
+
+def test_a_store_reconnects_when_its_address_has_a_new_primary(
+    server: Server, tmp_path: Path
+) -> None:
+    """After a failover, connections to the old primary, which is a replica now, are replaced."""
+    address = tmp_path / "primary.sock"
+    address.symlink_to(server.address.removeprefix("unix://"))
+
+    async def main(store: RedisStore) -> None:
+        await asyncio.gather(*(store.ping() for _ in range(8)))  # opens 8 connections
+        address.unlink()
+        address.symlink_to(new_primary.address.removeprefix("unix://"))
+        with redis.Redis.from_url(server.address) as client:
+            client.execute_command("REPLICAOF", "127.0.0.1", 1)
+            try:
+                with pytest.raises(StoreUnavailable, match=r"(?i)read ?only"):
+                    await store.add([NewTask(task(1))])
+                results = await asyncio.gather(*(store.add([NewTask(task(n))]) for n in range(8)))
+            finally:
+                client.execute_command("REPLICAOF", "NO", "ONE")
+        assert {AddStatus.ADDED} == {result.status for [result] in results}
+
+    with redis_server() as new_primary:
+        run_on(f"redis+unix://{address}", main)
 
 
 def test_the_number_of_partitions_cannot_be_changed(server: Server) -> None:

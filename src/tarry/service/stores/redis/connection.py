@@ -121,9 +121,11 @@ def _replace_host(url: str, address: NodeAddress) -> str:
 class _Server:
     """A client of one server with a connection pool, and the number of its free connections."""
 
-    def __init__(self, build_client: Callable[[], Any], response_error: type[Exception]) -> None:
+    def __init__(
+        self, build_client: Callable[[], Any], must_reconnect: Callable[[Exception], bool]
+    ) -> None:
         self._build_client = build_client
-        self._response_error = response_error
+        self._must_reconnect = must_reconnect
         self._client = build_client()
         self.free_connections = asyncio.Semaphore(MAX_CONNECTIONS)
         self._running_counts: Counter[Any] = Counter()
@@ -145,8 +147,8 @@ class _Server:
             # The other connections of the pool were probably lost, too. redis-py detects that the
             # server has closed a connection, but not that it was reset. With this pool, calls would
             # fail and succeed in turn until each connection has failed once.
-            is_lost = not isinstance(error, self._response_error)
-            if is_lost and client is self._client and self._has_connected:
+            is_current = client is self._client and self._has_connected
+            if is_current and self._must_reconnect(error):
                 self._client, self._has_connected = self._build_client(), False
             raise
         else:
@@ -210,9 +212,20 @@ class RedisConnection:
         server = self._servers.get(address)
         if server is None:
             server = self._servers[address] = _Server(
-                lambda: self._build_client(address), self._errors.ResponseError
+                lambda: self._build_client(address), self._must_reconnect
             )
         return server
+
+    def _must_reconnect(self, error: Exception) -> bool:
+        """Return whether an error shows that all connections to a server should be replaced.
+
+        A response shows it if this server has become a replica: the address may belong to the new
+        primary now, but the connections stay with the old one.
+        """
+        errors = self._errors
+        if not isinstance(error, errors.ResponseError):
+            return True
+        return isinstance(error, errors.ReadOnlyError) or "READONLY" in str(error)
 
     def _build_client(self, address: NodeAddress | None) -> Any:
         url = self.address.driver_url
