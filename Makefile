@@ -44,7 +44,8 @@ help: ## Show the targets
 
 LINT_TARGETS   := lint-style lint-mypy lint-pyright lint-verifytypes
 # The longest first, so that the last two end at about the same time.
-PYTEST_TARGETS := pytest-simulation pytest-service pytest-integration pytest-library pytest-other
+PYTEST_TARGETS := pytest-simulation pytest-service pytest-integration pytest-library pytest-other \
+  pytest-core
 PARALLEL        = $(MAKE) -j 2 --output-sync=target
 
 .PHONY: test
@@ -84,12 +85,12 @@ bare: $(READY) ## Install the wheel without extras and load every public name
 	  --disable-pip-version-check $(BARE)/dist/*.whl)
 	$(call step,public names load without extras,$(BARE)/venv/bin/python -I .ci/bare.py)
 
-# The library's tests run with coverage.
-LIBRARY_TESTS     := tests/core tests/runtime tests/telemetry tests/testing tests/test_*.py
+CORE_TESTS        := tests/core
+LIBRARY_TESTS     := tests/runtime tests/telemetry tests/testing tests/test_*.py
 SERVICE_TESTS     := tests/client tests/service
 SIMULATION_TESTS  := tests/chaos tests/simulator
 INTEGRATION_TESTS := tests/integration
-OTHER_TESTS       := $(filter-out $(LIBRARY_TESTS) $(SERVICE_TESTS) $(SIMULATION_TESTS) \
+OTHER_TESTS       := $(filter-out $(CORE_TESTS) $(LIBRARY_TESTS) $(SERVICE_TESTS) $(SIMULATION_TESTS) \
   $(INTEGRATION_TESTS) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 
 # Only the tests of the service use the plugin of schemathesis; its import takes 1 s.
@@ -104,10 +105,18 @@ pytest: $(READY) $(DOCS)/.ready ## Run the tests; ARGS is passed to pytest
 	$(call step,prometheus,.ci/prometheus)
 	@$(PARALLEL) $(PYTEST_TARGETS)
 
+# Its own short tests cover the core. Coverage would double the time of all other tests.
+LONG_RUNS := hypothesis or long_run
+
+.PHONY: pytest-core
+pytest-core: $(READY)
+	$(call step,tests of the core ($(VENV)),$(COVERAGE) run -m pytest -q $(NO_SCHEMATHESIS) -m 'not ($(LONG_RUNS))' $(ARGS) $(CORE_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
+	$(call step,coverage of the core is 100 %,$(COVERAGE) report --fail-under=100)
+	$(call step,properties of the core ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) -m '$(LONG_RUNS)' $(ARGS) $(CORE_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
+
 .PHONY: pytest-library
 pytest-library: $(READY)
-	$(call step,tests of the library ($(VENV)),$(COVERAGE) run -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(LIBRARY_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
-	$(call step,coverage of the core is 100 %,$(COVERAGE) report --include='*/tarry/core/*' --fail-under=100)
+	$(call step,tests of the library ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(LIBRARY_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
 
 .PHONY: pytest-service
 pytest-service: $(READY)

@@ -161,3 +161,10 @@ def test_schedule_with_a_delay_of_another_type(delay: Any) -> None:
     with pytest.raises(ConfigurationTypeError) as caught:
         Schedule((1, delay))
     assert f"delays[1] must be a number, got {delay!r}" == str(caught.value)
+
+
+def test_schedule_that_is_not_a_collection() -> None:
+    """A single delay is rejected."""
+    with pytest.raises(ConfigurationTypeError) as caught:
+        Schedule(5)  # type: ignore[arg-type]
+    assert "delays must be a collection of seconds, got 5" == str(caught.value)

@@ -459,6 +459,20 @@ def test_closing_resets_the_open_time() -> None:
 # --- probes in the half-open state ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize("failed", [False, True])
+def test_result_of_a_call_from_before_the_opening_is_no_probe(failed: bool) -> None:
+    """A call that was admitted while closed neither closes nor opens a half-open breaker."""
+    breaker = Breaker(consecutive=1, open_for=30.0, probes=1)
+    old_permit = admit_call(breaker, 0.0)
+    run(breaker, "x")
+    probe = admit_call(breaker, 40.0)
+    states = []
+    for permit, is_failure in ((old_permit, failed), (probe, False)):
+        breaker.record(permit, is_failure, duration=0.1, now=40.0, random_number=0.5)
+        states.append(breaker.state)
+    assert [HALF_OPEN, CLOSED] == states
+
+
 @pytest.mark.parametrize("probes", [1, 3, 100])
 def test_half_open_admits_only_its_probes(probes: int) -> None:
     """Of 10,000 concurrent calls a half-open breaker admits only the configured probes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -329,6 +330,7 @@ class BreakerMachine(RuleBasedStateMachine):
             assert len(self.model.probes) <= self.model.limit
 
 
+@pytest.mark.long_run
 def test_breaker_agrees_with_the_model() -> None:
     """For any sequence of events the breaker has the state of the model."""
     max_examples = settings().max_examples // 2

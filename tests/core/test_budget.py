@@ -189,6 +189,7 @@ class TokenMachine(RuleBasedStateMachine):
         assert 0 <= self.budget.balance(0.0) <= self.capacity
 
 
+@pytest.mark.long_run
 def test_token_budget_agrees_with_a_sum() -> None:
     """For any sequence of events the balance is the sum of the deposits and withdrawals."""
     run_state_machine_as_test(TokenMachine, settings=settings_for_few_states())
@@ -318,6 +319,7 @@ class RatioMachine(RuleBasedStateMachine):
             assert retried <= self.ratio * calls + self.minimum
 
 
+@pytest.mark.long_run
 def test_ratio_budget_agrees_with_lists() -> None:
     """For any sequence of events the budget allows as many retries as the lists of times."""
     run_state_machine_as_test(RatioMachine, settings=settings_for_few_states())
@@ -430,6 +432,7 @@ class ThrottleMachine(RuleBasedStateMachine):
         assert max(0.0, float(above)) == max(0.0, self.budget.balance(0.0))
 
 
+@pytest.mark.long_run
 def test_throttle_agrees_with_fractions() -> None:
     """For any sequence of events the tokens are those of exact arithmetic."""
     run_state_machine_as_test(ThrottleMachine, settings=settings_for_few_states())

@@ -276,6 +276,14 @@ def test_adopted_first_attempt() -> None:
     assert Attempt(2) == call.start(NOW + 3)
 
 
+def test_adopted_first_failure() -> None:
+    """A failure that was handled before the call existed is recorded, and attempt 2 is running."""
+    call = Call(NO_JITTER, None, NOW)
+    call.adopt_first_failure(TRANSIENT, "503", Wait(1, 1))
+    assert (2, 1.0) == (call.attempts, call.previous_delay)
+    assert (Step(1, Kind.TRANSIENT, "503", Wait(1, 1), None, None),) == call.steps
+
+
 # --- failed attempts -----------------------------------------------------------------------------
 
 
@@ -598,6 +606,7 @@ def test_stored_and_resumed_call(
 # --- concurrent calls ----------------------------------------------------------------------------
 
 
+@pytest.mark.long_run
 def test_concurrent_calls() -> None:
     """For any sequence of events on concurrent calls all invariants of the machine are true."""
     # One example runs many steps, so half as many examples suffice.

@@ -19,6 +19,7 @@ from tarry.core.checks import (
     check_one_of,
     check_positive,
     check_ratio,
+    reject_unknown_arguments,
     require_extra,
 )
 from tarry.errors import ConfigurationError, ConfigurationTypeError, MissingExtra, short_repr
@@ -199,3 +200,23 @@ def test_require_extra() -> None:
     ):
         raise ImportError("y")
     assert isinstance(caught.value.__cause__, ImportError)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("tries", "use max_attempts="),
+        ("delays", "did you mean 'delay'?; see the docs"),
+    ],
+)
+def test_reject_unknown_arguments(name: str, advice: str) -> None:
+    """The error has the name that tarry uses, or else the most similar name and a hint."""
+    known, other_names = ("delay", "max_attempts"), {"tries": "max_attempts"}
+    with pytest.raises(ConfigurationTypeError) as caught:
+        reject_unknown_arguments("f()", {name: 1}, known, other_names, hint="; see the docs")
+    assert f"f() has no argument {name}=; {advice}" == str(caught.value)
+
+
+def test_no_unknown_arguments() -> None:
+    """Without unknown arguments nothing is raised."""
+    reject_unknown_arguments("f()", {}, ("delay",), {})

@@ -531,6 +531,15 @@ def test_try_record_success_declines_with_limiters() -> None:
     assert 2 == len(downstream.latency)
 
 
+def test_try_record_success_returns_tokens_to_the_budget() -> None:
+    """try_record_success() adds a token to the budget, as record() does."""
+    downstream = Downstream("d", budget=TokenBudget("aws-2020"))
+    downstream.withdraw(TRANSIENT, 0.0)
+    assert 495.0 == downstream.status(0.0)[1]
+    assert downstream.try_record_success(admit_attempt(downstream, 0.0), 0.1, 0.0)
+    assert 496.0 == downstream.status(0.0)[1]
+
+
 @pytest.mark.parametrize("limit", [None, 1])
 @pytest.mark.parametrize("failures", [0, 1])
 def test_each_success_is_counted_once(limit: int | None, failures: int) -> None:

@@ -129,3 +129,4 @@ def test_fields_of_a_wait() -> None:
     expected = {**call_fields, **WAIT_FIELDS, "slept": 0.16}
     event = events.Waited(*SOURCE, **WAIT_FIELDS, slept=0.16, call_id="a-1", time=7.5)
     assert expected == {field.name: getattr(event, field.name) for field in fields(event)}
+    assert expected == events.fields_of(event)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from tarry.core.downstream import Downstream
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.verdict import Attempt
@@ -38,6 +40,7 @@ def simulate(
     return hedges, max_ratio, sorted(durations)[int(0.99 * calls)]
 
 
+@pytest.mark.long_run
 def test_max_extra_load_limits_the_hedges() -> None:
     """At any time in 100,000 calls hedges are at most 5 % of the calls, even during a slowdown."""
     hedges, max_ratio, _ = simulate(Hedging(max_extra_load=0.05), 100_000, slow_from=50_000)
@@ -45,6 +48,7 @@ def test_max_extra_load_limits_the_hedges() -> None:
     assert hedges >= 0.04 * 100_000
 
 
+@pytest.mark.long_run
 def test_hedges_reduce_tail_latency() -> None:
     """Hedges at p95 add about 5 % load and more than halve the p99 of a heavy tail."""
     hedges, _, hedged_p99 = simulate(Hedging(after="p95"), 20_000)

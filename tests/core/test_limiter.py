@@ -39,7 +39,7 @@ def count_admitted(limiter: Limiter, now: float, attempts: int = 10_000) -> int:
 def test_in_flight_limit(limit: int) -> None:
     """A fixed limiter admits as many attempts as its limit, and each release frees a slot."""
     limiter = InFlight(limit)
-    assert limit == count_admitted(limiter, 0.0)
+    assert limit == limiter.limit(0.0) == count_admitted(limiter, 0.0)
     for outcome in (SUCCESS, TRANSIENT, PERMANENT, None):
         limiter.release(outcome, 1.0, 1.0)
         assert [0.0, None] == [limiter.acquire(1.0) for _ in range(2)]

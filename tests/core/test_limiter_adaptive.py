@@ -57,6 +57,7 @@ def record(
 # --- the model -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rate_before", [None, 1.0])
 @pytest.mark.parametrize(("capacity", "latency"), [(20, 0.02), (20, 0.1), (200, 0.002), (200, 0.1)])
@@ -75,6 +76,7 @@ def test_a_backlog_is_drained_at_the_capacity(
         assert result.peak() <= 1.2 * capacity
 
 
+@pytest.mark.long_run
 def test_a_fast_target_is_found_quickly() -> None:
     """From 10 per second the limiter reaches 2,000 per second, and does not exceed it by 20 %."""
     target = SlidingWindowTarget(lambda _: 2000)
@@ -91,6 +93,7 @@ def test_the_capacity_drops_during_the_drain(target: Callable[..., Target]) -> N
     assert result.waste < 0.1
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("arrivals_per_s", [240, 300, 450])
 def test_more_is_offered_than_the_target_accepts(
@@ -109,6 +112,7 @@ def test_more_is_offered_than_the_target_accepts(
     assert result.waste < 0.1
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("failing_share", [0.25, 0.4, 0.75])
 @pytest.mark.parametrize("is_recovered", [False, True])
 def test_tasks_that_always_fail_do_not_stop_the_others(

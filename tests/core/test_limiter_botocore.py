@@ -208,6 +208,7 @@ def count_accepted(
     return service.accepted
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize(("capacity", "worker_count"), [(20, 20), (200, 10), (500, 20), (1000, 40)])
 def test_throughput_is_that_of_botocore(capacity: int, worker_count: int) -> None:
     """Workers that share an `AdaptiveRate` make as many calls as with botocore, within 1 %."""

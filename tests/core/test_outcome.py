@@ -26,6 +26,7 @@ from tarry.core.outcome import (
     outcome_of_status,
 )
 from tarry.core.policy import Policy
+from tarry.errors import ConfigurationError
 
 NOW = 784_111_777.0  # 6 November 1994, 08:49:37
 PUSHBACK = "grpc-retry-pushback-ms"
@@ -74,6 +75,19 @@ def test_outcomes_are_values() -> None:
         outcome.repeatable = False
     assert not hasattr(outcome, "__dict__")
     assert {outcome} == {Outcome(Kind.TRANSIENT, Hint(1.0), detail="503")}
+
+
+def test_name_of_a_kind() -> None:
+    """An outcome can be created with the name of its kind; another name is rejected."""
+    assert Outcome(Kind.THROTTLED) == Outcome("throttled")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="kind must be one of"):
+        Outcome("slow")  # type: ignore[arg-type]
+
+
+def test_replaced_fields_of_an_outcome() -> None:
+    """replace() returns a copy with other fields."""
+    outcome = Outcome(Kind.TRANSIENT, Hint(1.0), detail="503")
+    assert Outcome(Kind.TRANSIENT, Hint(1.0), detail="504") == outcome.replace(detail="504")
 
 
 def test_defaults_of_outcomes() -> None:

@@ -566,6 +566,13 @@ def test_unknown_fields(name: str, hint: str) -> None:
         assert expected == str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["preset", "breaker", "budget", "limiter", "hedging"])
+def test_keys_of_policy_files(name: str) -> None:
+    """from_dict() rejects other keys of a policy file, and names the function that reads them."""
+    with pytest.raises(ConfigurationError, match=rf"^'{name}' is a key of a .*tarry\.load_policy"):
+        Policy.from_dict({name: {}})
+
+
 def test_repr_recreates_the_policy() -> None:
     """The repr of a policy is an expression that creates an equal policy."""
     policy = Policy(max_attempts=2, backoff=Schedule((1.0, 2.0)))

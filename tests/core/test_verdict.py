@@ -12,7 +12,17 @@ import pytest
 
 from tarry.core.hints import Hint
 from tarry.core.outcome import Kind
-from tarry.core.verdict import Attempt, DelayedPermit, Progress, Reason, Step, Stop, Wait
+from tarry.core.verdict import (
+    Attempt,
+    CallState,
+    DelayedPermit,
+    Progress,
+    Reason,
+    Step,
+    Stop,
+    Wait,
+    forbids_outer_retry,
+)
 
 VALUES: list[Any] = [
     Wait(1.5),
@@ -104,6 +114,31 @@ def test_commands_can_be_matched_by_type() -> None:
         Attempt(2),
     ]
     assert ["wait 1.5", "stop hint-too-long 9.0", "attempt 2"] == [*map(describe, commands)]
+
+
+def test_state_of_a_call() -> None:
+    """The fields of a call's state can be read by name and by position."""
+    state = CallState("load", 2, 1.5, 0.5, OSError("reset"))
+    match state:
+        case CallState(operation, attempts, elapsed, delay, error):
+            assert ("load", 2, 1.5, 0.5) == (operation, attempts, elapsed, delay)
+            assert error is state.error
+
+
+@pytest.mark.parametrize(
+    ("reason", "attempts", "max_attempts", "expected"),
+    [
+        (Reason.ATTEMPTS, 3, 3, True),
+        (Reason.BREAKER_OPEN, 0, 1, True),
+        (Reason.ATTEMPTS, 1, 1, False),
+        (Reason.PERMANENT, 1, 3, False),
+    ],
+)
+def test_forbids_outer_retry(
+    reason: Reason, attempts: int, max_attempts: int, expected: bool
+) -> None:
+    """A call that was retried or rejected is final; one attempt or a permanent error is not."""
+    assert expected is forbids_outer_retry(Stop(reason), attempts, max_attempts)
 
 
 def test_progress_can_be_stored_as_json() -> None:
