@@ -27,11 +27,14 @@ def flaky():
 
 @pytest.fixture(autouse=True)
 def strict_project(pytester: pytest.Pytester) -> None:
-    """Configure pytest with strict markers and warnings as errors."""
+    """Configure pytest with strict markers and warnings as errors.
+
+    Each run imports all other plugins again; those of faker and schemathesis take 2 s.
+    """
     pytester.makeini(
         """
         [pytest]
-        addopts = --strict-markers --strict-config -W error
+        addopts = --strict-markers --strict-config -W error -p no:faker -p no:schemathesis
         """
     )
 
@@ -186,6 +189,5 @@ def test():
 """
     )
 
-    # The plugins of anyio and schemathesis import trio.
-    options = ("-p", "no:cacheprovider", "-p", "no:anyio", "-p", "no:schemathesis")
+    options = ("-p", "no:cacheprovider", "-p", "no:anyio")  # the plugin of anyio imports trio
     pytester.runpytest_subprocess(*options).assert_outcomes(passed=1)
