@@ -19,6 +19,13 @@ from tarry.testing import VirtualClock, no_wait
 from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, Step
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _exclude_existing_objects_from_garbage_collection() -> None:
+    """Shorten the `gc.collect()` of each test: 0.13 s once reports of 4,000 tests are kept."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _no_deadline() -> Iterator[None]:
     """Remove a deadline that a failed test has left."""
