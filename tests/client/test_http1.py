@@ -44,6 +44,7 @@ class RawServer:
     def __init__(self, connections: Sequence[Sequence[bytes]]) -> None:
         self._connections = connections
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(30)  # a test that opens too few connections fails
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/path?query"
         self.requests: list[bytes] = []
         self._thread = threading.Thread(target=self._serve)
@@ -56,7 +57,9 @@ class RawServer:
                 for response in responses:
                     received = b""
                     while not received.endswith(b"\r\n\r\n"):
-                        received += connection.recv(1 << 16)
+                        if not (data := connection.recv(1 << 16)):
+                            return  # the client has closed the connection: its test fails
+                        received += data
                     self.requests.append(received)
                     connection.sendall(response)
 
