@@ -146,6 +146,11 @@ def test_same_key_adds_one_task(run_cli: RunCli) -> None:
     [
         (["-H", "no colon"], "--header must have the format 'Name: value'\n"),
         (["-H", "A: 1", "-H", "a: 2"], "--header sets a twice"),
+        (["-H", "A: 1", "--secret-header", "a: b"], "--secret-header sets a twice"),
+        (
+            ["--secret-header", "A: none"],
+            "headers.A.secret must be a secret that the operator has defined in the setting",
+        ),
         (["-d", "@none.json"], "--data: cannot read none.json: No such file or directory"),
         (
             ["--delay", "soon"],
@@ -155,7 +160,17 @@ def test_same_key_adds_one_task(run_cli: RunCli) -> None:
         (["--policy", "none"], "policyId must be an existing policy"),
         (["-X", "G T"], "method"),
     ],
-    ids=["header", "header twice", "file", "delay", "wait", "policy", "method"],
+    ids=[
+        "header",
+        "header twice",
+        "secret twice",
+        "secret",
+        "file",
+        "delay",
+        "wait",
+        "policy",
+        "method",
+    ],
 )
 def test_invalid_options_are_reported(run_cli: RunCli, options: list[str], message: str) -> None:
     """Invalid options exit with 2 and are named."""

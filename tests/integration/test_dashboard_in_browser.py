@@ -38,8 +38,11 @@ def target() -> Iterator[HtmlTarget]:
 
 @pytest.fixture(scope="module")
 def tarry_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Run a service without API keys."""
-    with service(tmp_path_factory.mktemp("service")) as running_service:
+    """Run a service without API keys, and with a secret for headers of tasks."""
+    folder = tmp_path_factory.mktemp("service")
+    settings = folder / "tarry.toml"
+    settings.write_text('[[secrets]]\nname = "orders-api"\ntargets = ["*"]\nfile = "token"\n')
+    with service(folder, "--config", str(settings)) as running_service:
         yield running_service
 
 
@@ -151,17 +154,22 @@ def test_task_is_cancelled_by_keyboard(
 def test_task_is_copied_as_curl(
     browser: Browser, tarry_service: Service, target: HtmlTarget
 ) -> None:
-    """The curl command has the request of the task, quoted for the shell."""
+    """The curl command has the request of the task, quoted, and the names of its secrets."""
     url = f"{target.url}/curl?q=it's"
     task = tarry_service.post(
         targetUrl=url,
-        headers={"X-Note": "it's $HOME", "Authorization": "Bearer secret"},
+        headers={
+            "X-Note": "it's $HOME",
+            "Authorization": "Bearer secret",
+            "X-Token": {"secret": "orders-api"},
+        },
         body="x",
         idempotencyKey="curl-1",
         delayMs=3_600_000,
     )
     with open_dashboard(browser, tarry_service) as dashboard:
         page = dashboard.show(f"tasks/{task['taskId']}")
+        expect(page.get_by_text("X-Token: [secret orders-api]")).to_be_visible()
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.get_by_role("button", name="Copy as curl").click()
         page.get_by_role("button", name="Copy", exact=True).click()
@@ -172,6 +180,7 @@ def test_task_is_copied_as_curl(
     assert command.startswith(f"curl --globoff --request 'POST' '{quoted_url}' \\\n")
     assert "--header 'X-Note: it'\\''s $HOME'" in command
     assert "--header 'Authorization: [redacted]'" in command
+    assert "--header 'X-Token: [secret orders-api]'" in command
     assert "--header 'Idempotency-Key: curl-1'" in command
     assert command.endswith("--data-binary @body")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.settings import Settings, check_environment, load_settings
+from tarry.service.settings import LoadedSettings, Settings, check_environment, load_settings
 from tarry.service.store_url import sqlite_path
 from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
 
@@ -386,3 +386,86 @@ def test_a_store_in_memory_has_one_process(role: str) -> None:
     assert role == load_settings({"role": role}, {}).settings.role
     with pytest.raises(ConfigurationError, match="workers must be 1 with a store in memory"):
         load_settings({"workers": 2, "store": "memory:"}, {})
+
+
+def load_secrets(folder: Path, entry: str) -> LoadedSettings:
+    """Return the settings of a file with one secret."""
+    file = folder / "tarry.toml"
+    file.write_text(f'[[secrets]]\nname = "orders"\n{entry}\n')
+    return load_settings({}, {}, file)
+
+
+ANY_TARGET = 'targets = ["*"]\n'
+TOKEN = f'{ANY_TARGET}token_url = "https://login.example/token"\nclient_id = "tarry"\n'
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        f'{ANY_TARGET}file = "/run/secrets/orders"\ntemplate = "Bearer {{}}"',
+        'targets = ["https:a.example:443", "https:*.b.example:443"]\nenvironment = "ORDERS_TOKEN"',
+        f'{ANY_TARGET}command = ["pass", "show", "topsecret"]\ntimeout_ms = 100\ncache_ms = 1000',
+        f'{TOKEN}client_secret_file = "secret"\nscope = "a b"\nparameters = {{audience = "c"}}',
+        TOKEN.replace("https://login.example", "http://127.0.0.1:9")
+        + 'client_auth = "body"\nclient_secret_environment = "S"',
+    ],
+)
+def test_secrets_are_read_from_the_file_and_only_their_names_are_shown(
+    tmp_path: Path, entry: str
+) -> None:
+    """`tarry config` shows tenant and name: arguments of a command may be secret."""
+    loaded = load_secrets(tmp_path, f'tenant = "shop"\n{entry}')
+    assert "shop/orders" == loaded.format("secrets")
+    assert ("shop/orders",) == loaded.redacted_value("secrets")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('file = "f"', r"targets of 'orders' must list the lanes .*or \[\"\*\"\] for all"),
+        ('targets = ["example.com"]\nfile = "f"', "targets of 'orders' must be scheme:host:port"),
+        (
+            'targets = ["https:a.example:443@key"]\nfile = "f"',
+            "must write lanes without a lane key, such as https:a.example:443",
+        ),
+        *(
+            (f'targets = ["{pattern}"]\nfile = "f"', r"targets of 'orders' must be \* or scheme")
+            for pattern in ("https:a.example*", "https:*a.example:443", "https://*", "https:*")
+        ),
+        (ANY_TARGET, "the source of 'orders' must be exactly one of file, environment, command"),
+        (f'{ANY_TARGET}file = "f"\nenvironment = "E"', "must be exactly one of"),
+        (f'{ANY_TARGET}file = "f"\ntemplate = "Bearer"', "template of 'orders' must be visible"),
+        (f'{ANY_TARGET}file = "f"\ntemplate = "a\\n{{}}"', "template of 'orders' must be visible"),
+        (f'{ANY_TARGET}file = "f"\ncache_ms = 5000', "cache_ms of 'orders' .* without command"),
+        (f'{ANY_TARGET}environment = "TARRY_KEY"', "must not begin with TARRY_"),
+        (f'{ANY_TARGET}file = "f"\nparameters = {{a = "b"}}', "parameters of .* without token_url"),
+        (f'{ANY_TARGET}file = "f"\nscope = "a"', "scope of 'orders' .* without token_url"),
+        (f'{ANY_TARGET}file = "f"\ntenant = "a/b"', "tenant of 'orders' must be 1 to 63"),
+        (TOKEN, "client_secret_file of 'orders' or client_secret_environment must be given"),
+        (
+            f'{ANY_TARGET}token_url = "https://a.example/"\nclient_secret_file = "f"',
+            "client_id of 'orders' must be given with token_url",
+        ),
+        (
+            TOKEN.replace("https", "http") + 'client_secret_file = "f"',
+            "token_url of 'orders' must be an https URL",
+        ),
+        (
+            TOKEN.replace("https://", "https://user@") + 'client_secret_file = "f"',
+            "token_url of 'orders' must",
+        ),
+        (f'{ANY_TARGET}fil = "f"', r"\[0\]: Object contains unknown field `fil`"),
+        (f'{ANY_TARGET}file = "f"\n[[secrets]]\nname = "orders"\nfile = "f"', "twice"),
+        (f'{ANY_TARGET}file = "f"\n[[secrets]]\nname = "a b"\nfile = "f"', "name of 'a b' must be"),
+    ],
+)
+def test_invalid_secrets_are_reported(tmp_path: Path, entry: str, message: str) -> None:
+    """The error names the file, the secret and the field."""
+    with pytest.raises(ConfigurationError, match=rf"^secrets in .*tarry.toml.*{message}"):
+        load_secrets(tmp_path, entry)
+
+
+def test_secrets_can_only_be_set_in_a_file() -> None:
+    """A variable or `--set` cannot hold definitions with several fields."""
+    with pytest.raises(ConfigurationError, match=r"^TARRY_SECRETS: can only be set in a settings"):
+        load_settings({}, {"TARRY_SECRETS": "a"})

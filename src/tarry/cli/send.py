@@ -18,7 +18,7 @@ from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
-    from tarry.wire.tasks import RetryTask
+    from tarry.wire.tasks import RetryTask, SecretReference
 
 _MAX_BODY_BYTES = 64 << 20
 """Larger than any body that the service accepts; limits the memory of this process."""
@@ -34,6 +34,14 @@ def send(
     header_options: Annotated[
         list[str] | None,
         typer.Option("--header", "-H", help="Header. Can be repeated.", metavar="NAME:VALUE"),
+    ] = None,
+    secret_headers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret-header",
+            help="Header whose value is a secret of the service. Can be repeated.",
+            metavar="NAME:SECRET",
+        ),
     ] = None,
     policy: Annotated[str, typer.Option(help="Retry policy; see `tarry policy list`.")] = "default",
     idempotency_key: Annotated[
@@ -72,7 +80,7 @@ def send(
     sent as application/json, unless --header sets another content type.
     """
     wait_s, delay_s = parse_duration("--wait", wait), parse_duration("--delay", delay)
-    headers = _parse_headers(header_options or [])
+    headers = _parse_headers(header_options or [], secret_headers or [])
     body = None if data is None else _read_body(data)
     has_content_type = "content-type" in map(str.lower, headers)
     if isinstance(body, str) and _is_json_object_or_array(body) and not has_content_type:
@@ -125,15 +133,19 @@ def _print_task(task: RetryTask) -> None:
         print_text(f"to see why: tarry tasks explain {task.task_id}")
 
 
-def _parse_headers(options: list[str]) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for option in options:
+def _parse_headers(
+    header_options: list[str], secret_options: list[str]
+) -> dict[str, str | SecretReference]:
+    headers: dict[str, str | SecretReference] = {}
+    options = [("--header", each) for each in header_options]
+    options += [("--secret-header", each) for each in secret_options]
+    for flag, option in options:
         name, colon, value = (part.strip() for part in option.partition(":"))
         if not colon or not name:
-            raise ConfigurationError("--header", "must have the format 'Name: value'")
+            raise ConfigurationError(flag, "must have the format 'Name: value'")
         if name.lower() in map(str.lower, headers):
-            raise ConfigurationError("--header", f"sets {name} twice")
-        headers[name] = value
+            raise ConfigurationError(flag, f"sets {name} twice")
+        headers[name] = value if flag == "--header" else {"secret": value}
     return headers
 
 

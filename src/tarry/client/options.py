@@ -17,7 +17,14 @@ from tarry.core.checks import check_at_least
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.wire import http
-from tarry.wire.tasks import MAX_BATCH_SIZE, MAX_TIME_MS, BatchRequest, RetryTaskRequest, StatusName
+from tarry.wire.tasks import (
+    MAX_BATCH_SIZE,
+    MAX_TIME_MS,
+    BatchRequest,
+    RetryTaskRequest,
+    SecretReference,
+    StatusName,
+)
 
 Duration: TypeAlias = float | timedelta
 """Seconds, or a timedelta."""
@@ -33,19 +40,21 @@ _encode_struct = msgspec.json.Encoder().encode
 class EnqueueOptions(TypedDict, total=False):
     """Keyword arguments of `enqueue`.
 
-    `body_ref` names an object in the body store of the service. `policy` names a policy. `key` is
-    the idempotency key of the task and its attempts; by default, the client generates one.
-    `lane_key`, such as the id of a customer, gives the tasks with this key their own lane among the
-    tasks for the same host. `delay` or `at` sets the time of the first attempt. `overrides` changes
-    fields of the policy for this task, such as `{"maxAttempts": 3}`. `callback` is the URL that
-    receives the result, and `callback_policy` names the policy for sending it. `prior_attempts` is
-    the number of attempts made before the task was created; the header `X-Retry-Attempt` of the
-    task includes them. `traceparent` (W3C Trace Context) is sent to the target with each attempt;
-    by default, it is that of the current span of OpenTelemetry; None sends none.
+    The value of a header is a string, or `{"secret": "orders-api"}` for a secret that the operator
+    of the service has defined. `body_ref` names an object in the body store of the service.
+    `policy` names a policy. `key` is the idempotency key of the task and its attempts; by default,
+    the client generates one. `lane_key`, such as the id of a customer, gives the tasks with this
+    key their own lane among the tasks for the same host. `delay` or `at` sets the time of the first
+    attempt. `overrides` changes fields of the policy for this task, such as `{"maxAttempts": 3}`.
+    `callback` is the URL that receives the result, and `callback_policy` names the policy for
+    sending it. `prior_attempts` is the number of attempts made before the task was created; the
+    header `X-Retry-Attempt` of the task includes them. `traceparent` (W3C Trace Context) is sent to
+    the target with each attempt; by default, it is that of the current span of OpenTelemetry; None
+    sends none.
     """
 
     method: str
-    headers: Mapping[str, str] | None
+    headers: Mapping[str, str | SecretReference] | None
     body_ref: str | None
     policy: str
     policy_version: int | None

@@ -26,7 +26,15 @@ try:
     from tarry.service.delivery.grpc import is_installed as has_grpc
     from tarry.service.delivery.guard import Guard
     from tarry.service.delivery.http1.client import HttpDeliveryClient
+    from tarry.service.delivery.secret_sources import (
+        CommandSource,
+        EnvironmentSource,
+        FileSource,
+        TokenEndpoint,
+        TokenSource,
+    )
     from tarry.service.delivery.signing import Signer
+    from tarry.service.delivery.targets import parse_target
     from tarry.service.encryption import Codec
     from tarry.service.engine.context import (
         BODY_STORE,
@@ -43,11 +51,12 @@ try:
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
     from tarry.service.engine.result_writer import build_callback_task
+    from tarry.service.engine.secrets import Secret, SecretResolver
     from tarry.service.engine.signers import SignerCache
     from tarry.service.file_descriptors import current_limit, share_descriptors
     from tarry.service.model import WorkerRecord
     from tarry.service.payloads import BodyStore
-    from tarry.service.settings import check_setting
+    from tarry.service.settings import check_setting, environment_variables
     from tarry.service.shutdown import run_bounded
     from tarry.service.store import LeaseTerms, Retention
     from tarry.service.store_url import StoreEngine, find_engine, redact_store_url, sqlite_path
@@ -59,7 +68,8 @@ except ImportError as _missing:
 
 if TYPE_CHECKING:
     from tarry.service.delivery import DeliveryClient
-    from tarry.service.settings import Settings
+    from tarry.service.delivery.secret_sources import SecretSource
+    from tarry.service.settings import SecretDefinition, Settings
     from tarry.service.store import Store
     from tarry.wire.http import Receive, Scope, Send
 
@@ -117,6 +127,18 @@ class Service:
                 max_pool_connections=in_flight,
             ),
             partial(GrpcDeliveryClient, target_guard, dns=dns, proxy=proxy, ca_file=ca_file),
+        )
+        # Token endpoints have a client of their own: the operator has set their addresses, so they
+        # are allowed there, but not as targets.
+        token_hosts = [
+            parse_target(each.token_url).host for each in settings.secrets if each.token_url
+        ]
+        self._token_client: DeliveryClient | None = None
+        if token_hosts:
+            guard = Guard(token_hosts)
+            self._token_client = HttpDeliveryClient(guard, proxy=proxy, ca_file=ca_file)
+        self._secrets = SecretResolver(
+            [_build_secret(each, self._token_client) for each in settings.secrets], environment.now
         )
         self.store: Store = make_store(
             settings.store,
@@ -196,6 +218,7 @@ class Service:
                 delete_bodies=body_store.delete,
                 delete_unreferenced_bodies=partial(_delete_unreferenced, body_store, self.store),
                 signers=signers,
+                secrets=self._secrets,
                 build_callback_task=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
                 blocked_pause_s=_BLOCKED_PAUSE_S if settings.on_blocked == "wait" else None,
                 encrypt_attempt=codec.encrypt_attempt if settings.encryption_keys else None,
@@ -256,7 +279,10 @@ class Service:
         """
         self.begin_shutdown()
         await self.engine.stop(self._remaining_drain_s())
-        for step in (self._delivery_client.close, self.store.close):
+        steps = [self._secrets.close, self._delivery_client.close]
+        if self._token_client is not None:
+            steps.append(self._token_client.close)
+        for step in (*steps, self.store.close):
             await run_bounded(step(), self._remaining_drain_s() + _CLOSE_TIMEOUT_S)
 
     def _remaining_drain_s(self) -> float:
@@ -289,6 +315,41 @@ class Service:
             counters = None
         now_s, failing = self.engine.clock.now_s(), self.engine.health.failing
         return self.metrics.render(counters, now_s, tenant, accept, failing=failing)
+
+
+def _build_secret(definition: SecretDefinition, token_client: DeliveryClient | None) -> Secret:
+    template = definition.template or "{}"
+    source: SecretSource
+    if definition.file:
+        source = FileSource(Path(definition.file))
+    elif definition.environment:
+        source = EnvironmentSource(definition.environment, environment_variables())
+    elif definition.command:
+        timeout_s, cache_s = definition.timeout_ms / 1000, definition.cache_ms / 1000
+        source = CommandSource(definition.command, timeout_s=timeout_s, cache_s=cache_s)
+    else:
+        assert token_client is not None  # noqa: S101 - a secret has a token_url
+        template = definition.template or "Bearer {}"
+        client_secret = (
+            FileSource(Path(definition.client_secret_file))
+            if definition.client_secret_file
+            else EnvironmentSource(definition.client_secret_environment, environment_variables())
+        )
+        endpoint = TokenEndpoint(
+            url=parse_target(definition.token_url).url,
+            client_id=definition.client_id,
+            scope=definition.scope,
+            parameters=definition.parameters,
+            secret_in_body=definition.client_auth == "body",
+        )
+        source = TokenSource(endpoint, client_secret, token_client.send, tenant=definition.tenant)
+    return Secret(
+        definition.tenant,
+        definition.name,
+        source,
+        template=template,
+        targets=definition.targets,
+    )
 
 
 def make_store(url: str, *, writer_process: bool = False, strict_durability: bool = False) -> Store:

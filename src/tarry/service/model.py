@@ -84,6 +84,9 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """The policy of the task that sends the callback; None: the policy `default`."""
     prior_attempts: int = 0
     """The number of attempts that the caller made before it created the task."""
+    secret_headers: dict[str, str] | None = None
+    """The names of secrets by the names of headers. Their values are not stored, see
+    `engine.secrets`."""
     trace: str | None = None
     """The `traceparent` (W3C) of the task, or of the header of the request that created it."""
 

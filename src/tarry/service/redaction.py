@@ -63,7 +63,7 @@ _QUOTE = re.compile(r"""\\{0,7}["']""")
 _UNQUOTED_VALUE = re.compile(
     r"""(?!(?:true|false|null)\b)(?:(?:Basic|Bearer)\s+)?[^\s"'\\&;,<>(){}\[\]]+"""
 )
-_MIN_SECRET_LENGTH = 6
+MIN_SECRET_LENGTH = 6
 """Shorter secrets are not redacted in texts, because other words could match them by chance."""
 _MAX_SECRETS = 256
 """With more secrets, whole texts are redacted. A text is searched for each secret. With the 7,000
@@ -119,7 +119,7 @@ def redact_text(text: str, secrets: Sequence[str] | None, *, is_truncated: bool 
 
 def _find_truncated(text: str, secret: str) -> int:
     """Return the position of a beginning of the secret at the end of the text, or -1."""
-    beginning = secret[:_MIN_SECRET_LENGTH]
+    beginning = secret[:MIN_SECRET_LENGTH]
     position = text.find(beginning, max(0, len(text) - len(secret)))
     while position >= 0 and not secret.startswith(text[position:]):
         position = text.find(beginning, position + 1)
@@ -140,7 +140,7 @@ def _redact_escaped(text: str, secrets: Sequence[str], *, is_truncated: bool) ->
     spans: list[tuple[int, int]] = []
     for each in secrets:
         secret = _ESCAPE.sub(_unescape_any, each)
-        if len(secret) < _MIN_SECRET_LENGTH:
+        if len(secret) < MIN_SECRET_LENGTH:
             continue
         found = plain.find(secret)
         truncated = _find_truncated(plain, secret) if is_truncated else -1
@@ -202,9 +202,10 @@ def redact_bytes(
     return redact_text(text, latin1_secrets, is_truncated=is_truncated).encode("latin-1")
 
 
-def find_secrets(content: TaskContent | None) -> list[str] | None:
+def find_secrets(content: TaskContent | None, sent_secrets: Sequence[str] = ()) -> list[str] | None:
     """Return the secrets in a task's request, the longest first.
 
+    `sent_secrets` are the values of the secrets to which headers of the task refer.
     Returns None if they are unknown, because `content` is None, or too many.
     """
     if content is None:
@@ -213,11 +214,13 @@ def find_secrets(content: TaskContent | None) -> list[str] | None:
     for name, value in content.headers.items():
         if is_secret_name(name):
             secrets.update(_list_header_secrets(value))
+    for value in sent_secrets:
+        secrets.update(_list_header_secrets(value))
     if "?" in content.url:
         for _, name, value in _QUERY_PARAMETER.findall(content.url):
             if is_secret_name(unquote_plus(name)):
                 values = value, unquote_plus(value)
-                secrets.update([each for each in values if len(each) >= _MIN_SECRET_LENGTH])
+                secrets.update([each for each in values if len(each) >= MIN_SECRET_LENGTH])
     if len(secrets) > _MAX_SECRETS:
         return None
     return sorted(secrets, key=len, reverse=True)
@@ -226,7 +229,7 @@ def find_secrets(content: TaskContent | None) -> list[str] | None:
 @lru_cache(128)  # most tasks of a tenant have the same credentials
 def _list_header_secrets(value: str) -> tuple[str, ...]:
     """Return the secrets in a header value: the value and its parts, at most `_MAX_SECRETS` + 1."""
-    secrets = {each for each in (value, *_split_secret(value)) if len(each) >= _MIN_SECRET_LENGTH}
+    secrets = {each for each in (value, *_split_secret(value)) if len(each) >= MIN_SECRET_LENGTH}
     return tuple(islice(secrets, _MAX_SECRETS + 1))
 
 

@@ -17,7 +17,7 @@ import tomllib
 from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
@@ -30,10 +30,12 @@ from tarry.service import defaults
 from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.redaction import REDACTED, redact_user_info
 from tarry.service.store_url import StoreEngine, find_engine, redact_store_url, sqlite_path
-from tarry.wire.tasks import DownstreamLimits, DownstreamLimitsRequest
+from tarry.wire.tasks import SECRET_NAME_PATTERN, DownstreamLimits, DownstreamLimitsRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+T = TypeVar("T")
 
 DEFAULT_SOURCE = "default"
 """The source of a setting that has its default value."""
@@ -58,6 +60,34 @@ class DownstreamPattern(DownstreamLimitsRequest, frozen=True, kw_only=True):
     def limits(self) -> DownstreamLimits:
         """The limits without the pattern."""
         return msgspec.convert(self, DownstreamLimits, from_attributes=True)
+
+
+class SecretDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A secret to which headers of tasks can refer; it has exactly one source.
+
+    The sources are `file`, `environment`, `command` and `token_url`, with the fields below each.
+    """
+
+    name: str
+    tenant: str = "default"
+    targets: tuple[str, ...] = ()
+    template: str = ""  # empty: `{}`, and `Bearer {}` for tokens
+    file: str = ""
+    environment: str = ""
+    command: tuple[str, ...] = ()
+    timeout_ms: Annotated[int, Meta(ge=1, le=60_000)] = 5_000
+    cache_ms: Annotated[int, Meta(ge=1_000, le=86_400_000)] = 60_000
+    token_url: str = ""
+    client_id: str = ""
+    client_secret_file: str = ""
+    client_secret_environment: str = ""
+    client_auth: Literal["basic", "body"] = "basic"
+    scope: str = ""
+    parameters: dict[str, str] = {}
+
+    def __str__(self) -> str:
+        """Return the tenant and the name, which contain no secret."""
+        return f"{self.tenant}/{self.name}"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,6 +198,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     share_signing_secrets: Annotated[
         bool, _help("Use `signing_secrets` for all tenants that have no signing secrets")
     ] = False
+    secrets: Annotated[
+        tuple[SecretDefinition, ...],
+        _help("Secrets to which headers of tasks can refer; only in a settings file"),
+    ] = ()
     encryption_keys: Annotated[
         tuple[str, ...],
         _help("Keys that encrypt tasks, bodies, errors and excerpts, the newest first"),
@@ -195,6 +229,8 @@ class LoadedSettings(msgspec.Struct, frozen=True):
         value = getattr(self.settings, name)
         if name in SECRET_SETTINGS:
             return (REDACTED,) * len(value)
+        if name == "secrets":  # the arguments of a command may be secret
+            return tuple(map(str, value))
         if name == "store":
             return redact_store_url(value)
         return redact_user_info(value) if isinstance(value, str) else value
@@ -214,8 +250,22 @@ _KUBERNETES_SERVICE_VARIABLE = re.compile(
     r"TARRY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)"
 )
 _SETTING_TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
+_FILE_SETTINGS = frozenset({"downstreams", "secrets"})
+"""Settings that consist of tables, which can only be written in a TOML file."""
 _KNOWN_NAMES = (*_SETTING_TYPES, "key", "server")
 """Names that may follow `TARRY_`, in lower case: all settings; for clients, `key` and `server`."""
+_SECRET_NAME = re.compile(SECRET_NAME_PATTERN)
+_SECRET_TARGET_PATTERN = re.compile(
+    r"\*|(?:\*|https?|grpcs?):(?:\*|(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]):(?:\*|[0-9]+)"
+)
+"""A `*` elsewhere could match the host of a stranger, such as `https:example*`."""
+_SECRET_SOURCES = ("file", "environment", "command", "token_url")
+_SECRET_FIELD_DEFAULTS = {
+    name: value
+    for name, value in msgspec.structs.asdict(SecretDefinition(name="")).items()
+    if name.startswith(("client_", "timeout_", "cache_", "scope", "parameters"))
+}
+"""The fields of a secret that belong to one source, with their defaults."""
 _BOUND = re.compile(r" [<>]=? \S+$")
 """The end of msgspec's message about a number out of bounds, such as ` >= 1`."""
 _TYPE_TEXTS = {
@@ -287,6 +337,11 @@ def check_environment(environ: Mapping[str, str] | None = None) -> None:
             raise _unknown_setting(variable, name, _KNOWN_NAMES, _variable_name)
 
 
+def environment_variables() -> Mapping[str, str]:
+    """Return the environment variables of the process, for secrets that are defined by one."""
+    return os.environ
+
+
 def _read_file(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())
@@ -332,8 +387,8 @@ def _unknown_setting(
 def _convert(source: str, name: str, value: Any, *, is_typed: bool) -> Any:
     if name not in _SETTING_TYPES:
         raise _unknown_setting(source, name, _SETTING_TYPES, str)
-    if name == "downstreams":
-        return _convert_downstreams(source, value, is_typed=is_typed)
+    if name in _FILE_SETTINGS:
+        return _convert_tables(source, name, value, is_typed=is_typed)
     setting_type = get_args(_SETTING_TYPES[name])[0]  # without Annotated
     base_type = get_origin(setting_type) or setting_type
     if base_type is tuple and isinstance(value, str) and not is_typed:
@@ -353,11 +408,13 @@ def _convert(source: str, name: str, value: Any, *, is_typed: bool) -> Any:
         raise ConfigurationError(msg) from error
 
 
-def _convert_downstreams(source: str, value: Any, *, is_typed: bool) -> Any:
+def _convert_tables(source: str, name: str, value: Any, *, is_typed: bool) -> Any:
     if not is_typed:
         raise ConfigurationError(f"{source}: can only be set in a settings file")
+    if name == "downstreams":
+        value = _rename_keys(value)
     try:
-        return msgspec.convert(_rename_keys(value), tuple[DownstreamPattern, ...])
+        return msgspec.convert(value, _SETTING_TYPES[name])
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
         path = re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", path.rstrip("`"))
@@ -401,6 +458,7 @@ def check_setting(name: str, value: Any) -> None:
         "signing_secrets": Signer,
         "encryption_keys": Codec,
         "downstreams": _check_patterns,
+        "secrets": _check_secrets,
     }
     if name not in checks:
         return
@@ -483,6 +541,99 @@ def _check_patterns(patterns: Sequence[DownstreamPattern]) -> None:
         name = pattern.lane if "*" in pattern.lane else parse_lane_name(pattern.lane)
         if name != pattern.lane:
             raise ConfigurationError("downstreams", f"must write the lane as {name}", pattern.lane)
+
+
+def _check_secrets(definitions: Sequence[SecretDefinition]) -> None:
+    names: set[str] = set()
+    for definition in definitions:
+        if str(definition) in names:
+            raise ConfigurationError("secrets", f"must not define {definition} twice")
+        names.add(str(definition))
+        try:
+            _check_secret(definition)
+        except ConfigurationError as error:
+            msg = f"secrets: {error.field} of {short_repr(definition.name)} {error.rule}"
+            raise ConfigurationError(msg) from None
+
+
+def _check_secret(definition: SecretDefinition) -> None:
+    from tarry.service.api.auth import check_tenant
+    from tarry.service.delivery.targets import parse_target
+
+    if not _SECRET_NAME.fullmatch(definition.name):
+        rule = "must be 1 to 100 characters (A-Z a-z 0-9 . _ -) and begin with a letter or digit"
+        raise ConfigurationError("name", rule)
+    check_tenant(definition.tenant)
+    _check_secret_targets(definition.targets)
+    template = definition.template
+    if template and (
+        template.count("{}") != 1
+        or not (template.isascii() and template.isprintable() and template == template.strip())
+    ):
+        rule = "must be visible ASCII characters with one {} for the value, such as Bearer {}"
+        raise ConfigurationError("template", rule)
+    sources = [name for name in _SECRET_SOURCES if getattr(definition, name)]
+    if len(sources) != 1:
+        rule = f"must be exactly one of {', '.join(_SECRET_SOURCES)}"
+        raise ConfigurationError("the source", rule)
+    for variable in (definition.environment, definition.client_secret_environment):
+        if variable.upper().startswith(_PREFIX):
+            rule = f"must not begin with {_PREFIX}: these are settings of the service"
+            raise ConfigurationError("the environment variable", rule)
+    for name, default in _SECRET_FIELD_DEFAULTS.items():
+        source = "command" if name in {"timeout_ms", "cache_ms"} else "token_url"
+        if getattr(definition, name) != default and sources != [source]:
+            raise ConfigurationError(name, f"must not be given without {source}")
+    if definition.token_url:
+        target = _parse("token_url", parse_target, definition.token_url)
+        is_local = target.host == "localhost" or _is_loopback_address(target.host)
+        if target.scheme != "https" and not (target.scheme == "http" and is_local):
+            rule = "must be an https URL: the client secret is sent to it (RFC 6749, 3.2)"
+            raise ConfigurationError("token_url", rule)
+        if not definition.client_id:
+            raise ConfigurationError("client_id", "must be given with token_url")
+        if bool(definition.client_secret_file) == bool(definition.client_secret_environment):
+            rule = "or client_secret_environment must be given with token_url, not both"
+            raise ConfigurationError("client_secret_file", rule)
+
+
+def _check_secret_targets(targets: Sequence[str]) -> None:
+    from tarry.service.delivery.targets import parse_lane_name
+
+    if not targets:
+        rule = (
+            'must list the lanes to which the secret may be sent, such as ["https:example.com:443"]'
+            ', or ["*"] for all: callers choose the target of a task'
+        )
+        raise ConfigurationError("targets", rule)
+    for lane in targets:
+        if "*" in lane:
+            if not _SECRET_TARGET_PATTERN.fullmatch(lane):
+                rule = (
+                    "must be * or scheme:host:port, where the scheme, the host, the first labels "
+                    "of the host and the port can be *, such as https:*.example.com:443"
+                )
+                raise ConfigurationError("targets", rule, lane)
+            continue
+        name = _parse("targets", parse_lane_name, lane)
+        if name != lane or "@" in lane:
+            rule = f"must write lanes without a lane key, such as {name.partition('@')[0]}"
+            raise ConfigurationError("targets", rule)
+
+
+def _parse(field: str, parse: Callable[[str], T], text: str) -> T:
+    """Parse a text; an error has the name of the field of a secret."""
+    try:
+        return parse(text)
+    except ConfigurationError as error:
+        raise error.with_field(field) from None
+
+
+def _is_loopback_address(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _check_hosts(hosts: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ needs msgspec, which the service and the client extras install.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -57,6 +57,7 @@ TRACEPARENT_PATTERN = "^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f
 TraceparentText: TypeAlias = Annotated[
     str, Meta(max_length=64, extra_json_schema={"pattern": TRACEPARENT_PATTERN})
 ]
+SECRET_NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"  # noqa: S105 - a pattern of names
 LaneKeyText: TypeAlias = Annotated[
     str,
     Meta(
@@ -97,6 +98,12 @@ class _RequestBody(_Body, forbid_unknown_fields=True, omit_defaults=True):
     """Base class of request bodies: unknown fields are rejected."""
 
 
+class SecretReference(TypedDict):
+    """The value of a header that is a secret: the name of the secret in the service's settings."""
+
+    secret: str
+
+
 class RetryTaskRequest(_RequestBody):
     """The body that creates a task: an HTTP or gRPC request that the service sends and retries.
 
@@ -107,6 +114,7 @@ class RetryTaskRequest(_RequestBody):
     target_url: UrlText
     method: Annotated[str, Meta(min_length=1, max_length=32)] = "POST"
     headers: dict[str, Any] | None = None
+    """A value is a string, or a `SecretReference`: `{"secret": "orders-api"}`."""
     body: Raw | UnsetType = UNSET
     """The JSON text as received. It is not parsed, so that no number is rounded."""
     body_base64: str | None = None
@@ -151,7 +159,7 @@ class RetryTask(_Body, kw_only=False):
     idempotency_key: str
     target_url: str
     method: str
-    headers: dict[str, str]
+    headers: dict[str, str | SecretReference]
     policy_id: str
     policy_version: int | None
     policy: dict[str, Any] | None

@@ -508,6 +508,19 @@ def test_hand_off_with_a_policy(server: FlakyServerView, client: ClientLibrary) 
     assert ["webhook"] == [task["policy"] for task in service.tasks]
 
 
+def test_hand_off_with_secrets(server: FlakyServerView, client: ClientLibrary) -> None:
+    """A secret replaces the value of a header; a request without the header does not get it."""
+    service = FakeTaskClient()
+    hand_off = tarry.HandOff(service.for_library(client), secrets={"Authorization": "orders"})
+    with client.open(hand_off=hand_off, policy=Policy(max_attempts=1)) as session:
+        call_and_hand_off(session, "PUT", server.url("503"), BODY, Authorization="Bearer token-1")
+        call_and_hand_off(session, "PUT", server.url("503", run_suffix="-2"), BODY)
+
+    with_header, without_header = (task["headers"] for task in service.tasks)
+    assert {"secret": "orders"} == with_header["authorization"]
+    assert "authorization" not in without_header
+
+
 def test_repeated_header_is_joined(server: FlakyServerView) -> None:
     """The values of a repeated header are joined by a comma (RFC 9110, section 5.3)."""
     service: Any = FakeTaskClient()
@@ -572,6 +585,13 @@ def test_invalid_policy_of_a_hand_off_raises() -> None:
     """The policy of a hand-off is a name, because the service stores the policy."""
     with pytest.raises(tarry.ConfigurationTypeError, match="policy must be the name of a policy"):
         tarry.HandOff(FakeTaskClient(), policy=Policy())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("secrets", ["orders", {"Authorization": 7}])
+def test_invalid_secrets_of_a_hand_off_raise(secrets: Any) -> None:
+    """The secrets of a hand-off are a dict of names."""
+    with pytest.raises(tarry.ConfigurationTypeError, match="secrets must be a dict of names"):
+        tarry.HandOff(FakeTaskClient(), secrets=secrets)
 
 
 @pytest.mark.parametrize(

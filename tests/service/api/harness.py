@@ -33,6 +33,7 @@ from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.rate_limits import TenantRateLimiter
 from tarry.service.engine.reporting import Event, FinishedTask, Reporter
+from tarry.service.engine.secrets import Secret, SecretResolver
 from tarry.service.engine.signers import SignerCache
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.payloads import BodyStore
@@ -75,7 +76,12 @@ class FakeEngine:
     """An engine that applies operations to the store and makes no attempts."""
 
     def __init__(
-        self, store: ReferenceStore, time: FakeTime, limits: EngineLimits, payloads: FakePayloads
+        self,
+        store: ReferenceStore,
+        time: FakeTime,
+        limits: EngineLimits,
+        payloads: FakePayloads,
+        secrets: Sequence[Secret],
     ) -> None:
         self.store = store
         self.clock = StoreClock(time.seconds)
@@ -87,6 +93,7 @@ class FakeEngine:
         self.signers = SignerCache(
             store, self.clock.now_ms, Codec().decrypt_secret, self.clock.now_s
         )
+        self.secrets = SecretResolver(secrets, time.seconds)
         self.health = Health()
         self.body_store_check = HealthCheck(
             self.health,
@@ -268,6 +275,7 @@ class ApiHarness:
         operator: str = "",
         hosts: frozenset[str] | None = None,
         role: str = "all",
+        secrets: Sequence[Secret] = (),
     ) -> None:
         self.time = FakeTime()
         self.store = ReferenceStore(self.time.milliseconds)
@@ -278,7 +286,7 @@ class ApiHarness:
             tenant_burst=burst,
         )
         self.payloads = FakePayloads()
-        self.engine = FakeEngine(self.store, self.time, engine_limits, self.payloads)
+        self.engine = FakeEngine(self.store, self.time, engine_limits, self.payloads, secrets)
         self.codec = Codec()
         numbers = count(1)
         self.context = ApiContext(

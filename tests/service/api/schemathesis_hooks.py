@@ -18,6 +18,8 @@ STATE_DEPENDENT_RULES = [
     r"policyId must be an existing policy",
     r"callbackPolicyId must be an existing policy",
     r"policyVersion must exist",
+    r"headers\..*\.secret must be a secret",
+    r"headers\..* must be a string, not a secret",
     r"bodyRef must",
     r"all must be true if no filter is given",
     r"idempotencyKey was already used",

@@ -30,6 +30,7 @@ from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.reporting import Event, Reporter
 from tarry.service.engine.result_writer import build_callback_task
+from tarry.service.engine.secrets import Secret, SecretResolver
 from tarry.service.engine.signers import SignerCache
 from tarry.service.model import AttemptRecord, Task, TaskContent, WorkerRecord
 from tarry.service.store import AddResult, LeaseTerms, NewTask, Retention, Store
@@ -91,6 +92,7 @@ class EngineHarness:
         check_body_store: Callable[[], Awaitable[None]] | None = None,
         delete_bodies: Callable[[list[str]], Awaitable[None]] | None = None,
         blocked_pause_s: float | None = None,
+        secrets: Sequence[Secret] = (),
         role: str = "all",
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -150,6 +152,7 @@ class EngineHarness:
                 fallback=Signer(signing_secrets) if signing_secrets else None,
                 fallback_tenant="default",
             ),
+            secrets=SecretResolver(secrets, loop.time),
             blocked_pause_s=blocked_pause_s,
             build_callback_task=partial(
                 build_callback_task, new_id=lambda: next(self.ids), pack=codec.pack

@@ -8,6 +8,7 @@ log line give the reason.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
@@ -25,12 +26,12 @@ from tarry.runtime.error_record import attach_record, record_of
 from tarry.wire import http
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Mapping
+    from collections.abc import Awaitable, Iterable
 
     from tarry.adapters.http.messages import HttpClientFunctions
     from tarry.core.policy import Policy
     from tarry.core.verdict import CallRecord
-    from tarry.wire.tasks import RetryTask
+    from tarry.wire.tasks import RetryTask, SecretReference
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -60,7 +61,7 @@ class TaskClient(Protocol[T_co]):
         body: bytes | None,
         *,
         method: str,
-        headers: Mapping[str, str],
+        headers: Mapping[str, str | SecretReference],
         key: str,
         delay: float | None,
         policy: str,
@@ -80,17 +81,25 @@ class HandOff(Generic[T_co]):
     """A client for hand-offs, and the name of the policy for the tasks that it creates.
 
     The argument `hand_off` of an adapter is a `HandOff`, or a client alone, for the service's
-    policy `default`.
+    policy `default`. `secrets` has names of secrets of the service by the names of headers, such as
+    `{"Authorization": "orders-api"}`. If a request has such a header, its value is not handed off.
+    Instead, the service sends the current value of the secret at each attempt.
     """
 
     client: TaskClient[T_co]
     policy: str = field(default="default", kw_only=True)
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check the policy; the adapter checks the client."""
+        """Check policy and secrets; the adapter checks the client."""
         if not isinstance(self.policy, str):
             rule = "must be the name of a policy of the service"
             raise ConfigurationTypeError("policy", rule, self.policy)
+        if not isinstance(self.secrets, Mapping) or not all(
+            isinstance(text, str) for item in self.secrets.items() for text in item
+        ):
+            rule = 'must be a dict of names of secrets, such as {"Authorization": "orders-api"}'
+            raise ConfigurationTypeError("secrets", rule)
 
 
 SyncHandOff: TypeAlias = "SyncTaskClient | HandOff[RetryTask]"
@@ -117,9 +126,11 @@ class HandOffSender:
         http_functions: HttpClientFunctions,
     ) -> None:
         self._task_policy: str = "default"
+        self._secrets: dict[str, str] = {}
         task_client: object = hand_off
         if isinstance(hand_off, HandOff):
             task_client, self._task_policy = hand_off.client, hand_off.policy
+            self._secrets = {name.lower(): secret for name, secret in hand_off.secrets.items()}
         enqueue = getattr(task_client, "enqueue", None)
         is_async = http_functions.is_async
         is_valid = callable(enqueue) and bool(flags_of(enqueue) & COROUTINE) is is_async
@@ -206,11 +217,13 @@ class HandOffSender:
             overrides = {"idempotencyKeyHeader": key_header, "idempotencyKeyFormat": "PLAIN"}
         else:
             key = uuid4().hex
+        # A secret is only sent to a target to which the caller has sent the header itself.
+        references = {n: {"secret": secret} for n, secret in self._secrets.items() if n in headers}
         return {
             "url": f"{scheme}://{authority}{path or '/'}{'?' if query else ''}{query}",
             "body": body or None,
             "method": method,
-            "headers": headers,
+            "headers": headers | references,
             "key": key,
             "delay": self._first_delay(error, key),
             "policy": self._task_policy,

@@ -10,12 +10,14 @@ from typing import Any
 
 from tarry.wire.tasks import (
     MAX_BATCH_SIZE,
+    SECRET_NAME_PATTERN,
     BatchRequest,
     BulkCancelRequest,
     ReplayFilter,
     ReplayRequest,
     RetryTaskRequest,
     SearchFilter,
+    SecretReference,
     SigningSecretRequest,
 )
 
@@ -41,10 +43,16 @@ _URL = {
 }
 _HEADERS = {
     "propertyNames": {"pattern": r"^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}$"},
-    "additionalProperties": {"type": "string", "pattern": r"^(?:[!-~]+(?:[\t ]+[!-~]+)*)?$"},
+    "additionalProperties": {
+        "anyOf": [
+            {"type": "string", "pattern": r"^(?:[!-~]+(?:[\t ]+[!-~]+)*)?$"},
+            {"$ref": REF_TEMPLATE.format(name=SecretReference.__name__)},
+        ]
+    },
     "description": "The headers to send. Headers that the service sets itself, such as Host and "
     "Idempotency-Key, and headers of one connection are rejected. A name must not be repeated in "
-    "different case.",
+    'different case. `{"secret": NAME}` is replaced by the value of a secret at each attempt. The '
+    "operator of the service defines secrets.",
 }
 _GRPC_METHOD = r"^grpcs?://[^/?#]+:[0-9]+/[A-Za-z_][A-Za-z0-9_.]*/[A-Za-z_][A-Za-z0-9_]*$"
 _HTTP = {"pattern": "^http"}
@@ -98,6 +106,9 @@ def add_rules(schemas: dict[str, Any], *, max_headers: int, max_attempt_timeout_
             _is_set("all", {"const": True}),
             _is_set("dryRun", {"const": True}),
         ]
+    secret_reference = schemas[SecretReference.__name__]
+    secret_reference["additionalProperties"] = False
+    secret_reference["properties"]["secret"]["pattern"] = SECRET_NAME_PATTERN
     for name in ("PolicyFields", "NewPolicy"):
         _add_policy_rules(schemas[name], max_attempt_timeout_ms)
     _add_task_rules(schemas[RetryTaskRequest.__name__], schemas["PolicyFields"], max_headers)

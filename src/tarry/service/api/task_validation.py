@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -23,7 +23,7 @@ from tarry.service.model import Task, TaskContent
 from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.store import NewTask
 from tarry.wire.http import HOP_BY_HOP_HEADERS, SERVICE_HEADERS, is_idempotency_key
-from tarry.wire.tasks import MIN_TIME_MS, TRACEPARENT_PATTERN
+from tarry.wire.tasks import MIN_TIME_MS, SECRET_NAME_PATTERN, TRACEPARENT_PATTERN
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext, ApiLimits
@@ -39,6 +39,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
 """Matches visible ASCII with spaces or tabs inside (RFC 9110, 5.5). No header can be injected."""
 _TRACEPARENT = re.compile(TRACEPARENT_PATTERN)
+_SECRET_NAME = re.compile(SECRET_NAME_PATTERN)
 _MAX_HEADER_NAME_CHARS = 256
 _UNKNOWN_POLICY = "must be an existing policy (GET /retry-policies lists them)"
 
@@ -70,10 +71,9 @@ class TaskBuilder:
         context = self._context
         target = self._parse_target("targetUrl", request.target_url)
         _check_method(request.method, target)
-        headers = request.headers or {}
-        header_names = check_headers(headers, context.limits) if headers else ()
-        if target.scheme in _GRPC_SCHEMES:
-            _check_metadata(headers)
+        headers, header_names, secret_headers = self._check_headers(
+            tenant, target, request.headers or {}
+        )
         body, is_json = _encode_body(request)
         if request.method == "HEAD" and (body or request.body_ref is not None):
             field = "bodyRef" if request.body_ref is not None else "body"
@@ -117,6 +117,7 @@ class TaskBuilder:
             callback_url=callback_url,
             callback_policy_id=request.callback_policy_id,
             prior_attempts=request.prior_attempts,
+            secret_headers=secret_headers,
             trace=trace,
         )
         task = Task(
@@ -187,6 +188,44 @@ class TaskBuilder:
             raise invalid(field, rule)
         return target
 
+    def _check_headers(
+        self, tenant: str, target: Target, headers: dict[str, Any]
+    ) -> tuple[dict[str, str], tuple[str, ...], dict[str, str] | None]:
+        """Return the headers without secrets, their names in lower case, and the other headers.
+
+        The other headers have the names of secrets as values; None: there are none.
+        """
+        if not headers:
+            return headers, (), None
+        header_names, secret_headers = check_headers(headers, self._context.limits)
+        if secret_headers is not None:
+            self._check_secrets(tenant, target, secret_headers)
+            headers = {name: headers[name] for name in headers if name not in secret_headers}
+            header_names = check_header_names(tuple(headers))
+        if target.scheme in _GRPC_SCHEMES:
+            _check_metadata(headers)
+        return headers, header_names, secret_headers
+
+    def _check_secrets(self, tenant: str, target: Target, secret_headers: dict[str, str]) -> None:
+        """Raise ApiError for a reference to a secret that the settings do not allow."""
+        is_grpc = target.scheme in _GRPC_SCHEMES
+        for header, name in secret_headers.items():
+            path = _header_path(header)
+            if header.lower() == "content-type" or (is_grpc and header.lower().endswith("-bin")):
+                raise invalid(path, "must be a string, not a secret")
+            secret = self._context.engine.secrets.find(tenant, name)
+            if secret is None:
+                rule = "must be a secret that the operator has defined in the setting `secrets`"
+                raise invalid(f"{path}.secret", rule, name)
+            if not secret.allows(lane_name(tenant, target)):
+                rule = (
+                    f"must be a secret that may be sent to {target.endpoint}: the operator can "
+                    "allow it with `targets` in the setting `secrets`"
+                )
+                raise invalid(f"{path}.secret", rule, name)
+        if is_grpc:
+            _check_metadata(secret_headers)  # checks the names; the values are always ASCII
+
     async def _check_policy(self, task: Task, overrides: dict[str, Any] | None) -> None:
         policies = self._policies
         named_policy = policies.get_for_new_task(task)
@@ -218,15 +257,23 @@ def check_epoch_ms(field: str, time: int | None) -> None:
         raise invalid(field, rule, time)
 
 
-def check_headers(headers: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]:
-    """Return the header names in lower case, or raise ApiError for an invalid header."""
+def check_headers(
+    headers: dict[str, Any], limits: ApiLimits
+) -> tuple[tuple[str, ...], dict[str, str] | None]:
+    """Return the header names in lower case, and the names of secrets by header (None: no secret).
+
+    Raises ApiError for an invalid header. The caller checks whether the secrets exist.
+    """
     if len(headers) > limits.max_headers:
         raise invalid("headers", f"must have at most {limits.max_headers} fields", len(headers))
     lower_names = check_header_names(tuple(headers))
+    secret_headers: dict[str, str] | None = None
     size = 0
     for name, value in headers.items():
         if not isinstance(value, str):
-            raise invalid(_header_path(name), "must be a string")
+            secret_headers = secret_headers or {}
+            secret_headers[name] = _parse_secret_reference(name, value)
+            continue
         # Three quick checks accept most values. The regular expression decides about the others,
         # which may contain tabs.
         is_plain = value.isascii() and value.isprintable() and value == value.strip()
@@ -236,7 +283,20 @@ def check_headers(headers: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]
         size += len(name) + len(value) + len(": \r\n")
     if size > limits.max_header_bytes:
         raise invalid("headers", f"must have at most {limits.max_header_bytes} bytes", size)
-    return lower_names
+    return lower_names, secret_headers
+
+
+def _parse_secret_reference(header: str, value: object) -> str:
+    """Return the name of the secret in `{"secret": NAME}`."""
+    try:
+        name = msgspec.convert(value, dict[Literal["secret"], str])["secret"]
+    except (msgspec.ValidationError, KeyError):
+        rule = 'must be a string, or {"secret": NAME} with the name of a secret'
+        raise invalid(_header_path(header), rule) from None
+    if not _SECRET_NAME.fullmatch(name):
+        rule = "must consist of A-Z a-z 0-9 . _ - and begin with a letter or digit"
+        raise invalid(f"{_header_path(header)}.secret", rule, name)
+    return name
 
 
 @lru_cache(256)  # most tasks have the same few names; errors are not cached
@@ -348,5 +408,8 @@ def _fingerprint(task: Task, content: TaskContent, header_names: tuple[str, ...]
         request_fields += ({"callbackPolicyId": content.callback_policy_id},)
     if lane_key := task.lane.partition("@")[2]:
         request_fields += ({"laneKey": lane_key},)
+    if content.secret_headers is not None:
+        names = {name.lower(): secret for name, secret in content.secret_headers.items()}
+        request_fields += ({"secretHeaders": names},)
     # SHA-256 is fast, because most CPUs have instructions for it. 16 bytes suffice.
     return sha256(_encode_canonically(request_fields)).digest()[:16]

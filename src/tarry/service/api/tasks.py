@@ -183,7 +183,8 @@ class ResultWaiter:
             view.next_attempt_at = None
             delivery_result = finished_task.delivery_result
             if delivery_result is not None and delivery_result.status is not None:
-                secrets = find_secrets(views.read_content(context, task))
+                content = views.read_content(context, task)
+                secrets = find_secrets(content, delivery_result.sent_secrets)
                 view.response = views.response_view(delivery_result, secrets)
         return view
 
@@ -330,14 +331,21 @@ class TaskResource:
         policies = context.engine.policies
         named_policy = await policies.load(task.tenant, task.policy_id, task.policy_version)
         local_stats = context.engine.local_stats(task.lane)
+        content = views.read_content(context, task)
+        missing_secret = None
+        if content is not None and content.secret_headers is not None:
+            missing_secret = context.engine.secrets.find_unavailable(
+                task.tenant, task.lane, content.secret_headers
+            )
         explanation = views.explain_task(
             task,
-            views.read_content(context, task),
+            content,
             views.read_attempts(context, attempts),
             named_policy=None if named_policy is None else named_policy.policy,
             lane=await context.store.get_lane(task.lane),
             wait_reason=None if local_stats is None else local_stats.wait_reason,
             is_running=context.engine.is_running(task.id),
+            missing_secret=missing_secret,
             now=context.engine.clock.now_ms(),
         )
         return json_response(200, explanation)

@@ -46,6 +46,9 @@ wait is described."""
 
 def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
     """Return the view of a task; `status` is the status to show, see `Task.status_at`."""
+    headers: dict[str, Any] = redact_headers(content.headers)
+    if content.secret_headers is not None:
+        headers |= {name: {"secret": secret} for name, secret in content.secret_headers.items()}
     return RetryTask(
         # 14 arguments are positional for speed: CPython builds a tuple and a dict for a call with
         # more than 30 arguments, where keyword arguments count twice: 14 + 2 * 8 = 30.
@@ -55,7 +58,7 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
         task.key,
         redact_url(content.url),
         content.method,
-        redact_headers(content.headers),
+        headers,
         task.policy_id,
         task.policy_version,
         content.overrides,
@@ -254,6 +257,7 @@ def explain_task(
     lane: LaneRecord | None,
     wait_reason: str | None = None,
     is_running: bool | None = True,
+    missing_secret: str | None = None,
     now: int,
 ) -> wire.Explanation:
     """Explain the latest attempts of a task and its next step.
@@ -261,6 +265,7 @@ def explain_task(
     `named_policy` is the policy that the task names, or None if that policy was deleted.
     `wait_reason` is why the lane is parked, if its breaker is closed (`LocalStats.wait_reason`).
     `is_running` is whether an attempt of a leased task runs; None: another process has the lease.
+    `missing_secret` is the name of a secret that the task needs and that is not available.
     """
     status = task.status_at(now)
     policy = named_policy or SERVICE_PRESETS["default"]
@@ -291,6 +296,9 @@ def explain_task(
         next_step = _leased_step(task, is_running=is_running)
     else:
         next_step = _next_step(task, status, policy, lane, wait_reason, now, is_blocked=is_blocked)
+    if missing_secret is not None and status is Status.PENDING:
+        note = f"It waits for the secret {missing_secret}, which is not available."
+        next_step = wire.NextStep(text=f"{next_step.text} {note}", at=next_step.at)
     if named_policy is None and status not in {Status.SUCCEEDED, Status.CANCELLED}:
         note = f"Its policy {task.policy_id} was deleted: the task uses the default policy."
         next_step = wire.NextStep(text=f"{next_step.text} {note}", at=next_step.at)

@@ -42,6 +42,10 @@ class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
     timeout: float
     max_excerpt: int = 2048  # bytes of the response body to keep; the rest is dropped
 
+    def __repr__(self) -> str:
+        """Return a text without URL, headers and body, which may contain secrets."""
+        return f"DeliveryRequest(tenant={self.tenant!r}, method={self.method!r})"
+
 
 class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
     """The result of an attempt: a response with a `status`, or a `fault`."""
@@ -61,6 +65,12 @@ class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
     connect_ms: float | None = None
     tls_ms: float | None = None
     first_byte_ms: float | None = None
+    sent_secrets: Sequence[str] = ()
+    """The values of secrets that the request had, which the target may have returned."""
+
+    def __repr__(self) -> str:
+        """Return a text without secrets: asyncio logs it if a callback of the attempt fails."""
+        return f"DeliveryResult(status={self.status!r}, fault={self.fault!r})"
 
 
 class DeliveryError(Exception):

@@ -64,9 +64,15 @@ def build_request(
     body: bytes,
     timeout: float,
     signatures: list[tuple[str, str]],
+    secret_headers: dict[str, str] | None = None,
 ) -> DeliveryRequest:
-    """Return the request of the next attempt; tarry's headers follow the headers of the task."""
+    """Return the request of the next attempt; tarry's headers follow the headers of the task.
+
+    `secret_headers` are the headers of the task whose values are secrets, with these values.
+    """
     headers = content.headers.copy()
+    if secret_headers is not None:
+        headers.update(secret_headers)
     key_header = policy.idempotency_key_header
     if key_header != http.IDEMPOTENCY_KEY_HEADER:
         # The API rejects a task that has the default header. Any other header can be in the task,
@@ -159,7 +165,7 @@ def add_error_and_excerpt(
     Secrets in these texts are redacted, because the entry is stored.
     """
     if delivery.error or delivery.excerpt:
-        secrets = find_secrets(content)
+        secrets = find_secrets(content, delivery.sent_secrets)
         if delivery.error:
             record.error, _ = _redact_and_cut(delivery.error, secrets, is_truncated=False)
         if delivery.excerpt:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.limits import LimitTable
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
+    from tarry.service.engine.secrets import SecretResolver
     from tarry.service.engine.signers import SignerCache
     from tarry.service.model import AttemptRecord, Task, TaskContent, WorkerRecord
     from tarry.service.store import LeaseTerms, Retention, Store, TaskResult
@@ -186,6 +187,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     delete_bodies: Callable[[list[str]], Awaitable[None]]
     delete_unreferenced_bodies: Callable[[], Awaitable[int]]  # no task was added for them
     signers: SignerCache
+    secrets: SecretResolver
     build_callback_task: Callable[[Task, TaskContent, TaskResult], Task]  # for `callbackUrl`
     blocked_pause_s: float | None = None
     """How long a lane whose target is not allowed is parked, before its target is tried again.

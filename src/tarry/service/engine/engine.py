@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.lanes import LeasedTask
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import EventPublisher
+    from tarry.service.engine.secrets import SecretResolver
     from tarry.service.engine.signers import SignerCache
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import AddResult, NewTask
@@ -67,6 +68,7 @@ class Engine:
         self.events: EventPublisher = context.reporter.events
         self.policies: PolicyCache = context.policies
         self.signers: SignerCache = context.signers
+        self.secrets: SecretResolver = context.secrets
         self.health: Health = context.health
         self.body_store_check: HealthCheck = context.body_store_check
         self.clock: StoreClock = context.clock

@@ -22,6 +22,7 @@ import asyncio
 import logging
 from asyncio import Future
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING
 
 from msgspec import MsgspecError
@@ -33,6 +34,7 @@ from tarry.core.verdict import Reason, Wait
 from tarry.errors import StoreUnavailable
 from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.delivery import DeliveryResult, Fault
+from tarry.service.delivery.secret_sources import SecretUnavailable
 from tarry.service.encryption import DecryptionFailed
 from tarry.service.engine import attempts
 from tarry.service.engine.attempt_slots import AttemptSlots
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask
     from tarry.service.engine.policies import EffectivePolicy, PolicyKey
+    from tarry.service.engine.secrets import ResolvedSecrets
     from tarry.service.engine.signers import TenantSigners
     from tarry.service.model import Task, TaskContent
 
@@ -69,6 +72,12 @@ _MAX_TASK_ATTEMPTS = 10_000_000
 """Attempts of a task, including those before its replays; then the task is EXHAUSTED. Lost attempts
 are also numbered, and the numbers must stay below `MAX_ATTEMPT_NUMBER`."""
 _MIN_SEND_TIMEOUT_S = 0.001
+_MAX_SECRET_WAIT_S = 2.0
+"""Tasks that wait longer for their secrets are released, so that their leases do not expire."""
+_SLOW_SECRET_PAUSE_S = 1.0
+_MIN_SECRET_PAUSE_S = 0.1
+_SECRET = "secret"  # noqa: S105 - the reason of a deferral
+_REJECTED_SECRET_STATUSES = frozenset({401, "UNAUTHENTICATED"})
 _MIN_RATE_TIMER_S = 0.001  # at a high rate, a timer starts several attempts
 _MAX_CONSECUTIVE_STARTS = 64
 """Attempts that are started (60 us each) before the event loop handles other events."""
@@ -101,6 +110,8 @@ class Worker:
         """Attempts in flight, and loads of policies and signers."""
         self._waiting_for_load: dict[PolicyKey, list[LeasedTask]] = {}
         """Tasks that wait for their policy and signers, for each load that is in progress."""
+        self._waiting_for_secrets: dict[tuple[str, ...], list[LeasedTask]] = {}
+        """Tasks that wait for secrets, by the tenant and the names of the secrets."""
 
     @property
     def running_count(self) -> int:
@@ -196,18 +207,22 @@ class Worker:
         timeout = min(timeout, self._max_attempt_duration_s)
         if now >= effective_policy.stale_at:
             self._begin_load(task)
-        if now < lane.waits_until:  # another attempt has just failed for a local reason
+        # Another attempt has just failed for a local reason, or the lease could expire during the
+        # attempt.
+        if now < lane.waits_until or now + timeout * 1000 >= task.wake_at:
             self.result_writer.release(leased_task)
             return True
         if now < task.next_attempt_at:  # the store's clock was set back after the task was due
             self.leased_tasks.requeue(leased_task)
             return True
-        if now + timeout * 1000 >= task.wake_at:  # the lease could expire during the attempt
-            self.result_writer.release(leased_task)
-            return True
         if task.lost_attempts >= _MAX_LOST_ATTEMPTS or task.attempts >= _MAX_TASK_ATTEMPTS:
             self._exhaust(leased_task, str(Reason.ATTEMPTS))
             return True
+        secrets: ResolvedSecrets | None = None
+        if content.secret_headers is not None:
+            secrets = self._resolve_secrets(leased_task, content.secret_headers, policy, now)
+            if secrets is None:
+                return True
         call = attempts.build_call(task, policy, lane.downstream)
         is_retry = call.attempts > 0
         suspect = lane.should_limiter_ignore(now, is_retry=is_retry)
@@ -221,12 +236,64 @@ class Worker:
             slot = self._slots.acquire(lane, now)
             if self._slow_attempt_timer is None and not slot.is_slow:
                 self._set_slow_attempt_timer()
-            self._send(leased_task, slot, content, effective_policy, signers, call, timeout, now)
+            self._send(
+                leased_task, slot, content, effective_policy, signers, secrets, call, timeout, now
+            )
             return True
         if isinstance(command, Defer):
             return self._defer(leased_task, command)
         self._exhaust(leased_task, str(command.reason))
         return True
+
+    def _resolve_secrets(
+        self, leased_task: LeasedTask, secret_headers: dict[str, str], policy: Policy, now: int
+    ) -> ResolvedSecrets | None:
+        """Return the secrets for an attempt; None: the task waits for them, or is finished."""
+        task, pause_s = leased_task.task, None
+        try:
+            resolved = self._context.secrets.get_cached(task.tenant, task.lane, secret_headers)
+            if resolved is not None:
+                return resolved
+        except SecretUnavailable as error:
+            pause_s = error.pause_s
+        total_budget = policy.total_budget
+        if total_budget is not None and now >= task.first_due_at + total_budget * 1000:
+            self._exhaust(leased_task, str(Reason.TOTAL_BUDGET))
+        elif pause_s is not None:
+            self._release_without_secret(leased_task, pause_s)
+        else:
+            leased_task.is_busy = True
+            key = (task.tenant, *secret_headers.values())
+            if key not in self._waiting_for_secrets:
+                self._waiting_for_secrets[key] = []
+                self._spawn(self._load_secrets(key))
+            self._waiting_for_secrets[key].append(leased_task)
+        return None
+
+    async def _load_secrets(self, key: tuple[str, ...]) -> None:
+        """Load secrets, then requeue the tasks that wait for them, or release these tasks."""
+        tenant, *names = key
+        pause_s: float | None = None
+        try:
+            async with asyncio.timeout(_MAX_SECRET_WAIT_S):
+                await self._context.secrets.load(tenant, names)
+        except TimeoutError:  # the load continues; meanwhile, the leases must not expire
+            pause_s = _SLOW_SECRET_PAUSE_S
+        except SecretUnavailable as error:
+            pause_s = error.pause_s
+        finally:
+            waiting_tasks = self._waiting_for_secrets.pop(key)
+        for leased_task in waiting_tasks:
+            if pause_s is None:
+                self.result_writer.requeue_or_release(leased_task)
+            elif not leased_task.is_dropped:
+                self._release_without_secret(leased_task, pause_s)
+
+    def _release_without_secret(self, leased_task: LeasedTask, pause_s: float) -> None:
+        """Release a task whose secret is not available; neither task nor lane are charged."""
+        self._context.reporter.report_deferred(leased_task.task, _SECRET)
+        pause_ms = ceil(max(pause_s, _MIN_SECRET_PAUSE_S) * 1000)
+        self.result_writer.release(leased_task, self._context.clock.now_ms() + pause_ms)
 
     def _report_missing_key(self, error: DecryptionFailed) -> None:
         """Mark the encryption as failing, until `_ENCRYPTION_RECOVERY_S` without such an error."""
@@ -342,6 +409,7 @@ class Worker:
         content: TaskContent,
         effective_policy: EffectivePolicy,
         signers: TenantSigners,
+        secrets: ResolvedSecrets | None,
         call: DurableCall,
         timeout: float,
         started_at: int,
@@ -350,14 +418,14 @@ class Worker:
         policy = effective_policy.policy
         pending_delivery: Awaitable[DeliveryResult]
         try:
-            if content.body_ref is None:
+            if content.body_ref is None and secrets is None:
                 body = content.body
                 signatures = signers.sign(task, body) if signers.by_lane else []
                 request = attempts.build_request(task, content, policy, body, timeout, signatures)
                 pending_delivery = context.delivery_client.send(request)
             else:
-                pending_delivery = self._fetch_body_and_send(
-                    task, content, policy, signers, timeout
+                pending_delivery = self._load_and_send(
+                    task, content, policy, signers, secrets, timeout
                 )
             # HTTP deliveries are futures already: no asyncio task is created for them.
             if not isinstance(pending_delivery, Future):
@@ -371,26 +439,58 @@ class Worker:
         )
         pending_delivery.add_done_callback(on_done)
 
-    async def _fetch_body_and_send(
+    async def _load_and_send(
         self,
         task: Task,
         content: TaskContent,
         policy: Policy,
         signers: TenantSigners,
+        secrets: ResolvedSecrets | None,
         timeout: float,
     ) -> DeliveryResult:
+        """Send a task that has a stored body or secrets.
+
+        If the target rejects a secret (401), and a newer value can be obtained, the request is sent
+        again with this value. This is the same attempt: the target has not processed the request.
+        """
         context, loop = self._context, asyncio.get_running_loop()
         deadline = loop.time() + timeout
+        body = content.body
+        if content.body_ref is not None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    body = await context.read_body(content)
+            except TimeoutError:
+                msg = "a body could not be read within the timeout of the attempt"
+                raise BodyStoreUnavailable(msg) from None
+        signatures = signers.sign(task, body)
+
+        def send(secret_headers: dict[str, str] | None) -> Awaitable[DeliveryResult]:
+            remaining = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
+            request = attempts.build_request(
+                task, content, policy, body, remaining, signatures, secret_headers
+            )
+            return context.delivery_client.send(request)
+
+        if secrets is None or content.secret_headers is None:
+            return await send(None)
+        result = await send(secrets.headers)
+        result.sent_secrets = secrets.texts
+        if result.status not in _REJECTED_SECRET_STATUSES:
+            return result
         try:
             async with asyncio.timeout_at(deadline):
-                body = await context.read_body(content)
+                renewed = await context.secrets.renew(
+                    task.tenant, task.lane, content.secret_headers, secrets
+                )
         except TimeoutError:
-            msg = "a body could not be read within the timeout of the attempt"
-            raise BodyStoreUnavailable(msg) from None
-        signatures = signers.sign(task, body)
-        remaining = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
-        request = attempts.build_request(task, content, policy, body, remaining, signatures)
-        return await context.delivery_client.send(request)
+            msg = "a secret could not be renewed within the timeout of the attempt"
+            raise SecretUnavailable(msg) from None
+        if renewed is None:
+            return result
+        result = await send(renewed.headers)
+        result.sent_secrets = secrets.texts + renewed.texts
+        return result
 
     def _on_attempt_done(
         self,
@@ -417,9 +517,12 @@ class Worker:
         outcome = attempts.classify(delivery_result, effective_policy.policy, context.unix_time)
         self._slots.release(slot)
         if outcome is None:
-            component = BODY_STORE if isinstance(error, BodyStoreUnavailable) else "delivery"
             call.cancel_attempt(now_s)
-            self._release_uncounted(leased_task, delivery_result, component)
+            if isinstance(error, SecretUnavailable):
+                self._release_without_secret(leased_task, error.pause_s)
+            else:
+                component = BODY_STORE if isinstance(error, BodyStoreUnavailable) else "delivery"
+                self._release_uncounted(leased_task, delivery_result, component)
             self._continue_lane(lane)
             return
         if lane.wait_reason is not None:
@@ -557,7 +660,7 @@ def _failed_delivery(task: Task, error: BaseException) -> DeliveryResult:
         # The request can never be sent, so this counts as a permanent failure. After any other
         # error, the task is released and no attempt is counted.
         return DeliveryResult(fault=Fault.INVALID, error=str(error))
-    if isinstance(error, BodyStoreUnavailable):
+    if isinstance(error, (BodyStoreUnavailable, SecretUnavailable)):
         return DeliveryResult(fault=Fault.INTERNAL, error=str(error))
     message = "attempt failed inside the service, task=%s attempt=%d"
     _logger.error(message, task.id, task.attempts + 1, exc_info=error)

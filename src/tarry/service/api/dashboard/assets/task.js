@@ -1,6 +1,6 @@
 /** The page of one task: its details, its timeline of attempts and waits, and actions. */
 import { call, get } from "./api.js";
-import { curlCommand } from "./curl.js";
+import { curlCommand, headerText } from "./curl.js";
 import { details, h, notify, openDialog, pageLink, showError, svg } from "./dom.js";
 import { count, duration, outcomeTone, relative, statusBadge, time } from "./format.js";
 
@@ -79,7 +79,7 @@ export async function render({ root, id, signal }) {
 }
 
 function taskDetails(task) {
-  const headers = Object.entries(task.headers ?? {}).map(([name, value]) => h("div", { class: "mono" }, `${name}: ${value}`));
+  const headers = Object.entries(task.headers ?? {}).map(([name, value]) => h("div", { class: "mono" }, `${name}: ${headerText(value)}`));
   const overrides = task.policy === null ? null : h("code", null, JSON.stringify(task.policy));
   return details([
     ["Target", h("span", { class: "mono" }, `${task.method} ${task.targetUrl}`)],

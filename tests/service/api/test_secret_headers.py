@@ -1,0 +1,167 @@
+"""Headers that refer to a secret: which references are accepted, and what the API returns."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tarry.service.delivery import DeliveryResult
+from tarry.service.delivery.secret_sources import EnvironmentSource
+from tarry.service.engine.reporting import FinishedTask
+from tarry.service.engine.secrets import Secret
+from tarry.service.model import Status
+from tests.service.api.harness import TARGET, ApiHarness, run_with_api
+
+SOURCE = EnvironmentSource("TOKEN", {})
+SECRETS = [
+    Secret("default", "orders", SOURCE, targets=["https:example.com:443", "grpc:*"]),
+    Secret("other", "theirs", SOURCE),
+]
+REFERENCE = {"secret": "orders"}
+
+
+async def create(api: ApiHarness, headers: dict[str, Any], **fields: Any) -> Any:
+    """Create a task with these headers and return the response."""
+    document = {"targetUrl": TARGET, "headers": headers, **fields}
+    return await api.request("POST", "/retry-tasks", document)
+
+
+def test_task_is_stored_and_shown_with_the_name_of_its_secret() -> None:
+    """The response has the reference as it was sent, and the other headers."""
+
+    async def test(api: ApiHarness) -> None:
+        headers = {"Authorization": REFERENCE, "X-Shop": "7"}
+        response = await create(api, headers, body={"order": 7})
+        shown = {"X-Shop": "7", "Content-Type": "application/json", "Authorization": REFERENCE}
+        assert (201, shown) == (response.status, response.json["headers"])
+        task_id = response.json["taskId"]
+        stored = await api.request("GET", f"/retry-tasks/{task_id}")
+        assert shown == stored.json["headers"]
+        task = await api.store.get_task("default", task_id)
+        assert task is not None
+        content = api.codec.unpack(task.packed_content)
+        assert {"Authorization": "orders"} == content.secret_headers
+        assert "Authorization" not in content.headers
+
+    run_with_api(test, secrets=SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("headers", "field", "rule"),
+    [
+        ({"X": {"secret": "unknown"}}, "headers.X.secret", "in the setting `secrets`"),
+        ({"X": {"secret": "theirs"}}, "headers.X.secret", "in the setting `secrets`"),
+        ({"X": {"secret": "no name"}}, "headers.X.secret", "must consist of"),
+        ({"X": {"secret": 7}}, "headers.X", 'or {"secret": NAME}'),
+        ({"X": {"secret": "orders", "other": ""}}, "headers.X", 'or {"secret": NAME}'),
+        ({"X": {}}, "headers.X", 'or {"secret": NAME}'),
+        ({"X": ["orders"]}, "headers.X", 'or {"secret": NAME}'),
+        ({"X": None}, "headers.X", 'or {"secret": NAME}'),
+        ({"Host": REFERENCE}, "headers.Host", "is set by the service itself"),
+        ({"Content-Type": REFERENCE}, "headers.Content-Type", "not a secret"),
+        ({"X": REFERENCE, "x": "7"}, "headers.X", "is given twice"),
+    ],
+)
+def test_invalid_reference_is_rejected(headers: dict[str, Any], field: str, rule: str) -> None:
+    """The problem has the header and the rule; an unknown secret names the setting."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await create(api, headers)
+        assert (422, field) == (response.status, response.problem["field"])
+        assert rule in response.problem["detail"]
+        assert 0 == await api.count_tasks()
+
+    run_with_api(test, secrets=SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "rule"),
+    [
+        ("https://example.com:444/", {"X": REFERENCE}, "may be sent to https:example.com:444"),
+        ("http://example.com/", {"X": REFERENCE}, "may be sent to http:example.com:80"),
+        ("https://example.com.b.example/", {"X": REFERENCE}, "https:example.com.b.example:443"),
+        ("grpc://a.example:50051/p.S/M", {"x-bin": REFERENCE}, "not a secret"),
+        ("grpc://a.example:50051/p.S/M", {"grpc-x": REFERENCE}, "gRPC reserves"),
+    ],
+)
+def test_secret_is_only_sent_to_its_targets(url: str, headers: Any, rule: str) -> None:
+    """A caller cannot choose another target to read the value of a secret."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await create(api, headers, targetUrl=url)
+        assert 422 == response.status
+        assert rule in response.problem["detail"]
+
+    run_with_api(test, secrets=SECRETS)
+
+
+def test_same_key_with_another_secret_is_a_conflict() -> None:
+    """The name of the secret is part of the request that an idempotency key identifies."""
+
+    async def test(api: ApiHarness) -> None:
+        statuses = [
+            (await create(api, headers, idempotencyKey="k")).status
+            for headers in ({"X": REFERENCE}, {"x": REFERENCE}, {"X": "orders"}, {})
+        ]
+        assert [201, 200, 422, 422] == statuses
+
+    run_with_api(test, secrets=SECRETS)
+
+
+def test_values_are_redacted_in_a_response_that_is_waited_for() -> None:
+    """A value that the target returns is not shown to the caller that waits for the result."""
+
+    async def test(api: ApiHarness) -> None:
+        task_id = (await create(api, {"Authorization": REFERENCE})).json["taskId"]
+        path = f"/retry-tasks/{task_id}"
+        request = asyncio.create_task(api.request("GET", path, headers={"Prefer": "wait=5"}))
+        assert task_id == await api.engine.waited_for.get()
+        delivered = DeliveryResult(
+            status=200,
+            headers=[("x-echo", "token-1")],
+            excerpt=b"you sent Bearer token-1",
+            sent_secrets=("Bearer token-1", "token-1"),
+        )
+        api.engine.reporter.notify_waiters(task_id, FinishedTask(Status.SUCCEEDED, None, delivered))
+        shown = (await request).json["response"]
+        assert ("you sent [redacted]", {"x-echo": "[redacted]"}) == (
+            shown["body"],
+            shown["headers"],
+        )
+
+    run_with_api(test, secrets=SECRETS)
+
+
+def test_explanation_names_a_secret_that_is_not_available() -> None:
+    """The tenant sees the name of the secret, but not why it is not available."""
+
+    async def test(api: ApiHarness) -> None:
+        task_id = (await create(api, {"X": REFERENCE})).json["taskId"]
+        path = f"/retry-tasks/{task_id}/explain"
+        note = "It waits for the secret orders, which is not available."
+        assert note not in (await api.request("GET", path)).json["text"]
+        secret = SECRETS[0]
+        secret.failure_count = 1
+        try:
+            assert note in (await api.request("GET", path)).json["text"]
+        finally:
+            secret.failure_count = 0
+
+    run_with_api(test, secrets=SECRETS)
+
+
+def test_openapi_document_describes_references() -> None:
+    """A header is a string or a reference, in requests and in responses."""
+
+    async def test(api: ApiHarness) -> None:
+        schemas = (await api.request("GET", "/openapi.json")).json["components"]["schemas"]
+        reference = {"$ref": "#/components/schemas/SecretReference"}
+        assert ["secret"] == schemas["SecretReference"]["required"]
+        [of_request, _] = schemas["RetryTaskRequest"]["properties"]["headers"]["anyOf"]
+        assert reference in of_request["additionalProperties"]["anyOf"]
+        of_task = schemas["RetryTask"]["properties"]["headers"]
+        assert reference in of_task["additionalProperties"]["anyOf"]
+
+    run_with_api(test, secrets=SECRETS)
