@@ -29,6 +29,7 @@ from tests.service.stores.harness import (
     success_result,
     task,
     task_id,
+    task_numbers,
 )
 from tests.service.stores.state_machine import StoreMachine
 
@@ -119,6 +120,29 @@ def test_the_cost_of_a_claim_does_not_depend_on_waiting_tasks(redis_url: str) ->
         lanes = [task(n, f"h{n}", next_attempt_at=later) for n in range(600, 1100)]
         await harness.add(*lanes)
         assert few == await count_commands_of_claim()
+
+    run_on_store(url, main)
+
+
+def test_a_tenant_with_many_due_lanes_does_not_block_the_server(redis_url: str) -> None:
+    """A claim that skips a tenant makes few of its lanes ready, and the next claims others."""
+    url = store_url(redis_url)
+
+    async def main(harness: StoreHarness) -> None:
+        for start in range(0, 4000, 500):
+            lanes = [task(n, f"h{n}", tenant="many") for n in range(start, start + 500)]
+            await harness.add(*lanes)
+        await harness.add(task(5000, tenant="other"))
+        with open_client(redis_url) as client:
+            client.config_resetstat()
+            claimed = await harness.claim(limit=10, lane_limits={"many": 0})
+            stats = client.info("commandstats")
+        assert [5000] == task_numbers(claimed.tasks)
+        assert stats["cmdstat_get"]["calls"] < 1500
+        claimed_count = 0
+        for _ in range(40):
+            claimed_count += len((await harness.claim(limit=100)).tasks)
+        assert 4000 == claimed_count
 
     run_on_store(url, main)
 
