@@ -100,3 +100,21 @@ def test_the_command_moves_to_a_server_and_back(
         return len(page.items)
 
     assert 1 == asyncio.run(count_dead_letters())
+
+
+def test_the_password_of_a_store_is_not_printed(tmp_path: Path, postgres_dsn: str) -> None:
+    """All outputs of the command name a store without the password in its URL."""
+    url = new_schema_url(postgres_dsn).replace("postgres@", "postgres:hidden@", 1)
+    file = tmp_path / "a.db"
+
+    moved = run_command("migrate", "--from", url, "--to", file)
+    undone = run_command("migrate", "--from", url, "--undo")
+    moved_again = run_command("migrate", "--from", url, "--to", file, "--json")
+    undone_again = run_command("migrate", "--from", url, "--undo", "--json")
+    refused = run_command("migrate", "--from", url, "--undo")
+
+    assert [0, 0, 0, 0, 2] == [
+        run.code for run in (moved, undone, moved_again, undone_again, refused)
+    ], moved.err + undone.err + moved_again.err
+    for run in (moved, undone, moved_again, undone_again, refused):
+        assert "hidden" not in run.out + run.err

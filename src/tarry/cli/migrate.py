@@ -57,9 +57,12 @@ def migrate(
                 "--undo cannot be combined with --to: it changes the store of --from only"
             )
         mark = _use_stores([source], lambda stores: _undo(stores[0]))
-        value = {"from": source, "undone": True, "otherStore": mark.other_store}
+        from tarry.service.app import name_store
+
+        name = name_store(source)  # without a password
+        value = {"from": name, "undone": True, "otherStore": mark.other_store}
         text = (
-            f"{source} can be served again. Delete {mark.other_store}, or at least never serve "
+            f"{name} can be served again. Delete {mark.other_store}, or at least never serve "
             "both: the same tasks would be delivered twice"
         )
         print_result(value, text, as_json=as_json)
