@@ -257,6 +257,57 @@ def test_a_service_that_starts_at_the_same_time_is_found() -> None:
     run(test)
 
 
+def test_a_second_process_does_not_move_at_the_same_time() -> None:
+    """While one process moves records, another one is refused, and changes nothing."""
+
+    async def test(stores: Stores) -> None:
+        source, _ = stores.names
+        assert isinstance(stores.target.store, ReferenceStore)
+        other = ReferenceStore(stores.target.clock, stores.target.store.state)
+        assert await other.try_lead()
+        with pytest.raises(ConfigurationError, match="another process is moving tasks to postgres"):
+            await stores.move()
+        assert None is await source.store.get_transfer()
+        await other.close()
+        await stores.move()
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_completed", [True, False])
+def test_a_suspended_process_does_not_continue(
+    is_completed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process imports nothing more when another one has completed or undone the transfer."""
+    monkeypatch.setattr(transfer, "PAGE_SIZE", 1)
+
+    async def test(stores: Stores) -> None:
+        source, target = stores.names
+        imports: list[RecordKind] = []
+
+        class Suspended(KilledStore):
+            async def import_records(self, kind: RecordKind, records: list[Any]) -> None:
+                imports.append(kind)
+                await target.store.import_records(kind, records)
+                if kind is not RecordKind.TASK:
+                    return
+                if is_completed:
+                    await move_records(source, target, ignore_progress)
+                else:
+                    await undo_transfer(source)
+
+        suspended: Any = Suspended(target.store, Killer(1000))
+        with pytest.raises(ConfigurationError, match="has completed or undone the move"):
+            await move_records(source, target._replace(store=suspended), ignore_progress)
+
+        assert 1 == imports.count(RecordKind.TASK)
+        assert RecordKind.TASK is imports[-1]
+        if is_completed:
+            await check_not_moved(*target)
+
+    run(test)
+
+
 def test_a_target_with_records_is_rejected() -> None:
     """The target must be empty; the source can be served after the error."""
 

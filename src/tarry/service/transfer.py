@@ -11,6 +11,10 @@ The steps, each of which may be interrupted and is then continued by the next ca
 4. The records of both stores are counted and compared.
 5. The mark of the source becomes complete, and the mark of the target is removed.
 
+Only one process moves records at a time: the leader of the target (`Store.try_lead`). Before each
+page it also checks the marks. A process that was suspended, and whose transfer another one has
+completed meanwhile, would otherwise import tasks again that the target has delivered and removed.
+
 A task that is leased in the source keeps the end of its lease. After that time, a claim in the
 target leases it again and logs the attempt as lost, because the attempt may have been made.
 """
@@ -29,13 +33,15 @@ from tarry.service.model import Status
 from tarry.service.store import WORKER_EXPIRY_MS, RecordKind, TransferMark
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from tarry.service.store import Page, Store
 
     ReportProgress = Callable[[int, int | None, str], None]
     """Called with the number of finished records, the number of all records or None if it is not
     known, and a description of the records."""
+    CheckMarks = Callable[[], Awaitable[None]]
+    """Raises if this process must not continue the transfer."""
 
 PAGE_SIZE = 1_000
 _KINDS = tuple(RecordKind)
@@ -91,6 +97,7 @@ async def move_records(
     Raises `ConfigurationError` if one of the stores cannot be used for this, and `TransferFailed`
     if the records of the stores differ at the end.
     """
+    await _become_leader(target)
     mark = await _mark_source(source, target)
     target_mark = await target.store.get_transfer()
     if mark.is_complete:
@@ -106,9 +113,15 @@ async def move_records(
         )
     else:
         await _check_unused(target)
-    await _copy(source.store, target.store, target_mark, on_progress)
-    counts, tasks_with_bodies = await _count_records(source.store, on_progress)
-    await _verify(source, target, counts, on_progress)
+
+    async def check_marks() -> None:
+        await _become_leader(target)
+        await _check_marks(source, target, mark)
+
+    await _copy(source.store, target.store, target_mark, on_progress, check_marks)
+    counts, tasks_with_bodies = await _count_records(source.store, on_progress, check_marks)
+    await _verify(source, target, counts, on_progress, check_marks)
+    await check_marks()
     await source.store.set_transfer(replace(mark, is_complete=True))
     await target.store.set_transfer(None)
     return TransferResult(counts, tasks_with_bodies)
@@ -130,6 +143,26 @@ async def undo_transfer(source: NamedStore) -> TransferMark:
 
 def _describe(mark: TransferMark) -> str:
     return f"{'to' if mark.is_source else 'from'} {mark.other_store}"
+
+
+async def _become_leader(target: NamedStore) -> None:
+    """Raise if another process moves records to the target."""
+    if not await target.store.try_lead():
+        raise ConfigurationError(
+            f"another process is moving tasks to {target.url}: wait until it has ended. One that "
+            "was killed may count for 30 seconds"
+        )
+
+
+async def _check_marks(source: NamedStore, target: NamedStore, mark: TransferMark) -> None:
+    """Raise if another process has completed or undone this transfer."""
+    for named in (source, target):
+        found = await named.store.get_transfer()
+        if found is None or found.id != mark.id or found.is_complete:
+            raise ConfigurationError(
+                f"another process has completed or undone the move from {source.url} to "
+                f"{target.url}, so this one has stopped"
+            )
 
 
 async def _mark_source(source: NamedStore, target: NamedStore) -> TransferMark:
@@ -195,7 +228,11 @@ async def _check_unused(named: NamedStore) -> None:
 
 
 async def _copy(
-    source: Store, target: Store, mark: TransferMark, on_progress: ReportProgress
+    source: Store,
+    target: Store,
+    mark: TransferMark,
+    on_progress: ReportProgress,
+    check_marks: CheckMarks,
 ) -> None:
     task_count = sum((await source.counters()).task_counts.values())
     for kind in _KINDS[_KINDS.index(mark.kind) :]:
@@ -204,7 +241,9 @@ async def _copy(
         cursor = mark.cursor if kind is mark.kind else None
         async for page in _iter_pages(source, kind, cursor):
             if page.items:
+                await check_marks()
                 await target.import_records(kind, page.items)
+            await check_marks()
             await target.set_transfer(replace(mark, kind=kind, cursor=page.cursor))
             moved += len(page.items)
             on_progress(moved, total, f"moving {kind}")
@@ -221,13 +260,16 @@ async def _iter_pages(
         cursor = page.cursor
 
 
-async def _count_records(store: Store, on_progress: ReportProgress) -> tuple[dict[str, int], int]:
+async def _count_records(
+    store: Store, on_progress: ReportProgress, check_marks: CheckMarks
+) -> tuple[dict[str, int], int]:
     """Return the number of records, and the number of tasks with a body in the `BodyStore`."""
     counts: Counter[str] = Counter()
     tasks_with_bodies = 0
     for kind in _KINDS:
         count = 0
         async for page in _iter_pages(store, kind):
+            await check_marks()
             if kind is RecordKind.TASK:
                 counts.update(_status_name(task.status) for task in page.items)
                 tasks_with_bodies += sum(task.owned_body_ref is not None for task in page.items)
@@ -242,11 +284,15 @@ def _status_name(status: Status) -> str:
 
 
 async def _verify(
-    source: NamedStore, target: NamedStore, expected: dict[str, int], on_progress: ReportProgress
+    source: NamedStore,
+    target: NamedStore,
+    expected: dict[str, int],
+    on_progress: ReportProgress,
+    check_marks: CheckMarks,
 ) -> None:
     """Raise unless the target has as many records as the source, and its counters match."""
     await _check_unused(source)
-    counts, _ = await _count_records(target.store, on_progress)
+    counts, _ = await _count_records(target.store, on_progress, check_marks)
     differences = _find_differences(expected, counts)
     # The import has to maintain the counters, which the service reads instead of counting.
     counters = (await target.store.counters()).task_counts
