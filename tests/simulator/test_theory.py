@@ -144,18 +144,10 @@ def test_load_without_retries(p: float) -> None:
     assert 1 - p == pytest.approx(summary.success_rate, abs=0.01)
 
 
-def test_retry_budget_ends_a_metastable_failure() -> None:
-    """Of 20 trials, at least half never recover without a budget, and all recover with one."""
-    collapsed = [not run.recovered for run in metastable(defence="retries", trials=20, seed=11)]
-    defended = [run.recovered for run in metastable(defence="budget", trials=20, seed=11)]
-
-    assert sum(collapsed) >= 10
-    assert all(defended)
-
-
 def test_retries_sustain_a_metastable_failure() -> None:
     """Long after the surge each call makes three attempts, and hardly any succeeds."""
-    run = next(r for r in metastable(defence="retries", trials=20, seed=2) if not r.recovered)
+    runs = (metastable(defence="retries", trials=1, seed=seed)[0] for seed in range(20))
+    run = next(run for run in runs if not run.recovered)
 
     requests, succeeded = run.series["requests"][90:], run.series["succeeded"][90:]
 
