@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -18,10 +17,13 @@ from tests.integration.servers import (
     redis_command,
     run_server,
 )
+from tests.integration.service import free_port
 
 redis = import_module("redis")
 
 SLOTS = 16_384
+CLUSTER_BUS_OFFSET = 10_000
+"""A node listens also at the port that is this much higher."""
 
 
 class ClusterNode(NamedTuple):
@@ -69,7 +71,7 @@ def redis_cluster_nodes(
 @contextmanager
 def _run_node(*options: str) -> Generator[ClusterNode]:
     with create_directory() as home:
-        port, path = _free_port(), str(home / "redis.sock")
+        port, path = free_port(CLUSTER_BUS_OFFSET), str(home / "redis.sock")
         command = [*redis_command(home), "--bind", "127.0.0.1", "--port", str(port)]
         command += ["--unixsocket", path]
         command += ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
@@ -109,16 +111,3 @@ def _is_replicating(node: Any) -> bool:
 def _is_cluster_ready(node: Any, node_count: int) -> bool:
     info = node.execute_command("CLUSTER INFO")
     return bool(info["cluster_state"] == "ok" and int(info["cluster_known_nodes"]) == node_count)
-
-
-def _free_port() -> int:
-    """Return a free port whose Cluster bus port, which is 10,000 higher, is free as well."""
-    while True:
-        with socket.socket() as low, socket.socket() as high:
-            low.bind(("127.0.0.1", 0))
-            port: int = low.getsockname()[1]
-            try:
-                high.bind(("127.0.0.1", port + 10_000))
-            except (OverflowError, OSError):
-                continue
-            return port

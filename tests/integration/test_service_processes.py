@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -244,18 +243,9 @@ def test_processes_stop_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     assert 2 == (tmp_path / "log").read_text().count("supervisor exited")
 
 
-def two_free_ports() -> int:
-    """Return a port that is not in use, and whose successor is not in use."""
-    while True:
-        port = free_port()
-        with socket.socket() as probe, suppress(OSError, OverflowError):
-            probe.bind(("127.0.0.1", port + 1))
-            return port
-
-
 def test_processes_have_their_own_ports(tmp_path: Path) -> None:
     """With `process_port`, the metrics of each process can be read."""
-    base = two_free_ports()
+    base = free_port(1)
     flags = ("--workers", "2", "--set", f"process_port={base}")
     with service(tmp_path, *flags) as supervisor:
         wait_until_all_are_ready(tmp_path)
