@@ -46,13 +46,21 @@ LINT_TARGETS   := lint-style lint-mypy lint-pyright lint-verifytypes
 # The longest first, so that the last two end at about the same time.
 PYTEST_TARGETS := pytest-simulation pytest-service pytest-integration pytest-library pytest-other \
   pytest-core
-PARALLEL        = $(MAKE) -j 2 --output-sync=target
+# Three at a time on two cores: tests with processes and servers wait for a third of their time.
+PARALLEL        = $(MAKE) -j 3 --output-sync=target
 
 .PHONY: test
-test: $(READY) $(DOCS)/.ready ## Run all checks and tests: lint, bare, pytest
-	$(call step,programs,.ci/programs)
-	$(call step,prometheus,.ci/prometheus)
+test: ## Run all checks and tests: lint, bare, pytest
+	@$(PARALLEL) $(READY) $(DOCS)/.ready prometheus
 	@$(PARALLEL) $(LINT_TARGETS) bare $(PYTEST_TARGETS)
+
+.PHONY: programs
+programs:
+	$(call step,programs,.ci/programs)
+
+.PHONY: prometheus
+prometheus: programs # not at the same time: both may need the lock of apt-get
+	$(call step,prometheus,.ci/prometheus)
 
 .PHONY: lint
 lint: $(READY) ## Check formatting, lint rules, types and import contracts
@@ -100,9 +108,8 @@ NO_SCHEMATHESIS := -p no:schemathesis
 ALLOW_NO_TESTS := $(if $(ARGS),|| [[ $$? == 5 ]])
 
 .PHONY: pytest
-pytest: $(READY) $(DOCS)/.ready ## Run the tests; ARGS is passed to pytest
-	$(call step,programs,.ci/programs)
-	$(call step,prometheus,.ci/prometheus)
+pytest: ## Run the tests; ARGS is passed to pytest
+	@$(PARALLEL) $(READY) $(DOCS)/.ready prometheus
 	@$(PARALLEL) $(PYTEST_TARGETS)
 
 # Its own short tests cover the core. Coverage would double the time of all other tests.
@@ -160,9 +167,8 @@ test-all: ## Run the tests with each installed Python from 3.11 on, and with the
 	done <<< "$$found"; $(MAKE) test-lowest || failed=1; exit $$failed
 
 .PHONY: test-lowest
-test-lowest: $(LOWEST)/.ready $(DOCS)/.ready ## Run the tests with the lowest allowed version of each dependency
-	$(call step,programs,.ci/programs)
-	$(call step,prometheus,.ci/prometheus)
+test-lowest: ## Run the tests with the lowest allowed version of each dependency
+	@$(PARALLEL) $(LOWEST)/.ready $(DOCS)/.ready prometheus
 	$(call step,tests ($(LOWEST)),$(LOWEST)/bin/python -m pytest -q $(ARGS) tests,tail -n 1)
 
 .PHONY: format
