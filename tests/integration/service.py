@@ -245,8 +245,9 @@ def service(
 ) -> Iterator[Service]:
     """Run a service for a test."""
     running_service = Service(folder, *flags, dev=dev, command_prefix=command_prefix, store=store)
-    running_service.start()
+    running_service.launch()
     try:
+        running_service.wait_until_ready()
         yield running_service
     finally:
         if running_service.process.poll() is None:
