@@ -24,7 +24,7 @@ from tarry.service.store import (
     Retention,
     TaskFilter,
 )
-from tarry.service.stores.redis import RedisStore, connection
+from tarry.service.stores.redis import RedisStore, claim, connection
 from tarry.service.stores.redis import store as store_module
 from tarry.service.stores.redis.store import SCHEMA_VERSION
 from tests.chaos.tcp_proxy import Disturbance, tcp_proxy
@@ -449,5 +449,35 @@ def test_other_partitions_are_served_while_a_node_is_down(caplog: pytest.LogCapt
         cluster[stopped].server.start()
         await retry_until_available(store.ping)
 
+    with redis_cluster_nodes(3) as cluster:
+        run_on(cluster_url(cluster).replace("partitions=1", "partitions=16"), main)
+
+
+def test_a_node_that_hangs_does_not_delay_the_tasks_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After one claim has failed on a node, claims do not wait for it until it responds again."""
+
+    async def main(store: RedisStore) -> None:
+        tenants = {connection.find_partition(f"t{n}", 16): f"t{n}" for n in range(200)}
+        await store.add([NewTask(task(p, tenant=tenant)) for p, tenant in tenants.items()])
+        first_slot = cluster[0].client.execute_command("CLUSTER KEYSLOT", "{0}")
+        hanging = next(n for n in range(3) if n != find_primary(cluster, first_slot))
+        with cluster[hanging].server.suspended():
+            with monkeypatch.context() as impatient:
+                impatient.setattr(connection, "_REPLY_TIMEOUT_S", 0.5)
+                claimed = (await store.claim(LEASE, limit=100, per_lane=100)).tasks
+            assert 0 < len(claimed) < 16
+            async with asyncio.timeout(30):
+                for _ in range(3):
+                    await asyncio.sleep(0.02)  # checks of the other partitions start
+                    await store.claim(LEASE, limit=100, per_lane=100)
+        while len(claimed) < 16:
+            claimed += (await store.claim(LEASE, limit=100, per_lane=100)).tasks
+            await asyncio.sleep(0.02)
+
+    monkeypatch.setattr(claim, "_RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(connection, "_REPLY_TIMEOUT_S", 1000)
+    monkeypatch.setattr(connection, "_CALL_TIMEOUT_S", 1000)
     with redis_cluster_nodes(3) as cluster:
         run_on(cluster_url(cluster).replace("partitions=1", "partitions=16"), main)

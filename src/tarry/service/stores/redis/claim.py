@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import StoreUnavailable
+from tarry.service.shutdown import cancel_and_wait
 from tarry.service.store import ClaimResult
 from tarry.service.stores.redis.codec import decode_tasks
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from tarry.service.stores.redis.connection import RedisConnection
 
 _RETRY_INTERVAL_S = 2.0
-"""How long claims skip a partition that was unavailable, if others are available."""
+"""The pause between two checks of a partition that was unavailable, while others are available."""
 _logger = logging.getLogger("tarry.service.store")
 
 
@@ -38,8 +40,8 @@ class ClaimMerger:
         """The partitions; the least recently served one is the first."""
         self._busy: set[int] = {0}
         """The partitions that had more due tasks after the last claim."""
-        self._retry_at: dict[int, float] = {}
-        """For each unavailable partition: when it is tried again, on the clock of the loop."""
+        self._checks: dict[int, asyncio.Task[None]] = {}
+        """For each unavailable partition: waits until the partition is available again."""
 
     def set_partition_count(self, count: int) -> None:
         """Set the number of partitions, when the store is opened."""
@@ -51,12 +53,13 @@ class ClaimMerger:
     ) -> ClaimResult:
         """Lease tasks; see `Store.claim`.
 
-        If only some partitions are unavailable, the tasks of the others are returned. A lease whose
-        reply was lost is renewed by a later claim, when it expires.
+        If only some partitions are unavailable, the tasks of the others are returned. The next
+        claims skip these partitions: each call to a node that hangs takes until its timeout, and
+        the tasks of the others would wait for it. A lease whose reply was lost is renewed by a
+        later claim, when it expires.
         """
         claim = _Claim(terms, limit, per_lane, lane_limits)
-        time = asyncio.get_running_loop().time()
-        active = [p for p in self._order if self._retry_at.get(p, time) <= time] or self._order
+        active = [p for p in self._order if p not in self._checks] or self._order
         errors: dict[int, StoreUnavailable] = {}
         busy = self._busy
         while active:
@@ -81,15 +84,30 @@ class ClaimMerger:
         if errors and not claim.next_times:
             raise next(iter(errors.values()))
         for partition, error in errors.items():
-            self._retry_at[partition] = time + _RETRY_INTERVAL_S
-            _logger.warning("partition %d is skipped by claims: %s", partition, error)
-        for partition in claim.next_times:
-            self._retry_at.pop(partition, None)
+            if partition not in self._checks:
+                _logger.warning("partition %d is skipped by claims: %s", partition, error)
+                check = self._wait_until_available(partition, terms.horizon_ms)
+                self._checks[partition] = asyncio.get_running_loop().create_task(check)
         if len(self._order) > 1:
             self._busy = claim.busy_partitions
         served = claim.served_partitions
         self._order = [p for p in self._order if p not in served] + list(served)
         return claim.result()
+
+    async def _wait_until_available(self, partition: int, horizon_ms: int) -> None:
+        try:
+            while True:
+                await asyncio.sleep(_RETRY_INTERVAL_S)
+                with suppress(StoreUnavailable):
+                    await self._connection.run(partition, "peek", horizon_ms)
+                    return
+        finally:
+            self._checks.pop(partition, None)
+
+    async def close(self) -> None:
+        """Stop the checks of unavailable partitions."""
+        await cancel_and_wait(self._checks.values())
+        self._checks.clear()  # a task that had not started did not remove itself
 
     async def _run(self, partition: int, claim: _Claim, share: int) -> list[Any]:
         """Lease up to `share` tasks of a partition; if it is 0, only find the next time."""

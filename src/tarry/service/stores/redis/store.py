@@ -185,6 +185,7 @@ class RedisStore:
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()
+        await self._claims.close()
         if self._is_leader:
             self._is_leader = False
             with suppress(StoreUnavailable):  # then the lease of the leader expires
