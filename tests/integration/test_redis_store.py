@@ -18,6 +18,7 @@ from msgspec.structs import replace as copy_with
 from tarry.service.model import PolicyVersion, ReplayRecord
 from tarry.service.store import FinishStatus, LeaseTerms, Release, Retention, TaskFilter
 from tarry.service.stores.redis import RedisStore
+from tarry.service.stores.redis.connection import find_partition
 from tests.integration.redis_cluster import redis_cluster
 from tests.service.stores.comparison import STORE_FACTORIES, StoreFactory
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
@@ -174,6 +175,24 @@ def test_nothing_is_left_of_deleted_tasks(redis_url: str) -> None:
         with open_client(redis_url) as client:
             keys = {key.decode().split(":")[2] for key in client.scan_iter(f"{prefix}:*")}
         assert {"meta", "counters", "tenant", "tenant_names", "attempts", "attempts_of"} == keys
+
+    run_on_store(url, main)
+
+
+def test_all_partitions_are_swept_in_turn(redis_url: str) -> None:
+    """Tasks are removed although another partition always has as many as the limit allows."""
+    url = store_url(redis_url, partitions=2)
+    tenants = {find_partition(f"t{n}", 2): f"t{n}" for n in range(9)}
+
+    async def main(harness: StoreHarness) -> None:
+        tasks = [task(n, tenant=tenants[0]) for n in range(8)]
+        await harness.add(*tasks, task(8, tenant=tenants[1]))
+        for leased in (await harness.claim(limit=9, per_lane=9)).tasks:
+            await harness.store.finish([success_result(leased)])
+        harness.clock.advance(DAY_MS)
+        for _ in range(2):
+            assert 2 == (await harness.store.sweep(Retention(0, 0), 2)).removed_task_count
+        assert [] == (await harness.store.list_tasks(tenants[1], TaskFilter())).items
 
     run_on_store(url, main)
 

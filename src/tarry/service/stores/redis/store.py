@@ -144,6 +144,7 @@ class RedisStore:
         self._claims = ClaimMerger(self._connection)
         self._replay_partitions: dict[str, int] = {}
         """The partitions of known replays, because a step has no tenant."""
+        self._first_swept_partition = 0
         self._is_leader = False
         self._listener: WakeupListener | None = None
 
@@ -800,8 +801,12 @@ class RedisStore:
 
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         removed, has_more = 0, False
-        for partition in range(self._partition_count):
-            count, partition_has_more = await self._connection.run(
+        # Each sweep starts with another partition: if the first one always had more expired tasks
+        # than the limit, those of the others would never be removed.
+        start, count = self._first_swept_partition, self._partition_count
+        self._first_swept_partition = (start + 1) % count
+        for partition in (*range(start, count), *range(start)):
+            removed_count, partition_has_more = await self._connection.run(
                 partition,
                 "sweep",
                 retention.succeeded_ms,
@@ -810,7 +815,7 @@ class RedisStore:
                 WORKER_EXPIRY_MS,
                 limit - removed,
             )
-            removed += count
+            removed += removed_count
             has_more = has_more or bool(partition_has_more)
         return SweepResult(removed, has_more)
 
