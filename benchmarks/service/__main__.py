@@ -107,12 +107,15 @@ def measure_stores(args: argparse.Namespace, parts: Sequence[str]) -> list[Limit
     checks = []
     if "scale" in parts:
         counts = args.pending or ((1_000, 20_000) if args.quick else scale.PENDING_COUNTS)
-        backlogs = list(product(args.engines, counts))
         if args.fill_only:
-            for engine, pending in backlogs:
+            for engine, pending in product(args.engines, counts):
                 scale.fill(engine, pending, args.data, print_progress)
         else:
-            results = [scale.run(*each, args.data, print_progress) for each in backlogs]
+            results = [
+                result
+                for engine in args.engines
+                for result in scale.run(engine, counts, args.data, print_progress)
+            ]
             checks += print_part(scale.table_lines(results), scale.check_limits(results))
     if "workers" in parts:
         rows = workers.run(

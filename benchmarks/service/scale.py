@@ -2,9 +2,10 @@
 
 The backlog is due tomorrow, and divided among many lanes and tenants. Then a few tasks that are due
 now are added, claimed and finished, many times. The store is called in this process, without the
-service, so that only the store is measured. At last the service runs on the store while a stream of
-tasks falls due. Neither the cost of a claim nor the memory of the service may grow with the
-backlog.
+service, so that only the store is measured. The stores of an engine take turns, because the speed
+of a machine may change by a factor of two within minutes. At last the service runs on each store
+while a stream of tasks falls due. Neither the cost of a claim nor the memory of the service may
+grow with the backlog.
 
 Filling a store takes long. With `--data`, the stores stay in a folder, and a later run measures
 them again: only tasks that are missing are added.
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from math import isnan, nan
 from statistics import median
@@ -48,6 +49,7 @@ ENGINES = ("sqlite", "postgres", "redis")
 PENDING_COUNTS = (10_000, 1_000_000)
 TENANTS, LANES_PER_TENANT = 20, 50
 ROUNDS, TASKS_PER_ROUND = 300, 20
+_ROUNDS_PER_TURN = 10
 ATTEMPTS_PER_SECOND, STREAM_S = 200, 10
 MAX_RATIO, MAX_START_S = 1.5, 5.0
 _BATCH_SIZE = 2_000
@@ -88,21 +90,48 @@ def fill(engine: str, pending: int, data: Path, progress: Progress) -> None:
         asyncio.run(_fill(engine, url, folder, pending, progress))
 
 
-def run(engine: str, pending: int, data: Path | None, progress: Progress) -> ScaleResult:
-    """Fill a store with `pending` tasks, unless an earlier run has filled it, and measure it."""
-    with _running_store_in(data, engine, pending) as (url, server_pid, folder):
-        added_per_s = asyncio.run(_fill(engine, url, folder, pending, progress))
-        size = asyncio.run(_stored_bytes(engine, url, folder))
-        size -= int((folder / _EMPTY_BYTES).read_text())
-        progress(f"scale, {engine}: {ROUNDS} claims with {pending:,} tasks")
-        open_s, cpu_ms, rounds = asyncio.run(_measure_store(url, server_pid))
-        adds, claims, finishes = zip(*rounds, strict=True)
-        service, lags = _measure_service(url, progress)
-        return ScaleResult(
-            engine, pending, added_per_s, size / pending, open_s,
-            median(adds), median(claims), quantile(list(claims), 0.99), median(finishes),
-            cpu_ms, service, quantile(lags, 0.99),
-        )  # fmt: skip
+def run(
+    engine: str, pending_counts: Sequence[int], data: Path | None, progress: Progress
+) -> list[ScaleResult]:
+    """Fill a store for each number of tasks, unless an earlier run has, and measure them."""
+    with ExitStack() as stack:
+        backlogs: list[_Backlog] = []
+        for pending in pending_counts:
+            running = stack.enter_context(_running_store_in(data, engine, pending))
+            url, server_pid, folder = running
+            added_per_s = asyncio.run(_fill(engine, url, folder, pending, progress))
+            size = asyncio.run(_stored_bytes(engine, url, folder))
+            size -= int((folder / _EMPTY_BYTES).read_text())
+            backlogs.append(_Backlog(pending, url, server_pid, added_per_s, size / pending))
+        progress(f"scale, {engine}: {ROUNDS} claims with each backlog")
+        asyncio.run(_measure_stores(backlogs))
+        return [_build_result(engine, backlog, progress) for backlog in backlogs]
+
+
+@dataclass(slots=True)
+class _Backlog:
+    """A store that was filled, and its measurements."""
+
+    pending: int
+    url: str
+    server_pid: int | None
+    added_per_s: float
+    bytes_per_task: float
+    open_s: float = 0.0
+    cpu_s: float = 0.0
+    rounds: list[tuple[float, float, float]] = field(default_factory=list)
+    """The milliseconds of the steps of each round."""
+
+
+def _build_result(engine: str, backlog: _Backlog, progress: Progress) -> ScaleResult:
+    """Run the service on a store that was measured, and return all figures."""
+    adds, claims, finishes = zip(*backlog.rounds, strict=True)
+    service, lags = _measure_service(backlog.url, progress)
+    return ScaleResult(
+        engine, backlog.pending, backlog.added_per_s, backlog.bytes_per_task, backlog.open_s,
+        median(adds), median(claims), quantile(list(claims), 0.99), median(finishes),
+        1000 * backlog.cpu_s / ROUNDS, service, quantile(lags, 0.99),
+    )  # fmt: skip
 
 
 @contextmanager
@@ -165,21 +194,21 @@ async def _add(store: Store, tasks: list[NewTask]) -> None:
     raise BenchmarkError(f"the store was unavailable {_MAX_ADD_TRIES} times in a row")
 
 
-async def _measure_store(
-    url: str, server_pid: int | None
-) -> tuple[float, float, list[tuple[float, float, float]]]:
-    """Measure how long it takes to open the store, and run the rounds.
-
-    Returns the seconds until the store was open, the processor time of a round in milliseconds, and
-    the milliseconds of the steps of each round.
-    """
-    started = time.perf_counter()
-    async with _open_store(url) as store:
-        await store.claim(_TERMS, limit=100, per_lane=100)
-        open_s = time.perf_counter() - started
-        cpu_before = _cpu_seconds(server_pid)
-        rounds = [await _run_round(store, number) for number in range(ROUNDS)]
-        return open_s, 1000 * (_cpu_seconds(server_pid) - cpu_before) / ROUNDS, rounds
+async def _measure_stores(backlogs: Sequence[_Backlog]) -> None:
+    """Measure how long it takes to open the stores, and run the rounds on each store in turn."""
+    async with AsyncExitStack() as stack:
+        stores: list[Store] = []
+        for backlog in backlogs:
+            started = time.perf_counter()
+            stores.append(await stack.enter_async_context(_open_store(backlog.url)))
+            await stores[-1].claim(_TERMS, limit=100, per_lane=100)
+            backlog.open_s = time.perf_counter() - started
+        for first in range(0, ROUNDS, _ROUNDS_PER_TURN):
+            for store, backlog in zip(stores, backlogs, strict=True):
+                cpu_before = _cpu_seconds(backlog.server_pid)
+                for number in range(first, first + _ROUNDS_PER_TURN):
+                    backlog.rounds.append(await _run_round(store, number))
+                backlog.cpu_s += _cpu_seconds(backlog.server_pid) - cpu_before
 
 
 def _cpu_seconds(server_pid: int | None) -> float:
@@ -198,7 +227,7 @@ async def _run_round(store: Store, number: int) -> tuple[float, float, float]:
     times.append(time.perf_counter())
     if len(claim.tasks) != TASKS_PER_ROUND:
         raise RuntimeError(f"{len(claim.tasks)} tasks were claimed instead of {TASKS_PER_ROUND}")
-    await store.finish([_build_result(task) for task in claim.tasks])
+    await store.finish([_build_task_result(task) for task in claim.tasks])
     times.append(time.perf_counter())
     add_ms, claim_ms, finish_ms = (1000 * (end - start) for start, end in pairwise(times))
     return add_ms, claim_ms, finish_ms
@@ -224,7 +253,7 @@ def _build_task(number: int, due_ms: int) -> Task:
     return build_task(f"https://{host}/", due_ms, f"tenant-{tenant}")
 
 
-def _build_result(task: Task) -> TaskResult:
+def _build_task_result(task: Task) -> TaskResult:
     attempt = AttemptRecord(
         number=task.attempts + 1,
         scheduled_at=task.next_attempt_at,
