@@ -9,11 +9,14 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.store import FinishStatus, NewTask
 from tarry.service.stores.postgres import PostgresStore
-from tests.integration.postgres_store import empty_tables, run_case
+from tests.integration.postgres import connected
+from tests.integration.postgres_store import empty_tables, new_schema_url, run_case
 from tests.service.stores.comparison import STORE_FACTORIES, StoreFactory
 from tests.service.stores.conformance.suite import CASES, Case, case_name
+from tests.service.stores.harness import LEASE, success_result, task
 from tests.service.stores.state_machine import StoreMachine
 
 
@@ -57,3 +60,33 @@ def test_a_server_that_may_lose_tasks_is_refused(
 
     asyncio.run(main())
     assert "PostgreSQL may lose acknowledged tasks: fsync is off" in caplog.text
+
+
+def test_a_login_that_is_refused_later_is_temporary(postgres_dsn: str) -> None:
+    """While the server refuses new connections, an open store is unavailable, then it continues."""
+
+    async def main() -> None:
+        url = new_schema_url(postgres_dsn).replace("postgres@", "rotated@", 1)
+        async with connected(postgres_dsn) as operator:
+            await operator.execute("CREATE ROLE rotated LOGIN SUPERUSER")
+            store = PostgresStore(url)
+            await store.open()
+            await store.add([NewTask(task(1))])
+            [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
+            await operator.execute("ALTER ROLE rotated NOLOGIN")
+            await operator.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE usename = 'rotated'"
+            )
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable):
+                    await store.finish([success_result(leased)])
+            late_store = PostgresStore(url)
+            with pytest.raises(ConfigurationError, match="refused the connection"):
+                await late_store.open()
+            await late_store.close()
+            await operator.execute("ALTER ROLE rotated LOGIN")
+            assert [FinishStatus.APPLIED] == await store.finish([success_result(leased)])
+            await store.close()
+
+    asyncio.run(main())

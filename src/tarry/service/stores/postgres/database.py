@@ -259,7 +259,7 @@ class Database:
 
     def map_errors(self) -> _ErrorMapping:
         """Return a context manager that translates errors of asyncpg."""
-        return _ErrorMapping(self._asyncpg, self._redacted_url)
+        return _ErrorMapping(self._asyncpg, self._redacted_url, is_open=self._pool is not None)
 
 
 async def _is_pooled(connection: Any) -> bool:
@@ -298,11 +298,17 @@ class _Retryable(Exception):
 
 
 class _ErrorMapping:
-    """A context manager that translates errors of asyncpg into errors of the store."""
+    """A context manager that translates errors of asyncpg into errors of the store.
 
-    def __init__(self, asyncpg: Any, redacted_url: str) -> None:
+    A refused login is an error of the configuration only before the store `is_open`. Later it may
+    be temporary, for example while a password is changed: then results of attempts have to be
+    written again, and must not be discarded.
+    """
+
+    def __init__(self, asyncpg: Any, redacted_url: str, *, is_open: bool) -> None:
         self._asyncpg = asyncpg
         self._redacted_url = redacted_url
+        self._is_open = is_open
 
     def __enter__(self) -> None:
         pass
@@ -314,10 +320,12 @@ class _ErrorMapping:
             state: str = getattr(error, "sqlstate", None) or ""
             if state in _RETRYABLE_STATES:
                 raise _Retryable from error
-            if state[:2] == "28" or state == "3D000":  # password, permission, database name
+            is_refused = state[:2] == "28" or state == "3D000"  # password, role, database name
+            if is_refused and not self._is_open:
                 msg = f"store: {self._redacted_url} refused the connection: {error}"
                 raise ConfigurationError(msg) from error
-            if state[:2] not in _UNAVAILABLE_CLASSES and state not in _UNAVAILABLE_STATES:
+            is_unavailable = state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_STATES
+            if not (is_refused or is_unavailable):
                 return
         elif not isinstance(
             error,
