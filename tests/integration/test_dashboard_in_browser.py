@@ -324,3 +324,43 @@ def test_replay_is_cancelled(browser: Browser, tarry_service: Service, target: H
         replays.get_by_role("button", name="Cancel…").click()
         page.get_by_role("button", name="Cancel the replay").click()
         expect(replays.get_by_text("CANCELLED")).to_be_visible()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1440, "dark")])
+def test_policy_is_created_edited_and_deleted(
+    browser: Browser, tarry_service: Service, width: int, scheme: Scheme
+) -> None:
+    """The form of a policy draws its delays, reports an invalid field, and saves new versions."""
+    name = f"orders-{width}"
+    with open_dashboard(browser, tarry_service, width=width, scheme=scheme) as dashboard:
+        page = dashboard.show("policies")
+        webhook = page.get_by_role("row", name=re.compile("webhook.* built in"))
+        expect(webhook).to_be_visible()
+        page.get_by_label("Name of a new policy").fill(name)
+        page.get_by_role("button", name="New policy").click()
+        page.get_by_label("Attempts at most").fill("4")
+        page.get_by_label("First delay (ms)").fill("200")
+        delays = page.get_by_role("region", name="Delays")
+        expect(delays.get_by_text("At most 3 retries, longest wait 1.4 s.")).to_be_visible()
+        expect(delays.get_by_role("img", name="from 200 ms to 800 ms")).to_be_visible()
+        page.get_by_label("Multiplier").fill("0.5")
+        expect(page.get_by_role("alert").get_by_text("multiplier must be")).to_be_visible()
+        expect(page.get_by_label("Multiplier")).to_have_attribute("aria-invalid", "true")
+        # Chromium itself logs responses with an error status.
+        assert all("422" in message for message in dashboard.messages)
+        dashboard.messages.clear()
+        page.get_by_label("Multiplier").fill("3")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text(f"Saved {name}, version 1.")).to_be_visible()
+        expect(page.get_by_label("First delay (ms)")).to_have_value("200")
+        page.get_by_role("combobox", name="Backoff").select_option("SCHEDULE")
+        page.get_by_label("Schedule (ms)").fill("1000, 60000")
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text(f"Saved {name}, version 2.")).to_be_visible()
+        delays.get_by_text("As a table").click()
+        expect(delays.get_by_role("row", name=re.compile("3 .*1 min"))).to_be_visible()
+        page.get_by_role("button", name="Delete…").click()
+        page.get_by_role("button", name="Delete this policy").click()
+        expect(page.get_by_text(f"Deleted {name}.")).to_be_visible()
+        expect(webhook).to_be_visible()
+        expect(page.get_by_role("link", name=name)).to_have_count(0)

@@ -395,7 +395,7 @@ class Policy(ImmutableValue):
 
     def explain(self) -> str:
         """Return a table of the delays, the worst case time and the worst case load as text."""
-        rows, retry_count, longest_wait, average_retry_count = _worst_case(self)
+        rows, retry_count, longest_wait, average_retry_count = plan_retries(self)
         jitter: str = self.jitter if isinstance(self.jitter, str) else "custom"
         if jitter == "none":
             jitter = "no"
@@ -504,17 +504,29 @@ def uses_max_delay(backoff: BackoffName | Backoff, jitter: JitterName | Jitter) 
     return backoff in _LIMITED_BACKOFFS or jitter == "decorrelated"
 
 
-def _worst_case(policy: Policy) -> tuple[list[tuple[float, float, float]], int, float, int]:
-    """Return a row for each retry, the largest number of retries, and their longest total wait.
+class RetryPlan(NamedTuple):
+    """The retries of a call in which every attempt fails."""
 
-    A row is the ceiling, the shortest and the longest delay of one retry. The last value is the
-    number of retries that fit into the total budget if all delays are average.
+    rows: list[tuple[float, float, float]]
+    """For each retry: the ceiling, the shortest and the longest delay."""
+    retry_count: int
+    """The largest number of retries."""
+    longest_wait: float
+    """The longest time that all delays can take."""
+    average_retry_count: int
+    """The number of retries that fit into the total budget if all delays are average."""
+
+
+def plan_retries(policy: Policy, max_rows: int = _MAX_EXPLAINED_RETRIES) -> RetryPlan:
+    """Return the retries of a call in which every attempt fails, with at most `max_rows` rows.
+
+    Retries without a row are assumed to wait as long as the last one that has a row.
     """
     rows: list[tuple[float, float, float]] = []
     longest_wait = shortest_wait = average_wait = 0.0
     shortest = longest = average = None
     retry_count = average_retry_count = policy.max_attempts - 1
-    for k in range(1, min(retry_count, _MAX_EXPLAINED_RETRIES) + 1):
+    for k in range(1, min(retry_count, max_rows) + 1):
         ceiling = policy.ceiling(k)
         shortest = policy.delay(ceiling, shortest, 0.0)
         longest = policy.delay(ceiling, longest, _MAX_RANDOM_NUMBER)
@@ -529,11 +541,10 @@ def _worst_case(policy: Policy) -> tuple[list[tuple[float, float, float]], int, 
                 break
         longest_wait += longest
         rows.append((ceiling, shortest, longest))
-    # Each further retry is assumed to wait as long as the last one in `rows`.
-    longest_wait += max(0, retry_count - _MAX_EXPLAINED_RETRIES) * (longest or 0.0)
+    longest_wait += max(0, retry_count - max_rows) * (longest or 0.0)
     if policy.total_budget is not None:
         longest_wait = min(longest_wait, policy.total_budget)
-    return rows, retry_count, longest_wait, average_retry_count
+    return RetryPlan(rows, retry_count, longest_wait, average_retry_count)
 
 
 PRESETS: dict[str, Policy] = {

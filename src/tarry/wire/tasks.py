@@ -350,6 +350,28 @@ class RetryPolicy(_Body, omit_defaults=True):
     schedule_ms: list[int | float] | None = None
 
 
+class PlannedRetry(_Body):
+    """A retry that a policy allows: its ceiling, and the range of its delay after jitter."""
+
+    retry_number: int
+    ceiling_ms: float
+    shortest_delay_ms: float
+    longest_delay_ms: float
+
+
+class PolicySchedule(_Body):
+    """The retries of a task of which every attempt fails.
+
+    `retries` has the first 50. `averageRetries` is the number that fits into the total budget if
+    all delays are average; null if there are more than 1,000.
+    """
+
+    retries: list[PlannedRetry]
+    max_retries: int
+    average_retries: int | None
+    longest_wait_ms: float
+
+
 class SearchFilter(_RequestBody):
     """A filter for tasks; an empty filter matches all."""
 

@@ -283,3 +283,35 @@ def test_an_unknown_policy_is_404() -> None:
         assert 404 == (await api.request("DELETE", "/retry-policies/x")).status
 
     run_with_api(test)
+
+
+def test_delays_of_a_policy_are_computed_without_storing_it() -> None:
+    """The schedule has the ceiling and the range of each delay, and what fits into the budget."""
+
+    async def test(api: ApiHarness) -> None:
+        fields = {"maxAttempts": 4, "initialDelayMs": 100, "jitterType": "EQUAL"}
+        response = await api.request("POST", "/policy-schedules", fields)
+        assert 200 == response.status
+        assert [[1, 100, 50, 100], [2, 200, 100, 200], [3, 400, 200, 400]] == [
+            list(retry.values()) for retry in response.json["retries"]
+        ]
+        assert (3, 3, 700) == (
+            response.json["maxRetries"],
+            response.json["averageRetries"],
+            response.json["longestWaitMs"],
+        )
+        names = [
+            each["policyId"] for each in (await api.request("GET", "/retry-policies")).json["items"]
+        ]
+        assert sorted(SERVICE_PRESETS) == sorted(names)
+        endless = {"maxAttempts": 100_000, "totalBudgetMs": None}
+        response = await api.request("POST", "/policy-schedules", endless)
+        assert (50, 99_999, None) == (
+            len(response.json["retries"]),
+            response.json["maxRetries"],
+            response.json["averageRetries"],
+        )
+        invalid = await api.request("POST", "/policy-schedules", {"initialDelayMs": -1})
+        assert (422, "initialDelayMs") == (invalid.status, invalid.problem["field"])
+
+    run_with_api(test)

@@ -157,6 +157,19 @@ _EXPLANATION = {
     ],
     "next": {"text": "Attempt 2 of 10 is due in 1.4 s.", "at": _CREATED_AT + 1_413},
 }
+_SCHEDULE = {
+    "retries": [
+        {
+            "retryNumber": 1,
+            "ceilingMs": 1_000.0,
+            "shortestDelayMs": 0.0,
+            "longestDelayMs": 1_000.0,
+        }
+    ],
+    "maxRetries": 9,
+    "averageRetries": 9,
+    "longestWaitMs": 511_000.0,
+}
 _CALLBACK = {
     "taskId": _TASK_ID,
     "idempotencyKey": "order-7",
@@ -189,6 +202,7 @@ EXAMPLES: dict[str, Any] = {
         (wire.Explanation, _EXPLANATION),
         (wire.RetryPolicy, _POLICY),
         (wire.Page[wire.RetryPolicy], _page(_POLICY)),
+        (wire.PolicySchedule, _SCHEDULE),
         (wire.ReplayJob, _REPLAY),
         (wire.Page[wire.ReplayJob], _page(_REPLAY)),
         (wire.PurgeResult, {"purged": 240, "more": False, "nextCursor": None}),

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tarry.core.policy import HEADER_NAME_PATTERN, HIGHEST_STATUS, LOWEST_STATUS, PolicyField
+from tarry.core.policy import (
+    HEADER_NAME_PATTERN,
+    HIGHEST_STATUS,
+    LOWEST_STATUS,
+    PolicyField,
+    plan_retries,
+)
 from tarry.errors import ConfigurationError
 from tarry.service.api import problems
 from tarry.service.api.messages import ApiResponse, NoQuery, PageQuery, decode_json, json_response
@@ -19,7 +25,7 @@ from tarry.service.model import PolicyVersion
 from tarry.service.store import PolicyWriteStatus
 from tarry.wire import policies as wire
 from tarry.wire.policies import SERVICE_PRESETS
-from tarry.wire.tasks import Page, PolicyName, RetryPolicy
+from tarry.wire.tasks import Page, PlannedRetry, PolicyName, PolicySchedule, RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +38,9 @@ _fields_decoder = msgspec.json.Decoder(dict[str, Any])
 _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PATH = "/retry-policies"
 _POLICY_PATH = "/retry-policies/{policyId}"
+_MAX_SCHEDULE_ROWS = 50
+_MAX_PLANNED_RETRIES = 1_000
+"""Computing them takes about 1 ms, for which other requests wait."""
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 _PRESET_CURSOR_PREFIX = "preset:"
 """A cursor with this prefix is a position among the built-in policies (presets), which are listed
@@ -195,6 +204,31 @@ class PolicyResource:
             raise problems.no_such("policy")
         return ApiResponse(204, b"", [])
 
+    @Operation("POST", "/policy-schedules", "planRetries", PolicySchedule, body=PolicyFields)
+    async def plan(self, request: ApiRequest) -> ApiResponse:
+        """Compute the delays of a policy without storing it."""
+        fields = await self._read_fields(request)
+        policy = check_policy(fields, SERVICE_PRESETS["default"], self._context.limits)
+        plan = plan_retries(policy, _MAX_PLANNED_RETRIES)
+        is_average_known = plan.average_retry_count <= _MAX_PLANNED_RETRIES
+        schedule = PolicySchedule(
+            retries=[
+                PlannedRetry(
+                    retry_number=number,
+                    ceiling_ms=_to_ms(ceiling),
+                    shortest_delay_ms=_to_ms(shortest),
+                    longest_delay_ms=_to_ms(longest),
+                )
+                for number, (ceiling, shortest, longest) in enumerate(
+                    plan.rows[:_MAX_SCHEDULE_ROWS], 1
+                )
+            ],
+            max_retries=plan.retry_count,
+            average_retries=plan.average_retry_count if is_average_known else None,
+            longest_wait_ms=_to_ms(plan.longest_wait),
+        )
+        return json_response(200, schedule)
+
     async def _read_fields(self, request: ApiRequest) -> dict[str, Any]:
         body = await request.read_body(self._context.limits.max_request_bytes)
         return decode_json(_fields_decoder, body, PolicyFields)
@@ -212,6 +246,11 @@ class PolicyResource:
         if result[0] is PolicyWriteStatus.OVER_QUOTA:
             raise too_many_policy_versions(quota)
         return result
+
+
+def _to_ms(seconds: float) -> float:
+    """Return milliseconds, rounded to a microsecond."""
+    return round(seconds * 1000, 3)
 
 
 def _write_response(

@@ -71,6 +71,13 @@ export function notify(text) {
   document.getElementById("notice").textContent = text;
 }
 
+/** Open another page and show a message on it. */
+export function openPage(fragment, message) {
+  // The change of the page removes the previous message.
+  window.addEventListener("hashchange", () => notify(message), { once: true });
+  location.hash = fragment;
+}
+
 /** Show an error in the alert region of the page until it is dismissed or the page changes. */
 export function showError(error) {
   if (error?.name === "AbortError") return;

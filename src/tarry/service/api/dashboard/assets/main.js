@@ -3,6 +3,7 @@ import { apiKey, get, setApiKey } from "./api.js";
 import { clearError, field, h, notify, pageLink, showError } from "./dom.js";
 import * as deadLetters from "./dead_letters.js";
 import * as downstreams from "./downstreams.js";
+import * as policies from "./policies.js";
 import * as task from "./task.js";
 import * as tasks from "./tasks.js";
 
@@ -10,6 +11,7 @@ const PAGES = [
   { name: "tasks", label: "Tasks", render: tasks.render, renderItem: task.render },
   { name: "downstreams", label: "Downstreams", render: downstreams.render, renderItem: downstreams.renderItem },
   { name: "dead-letters", label: "Dead letters", render: deadLetters.render },
+  { name: "policies", label: "Policies", render: policies.render, renderItem: policies.renderItem },
 ];
 
 const main = document.getElementById("main");
