@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,23 @@ def test_an_existing_file_is_not_replaced(folder: StoreFolder) -> None:
 
     assert before == folder.file.read_bytes()
     assert 2 == len(folder.copied_files())
+
+
+def test_a_backup_in_use_as_a_store_is_not_replaced(folder: StoreFolder) -> None:
+    """SQLite would apply the WAL of the store to the new file, which would be damaged then."""
+    folder.add(1, b"body")
+    folder.back_up()
+    with closing(sqlite3.connect(folder.file)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        connection.execute("CREATE TABLE another (id)")
+        before = folder.file.read_bytes()
+
+        with pytest.raises(
+            ConfigurationError, match=r"copy\.db-wal exists, so .*copy\.db is in use"
+        ):
+            folder.back_up(overwrite=True)
+        assert before == folder.file.read_bytes()
+    folder.back_up(overwrite=True)  # the last connection has removed the WAL
 
 
 def test_a_replaced_backup_has_only_the_new_bodies(folder: StoreFolder) -> None:

@@ -103,6 +103,13 @@ def _check_target(store: Path, file: Path, *, overwrite: bool) -> None:
         raise ConfigurationError(f"{file} is a folder: name a file in it, such as {file}/tarry.db")
     if file.exists() and not overwrite:
         raise ConfigurationError(f"{file} exists: name another file, or replace it with --force")
+    for suffix in ("-wal", "-journal"):
+        # SQLite would apply the changes in this file to the new backup, and damage it.
+        if Path(f"{file}{suffix}").exists():
+            raise ConfigurationError(
+                f"{file}{suffix} exists, so {file} is in use as a store, or was when its process "
+                "ended: name another file for the backup"
+            )
 
 
 @contextmanager
