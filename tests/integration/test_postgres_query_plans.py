@@ -144,6 +144,59 @@ def test_a_claim_reads_few_rows_for_each_task(postgres_dsn: str) -> None:
     run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)
 
 
+_VERSIONS_READ = """
+SELECT sum(s.heap_blks_hit + s.heap_blks_read + s.idx_blks_hit + s.idx_blks_read + i.entries)
+FROM pg_statio_user_tables AS s CROSS JOIN LATERAL (
+    SELECT sum(i.idx_tup_read) AS entries FROM pg_stat_user_indexes AS i WHERE i.relid = s.relid
+) AS i
+WHERE s.schemaname = $1
+    AND s.relname IN ('lane', 'tenant', 'policy_use', 'lane_name', 'tenant_name')
+"""
+
+
+@pytest.mark.parametrize("is_analyzed", [True, False], ids=["analyzed", "not analyzed"])
+def test_a_long_transaction_does_not_make_calls_read_old_versions_of_lanes(
+    postgres_dsn: str, is_analyzed: bool
+) -> None:
+    """Each call updates its lanes and tenant, but reads only the newest versions of these rows."""
+
+    async def main(store: PostgresStore) -> None:
+        clock = store._clock
+        assert isinstance(clock, ManualClock)
+        due = clock.now + DAY_MS
+        await store.add([NewTask(task(n, f"h{n}", next_attempt_at=due)) for n in range(2)])
+        schema = store.database.schema.name
+        costs: list[int] = []
+
+        async def pass_tasks(first_number: int) -> None:
+            for number in range(first_number, first_number + 50, 5):
+                clock.advance(10)
+                new = [NewTask(task(number + n, f"h{n % 2}")) for n in range(5)]
+                await store.add(new, quota=1_000_000, lane_quota=1000)
+                leased = (await store.claim(LEASE, limit=5, per_lane=5)).tasks
+                await store.finish([success_result(found) for found in leased])
+                await store.claim(LEASE, limit=5, per_lane=5)
+
+        async with connected(postgres_dsn) as other:
+            transaction = other.transaction(isolation="repeatable_read")
+            await transaction.start()
+            await other.fetch(store.database.sql("TABLE tarry.live"))
+            for round_number in range(15):
+                if is_analyzed:
+                    await store.database.fetch("ANALYZE tarry.lane, tarry.tenant, tarry.policy_use")
+                await store.database.fetch(_FLUSH)
+                before = await store.database.fetch_value(_VERSIONS_READ, schema)
+                await pass_tasks(100 + 50 * round_number)
+                await store.database.fetch(_FLUSH)
+                after = await store.database.fetch_value(_VERSIONS_READ, schema)
+                costs.append(int(after - before))
+            await transaction.rollback()
+
+        assert max(costs[-3:]) < 1.5 * max(costs[1:4])
+
+    run_on_store(f"{new_schema_url(postgres_dsn)}&pool_size=1", main)
+
+
 def test_a_long_transaction_does_not_make_claims_slower(postgres_dsn: str) -> None:
     """Entries of finished tasks, which cannot be removed from the index, are not read again."""
 

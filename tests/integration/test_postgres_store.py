@@ -16,7 +16,13 @@ from tests.integration.postgres import connected
 from tests.integration.postgres_store import empty_tables, new_schema_url, run_case
 from tests.service.stores.comparison import STORE_FACTORIES, StoreFactory
 from tests.service.stores.conformance.suite import CASES, Case, case_name
-from tests.service.stores.harness import LEASE, success_result, task
+from tests.service.stores.harness import (
+    HOUR_MS,
+    LEASE,
+    StoreHarness,
+    success_result,
+    task,
+)
 from tests.service.stores.state_machine import StoreMachine
 
 
@@ -42,6 +48,31 @@ def test_the_store_has_the_results_and_contents_of_the_reference_store(
         max_examples=max(3, settings().max_examples // 30), stateful_step_count=30
     )
     run_state_machine_as_test(StoreMachine, settings=state_machine_settings)
+
+
+def test_claims_find_the_tasks_of_many_tenants(postgres_dsn: str) -> None:
+    """Above a number of tenants, claims use indexes: in fair order, and with the next due time."""
+
+    async def case(harness: StoreHarness) -> None:
+        store, now = harness.store, harness.clock.now
+        tenants = [f"tenant-{number:02}" for number in range(40)]
+        new = [NewTask(task(n, "a", tenant)) for n, tenant in enumerate(tenants)]
+        later = [
+            NewTask(task(100 + n, "b", tenant, next_attempt_at=now + HOUR_MS + n))
+            for n, tenant in enumerate(tenants)
+        ]
+        await store.add([*new, *later])
+
+        found = [(await store.claim(LEASE, limit=20, per_lane=1)).tasks for _ in range(2)]
+        await store.finish([success_result(each) for tasks in found for each in tasks])
+        for _ in range(2):  # each corrects the check times of some tenants
+            await store.claim(LEASE, limit=20, per_lane=1)
+        claimed = await store.claim(LEASE, limit=20, per_lane=1)
+
+        assert sorted(tenants) == sorted(each.tenant for tasks in found for each in tasks)
+        assert ([], now + HOUR_MS - LEASE.horizon_ms) == (claimed.tasks, claimed.next_at)
+
+    run_case(postgres_dsn, case)
 
 
 def test_a_server_that_may_lose_tasks_is_refused(

@@ -24,7 +24,7 @@ metadata.version = lambda _name: "{NEW_VERSION}"
 
 from tarry.service.stores.postgres import live_tasks, schema
 from tarry.service.stores.postgres.functions import FUNCTIONS
-header = "CREATE FUNCTION tarry.claim_1("
+header = "CREATE OR REPLACE FUNCTION tarry.claim_1("
 claim = header + FUNCTIONS.split(header)[1].split("END $$;")[0] + "END $$;"
 tables = ("live", "lane", "tenant", "task_key", "content", "finished", "worker")
 columns = [f"ALTER TABLE tarry.{{name}} ADD COLUMN added integer DEFAULT 7;" for name in tables]

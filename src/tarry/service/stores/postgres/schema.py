@@ -27,12 +27,23 @@ always in the same order: lanes, tenants, policies, each by id. So transactions 
 does not have to write to indexes. For the same reason `lane.unused` is a column: an index on
 `tasks = 0` would be written with each change of `tasks`.
 
+While another client keeps a transaction open, PostgreSQL removes no old version of a row, and a
+search in an index reads all of them: thousands for the few rows of `lane`, `tenant` and
+`policy_use`, which each call updates. So these rows are found by an index on `(id, generation)`,
+which is read in descending order. `generation` grows with every 32nd update, and the first visible
+version is the row: at most about 32 versions are read. An update of `generation` has to write to
+all indexes, so it is not done each time. A unique index would check all old versions then, so names
+are unique in `lane_name` and `tenant_name`, whose rows do not change. The lanes to visit are found
+by other indexes. To skip old versions there, a search starts at the tenant's `first_turn` (a lower
+bound of `last_turn` of its ready lanes), `due_check_at` or `expiry_check_at`.
+
 Text is stored with the collation "C": fast, and in the order of Python. See `encode_text` for
 NUL characters.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError
@@ -47,6 +58,12 @@ SEQ_DAY_BITS = 40
 """Number of bits of `seq` after the day: tasks per day are numbered below 2 ** 40."""
 _MIGRATION_LOCK = 0x74617279
 """The advisory lock (two numbers: this and the hash of the schema) of a migration."""
+_SET_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
+"""A migration locks several tables, in another order than the calls of running processes. It gives
+up before PostgreSQL would find a deadlock (after 1 s) and perhaps end a call."""
+_LOCK_TIMEOUT_STATE = "55P03"
+_LOCK_PAUSES_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 30.0, 30.0)
+"""Pauses between the tries of a migration that did not get its locks."""
 
 _HOT = (
     "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, "
@@ -277,11 +294,96 @@ CREATE TABLE tarry.worker ( -- the registry of processes, see Store.record_worke
 ) WITH (fillfactor = 50, {_HOT});
 """
 
-MIGRATIONS: tuple[str, ...] = (_TABLES + FUNCTIONS,)
+
+def _names_table(table: str) -> str:
+    """Return statements for the table of the names of `lane` or `tenant`, see `_GENERATIONS`."""
+    return f"""
+    CREATE TABLE tarry.{table}_name (
+        name text COLLATE "C" PRIMARY KEY,
+        id integer NOT NULL UNIQUE
+    );
+    INSERT INTO tarry.{table}_name SELECT name, id FROM tarry.{table};
+    -- A row with a name that exists already is not inserted, as with ON CONFLICT DO NOTHING.
+    CREATE FUNCTION tarry.insert_{table}_name_1() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO tarry.{table}_name (name, id) VALUES (NEW.name, NEW.id) ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN NEW;
+        END IF;
+        RETURN NULL;
+    END $$;
+    CREATE FUNCTION tarry.delete_{table}_name_1() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        DELETE FROM tarry.{table}_name WHERE id = OLD.id;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER insert_name BEFORE INSERT ON tarry.{table}
+    FOR EACH ROW EXECUTE FUNCTION tarry.insert_{table}_name_1();
+    CREATE TRIGGER delete_name AFTER DELETE ON tarry.{table}
+    FOR EACH ROW EXECUTE FUNCTION tarry.delete_{table}_name_1();
+    ALTER TABLE tarry.{table} DROP CONSTRAINT {table}_pkey, DROP CONSTRAINT {table}_name_key;
+    CREATE INDEX {table}_by_name ON tarry.{table} (name);
+    CREATE INDEX {table}_newest ON tarry.{table} (id, generation);
+    """
+
+
+def _refuse_old_updates(table: str) -> str:
+    """Return a trigger for updates that are not made by functions of this version."""
+    names = ("ready", "last_turn", "due_check_at", "expiry_check_at")
+    new, old = (", ".join(f"{row}.{name}" for name in names) for row in ("NEW", "OLD"))
+    return f"""
+    CREATE TRIGGER refuse_old_update AFTER UPDATE ON tarry.{table} FOR EACH ROW
+    WHEN (NEW.updates = OLD.updates AND ({new}) IS DISTINCT FROM ({old}))
+    EXECUTE FUNCTION tarry.refuse_update_1();
+    """
+
+
+_ADD_GENERATION = (
+    "ADD COLUMN updates bigint NOT NULL DEFAULT 0, ADD COLUMN generation bigint NOT NULL DEFAULT 0"
+)
+_GENERATIONS = f"""
+ALTER TABLE tarry.tenant {_ADD_GENERATION}, ADD COLUMN first_turn bigint;
+ALTER TABLE tarry.lane {_ADD_GENERATION};
+ALTER TABLE tarry.policy_use {_ADD_GENERATION};
+{_names_table("tenant")}
+{_names_table("lane")}
+ALTER TABLE tarry.policy_use DROP CONSTRAINT policy_use_pkey;
+UPDATE tarry.tenant AS t SET
+    first_turn = (SELECT min(l.last_turn) FROM tarry.lane AS l WHERE l.tenant = t.id AND l.ready),
+    due_check_at = (SELECT min(l.due_check_at) FROM tarry.lane AS l
+        WHERE l.tenant = t.id AND NOT l.ready),
+    expiry_check_at = (SELECT min(l.expiry_check_at) FROM tarry.lane AS l
+        WHERE l.tenant = t.id AND NOT l.ready);
+DROP INDEX tarry.lane_due_check, tarry.lane_expiry_check;
+DROP INDEX tarry.tenant_due_check, tarry.tenant_expiry_check;
+CREATE INDEX lane_due_check ON tarry.lane (tenant, due_check_at, generation DESC)
+    WHERE NOT ready AND due_check_at IS NOT NULL;
+CREATE INDEX lane_expiry_check ON tarry.lane (tenant, expiry_check_at, generation DESC)
+    WHERE NOT ready AND expiry_check_at IS NOT NULL;
+CREATE INDEX tenant_due_check ON tarry.tenant (due_check_at, generation DESC)
+    WHERE NOT ready AND due_check_at IS NOT NULL;
+CREATE INDEX tenant_expiry_check ON tarry.tenant (expiry_check_at, generation DESC)
+    WHERE NOT ready AND expiry_check_at IS NOT NULL;
+CREATE INDEX policy_use_newest ON tarry.policy_use (id, generation);
+CREATE INDEX policy_use_by_name ON tarry.policy_use (tenant, policy, generation);
+
+-- A call that has started before this migration, and waits for it, continues with the old
+-- functions. They do not maintain the bounds with which the new ones search for lanes. So the call
+-- fails when it changes a lane or a tenant, and is retried with the new functions.
+CREATE FUNCTION tarry.refuse_update_1() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE SQLSTATE '40001' USING MESSAGE = 'the tables were upgraded meanwhile';
+END $$;
+{_refuse_old_updates("tenant")}
+{_refuse_old_updates("lane")}
+"""
+MIGRATIONS: tuple[str, ...] = (_TABLES, _GENERATIONS + FUNCTIONS)
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is a schema without tables.
 
-The names of functions end with a version. A migration that changes a function adds one with the
-next version and leaves the old one, so that processes of the previous release keep working."""
+The names of functions end with a version. A migration that changes the parameters or the effect of
+a function adds one with the next version and leaves the old one, so that processes of the previous
+release keep working. Other changes of functions need a migration too: the newest migration creates
+all functions again."""
 COMPATIBLE_VERSION = 1
 """The oldest schema version whose processes work with the tables of the newest. They also start on
 these tables: during a rolling upgrade, a process of the previous release may crash."""
@@ -308,10 +410,23 @@ class Schema:
         """
         if await self._read_version(connection) >= len(MIGRATIONS):
             return
+        for pause_s in _LOCK_PAUSES_S:
+            try:
+                await self._migrate(connection)
+            except Exception as error:
+                if getattr(error, "sqlstate", None) != _LOCK_TIMEOUT_STATE:
+                    raise
+                await asyncio.sleep(pause_s)
+            else:
+                return
+        await self._migrate(connection)
+
+    async def _migrate(self, connection: Any) -> None:
         async with connection.transaction():
             await connection.execute(
                 "SELECT pg_advisory_xact_lock($1, hashtext($2))", _MIGRATION_LOCK, self.name
             )
+            await connection.execute(_SET_LOCK_TIMEOUT)
             version = await self._read_version(connection)
             if version == 0:
                 await self._create(connection)

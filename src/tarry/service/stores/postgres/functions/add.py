@@ -14,12 +14,14 @@ from tarry.service.stores.postgres.functions.constants import (
     OVER_QUOTA,
     PLAN_SETTINGS,
     TOO_MANY_LANES,
+    newest,
+    newest_first,
 )
 
 ADD_FUNCTIONS = f"""
 -- Add tasks, and lease those with `p_lease`. `p_tenants`, `p_lanes` and `p_policies` are positions
 -- in the arrays of names, so that each name is sent and searched once. Returns a row for each task.
-CREATE FUNCTION tarry.add_1(
+CREATE OR REPLACE FUNCTION tarry.add_1(
     p_tenant_names text[], p_lane_names text[], p_lane_tenants integer[], p_policy_names text[],
     p_policy_tenants integer[], p_ids uuid[], p_tenants integer[], p_lanes integer[],
     p_policies integer[], p_keys text[], p_fingerprints bytea[], p_contents bytea[], p_refs text[],
@@ -39,6 +41,7 @@ DECLARE
     v_inserted bigint[];
     v_replaced record;
     v_new_lanes integer[];
+    v_open boolean[]; -- whether tasks of the lane may be leased; NULL: the lane was removed
     v_results smallint[];
     v_dues bigint[];
     v_wakes bigint[];
@@ -123,7 +126,9 @@ BEGIN
     FOR v_try IN 1..2 LOOP
         SELECT array_agg(u.id ORDER BY n.ord) INTO v_policies
         FROM unnest(p_policy_names, p_policy_tenants) WITH ORDINALITY AS n (name, tenant, ord)
-        LEFT JOIN tarry.policy_use AS u ON u.tenant = v_tenants[n.tenant] AND u.policy = n.name;
+        LEFT JOIN LATERAL (SELECT u.id FROM tarry.policy_use AS u
+            WHERE u.tenant = v_tenants[n.tenant] AND u.policy = n.name
+            ORDER BY u.generation DESC LIMIT 1) AS u ON true;
         EXIT WHEN array_position(v_policies, NULL) IS NULL;
         INSERT INTO tarry.policy_use (tenant, policy)
         SELECT v_tenants[n.tenant], n.name
@@ -135,17 +140,18 @@ BEGIN
     FROM unnest(v_seqs, p_ids, p_versions, p_keys, p_fingerprints, p_refs, p_contents)
         AS i (seq, id, version, key, fingerprint, ref, content)
     WHERE i.seq IS NOT NULL;
+    SELECT array_agg(l.parked_until IS NULL AND NOT l.paused ORDER BY n.ord) INTO v_open
+    FROM unnest(v_lanes) WITH ORDINALITY AS n (id, ord)
+    LEFT JOIN LATERAL {newest("lane", "n.id")} AS l ON true;
     WITH new AS MATERIALIZED (
         SELECT i.seq, i.ord, v_tenants[i.tenant] AS tenant, v_lanes[i.lane] AS lane,
             v_policies[i.policy] AS policy, i.due,
-            i.lease AND l.parked_until IS NULL AND NOT l.paused AND i.due <= v_now + p_horizon
-                AS is_leased
+            i.lease AND v_open[i.lane] AND i.due <= v_now + p_horizon AS is_leased
         FROM (SELECT i.seq, i.ord, i.tenant, i.lane, i.policy, i.lease,
                 greatest(v_now, coalesce(v_now + i.delay, i.due)) AS due
             FROM unnest(v_seqs, p_tenants, p_lanes, p_policies, p_due, p_delays, p_lease)
                 WITH ORDINALITY AS i (seq, tenant, lane, policy, due, delay, lease, ord)) AS i
-        JOIN tarry.lane AS l ON l.id = v_lanes[i.lane]
-        WHERE i.seq IS NOT NULL
+        WHERE i.seq IS NOT NULL AND v_open[i.lane] IS NOT NULL
     ), stored AS (
         INSERT INTO tarry.live (tenant, seq, lane, policy, queue, wake_at, next_attempt_at,
             first_due_at, created_at, worker)
@@ -221,7 +227,7 @@ END $$;
 
 -- Return for each task OVER_QUOTA or TOO_MANY_LANES if a quota rejects it, else 0. Return NULL if
 -- no quota can be exceeded, even if all tasks are new and of one tenant.
-CREATE FUNCTION tarry.reject_1(
+CREATE OR REPLACE FUNCTION tarry.reject_1(
     p_tenant_ids integer[], p_lane_names text[], p_lane_tenants integer[], p_lane_ids integer[],
     p_ids uuid[], p_tenants integer[], p_lanes integer[], p_keys text[], p_quota bigint,
     p_lane_quota bigint
@@ -255,7 +261,7 @@ BEGIN
         LOOP
             PERFORM pg_advisory_xact_lock({LANE_QUOTA_LOCK}, v.id);
             v_free_lanes[v.ord] := p_lane_quota
-                - (SELECT t.lanes FROM tarry.tenant AS t WHERE t.id = v.id);
+                - (SELECT t.lanes FROM tarry.tenant AS t WHERE {newest_first("v.id", "t")});
             v_is_checked := v_is_checked OR v_free_lanes[v.ord] < v_new_lane_count;
         END LOOP;
         v_lane_ids := tarry.lanes_1(p_lane_names);

@@ -9,7 +9,8 @@ visited.
 The index entries of tasks that were leased or finished stay in `live_queue` until they are
 vacuumed, which a long transaction of another client prevents. In the order of the index, they
 precede the entries of waiting tasks. To skip them, each search starts at the lane's `due_at` or
-`lease_end_at`, which are lower bounds.
+`lease_end_at`, which are lower bounds. In the same way, a search for lanes starts at `first_turn`,
+`due_check_at` or `expiry_check_at` of the tenant.
 """
 
 from __future__ import annotations
@@ -23,22 +24,39 @@ from tarry.service.stores.postgres.functions.constants import (
     LEASED_QUEUE,
     LEASED_ROW,
     LIVE_COLUMNS,
+    NEXT_GENERATION,
     PLAN_SETTINGS,
     PROBE_LOCK,
     RENEWED_ROW,
     RETRY_QUEUE,
     TASK_JOINS,
+    lock_rows,
+    newest,
+    newest_first,
 )
 
 _MAX_TENANTS_VISITED = 1000
+_MAX_TENANTS_READ = 32
+"""Up to this number of tenants, a claim reads all of them by their ids. With more, it uses indexes,
+which contain entries of old row versions, see the top of this module."""
 _MAX_CHECKS_CORRECTED = 16
 _EARLIEST_LANE_CHECKS = """
     SELECT (SELECT min(l.due_check_at) FROM tarry.lane AS l WHERE l.tenant = t.id
-            AND NOT l.ready AND l.due_check_at IS NOT NULL) AS due_check,
+            AND NOT l.ready AND l.due_check_at >= t.due_check_at) AS due_check,
         (SELECT min(l.expiry_check_at) FROM tarry.lane AS l WHERE l.tenant = t.id
-            AND NOT l.ready AND l.expiry_check_at IS NOT NULL) AS expiry_check
+            AND NOT l.ready AND l.expiry_check_at >= t.expiry_check_at) AS expiry_check
 """
 """The exact check times of the tenant `t`."""
+_NEXT_CHECK = """
+    least(
+        (SELECT min(l.due_check_at) - p_horizon FROM tarry.lane AS l WHERE l.tenant = t.id
+            AND NOT l.ready AND l.due_check_at >= t.due_check_at
+            AND NOT v_skipped ? l.name),
+        (SELECT min(l.expiry_check_at) FROM tarry.lane AS l WHERE l.tenant = t.id
+            AND NOT l.ready AND l.expiry_check_at >= t.expiry_check_at
+            AND NOT v_skipped ? l.name))
+"""
+"""When the lanes of the tenant `t` have to be visited, without lanes that the claim skips."""
 _MIN_NEXT_CLAIM_MS = 5
 """Earliest `next_at` of a claim that has leased nothing. Due tasks may be locked for a moment by
 another transaction."""
@@ -53,7 +71,7 @@ _TASK_ROW = """
 """
 
 CLAIM_FUNCTIONS = f"""
-CREATE FUNCTION tarry.claim_1(
+CREATE OR REPLACE FUNCTION tarry.claim_1(
     p_worker text, p_length bigint, p_horizon bigint, p_limit integer, p_per_lane integer,
     p_limited_names text[], p_limits integer[], p_now bigint
 ) RETURNS TABLE ({_TASK_ROW})
@@ -64,6 +82,7 @@ DECLARE
     v_horizon_end bigint := v_now + p_horizon;
     -- Lanes and tenants with a limit of 0. JSON, because a name is found in it by binary search.
     v_skipped jsonb;
+    v_all_tenants integer[]; -- NULL: too many
     v_tenants integer[];
     v_lane record;
     v_lane_cap integer; -- lanes that are read of each tenant
@@ -73,6 +92,9 @@ DECLARE
     v_visited integer[] := '{{}}';
     v_changed integer[] := '{{}}'; -- tenants whose check times are computed again
     v_served integer[] := '{{}}'; -- lanes from which tasks were leased
+    v_leased_lanes integer[] := '{{}}'; -- lanes with tasks that were PENDING until this claim,
+    v_leased integer[] := '{{}}'; -- the number of these tasks,
+    v_lease_ends bigint[] := '{{}}'; -- and their earliest end of a lease
     v_half_open integer[] := '{{}}'; -- lanes from which probes were leased
     v_probes bigint[] := '{{}}'; -- seq of the last probe of each
     v_is_half_open boolean;
@@ -93,40 +115,54 @@ DECLARE
 BEGIN
     SELECT coalesce(jsonb_object_agg(i.name, 0), '{{}}') INTO v_skipped
     FROM unnest(p_limited_names, p_limits) AS i (name, value) WHERE i.value = 0;
-    SELECT array_agg(t.id ORDER BY t.last_turn, t.id) INTO v_tenants FROM (
-        (SELECT t.id, t.last_turn FROM tarry.tenant AS t
-            WHERE t.ready AND NOT v_skipped ? t.name
-            ORDER BY t.last_turn, t.id LIMIT {_MAX_TENANTS_VISITED})
-        UNION
-        (SELECT t.id, t.last_turn FROM tarry.tenant AS t
-            WHERE NOT t.ready AND t.due_check_at <= v_horizon_end AND NOT v_skipped ? t.name
-            ORDER BY t.due_check_at LIMIT {_MAX_TENANTS_VISITED})
-        UNION
-        (SELECT t.id, t.last_turn FROM tarry.tenant AS t
-            WHERE NOT t.ready AND t.expiry_check_at <= v_now AND NOT v_skipped ? t.name
-            ORDER BY t.expiry_check_at LIMIT {_MAX_TENANTS_VISITED})
-    ) AS t;
+    SELECT array_agg(n.id) INTO v_all_tenants
+    FROM (SELECT n.id FROM tarry.tenant_name AS n LIMIT {_MAX_TENANTS_READ} + 1) AS n;
+    IF cardinality(v_all_tenants) > {_MAX_TENANTS_READ} THEN
+        v_all_tenants := NULL;
+        SELECT array_agg(t.id ORDER BY t.last_turn, t.id) INTO v_tenants FROM (
+            (SELECT t.id, t.last_turn FROM tarry.tenant AS t
+                WHERE t.ready AND NOT v_skipped ? t.name
+                ORDER BY t.last_turn, t.id LIMIT {_MAX_TENANTS_VISITED})
+            UNION
+            (SELECT t.id, t.last_turn FROM tarry.tenant AS t
+                WHERE NOT t.ready AND t.due_check_at <= v_horizon_end AND NOT v_skipped ? t.name
+                ORDER BY t.due_check_at LIMIT {_MAX_TENANTS_VISITED})
+            UNION
+            (SELECT t.id, t.last_turn FROM tarry.tenant AS t
+                WHERE NOT t.ready AND t.expiry_check_at <= v_now AND NOT v_skipped ? t.name
+                ORDER BY t.expiry_check_at LIMIT {_MAX_TENANTS_VISITED})
+        ) AS t;
+    ELSE
+        SELECT array_agg(t.id ORDER BY t.last_turn, t.id) INTO v_tenants
+        FROM unnest(v_all_tenants) AS i (id) CROSS JOIN LATERAL {newest("tenant", "i.id")} AS t
+        WHERE (t.ready OR t.due_check_at <= v_horizon_end OR t.expiry_check_at <= v_now)
+            AND NOT v_skipped ? t.name;
+    END IF;
     v_lane_cap := 16 + 2 * p_limit / greatest(1, coalesce(cardinality(v_tenants), 1));
     FOR v_lane IN
         SELECT l.*, i.ord AS tenant_order,
             row_number() OVER (PARTITION BY i.ord ORDER BY l.last_turn, l.id) AS round
         FROM unnest(CASE WHEN p_limit > 0 THEN v_tenants END) WITH ORDINALITY AS i (tenant, ord)
+        CROSS JOIN LATERAL {newest("tenant", "i.tenant")} AS t
         CROSS JOIN LATERAL (
             SELECT l.* FROM (
                 (SELECT l.id FROM tarry.lane AS l
-                    WHERE l.tenant = i.tenant AND l.ready AND NOT v_skipped ? l.name
+                    WHERE l.tenant = i.tenant AND l.ready AND l.last_turn >= t.first_turn
+                        AND NOT v_skipped ? l.name
                     ORDER BY l.last_turn, l.id LIMIT v_lane_cap)
                 UNION
                 (SELECT l.id FROM tarry.lane AS l
-                    WHERE l.tenant = i.tenant AND NOT l.ready AND l.due_check_at <= v_horizon_end
+                    WHERE l.tenant = i.tenant AND NOT l.ready
+                        AND l.due_check_at BETWEEN t.due_check_at AND v_horizon_end
                         AND NOT v_skipped ? l.name
                     ORDER BY l.due_check_at LIMIT v_lane_cap)
                 UNION
                 (SELECT l.id FROM tarry.lane AS l
-                    WHERE l.tenant = i.tenant AND NOT l.ready AND l.expiry_check_at <= v_now
+                    WHERE l.tenant = i.tenant AND NOT l.ready
+                        AND l.expiry_check_at BETWEEN t.expiry_check_at AND v_now
                         AND NOT v_skipped ? l.name
                     ORDER BY l.expiry_check_at LIMIT v_lane_cap)
-            ) AS c JOIN tarry.lane AS l ON l.id = c.id
+            ) AS c CROSS JOIN LATERAL {newest("lane", "c.id")} AS l
         ) AS l
         ORDER BY round, tenant_order
     LOOP
@@ -142,7 +178,8 @@ BEGIN
         IF v_is_half_open THEN
             -- Two claims must not count the running probes at the same time.
             CONTINUE WHEN NOT pg_try_advisory_xact_lock({PROBE_LOCK}, v_lane.id);
-            SELECT l.probes, l.last_probe INTO v FROM tarry.lane AS l WHERE l.id = v_lane.id;
+            SELECT l.probes, l.last_probe INTO v FROM tarry.lane AS l
+            WHERE {newest_first("v_lane.id", "l")};
             v_lane.last_probe := v.last_probe;
             SELECT least(v_limit, v.probes - count(*)) INTO v_limit FROM (
                 SELECT 1 FROM tarry.live AS s
@@ -229,8 +266,8 @@ BEGIN
         FROM unnest(v_changed) AS i (id);
     END IF;
     -- Other transactions wait for lanes and tenants from here to the commit.
-    PERFORM 1 FROM tarry.lane AS l WHERE l.id = ANY (v_visited) ORDER BY l.id FOR NO KEY UPDATE;
-    PERFORM 1 FROM tarry.tenant AS t WHERE t.id = ANY (v_changed) ORDER BY t.id FOR NO KEY UPDATE;
+    {lock_rows("lane", "v_visited")}
+    {lock_rows("tenant", "v_changed")}
     IF cardinality(v_expired_seqs) > cardinality(coalesce(v_renewed, '{{}}')) THEN
         WITH lost AS MATERIALIZED (
             SELECT s.* FROM unnest(v_expired_tenants, v_expired_seqs) AS i (tenant, seq)
@@ -292,30 +329,32 @@ BEGIN
                 wake_at = greatest(v_now, s.next_attempt_at) + p_length
             FROM unnest(v_pending_tenants, v_pending_seqs) AS i (tenant, seq)
             WHERE s.tenant = i.tenant AND s.seq = i.seq
-            RETURNING s.tenant, s.lane, s.wake_at
+            RETURNING s.lane, s.wake_at
         ), groups AS (
-            SELECT s.tenant, s.lane, count(*)::integer AS leased, min(s.wake_at) AS lease_end
-            FROM leased AS s GROUP BY s.tenant, s.lane
+            SELECT s.lane, count(*)::integer AS leased, min(s.wake_at) AS lease_end
+            FROM leased AS s GROUP BY s.lane
         )
-        SELECT array_agg(g.tenant) AS tenants, array_agg(g.lane) AS lanes,
-            array_agg(g.leased) AS leased, array_agg(-g.leased) AS pending, array_agg(0) AS zeros,
-            array_agg(g.lease_end) AS lease_ends INTO v FROM groups AS g;
-        PERFORM tarry.apply_1(v.tenants, v.lanes, NULL, v.pending, v.leased, v.zeros, v.zeros,
-            v.zeros, v.zeros, v.zeros, NULL, v.lease_ends);
+        SELECT array_agg(g.lane), array_agg(g.leased), array_agg(g.lease_end)
+        INTO v_leased_lanes, v_leased, v_lease_ends FROM groups AS g;
         RETURN QUERY SELECT {LEASED_ROW}::smallint, {LIVE_COLUMNS}
         FROM unnest(v_pending_tenants, v_pending_seqs) AS i (tenant, seq)
         JOIN tarry.live AS s ON s.tenant = i.tenant AND s.seq = i.seq {TASK_JOINS};
         v_leased_count := v_leased_count + cardinality(v_pending_seqs);
     END IF;
 
+    SELECT NULL::integer[] AS tenants, NULL::integer[] AS leased, NULL::integer[] AS turns,
+        NULL::bigint[] AS first_turns, NULL::bigint[] AS due_checks, NULL::bigint[] AS expiry_checks
+    INTO v;
     IF cardinality(v_visited) > 0 THEN
         -- Served lanes go to the end of the rotation. A lane from which nothing can be leased now
         -- is put to sleep.
         IF cardinality(v_served) > 0 THEN
             v_turn := nextval('tarry.turn') << 20;
         END IF;
-        UPDATE tarry.lane AS l
-        SET due_at = x.due, lease_end_at = x.lease_end, ready = x.is_ready,
+        WITH changed AS (UPDATE tarry.lane AS l
+        SET {NEXT_GENERATION.format("l")}, pending = l.pending - x.leased,
+            in_flight = l.in_flight + x.leased, due_at = x.due, lease_end_at = x.lease_end,
+            ready = x.is_ready,
             due_check_at = CASE WHEN x.is_ready OR x.is_full OR l.parked_until > v_now THEN NULL
                 ELSE tarry.due_check_1(l.paused, l.parked_until, x.due) END,
             expiry_check_at = CASE WHEN x.is_ready OR l.paused THEN NULL
@@ -330,23 +369,30 @@ BEGIN
                 AND (coalesce(y.due <= v_horizon_end, false)
                     OR coalesce(y.lease_end <= v_now, false)) AS is_ready
             FROM (
-                SELECT l.id, t.due, t.lease_end,
+                SELECT l.tid, g.leased, t.due, t.lease_end,
                     l.paused OR coalesce(l.parked_until > v_now, false) AS is_blocked,
                     l.parked_until IS NOT NULL AND r.running >= l.probes AS is_full, r.first_end,
                     array_position(v_served, l.id) AS turn,
                     v_probes[array_position(v_half_open, l.id)] AS probe
-                FROM unnest(v_visited) AS i (id) JOIN tarry.lane AS l ON l.id = i.id
+                FROM unnest(v_visited) AS i (id)
+                CROSS JOIN LATERAL {newest("lane", "i.id")} AS l
+                CROSS JOIN LATERAL (
+                    SELECT coalesce(v_leased[p.at], 0) AS leased,
+                        CASE WHEN l.pending > coalesce(v_leased[p.at], 0) THEN l.due_at END
+                            AS first_due,
+                        least(l.lease_end_at, v_lease_ends[p.at]) AS first_lease_end
+                    FROM array_position(v_leased_lanes, l.id) AS p (at)) AS g
                 CROSS JOIN LATERAL (SELECT
                     least((SELECT min(s.wake_at) FROM tarry.live AS s
                             WHERE s.lane = l.id AND s.queue = {FIRST_ATTEMPT_QUEUE}
-                                AND s.wake_at >= l.due_at),
+                                AND s.wake_at >= g.first_due),
                         (SELECT min(s.wake_at) FROM tarry.live AS s
                             WHERE s.lane = l.id AND s.queue = {RETRY_QUEUE}
-                                AND s.wake_at >= l.due_at))
+                                AND s.wake_at >= g.first_due))
                         AS due,
                     (SELECT min(s.wake_at) FROM tarry.live AS s
                         WHERE s.lane = l.id AND s.queue = {LEASED_QUEUE}
-                            AND s.wake_at >= l.lease_end_at)
+                            AND s.wake_at >= g.first_lease_end)
                         AS lease_end) AS t
                 CROSS JOIN LATERAL (
                     SELECT count(*) AS running, min(s.wake_at) AS first_end FROM (
@@ -356,75 +402,101 @@ BEGIN
                         ORDER BY s.wake_at LIMIT l.probes) AS s) AS r
             ) AS y
         ) AS x
-        WHERE l.id = x.id;
+        WHERE l.ctid = x.tid
+        RETURNING l.tenant, x.leased, x.turn, CASE WHEN l.ready THEN l.last_turn END AS first_turn,
+            l.due_check_at, l.expiry_check_at)
+        SELECT array_agg(c.tenant) AS tenants, array_agg(c.leased) AS leased,
+            array_agg(c.turn) AS turns, array_agg(c.first_turn) AS first_turns,
+            array_agg(c.due_check_at) AS due_checks, array_agg(c.expiry_check_at) AS expiry_checks
+        INTO v FROM changed AS c;
     END IF;
     IF cardinality(v_changed) > 0 THEN
         UPDATE tarry.tenant AS t
-        SET ready = x.is_ready, due_check_at = CASE WHEN NOT x.is_ready THEN x.due_check END,
-            expiry_check_at = CASE WHEN NOT x.is_ready THEN x.expiry_check END,
+        SET {NEXT_GENERATION.format("t")}, pending = t.pending - x.leased,
+            in_flight = t.in_flight + x.leased, ready = x.first_turn IS NOT NULL,
+            first_turn = x.first_turn, due_check_at = x.due_check, expiry_check_at = x.expiry_check,
             last_turn = coalesce(x.last_turn, t.last_turn)
         FROM (
-            SELECT i.id,
-                EXISTS (SELECT 1 FROM tarry.lane AS l WHERE l.tenant = i.id AND l.ready)
-                    AS is_ready,
-                (SELECT min(l.due_check_at) FROM tarry.lane AS l WHERE l.tenant = i.id
-                    AND NOT l.ready AND l.due_check_at IS NOT NULL) AS due_check,
-                (SELECT min(l.expiry_check_at) FROM tarry.lane AS l WHERE l.tenant = i.id
-                    AND NOT l.ready AND l.expiry_check_at IS NOT NULL) AS expiry_check,
-                (SELECT max(l.last_turn) FROM unnest(v_served) AS s (id)
-                    JOIN tarry.lane AS l ON l.id = s.id WHERE l.tenant = i.id) AS last_turn
-            FROM unnest(v_changed) AS i (id)
+            SELECT n.tid, d.leased, v_turn + d.turn AS last_turn,
+                (SELECT min(l.last_turn) FROM tarry.lane AS l WHERE l.tenant = d.tenant AND l.ready
+                    AND l.last_turn >= least(n.first_turn, d.first_turn)) AS first_turn,
+                (SELECT min(l.due_check_at) FROM tarry.lane AS l
+                    WHERE l.tenant = d.tenant AND NOT l.ready
+                        AND l.due_check_at >= least(n.due_check_at, d.due_check)) AS due_check,
+                (SELECT min(l.expiry_check_at) FROM tarry.lane AS l
+                    WHERE l.tenant = d.tenant AND NOT l.ready
+                        AND l.expiry_check_at >= least(n.expiry_check_at, d.expiry_check))
+                    AS expiry_check
+            FROM (
+                SELECT i.tenant, sum(i.leased) AS leased, max(i.turn) AS turn,
+                    min(i.first_turn) AS first_turn, min(i.due_check) AS due_check,
+                    min(i.expiry_check) AS expiry_check
+                FROM (
+                    SELECT c.* FROM unnest(v.tenants, v.leased, v.turns, v.first_turns,
+                        v.due_checks, v.expiry_checks)
+                        AS c (tenant, leased, turn, first_turn, due_check, expiry_check)
+                    UNION ALL
+                    SELECT c.id, 0, NULL, NULL, NULL, NULL FROM unnest(v_changed) AS c (id)
+                ) AS i GROUP BY i.tenant
+            ) AS d CROSS JOIN LATERAL {newest("tenant", "d.tenant")} AS n
         ) AS x
-        WHERE t.id = x.id AND (t.ready, t.due_check_at, t.expiry_check_at, t.last_turn)
-            IS DISTINCT FROM (x.is_ready, CASE WHEN NOT x.is_ready THEN x.due_check END,
-                CASE WHEN NOT x.is_ready THEN x.expiry_check END,
-                coalesce(x.last_turn, t.last_turn));
+        WHERE t.ctid = x.tid
+            AND (t.first_turn, t.due_check_at, t.expiry_check_at, t.last_turn, t.pending, t.ready)
+            IS DISTINCT FROM (x.first_turn, x.due_check, x.expiry_check,
+                coalesce(x.last_turn, t.last_turn), t.pending - x.leased,
+                x.first_turn IS NOT NULL);
     END IF;
 
-    -- The check times of a tenant are lower bounds: they do not change when the check times of its
-    -- lanes become later. Correct a few outdated ones, which would make `next_at` too early.
-    FOR v_try IN 1..{_MAX_CHECKS_CORRECTED} LOOP
-        SELECT t.id, t.due_check_at, t.expiry_check_at, c.due_check, c.expiry_check INTO v
-        FROM (
-            (SELECT t.id, t.due_check_at - p_horizon AS at FROM tarry.tenant AS t
-                WHERE NOT t.ready AND t.due_check_at > v_horizon_end
-                ORDER BY t.due_check_at LIMIT 1)
+    -- Most claims of a busy service leave ready lanes. Then the check times do not matter.
+    IF EXISTS (SELECT 1 FROM unnest(v_tenants) AS i (id) WHERE EXISTS (
+            SELECT 1 FROM {newest("tenant", "i.id")} AS t JOIN tarry.lane AS l ON l.tenant = t.id
+            WHERE l.ready AND l.last_turn >= t.first_turn AND NOT v_skipped ? l.name)) THEN
+        v_next_at := v_now;
+    ELSIF v_all_tenants IS NOT NULL THEN
+        SELECT min({_NEXT_CHECK}) INTO v_next_at
+        FROM unnest(v_all_tenants) AS i (id) CROSS JOIN LATERAL {newest("tenant", "i.id")} AS t
+        WHERE NOT v_skipped ? t.name;
+    ELSE
+        -- The check times of a tenant are lower bounds: they do not change when the check times of
+        -- its lanes become later. Correct a few outdated ones, which would make `next_at` too
+        -- early.
+        FOR v_try IN 1..{_MAX_CHECKS_CORRECTED} LOOP
+            SELECT t.id, t.due_check_at, t.expiry_check_at, c.due_check, c.expiry_check INTO v
+            FROM (
+                (SELECT t.id, t.due_check_at - p_horizon AS at FROM tarry.tenant AS t
+                    WHERE NOT t.ready AND t.due_check_at > v_horizon_end
+                    ORDER BY t.due_check_at LIMIT 1)
+                UNION ALL
+                (SELECT t.id, t.expiry_check_at AS at FROM tarry.tenant AS t
+                    WHERE NOT t.ready AND t.expiry_check_at > v_now
+                    ORDER BY t.expiry_check_at LIMIT 1)
+                ORDER BY 2 LIMIT 1
+            ) AS f CROSS JOIN LATERAL {newest("tenant", "f.id")} AS t
+            CROSS JOIN LATERAL ({_EARLIEST_LANE_CHECKS}) AS c;
+            EXIT WHEN NOT FOUND OR (v.due_check_at, v.expiry_check_at)
+                IS NOT DISTINCT FROM (v.due_check, v.expiry_check);
+            PERFORM 1 FROM tarry.tenant AS t WHERE {newest_first("v.id", "t")}
+            FOR NO KEY UPDATE SKIP LOCKED;
+            EXIT WHEN NOT FOUND; -- other tenants are locked already: waiting could be a deadlock
+            UPDATE tarry.tenant AS t SET {NEXT_GENERATION.format("t")}, due_check_at = c.due_check,
+                expiry_check_at = c.expiry_check
+            FROM (SELECT t.tid, c.* FROM {newest("tenant", "v.id")} AS t
+                CROSS JOIN LATERAL ({_EARLIEST_LANE_CHECKS}) AS c) AS c
+            WHERE t.ctid = c.tid AND NOT t.ready;
+        END LOOP;
+        SELECT min(x.at) INTO v_next_at FROM (
+            SELECT {_NEXT_CHECK} AS at
+            FROM unnest(v_tenants) AS i (id) CROSS JOIN LATERAL {newest("tenant", "i.id")} AS t
             UNION ALL
-            (SELECT t.id, t.expiry_check_at AS at FROM tarry.tenant AS t
-                WHERE NOT t.ready AND t.expiry_check_at > v_now
-                ORDER BY t.expiry_check_at LIMIT 1)
-            ORDER BY 2 LIMIT 1
-        ) AS f JOIN tarry.tenant AS t ON t.id = f.id
-        CROSS JOIN LATERAL ({_EARLIEST_LANE_CHECKS}) AS c;
-        EXIT WHEN NOT FOUND OR (v.due_check_at, v.expiry_check_at)
-            IS NOT DISTINCT FROM (v.due_check, v.expiry_check);
-        PERFORM 1 FROM tarry.tenant AS t WHERE t.id = v.id FOR NO KEY UPDATE SKIP LOCKED;
-        EXIT WHEN NOT FOUND; -- other tenants are locked already: waiting could be a deadlock
-        UPDATE tarry.tenant AS t SET due_check_at = c.due_check, expiry_check_at = c.expiry_check
-        FROM (SELECT c.* FROM tarry.tenant AS t CROSS JOIN LATERAL ({_EARLIEST_LANE_CHECKS}) AS c
-            WHERE t.id = v.id) AS c
-        WHERE t.id = v.id AND NOT t.ready;
-    END LOOP;
-    SELECT min(x.at) INTO v_next_at FROM (
-        SELECT v_now AS at FROM unnest(v_tenants) AS i (id) WHERE EXISTS (
-            SELECT 1 FROM tarry.lane AS l
-            WHERE l.tenant = i.id AND l.ready AND NOT v_skipped ? l.name)
-        UNION ALL
-        SELECT least(
-            (SELECT min(l.due_check_at) - p_horizon FROM tarry.lane AS l WHERE l.tenant = i.id
-                AND NOT l.ready AND l.due_check_at IS NOT NULL AND NOT v_skipped ? l.name),
-            (SELECT min(l.expiry_check_at) FROM tarry.lane AS l WHERE l.tenant = i.id
-                AND NOT l.ready AND l.expiry_check_at IS NOT NULL AND NOT v_skipped ? l.name))
-        FROM unnest(v_tenants) AS i (id)
-        UNION ALL
-        SELECT min(t.due_check_at) - p_horizon FROM tarry.tenant AS t
-        WHERE NOT t.ready AND t.due_check_at > v_horizon_end AND NOT v_skipped ? t.name
-            AND t.id <> ALL (coalesce(v_tenants, '{{}}'))
-        UNION ALL
-        SELECT min(t.expiry_check_at) FROM tarry.tenant AS t
-        WHERE NOT t.ready AND t.expiry_check_at > v_now AND NOT v_skipped ? t.name
-            AND t.id <> ALL (coalesce(v_tenants, '{{}}'))
-    ) AS x;
+            SELECT min(t.due_check_at) - p_horizon FROM tarry.tenant AS t
+            WHERE NOT t.ready AND t.due_check_at > v_horizon_end AND NOT v_skipped ? t.name
+                AND t.id <> ALL (coalesce(v_tenants, '{{}}'))
+            UNION ALL
+            SELECT min(t.expiry_check_at) FROM tarry.tenant AS t
+            WHERE NOT t.ready AND t.expiry_check_at > v_now AND NOT v_skipped ? t.name
+                AND t.id <> ALL (coalesce(v_tenants, '{{}}'))
+        ) AS x;
+    END IF;
     IF cardinality(v_tenants) >= {_MAX_TENANTS_VISITED} THEN
         v_next_at := v_now; -- there may be other tenants with due tasks
     END IF;
@@ -436,7 +508,7 @@ BEGIN
         NULL::bigint, NULL::smallint, NULL::text, l.consecutive_opens, NULL::integer, NULL::integer,
         NULL::double precision, NULL::integer, NULL::text, NULL::integer, NULL::text, NULL::bigint,
         NULL::boolean, NULL::integer, NULL::bigint, NULL::bigint
-    FROM unnest(v_half_open) AS i (id) JOIN tarry.lane AS l ON l.id = i.id;
+    FROM unnest(v_half_open) AS i (id) CROSS JOIN LATERAL {newest("lane", "i.id")} AS l;
     RETURN QUERY SELECT {HEADER_ROW}::smallint, NULL::text, NULL::text, NULL::text, NULL::text,
         NULL::bytea, NULL::bytea, NULL::text, NULL::text, NULL::integer, v_now,
         CASE WHEN v_next_at IS NOT NULL THEN greatest(v_now, v_next_at) END,

@@ -5,24 +5,30 @@ from __future__ import annotations
 from tarry.service.stores.postgres.functions.constants import (
     CANCELLED,
     EXHAUSTED,
+    NEXT_GENERATION,
     PLAN_SETTINGS,
     QUOTA_LOCK,
     SUCCEEDED,
+    lock_rows,
+    newest,
+    newest_first,
 )
 
+_MAX_UPDATE_TRIES = 10
+
 _HELPERS = """
-CREATE FUNCTION tarry.now_1(p_now bigint) RETURNS bigint LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION tarry.now_1(p_now bigint) RETURNS bigint LANGUAGE sql AS $$
     SELECT coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 $$;
 
 -- The check times of a lane that is asleep. No task of a parked lane is leased before the parking
 -- ends: if a task is due before that time, the lane is visited exactly when the parking ends.
-CREATE FUNCTION tarry.due_check_1(
+CREATE OR REPLACE FUNCTION tarry.due_check_1(
     p_paused boolean, p_parked_until bigint, p_due_at bigint
 ) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_paused OR p_due_at <= p_parked_until THEN NULL ELSE p_due_at END
 $$;
-CREATE FUNCTION tarry.expiry_check_1(
+CREATE OR REPLACE FUNCTION tarry.expiry_check_1(
     p_paused boolean, p_parked_until bigint, p_due_at bigint, p_lease_end_at bigint
 ) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_paused THEN NULL
@@ -32,13 +38,13 @@ CREATE FUNCTION tarry.expiry_check_1(
 $$;
 
 -- Return the ids of tenants, in the order of their names; create tenants that are missing.
-CREATE FUNCTION tarry.tenants_1(p_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION tarry.tenants_1(p_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
 DECLARE v_ids integer[];
 BEGIN
     FOR v_try IN 1..2 LOOP
         SELECT array_agg(t.id ORDER BY i.ord) INTO v_ids
         FROM unnest(p_names) WITH ORDINALITY AS i (name, ord)
-        LEFT JOIN tarry.tenant AS t ON t.name = i.name;
+        LEFT JOIN tarry.tenant_name AS t ON t.name = i.name;
         EXIT WHEN array_position(v_ids, NULL) IS NULL;
         INSERT INTO tarry.tenant (name)
         SELECT DISTINCT i.name FROM unnest(p_names, v_ids) AS i (name, id)
@@ -49,16 +55,16 @@ BEGIN
 END $$;
 
 -- Return the ids of lanes, in the order of their names; NULL for lanes that are missing.
-CREATE FUNCTION tarry.lanes_1(p_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION tarry.lanes_1(p_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
 BEGIN
     RETURN (SELECT array_agg(l.id ORDER BY i.ord)
         FROM unnest(p_names) WITH ORDINALITY AS i (name, ord)
-        LEFT JOIN tarry.lane AS l ON l.name = i.name);
+        LEFT JOIN tarry.lane_name AS l ON l.name = i.name);
 END $$;
 
 -- Return the number of live tasks of a tenant after locking its quota, so that two processes
 -- cannot exceed the quota together. While many more tasks are allowed, the lock is shared.
-CREATE FUNCTION tarry.lock_quota_1(p_tenant integer, p_count integer, p_quota bigint)
+CREATE OR REPLACE FUNCTION tarry.lock_quota_1(p_tenant integer, p_count integer, p_quota bigint)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_margin bigint := greatest(p_quota / 10, 20 * p_count);
@@ -66,19 +72,21 @@ DECLARE
     v_live bigint;
 BEGIN
     SELECT t.pending + t.in_flight + p_count > p_quota - v_margin INTO v_is_exclusive
-    FROM tarry.tenant AS t WHERE t.id = p_tenant;
+    FROM tarry.tenant AS t WHERE {newest_tenant};
     IF v_is_exclusive THEN
         PERFORM pg_advisory_xact_lock({quota_lock}, p_tenant);
     ELSE
         PERFORM pg_advisory_xact_lock_shared({quota_lock}, p_tenant);
     END IF;
-    SELECT t.pending + t.in_flight INTO v_live FROM tarry.tenant AS t WHERE t.id = p_tenant;
+    SELECT t.pending + t.in_flight INTO v_live FROM tarry.tenant AS t WHERE {newest_tenant};
     IF NOT v_is_exclusive AND v_live + p_count > p_quota THEN
         RAISE SQLSTATE '40001' USING MESSAGE = 'the quota was reached meanwhile';
     END IF;
     RETURN v_live;
 END $$;
-""".replace("{quota_lock}", str(QUOTA_LOCK))
+""".replace("{quota_lock}", str(QUOTA_LOCK)).replace(
+    "{newest_tenant}", newest_first("p_tenant", "t")
+)
 
 
 def _lane_changes(change: str) -> str:
@@ -90,6 +98,7 @@ def _lane_changes(change: str) -> str:
     )
     return f"""
         pending = l.pending + {change}pending, in_flight = l.in_flight + {change}in_flight,
+        {NEXT_GENERATION.format("l")},
         exhausted = l.exhausted + {change}exhausted, tasks = l.tasks + {change}tasks,
         unused = l.tasks + {change}tasks = 0, due_at = {due}, lease_end_at = {lease_end},
         due_check_at = CASE WHEN NOT l.ready
@@ -104,18 +113,40 @@ def _tenant_changes(change: str) -> str:
     names = ("pending", "in_flight", "succeeded", "exhausted", "cancelled", "superseded")
     counters = ", ".join(f"{name} = t.{name} + {change}{name}" for name in names)
     return f"""
-        {counters}, lanes = t.lanes + {change}new_lanes,
-        due_check_at = CASE WHEN NOT t.ready THEN least(t.due_check_at, {change}due_check) END,
-        expiry_check_at =
-            CASE WHEN NOT t.ready THEN least(t.expiry_check_at, {change}expiry_check) END
+        {counters}, lanes = t.lanes + {change}new_lanes, {NEXT_GENERATION.format("t")},
+        due_check_at = least(t.due_check_at, {change}due_check),
+        expiry_check_at = least(t.expiry_check_at, {change}expiry_check)
     """
+
+
+def _policy_changes(change: str) -> str:
+    """Return the assignments for a policy."""
+    return f"""
+        live_tasks = u.live_tasks + {change}live, tasks = u.tasks + {change}tasks,
+        {NEXT_GENERATION.format("u")}
+    """
+
+
+def _update_row(table: str, alias: str, row_id: str, changes: str, returning: str = "") -> str:
+    """Return statements that update one row, which is not locked yet; they set FOUND.
+
+    A transaction that has just changed the generation of the row makes the condition false. The
+    next try then finds the new generation.
+    """
+    return f"""FOR v_try IN 1..{_MAX_UPDATE_TRIES} LOOP
+            UPDATE tarry.{table} AS {alias} SET {changes}
+            WHERE {alias}.id = {row_id} AND {alias}.generation
+                = (SELECT r.generation FROM tarry.{table} AS r WHERE {newest_first(row_id)})
+            {returning};
+            EXIT WHEN FOUND;
+        END LOOP;"""
 
 
 _APPLY = f"""
 -- Add changes to the counters of lanes, tenants and policies, and update the check times of lanes
 -- and tenants. Each position of the arrays is one change; with a NULL lane, of a tenant only. The
 -- due times and lease ends are those of tasks that have become PENDING or IN_FLIGHT.
-CREATE FUNCTION tarry.apply_1(
+CREATE OR REPLACE FUNCTION tarry.apply_1(
     p_tenants integer[], p_lanes integer[], p_policies integer[], p_pending integer[],
     p_in_flight integer[], p_succeeded integer[], p_exhausted integer[], p_cancelled integer[],
     p_superseded integer[], p_new_lanes integer[], p_due bigint[], p_lease_end bigint[]
@@ -144,16 +175,24 @@ DECLARE
 BEGIN
     IF array_length(p_tenants, 1) = 1 AND p_lanes[1] IS NOT NULL THEN
         -- Many batches change one lane only. Without joins, this takes a third of the time.
-        UPDATE tarry.lane AS l SET {_lane_changes("v_")} WHERE l.id = p_lanes[1]
-        RETURNING l.due_check_at, l.expiry_check_at INTO v_due_check, v_expiry_check;
+        {
+    _update_row(
+        "lane",
+        "l",
+        "p_lanes[1]",
+        _lane_changes("v_"),
+        "RETURNING l.due_check_at, l.expiry_check_at INTO v_due_check, v_expiry_check",
+    )
+}
         IF NOT FOUND THEN
             RAISE SQLSTATE '40001' USING MESSAGE = 'a lane was removed meanwhile';
         END IF;
-        UPDATE tarry.tenant AS t SET {_tenant_changes("v_")} WHERE t.id = p_tenants[1];
+        {_update_row("tenant", "t", "p_tenants[1]", _tenant_changes("v_"))}
+        IF NOT FOUND THEN
+            RAISE SQLSTATE '40001' USING MESSAGE = 'a tenant was changed too often';
+        END IF;
         IF p_policies[1] IS NOT NULL AND (v_live <> 0 OR v_ended <> 0) THEN
-            UPDATE tarry.policy_use AS u
-            SET live_tasks = u.live_tasks + v_live, tasks = u.tasks + v_tasks
-            WHERE u.id = p_policies[1];
+            {_update_row("policy_use", "u", "p_policies[1]", _policy_changes("v_"))}
             IF NOT FOUND THEN
                 RAISE SQLSTATE '40001' USING MESSAGE = 'a policy was removed meanwhile';
             END IF;
@@ -161,10 +200,8 @@ BEGIN
         RETURN;
     END IF;
     SELECT count(DISTINCT i.lane) INTO v_lane_count FROM unnest(p_lanes) AS i (lane);
-    IF v_lane_count > 1 THEN
-        PERFORM 1 FROM tarry.lane AS l WHERE l.id = ANY (p_lanes) ORDER BY l.id FOR NO KEY UPDATE;
-    END IF;
     IF v_lane_count > 0 THEN
+        {lock_rows("lane", "p_lanes")}
         WITH change AS (
             SELECT i.lane, sum(i.pending) AS pending, sum(i.in_flight) AS in_flight,
                 sum(i.exhausted) AS exhausted,
@@ -175,7 +212,9 @@ BEGIN
                 AS i (lane, pending, in_flight, succeeded, exhausted, cancelled, due, lease_end)
             WHERE i.lane IS NOT NULL GROUP BY i.lane
         ), changed AS (
-            UPDATE tarry.lane AS l SET {_lane_changes("d.")} FROM change AS d WHERE l.id = d.lane
+            UPDATE tarry.lane AS l SET {_lane_changes("d.")}
+            FROM change AS d CROSS JOIN LATERAL {newest("lane", "d.lane")} AS n
+            WHERE l.ctid = n.tid
             RETURNING l.tenant, l.due_check_at, l.expiry_check_at
         )
         SELECT count(*), array_agg(c.tenant), array_agg(c.due_check_at),
@@ -185,10 +224,7 @@ BEGIN
             RAISE SQLSTATE '40001' USING MESSAGE = 'a lane was removed meanwhile';
         END IF;
     END IF;
-    IF array_length(p_tenants, 1) > 1 THEN
-        PERFORM 1 FROM tarry.tenant AS t WHERE t.id = ANY (p_tenants) ORDER BY t.id
-        FOR NO KEY UPDATE;
-    END IF;
+    {lock_rows("tenant", "p_tenants")}
     UPDATE tarry.tenant AS t SET {_tenant_changes("d.")} FROM (
         SELECT i.tenant, sum(i.pending) AS pending, sum(i.in_flight) AS in_flight,
             sum(i.succeeded) AS succeeded, sum(i.exhausted) AS exhausted,
@@ -206,26 +242,22 @@ BEGIN
             FROM unnest(v_tenants, v_due_checks, v_expiry_checks)
                 AS c (tenant, due_check, expiry_check)
         ) AS i GROUP BY i.tenant
-    ) AS d
-    WHERE t.id = d.tenant;
+    ) AS d CROSS JOIN LATERAL {newest("tenant", "d.tenant")} AS n
+    WHERE t.ctid = n.tid;
     IF EXISTS (SELECT 1 FROM unnest(p_policies, p_pending, p_in_flight, p_succeeded, p_exhausted,
             p_cancelled) AS i (policy, pending, in_flight, succeeded, exhausted, cancelled)
             WHERE i.pending + i.in_flight <> 0 OR i.succeeded + i.exhausted + i.cancelled <> 0)
     THEN
-        IF array_length(p_policies, 1) > 1 THEN
-            PERFORM 1 FROM tarry.policy_use AS u WHERE u.id = ANY (p_policies) ORDER BY u.id
-            FOR NO KEY UPDATE;
-        END IF;
-        UPDATE tarry.policy_use AS u
-        SET live_tasks = u.live_tasks + d.live, tasks = u.tasks + d.live + d.ended
+        {lock_rows("policy_use", "p_policies")}
+        UPDATE tarry.policy_use AS u SET {_policy_changes("d.")}
         FROM (
             SELECT i.policy, sum(i.pending + i.in_flight) AS live,
-                sum(i.succeeded + i.exhausted + i.cancelled) AS ended
+                sum(i.pending + i.in_flight + i.succeeded + i.exhausted + i.cancelled) AS tasks
             FROM unnest(p_policies, p_pending, p_in_flight, p_succeeded, p_exhausted, p_cancelled)
                 AS i (policy, pending, in_flight, succeeded, exhausted, cancelled)
             WHERE i.policy IS NOT NULL GROUP BY i.policy
-        ) AS d
-        WHERE u.id = d.policy;
+        ) AS d CROSS JOIN LATERAL {newest("policy_use", "d.policy")} AS n
+        WHERE u.ctid = n.tid;
         GET DIAGNOSTICS v_changed = ROW_COUNT;
         IF v_changed <> (SELECT count(DISTINCT i.policy) FROM unnest(p_policies) AS i (policy)) THEN
             RAISE SQLSTATE '40001' USING MESSAGE = 'a policy was removed meanwhile';
@@ -235,8 +267,9 @@ END $$;
 
 -- Count attempts in their minute. The column `shard` spreads the rows over connections, so that
 -- processes do not wait for each other.
-CREATE FUNCTION tarry.count_attempts_1(p_tenants integer[], p_outcomes text[], p_now bigint)
-RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION tarry.count_attempts_1(
+    p_tenants integer[], p_outcomes text[], p_now bigint
+) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO tarry.series AS s (tenant, minute, outcome, shard, count)
     SELECT g.tenant, p_now - p_now % 60000, i.outcome, pg_backend_pid() % 16, count(*)
@@ -251,7 +284,7 @@ END $$;
 _DELETE = f"""
 -- Delete finished tasks. The rows of `content` and `attempt` stay in the partition of their day,
 -- which is dropped later, and are deleted from the default partition only.
-CREATE FUNCTION tarry.delete_1(p_tenants integer[], p_seqs bigint[]) RETURNS integer
+CREATE OR REPLACE FUNCTION tarry.delete_1(p_tenants integer[], p_seqs bigint[]) RETURNS integer
 {PLAN_SETTINGS} AS $$
 DECLARE v record;
 BEGIN

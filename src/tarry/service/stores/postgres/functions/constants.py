@@ -11,7 +11,8 @@ FINISHED_STATUSES = f"({SUCCEEDED}, {EXHAUSTED}, {CANCELLED})"
 PLAN_SETTINGS = """
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET join_collapse_limit = 1 SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_bitmapscan = off SET join_collapse_limit = 1 SET plan_cache_mode = force_generic_plan
+SET jit = off
 """
 """Tables are joined in the order in which they are written: arguments first, then indexes."""
 
@@ -30,6 +31,9 @@ ID_CONFLICT_STATE = "TY001"
 
 FIRST_ATTEMPT_QUEUE, RETRY_QUEUE, LEASED_QUEUE = range(3)
 """Values of `live.queue`: PENDING without a failed attempt, PENDING with one, and IN_FLIGHT."""
+IS_LEASED = f"l.queue + 0 = {LEASED_QUEUE}"
+"""The condition for tasks that are found by their keys. Because of the addition, PostgreSQL does
+not search `live_queue` for all leased tasks instead, which also reads entries of old versions."""
 
 # Classes of advisory locks, which end with the transaction.
 QUOTA_LOCK, LANE_QUOTA_LOCK, PROBE_LOCK = 0x7461_0001, 0x7461_0002, 0x7461_0003
@@ -47,11 +51,37 @@ FINISHED_COLUMNS = """
     s.last_outcome_kind, s.version, NULL::text, 0::bigint, false, s.replays, s.finished_at, s.seq
 """
 """The fields of `Task` in their order, and `seq`."""
-TASK_JOINS = """
+
+
+def newest(table: str, row_id: str) -> str:
+    """Return a subquery for a row of `lane`, `tenant` or `policy_use`, see the schema.
+
+    It reads the index entries of the latest generation first, so it skips nearly all versions of
+    the row that a long transaction of another client keeps from being removed.
+    """
+    return f"(SELECT r.ctid AS tid, r.* FROM tarry.{table} AS r WHERE {newest_first(row_id)})"
+
+
+def newest_first(row_id: str, alias: str = "r") -> str:
+    """Return the condition, order and limit that find the row as in `newest`."""
+    return f"{alias}.id = {row_id} ORDER BY {alias}.generation DESC LIMIT 1"
+
+
+def lock_rows(table: str, ids: str) -> str:
+    """Return a statement that locks rows, in the order of their ids."""
+    return f"""PERFORM 1 FROM (
+            SELECT DISTINCT i.id FROM unnest({ids}) AS i (id) ORDER BY i.id) AS i
+        CROSS JOIN LATERAL (SELECT r.id FROM tarry.{table} AS r
+            WHERE {newest_first("i.id")} FOR NO KEY UPDATE) AS r;"""
+
+
+NEXT_GENERATION = "updates = {0}.updates + 1, generation = ({0}.updates + 1) / 32"
+"""Assignments of each frequent update of `lane`, `tenant` and `policy_use`; see the schema."""
+TASK_JOINS = f"""
     JOIN tarry.content AS c ON c.seq = s.seq
-    JOIN tarry.tenant AS n ON n.id = s.tenant
-    JOIN tarry.lane AS l ON l.id = s.lane
-    JOIN tarry.policy_use AS u ON u.id = s.policy
+    JOIN tarry.tenant_name AS n ON n.id = s.tenant
+    JOIN tarry.lane_name AS l ON l.id = s.lane
+    CROSS JOIN LATERAL {newest("policy_use", "s.policy")} AS u
 """
 FINISHED_INSERT = """INSERT INTO tarry.finished (tenant, status, seq, lane, policy, finished_at,
         next_attempt_at, first_due_at, created_at, version, attempts, attempts_before_replay,

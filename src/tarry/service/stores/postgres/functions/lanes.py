@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tarry.service.stores.postgres.functions.constants import LANE_QUOTA_LOCK
+from tarry.service.stores.postgres.functions.constants import LANE_QUOTA_LOCK, NEXT_GENERATION
 
 LANE_FUNCTIONS = f"""
 -- Create a lane if it is missing, and lock it, so that it is not swept before it is changed. Return
 -- its id, or NULL if its tenant has `p_lane_quota` lanes.
-CREATE FUNCTION tarry.lane_1(p_name text, p_lane_quota bigint) RETURNS integer
+CREATE OR REPLACE FUNCTION tarry.lane_1(p_name text, p_lane_quota bigint) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE v_id integer; v_tenant integer;
 BEGIN
@@ -35,13 +35,14 @@ BEGIN
 END $$;
 
 -- Change the parking and the pause of a lane (NULL: no change), and put it to sleep.
-CREATE FUNCTION tarry.change_lane_1(
+CREATE OR REPLACE FUNCTION tarry.change_lane_1(
     p_name text, p_changes_parking boolean, p_parked_until bigint, p_probes integer,
     p_consecutive_opens integer, p_paused boolean
 ) RETURNS void LANGUAGE sql AS $$
     WITH changed AS (
         UPDATE tarry.lane AS l
-        SET parked_until = x.parked_until, paused = x.paused, ready = false,
+        SET {NEXT_GENERATION.format("l")}, parked_until = x.parked_until, paused = x.paused,
+            ready = false,
             probes = CASE WHEN p_changes_parking THEN p_probes ELSE l.probes END,
             consecutive_opens = CASE WHEN p_changes_parking THEN p_consecutive_opens
                 ELSE l.consecutive_opens END,
@@ -58,10 +59,8 @@ CREATE FUNCTION tarry.change_lane_1(
         RETURNING l.tenant, l.due_check_at, l.expiry_check_at
     )
     UPDATE tarry.tenant AS t
-    -- `ready` is no condition of WHERE, which reads the tenant as it was before the statement. A
-    -- claim may have put the tenant to sleep while the statement waited for the lane.
-    SET due_check_at = CASE WHEN NOT t.ready THEN least(t.due_check_at, c.due_check_at) END,
-        expiry_check_at = CASE WHEN NOT t.ready THEN least(t.expiry_check_at, c.expiry_check_at) END
+    SET {NEXT_GENERATION.format("t")}, due_check_at = least(t.due_check_at, c.due_check_at),
+        expiry_check_at = least(t.expiry_check_at, c.expiry_check_at)
     FROM changed AS c WHERE t.id = c.tenant
 $$;
 """

@@ -13,6 +13,7 @@ from tarry.service.stores.postgres.functions.constants import (
     FINISHED_INSERT,
     FIRST_ATTEMPT_QUEUE,
     IN_FLIGHT,
+    IS_LEASED,
     LEASED_QUEUE,
     PENDING,
     PLAN_SETTINGS,
@@ -30,8 +31,9 @@ _LOCK = f"""
 -- wait for a lane that is locked by a transaction which waits for a tenant of the first statement.
 -- Lanes of `p_new_lanes` that are missing are created first, as by `add_1`: another transaction may
 -- be creating the same lane, and lock other lanes and tenants afterwards.
-CREATE FUNCTION tarry.lock_1(p_ids uuid[], p_lanes text[], p_new_lanes text[], p_tenants text[])
-RETURNS void
+CREATE OR REPLACE FUNCTION tarry.lock_1(
+    p_ids uuid[], p_lanes text[], p_new_lanes text[], p_tenants text[]
+) RETURNS void
 {PLAN_SETTINGS} AS $$
 DECLARE
     v_created integer[];
@@ -62,7 +64,7 @@ _FINISH = f"""
 -- Write the results of attempts: log the attempt, and make the task PENDING, IN_FLIGHT (with a new
 -- lease, if a length is given) or finished. A result whose task has another version is superseded.
 -- `p_tenants` are positions in `p_tenant_names`.
-CREATE FUNCTION tarry.finish_1(
+CREATE OR REPLACE FUNCTION tarry.finish_1(
     p_tenant_names text[], p_tenants integer[], p_ids uuid[], p_versions integer[],
     p_outcomes text[], p_logs bytea[], p_statuses smallint[], p_reasons text[], p_due bigint[],
     p_lengths bigint[], p_workers text[], p_delays double precision[], p_offsets integer[],
@@ -88,7 +90,7 @@ BEGIN
                 kind, ord)
         JOIN tarry.task_key AS k ON k.id = i.id
         JOIN tarry.live AS l ON l.tenant = k.tenant AND l.seq = k.seq
-        WHERE l.queue = {LEASED_QUEUE} AND l.version = i.version
+        WHERE {IS_LEASED} AND l.version = i.version
         ORDER BY l.tenant, l.seq FOR UPDATE OF l
     ), decided AS MATERIALIZED (
         SELECT i.*, i.attempts + CASE WHEN i.outcome IS NULL THEN 0 ELSE 1 END AS new_attempts,
@@ -180,7 +182,7 @@ END $$;
 _RELEASE = f"""
 -- Release the leases of tasks: PENDING again, or CANCELLED if that was requested. With a version,
 -- only a lease of that version is released. Returns a result for each task.
-CREATE FUNCTION tarry.release_1(
+CREATE OR REPLACE FUNCTION tarry.release_1(
     p_ids uuid[], p_versions integer[], p_due bigint[], p_now bigint
 ) RETURNS smallint[]
 {PLAN_SETTINGS} AS $$
@@ -194,7 +196,7 @@ BEGIN
         FROM unnest(p_ids, p_versions, p_due) WITH ORDINALITY AS i (id, version, due, ord)
         JOIN tarry.task_key AS k ON k.id = i.id
         JOIN tarry.live AS l ON l.tenant = k.tenant AND l.seq = k.seq
-        WHERE l.queue = {LEASED_QUEUE} AND l.version = i.version
+        WHERE {IS_LEASED} AND l.version = i.version
         ORDER BY l.tenant, l.seq FOR UPDATE OF l
     ), removed AS (
         DELETE FROM tarry.live AS l USING leased AS i
@@ -242,7 +244,7 @@ BEGIN
 END $$;
 
 -- Cancel a PENDING task; request the cancellation of an IN_FLIGHT task. NULL: no such task.
-CREATE FUNCTION tarry.cancel_1(p_tenant text, p_id uuid, p_now bigint) RETURNS smallint
+CREATE OR REPLACE FUNCTION tarry.cancel_1(p_tenant text, p_id uuid, p_now bigint) RETURNS smallint
 {PLAN_SETTINGS} AS $$
 DECLARE
     v_now bigint := tarry.now_1(p_now);
@@ -273,7 +275,7 @@ BEGIN
 END $$;
 
 -- Make finished tasks PENDING and due now; the policy will not count their attempts so far.
-CREATE FUNCTION tarry.replay_1(
+CREATE OR REPLACE FUNCTION tarry.replay_1(
     p_tenant integer, p_seqs bigint[], p_statuses smallint[], p_now bigint
 ) RETURNS bigint[]
 {PLAN_SETTINGS} AS $$
@@ -311,7 +313,7 @@ BEGIN
 END $$;
 
 -- Make a task due now, unless it is IN_FLIGHT or SUCCEEDED. NULL: no such task.
-CREATE FUNCTION tarry.retry_now_1(p_tenant text, p_id uuid, p_quota bigint, p_now bigint)
+CREATE OR REPLACE FUNCTION tarry.retry_now_1(p_tenant text, p_id uuid, p_quota bigint, p_now bigint)
 RETURNS smallint
 {PLAN_SETTINGS} AS $$
 DECLARE
