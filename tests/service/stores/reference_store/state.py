@@ -133,10 +133,10 @@ class WakeHeap:
             return None
         return self._rows[heappop(self._heap)[1]]
 
-    def pop_all(self, until: int) -> list[Row]:
-        """Remove and return the rows whose wake time is not after `until`, earliest first."""
+    def pop_many(self, until: int, limit: int) -> list[Row]:
+        """Remove and return up to `limit` rows that wake up by `until`, earliest first."""
         rows: list[Row] = []
-        while (row := self.pop(until)) is not None:
+        while len(rows) < limit and (row := self.pop(until)) is not None:
             rows.append(row)
         return rows
 
@@ -195,9 +195,9 @@ class Queue:
         """Remove and return up to `limit` tasks that may be leased, in the order of a claim."""
         if limit <= 0:
             return []
-        expired = self.expired_leases.pop_all(due_until)
-        first_attempts = self.first_attempts.pop_all(due_until)
-        retries = self.retries.pop_all(due_until)
+        expired = self.expired_leases.pop_many(due_until, limit)
+        first_attempts = self.first_attempts.pop_many(due_until, limit)
+        retries = self.retries.pop_many(due_until, limit + 1)  # the last probe may be skipped
         if self.lane.parked_until is not None:
             retries.sort(key=lambda row: row.number == self.last_probe)  # the last probe comes last
             chosen = [*first_attempts, *expired, *retries][:limit]
@@ -340,6 +340,8 @@ class ReferenceState:
 
     def remove_unused_policies(self, now: int) -> None:
         """Remove replaced versions, and the last numbers of deleted policies, without tasks."""
+        if not any(each.replaced_at or each.policy_versions for each in self.tenants.values()):
+            return
         tasks = [row.task for row in self.rows.values()]
         used_versions = {(task.tenant, task.policy_id, task.policy_version) for task in tasks}
         used_policies = {(task.tenant, task.policy_id) for task in tasks}
