@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -105,7 +106,8 @@ class Target:
 class Service:
     """A `tarry serve` process; its store is kept when the process ends.
 
-    The default store is a SQLite file. `command_prefix` is put before the command.
+    The default store is a SQLite file. `command_prefix` is put before the command. With `ca_file`,
+    requests are sent over TLS.
     """
 
     def __init__(
@@ -115,8 +117,10 @@ class Service:
         dev: bool = True,
         command_prefix: tuple[str, ...] = (),
         store: str | None = None,
+        ca_file: Path | None = None,
     ) -> None:
         self.folder = folder
+        self.ca_file = ca_file
         self._store = store or f"sqlite:{folder / 'tarry.db'}"
         self.port = free_port()
         self.flags: tuple[str, ...] = ("--dev", *flags) if dev else flags
@@ -175,7 +179,7 @@ class Service:
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Response:
         """Send a request; a body of bytes is sent unchanged, any other body as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = self._connect()
         try:
             encoded = body if body is None or isinstance(body, bytes) else json.dumps(body)
             defaults = {"content-type": "application/json"} if body is not None else {}
@@ -189,6 +193,12 @@ class Service:
             )
         finally:
             connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self.ca_file is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        context = ssl.create_default_context(cafile=self.ca_file)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=context)
 
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
@@ -242,9 +252,12 @@ def service(
     dev: bool = True,
     command_prefix: tuple[str, ...] = (),
     store: str | None = None,
+    ca_file: Path | None = None,
 ) -> Iterator[Service]:
     """Run a service for a test."""
-    running_service = Service(folder, *flags, dev=dev, command_prefix=command_prefix, store=store)
+    running_service = Service(
+        folder, *flags, dev=dev, command_prefix=command_prefix, store=store, ca_file=ca_file
+    )
     running_service.launch()
     try:
         running_service.wait_until_ready()

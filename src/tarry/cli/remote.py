@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tarry.client import Client
 
 _MIN_REPORTED_WAIT_S = 1.0
+_CA_FILE_VARIABLE = "TARRY_CA_FILE"
 
 
 class _WaitReporter(logging.Handler):
@@ -78,14 +79,15 @@ def _make_client(server: str, api_key: str | None) -> Client:
     from tarry.client.transport import require_packages
 
     require_packages()
-    from tarry.service.settings import check_environment
+    from tarry.service.settings import check_environment, environment_variables
 
     check_environment()  # rejects a misspelt TARRY_SERVER or TARRY_KEY
+    ca_file = environment_variables().get(_CA_FILE_VARIABLE) or None
     try:
-        return Client(server, key=api_key)
+        return Client(server, key=api_key, ca_file=ca_file)
     except ConfigurationError as error:
-        option = "--server" if error.field == "url" else f"--{error.field}"
-        raise error.with_field(option) from None
+        options = {"url": "--server", "ca_file": _CA_FILE_VARIABLE}
+        raise error.with_field(options.get(error.field or "", f"--{error.field}")) from None
 
 
 def _cause_of(server: str, error: Exception) -> str:
@@ -93,6 +95,8 @@ def _cause_of(server: str, error: Exception) -> str:
     cause = str(error.__cause__ or "")
     _, _, after_errno = cause.partition("] ")  # "[Errno 111] Connection refused"
     message = (after_errno or cause or "no response").lower()
+    if "CERTIFICATE_VERIFY_FAILED" in cause:
+        return f"{message}; {_CA_FILE_VARIABLE} can name the certificates to trust"
     if server.startswith("https:") and "SSL" in cause and "CERTIFICATE" not in cause:
         return f"{message}; does the service use http:// instead?"
     return message

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from socket import socket
 
-    from tarry.service.settings import LoadedSettings
+    from tarry.service.certificates import ServerCertificate
+    from tarry.service.settings import LoadedSettings, Settings
 
 StoreOption = Annotated[
     str | None,
@@ -32,6 +33,14 @@ StoreOption = Annotated[
 ]
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on.")]
 PortOption = Annotated[int | None, typer.Option(help="Port to listen on; 0 selects a free port.")]
+TlsCertOption = Annotated[
+    str | None,
+    typer.Option("--tls-cert", help="Serve HTTPS with this PEM certificate.", metavar="FILE"),
+]
+TlsKeyOption = Annotated[
+    str | None,
+    typer.Option("--tls-key", help="Private key of the certificate, in PEM.", metavar="FILE"),
+]
 AllowTargetOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -77,6 +86,8 @@ def serve(
     store: StoreOption = None,
     host: HostOption = None,
     port: PortOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
     role: RoleOption = None,
     workers: WorkersOption = None,
     allow_targets: AllowTargetOption = None,
@@ -94,6 +105,8 @@ def serve(
         "store": store,
         "host": host,
         "port": port,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
         "role": role,
         "workers": workers,
         "allow_target": allow_targets,
@@ -106,13 +119,18 @@ def serve(
     raise_limit()
     settings = loaded.settings
     _configure_logging(settings.log, settings.log_level)
+    certificate = _load_certificate(settings)
     if settings.workers == 1:
-        _run_service(loaded, partial(_print_greeting, loaded))
+        _run_service(loaded, certificate, partial(_print_greeting, loaded))
         return
     from tarry.service.supervisor import Supervisor
 
     supervisor = Supervisor(
-        settings.workers, settings.host, settings.port, process_port=settings.process_port
+        settings.workers,
+        settings.host,
+        settings.port,
+        process_port=settings.process_port,
+        scheme="http" if certificate is None else "https",
     )
     try:
         address = supervisor.open_listeners()
@@ -122,7 +140,7 @@ def serve(
         raise typer.Exit(EXIT_SERVICE_ERROR) from None
     process = supervisor.run(lambda: _print_greeting(loaded, address))
     if process is not None:  # one of the processes that the supervisor has started
-        _run_service(loaded, lambda _: process.report_ready(), process.listeners)
+        _run_service(loaded, certificate, lambda _: process.report_ready(), process.listeners)
     elif supervisor.stop_signal == signal.SIGINT:
         raise KeyboardInterrupt
     elif supervisor.stop_signal is None:  # a process has exited before all were ready
@@ -130,8 +148,20 @@ def serve(
         raise typer.Exit(EXIT_SERVICE_ERROR)
 
 
+def _load_certificate(settings: Settings) -> ServerCertificate | None:
+    """Return the certificate of the service; None if it serves HTTP without TLS."""
+    if not settings.tls_cert:
+        return None
+    from tarry.service.certificates import ServerCertificate
+
+    return ServerCertificate(settings.tls_cert, settings.tls_key)
+
+
 def _run_service(
-    loaded: LoadedSettings, on_ready: Callable[[str], None], sockets: list[socket] | None = None
+    loaded: LoadedSettings,
+    certificate: ServerCertificate | None,
+    on_ready: Callable[[str], None],
+    sockets: list[socket] | None = None,
 ) -> None:
     """Run the service in this process until a signal stops it.
 
@@ -155,7 +185,10 @@ def _run_service(
         on_ready(address)
 
     try:
-        Server(service, set_ready, timeout_exit_code=EXIT_SERVICE_ERROR).run(sockets)
+        server = Server(
+            service, set_ready, timeout_exit_code=EXIT_SERVICE_ERROR, certificate=certificate
+        )
+        server.run(sockets)
     except SystemExit as exit_:  # raised by uvicorn when it cannot bind the port
         if not exit_.code:
             raise
@@ -170,6 +203,8 @@ def config(
     store: StoreOption = None,
     host: HostOption = None,
     port: PortOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
     role: RoleOption = None,
     workers: WorkersOption = None,
     allow_targets: AllowTargetOption = None,
@@ -184,6 +219,8 @@ def config(
         "store": store,
         "host": host,
         "port": port,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
         "role": role,
         "workers": workers,
         "allow_target": allow_targets,
@@ -267,6 +304,7 @@ def _configure_logging(format_: str, level: str) -> None:
 
 def _print_greeting(loaded: LoadedSettings, address: str) -> None:
     """Print the address, the location of the data, and a curl command to try the service."""
+    from tarry.service.api.auth import is_loopback
     from tarry.service.app import are_api_keys_required, data_location
     from tarry.service.settings import DEFAULT_SOURCE
     from tarry.service.store_url import redact_store_url
@@ -291,6 +329,9 @@ def _print_greeting(loaded: LoadedSettings, address: str) -> None:
         store_option = "" if is_default_store else f" --store {redact_store_url(settings.store)}"
         lines.append(f"requests need an API key: tarry keys create --tenant NAME{store_option}")
         auth_option = " -H 'Authorization: Bearer KEY'"
+        if not settings.tls_cert and not is_loopback(settings.host):
+            advice = "use --tls-cert and --tls-key, or a proxy with TLS in front"
+            lines.append(f"API keys and tasks are sent without encryption: {advice}")
         if settings.signing_secrets and not settings.share_signing_secrets:
             lines.append(
                 "signing_secrets: only for the tenant default; others: tarry secrets create"

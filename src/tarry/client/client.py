@@ -86,10 +86,12 @@ class Client:
     """Client of a retry service: `tarry.Client("http://127.0.0.1:8080", key="...")`.
 
     `key` is the API key. `policy` controls how the client retries its own requests to the service.
-    An attempt of such a request fails when no byte arrives for `timeout` seconds. `transport` is an
-    `httpx.HTTPTransport`; pass one to use your own certificates or proxies. Methods raise a
-    `ServiceError` if the service rejects a request or does not respond. Threads may share a client.
-    With `coalesce`, `enqueue` calls that wait at the same time share one request.
+    An attempt of such a request fails when no byte arrives for `timeout` seconds. `ca_file` is a
+    PEM file of certificates to trust instead of those of the system. `transport` is an
+    `httpx.HTTPTransport`; pass one to use proxies or client certificates, then `ca_file` is not
+    used. Methods raise a `ServiceError` if the service rejects a request or does not respond.
+    Threads may share a client. With `coalesce`, `enqueue` calls that wait at the same time share
+    one request.
     """
 
     def __init__(
@@ -99,10 +101,11 @@ class Client:
         key: str | None = None,
         policy: Policy | None = None,
         timeout: float = 10.0,
+        ca_file: str | None = None,
         transport: httpx.BaseTransport | None = None,
         coalesce: bool = True,
     ) -> None:
-        self._config = config = ClientConfig(url, key, policy, timeout)
+        self._config = config = ClientConfig(url, key, policy, timeout, ca_file)
         from tarry.adapters.httpx import RetryTransport
         from tarry.client.api import ServiceApi
 
@@ -403,10 +406,11 @@ class AsyncClient:
         key: str | None = None,
         policy: Policy | None = None,
         timeout: float = 10.0,
+        ca_file: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         coalesce: bool = True,
     ) -> None:
-        self._config = config = ClientConfig(url, key, policy, timeout)
+        self._config = config = ClientConfig(url, key, policy, timeout, ca_file)
         from tarry.adapters.httpx import AsyncRetryTransport
         from tarry.client.api import ServiceApi
 

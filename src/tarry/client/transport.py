@@ -21,6 +21,7 @@ from tarry.runtime.config import check_policy
 from tarry.runtime.downstream import Downstream
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterator
 
     import httpx
@@ -54,10 +55,15 @@ _MAX_EVENT_BYTES = 1 << 18
 
 
 class ClientConfig:
-    """Address of the service, API key, retry policy and timeout of a client."""
+    """Address of the service, API key, retry policy, timeout and CA certificates of a client."""
 
     def __init__(
-        self, url: str, api_key: str | None, policy: Policy | None, timeout: float
+        self,
+        url: str,
+        api_key: str | None,
+        policy: Policy | None,
+        timeout: float,
+        ca_file: str | None,
     ) -> None:
         require_packages()
         self.url: str = _check_url(url)
@@ -74,6 +80,7 @@ class ClientConfig:
         check_policy(policy)
         self.policy: Policy | None = policy
         self.timeout: float = check_positive("timeout", timeout)
+        self._ca_file = ca_file
 
     def build_transport(self) -> httpx.BaseTransport:
         """Return the default transport of `Client`.
@@ -86,8 +93,8 @@ class ClientConfig:
         from tarry.client.http1 import Http1Transport
 
         if _is_replaced(httpx.HTTPTransport.handle_request):
-            return httpx.HTTPTransport(verify=self.uses_tls)
-        return Http1Transport(httpx.create_ssl_context() if self.uses_tls else None)
+            return httpx.HTTPTransport(verify=self._build_ssl_context() or False)
+        return Http1Transport(self._build_ssl_context())
 
     def build_async_transport(self) -> httpx.AsyncBaseTransport:
         """Return the default transport of `AsyncClient`; see `build_transport`."""
@@ -96,8 +103,25 @@ class ClientConfig:
         from tarry.client.http1 import AsyncHttp1Transport
 
         if _is_replaced(httpx.AsyncHTTPTransport.handle_async_request):
-            return httpx.AsyncHTTPTransport(verify=self.uses_tls)
-        return AsyncHttp1Transport(httpx.create_ssl_context() if self.uses_tls else None)
+            return httpx.AsyncHTTPTransport(verify=self._build_ssl_context() or False)
+        return AsyncHttp1Transport(self._build_ssl_context())
+
+    def _build_ssl_context(self) -> ssl.SSLContext | None:
+        """Return the TLS context; None without TLS."""
+        if not self.uses_tls:
+            return None
+        if self._ca_file is None:
+            import httpx
+
+            return httpx.create_ssl_context()
+        import ssl
+
+        try:
+            return ssl.create_default_context(cafile=self._ca_file)
+        except OSError as error:  # also an SSLError
+            reason = "has no certificates" if isinstance(error, ssl.SSLError) else error.strerror
+            rule = f"must be a file of PEM certificates, but {self._ca_file} cannot be used"
+            raise ConfigurationError("ca_file", f"{rule}: {reason}") from None
 
     def build_retry_transports(
         self,

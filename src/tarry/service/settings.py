@@ -122,6 +122,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0
     host: Annotated[str, _help("The address to listen on")] = "127.0.0.1"
     port: Annotated[int, _help("The port to listen on; 0: a free port", ge=0, le=65535)] = 8080
+    tls_cert: Annotated[
+        str, _help("A PEM file with the certificate of the service; empty: HTTP without TLS")
+    ] = ""
+    tls_key: Annotated[str, _help("A PEM file with the private key of `tls_cert`")] = ""
     dev: Annotated[bool, _help("Allow targets on loopback addresses, for development")] = False
     allow_target: Annotated[
         tuple[str, ...], _help("Allowed targets besides public addresses: networks, host names")
@@ -317,6 +321,11 @@ def load_settings(
             if value != only_value:
                 rule = f"must be {only_value} with a store in memory: no other process can use it"
                 raise ConfigurationError(name, rule, value)
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        missing, given = "tls_key", "tls_cert"
+        if settings.tls_key:
+            missing, given = given, missing
+        raise ConfigurationError(missing, f"must be given with {given}")
     min_ms = settings.max_attempt_timeout_ms + LEASE_GRACE_MS
     if settings.lease_duration_ms < min_ms:
         msg = (
@@ -557,7 +566,7 @@ def _check_secrets(definitions: Sequence[SecretDefinition]) -> None:
 
 
 def _check_secret(definition: SecretDefinition) -> None:
-    from tarry.service.api.auth import check_tenant
+    from tarry.service.api.auth import check_tenant, is_loopback
     from tarry.service.delivery.targets import parse_target
 
     if not _SECRET_NAME.fullmatch(definition.name):
@@ -586,8 +595,8 @@ def _check_secret(definition: SecretDefinition) -> None:
             raise ConfigurationError(name, f"must not be given without {source}")
     if definition.token_url:
         target = _parse("token_url", parse_target, definition.token_url)
-        is_local = target.host == "localhost" or _is_loopback_address(target.host)
-        if target.scheme != "https" and not (target.scheme == "http" and is_local):
+        is_local_http = target.scheme == "http" and is_loopback(target.host)
+        if target.scheme != "https" and not is_local_http:
             rule = "must be an https URL: the client secret is sent to it (RFC 6749, 3.2)"
             raise ConfigurationError("token_url", rule)
         if not definition.client_id:
@@ -627,13 +636,6 @@ def _parse(field: str, parse: Callable[[str], T], text: str) -> T:
         return parse(text)
     except ConfigurationError as error:
         raise error.with_field(field) from None
-
-
-def _is_loopback_address(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_hosts(hosts: Sequence[str]) -> None:

@@ -86,10 +86,14 @@ def restart_delay_s(early_exits: int) -> float:
 class Supervisor:
     """Runs `count` processes that listen on `host` and `port`.
 
-    With `process_port`, the process number n, from 0, also listens on `process_port` + n.
+    With `process_port`, the process number n, from 0, also listens on `process_port` + n. `scheme`
+    is that of the service's URL.
     """
 
-    def __init__(self, count: int, host: str, port: int, *, process_port: int = 0) -> None:
+    def __init__(
+        self, count: int, host: str, port: int, *, process_port: int = 0, scheme: str = "http"
+    ) -> None:
+        self._scheme = scheme
         self._host = host
         self._port = port
         self._process_port = process_port
@@ -115,7 +119,11 @@ class Supervisor:
                     listener.close()
             self._open_listeners_of(process)
         host, port = self._processes[0].listeners[0].getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return (
+            f"{self._scheme}://[{host}]:{port}"
+            if ":" in host
+            else f"{self._scheme}://{host}:{port}"
+        )
 
     def _open_listeners_of(self, process: SupervisedProcess) -> None:
         process.listeners = _bind(self._host, self._port, reuse_port=True)

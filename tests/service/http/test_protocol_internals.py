@@ -144,6 +144,24 @@ def test_used_attributes_exist() -> None:
     asyncio.run(main())
 
 
+def test_server_without_sockets_does_not_listen() -> None:
+    """`startup([])` starts the application only; the server then adds its own listeners for TLS."""
+
+    async def main() -> None:
+        config = uvicorn.Config(never_respond, interface="asgi3", lifespan="off", log_config=None)
+        config.load()
+        server: Any = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup([])
+        assert (True, []) == (server.started, server.servers), mismatch_message("Server", "startup")
+        protocol = config.http_protocol_class(  # type: ignore[call-arg]
+            config=config, server_state=server.server_state, app_state=server.lifespan.state
+        )
+        assert isinstance(protocol, asyncio.Protocol)
+
+    asyncio.run(main())
+
+
 def test_a_pipelined_request_is_queued_with_its_application() -> None:
     """`pipeline` contains (cycle, application) pairs; the next pair to serve is the last."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 from functools import partial
 from socket import SO_SNDBUF, SOL_SOCKET
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from tarry.service.app import Service
+    from tarry.service.certificates import ServerCertificate
 
 _logger = logging.getLogger("tarry.service")
 _LISTEN_BACKLOG = 2048
@@ -33,6 +35,8 @@ _GC_THRESHOLD = 10_000
 reference cycles; with the default of 700, the collector took 5 % of the CPU time."""
 _KEEP_ALIVE_S = 75
 """Longer than the idle timeout of most load balancers (60 s), so that the balancer closes first."""
+_TLS_SHUTDOWN_TIMEOUT_S = 1.0  # for clients that do not confirm the end of a connection
+_CERTIFICATE_CHECK_INTERVAL_S = 2.0  # of the times of two files
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
@@ -42,14 +46,22 @@ class Server(uvicorn.Server):
 
     `on_ready` is called with the URL of the service when the server accepts connections. If the
     shutdown takes longer than `drain_ms` and a few seconds, the process exits with
-    `timeout_exit_code`.
+    `timeout_exit_code`. With `certificate`, the server speaks HTTPS, and loads the certificate
+    again when its files change.
     """
 
     def __init__(
-        self, service: Service, on_ready: Callable[[str], None], *, timeout_exit_code: int
+        self,
+        service: Service,
+        on_ready: Callable[[str], None],
+        *,
+        timeout_exit_code: int,
+        certificate: ServerCertificate | None = None,
     ) -> None:
         self._service = service
         self._on_ready = on_ready
+        self._certificate = certificate
+        self._certificate_timer: asyncio.TimerHandle | None = None
         settings = service.settings
         drain_s = settings.drain_ms / 1000
         self._watchdog = ShutdownWatchdog(drain_s + GRACE_S, timeout_exit_code)
@@ -81,7 +93,11 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Start listening, and call `on_ready`."""
         self._watchdog.loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        if self._certificate is None:
+            await super().startup(sockets)
+        else:
+            await super().startup([])  # starts the service, but does not listen
+            await self._listen_with_tls(self._certificate, sockets)
         gc.collect()
         gc.freeze()  # the collector then skips the objects that exist now
         gc.set_threshold(_GC_THRESHOLD)
@@ -91,7 +107,44 @@ class Server(uvicorn.Server):
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             url_host = f"[{host}]" if ":" in host else host
-            self._on_ready(f"http://{url_host}:{port}")
+            scheme = "http" if self._certificate is None else "https"
+            self._on_ready(f"{scheme}://{url_host}:{port}")
+
+    async def _listen_with_tls(
+        self, certificate: ServerCertificate, sockets: list[socket] | None
+    ) -> None:
+        """Start listening. uvicorn would give clients 60 s for the handshake."""
+        config, loop = self.config, asyncio.get_running_loop()
+        create_protocol = partial(
+            config.http_protocol_class,
+            config=config,  # type: ignore[call-arg] # a protocol of uvicorn
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        listen = partial(
+            loop.create_server,
+            create_protocol,
+            ssl=certificate.context,
+            ssl_handshake_timeout=self._service.settings.head_timeout_ms / 1000,
+            ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT_S,
+            backlog=config.backlog,
+        )
+        try:
+            if sockets is None:
+                self.servers.append(await listen(host=config.host, port=config.port))
+            else:
+                self.servers.extend([await listen(sock=each) for each in sockets])
+        except OSError as error:
+            _logger.error("cannot listen: %s", error)  # noqa: TRY400 - the trace is of no use
+            await self.lifespan.shutdown()
+            sys.exit(1)  # as uvicorn does
+        self._check_certificate(certificate)
+
+    def _check_certificate(self, certificate: ServerCertificate) -> None:
+        certificate.reload_if_changed()
+        self._certificate_timer = asyncio.get_running_loop().call_later(
+            _CERTIFICATE_CHECK_INTERVAL_S, self._check_certificate, certificate
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start a shutdown, as a signal handler."""
@@ -102,6 +155,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Call `Service.begin_shutdown`, then stop listening and close the connections."""
         _logger.info("stopping: running attempts finish, other leased tasks are released")
+        if self._certificate_timer is not None:
+            self._certificate_timer.cancel()
         self._service.begin_shutdown()
         await super().shutdown(sockets)
         _logger.info("stopped")

@@ -1,0 +1,150 @@
+"""A running service with TLS: its clients, the command line, and a certificate that is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tarry
+from tarry.client.errors import ServiceUnreachable
+from tests.certificates import Authority, PemFiles, common_name
+from tests.integration.service import Service, service
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Return a certificate authority."""
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def files(authority: Authority) -> PemFiles:
+    """Return the certificate of the service."""
+    return authority.issue("first")
+
+
+@pytest.fixture(scope="module")
+def tls_service(
+    authority: Authority, files: PemFiles, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    """Run a service with TLS that gives clients three seconds for their first request."""
+    flags = ["--tls-cert", str(files.cert), "--tls-key", str(files.key)]
+    flags += ["--set", "head_timeout_ms=3000"]
+    with service(tmp_path_factory.mktemp("service"), *flags, ca_file=authority.ca_file) as running:
+        yield running
+
+
+def run_tarry(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of tarry."""
+    command = [sys.executable, "-m", "tarry", *arguments]
+    environ = os.environ | variables
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+
+def test_clients_verify_the_certificate(tls_service: Service, authority: Authority) -> None:
+    """Both clients send tasks over TLS with the CA file, and refuse the certificate without it."""
+    url = f"https://127.0.0.1:{tls_service.port}"
+    ca_file = str(authority.ca_file)
+    with tarry.Client(url, ca_file=ca_file) as client:
+        task = client.enqueue(f"{url}/healthz", method="GET", overrides={"maxAttempts": 1})
+        client.wait(task, timeout=60)
+        # The service does not trust its own certificate as that of a target.
+        assert ["tls"] == [attempt.error_class for attempt in client.attempts(task)]
+    no_retries = tarry.Policy(max_attempts=1)
+    with (
+        tarry.Client(url, policy=no_retries) as client,
+        pytest.raises(ServiceUnreachable, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
+        client.health()
+
+    async def main() -> None:
+        async with tarry.AsyncClient(url, ca_file=ca_file) as client:
+            assert (await client.health()).ready
+
+    asyncio.run(main())
+
+
+def test_command_line_uses_the_ca_file(tls_service: Service, authority: Authority) -> None:
+    """TARRY_CA_FILE is trusted by the commands; without it, the error names it."""
+    arguments = ("tasks", "list", "--server", f"https://127.0.0.1:{tls_service.port}")
+    result = run_tarry(*arguments, TARRY_CA_FILE=str(authority.ca_file))
+    assert (0, "") == (result.returncode, result.stderr)
+    result = run_tarry(*arguments)
+    assert "TARRY_CA_FILE can name the certificates to trust" in result.stderr
+    result = run_tarry(*arguments, TARRY_CA_FILE="/none")
+    assert "TARRY_CA_FILE must be a file of PEM certificates, but /none" in result.stderr
+
+
+def test_client_without_tls_is_disconnected(tls_service: Service) -> None:
+    """A request in plain text gets no response, and a client that sends nothing is disconnected."""
+    for request in (b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b""):
+        with socket.create_connection(("127.0.0.1", tls_service.port), timeout=30) as connection:
+            connection.sendall(request)
+            while received := connection.recv(1024):
+                assert not received.startswith(b"HTTP")
+
+
+def test_certificate_is_replaced_while_the_service_runs(
+    tls_service: Service, authority: Authority, files: PemFiles
+) -> None:
+    """New connections get the new certificate; a connection that exists still gets responses."""
+    context = ssl.create_default_context(cafile=authority.ca_file)
+
+    def connect() -> tuple[http.client.HTTPSConnection, str]:
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", tls_service.port, timeout=60, context=context
+        )
+        connection.connect()
+        assert isinstance(connection.sock, ssl.SSLSocket)
+        return connection, common_name(connection.sock.getpeercert())
+
+    def has_new_certificate() -> bool:
+        connection, name = connect()
+        connection.close()
+        return name == "second"
+
+    old_connection, name = connect()
+    assert "first" == name
+    for is_replaced in (False, True):
+        old_connection.request("GET", "/healthz")
+        response = old_connection.getresponse()
+        response.read()
+        assert (200, False) == (response.status, response.will_close)
+        if not is_replaced:
+            files.replace_with(authority.issue("second"))
+            tls_service.wait_for(has_new_certificate)
+    old_connection.close()
+
+
+def test_processes_of_a_supervisor_use_tls(
+    tmp_path: Path, authority: Authority, files: PemFiles
+) -> None:
+    """With `--workers`, all processes have the certificate, and the greeting has the URL."""
+    flags = ("--tls-cert", str(files.cert), "--tls-key", str(files.key), "--workers", "2")
+    with service(tmp_path, *flags, ca_file=authority.ca_file) as running:
+        running.wait_for(lambda: "tarry serves" in (tmp_path / "log").read_text())
+        assert f"tarry serves https://127.0.0.1:{running.port} " in (tmp_path / "log").read_text()
+        assert 200 == running.request("GET", "/readyz")[0]
+
+
+def test_service_does_not_start_with_an_invalid_certificate(
+    tmp_path: Path, authority: Authority, files: PemFiles
+) -> None:
+    """The error has the setting, and the exit code is that of invalid settings."""
+    other = authority.issue("other")
+    flags = ["serve", "--store", f"sqlite:{tmp_path / 'tarry.db'}", "--port", "0"]
+    result = run_tarry(*flags, "--tls-cert", str(files.cert), "--tls-key", str(other.key))
+    assert 2 == result.returncode
+    assert "error: tls_key must be the private key of the certificate in" in result.stderr
+    assert not (tmp_path / "tarry.db").exists()
+    result = run_tarry(*flags, "--tls-cert", str(files.cert))
+    assert "error: tls_key must be given with tls_cert" in result.stderr
