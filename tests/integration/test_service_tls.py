@@ -9,8 +9,11 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -123,6 +126,49 @@ def test_certificate_is_replaced_while_the_service_runs(
             files.replace_with(authority.issue("second"))
             tls_service.wait_for(has_new_certificate)
     old_connection.close()
+
+
+class NameHandler(BaseHTTPRequestHandler):
+    """Records the common names of client certificates."""
+
+    names: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        """Read the body and return 200."""
+        self.rfile.read(int(self.headers["content-length"]))
+        assert isinstance(self.connection, ssl.SSLSocket)
+        self.names.append(common_name(self.connection.getpeercert()))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_args: object) -> None:
+        """Log nothing."""
+
+
+def test_target_gets_a_client_certificate(tmp_path: Path, authority: Authority) -> None:
+    """The settings file maps a target that requires a client certificate to its files."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.ca_file)
+    context.load_cert_chain(*authority.issue("target"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    own = authority.issue("own")
+    settings = tmp_path / "tarry.toml"
+    with ThreadingHTTPServer(("127.0.0.1", 0), NameHandler) as target:
+        target.socket = context.wrap_socket(target.socket, server_side=True)
+        threading.Thread(target=target.serve_forever, daemon=True).start()
+        settings.write_text(f"""
+ca_file = "{authority.ca_file}"
+
+[[client_certificates]]
+targets = ["https:127.0.0.1:{target.server_port}"]
+cert_file = "{own.cert}"
+key_file = "{own.key}"
+""")
+        with service(tmp_path, "--config", str(settings)) as running:
+            task = running.post(targetUrl=f"https://127.0.0.1:{target.server_port}/", body={})
+            assert "SUCCEEDED" == running.wait_until_finished(task["taskId"])["status"]
+        target.shutdown()
+    assert ["own"] == NameHandler.names
 
 
 def test_processes_of_a_supervisor_use_tls(

@@ -465,6 +465,44 @@ def test_invalid_secrets_are_reported(tmp_path: Path, entry: str, message: str) 
         load_secrets(tmp_path, entry)
 
 
+def load_client_certificate(folder: Path, entry: str) -> LoadedSettings:
+    """Return the settings of a file with one client certificate."""
+    file = folder / "tarry.toml"
+    file.write_text(f'[[client_certificates]]\ncert_file = "a.crt"\nkey_file = "a.key"\n{entry}\n')
+    return load_settings({}, {}, file)
+
+
+def test_client_certificates_are_read_from_the_file(tmp_path: Path) -> None:
+    """`tarry config` shows the tenant and the file of the certificate."""
+    loaded = load_client_certificate(tmp_path, 'targets = ["https:*.bank.example:443"]')
+    assert "default/a.crt" == loaded.format("client_certificates")
+    assert ("https:*.bank.example:443",) == loaded.settings.client_certificates[0].targets
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("", "targets of 'a.crt' must list the lanes"),
+        ('targets = ["https:*bank.example:443"]', r"targets of 'a.crt' must be \* or scheme"),
+        (f'{ANY_TARGET}tenant = "a/b"', "tenant of 'a.crt' must be 1 to 63"),
+        (f'{ANY_TARGET}password = "p"', r"\[0\]: Object contains unknown field `password`"),
+    ],
+)
+def test_invalid_client_certificates_are_reported(tmp_path: Path, entry: str, message: str) -> None:
+    """The error names the settings file, the certificate and the field."""
+    match = rf"^client_certificates in .*tarry.toml.*{message}"
+    with pytest.raises(ConfigurationError, match=match):
+        load_client_certificate(tmp_path, entry)
+
+
+def test_certificate_and_key_of_the_service_are_given_together() -> None:
+    """The error names the setting that is missing."""
+    with pytest.raises(ConfigurationError, match=r"^tls_key must be given with tls_cert$"):
+        load_settings({"tls_cert": "a.crt"}, {})
+    with pytest.raises(ConfigurationError, match=r"^tls_cert must be given with tls_key$"):
+        load_settings({}, {"TARRY_TLS_KEY": "a.key"})
+
+
 def test_secrets_can_only_be_set_in_a_file() -> None:
     """A variable or `--set` cannot hold definitions with several fields."""
     with pytest.raises(ConfigurationError, match=r"^TARRY_SECRETS: can only be set in a settings"):

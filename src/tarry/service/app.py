@@ -21,6 +21,7 @@ try:
     from tarry.service.api.auth import DEFAULT_TENANT, is_loopback
     from tarry.service.api.context import ApiContext, ApiLimits
     from tarry.service.delivery import DeliveryDispatcher
+    from tarry.service.delivery.client_certificates import ClientCertificate
     from tarry.service.delivery.dns import DnsCache
     from tarry.service.delivery.grpc import GrpcDeliveryClient
     from tarry.service.delivery.grpc import is_installed as has_grpc
@@ -116,17 +117,31 @@ class Service:
         dns = DnsCache()  # one for both clients, because tenants share its slots for lookups
         proxy, ca_file = settings.egress_proxy or None, settings.ca_file or None
         max_bytes = settings.max_response_bytes
+        client_certificates = [
+            ClientCertificate(
+                each.cert_file, each.key_file, tenant=each.tenant, targets=each.targets
+            )
+            for each in settings.client_certificates
+        ]
         self._delivery_client: DeliveryClient = delivery or DeliveryDispatcher(
             HttpDeliveryClient(
                 target_guard,
                 dns=dns,
                 proxy=proxy,
                 ca_file=ca_file,
+                client_certificates=client_certificates,
                 max_response_bytes=max_bytes,
                 max_connections=shares.max_connections,
                 max_pool_connections=in_flight,
             ),
-            partial(GrpcDeliveryClient, target_guard, dns=dns, proxy=proxy, ca_file=ca_file),
+            partial(
+                GrpcDeliveryClient,
+                target_guard,
+                dns=dns,
+                proxy=proxy,
+                ca_file=ca_file,
+                client_certificates=client_certificates,
+            ),
         )
         # Token endpoints have a client of their own: the operator has set their addresses, so they
         # are allowed there, but not as targets.

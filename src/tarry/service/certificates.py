@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 _logger = logging.getLogger("tarry.service")
 _ENCRYPTED = (
@@ -61,6 +63,11 @@ class CertificateFiles:
         except OSError as error:  # a file was removed meanwhile
             self._reject(0, f"or {self._fields[1]} cannot be read: {error.strerror}")
 
+    def read(self) -> tuple[bytes, bytes]:
+        """Return certificate and key, or raise ConfigurationError if they are not valid."""
+        self.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        return self._read(0), self._read(1)
+
     def _read(self, index: int) -> bytes:
         try:
             return self._paths[index].read_bytes()
@@ -83,17 +90,17 @@ class CertificateFiles:
         return state
 
 
-class ReloadingContext:
-    """A TLS context with a certificate from files.
+class ReloadingCertificate(Generic[T]):
+    """A certificate in files, which is loaded again when the files have changed.
 
-    `current` is replaced by a new context when the files have changed. Connections that exist keep
-    their certificate. `build` returns a new context without a certificate.
+    `load` returns the loaded certificate, such as a TLS context, or raises ConfigurationError.
+    `current` is what it has returned last. Connections that exist keep their certificate.
     """
 
-    def __init__(self, files: CertificateFiles, build: Callable[[], ssl.SSLContext]) -> None:
+    def __init__(self, files: CertificateFiles, load: Callable[[CertificateFiles], T]) -> None:
         self._files = files
-        self._build = build
-        self.current: ssl.SSLContext = self._load()
+        self._load = load
+        self.current: T = load(files)
 
     def reload_if_changed(self) -> None:
         """Load the files again if they have changed. If they are not valid, log the reason.
@@ -104,17 +111,12 @@ class ReloadingContext:
         if not self._files.has_changed():
             return
         try:
-            self.current = self._load()
+            self.current = self._load(self._files)
         except ConfigurationError as error:
             message = "certificate was not loaded again, the previous one is used: %s"
             _logger.error(message, error)  # noqa: TRY400 - the trace is of no use
         else:
             _logger.warning("certificate loaded again, file=%s", self._files)
-
-    def _load(self) -> ssl.SSLContext:
-        context = self._build()
-        self._files.load_into(context)
-        return context
 
 
 class ServerCertificate:
@@ -123,7 +125,7 @@ class ServerCertificate:
     def __init__(self, cert_file: str, key_file: str) -> None:
         """Load the files, or raise ConfigurationError."""
         files = CertificateFiles(cert_file, key_file)
-        self._reloading = ReloadingContext(files, _build_server_context)
+        self._reloading = ReloadingCertificate(files, _build_server_context)
         self.context: ssl.SSLContext = self._reloading.current
         self.context.sni_callback = self._select_certificate
         self.reload_if_changed: Callable[[], None] = self._reloading.reload_if_changed
@@ -136,8 +138,9 @@ class ServerCertificate:
         connection.context = self._reloading.current
 
 
-def _build_server_context() -> ssl.SSLContext:
+def _build_server_context(files: CertificateFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # TLS 1.2 or later
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
+    files.load_into(context)
     return context

@@ -90,6 +90,19 @@ class SecretDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return f"{self.tenant}/{self.name}"
 
 
+class ClientCertificateFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A client certificate, and the targets of a tenant to which it is presented."""
+
+    tenant: str = "default"
+    targets: tuple[str, ...] = ()
+    cert_file: str
+    key_file: str
+
+    def __str__(self) -> str:
+        """Return the tenant and the file of the certificate."""
+        return f"{self.tenant}/{self.cert_file}"
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of the service, with their defaults and help texts."""
 
@@ -206,6 +219,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tuple[SecretDefinition, ...],
         _help("Secrets to which headers of tasks can refer; only in a settings file"),
     ] = ()
+    client_certificates: Annotated[
+        tuple[ClientCertificateFiles, ...],
+        _help("Client certificates for targets that require one (mTLS); only in a settings file"),
+    ] = ()
     encryption_keys: Annotated[
         tuple[str, ...],
         _help("Keys that encrypt tasks, bodies, errors and excerpts, the newest first"),
@@ -233,7 +250,7 @@ class LoadedSettings(msgspec.Struct, frozen=True):
         value = getattr(self.settings, name)
         if name in SECRET_SETTINGS:
             return (REDACTED,) * len(value)
-        if name == "secrets":  # the arguments of a command may be secret
+        if name in {"secrets", "client_certificates"}:  # arguments of a command may be secret
             return tuple(map(str, value))
         if name == "store":
             return redact_store_url(value)
@@ -254,12 +271,12 @@ _KUBERNETES_SERVICE_VARIABLE = re.compile(
     r"TARRY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)"
 )
 _SETTING_TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
-_FILE_SETTINGS = frozenset({"downstreams", "secrets"})
+_FILE_SETTINGS = frozenset({"client_certificates", "downstreams", "secrets"})
 """Settings that consist of tables, which can only be written in a TOML file."""
 _KNOWN_NAMES = (*_SETTING_TYPES, "key", "server")
 """Names that may follow `TARRY_`, in lower case: all settings; for clients, `key` and `server`."""
 _SECRET_NAME = re.compile(SECRET_NAME_PATTERN)
-_SECRET_TARGET_PATTERN = re.compile(
+_TARGET_PATTERN = re.compile(
     r"\*|(?:\*|https?|grpcs?):(?:\*|(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]):(?:\*|[0-9]+)"
 )
 """A `*` elsewhere could match the host of a stranger, such as `https:example*`."""
@@ -468,6 +485,7 @@ def check_setting(name: str, value: Any) -> None:
         "encryption_keys": Codec,
         "downstreams": _check_patterns,
         "secrets": _check_secrets,
+        "client_certificates": _check_client_certificates,
     }
     if name not in checks:
         return
@@ -573,7 +591,7 @@ def _check_secret(definition: SecretDefinition) -> None:
         rule = "must be 1 to 100 characters (A-Z a-z 0-9 . _ -) and begin with a letter or digit"
         raise ConfigurationError("name", rule)
     check_tenant(definition.tenant)
-    _check_secret_targets(definition.targets)
+    _check_target_patterns(definition.targets)
     template = definition.template
     if template and (
         template.count("{}") != 1
@@ -606,18 +624,31 @@ def _check_secret(definition: SecretDefinition) -> None:
             raise ConfigurationError("client_secret_file", rule)
 
 
-def _check_secret_targets(targets: Sequence[str]) -> None:
+def _check_client_certificates(definitions: Sequence[ClientCertificateFiles]) -> None:
+    from tarry.service.api.auth import check_tenant
+
+    for definition in definitions:
+        try:
+            check_tenant(definition.tenant)
+            _check_target_patterns(definition.targets)
+        except ConfigurationError as error:
+            name = short_repr(definition.cert_file)
+            msg = f"client_certificates: {error.field} of {name} {error.rule}"
+            raise ConfigurationError(msg) from None
+
+
+def _check_target_patterns(targets: Sequence[str]) -> None:
     from tarry.service.delivery.targets import parse_lane_name
 
     if not targets:
         rule = (
-            'must list the lanes to which the secret may be sent, such as ["https:example.com:443"]'
-            ', or ["*"] for all: callers choose the target of a task'
+            'must list the lanes for which it is used, such as ["https:example.com:443"], or '
+            '["*"] for all: callers choose the target of a task'
         )
         raise ConfigurationError("targets", rule)
     for lane in targets:
         if "*" in lane:
-            if not _SECRET_TARGET_PATTERN.fullmatch(lane):
+            if not _TARGET_PATTERN.fullmatch(lane):
                 rule = (
                     "must be * or scheme:host:port, where the scheme, the host, the first labels "
                     "of the host and the port can be *, such as https:*.example.com:443"

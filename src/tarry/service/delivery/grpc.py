@@ -21,15 +21,18 @@ import msgspec
 
 from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError
+from tarry.service.certificates import CertificateFiles, ReloadingCertificate
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery.client_certificates import find_certificate
 from tarry.service.delivery.dns import DEADLINE_PAUSE_S, DnsCache
 from tarry.service.delivery.http1.connector import select_allowed
 from tarry.service.delivery.targets import parse_target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tarry.service.delivery import DeliveryRequest
+    from tarry.service.delivery.client_certificates import ClientCertificate
     from tarry.service.delivery.guard import Guard
     from tarry.service.delivery.targets import Target
 
@@ -69,6 +72,7 @@ class Channel(msgspec.Struct, eq=False):
     grpc_channel: Any
     grpc_target: str  # the addresses in gRPC's format: `ipv4:192.0.2.1:443,192.0.2.2:443`
     checked_at: float  # when the addresses were last resolved and checked
+    certificate: tuple[bytes, bytes] | None = None  # the client certificate and its private key
     attempt_count: int = 0
 
     @property
@@ -79,7 +83,10 @@ class Channel(msgspec.Struct, eq=False):
 
 
 class GrpcDeliveryClient:
-    """Sends requests over gRPC. `proxy` is an http URL, `ca_file` a PEM file of trusted CAs."""
+    """Sends requests over gRPC. `proxy` is an http URL, `ca_file` a PEM file of trusted CAs.
+
+    Of `client_certificates`, the first one for a target is presented to it.
+    """
 
     def __init__(
         self,
@@ -88,6 +95,7 @@ class GrpcDeliveryClient:
         dns: DnsCache | None = None,
         proxy: str | None = None,
         ca_file: str | None = None,
+        client_certificates: Sequence[ClientCertificate] = (),
     ) -> None:
         with require_extra("gRPC targets need grpcio", "grpc"):
             self._grpc: Any = import_module("grpc")
@@ -98,6 +106,10 @@ class GrpcDeliveryClient:
         self._dns = dns or DnsCache()
         self._proxy = proxy
         self._root_certificates = None if ca_file is None else Path(ca_file).read_bytes()
+        self._client_certificates = {
+            certificate: ReloadingCertificate(certificate.open_files(), CertificateFiles.read)
+            for certificate in client_certificates
+        }
         self._channels: OrderedDict[tuple[str, str], Channel] = OrderedDict()
         """Channels by tenant and endpoint. Above `MAX_CHANNELS`, the least recently used one is
         drained. Tenants do not share channels, as in `HttpDeliveryClient`."""
@@ -191,9 +203,15 @@ class GrpcDeliveryClient:
             grpc_target = await self._resolve_grpc_target(tenant, target)
             # Another attempt may have opened the channel while the name was resolved.
             channel = self._channels.get(key)
-            if channel is None or channel.grpc_target != grpc_target:
+            certificate = self._load_certificate(tenant, target)
+            if (
+                channel is None
+                or channel.grpc_target != grpc_target
+                or channel.certificate is not certificate
+            ):
                 self._drain_channel(key)
-                channel = Channel(self._open_channel(target, grpc_target), grpc_target, now)
+                grpc_channel = self._open_channel(target, grpc_target, certificate)
+                channel = Channel(grpc_channel, grpc_target, now, certificate)
                 self._channels[key] = channel
             channel.checked_at = now
         self._channels.move_to_end(key)
@@ -228,7 +246,18 @@ class GrpcDeliveryClient:
         host_ports = ",".join(template.format(address, target.port) for address in same_family)
         return f"{'ipv6' if is_ipv6 else 'ipv4'}:{host_ports}"
 
-    def _open_channel(self, target: Target, grpc_target: str) -> Any:
+    def _load_certificate(self, tenant: str, target: Target) -> tuple[bytes, bytes] | None:
+        """Return the current client certificate for a target and its key; None: there is none."""
+        certificate = find_certificate(self._client_certificates, tenant, target)
+        if certificate is None:
+            return None
+        reloading = self._client_certificates[certificate]
+        reloading.reload_if_changed()
+        return reloading.current
+
+    def _open_channel(
+        self, target: Target, grpc_target: str, certificate: tuple[bytes, bytes] | None
+    ) -> Any:
         authority = "grpc.default_authority", target.authority
         options: list[tuple[str, object]] = [*_CHANNEL_OPTIONS, authority]
         if self._proxy is not None:
@@ -238,7 +267,8 @@ class GrpcDeliveryClient:
         if target.scheme == "grpc":
             return self._grpc.aio.insecure_channel(grpc_target, options=options)
         options.append(("grpc.ssl_target_name_override", target.host))
-        credentials = self._grpc.ssl_channel_credentials(self._root_certificates)
+        chain, key = certificate or (None, None)
+        credentials = self._grpc.ssl_channel_credentials(self._root_certificates, key, chain)
         return self._grpc.aio.secure_channel(grpc_target, credentials, options=options)
 
 

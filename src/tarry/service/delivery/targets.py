@@ -12,12 +12,15 @@ import re
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from socket import AF_INET6, inet_ntop
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
 
 import msgspec
 
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 MAX_URL_BYTES = 8192
 
@@ -99,6 +102,17 @@ def lane_name(tenant: str, target: Target, lane_key: str | None = None) -> str:
     """
     name = f"{tenant}/{target.endpoint}"
     return name if lane_key is None else f"{name}@{lane_key}"
+
+
+def compile_lane_patterns(
+    tenant: str, patterns: Sequence[str]
+) -> Callable[[str], re.Match[str] | None]:
+    """Return a function that matches lanes of a tenant, without a lane key.
+
+    The patterns have the format `scheme:host:port`, in which `*` matches any characters.
+    """
+    escaped = (re.escape(f"{tenant}/{each}").replace(r"\*", ".*") for each in patterns)
+    return re.compile("|".join(escaped)).fullmatch
 
 
 def parse_lane_name(text: str) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tarry.service.delivery.secret_sources import SecretUnavailable
+from tarry.service.delivery.targets import compile_lane_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,8 +65,7 @@ class Secret:
         self.name = name
         self.source = source
         self._before, _, self._after = template.partition("{}")
-        patterns = (re.escape(f"{tenant}/{each}").replace(r"\*", ".*") for each in targets)
-        self._matches = re.compile("|".join(patterns)).fullmatch
+        self._matches = compile_lane_patterns(tenant, targets)
         self.value: str | None = None  # None: not obtained yet, or rejected by a target
         self.header_value: str = ""
         self.refresh_at: float = -inf  # in monotonic seconds, like the times below

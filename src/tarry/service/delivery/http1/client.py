@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING
 from tarry.core.checks import check_count
 from tarry.errors import ConfigurationError, short_repr
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
+from tarry.service.certificates import ReloadingCertificate
 from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery.client_certificates import find_certificate
 from tarry.service.delivery.dns import DnsCache
 from tarry.service.delivery.http1.connection import (
     METHODS_WITHOUT_BODY,
@@ -39,7 +41,11 @@ from tarry.service.delivery.targets import parse_target
 from tarry.wire.http import HOP_BY_HOP_HEADERS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tarry.service.certificates import CertificateFiles
     from tarry.service.delivery import DeliveryRequest
+    from tarry.service.delivery.client_certificates import ClientCertificate
     from tarry.service.delivery.guard import Guard
 
 MAX_CONNECTIONS, MAX_POOL_CONNECTIONS = 1024, 256
@@ -67,7 +73,8 @@ class HttpDeliveryClient:
     """Makes attempts over HTTP/1.1, all on one event loop.
 
     `proxy` is the URL of an egress proxy (`http://host:port` or `https://host:port`). `ca_file` is
-    a PEM file of certificates to trust instead of the system's.
+    a PEM file of certificates to trust instead of the system's. Of `client_certificates`, the first
+    one for a target is presented to it.
     """
 
     def __init__(
@@ -77,6 +84,7 @@ class HttpDeliveryClient:
         dns: DnsCache | None = None,
         proxy: str | None = None,
         ca_file: str | None = None,
+        client_certificates: Sequence[ClientCertificate] = (),
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         max_connections: int = MAX_CONNECTIONS,
         max_pool_connections: int = MAX_POOL_CONNECTIONS,
@@ -86,6 +94,12 @@ class HttpDeliveryClient:
         self._proxy = None if proxy is None else parse_proxy(proxy)
         self._max_response_bytes = check_count("max_response_bytes", max_response_bytes)
         self._tls = _create_tls_context(ca_file)
+        self._client_certificates = {
+            certificate: ReloadingCertificate(
+                certificate.open_files(), partial(_create_client_context, ca_file)
+            )
+            for certificate in client_certificates
+        }
         self._dns = dns or DnsCache()
         self._deadlines = DeadlineTimer(self._clock)
         self._max_pool_connections = check_count("max_pool_connections", max_pool_connections)
@@ -187,8 +201,12 @@ class HttpDeliveryClient:
         key = tenant, origin
         pool = self._pools.get(key)
         if pool is None:
+            # A pool belongs to one tenant and one origin, so that connections with different client
+            # certificates are never shared.
+            certificate = find_certificate(self._client_certificates, tenant, target)
+            context = None if certificate is None else self._client_certificates[certificate]
             pool = ConnectionPool(
-                Connector(tenant, target, self._guard, self._dns, self._tls, proxy),
+                Connector(tenant, target, self._guard, self._dns, self._tls, proxy, context),
                 self._limit,
                 self._clock,
                 partial(self._pools.pop, key, None),
@@ -236,6 +254,15 @@ def _create_tls_context(ca_file: str | None) -> ssl.SSLContext | None:
     paths = ssl.get_default_verify_paths()
     has_certificates = context.cert_store_stats()["x509_ca"] or paths.cafile or paths.capath
     return context if ca_file is not None or has_certificates else None
+
+
+def _create_client_context(ca_file: str | None, files: CertificateFiles) -> ssl.SSLContext:
+    """Return a TLS context with a client certificate."""
+    context = _create_tls_context(ca_file)
+    if context is None:
+        raise ConfigurationError("ca_file", "must be set: this machine has no trusted certificates")
+    files.load_into(context)
+    return context
 
 
 def _build_head_parts(pool: ConnectionPool, names: tuple[str, ...]) -> list[str]:

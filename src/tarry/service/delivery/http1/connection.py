@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+import ssl
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 import httptools
 
 from tarry.service.delivery import DeliveryResult, Fault
+from tarry.service.delivery.http1.connector import describe_tls_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -344,6 +346,9 @@ class Connection(asyncio.Protocol):
             self.pending = pending.connection = None
             pending.is_resent = True
             self._pool.resend(pending)
+        elif not self._received_bytes and isinstance(exc, ssl.SSLError):
+            # With TLS 1.3, the target checks a client certificate after the handshake of this side.
+            self._fail_request(Fault.TLS, describe_tls_error(exc))
         elif not self._received_bytes:
             self._fail_request(Fault.RESET, CLOSED_WITHOUT_RESPONSE)
         elif self._has_headers and not self._is_framed and exc is None:

@@ -30,6 +30,7 @@ from tarry.service.delivery import DeliveryError, Fault
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tarry.service.certificates import ReloadingCertificate
     from tarry.service.delivery.dns import DnsCache
     from tarry.service.delivery.guard import Guard
     from tarry.service.delivery.targets import Target
@@ -72,17 +73,27 @@ class Connector(msgspec.Struct, frozen=True):
     dns: DnsCache
     tls: ssl.SSLContext | None  # None if this machine has no trusted certificates
     proxy: Proxy | None
+    certificate: ReloadingCertificate[ssl.SSLContext] | None = None
+    """The context with the client certificate for the target; None: the target gets none. The
+    proxy never gets it."""
 
     async def connect(self, protocol: asyncio.Protocol) -> ConnectResult:
         """Open a connection for `protocol`, or raise DeliveryError."""
         target = self.target
         if self.proxy is not None:
             return await self._connect_through(self.proxy, protocol)
-        use_tls = target.scheme == "https"
-        return await self._connect_to(target.host, target.port, protocol, use_tls=use_tls)
+        tls = self._target_tls() if target.scheme == "https" else None
+        return await self._connect_to(target.host, target.port, protocol, tls)
+
+    def _target_tls(self) -> ssl.SSLContext | None:
+        """Return the TLS context for the target, with the current client certificate."""
+        if self.certificate is None:
+            return self.tls
+        self.certificate.reload_if_changed()
+        return self.certificate.current
 
     async def _connect_to(
-        self, host: str, port: int, protocol: asyncio.Protocol, *, use_tls: bool
+        self, host: str, port: int, protocol: asyncio.Protocol, tls: ssl.SSLContext | None
     ) -> ConnectResult:
         started_at = environment.now()
         addresses: Sequence[str] = await self.dns.resolve(host, self.tenant)
@@ -103,30 +114,27 @@ class Connector(msgspec.Struct, frozen=True):
         dns_ms = None if addresses[0] == host else (resolved_at - started_at) * 1000
         connect_ms = (connected_at - resolved_at) * 1000
         result = ConnectResult(transport, transport, remote, dns_ms, connect_ms)
-        if use_tls:
-            await self._start_tls(result, protocol, host)
+        if tls is not None:
+            await self._start_tls(result, protocol, host, tls)
         else:
             transport.set_protocol(protocol)
             protocol.connection_made(transport)
         return result
 
     async def _start_tls(
-        self, result: ConnectResult, protocol: asyncio.Protocol, host: str
+        self, result: ConnectResult, protocol: asyncio.Protocol, host: str, tls: ssl.SSLContext
     ) -> None:
         """Perform the TLS handshake; the certificate must be valid for `host`."""
-        assert self.tls is not None  # noqa: S101 - checked by `HttpDeliveryClient`
         loop, started_at = asyncio.get_running_loop(), environment.now()
         protocol.connection_made(result.raw_transport)
         if result.transport.is_closing():
             raise DeliveryError(Fault.TLS, _CLOSED_IN_HANDSHAKE)
         try:
-            transport = await loop.start_tls(
-                result.transport, protocol, self.tls, server_hostname=host
-            )
+            transport = await loop.start_tls(result.transport, protocol, tls, server_hostname=host)
         except (OSError, TypeError) as error:
             # asyncio before 3.12 raises TypeError when TLS within TLS fails.
             result.raw_transport.abort()
-            raise DeliveryError(Fault.TLS, _describe_tls_error(error)) from None
+            raise DeliveryError(Fault.TLS, describe_tls_error(error)) from None
         except BaseException:
             result.raw_transport.abort()
             raise
@@ -138,15 +146,17 @@ class Connector(msgspec.Struct, frozen=True):
         reader = asyncio.StreamReader(limit=_MAX_CONNECT_RESPONSE_BYTES)
         proxy_protocol = asyncio.StreamReaderProtocol(reader)
         try:
-            use_tls = proxy.scheme == "https"
-            result = await self._connect_to(proxy.host, proxy.port, proxy_protocol, use_tls=use_tls)
+            proxy_tls = self.tls if proxy.scheme == "https" else None
+            result = await self._connect_to(proxy.host, proxy.port, proxy_protocol, proxy_tls)
         except DeliveryError as error:
             message = f"No connection to the egress proxy: {error}"
             raise DeliveryError(Fault.INTERNAL, message) from None
         try:
             if self.target.scheme == "https":
                 await _open_tunnel(proxy, self.target.authority, result.transport, reader)
-                await self._start_tls(result, protocol, self.target.host)
+                tls = self._target_tls()
+                assert tls is not None  # noqa: S101 - checked by `HttpDeliveryClient`
+                await self._start_tls(result, protocol, self.target.host, tls)
             else:
                 result.transport.set_protocol(protocol)
         except BaseException:
@@ -218,7 +228,8 @@ def select_allowed(addresses: Sequence[str], host: str, guard: Guard) -> list[st
     return allowed
 
 
-def _describe_tls_error(error: Exception) -> str:
+def describe_tls_error(error: Exception) -> str:
+    """Return a text about a TLS handshake that failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"The certificate is not valid: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:
