@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -150,6 +151,31 @@ def test_command_is_ended_after_its_timeout_with_its_children(tmp_path: Path) ->
         return str(caught.value)
 
     assert f"the command {sys.executable} has not ended within 0.05 s" == run(main())
+    for pid in file.read_text().split():
+        while _is_running(int(pid)):  # the child is a zombie until init reaps it
+            pass
+
+
+def test_command_is_ended_with_its_children_if_it_is_cancelled_during_its_start(
+    tmp_path: Path,
+) -> None:
+    """A fetch that is cancelled before the event loop knows of the process leaves none behind."""
+    file = tmp_path / "pids"
+    code = f"sleep 60 & echo $$ $! > {file}.new; mv {file}.new {file}; wait"
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        source = CommandSource(["sh", "-c", code], timeout_s=3600.0, cache_s=1.0)
+        fetch = loop.create_task(source.fetch())
+        await asyncio.sleep(0)  # creates the asyncio task that starts the command
+        await asyncio.sleep(0)  # starts the command
+        while not file.exists():
+            time.sleep(0.01)  # noqa: ASYNC251 - the event loop must not run meanwhile
+        fetch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetch
+
+    run(main())
     for pid in file.read_text().split():
         while _is_running(int(pid)):  # the child is a zombie until init reaps it
             pass

@@ -124,14 +124,23 @@ class CommandSource:
     async def fetch(self) -> SecretValue:
         """Run the command and return its output, without blanks around it."""
         name, loop = f"the command {self._command[0]}", asyncio.get_running_loop()
-        try:
-            transport, protocol = await loop.subprocess_exec(
+        # Shielded: asyncio would end a command that is cancelled during its start, but not the
+        # programs that the command has started.
+        start = loop.create_task(
+            loop.subprocess_exec(
                 _OutputProtocol, *self._command,
                 stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, start_new_session=True,
-            )  # fmt: skip
+            )
+        )  # fmt: skip
+        try:
+            transport, protocol = await asyncio.shield(start)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "its arguments are not valid"
             raise SecretUnavailable(f"{name} cannot be started: {reason}") from None
+        except asyncio.CancelledError:
+            with suppress(OSError, ValueError):
+                await _end_command(*await start)
+            raise
         try:
             async with asyncio.timeout(self._timeout_s):
                 await protocol.done
@@ -140,18 +149,22 @@ class CommandSource:
             raise SecretUnavailable(message) from None
         finally:
             status = transport.get_returncode()
-            if status is None:
-                # Also ends programs that the command has started, which are in the same group.
-                with suppress(ProcessLookupError):
-                    os.killpg(transport.get_pid(), signal.SIGKILL)
-                await protocol.exited
-            transport.close()
+            await _end_command(transport, protocol)
         if protocol.is_too_long:
             raise SecretUnavailable(f"the output of {name} is longer than {MAX_SECRET_BYTES} bytes")
         if status != 0:
             raise SecretUnavailable(f"{name} failed: its exit status is {status}")
         text = _check_text(f"the output of {name}", bytes(protocol.output))
         return SecretValue(text, self._cache_s, self._cache_s)
+
+
+async def _end_command(transport: asyncio.SubprocessTransport, protocol: _OutputProtocol) -> None:
+    """Kill a command that still runs, and the programs that it has started: they are its group."""
+    if transport.get_returncode() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(transport.get_pid(), signal.SIGKILL)
+        await protocol.exited
+    transport.close()
 
 
 class _OutputProtocol(asyncio.SubprocessProtocol):
