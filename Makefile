@@ -23,10 +23,12 @@ LOWEST   := .venv/lowest
 BARE     := .venv/bare
 DOCS     := .venv/docs
 PACKAGE  := .venv/package
+TYPESCRIPT := .venv/typescript
 SBOM     := .venv/sbom
 # --verifytypes uses the first `python` on PATH.
 PYRIGHT   = PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m basedpyright
 COVERAGE  = COVERAGE_FILE=$(VENV)/.coverage $(PY) -m coverage
+NPM       = cd $(TYPESCRIPT) && $(abspath $(PY)) $(abspath .ci/npm.py)
 PIP       = -m pip install --quiet --disable-pip-version-check
 
 # $(call step,name,command[,filter]): on success print one line with the filtered output; on failure
@@ -51,7 +53,7 @@ PARALLEL        = $(MAKE) -j 3 --output-sync=target
 
 .PHONY: test
 test: ## Run all checks and tests: lint, bare, pytest
-	@$(PARALLEL) $(READY) $(DOCS)/.ready prometheus
+	@$(PARALLEL) $(READY) $(DOCS)/.ready $(TYPESCRIPT)/.ready prometheus
 	@$(PARALLEL) $(LINT_TARGETS) bare $(PYTEST_TARGETS)
 
 .PHONY: programs
@@ -109,7 +111,7 @@ ALLOW_NO_TESTS := $(if $(ARGS),|| [[ $$? == 5 ]])
 
 .PHONY: pytest
 pytest: ## Run the tests; ARGS is passed to pytest
-	@$(PARALLEL) $(READY) $(DOCS)/.ready prometheus
+	@$(PARALLEL) $(READY) $(DOCS)/.ready $(TYPESCRIPT)/.ready prometheus
 	@$(PARALLEL) $(PYTEST_TARGETS)
 
 # Its own short tests cover the core. Coverage would double the time of all other tests.
@@ -168,7 +170,7 @@ test-all: ## Run the tests with each installed Python from 3.11 on, and with the
 
 .PHONY: test-lowest
 test-lowest: ## Run the tests with the lowest allowed version of each dependency
-	@$(PARALLEL) $(LOWEST)/.ready $(DOCS)/.ready prometheus
+	@$(PARALLEL) $(LOWEST)/.ready $(DOCS)/.ready $(TYPESCRIPT)/.ready prometheus
 	$(call step,tests ($(LOWEST)),$(LOWEST)/bin/python -m pytest -q $(ARGS) tests,tail -n 1)
 
 .PHONY: format
@@ -185,6 +187,13 @@ api: $(READY) ## Update docs/public-api.txt from the code
 docs: $(DOCS)/.ready ## Build the documentation site in site/
 	$(call step,documentation site,NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --quiet --strict)
 	@echo 'Read it at http://127.0.0.1:8000: $(DOCS)/bin/python -m http.server --bind 127.0.0.1 --directory site 8000'
+
+.PHONY: typescript
+typescript: $(TYPESCRIPT)/.ready ## Build the TypeScript client into dist/
+	@rm -rf $(TYPESCRIPT)/src $(TYPESCRIPT)/dist && cp -R clients/typescript/. $(TYPESCRIPT) && mkdir -p dist
+	$(call step,OpenAPI document,$(PY) -m tests.openapi_document > $(TYPESCRIPT)/openapi.json)
+	$(call step,TypeScript client,( $(NPM) run generate ) && ( $(NPM) run build ) && \
+	  ( $(NPM) pack --pack-destination $(abspath dist) ))
 
 .PHONY: tables
 tables: $(READY) ## Update the tables in docs/ that are simulator output
@@ -269,6 +278,11 @@ $(BENCH_SERVICE)/.ready: pyproject.toml requirements-bench-service.txt benchmark
 $(DOCS)/.ready: requirements-docs.txt
 	$(call step,environment $(DOCS),$(call environment,$(DOCS)) && \
 	  $(DOCS)/bin/python $(PIP) -r requirements-docs.txt)
+	@touch $@
+
+$(TYPESCRIPT)/.ready: clients/typescript/package.json clients/typescript/.npmrc | $(READY)
+	@rm -rf $(TYPESCRIPT) && mkdir -p $(TYPESCRIPT) && cp $^ $(TYPESCRIPT)
+	$(call step,environment $(TYPESCRIPT),$(NPM) install --no-audit --no-fund)
 	@touch $@
 
 $(PACKAGE)/.ready: requirements-package.txt

@@ -68,6 +68,7 @@ def test_source_distribution_has_everything_that_make_test_needs(distributions: 
         ".ci/run",
         "LICENSE",
         "Makefile",
+        "clients/typescript/src/client.ts",
         "deploy/prometheus/tarry-rules.yml",
         "docs/index.md",
         "pyproject.toml",

@@ -3,7 +3,8 @@
 Rules for a page: its Python blocks run in order, in one namespace, in virtual time. A `text` block
 right after a Python block is the output of that block. A block that opens with ```python notest
 needs a third-party package and is not run. ```python before and ```python after are a pair on a
-page about moving from another library: see test_migration.py. A fence without a language is a
+page about moving from another library: see test_migration.py. ```ts is TypeScript, which
+test_typescript_client.py runs. A fence without a language is a
 diagram.
 """
 
@@ -134,7 +135,16 @@ def test_examples_of_page_run_and_print_what_it_shows(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=relative_path)
 def test_blocks_have_a_known_language(page: Path) -> None:
     """Each block has a known language, so that none is skipped; `text` only follows `python`."""
-    known = {"", "console", "python", "python notest", "python before", "python after", "text"}
+    known = {
+        "",
+        "console",
+        "python",
+        "python notest",
+        "python before",
+        "python after",
+        "text",
+        "ts",
+    }
     infos = [block.info for block in blocks_of(page)]
 
     assert set() == set(infos) - known

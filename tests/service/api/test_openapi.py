@@ -39,6 +39,12 @@ def test_every_reference_has_a_schema() -> None:
     assert {"RetryTaskRequest", "RetryTask", "RetryPolicy", "AttemptLog", "Problem"} <= names
 
 
+def test_problem_of_a_batch_result_has_its_type() -> None:
+    """Generated clients know the fields of the problem of a rejected task in a batch."""
+    problem = schema.raw_schema["components"]["schemas"]["BatchResult"]["properties"]["problem"]
+    assert [{"$ref": "#/components/schemas/Problem"}, {"type": "null"}] == problem["anyOf"]
+
+
 def test_policy_fields_match_the_validation() -> None:
     """The schemas of policies and of overrides have the fields that the service validates."""
     schemas = schema.raw_schema["components"]["schemas"]

@@ -12,6 +12,7 @@ from tarry.wire.tasks import (
     MAX_BATCH_SIZE,
     SECRET_NAME_PATTERN,
     BatchRequest,
+    BatchResult,
     BulkCancelRequest,
     ReplayFilter,
     ReplayRequest,
@@ -89,6 +90,9 @@ def add_rules(schemas: dict[str, Any], *, max_headers: int, max_attempt_timeout_
     # Any JSON value is accepted as a task: an invalid task does not fail the whole batch.
     task = {"$ref": REF_TEMPLATE.format(name=RetryTaskRequest.__name__)}
     tasks.update(items={"anyOf": [task, {}]}, maxItems=MAX_BATCH_SIZE)
+    problem = _first_type(schemas[BatchResult.__name__]["properties"]["problem"])
+    problem.clear()
+    problem["$ref"] = REF_TEMPLATE.format(name="Problem")
     secret_fields = schemas[SigningSecretRequest.__name__]["properties"]
     _first_type(secret_fields["secret"]).update(_SECRET)
     _first_type(secret_fields["lane"]).update(_LANE)
