@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from math import ceil, exp
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -81,6 +81,8 @@ WORKER_EXPIRY_MS = 30_000
 """A process without a heartbeat for this time is not listed any more."""
 MAX_LISTED_WORKERS = 1_000
 """Maximum number of processes that `Store.list_workers` returns."""
+SERIES_RETENTION_MS: Final[dict[int, int]] = {10_000: 3 * 3_600_000, 300_000: 8 * 86_400_000}
+"""The intervals of `SeriesPoint` in ms, and how long the points of each interval are kept."""
 MAX_REPLAY_PAUSE_MS = 1e12
 """About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
 MIN_REPLAY_COUNT_INTERVAL_MS, MAX_REPLAY_COUNT_INTERVAL_MS = 1_000, 30_000
@@ -336,6 +338,17 @@ class AttemptsOfMinute(msgspec.Struct):
 
     minute: int
     counts_by_outcome: dict[str, int]
+
+
+class SeriesPoint(msgspec.Struct, frozen=True, gc=False):
+    """Sums over one interval, for all tenants and processes."""
+
+    step_ms: int
+    """The length of the interval, a key of `SERIES_RETENTION_MS`."""
+    at: int
+    """The start of the interval in epoch ms, a multiple of `step_ms`."""
+    sums: dict[str, int]
+    """By name, see `tarry.service.engine.series`. The store only adds them."""
 
 
 class SweepResult(msgspec.Struct):
@@ -840,6 +853,23 @@ class Store(Protocol):
         """
         ...
 
+    async def record_series(self, points: Sequence[SeriesPoint]) -> None:
+        """Add sums to the stored points with the same interval and time.
+
+        No two of `points` have the same interval and time. A call that fails is not repeated,
+        because it may have been applied.
+        """
+        ...
+
+    async def list_series(self, step_ms: int, *, since: int) -> list[SeriesPoint]:
+        """Return the points of an interval length, sorted by time.
+
+        The list starts with the interval of `since`, or with the retention time
+        (`SERIES_RETENTION_MS`) if that is later, and ends with the current interval. Intervals for
+        which nothing was recorded are omitted. `sweep` removes older points.
+        """
+        ...
+
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Remove up to `limit` finished tasks after their retention time, with their attempt logs.
 
@@ -867,10 +897,10 @@ class Store(Protocol):
         """Return a page of the records of one kind, of all tenants; see `RecordKind` for the types.
 
         The records have everything that another store needs to continue in the same state. Not
-        exported are the numbers of attempts per minute and of superseded results, the positions of
-        lanes in the rotation, references to orphaned bodies, and heartbeats. A page ends when its
-        tasks, attempts or documents reach `MAX_PAGE_BYTES`. Changes between two pages may be
-        missing, so no service may run on the store meanwhile.
+        exported are the numbers of attempts per minute and of superseded results, series, the
+        positions of lanes in the rotation, references to orphaned bodies, and heartbeats. A page
+        ends when its tasks, attempts or documents reach `MAX_PAGE_BYTES`. Changes between two pages
+        may be missing, so no service may run on the store meanwhile.
         """
         ...
 

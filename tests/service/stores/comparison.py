@@ -26,10 +26,12 @@ from tarry.service.model import (
     WorkerRecord,
 )
 from tarry.service.store import (
+    SERIES_RETENTION_MS,
     ClaimResult,
     ConfiguredLimits,
     LeaseTerms,
     RecordKind,
+    SeriesPoint,
     Store,
     TaskFilter,
 )
@@ -77,6 +79,7 @@ class StoreSnapshot(NamedTuple):
     signing_secrets: list[Any]
     paused_lanes: frozenset[str]
     workers: list[WorkerRecord]
+    series: list[list[SeriesPoint]]
     orphaned_bodies: list[str]
 
 
@@ -204,6 +207,7 @@ async def snapshot(store: Store) -> StoreSnapshot:
         [await store.list_signing_secrets(tenant) for tenant in TENANTS],
         limits.paused_lanes,
         await store.list_workers(),
+        [await store.list_series(step_ms, since=0) for step_ms in SERIES_RETENTION_MS],
         sorted(await store.list_orphaned_bodies(1000)),
     )
 

@@ -19,11 +19,13 @@ from tarry.service.model import (
     WorkerRecord,
 )
 from tarry.service.store import (
+    SERIES_RETENTION_MS,
     AddResult,
     LeaseTerms,
     NewTask,
     Release,
     Retention,
+    SeriesPoint,
     Store,
     TaskFilter,
     TaskResult,
@@ -496,6 +498,17 @@ class StoreMachine(RuleBasedStateMachine):
             self.comparison.call_and_compare(lambda store: store.remove_worker(worker.name))
         else:
             self.comparison.call_and_compare(lambda store: store.record_worker(worker))
+
+    @rule(
+        step_ms=st.sampled_from(sorted(SERIES_RETENTION_MS)),
+        age=st.integers(0, 3),
+        sums=st.dictionaries(st.sampled_from("abc"), st.integers(0, 9), min_size=1),
+    )
+    def record_series(self, step_ms: int, age: int, sums: dict[str, int]) -> None:
+        """Add sums to a point of a recent interval."""
+        at = self.comparison.clock.now // step_ms * step_ms - age * step_ms
+        points = [SeriesPoint(step_ms, at, sums)]
+        self.comparison.call_and_compare(lambda store: store.record_series(points))
 
     @rule(tenant=tenants, number=st.integers(0, 3), revoke=st.booleans())
     def change_api_key(self, tenant: str, number: int, revoke: bool) -> None:

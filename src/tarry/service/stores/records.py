@@ -37,6 +37,7 @@ decode_signing_secret: Callable[[bytes], SigningSecretRecord] = msgspec.msgpack.
     SigningSecretRecord
 ).decode
 decode_transfer_mark: Callable[[bytes], TransferMark] = msgspec.msgpack.Decoder(TransferMark).decode
+decode_sums: Callable[[bytes], dict[str, int]] = msgspec.msgpack.Decoder(dict[str, int]).decode
 decode_limits: Callable[[str | bytes], DownstreamLimits] = msgspec.json.Decoder(
     DownstreamLimits
 ).decode

@@ -23,6 +23,7 @@ from tests.service.stores.conformance import (
     queries,
     release,
     retention,
+    series,
     transfer,
     workers,
 )
@@ -42,6 +43,7 @@ CASE_MODULES = (
     dead_letters,
     policies_and_keys,
     retention,
+    series,
     transfer,
     workers,
 )

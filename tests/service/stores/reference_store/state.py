@@ -297,6 +297,8 @@ class ReferenceState:
         self.signing_secrets: dict[tuple[str, str], SigningSecretRecord] = {}
         self.digests: dict[bytes, str] = {}
         self.workers: dict[str, WorkerRecord] = {}
+        self.series: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
+        """By length and start of the interval."""
         self.listeners: dict[object, Callable[[], None]] = {}
         """Callbacks of `listen`, by store."""
         self.transfer: TransferMark | None = None

@@ -31,6 +31,7 @@ from tarry.service.store import (
     MAX_PAGE_BYTES,
     MAX_SIGNING_SECRETS,
     REPLAY_QUOTA_PAUSE_MS,
+    SERIES_RETENTION_MS,
     WORKER_EXPIRY_MS,
     AddResult,
     AddStatus,
@@ -50,6 +51,7 @@ from tarry.service.store import (
     Release,
     Retention,
     RetryNowStatus,
+    SeriesPoint,
     SweepResult,
     TaskFilter,
     TaskResult,
@@ -860,6 +862,21 @@ class ReferenceStore:
                     total.setdefault(minute, Counter()).update(outcomes)
         return [AttemptsOfMinute(minute, dict(total[minute])) for minute in sorted(total)]
 
+    async def record_series(self, points: Sequence[SeriesPoint]) -> None:
+        """Add sums to points."""
+        for point in points:
+            self.state.series[point.step_ms, point.at].update(point.sums)
+
+    async def list_series(self, step_ms: int, *, since: int) -> list[SeriesPoint]:
+        """Return the points of an interval length, sorted by time."""
+        now = self._clock()
+        first = max(since - since % step_ms, now - SERIES_RETENTION_MS[step_ms])
+        return [
+            SeriesPoint(step_ms, at, dict(sums))
+            for (step, at), sums in sorted(self.state.series.items())
+            if step == step_ms and first <= at <= now
+        ]
+
     def _select_tenants(self, tenant: str | None) -> list[Tenant]:
         return [owner for owner in self.state.tenants.values() if tenant in {None, owner.name}]
 
@@ -892,6 +909,9 @@ class ReferenceStore:
         for worker in tuple(self.state.workers.values()):
             if self._is_expired(worker):
                 del self.state.workers[worker.name]
+        for step_ms, at in tuple(self.state.series):
+            if at < now - SERIES_RETENTION_MS[step_ms]:
+                del self.state.series[step_ms, at]
         for key, secret in tuple(self.state.signing_secrets.items()):
             if secret.expires_at is not None and secret.expires_at <= now:
                 del self.state.signing_secrets[key]

@@ -12,6 +12,7 @@ from tarry.service.store import (
     NewTask,
     Release,
     Retention,
+    SeriesPoint,
     TaskFilter,
 )
 from tarry.service.stores.sqlite import SqliteStore
@@ -121,7 +122,7 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
         await store.attempts_per_minute("acme", since=0)
         await store.counters("acme")
         await _use_keys_and_secrets(store)
-        await store.list_workers()
+        await _use_workers_and_series(store)
         await store.sweep(Retention(1, 1), 10)
         await store.release_unknown_leases(LEASE.worker, [])
         for database in (store.database, store._read_database):
@@ -152,6 +153,12 @@ async def _use_keys_and_secrets(store: SqliteStore) -> None:
     secret = SigningSecretRecord(tenant="acme", id="s", secret=b"")
     await store.put_signing_secret(secret, expire_previous_ms=0)
     await store.delete_signing_secret("acme", "s")
+
+
+async def _use_workers_and_series(store: SqliteStore) -> None:
+    await store.list_workers()
+    await store.record_series([SeriesPoint(10_000, 0, {"a": 1})])
+    await store.list_series(10_000, since=0)
 
 
 def _scans_or_sorts(step: str, statement: str) -> bool:

@@ -22,6 +22,7 @@ from tarry.service.stores.postgres.rows import (
     encode_text,
     encode_texts,
 )
+from tarry.service.stores.postgres.series import remove_old_points
 from tarry.service.stores.records import decode_replay, encode, is_task_id
 
 if TYPE_CHECKING:
@@ -335,6 +336,7 @@ async def sweep(
     fetch = database.fetch
     await fetch("DELETE FROM tarry.signing_secret WHERE expires_at <= $1", time)
     await fetch("DELETE FROM tarry.worker WHERE seen_at <= $1", time - WORKER_EXPIRY_MS)
+    await remove_old_points(database, time)
     counts = len(await fetch(_DELETE_OLD_COUNTS, time - _DAY_MS, limit))
     replays = len(await fetch(_DELETE_OLD_REPLAYS, time - retention.exhausted_ms, limit))
     lanes = await database.fetch_value(_DELETE_UNUSED_LANES, time, limit)

@@ -377,7 +377,15 @@ END $$;
 {_refuse_old_updates("tenant")}
 {_refuse_old_updates("lane")}
 """
-MIGRATIONS: tuple[str, ...] = (_TABLES, _GENERATIONS + FUNCTIONS)
+_SERIES_POINTS = f"""
+CREATE TABLE tarry.series_point ( -- see Store.record_series
+    step bigint NOT NULL,
+    at bigint NOT NULL,
+    sums jsonb NOT NULL,
+    PRIMARY KEY (step, at)
+) WITH (fillfactor = 50, {_HOT});
+"""
+MIGRATIONS: tuple[str, ...] = (_TABLES, _GENERATIONS, _SERIES_POINTS + FUNCTIONS)
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is a schema without tables.
 
 The names of functions end with a version. A migration that changes the parameters or the effect of

@@ -18,6 +18,7 @@ from tarry.service.stores.postgres import (
     partitions,
     policies,
     queries,
+    series,
     transfer,
 )
 from tarry.service.stores.postgres.database import Database
@@ -374,6 +375,12 @@ class PostgresStore:
         self, tenant: str | None, *, since: int
     ) -> list[store.AttemptsOfMinute]:
         return await queries.attempts_per_minute(self.database, tenant, since, self._now())
+
+    async def record_series(self, points: Sequence[store.SeriesPoint]) -> None:
+        await series.record_series(self.database, points)
+
+    async def list_series(self, step_ms: int, *, since: int) -> list[store.SeriesPoint]:
+        return await series.list_series(self.database, step_ms, since, self._now())
 
     async def sweep(self, retention: store.Retention, limit: int) -> store.SweepResult:
         time, result = await finished_tasks.sweep(self.database, retention, limit, self._now())

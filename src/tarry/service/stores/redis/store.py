@@ -1,7 +1,8 @@
 """`RedisStore`: implements `tarry.service.store.Store` with Redis or Valkey.
 
 A tenant is in one partition, so a call for one tenant is one script. Calls for all tenants run a
-script on each partition. API keys, the leader and the registry of workers are in partition 0.
+script on each partition. API keys, the leader, the registry of workers and the series are in
+partition 0.
 """
 
 # ruff: noqa: D102 - the methods are documented in `tarry.service.store.Store`
@@ -39,6 +40,7 @@ from tarry.service.store import (
     MIN_REPLAY_COUNT_INTERVAL_MS,
     POLICY_RETENTION_MS,
     REPLAY_QUOTA_PAUSE_MS,
+    SERIES_RETENTION_MS,
     WORKER_EXPIRY_MS,
     AddResult,
     AddStatus,
@@ -53,6 +55,7 @@ from tarry.service.store import (
     Page,
     PolicyWriteStatus,
     RetryNowStatus,
+    SeriesPoint,
     SweepResult,
     TransferMark,
 )
@@ -113,6 +116,7 @@ on this data: during a rolling upgrade, a process of the previous release may cr
 DEFAULT_CLUSTER_PARTITIONS = 16
 _LEADER_LEASE_MS = 30_000
 """Renewed by each heartbeat of this process, and by each call of `try_lead`."""
+_SERIES_EXPIRY_MARGIN_S = 600
 _LANE_PAGE_SIZE = 500
 _MAX_LISTED_REPLAYS = 100
 _MAX_LISTED_API_KEYS = 1000
@@ -798,6 +802,26 @@ class RedisStore:
                 minute, _, outcome = field.decode().partition(":")
                 counts[int(minute)][outcome] += int(count)
         return [AttemptsOfMinute(minute, dict(counts[minute])) for minute in sorted(counts)]
+
+    async def record_series(self, points: Sequence[SeriesPoint]) -> None:
+        packed = [
+            (
+                point.step_ms,
+                point.at,
+                SERIES_RETENTION_MS[point.step_ms] // 1000 + _SERIES_EXPIRY_MARGIN_S,
+                [value for pair in point.sums.items() for value in pair],
+            )
+            for point in points
+        ]
+        await self._connection.run(GLOBAL_PARTITION, "series", "record", packed)
+
+    async def list_series(self, step_ms: int, *, since: int) -> list[SeriesPoint]:
+        arguments = ("list", step_ms, since, SERIES_RETENTION_MS[step_ms])
+        reply = await self._connection.run(GLOBAL_PARTITION, "series", *arguments)
+        return [
+            SeriesPoint(step_ms, at, {name.decode(): int(count) for name, count in _as_pairs(sums)})
+            for at, sums in _as_pairs(reply)
+        ]
 
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         removed, has_more = 0, False

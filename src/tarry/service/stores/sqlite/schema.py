@@ -277,6 +277,14 @@ MIGRATIONS = (
         mark BLOB NOT NULL -- the TransferMark
     );
     """,
+    """
+    CREATE TABLE series_point ( -- see Store.record_series
+        step INTEGER NOT NULL,
+        at INTEGER NOT NULL,
+        sums BLOB NOT NULL,
+        PRIMARY KEY (step, at)
+    ) WITHOUT ROWID;
+    """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 

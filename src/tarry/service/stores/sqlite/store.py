@@ -20,6 +20,7 @@ from tarry.service.stores.sqlite import (
     heartbeats,
     policies,
     queries,
+    series,
     terminal_tasks,
     transfer,
     transitions,
@@ -351,6 +352,12 @@ class SqliteStore:
         self, tenant: str | None, *, since: int
     ) -> list[store.AttemptsOfMinute]:
         return await self.read(lambda tx: queries.attempts_per_minute(tx, tenant, since))
+
+    async def record_series(self, points: Sequence[store.SeriesPoint]) -> None:
+        await self.write(OperationCall(series.record_series, points), urgent=False)
+
+    async def list_series(self, step_ms: int, *, since: int) -> list[store.SeriesPoint]:
+        return await self.read(lambda tx: series.list_series(tx, step_ms, since))
 
     async def get_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
         return await self.read(lambda tx: terminal_tasks.get_replay(tx, tenant, replay_id))

@@ -20,7 +20,7 @@ from tarry.service.store import (
     next_replay_step_at,
 )
 from tarry.service.stores.records import decode_replay, encode
-from tarry.service.stores.sqlite import heartbeats
+from tarry.service.stores.sqlite import heartbeats, series
 from tarry.service.stores.sqlite.queries import (
     DAY_MS,
     attempt_row_id,
@@ -250,8 +250,8 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
     """Delete old and unused rows, and end the leases of dead workers.
 
     Deletes old tasks, replays and attempt counts, expired signing secrets and heartbeats, and lanes
-    and policies that no task uses: at most `limit` of each, except secrets and heartbeats. When
-    none is left, the file is shrunk by a few pages.
+    and policies that no task uses: at most `limit` of each, except secrets, heartbeats and series.
+    When none is left, the file is shrunk by a few pages.
     """
     has_more_leases = end_leases_of_dead_workers(tx, limit)
     # Dead letters of a tenant with a running replay are kept: `matched` of the replay counts them.
@@ -269,6 +269,7 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
         delete_task(tx, ids, status)
     tx.execute("DELETE FROM signing_secret WHERE expires_at <= ?", (tx.now,))
     heartbeats.remove_expired(tx)
+    series.remove_old_points(tx)
     old_counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - DAY_MS, limit))
     old_replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit))
     unused_count = _delete_unused_lanes_and_policies(tx, limit)
