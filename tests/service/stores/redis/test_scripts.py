@@ -9,7 +9,7 @@ import pytest
 
 from tarry.service.stores.redis.scripts import load_script
 
-SHARED = {"records", "tasks", "replays", "secrets"}
+SHARED = {"audit", "records", "replays", "secrets", "tasks"}
 NAMES = sorted(
     path.name.removesuffix(".lua")
     for path in (files("tarry.service.stores.redis") / "lua").iterdir()

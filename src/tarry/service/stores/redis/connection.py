@@ -53,8 +53,11 @@ _DRIVER_PARAMETERS = frozenset(
 # Errors of a server that cannot write at the moment. The driver does not recognize them when a
 # script has raised them.
 _TEMPORARY_ERROR = re.compile(
-    r"\b(READONLY|OOM|MISCONF|NOREPLICAS|LOADING|CLUSTERDOWN|MASTERDOWN|BUSY|TRYAGAIN)\b"
+    r"\b(READONLY|OOM|MISCONF|NOREPLICAS|LOADING|CLUSTERDOWN|MASTERDOWN|BUSY|TRYAGAIN|MISSINGKEY)\b"
 )
+
+_MISSING_KEY = "MISSINGKEY "
+"""Precedes the name of a key in the error of a script that cannot continue without the key."""
 
 
 def find_partition(tenant: str, partition_count: int) -> int:
@@ -377,4 +380,8 @@ class RedisConnection:
         reason = str(error) or type(error).__name__
         if isinstance(error, TimeoutError):
             reason = "no reply in time"
+        elif _MISSING_KEY in reason:
+            key = reason.partition(_MISSING_KEY)[2]
+            msg = f"Redis key {key} is missing, evicted or deleted by mistake, and other keys refer"
+            return StoreUnavailable(f"{msg} to it: restore it from a backup, see docs/redis.md")
         return StoreUnavailable(f"Redis is unavailable: {reason}")

@@ -830,7 +830,8 @@ class RedisStore:
         start, count = self._first_swept_partition, self._partition_count
         self._first_swept_partition = (start + 1) % count
         for partition in (*range(start, count), *range(start)):
-            removed_count, partition_has_more = await self._connection.run(
+            meta = (SCHEMA_VERSION, COMPATIBLE_VERSION, count)
+            removed_count, partition_has_more, missing_keys = await self._connection.run(
                 partition,
                 "sweep",
                 retention.succeeded_ms,
@@ -838,7 +839,15 @@ class RedisStore:
                 POLICY_RETENTION_MS,
                 WORKER_EXPIRY_MS,
                 limit - removed,
+                meta if partition == GLOBAL_PARTITION else None,
             )
+            for key, consequence in _as_pairs(missing_keys):
+                _logger.error(
+                    "Redis key %s is missing, evicted or deleted by mistake: %s. %s",
+                    key.decode(errors="backslashreplace"),
+                    consequence.decode(errors="backslashreplace"),
+                    "Set maxmemory-policy to noeviction",
+                )
             removed += removed_count
             has_more = has_more or bool(partition_has_more)
         return SweepResult(removed, has_more)

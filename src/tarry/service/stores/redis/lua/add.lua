@@ -17,8 +17,9 @@ local function add(new, packed_task)
     local existing_id, existing = find_by_key(tenant_name, new[5], new[6])
     if existing and (existing.s ~= CANCELLED or existing_id == id) then
         local reply = {'existing'}
-        emit_task(reply, existing_id, existing)
-        return reply
+        if emit_task(reply, existing_id, existing) then return reply end
+        delete_task(existing_id, existing) -- its content is missing
+        existing = nil
     end
     if not existing and call('EXISTS', base .. 'state:' .. id) == 1 then
         return {'same_id'}

@@ -10,8 +10,10 @@ local action = args[1]
 local records_key, ids_key = base .. 'api_keys', base .. 'api_key_ids'
 
 local function emit_key(reply, id)
-    reply[#reply + 1] = call('HGET', records_key, id)
-    reply[#reply + 1] = tonumber(call('HGET', base .. 'api_keys_created', id))
+    local packed = call('HGET', records_key, id)
+    require_key('api_keys', packed)
+    reply[#reply + 1] = packed
+    reply[#reply + 1] = tonumber(call('HGET', base .. 'api_keys_created', id) or 0)
     reply[#reply + 1] = tonumber(call('HGET', base .. 'api_keys_revoked', id) or 0)
     return reply
 end
@@ -25,7 +27,11 @@ if action == 'put' then
     return 1
 elseif action == 'find' then
     local id = call('HGET', base .. 'api_key_digests', args[2])
-    return id and emit_key({}, id) or false
+    if id then return emit_key({}, id) end
+    -- Without this check, valid keys would be rejected as unknown.
+    local has_digests = call('EXISTS', base .. 'api_key_digests') == 1
+    require_key('api_key_digests', has_digests or call('EXISTS', records_key) == 0)
+    return false
 elseif action == 'revoke' then
     if call('HEXISTS', records_key, args[2]) == 0 then return 0 end
     call('HSETNX', base .. 'api_keys_revoked', args[2], now)

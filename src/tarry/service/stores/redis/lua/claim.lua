@@ -25,7 +25,10 @@ local leased, renewed, opens_by_lane = {}, {}, {}
 local lost_count, remaining = 0, limit
 local visited, visited_ids = {}, {} -- lanes in the order of their visits
 local served_tenants = {} -- the last turn of each tenant, by name
-local turn = tonumber(call('HGET', base .. 'meta', 'turn') or 0)
+local turn = tonumber(call('HGET', base .. 'meta', 'turn') or nil)
+if not turn then -- the first claim, or `meta` was lost
+    turn = tonumber(call('ZREVRANGE', base .. 'ready_tenants', 0, 0, 'WITHSCORES')[2] or 0)
+end
 local first_turn = turn
 
 -- Makes lanes ready whose check time has come; returns whether there were any.
@@ -144,14 +147,21 @@ local function find_claimable(lane, lane_limit)
     return chosen
 end
 
-local function lease_member(member)
+local function lease_member(lane, member)
     local id = id_of_member(member)
     local state = load_state(id)
+    local packed_task = call('GET', base .. 'task:' .. id)
+    if not state or not packed_task or state.n ~= struct.unpack('>I6', member)
+        or state.l ~= lane.id then
+        remove_damaged_task(lane, member, state, packed_task)
+        return
+    end
     local old_status = state.s
     if old_status == IN_FLIGHT and state.h == worker then
         -- The worker is alive: the lease is renewed, and the version stays the same.
         state.i = state.i - 1
-        emit_task(renewed, id, state, lease(id, state, worker, length_ms, old_status))
+        local packed_state = lease(id, state, worker, length_ms, old_status)
+        emit_task(renewed, id, state, packed_state, packed_task)
         return
     end
     if old_status == IN_FLIGHT then
@@ -165,7 +175,8 @@ local function lease_member(member)
     else
         call('ZREM', queue_key(state), member)
     end
-    emit_task(leased, id, state, lease(id, state, worker, length_ms, old_status))
+    local packed_state = lease(id, state, worker, length_ms, old_status)
+    emit_task(leased, id, state, packed_state, packed_task)
 end
 
 local function claim_from_lane(lane)
@@ -176,7 +187,7 @@ local function claim_from_lane(lane)
     if #members == 0 then return end
     local leased_before = #leased
     for _, member in ipairs(members) do
-        lease_member(member)
+        lease_member(lane, member)
     end
     remaining = remaining - #members
     turn = turn + 1

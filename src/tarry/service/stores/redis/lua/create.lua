@@ -6,6 +6,10 @@
 local key = base .. 'meta'
 local schema = tonumber(call('HGET', key, 'schema'))
 if not schema then
+    -- Tenants would be looked up in the wrong partitions if the number of partitions was lost.
+    local has_data = call('EXISTS', base .. 'tenant_names', base .. 'lane_ids', base .. 'counters',
+                          base .. 'api_keys', base .. 'workers') > 0
+    require_key('meta', not has_data)
     call('HSET', key, 'partitions', args[3])
 end
 if not schema or schema < args[1] then

@@ -22,7 +22,7 @@ if what == 'versions' then
     local ids = call('ZRANGEBYLEX', base .. 'policy_ids:' .. tenant, first, '+',
                      'LIMIT', 0, limit + 1)
     for _, id in ipairs(ids) do
-        local newest = tonumber(call('HGET', base .. 'policies:' .. tenant, id))
+        local newest = tonumber(call('HGET', base .. 'policies:' .. tenant, id) or 0)
         local first_version = id == position and after_version + 1 or 1
         for version = first_version, newest do
             local name = version .. ':' .. id
@@ -31,7 +31,8 @@ if what == 'versions' then
                 if #reply >= 4 * limit then return reply end
                 reply[#reply + 1] = id
                 reply[#reply + 1] = version
-                reply[#reply + 1] = tonumber(call('HGET', base .. 'created:' .. tenant, name))
+                local created_at = call('HGET', base .. 'created:' .. tenant, name)
+                reply[#reply + 1] = tonumber(created_at or 0)
                 reply[#reply + 1] = document
             end
         end
@@ -54,7 +55,7 @@ elseif what == 'deleted policies' then
     end
 elseif what == 'replays' then
     for _, id in ipairs(call('ZRANGE', base .. 'replays', position, position + limit - 1)) do
-        reply[#reply + 1] = call('GET', base .. 'replay:' .. id)
+        reply[#reply + 1] = call('GET', base .. 'replay:' .. id) or nil
     end
 else
     return call('ZRANGE', base .. 'replayed:' .. args[4], position, position + limit - 1)

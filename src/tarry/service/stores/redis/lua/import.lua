@@ -82,7 +82,7 @@ function importers.task(record, packed_task)
     if find_by_key(tenant, key, key_id) then return end
     local lane = find_lane(lane_name) or create_lane(lane_name)
     local use = find_or_create_use(tenant, record[3])
-    state.n = call('HINCRBY', base .. 'meta', 'last_task', 1)
+    state.n = next_task_number()
     state.l, state.p = lane.id, use.id
     if key_id == id then
         state.u = 1

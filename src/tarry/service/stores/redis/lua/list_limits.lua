@@ -6,6 +6,6 @@ local reply = {}
 local members = call('ZRANGE', base .. 'rated_lanes', 0, args[1] - 1, 'WITHSCORES')
 for index = 1, #members, 2 do
     local lane = find_lane(members[index])
-    reply[#reply + 1] = {tonumber(members[index + 1]), encode(lane)}
+    if lane then reply[#reply + 1] = {tonumber(members[index + 1]), encode(lane)} end
 end
 return reply

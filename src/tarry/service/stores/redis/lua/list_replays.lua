@@ -1,4 +1,4 @@
---! uses records
+--! uses records replays
 -- Returns encoded replays, newest first, or those that need steps, by due time. args: whether they
 -- need steps, tenant or nil, limit.
 
@@ -10,7 +10,13 @@ else
     ids = call('ZREVRANGE', base .. 'replays' .. suffix, 0, args[3] - 1)
 end
 local reply = {}
-for position, id in ipairs(ids) do
-    reply[position] = call('GET', base .. 'replay:' .. id)
+for _, id in ipairs(ids) do
+    local packed = call('GET', base .. 'replay:' .. id)
+    if packed then
+        reply[#reply + 1] = packed
+    else
+        report_missing('replay:' .. id, 'the replay has ended; start another one')
+        delete_replay(id)
+    end
 end
 return reply

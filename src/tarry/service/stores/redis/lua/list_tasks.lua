@@ -21,8 +21,12 @@ local function rank_created_at(key, time)
     local low, high = 0, call('ZCARD', key)
     while low < high do
         local middle = math.floor((low + high) / 2)
-        local state = load_state(call('ZRANGE', key, middle, middle)[1])
-        if state.c >= time then high = middle else low = middle + 1 end
+        local state, rank = nil, middle
+        while not state and rank < high do -- skips tasks whose state is missing
+            state = load_state(call('ZRANGE', key, rank, rank)[1])
+            rank = rank + 1
+        end
+        if not state or state.c >= time then high = middle else low = rank end
     end
     return low
 end
@@ -139,18 +143,25 @@ while true do
     if not number then break end
     read_count, last_number = read_count + 1, number
     local state = load_state(id)
-    if matches(state) then
-        found_count = found_count + 1
+    if state and matches(state) then
         if mode == 'ids' then
+            found_count = found_count + 1
             reply[#reply + 1] = id
             reply[#reply + 1] = number
-        elseif mode ~= 'count' then
+        elseif mode == 'count' then
+            found_count = found_count + 1
+        else
+            local last_attempt = ''
             if mode == 'attempts' then
-                reply[#reply + 1] = call('LINDEX', base .. 'log:' .. id, -1) or ''
-                bytes = bytes + #reply[#reply]
+                last_attempt = call('LINDEX', base .. 'log:' .. id, -1) or ''
+                reply[#reply + 1] = last_attempt
             end
-            emit_task(reply, id, state)
-            bytes = bytes + #reply[#reply - 2]
+            if emit_task(reply, id, state) then
+                found_count = found_count + 1
+                bytes = bytes + #last_attempt + #reply[#reply - 2]
+            elseif mode == 'attempts' then
+                reply[#reply] = nil
+            end
         end
     end
 end

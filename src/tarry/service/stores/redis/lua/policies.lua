@@ -22,7 +22,7 @@ local function emit_policy(reply, id, version)
     local name = version .. ':' .. id
     reply[#reply + 1] = id
     reply[#reply + 1] = version
-    reply[#reply + 1] = tonumber(call('HGET', created_key, name))
+    reply[#reply + 1] = tonumber(call('HGET', created_key, name) or 0)
     reply[#reply + 1] = call('HGET', documents_key, name)
     return reply
 end
@@ -67,6 +67,10 @@ local function delete()
     if not newest then return {'missing'} end
     local use = find_or_create_use(tenant, policy)
     if use.live > 0 then return {'conflict'} end
+    local record = use.rebuilt and load_tenant(tenant)
+    if record and record.pending + record.in_flight > 0 then
+        return {'conflict'} -- the number of live tasks of the policy is not known
+    end
     use.deleted = newest
     changed_uses[use.id] = use
     for version = 1, newest do
@@ -101,7 +105,10 @@ for index, id in ipairs(call('ZRANGEBYLEX', ids_key, '(' .. policy, '+', 'LIMIT'
         reply[1] = 'more'
         break
     end
-    emit_policy(reply, id, newest_version(id))
-    bytes = bytes + #reply[#reply]
+    local version = newest_version(id)
+    if version and call('HEXISTS', documents_key, version .. ':' .. id) == 1 then
+        emit_policy(reply, id, version)
+        bytes = bytes + #reply[#reply]
+    end
 end
 return reply

@@ -32,6 +32,7 @@ local uses, changed_uses = {}, {} -- policies that tasks name, by id
 local totals = {} -- changes of the counters of the partition
 local rescheduled_tenants = {} -- tenants of lanes whose check times have changed
 local has_fixed_checks = {} -- by id of a lane: `flush` does not compute its check times
+local rebuilt_tenants, rebuilt_lanes = {}, {} -- `flush` counts their tasks, after all changes
 
 -- Lets the script write although the memory is full. Redis checks only the first write of a script,
 -- and never refuses DEL. Otherwise a server full of pending tasks could not store results, so that
@@ -44,14 +45,149 @@ local function tenant_of(lane_name)
     return string.match(lane_name, '^[^/]*')
 end
 
+-- A key can be missing although other keys refer to it: the server has evicted it, or an operator
+-- has deleted it. Then scripts do not fail, because all tenants of the partition would wait. They
+-- rebuild what other keys contain, and report the missing key. `sweep` returns the reports, and
+-- compares the other keys (see `audit.lua`).
+local MAX_REPORTS = 1000
+local function report_missing(key, consequence)
+    write_despite_full_memory()
+    call('RPUSH', base .. 'missing_keys', base .. key, consequence)
+    call('LTRIM', base .. 'missing_keys', -2 * MAX_REPORTS, -1)
+end
+
+-- Ends the script with an error if a key is missing that cannot be rebuilt. The caller repeats its
+-- call, until the key is restored.
+local function require_key(key, exists)
+    if not exists then error('MISSINGKEY ' .. base .. key, 0) end
+end
+
+-- Returns the field of a hash that has this number as its value, or nil.
+local function find_field(key, number)
+    local cursor, value = '0', tostring(number)
+    repeat
+        local reply = call('HSCAN', base .. key, cursor, 'COUNT', 1000)
+        cursor = reply[1]
+        for index = 1, #reply[2], 2 do
+            if reply[2][index + 1] == value then return reply[2][index] end
+        end
+    until cursor == '0'
+end
+
+-- Returns the tenant that has a lane in its rotation, or its first tasks among its tasks, or nil.
+local function find_tenant_of_lane(id)
+    local members = {}
+    for _, kind in ipairs({'first:', 'retry:', 'leased:'}) do
+        members[#members + 1] = call('ZRANGE', base .. kind .. id, 0, 0)[1]
+    end
+    for _, name in ipairs(call('ZRANGE', base .. 'tenant_names', 0, -1)) do
+        for _, kind in ipairs({'ready:', 'due:', 'expiry:'}) do
+            if call('ZSCORE', base .. kind .. name, id) then return name end
+        end
+        for _, member in ipairs(members) do
+            if call('ZSCORE', base .. 'live:' .. name, string.sub(member, 7)) then return name end
+        end
+    end
+end
+
+-- Counts the tasks in the queues of a lane.
+local function count_queued_tasks(lane)
+    lane.pending = call('ZCARD', base .. 'first:' .. lane.id)
+        + call('ZCARD', base .. 'retry:' .. lane.id)
+    lane.in_flight = call('ZCARD', base .. 'leased:' .. lane.id)
+end
+
+local function rebuild_lane(id)
+    local name = find_field('lane_ids', id)
+    local consequence = 'the lane was rebuilt, without its breaker state'
+    local is_paused = nil
+    if not name then
+        local tenant_name = find_tenant_of_lane(id)
+        name = (tenant_name or '') .. '/lost-lane-' .. id
+        consequence = 'the name of the lane is lost, too; it is now ' .. name
+        if not tenant_name then
+            is_paused = true -- the partition of the empty tenant may be another one
+            consequence = 'the tenant of the lane is lost, too; its tasks are not delivered'
+        end
+    end
+    local tenant = tenant_of(name)
+    local lane = {
+        id = id, name = name, tenant = tenant, turn = 0, probes = 0, opens = 0,
+        succeeded = 0, exhausted = 0, cancelled = 0,
+        due_check = tonumber(call('ZSCORE', base .. 'due:' .. tenant, id) or nil),
+        expiry_check = tonumber(call('ZSCORE', base .. 'expiry:' .. tenant, id) or nil),
+        ready = call('ZSCORE', base .. 'ready:' .. tenant, id) and true or nil,
+        paused = is_paused or call('SISMEMBER', base .. 'paused_lanes', name) == 1 or nil,
+        limits = call('HEXISTS', base .. 'limits', name) == 1 or nil,
+        rebuilt = true, -- its finished tasks are not counted, so it is never removed
+    }
+    count_queued_tasks(lane)
+    rebuilt_lanes[id] = lane
+    report_missing('lane:' .. id, consequence)
+    call('SET', base .. 'lane:' .. id, encode(lane))
+    call('HSET', base .. 'lane_ids', name, id)
+    call('ZADD', base .. 'lane_names', 0, name)
+    call('ZREM', base .. 'unused_lanes', id)
+    return lane
+end
+
+-- Returns the names of the lanes of a tenant.
+local function lane_names_of(tenant)
+    return call('ZRANGEBYLEX', base .. 'lane_names', '[' .. tenant .. '/', '(' .. tenant .. '0')
+end
+
+-- Counts the tasks of a tenant that are in the lists of the tenant and the queues of its lanes.
+local function count_tasks(name, tenant)
+    tenant.in_flight = 0
+    for _, lane_name in ipairs(lane_names_of(name)) do
+        local id = call('HGET', base .. 'lane_ids', lane_name)
+        if id then
+            tenant.in_flight = tenant.in_flight + call('ZCARD', base .. 'leased:' .. id)
+        end
+    end
+    local live = call('ZCARD', base .. 'live:' .. name)
+    tenant.in_flight = math.min(live, tenant.in_flight)
+    tenant.pending = live - tenant.in_flight
+    for status = SUCCEEDED, CANCELLED do
+        tenant[COUNTERS[status]] = call('ZCARD', base .. 'ended:' .. status .. ':' .. name)
+    end
+end
+
+-- Returns the record of a tenant without one, which is new unless it has tasks or lanes.
+local function create_or_rebuild_tenant(name)
+    local tenant = {
+        pending = 0, in_flight = 0, succeeded = 0, exhausted = 0, cancelled = 0,
+        superseded = 0, lanes = 0, limited = 0, replays = 0, turn = 0, is_new = true,
+    }
+    tenant.lanes = #lane_names_of(name)
+    local ended = base .. 'ended:'
+    local list_count = call('EXISTS', base .. 'live:' .. name, ended .. SUCCEEDED .. ':' .. name,
+                            ended .. EXHAUSTED .. ':' .. name, ended .. CANCELLED .. ':' .. name)
+    if tenant.lanes == 0 and list_count == 0 then return tenant end
+    count_tasks(name, tenant)
+    for _, lane_name in ipairs(call('HKEYS', base .. 'limits')) do
+        if tenant_of(lane_name) == name then tenant.limited = tenant.limited + 1 end
+    end
+    for _, id in ipairs(call('ZRANGE', base .. 'active_replays:' .. name, 0, -1)) do
+        local packed = call('GET', base .. 'replay:' .. id)
+        if packed and decode(packed).status == 'running' then
+            tenant.replays = tenant.replays + 1
+        end
+    end
+    tenant.turn = tonumber(call('ZSCORE', base .. 'ready_tenants', name) or 0)
+    report_missing('tenant:' .. name, 'the record of the tenant was rebuilt')
+    call('ZADD', base .. 'tenant_names', 0, name)
+    tenant.is_new = nil
+    rebuilt_tenants[name] = tenant
+    call('SET', base .. 'tenant:' .. name, encode(tenant))
+    return tenant
+end
+
 local function load_tenant(name)
     local tenant = tenants[name]
     if not tenant then
         local packed = call('GET', base .. 'tenant:' .. name)
-        tenant = packed and decode(packed) or {
-            pending = 0, in_flight = 0, succeeded = 0, exhausted = 0, cancelled = 0,
-            superseded = 0, lanes = 0, limited = 0, replays = 0, turn = 0, is_new = true,
-        }
+        tenant = packed and decode(packed) or create_or_rebuild_tenant(name)
         tenants[name] = tenant
     end
     return tenant
@@ -70,7 +206,8 @@ end
 local function load_lane(id)
     local lane = lanes[id]
     if not lane then
-        lane = decode(call('GET', base .. 'lane:' .. id))
+        local packed = call('GET', base .. 'lane:' .. id)
+        lane = packed and decode(packed) or rebuild_lane(id)
         lanes[id] = lane
     end
     return lane
@@ -81,8 +218,18 @@ local function find_lane(name)
     return id and load_lane(tonumber(id)) or nil
 end
 
+-- Returns a new number for a record with a key of its own. If `meta` was lost, the first numbers
+-- are in use.
+local function next_number(field, key)
+    local number
+    repeat
+        number = call('HINCRBY', base .. 'meta', field, 1)
+    until call('EXISTS', base .. key .. number) == 0
+    return number
+end
+
 local function create_lane(name)
-    local id = call('HINCRBY', base .. 'meta', 'last_lane', 1)
+    local id = next_number('last_lane', 'lane:')
     local tenant_name = tenant_of(name)
     local tenant = change_tenant(tenant_name)
     tenant.lanes = tenant.lanes + 1
@@ -106,10 +253,31 @@ local function exceeds_lane_quota(name, lane_quota)
         and load_tenant(tenant_of(name)).lanes >= lane_quota
 end
 
+local function rebuild_use(id)
+    local field = find_field('use_ids', id) or '\0default'
+    local tenant, policy = string.match(field, '^([^%z]*)%z(.*)$')
+    -- Its tasks are not counted, so it is never removed (`rebuilt`).
+    local use = {id = id, tenant = tenant, policy = policy, live = 0, tasks = 0, deleted = 0,
+                 rebuilt = true}
+    if not call('HGET', base .. 'policies:' .. tenant, policy) then
+        -- The numbers of versions to which tasks refer are not used again.
+        for _, name in ipairs(call('HKEYS', base .. 'version_tasks:' .. tenant)) do
+            local version, named_policy = string.match(name, '^(%d+):(.*)$')
+            if named_policy == policy then
+                use.deleted = math.max(use.deleted, tonumber(version))
+            end
+        end
+    end
+    report_missing('use:' .. id, 'the record of the policy ' .. policy .. ' was rebuilt')
+    call('SET', base .. 'use:' .. id, encode(use))
+    return use
+end
+
 local function load_use(id)
     local use = uses[id]
     if not use then
-        use = decode(call('GET', base .. 'use:' .. id))
+        local packed = call('GET', base .. 'use:' .. id)
+        use = packed and decode(packed) or rebuild_use(id)
         uses[id] = use
     end
     return use
@@ -122,22 +290,24 @@ local function find_or_create_use(tenant, policy)
     if id then
         return load_use(tonumber(id))
     end
-    id = call('HINCRBY', base .. 'meta', 'last_use', 1)
+    id = next_number('last_use', 'use:')
     call('HSET', base .. 'use_ids', field, id)
     local use = {id = id, tenant = tenant, policy = policy, live = 0, tasks = 0, deleted = 0}
     uses[id], changed_uses[id] = use, use
     return use
 end
 
--- Counts a task that changes its status. No old status: added; no new status: deleted.
+-- Counts a task that changes its status. No old status: added; no new status: deleted; no policy:
+-- its record is not known.
 local function count_transition(lane, use_id, old, new)
     local tenant = change_tenant(lane.tenant)
     change_lane(lane)
     local live_change, task_change = 0, 0
     if old then
         local counter = COUNTERS[old]
-        tenant[counter] = tenant[counter] - 1
-        lane[counter] = lane[counter] - 1
+        -- A counter may be too small for a while after a key was lost.
+        tenant[counter] = math.max(0, tenant[counter] - 1)
+        lane[counter] = math.max(0, lane[counter] - 1)
         totals[counter] = (totals[counter] or 0) - 1
         task_change = -1
         if old <= IN_FLIGHT then live_change = -1 end
@@ -150,9 +320,12 @@ local function count_transition(lane, use_id, old, new)
         task_change = task_change + 1
         if new <= IN_FLIGHT then live_change = live_change + 1 end
     end
-    if live_change ~= 0 or task_change ~= 0 then
+    if use_id and (live_change ~= 0 or task_change ~= 0) then
         local use = load_use(use_id)
         use.live, use.tasks = use.live + live_change, use.tasks + task_change
+        if use.rebuilt then
+            use.live, use.tasks = math.max(0, use.live), math.max(0, use.tasks)
+        end
         changed_uses[use_id] = use
     end
 end
@@ -265,12 +438,30 @@ local function update_tenant_checks(tenant)
 end
 
 local function has_no_tasks(lane)
-    return lane.pending + lane.in_flight + lane.succeeded + lane.exhausted + lane.cancelled == 0
+    return not lane.rebuilt
+        and lane.pending + lane.in_flight + lane.succeeded + lane.exhausted + lane.cancelled == 0
+end
+
+-- Sets the counters of the partition to the sums over its tenants.
+local function rebuild_counters()
+    local sums = {}
+    for _, name in ipairs(call('ZRANGE', base .. 'tenant_names', 0, -1)) do
+        local tenant = load_tenant(name)
+        for status = PENDING, CANCELLED do
+            sums[COUNTERS[status]] = (sums[COUNTERS[status]] or 0) + tenant[COUNTERS[status]]
+        end
+        sums.superseded = (sums.superseded or 0) + tenant.superseded
+    end
+    for counter, sum in pairs(sums) do
+        call('HSET', base .. 'counters', counter, sum)
+    end
 end
 
 -- Writes all changed records. If `announces` is true, other processes are notified if the script
 -- has made a task claimable; `has_due_task` means that it certainly has.
 local function flush(announces, has_due_task)
+    for _, lane in pairs(rebuilt_lanes) do count_queued_tasks(lane) end
+    for name, tenant in pairs(rebuilt_tenants) do count_tasks(name, tenant) end
     for id, lane in pairs(changed_lanes) do
         update_check_times(lane)
         local is_unused = has_no_tasks(lane) and not lane.paused and not lane.limits
@@ -295,9 +486,13 @@ local function flush(announces, has_due_task)
     end
     for id, use in pairs(changed_uses) do
         call('SET', base .. 'use:' .. id, encode(use))
-        if use.tasks == 0 then
+        if use.tasks == 0 and not use.rebuilt then
             call('SADD', base .. 'unused_uses', id)
         end
+    end
+    if next(totals) and call('EXISTS', base .. 'counters') == 0 then
+        rebuild_counters() -- or the first task is added; then the sums are right, too
+        totals = {}
     end
     for counter, change in pairs(totals) do
         if change ~= 0 then

@@ -41,8 +41,12 @@ end
 local function delete_replay(id)
     local replay = load_replay(id)
     call('DEL', base .. 'replay:' .. id, base .. 'replayed:' .. id)
+    call('ZREM', base .. 'replays', id)
+    call('ZREM', base .. 'active_replays', id)
     call('ZREM', base .. 'ended_replays', id)
-    for _, suffix in ipairs({'', ':' .. replay.tenant}) do
-        call('ZREM', base .. 'replays' .. suffix, id)
+    local names = replay and {replay.tenant} or call('ZRANGE', base .. 'tenant_names', 0, -1)
+    for _, name in ipairs(names) do
+        call('ZREM', base .. 'replays:' .. name, id)
+        call('ZREM', base .. 'active_replays:' .. name, id)
     end
 end

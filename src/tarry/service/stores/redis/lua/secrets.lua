@@ -5,15 +5,14 @@
 -- ids by time of expiry, and `expiring_secrets` those of all tenants that expire.
 
 local function delete_secret(tenant, id)
-    local lane = call('HGET', base .. 'secret_lanes:' .. tenant, id)
-    if not lane then return 0 end
-    call('HDEL', base .. 'secrets:' .. tenant, id)
+    local lane = call('HGET', base .. 'secret_lanes:' .. tenant, id) or ''
+    local count = call('HDEL', base .. 'secrets:' .. tenant, id)
     call('HDEL', base .. 'secrets_created:' .. tenant, id)
     call('HDEL', base .. 'secret_lanes:' .. tenant, id)
     call('ZREM', base .. 'secret_expiry:' .. tenant, id)
     call('ZREM', base .. 'secret_expiry_of_lane:' .. tenant .. '\0' .. lane, id)
     call('ZREM', base .. 'expiring_secrets', tenant .. '\0' .. id)
-    return 1
+    return count
 end
 
 -- Stores a secret, unless it exists. Without `expires_at`, it does not expire.

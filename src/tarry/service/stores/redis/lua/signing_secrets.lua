@@ -11,10 +11,20 @@ local not_expired = '(' .. now
 
 local function emit_secret(reply, secret_id)
     local expires_at = call('ZSCORE', expiry_key, secret_id)
-    reply[#reply + 1] = call('HGET', base .. 'secrets:' .. tenant, secret_id)
-    reply[#reply + 1] = tonumber(call('HGET', base .. 'secrets_created:' .. tenant, secret_id))
+    local packed = call('HGET', base .. 'secrets:' .. tenant, secret_id)
+    require_key('secrets:' .. tenant, packed)
+    local created_at = call('HGET', base .. 'secrets_created:' .. tenant, secret_id)
+    reply[#reply + 1] = packed
+    reply[#reply + 1] = tonumber(created_at or 0)
     reply[#reply + 1] = expires_at == 'inf' and 0 or tonumber(expires_at)
     return reply
+end
+
+if call('EXISTS', expiry_key) == 0 then -- the tenant has no secrets, or the key was lost
+    for _, secret_id in ipairs(call('HKEYS', base .. 'secrets:' .. tenant)) do
+        local expiry = call('ZSCORE', base .. 'expiring_secrets', tenant .. '\0' .. secret_id)
+        call('ZADD', expiry_key, expiry or 'inf', secret_id)
+    end
 end
 
 if action == 'delete' then

@@ -1,13 +1,29 @@
---! uses records tasks replays secrets
+--! uses records tasks replays secrets audit
 -- Deletes old and unused records, at most `limit` of each kind. args: retention of succeeded and
--- cancelled tasks, of dead letters, of replaced policy versions, and of silent processes; limit.
--- Returns the number of deleted tasks, and whether more may be left (1 or 0).
+-- cancelled tasks, of dead letters, of replaced policy versions, and of silent processes; limit;
+-- schema version, oldest compatible version and number of partitions, in the first partition.
+-- Returns the number of deleted tasks, whether more work may be left (1 or 0), and pairs of a
+-- missing key and the consequence.
 
 local succeeded_ms, exhausted_ms, version_ms, worker_ms = args[1], args[2], args[3], args[4]
-local limit = args[5]
+local limit, store = args[5], args[6]
 local PAGE_SIZE = 100
 local MAX_KEPT = 10000 -- dead letters of tenants with replays that one sweep reads
 local deleted_count, has_more = 0, false
+
+-- Removes a finished task whose state is missing.
+local function forget_ended_task(id, status)
+    report_missing('state:' .. format_id(id), 'the finished task was removed')
+    call('ZREM', base .. 'retention:' .. status, id)
+    for _, name in ipairs(call('ZRANGE', base .. 'tenant_names', 0, -1)) do
+        if call('ZREM', list_key(name, status), id) == 1 then
+            local counter, tenant = COUNTERS[status], change_tenant(name)
+            tenant[counter] = tenant[counter] - 1
+            totals[counter] = (totals[counter] or 0) - 1
+        end
+    end
+    call('DEL', base .. 'task:' .. id, base .. 'log:' .. id)
+end
 
 local function sweep_tasks(status, max_age_ms)
     local key, kept = base .. 'retention:' .. status, 0
@@ -16,7 +32,9 @@ local function sweep_tasks(status, max_age_ms)
         if #ids == 0 then return end
         for _, id in ipairs(ids) do
             local state = load_state(id)
-            if status == EXHAUSTED and load_tenant(load_lane(state.l).tenant).replays > 0 then
+            if not state then
+                forget_ended_task(id, status)
+            elseif status == EXHAUSTED and load_tenant(load_lane(state.l).tenant).replays > 0 then
                 kept = kept + 1 -- the running replay has counted this dead letter
             elseif deleted_count == limit then
                 has_more = true
@@ -41,6 +59,12 @@ local function split(member)
     return string.sub(member, 1, position - 1), string.sub(member, position + 1)
 end
 
+write_despite_full_memory()
+if store and call('HEXISTS', meta_key, 'schema') == 0 then
+    report_missing('meta', 'it was rebuilt')
+    call('HSET', meta_key, 'schema', store[1], 'compatible', store[2], 'partitions', store[3])
+end
+local must_audit = audit()
 sweep_tasks(SUCCEEDED, succeeded_ms)
 sweep_tasks(CANCELLED, succeeded_ms)
 sweep_tasks(EXHAUSTED, exhausted_ms)
@@ -93,10 +117,12 @@ if limit > 0 and #use_ids == limit then has_more = true end
 for _, id in ipairs(use_ids) do
     local packed = call('GET', base .. 'use:' .. id)
     local use = packed and decode(packed)
-    local is_unused = use and use.tasks == 0
+    local is_unused = use and use.tasks == 0 and not use.rebuilt
     if is_unused and not call('HGET', base .. 'policies:' .. use.tenant, use.policy) then
         call('HDEL', base .. 'use_ids', use.tenant .. '\0' .. use.policy)
         call('DEL', base .. 'use:' .. id)
     end
 end
-return {deleted_count, has_more and 1 or 0}
+local missing_keys = call('LRANGE', base .. 'missing_keys', 0, -1)
+if #missing_keys > 0 then call('DEL', base .. 'missing_keys') end
+return {deleted_count, (has_more or must_audit) and 1 or 0, missing_keys}

@@ -40,14 +40,17 @@ local function find_task(tenant, id)
 end
 
 -- Appends a task to a reply: id, state, the part that never changes, and the names of its lane and
--- policy.
-local function emit_task(reply, id, state, packed_state)
+-- policy. Returns whether the task was appended: it is omitted if its content is missing.
+local function emit_task(reply, id, state, packed_state, packed_task)
+    packed_task = packed_task or call('GET', base .. 'task:' .. id)
+    if not packed_task then return false end
     local size = #reply
     reply[size + 1] = id
     reply[size + 2] = packed_state or encode(state)
-    reply[size + 3] = call('GET', base .. 'task:' .. id)
+    reply[size + 3] = packed_task
     reply[size + 4] = load_lane(state.l).name
     reply[size + 5] = load_use(state.p).policy
+    return true
 end
 
 local function queue_key(state)
@@ -155,15 +158,28 @@ local function count_tasks_of_version(use, version, change)
     end
 end
 
--- Deletes a finished task, and lists its body as orphaned.
+-- Returns the idempotency key (nil if it is the id) and the owned body of a task.
+local function decode_head(packed_task)
+    local head = decode(string.sub(packed_task, 5, 4 + struct.unpack('>I4', packed_task)))
+    return head[1], head[2]
+end
+
+-- Deletes a task, and lists its body as orphaned.
 local function delete_task(id, state)
     local lane, packed = load_lane(state.l), call('GET', base .. 'task:' .. id)
-    local head = decode(string.sub(packed, 5, 4 + struct.unpack('>I4', packed)))
-    local key, owned_body_ref = head[1], head[2]
+    local key, owned_body_ref
+    if packed then
+        key, owned_body_ref = decode_head(packed)
+    end
     remove_from_queue(id, state)
+    if state.s <= IN_FLIGHT then
+        call('ZREM', list_key(lane.tenant, PENDING), id)
+    end
     call('DEL', base .. 'state:' .. id, base .. 'task:' .. id, base .. 'log:' .. id)
     if key then
-        call('DEL', base .. 'key:' .. lane.tenant .. '\0' .. key)
+        local key_entry = base .. 'key:' .. lane.tenant .. '\0' .. key
+        -- Another task has the key if the entry or the state of this task was missing for a while.
+        if call('GET', key_entry) == id then call('DEL', key_entry) end
     end
     if owned_body_ref then
         call('SADD', base .. 'orphans', owned_body_ref)
@@ -172,6 +188,77 @@ local function delete_task(id, state)
         count_tasks_of_version(load_use(state.p), state.v, -1)
     end
     count_transition(lane, state.p, state.s, nil)
+end
+
+local function format_id(id)
+    local hex = string.gsub(id, '.', function(byte)
+        return string.format('%02x', string.byte(byte))
+    end)
+    return (string.gsub(hex, '^(%x%x%x%x%x%x%x%x)(%x%x%x%x)(%x%x%x%x)(%x%x%x%x)',
+                        '%1-%2-%3-%4-'))
+end
+
+-- Removes a member of the queues of a lane that cannot be leased, because the state or the content
+-- of its task is missing. Without its state, the task becomes a dead letter: its policy and its
+-- number of retries are not known. Without its content, it is deleted.
+local function remove_damaged_task(lane, member, state, packed_task)
+    local id = id_of_member(member)
+    local number = struct.unpack('>I6', member)
+    local status, due
+    for kind, queue_status in pairs({leased = IN_FLIGHT, first = PENDING, retry = PENDING}) do
+        local key = base .. kind .. ':' .. lane.id
+        local score = call('ZSCORE', key, member)
+        if score then
+            status, due = queue_status, tonumber(score)
+            call('ZREM', key, member)
+        end
+    end
+    local text = 'task ' .. format_id(id) .. ' of lane ' .. lane.name
+    if state and (state.n ~= number or state.l ~= lane.id) then
+        -- The task was added again after its state was lost, and has another member now.
+        count_transition(lane, nil, status, nil)
+    elseif state then
+        report_missing('task:' .. format_id(id), text .. ' is lost')
+        delete_task(id, state)
+    elseif not packed_task then
+        report_missing('state:' .. format_id(id), text .. ' is lost')
+        call('ZREM', list_key(lane.tenant, PENDING), id)
+        call('DEL', base .. 'log:' .. id)
+        count_transition(lane, nil, status, nil)
+    else
+        report_missing('state:' .. format_id(id), text .. ' became a dead letter (state-lost)')
+        local created_at = struct.unpack('>I6', id) -- ids are UUIDv7
+        local attempts = call('LLEN', base .. 'log:' .. id)
+        local use = find_or_create_use(lane.tenant, 'default')
+        changed_uses[use.id] = use
+        state = {
+            n = number, l = lane.id, p = use.id, s = EXHAUSTED, r = 'state-lost', e = now,
+            c = math.min(created_at, due, now), d = due,
+            i = now, -- above any former version, so that late results are not applied
+            a = attempts > 0 and attempts or nil,
+            u = not decode_head(packed_task) and 1 or nil,
+        }
+        call('ZREM', list_key(lane.tenant, PENDING), id)
+        call('ZADD', list_key(lane.tenant, EXHAUSTED), number, id)
+        call('ZADD', base .. 'retention:' .. EXHAUSTED, now, id)
+        count_transition(lane, nil, status, nil)
+        count_transition(lane, use.id, nil, EXHAUSTED)
+        write_state(id, state)
+    end
+end
+
+-- Returns a new number for a task. If `meta` was lost, the numbers continue after the last one.
+local function next_task_number()
+    local number = call('HINCRBY', base .. 'meta', 'last_task', 1)
+    if number > 1 then return number end
+    for _, name in ipairs(call('ZRANGE', base .. 'tenant_names', 0, -1)) do
+        for status = IN_FLIGHT, CANCELLED do
+            local last = call('ZREVRANGE', list_key(name, status), 0, 0, 'WITHSCORES')[2]
+            number = math.max(number, tonumber(last or 0) + 1)
+        end
+    end
+    call('HSET', base .. 'meta', 'last_task', string.format('%.0f', number))
+    return number
 end
 
 -- Returns the id and state of the task with an idempotency key, or nil. `key_id` is the key as an
@@ -195,7 +282,7 @@ local function add_task(new, packed_task, terms)
     local use = find_or_create_use(lane.tenant, policy)
     local due = math.max(now, new[7] and now + new[7] or new[8])
     local state = {
-        n = call('HINCRBY', base .. 'meta', 'last_task', 1),
+        n = next_task_number(),
         l = lane.id, p = use.id, v = version, c = now, d = due, i = 0, s = PENDING,
     }
     if due ~= now then state.f = due - now end

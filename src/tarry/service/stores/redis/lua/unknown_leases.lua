@@ -11,7 +11,7 @@ local names = call('ZRANGEBYLEX', base .. 'lane_names', '(' .. after, '+', 'LIMI
 local reply = {#names == count and names[count] or ''}
 for _, name in ipairs(names) do
     local lane = find_lane(name)
-    if lane.in_flight > 0 then
+    if lane and lane.in_flight > 0 then
         for _, member in ipairs(call('ZRANGE', base .. 'leased:' .. lane.id, 0, -1)) do
             local id = id_of_member(member)
             local state = not known[id] and load_state(id)

@@ -23,8 +23,11 @@ else
     local names = call('ZRANGEBYSCORE', base .. 'workers_seen', '(' .. now - args[2], '+inf',
                        'WITHSCORES')
     for index = 1, #names, 2 do
-        reply[#reply + 1] = call('HGET', base .. 'workers', names[index])
-        reply[#reply + 1] = tonumber(names[index + 1])
+        local packed = call('HGET', base .. 'workers', names[index])
+        if packed then -- a record that is missing is written again by the next heartbeat
+            reply[#reply + 1] = packed
+            reply[#reply + 1] = tonumber(names[index + 1])
+        end
     end
     return reply
 end
