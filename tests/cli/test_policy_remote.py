@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tarry.client import Client
+from tarry.wire.policies import SERVICE_PRESETS
 from tests.cli.harness import CommandResult
 
 RunCli = Callable[..., CommandResult]
@@ -50,7 +51,7 @@ def test_apply_reports_ignored_fields(run_cli: RunCli, client: Client, file: Pat
 
 
 @pytest.mark.parametrize("option", [(), ("--json",)], ids=["toml", "json"])
-@pytest.mark.parametrize("name", ["default", "interactive", "patient", "quick", "webhook"])
+@pytest.mark.parametrize("name", sorted(SERVICE_PRESETS))
 def test_show_output_can_be_applied(
     run_cli: RunCli, client: Client, tmp_path: Path, name: str, option: tuple[str, ...]
 ) -> None:

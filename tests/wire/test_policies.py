@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -48,10 +48,11 @@ def test_preset_round_trip(name: str) -> None:
 
 def test_presets_of_the_service() -> None:
     """The default lasts 24 hours. All presets have an attempt timeout and hints of up to a day."""
-    assert {"default", "interactive", "webhook", "patient", "quick"} == SERVICE_PRESETS.keys()
+    vendor_policies = {"qstash", "cloud-tasks"}
+    assert PRESETS.keys() | vendor_policies == SERVICE_PRESETS.keys()
     for name, preset in SERVICE_PRESETS.items():
         assert (30.0, 86_400.0) == (preset.attempt_timeout, preset.max_hint)
-        if name != "default":
+        if name not in {"default", *vendor_policies}:
             service_fields = {"attempt_timeout": 30.0, "max_hint": 86_400.0}
             assert PRESETS[name].replace(**service_fields) == preset
     assert (1.0, 2.0, 3600.0, 86_400.0, "full") == (
@@ -178,6 +179,25 @@ def test_file_and_json_give_the_same_policy(fields: dict[str, Any]) -> None:
         from_json.initial_delay,
         from_json.max_hint,
     )
+
+
+def test_policies_of_vendors() -> None:
+    """They have the documented delays of QStash and Cloud Tasks, and retry all except 2xx."""
+    qstash, cloud_tasks = SERVICE_PRESETS["qstash"], SERVICE_PRESETS["cloud-tasks"]
+    seconds = [round(cast("Schedule", qstash.backoff)(retry)) for retry in range(1, 7)]
+
+    assert [12, 148, 1808, 22_026, 86_400, 86_400] == seconds
+    assert (4, 100) == (qstash.max_attempts, cloud_tasks.max_attempts)
+    assert (0.1, 2.0, 3600.0) == (
+        cloud_tasks.initial_delay,
+        cloud_tasks.multiplier,
+        cloud_tasks.max_delay,
+    )
+    for policy in (qstash, cloud_tasks):
+        assert policy.total_budget is None
+        assert {301, 404, 500, 599} < policy.retryable_statuses
+        assert min(policy.retryable_statuses) >= 300
+    assert 489 not in qstash.retryable_statuses
 
 
 @pytest.mark.parametrize("name", PRESETS)

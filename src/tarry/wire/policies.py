@@ -7,6 +7,7 @@ A JSON document is applied to a base policy, which supplies the missing fields.
 
 from __future__ import annotations
 
+from math import exp
 from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.backoff import Schedule
@@ -47,6 +48,23 @@ SERVICE_PRESETS: dict[str, Policy] = {
 """The presets of the service, which every tenant can use."""
 # A task must outlast a restart or an outage of its target, because no caller waits for it.
 SERVICE_PRESETS["default"] = SERVICE_PRESETS["patient"].replace(max_attempts=MAX_ATTEMPTS)
+
+QSTASH_POLICY, CLOUD_TASKS_POLICY = "qstash", "cloud-tasks"
+"""The policies of tasks that are created through the APIs of QStash and Cloud Tasks: the delays and
+the numbers of attempts of these vendors, which retry after every response except 2xx."""
+_ALL_FAILURES = frozenset(range(300, 600))
+_NOT_RETRIED_BY_QSTASH = 489
+SERVICE_PRESETS[QSTASH_POLICY] = SERVICE_PRESETS["webhook"].replace(
+    max_attempts=4,
+    initial_delay=round(exp(2.5), 3),
+    # e**(2.5 * n) seconds before retry n, and at most a day
+    backoff=Schedule((*(round(exp(2.5 * retry), 3) for retry in range(1, 5)), _DAY_S)),
+    jitter="equal",
+    retryable_statuses=_ALL_FAILURES - {_NOT_RETRIED_BY_QSTASH},
+)
+SERVICE_PRESETS[CLOUD_TASKS_POLICY] = SERVICE_PRESETS["patient"].replace(
+    max_attempts=100, initial_delay=0.1, total_budget=None, retryable_statuses=_ALL_FAILURES
+)
 
 
 _SCHEDULE_HELP = "The delays of backoffType SCHEDULE in order; the last one repeats."
