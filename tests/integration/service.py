@@ -65,6 +65,7 @@ class Target:
         self.received_requests: dict[str, list[dict[str, str]]] = defaultdict(list)
         """The headers of the requests, by path."""
         self.bodies: dict[str, list[bytes]] = defaultdict(list)
+        self.methods: dict[str, list[str]] = defaultdict(list)
         self._lock = threading.Lock()
         target = self
 
@@ -75,13 +76,14 @@ class Target:
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
                 with target._lock:
                     target.bodies[self.path].append(body)
+                    target.methods[self.path].append(self.command)
                     target.received_requests[self.path].append(dict(self.headers))
                     number = len(target.received_requests[self.path])
                 self.send_response(target.respond(self.path, number))
                 self.send_header("content-length", "0")
                 self.end_headers()
 
-            do_GET = do_POST  # noqa: N815 - named by BaseHTTPRequestHandler
+            do_GET = do_PUT = do_POST  # noqa: N815 - named by BaseHTTPRequestHandler
 
             def log_message(self, *_args: object) -> None:
                 """Log nothing."""

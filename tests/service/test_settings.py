@@ -141,6 +141,7 @@ def test_an_error_names_the_source_and_the_rule(
         ("host", "http://x", "host must name a host that consists of letters"),
         ("host", "", "host must name a host"),
         ("allow_host", "http://x", "allow_host must contain host names, got 'http://x'"),
+        ("compatibility", "sqs", "compatibility must be one of cloud_tasks, qstash, got 'sqs'"),
         ("allow_target", "10.0.0.0/99", "allow_target must contain CIDRs"),
         ("allow_target", "http://x", "allow_target must contain CIDRs"),
         ("operator", "a/b", "operator must be 1 to 63 characters"),

@@ -49,6 +49,14 @@ AllowTargetOption = Annotated[
         metavar="CIDR|HOST",
     ),
 ]
+CompatibilityOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--compatibility",
+        help="Also serve the API of another vendor. Can be repeated.",
+        metavar="qstash|cloud_tasks",
+    ),
+]
 RoleOption = Annotated[
     str | None,
     typer.Option(
@@ -91,6 +99,7 @@ def serve(
     role: RoleOption = None,
     workers: WorkersOption = None,
     allow_targets: AllowTargetOption = None,
+    compatibility: CompatibilityOption = None,
     dev: DevOption = None,
     strict_durability: StrictDurabilityOption = None,
     config_file: ConfigOption = None,
@@ -110,6 +119,7 @@ def serve(
         "role": role,
         "workers": workers,
         "allow_target": allow_targets,
+        "compatibility": compatibility,
         "dev": dev,
         "strict_durability": strict_durability,
     }
@@ -208,6 +218,7 @@ def config(
     role: RoleOption = None,
     workers: WorkersOption = None,
     allow_targets: AllowTargetOption = None,
+    compatibility: CompatibilityOption = None,
     dev: DevOption = None,
     strict_durability: StrictDurabilityOption = None,
     config_file: ConfigOption = None,
@@ -224,6 +235,7 @@ def config(
         "role": role,
         "workers": workers,
         "allow_target": allow_targets,
+        "compatibility": compatibility,
         "dev": dev,
         "strict_durability": strict_durability,
     }

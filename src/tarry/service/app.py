@@ -254,6 +254,7 @@ class Service:
                 require_api_keys=require_api_keys,
                 operator_tenant=settings.operator,
                 role=settings.role,
+                compatibility=settings.compatibility,
                 accepted_host_names=None if require_api_keys else accepted_host_names,
                 has_grpc=has_grpc(),
                 limits=ApiLimits(

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from tarry.core.checks import check_number
+from tarry.core.checks import check_number, check_one_of
 from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, short_repr
 from tarry.service import defaults
@@ -153,6 +153,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ""
     allow_host: Annotated[
         tuple[str, ...], _help("Without API keys: accepted Host headers besides loopback names")
+    ] = ()
+    compatibility: Annotated[
+        tuple[str, ...], _help("APIs of other vendors to serve, too: qstash, cloud_tasks")
     ] = ()
     horizon_ms: Annotated[int, _help("How long before its due time a task is leased", ge=1)] = 1_000
     max_attempt_timeout_ms: Annotated[
@@ -476,6 +479,7 @@ def check_setting(name: str, value: Any) -> None:
         "bodies_endpoint": _check_endpoint,
         "host": _check_host,
         "allow_host": _check_hosts,
+        "compatibility": _check_compatibility,
         "allow_target": Guard,
         "operator": check_tenant,
         "tenant_rate": lambda rate: check_number("tenant_rate", rate),
@@ -494,6 +498,13 @@ def check_setting(name: str, value: Any) -> None:
     except ConfigurationError as error:
         # The error names a parameter of the component. Users only know the name of the setting.
         raise error.with_field(name) from None
+
+
+def _check_compatibility(names: tuple[str, ...]) -> None:
+    from tarry.service.api.shims import SHIM_NAMES
+
+    for name in names:
+        check_one_of("compatibility", name, SHIM_NAMES)
 
 
 def _check_store(url: str) -> None:

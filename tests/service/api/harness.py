@@ -276,6 +276,7 @@ class ApiHarness:
         hosts: frozenset[str] | None = None,
         role: str = "all",
         secrets: Sequence[Secret] = (),
+        compatibility: tuple[str, ...] = (),
     ) -> None:
         self.time = FakeTime()
         self.store = ReferenceStore(self.time.milliseconds)
@@ -302,6 +303,7 @@ class ApiHarness:
             operator_tenant=operator,
             accepted_host_names=hosts,
             role=role,
+            compatibility=compatibility,
             has_grpc=grpc,
             limits=limits or ApiLimits(),
         )

@@ -20,6 +20,8 @@ from tarry.service.api.monitoring import HealthResource
 from tarry.service.api.openapi import CONTENT_SECURITY_POLICY, build_docs_page, build_openapi
 from tarry.service.api.policies import PolicyResource
 from tarry.service.api.routing import Endpoint, resource_operations
+from tarry.service.api.shims.cloud_tasks import CloudTasksShim
+from tarry.service.api.shims.qstash import QStashShim
 from tarry.service.api.signing_secrets import SigningSecretResource
 from tarry.service.api.task_creation import TaskCreation
 from tarry.service.api.tasks import ResultWaiter, TaskResource
@@ -27,9 +29,12 @@ from tarry.service.api.workers import WorkerResource
 from tarry.wire.tasks import BatchResults, Page
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, BufferedRequestHandler
     from tarry.service.api.routing import Handler, Operation
+    from tarry.service.api.shims.vendor_requests import Shim
     from tarry.wire.http import Receive, Scope, Send
 
 _CREATE_TASK_PATH = "/retry-tasks"
@@ -47,8 +52,9 @@ class Api:
         self._result_waiter = ResultWaiter(context)
         tasks = TaskResource(context, self._result_waiter)
         self._events = EventResource(context)
+        task_creation = TaskCreation(context, self._result_waiter)
         resources = (
-            TaskCreation(context, self._result_waiter),
+            task_creation,
             tasks,
             DeadLetterResource(context, tasks),
             PolicyResource(context),
@@ -96,8 +102,11 @@ class Api:
         ordered_paths = sorted(endpoints, key=lambda path: ("{" in path, -path.count("/")))
         self._router = Router(
             [
-                Route(path.replace("{lane}", "{lane:path}"), endpoints[path])
-                for path in ordered_paths
+                *(
+                    Route(path.replace("{lane}", "{lane:path}"), endpoints[path])
+                    for path in ordered_paths
+                ),
+                *_shim_routes(context, task_creation, authenticator),
             ],
             redirect_slashes=False,
             default=_reject_unknown_path,
@@ -114,6 +123,34 @@ class Api:
         """End waits for a result (`Prefer: wait`) and event streams, so that a server can stop."""
         self._result_waiter.close()
         self._events.close()
+
+
+def _shim_routes(
+    context: ApiContext, task_creation: TaskCreation, authenticator: Authenticator
+) -> list[Route]:
+    """Return the routes of the vendors' APIs that the setting `compatibility` names."""
+    routes: list[Route] = []
+    # In this order, because a path of QStash matches all paths that begin with /v2/.
+    shim_types: dict[str, Callable[[ApiContext, TaskCreation], Shim]] = {
+        "cloud_tasks": CloudTasksShim,
+        "qstash": QStashShim,
+    }
+    for name, shim_type in shim_types.items():
+        if name not in context.compatibility:
+            continue
+        shim = shim_type(context, task_creation)
+        for path, handlers in shim.handlers.items():
+            endpoint = Endpoint(
+                dict.fromkeys(handlers, partial(_reject_for_role, context.role))
+                if context.role == "worker"
+                else handlers,
+                authenticator.authenticate,
+                authenticator.check_host,
+                default_tenant=DEFAULT_TENANT,
+                render_error=shim.render_error,
+            )
+            routes.append(Route(path, endpoint))
+    return routes
 
 
 def _docs_handlers(
@@ -170,5 +207,8 @@ async def _reject_unknown_path(scope: Scope, _: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1000})
     else:
-        error = problems.NOT_FOUND.error("There is no such path. GET /docs lists all paths.")
+        detail = "There is no such path. GET /docs lists all paths."
+        if scope["path"].startswith("/v2/"):
+            detail += " The setting `compatibility` enables the paths of QStash and Cloud Tasks."
+        error = problems.NOT_FOUND.error(detail)
         await problem_response(error).send(scope, send)

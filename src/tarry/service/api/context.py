@@ -68,6 +68,8 @@ class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
     """Names accepted in the `Host` header, besides loopback names; None: all names."""
     role: str = "all"
     """The setting `role`: `all`, `api` or `worker`."""
+    compatibility: tuple[str, ...] = ()
+    """The setting `compatibility`: names of the APIs of other vendors that are served."""
     has_grpc: bool = True
     """Whether gRPC targets are supported (grpcio is installed)."""
     limits: ApiLimits = ApiLimits()

@@ -114,6 +114,10 @@ class ApiRequest(msgspec.Struct, eq=False):
     async def read_body(self, max_bytes: int) -> bytes:
         """Wait for the complete JSON body, and return it without decoding it."""
         self.check_json_body(max_bytes)
+        return await self.read_any_body(max_bytes)
+
+    async def read_any_body(self, max_bytes: int) -> bytes:
+        """Wait for the complete body, whatever its media type is, and return it."""
         if self.body is not None:
             return self.body
         chunks: list[bytes] = []

@@ -99,14 +99,19 @@ class Endpoint:
         check_host: Callable[[dict[bytes, bytes]], None] | None,
         *,
         default_tenant: str,
+        render_error: Callable[[problems.ApiError], ApiResponse] = messages.problem_response,
     ) -> None:
-        """If `authenticate` is None, all requests belong to `default_tenant`."""
+        """If `authenticate` is None, all requests belong to `default_tenant`.
+
+        `handle_buffered` ignores `render_error`: it always responds with problem details.
+        """
         self._handlers = dict(handlers)
         if "GET" in handlers:
             self._handlers["HEAD"] = handlers["GET"]
         self._authenticate = authenticate
         self._default_tenant = default_tenant
         self._check_host = check_host
+        self._render_error = render_error
         self._allowed_methods = ", ".join(sorted({*self._handlers, "OPTIONS"}))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +121,7 @@ class Endpoint:
         except messages.Disconnected:
             return
         except Exception as error:  # noqa: BLE001 - reported to the caller
-            response = _error_response(error, scope)
+            response = self._render_error(_to_api_error(error, scope))
         if isinstance(response, ApiResponse):
             await response.send(scope, send)
         else:
@@ -199,24 +204,26 @@ async def _receive_disconnect() -> NoReturn:
 
 
 def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
-    """Return the response for an exception; log store failures and unexpected exceptions."""
+    return messages.problem_response(_to_api_error(error, scope))
+
+
+def _to_api_error(error: BaseException, scope: Scope) -> problems.ApiError:
+    """Return the ApiError for an exception; log store failures and unexpected exceptions."""
     if isinstance(error, problems.ApiError):
-        api_error = error
-    elif isinstance(error, RecursionError):
-        api_error = problems.nested_too_deeply()
-    elif isinstance(error, StoreUnavailable):
+        return error
+    if isinstance(error, RecursionError):
+        return problems.nested_too_deeply()
+    if isinstance(error, StoreUnavailable):
         _logger.info("store unavailable, request=%s %s: %s", scope["method"], scope["path"], error)
         detail = (
             "The store is unavailable. Send the request again. It may have been stored already, so "
             "a task without an idempotencyKey may then exist twice."
         )
-        api_error = problems.unavailable(detail)
-    elif isinstance(error, Overloaded):
-        api_error = problems.unavailable(f"{error}.", error.retry_after)
-    else:
-        _logger.error("request failed: %s %s", scope["method"], scope["path"], exc_info=error)
-        api_error = problems.INTERNAL_ERROR.error("The service failed; see its log.")
-    return messages.problem_response(api_error)
+        return problems.unavailable(detail)
+    if isinstance(error, Overloaded):
+        return problems.unavailable(f"{error}.", error.retry_after)
+    _logger.error("request failed: %s %s", scope["method"], scope["path"], exc_info=error)
+    return problems.INTERNAL_ERROR.error("The service failed; see its log.")
 
 
 def _check_repeated_headers(headers: list[tuple[bytes, bytes]]) -> None:

@@ -133,18 +133,44 @@ class TaskCreation:
         self, request: ApiRequest, new_task: NewTask, content: TaskContent
     ) -> ApiResponse:
         """Create a task, and await more than the insert: its policy, its body, `Prefer: wait`."""
+        await self._finish_building(new_task, content)
+        (add_result,) = await self.submit([(new_task, content)])
+        status, view = self._status_and_view(add_result, content)
+        view, headers = await self._result_waiter.wait(request, add_result.task, view)
+        return _task_response(status, view, *headers)
+
+    async def build(
+        self, tenant: str, task_request: RetryTaskRequest, trace: str | None
+    ) -> tuple[NewTask, TaskContent]:
+        """Build a task for `submit`, or raise ApiError. `trace` is the request's traceparent.
+
+        The caller must pass the task to `submit` or `discard`, because its body may be stored.
+        """
+        new_task, content = self._task_builder.build_task(tenant, task_request, None, trace)
+        await self._finish_building(new_task, content)
+        return new_task, content
+
+    async def submit(self, tasks: Sequence[tuple[NewTask, TaskContent]]) -> Sequence[AddResult]:
+        """Add tasks in one write, and delete the stored bodies of tasks that were not added."""
+        new_tasks, contents = [task for task, _ in tasks], [content for _, content in tasks]
+        results = await self._context.engine.submit(new_tasks, contents)
+        for result, content in zip(results, contents, strict=True):
+            if content.body_stored_by_service and result.status is not _ADDED:
+                await self._task_builder.delete_body(content)
+        return results
+
+    async def discard(self, tasks: Sequence[tuple[NewTask, TaskContent]]) -> None:
+        """Delete the stored bodies of tasks that will not be submitted."""
+        for _, content in tasks:
+            await self._task_builder.delete_body(content)
+
+    async def _finish_building(self, new_task: NewTask, content: TaskContent) -> None:
         if not new_task.task.packed_content:
             try:
                 await self._task_builder.finish_building(new_task.task, content)
             except StoreUnavailable as error:
                 _logger.info("store unavailable before a task was stored: %s", error)
                 raise _not_stored_error(error) from error
-        (add_result,) = await self._context.engine.submit([new_task], [content])
-        if content.body_stored_by_service and add_result.status is not _ADDED:
-            await self._task_builder.delete_body(content)
-        status, view = self._status_and_view(add_result, content)
-        view, headers = await self._result_waiter.wait(request, add_result.task, view)
-        return _task_response(status, view, *headers)
 
     def _build_response(self, content: TaskContent, results: Sequence[AddResult]) -> ApiResponse:
         return _task_response(*self._status_and_view(results[0], content))

@@ -1,0 +1,502 @@
+"""The API of QStash."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tarry.service.api.problems import ApiError
+from tarry.service.api.shims.qstash import translate_message
+from tarry.wire.tasks import DownstreamLimits
+from tests.service.api.harness import NOW, TARGET, ApiHarness, Response, run_with_api
+
+UNKNOWN_ID = "01890000-0000-7000-8000-0000000000ff"
+MINUTE_MS = 60_000
+
+
+async def publish(
+    api: ApiHarness,
+    headers: dict[str, str] | None = None,
+    destination: str = TARGET,
+    body: bytes = b"{}",
+) -> Response:
+    """Publish a message."""
+    path = f"/v2/publish/{destination}"
+    return await api.request("POST", path, body=body, headers=headers)
+
+
+async def publish_ok(api: ApiHarness, headers: dict[str, str] | None = None) -> str:
+    """Publish a new message and return its id."""
+    response = await publish(api, headers)
+    assert 201 == response.status, response.body
+    assert {"messageId", "deduplicated"} == response.json.keys()
+    assert not response.json["deduplicated"]
+    message_id: str = response.json["messageId"]
+    return message_id
+
+
+def fields_of(headers: dict[str, str], now_ms: int = NOW) -> dict[str, Any]:
+    """Return the task fields for the headers of a message."""
+    return translate_message(TARGET, headers.items(), b"", now_ms).fields
+
+
+def error_for(headers: dict[str, str]) -> str:
+    """Return the detail of the error for the headers of a message."""
+    with pytest.raises(ApiError) as caught:
+        translate_message(TARGET, headers.items(), b"", NOW)
+    return caught.value.problem.detail or ""
+
+
+def test_message_becomes_a_task() -> None:
+    """Method, forwarded headers, content type and body of a message are those of its task."""
+
+    async def test(api: ApiHarness) -> None:
+        message_id = await publish_ok(
+            api,
+            {
+                "Content-Type": "text/plain",
+                "Upstash-Method": "PUT",
+                "Upstash-Forward-X-Order": "7",
+                "Upstash-Forward-Authorization": "Bearer abc",
+                "Upstash-Callback": "https://example.com/done",
+                "Upstash-Flow-Control-Key": "orders",
+                "Upstash-Flow-Control-Value": "",
+                "Upstash-Label": "ignored",
+                "Upstash-Telemetry-Sdk": "ignored",
+                "X-Other": "not forwarded",
+            },
+        )
+        task, content = await api.stored_task(message_id)
+        assert (TARGET, "PUT", b"{}") == (content.url, content.method, content.body)
+        assert {
+            "content-type": "text/plain",
+            "x-order": "7",
+            "authorization": "Bearer abc",
+        } == content.headers
+        assert ("qstash", None) == (task.policy_id, content.overrides)
+        assert "https://example.com/done" == content.callback_url
+        assert "default/https:example.com:443@orders" == task.lane
+        assert NOW == task.next_attempt_at
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        ({"Upstash-Delay": "10s"}, {"delayMs": 10_000}),
+        ({"Upstash-Delay": "1d2h3m4s"}, {"delayMs": 93_784_000}),
+        ({"Upstash-Not-Before": f"{NOW // 1000 + 60}"}, {"nextAttemptAt": NOW + 60_000}),
+        ({"Upstash-Not-Before": "5"}, {}),
+        (
+            {"Upstash-Not-Before": f"{NOW // 1000 + 60}", "Upstash-Delay": "1s"},
+            {"nextAttemptAt": NOW + 60_000},
+        ),
+    ],
+)
+def test_time_of_the_first_attempt(headers: dict[str, str], fields: dict[str, Any]) -> None:
+    """Upstash-Not-Before has precedence over Upstash-Delay; a time in the past means now."""
+    actual = fields_of(headers)
+
+    assert fields == {name: actual[name] for name in ("delayMs", "nextAttemptAt") if name in actual}
+
+
+@pytest.mark.parametrize(
+    ("headers", "overrides"),
+    [
+        ({}, {}),
+        ({"Upstash-Retries": "0"}, {"maxAttempts": 1}),
+        ({"upstash-retries": "5"}, {"maxAttempts": 6}),
+        ({"Upstash-Timeout": "90s"}, {"attemptTimeoutMs": 90_000}),
+        (
+            {"Upstash-Retries": "3", "Upstash-Retry-Delay": "1000 * (1 + retried)"},
+            {
+                "maxAttempts": 4,
+                "backoffType": "SCHEDULE",
+                "scheduleMs": [1000, 2000, 3000],
+                "jitterType": "NONE",
+            },
+        ),
+        (
+            {"Upstash-Retries": "0", "Upstash-Retry-Delay": "500"},
+            {
+                "maxAttempts": 1,
+                "backoffType": "SCHEDULE",
+                "scheduleMs": [500],
+                "jitterType": "NONE",
+            },
+        ),
+    ],
+)
+def test_retries_override_the_policy(headers: dict[str, str], overrides: dict[str, Any]) -> None:
+    """Retries, their delay and the timeout are overrides of the policy `qstash`."""
+    assert overrides == fields_of(headers)["policy"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({"Upstash-Delay": "10"}, "Upstash-Delay must be a duration, such as 10s, 5m, 2h"),
+        ({"Upstash-Delay": ""}, "Upstash-Delay must be a duration"),
+        ({"Upstash-Delay": "999999d"}, "Upstash-Delay must be at most 100 years"),
+        ({"Upstash-Timeout": "5 s"}, "Upstash-Timeout must be a duration"),
+        ({"Upstash-Not-Before": "soon"}, "Upstash-Not-Before must be a whole number"),
+        ({"Upstash-Not-Before": f"{NOW}"}, "Upstash-Not-Before must be seconds since 1970 (are "),
+        ({"Upstash-Retries": "-1"}, "Upstash-Retries must be a whole number, at least 0"),
+        ({"Upstash-Retries": "100000"}, "Upstash-Retries must be less than 100000"),
+        (
+            {"Upstash-Retries": "101", "Upstash-Retry-Delay": "retried"},
+            "Upstash-Retries must be at most 100 with Upstash-Retry-Delay",
+        ),
+        ({"Upstash-Retry-Delay": "x("}, "Upstash-Retry-Delay must be an expression"),
+        ({"Upstash-Deduplication-Id": "x" * 201}, "Upstash-Deduplication-Id must have 1 to 200"),
+        (
+            {"Upstash-Content-Based-Deduplication": "yes"},
+            "Upstash-Content-Based-Deduplication must be true or false, got 'yes'",
+        ),
+        ({"Upstash-Flow-Control-Value": "speed=1"}, "Upstash-Flow-Control-Value must consist of"),
+        ({"Upstash-Flow-Control-Value": "rate=0"}, "Upstash-Flow-Control-Value must consist of"),
+        ({"Upstash-Flow-Control-Value": "period=x"}, "Upstash-Flow-Control-Value must be a dur"),
+        ({"Upstash-Redact-Fields": "body,header"}, "Upstash-Redact-Fields must be body: headers"),
+        (
+            {"Upstash-Failure-Callback": "https://x"},
+            "Upstash-Failure-Callback is not supported: use Upstash-Callback",
+        ),
+        ({"Upstash-Callback-Retries": "1"}, "Upstash-Callback-Retries is not supported: a callb"),
+        ({"Upstash-Failure-Callback-Delay": "1s"}, "Upstash-Failure-Callback-Delay is not supp"),
+        ({"Upstash-Cron": "* * * * *"}, "Upstash-Cron is not supported: let cron publish"),
+        ({"Upstash-Retires": "1"}, "Upstash-Retires is not a known header; did you mean 'Upstash-"),
+        ({"Upstash-Zzzzzzzzzz": "1"}, "Upstash-Zzzzzzzzzz is not a known header; the headers are"),
+        ({"Upstash-Delay": "1s", "upstash-delay": "2s"}, "Upstash-Delay must be given only once"),
+    ],
+)
+def test_invalid_and_unsupported_headers(headers: dict[str, str], message: str) -> None:
+    """The error names the header and what to do."""
+    assert error_for(headers).startswith(message)
+
+
+def test_repeated_forwarded_headers_are_joined() -> None:
+    """A forwarded header that is given twice has both values; a body may be redacted."""
+    headers = [
+        ("Upstash-Forward-Accept", "a"),
+        ("upstash-forward-accept", "b"),
+        ("Content-Type", "text/plain"),
+        ("Upstash-Forward-Content-Type", "text/html"),
+        ("Upstash-Redact-Fields", "body"),
+    ]
+
+    message = translate_message(TARGET, headers, b"", NOW)
+
+    assert {"accept": "a, b", "content-type": "text/html"} == message.fields["headers"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "destination", "message"),
+    [
+        ({"Upstash-Forward-Host": "x"}, TARGET, "Upstash-Forward-host is set by the service itse"),
+        ({"Upstash-Method": "CONNECT"}, TARGET, "Upstash-Method must be an HTTP method"),
+        ({"Upstash-Callback": "x"}, TARGET, "Upstash-Callback must start with http"),
+        ({"Upstash-Flow-Control-Key": "a b"}, TARGET, "Upstash-Flow-Control-Key must consist of"),
+        ({"Upstash-Deduplication-Id": "é"}, TARGET, "Upstash-Deduplication-Id must be visible AS"),
+        ({"Upstash-Timeout": "2m"}, TARGET, "Upstash-Timeout must be more than 0 s and at most 60"),
+        ({"Upstash-Timeout": "0s"}, TARGET, "Upstash-Timeout must be more than 0 s"),
+        ({}, "http://127.0.0.1/", "The destination "),
+        ({}, "my-url-group", "The destination must be a URL with http:// or https://: URL groups"),
+        ({}, "https:/example.com", "The destination must have two slashes after the scheme"),
+    ],
+)
+def test_errors_of_the_task_name_the_header(
+    headers: dict[str, str], destination: str, message: str
+) -> None:
+    """An error that task creation finds has the status 400 and the names of QStash."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await publish(api, headers, destination)
+        assert (400, {"error"}) == (response.status, response.json.keys())
+        assert response.json["error"].startswith(message)
+        assert 0 == await api.count_tasks()
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+@pytest.mark.parametrize(
+    ("destination", "url"),
+    [
+        ("https://example.com/a?b=c%20d&e=f", "https://example.com/a?b=c%20d&e=f"),
+        ("https://example.com/a%2Fb", "https://example.com/a%2Fb"),
+        ("https%3A%2F%2Fexample.com%2Fa", "https://example.com/a"),
+    ],
+)
+def test_destination_is_the_rest_of_the_path(destination: str, url: str) -> None:
+    """The query of the request belongs to the destination; escapes in it are kept."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await publish(api, destination=destination)
+        _, content = await api.stored_task(response.json["messageId"])
+        assert url == content.url
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Upstash-Deduplication-Id": "order-7"},
+        {"Upstash-Content-Based-Deduplication": "True"},
+    ],
+)
+def test_duplicates_are_recognised_for_ten_minutes(headers: dict[str, str]) -> None:
+    """A duplicate within ten minutes is a 202 with the first id, a later one is a new message."""
+
+    async def test(api: ApiHarness) -> None:
+        first = await publish_ok(api, headers)
+        new_ids = [first]
+        for minutes in (9, 9, 9, 1, 9, 30):
+            api.time.ms += minutes * MINUTE_MS
+            response = await publish(api, headers)
+            if response.status == 202:
+                assert {"messageId": new_ids[-1], "deduplicated": True} == response.json
+            else:
+                new_ids.append(response.json["messageId"])
+        # At minute 0, 18, 28 and 67; those at 9, 27 and 37 are duplicates.
+        created = [(await api.stored_task(each))[0].created_at - NOW for each in new_ids]
+        assert [0, 18, 28, 67] == [each // MINUTE_MS for each in created]
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+def test_deduplication_id_decides_alone() -> None:
+    """A message with other content and the same deduplication id is a duplicate."""
+
+    async def test(api: ApiHarness) -> None:
+        headers = {"Upstash-Deduplication-Id": "order-7"}
+        first = await publish_ok(api, headers)
+        second = await publish(api, headers, body=b'{"other": 1}')
+        assert (202, first) == (second.status, second.json["messageId"])
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+def test_content_decides_about_duplicates() -> None:
+    """With content-based deduplication, another body, header or URL makes another message."""
+
+    async def test(api: ApiHarness) -> None:
+        headers = {"Upstash-Content-Based-Deduplication": "true"}
+        await publish_ok(api, headers)
+        other_header = {**headers, "Upstash-Forward-X-A": "1"}
+        assert 201 == (await publish(api, other_header)).status
+        assert 201 == (await publish(api, headers, body=b"[]")).status
+        assert 201 == (await publish(api, headers, f"{TARGET}/2")).status
+        assert 202 == (await publish(api, {**headers, "Upstash-Retries": "1"})).status
+        assert 201 == (await publish(api, {"Upstash-Content-Based-Deduplication": "false"})).status
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+def test_flow_control_needs_the_limits_of_the_lane() -> None:
+    """Limits of a message are accepted if its lane has them; the error has the request to send."""
+
+    async def test(api: ApiHarness) -> None:
+        headers = {
+            "Upstash-Flow-Control-Key": "mail",
+            "Upstash-Flow-Control-Value": "parallelism=4, rate=120, period=1m",
+        }
+        refused = await publish(api, headers)
+        assert 400 == refused.status
+        expected = (
+            "PUT /downstreams/https:example.com:443@mail with the body "
+            '{"concurrency":4,"ratePerSecond":2.0}'
+        )
+        assert expected in refused.json["error"]
+        lane = "default/https:example.com:443@mail"
+        await api.engine.set_limits(lane, DownstreamLimits(concurrency=4, rate_per_second=2.0))
+        await publish_ok(api, headers)
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+def test_batch_creates_all_messages_or_none() -> None:
+    """A batch returns a result for each message; one invalid message rejects the batch."""
+
+    async def test(api: ApiHarness) -> None:
+        message = {"destination": TARGET, "headers": {"Upstash-Method": "PUT"}, "body": "é"}
+        batch = [
+            {**message, "queue": None},
+            {"destination": TARGET, "headers": {"Upstash-Deduplication-Id": "a"}},
+            {"destination": TARGET, "headers": {"Upstash-Deduplication-Id": "a"}},
+        ]
+        response = await api.request("POST", "/v2/batch", batch)
+        assert 200 == response.status
+        assert [False, False, True] == [each["deduplicated"] for each in response.json]
+        _, content = await api.stored_task(response.json[0]["messageId"])
+        assert ("PUT", "é".encode()) == (content.method, content.body)
+        for invalid_message, error in (
+            ({**message, "queue": "q"}, "[1] queue is not supported"),
+            ({"destination": "group"}, "[1] The destination must be a URL"),
+            ({**message, "headers": {"Upstash-Callback": "x"}}, "[1] Upstash-Callback must start"),
+            ({**message, "headers": {"Upstash-Delay": "x"}}, "[1] Upstash-Delay must be a dur"),
+        ):
+            rejected = await api.request("POST", "/v2/batch", [message, invalid_message])
+            assert 400 == rejected.status
+            assert rejected.json["error"].startswith(error)
+        assert 2 == await api.count_tasks()
+        assert [] == (await api.request("POST", "/v2/batch", [])).json
+        assert 400 == (await api.request("POST", "/v2/batch", [message] * 1001)).status
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+def test_large_bodies_of_a_rejected_batch_are_deleted() -> None:
+    """A batch that is rejected, and a duplicate, leave no body in the body store."""
+
+    async def test(api: ApiHarness) -> None:
+        large = {"destination": TARGET, "body": "x" * 100_000}
+        batch = [large, {**large, "headers": {"Upstash-Callback": "x"}}]
+        assert 400 == (await api.request("POST", "/v2/batch", batch)).status
+        limited = {"Upstash-Flow-Control-Value": "rate=1"}
+        assert 400 == (await publish(api, limited, body=b"x" * 100_000)).status
+        assert {} == api.payloads.bodies
+        headers = {"Upstash-Deduplication-Id": "a"}
+        assert 201 == (await publish(api, headers, body=b"x" * 100_000)).status
+        assert 202 == (await publish(api, headers, body=b"x" * 100_000)).status
+        assert 1 == len(api.payloads.bodies)
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+def test_limits_of_the_tenant_apply() -> None:
+    """A tenant at its quota gets a 429; the error for a batch lists the messages that it stored."""
+
+    async def test(api: ApiHarness) -> None:
+        batch = [{"destination": TARGET}] * 3
+        response = await api.request("POST", "/v2/batch", batch)
+        assert 429 == response.status
+        assert "setting tenant_pending" in response.json["error"]
+        assert 2 == response.json["error"].count("01890000-")
+        single = await publish(api)
+        assert (429, "10") == (single.status, single.header("retry-after"))
+
+    run_with_api(test, compatibility=("qstash",), quota=2)
+
+
+def test_rate_and_lanes_of_the_tenant_are_limited() -> None:
+    """The limits of the rate and of the lanes apply to messages."""
+
+    async def test(api: ApiHarness) -> None:
+        assert 201 == (await publish(api)).status
+        lane = await publish(api, destination="https://example.org/")
+        assert (429, True) == (lane.status, "tenant_lanes" in lane.json["error"])
+        rate = await publish(api)
+        assert (429, True) == (rate.status, "tenant_rate" in rate.json["error"])
+
+    run_with_api(test, compatibility=("qstash",), lane_quota=1, rate=1.0, burst=2.0)
+
+
+def test_get_shows_a_message_until_it_is_finished() -> None:
+    """A message in delivery has QStash's fields; a finished or unknown one is a 404."""
+
+    async def test(api: ApiHarness) -> None:
+        message_id = await publish_ok(
+            api,
+            {
+                "Upstash-Retries": "7",
+                "Upstash-Forward-X-Api-Key": "secret-7",
+                "Upstash-Callback": "https://example.com/done",
+                "Upstash-Flow-Control-Key": "orders",
+            },
+        )
+        message = await api.request("GET", f"/v2/messages/{message_id}")
+        assert {
+            "messageId": message_id,
+            "url": TARGET,
+            "method": "POST",
+            "header": {"content-type": ["application/json"], "x-api-key": ["[redacted]"]},
+            "maxRetries": 7,
+            "notBefore": NOW,
+            "createdAt": NOW,
+            "callback": "https://example.com/done",
+            "flowControlKey": "orders",
+        } == message.json
+        default_id = await publish_ok(api)
+        default = await api.request("GET", f"/v2/messages/{default_id}")
+        assert 3 == default.json["maxRetries"]
+        await api.exhaust_due_tasks()
+        for method in ("GET", "DELETE"):
+            finished = await api.request(method, f"/v2/messages/{message_id}")
+            assert (404, True) == (finished.status, "EXHAUSTED" in finished.json["error"])
+            for unknown in (UNKNOWN_ID, "msg_1"):
+                missing = await api.request(method, f"/v2/messages/{unknown}")
+                assert (404, {"error": f"There is no message {unknown}."}) == (
+                    missing.status,
+                    missing.json,
+                )
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+def test_cancel() -> None:
+    """One message or a list of messages can be cancelled, but not all messages at once."""
+
+    async def test(api: ApiHarness) -> None:
+        first, second, third = [await publish_ok(api) for _ in range(3)]
+        assert 202 == (await api.request("DELETE", f"/v2/messages/{first}")).status
+        ids = {"messageIds": [first, second, UNKNOWN_ID, "x"]}
+        cancelled = await api.request("DELETE", "/v2/messages", ids)
+        assert {"cancelled": 1} == cancelled.json
+        everything = await api.request("DELETE", "/v2/messages")
+        assert (400, True) == (everything.status, "messageIds" in everything.json["error"])
+        too_many = await api.request("DELETE", "/v2/messages", {"messageIds": ["x"] * 1001})
+        assert 400 == too_many.status
+        statuses = [(await api.stored_task(each))[0].status.name for each in (first, second, third)]
+        assert ["CANCELLED", "CANCELLED", "PENDING"] == statuses
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+def test_other_paths_are_not_supported() -> None:
+    """A path of QStash without a counterpart is a 501 that names the alternative."""
+
+    async def test(api: ApiHarness) -> None:
+        for path, hint in (
+            ("/v2/enqueue/q/https://example.com", "tasks are not delivered in order"),
+            ("/v2/schedules/https://example.com", "let cron publish the messages"),
+            ("/v2/dlq", "Use /dead-letters."),
+            ("/v2/x", "lists what is"),
+        ):
+            response = await api.request("POST", path)
+            assert (501, True) == (response.status, hint in response.json["error"])
+        assert 405 == (await api.request("GET", "/v2/batch")).status
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+def test_authentication() -> None:
+    """The token is an API key of the service; the error has the format of QStash."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await publish(api, {"Authorization": "Bearer qstash-token"})
+        assert (401, {"error"}) == (response.status, json.loads(response.body).keys())
+
+    run_with_api(test, compatibility=("qstash",), keys=True)
+
+
+def test_off_by_default() -> None:
+    """Without the setting, the paths do not exist; the error names the setting."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await publish(api)
+        assert (404, True) == (response.status, "`compatibility`" in response.problem["detail"])
+
+    run_with_api(test)
+
+
+def test_worker_rejects_messages() -> None:
+    """A process with the role `worker` creates no tasks."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await publish(api)
+        assert (421, True) == (response.status, "role worker" in response.json["error"])
+
+    run_with_api(test, compatibility=("qstash",), role="worker")
