@@ -121,3 +121,27 @@ def test_a_login_that_is_refused_later_is_temporary(postgres_dsn: str) -> None:
             await store.close()
 
     asyncio.run(main())
+
+
+def test_a_result_is_stored_after_a_permission_was_revoked(postgres_dsn: str) -> None:
+    """While the user of the store must not write, calls raise StoreUnavailable."""
+
+    async def main() -> None:
+        url = new_schema_url(postgres_dsn).replace("postgres@", "limited@", 1)
+        async with connected(postgres_dsn) as operator:
+            await operator.execute(
+                "CREATE ROLE limited LOGIN; GRANT ALL ON DATABASE postgres TO limited"
+            )
+            store = PostgresStore(url)
+            await store.open()
+            await store.add([NewTask(task(1))])
+            [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
+            tables = f"ALL TABLES IN SCHEMA {store.database.options.schema}"
+            await operator.execute(f"REVOKE ALL ON {tables} FROM limited")
+            with pytest.raises(StoreUnavailable, match="permission denied"):
+                await store.finish([success_result(leased)])
+            await operator.execute(f"GRANT ALL ON {tables} TO limited")
+            assert [FinishStatus.APPLIED] == await store.finish([success_result(leased)])
+            await store.close()
+
+    asyncio.run(main())

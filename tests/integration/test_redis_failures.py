@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from itertools import count
@@ -267,6 +268,98 @@ def test_a_store_reconnects_when_its_address_has_a_new_primary(
 
     with redis_server() as new_primary:
         run_on(f"redis+unix://{address}", main)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "BUSY Redis is busy running a script. You can only call SCRIPT KILL.",
+        "CLUSTERDOWN The cluster is down",
+        "ERR max number of clients reached",
+        "ERR unknown command 'EVALSHA'",
+        "EXECABORT Transaction discarded because of previous errors.",
+        "LOADING Redis is loading the dataset in memory",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "MISCONF Redis is configured to save RDB snapshots, but it is not able to persist on disk.",
+        "NOAUTH Authentication required.",
+        "NOPERM this user has no permissions to run the 'evalsha' command",
+        "NOREPLICAS Not enough good replicas to write.",
+        "OOM command not allowed when used memory > 'maxmemory'.",
+        "READONLY You can't write against a read only replica.",
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+        "UNKILLABLE Sorry the script already executed write commands against the dataset.",
+        "WRONGPASS invalid username-password pair or user is disabled.",
+    ],
+)
+@pytest.mark.parametrize("is_in_script", [False, True])
+def test_errors_of_the_state_of_a_server_are_temporary(
+    server: Server, message: str, is_in_script: bool
+) -> None:
+    """A result that such an error has refused is written again, also if a script has raised it."""
+    statement = ""
+    if is_in_script and not message.startswith("ERR"):
+        statement = "error('@user_script: 7: -' .. ARGV[1])"
+    with redis.Redis.from_url(server.address) as client, pytest.raises(redis.RedisError) as raised:
+        client.eval(f"{statement} return redis.error_reply(ARGV[1])", 0, message)
+    store_connection = connection.RedisConnection(single_url(server), None)
+    assert isinstance(store_connection.translate(raised.value), StoreUnavailable)
+
+
+def test_a_defect_of_a_script_is_not_temporary(server: Server) -> None:
+    """A script that fails because of its arguments is not repeated."""
+    with redis.Redis.from_url(server.address) as client:
+        client.set("text", "value")
+        store_connection = connection.RedisConnection(single_url(server), None)
+        for script in ("local missing; return missing.field", "return redis.call('LLEN', 'text')"):
+            with pytest.raises(redis.ResponseError) as raised:
+                client.eval(script, 0)
+            assert store_connection.translate(raised.value) is None
+
+
+def test_a_script_that_was_killed_is_repeated(server: Server) -> None:
+    """SCRIPT KILL, and the calls that waited for the script, are temporary errors."""
+    with (
+        redis.Redis.from_url(server.address) as client,
+        redis.Redis.from_url(server.address) as operator,
+        ThreadPoolExecutor() as executor,
+    ):
+        operator.config_set("lua-time-limit", 1)
+        endless_script = executor.submit(client.eval, "while true do end", 0)
+        errors: list[Exception] = []
+        while not endless_script.done():
+            with suppress(redis.ResponseError):  # it has not started, or was killed already
+                operator.script_kill()
+            try:
+                operator.get("any key")
+            except redis.ResponseError as error:
+                errors.append(error)
+        operator.config_set("lua-time-limit", 5000)
+        killed = endless_script.exception()
+    assert isinstance(killed, redis.ResponseError)
+    store_connection = connection.RedisConnection(single_url(server), None)
+    for each in (killed, *errors):
+        assert isinstance(store_connection.translate(each), StoreUnavailable)
+
+
+@pytest.mark.parametrize("command", ["evalsha", "del"])
+def test_results_are_stored_after_permissions_were_revoked(server: Server, command: str) -> None:
+    """Without the permission to run scripts, or commands in them, results are written later."""
+    user = f"worker-{command}"
+
+    async def main(store: RedisStore) -> None:
+        await store.add([NewTask(task(1))])
+        [leased] = (await store.claim(LEASE, limit=1, per_lane=1)).tasks
+        with redis.Redis.from_url(server.address) as client:
+            client.execute_command("ACL", "SETUSER", user, f"-{command}")
+            with pytest.raises(StoreUnavailable):
+                await store.finish([success_result(leased)])
+            client.execute_command("ACL", "SETUSER", user, f"+{command}")
+        assert [FinishStatus.APPLIED] == await store.finish([success_result(leased)])
+
+    with redis.Redis.from_url(server.address) as client:
+        permissions = ("on", ">secret", "~*", "&*", "+@all")
+        client.execute_command("ACL", "SETUSER", user, *permissions)
+    run_on(single_url(server).replace("://", f"://{user}:secret@"), main)
 
 
 def test_the_number_of_partitions_cannot_be_changed(server: Server) -> None:

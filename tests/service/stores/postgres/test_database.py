@@ -1,4 +1,4 @@
-"""The URL of a store in PostgreSQL."""
+"""The URL of a store in PostgreSQL, and the errors of the server."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.stores.postgres import PostgresStore
-from tarry.service.stores.postgres.database import Database, PostgresOptions, parse_url
+from tarry.service.stores.postgres.database import (
+    Database,
+    PostgresOptions,
+    _ErrorMapping,
+    _Retryable,
+    parse_url,
+)
 from tarry.service.stores.postgres.schema import Schema
+
+asyncpg = import_module("asyncpg")
 
 
 @pytest.mark.parametrize(
@@ -52,6 +60,63 @@ def test_statements_use_the_schema_of_the_store() -> None:
 
 def test_a_connection_that_is_being_closed_is_unavailable() -> None:
     """A statement that asyncpg refuses after the last error of a stopping server is repeated."""
-    error = import_module("asyncpg").InternalClientError("cannot switch to state 12")
+    error = asyncpg.InternalClientError("cannot switch to state 12")
     with pytest.raises(StoreUnavailable), Database("postgresql://h/d").map_errors():
         raise error
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "08006",  # connection failure
+        "25006",  # read-only
+        "25P03",  # timeout of an idle transaction
+        "26000",  # a pooler has lost a prepared statement
+        "28P01",  # the password was changed
+        "3F000",  # the schema is missing, for example while a backup is restored
+        "40001",  # serialization failure
+        "40003",  # completion unknown
+        "42501",  # permission denied
+        "42883",  # a function is missing
+        "42P01",  # a table is missing
+        "42P05",  # another client of a pooler has prepared the statement
+        "53100",  # disk full
+        "53300",  # too many connections
+        "55006",  # object in use
+        "55P03",  # lock timeout
+        "57014",  # cancelled by an operator or a timeout
+        "57P01",  # shutdown
+        "57P03",  # starting
+        "58030",  # input or output error
+        "XX001",  # corrupted data
+    ],
+)
+def test_errors_of_the_state_of_a_server_are_temporary(state: str) -> None:
+    """A result that such an error has refused is written again."""
+    database = Database("postgresql://h/d")
+    mapping = _ErrorMapping(database._asyncpg, "h", is_open=True)
+    with pytest.raises((StoreUnavailable, _Retryable)), mapping:
+        raise asyncpg.PostgresError.new({"C": state, "M": "message"})
+
+
+@pytest.mark.parametrize("state", ["21000", "22003", "22021", "23505", "42601", "54000", "P0001"])
+def test_errors_of_a_result_are_not_temporary(state: str) -> None:
+    """A result that the server will never accept is not written again."""
+    database = Database("postgresql://h/d")
+    mapping = _ErrorMapping(database._asyncpg, "h", is_open=True)
+    with pytest.raises(asyncpg.PostgresError), mapping:
+        raise asyncpg.PostgresError.new({"C": state, "M": "message"})
+
+
+def test_an_outdated_prepared_statement_is_retried() -> None:
+    """After an upgrade of the schema by another process, a statement may have other columns."""
+    fields = {"C": "0A000", "R": "RevalidateCachedQuery", "M": "message"}
+    with pytest.raises(_Retryable), Database("postgresql://h/d").map_errors():
+        raise asyncpg.PostgresError.new(fields)
+
+
+def test_missing_permissions_are_an_error_of_the_configuration_at_first() -> None:
+    """A store that cannot be opened without other permissions is not opened again and again."""
+    mapping = Database("postgresql://h/d").map_errors()
+    with pytest.raises(ConfigurationError, match="permission denied"), mapping:
+        raise asyncpg.PostgresError.new({"C": "42501", "M": "permission denied"})

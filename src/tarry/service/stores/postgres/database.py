@@ -43,13 +43,17 @@ _MAX_RETRY_PAUSE_S = 0.05
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
 _RETRYABLE_STATES = {"40001", "40P01"}
 """Serialization failure (also raised by our functions), and deadlock: nothing was changed."""
-_UNAVAILABLE_CLASSES = ("08", "53", "57", "58", "XX")
-"""SQLSTATE classes: connection, resources (disk full), operator intervention, system and internal
-errors."""
+_UNAVAILABLE_CLASSES = ("08", "25", "26", "40", "53", "55", "57", "58", "XX")
+"""SQLSTATE classes: connection, state of the transaction (read-only: a standby after a failover),
+missing prepared statements (a pooler), rollbacks, resources (disk full), locked objects, operator
+intervention, system and internal errors."""
 _SHUTDOWN_CLASS = "57P0"
 """SQLSTATE prefix: the server stops, starts, or has crashed."""
-_UNAVAILABLE_STATES = {"25006", "55P03"}
-"""Read-only (a standby after a failover), and a lock timeout."""
+_UNAVAILABLE_STATES = {"3F000", "42883", "42P01", "42P05"}
+"""A missing schema, function or table (while a backup is restored), and a prepared statement of
+another client (a pooler)."""
+_REFUSED_STATES = {"3D000", "42501"}
+"""A missing database, and a missing permission."""
 _NOT_OPEN = "the store is not open: call open() first"
 _logger = logging.getLogger("tarry.service")
 
@@ -300,9 +304,9 @@ class _Retryable(Exception):
 class _ErrorMapping:
     """A context manager that translates errors of asyncpg into errors of the store.
 
-    A refused login is an error of the configuration only before the store `is_open`. Later it may
-    be temporary, for example while a password is changed: then results of attempts have to be
-    written again, and must not be discarded.
+    A refused login or a missing permission is an error of the configuration only before the store
+    `is_open`. Later it may be temporary, for example while a password is changed: then results of
+    attempts have to be written again, and must not be discarded.
     """
 
     def __init__(self, asyncpg: Any, redacted_url: str, *, is_open: bool) -> None:
@@ -318,9 +322,11 @@ class _ErrorMapping:
             return
         if isinstance(error, self._asyncpg.PostgresError):
             state: str = getattr(error, "sqlstate", None) or ""
-            if state in _RETRYABLE_STATES:
+            # After an upgrade of the schema by another process, asyncpg prepares statements again.
+            is_outdated = isinstance(error, self._asyncpg.InvalidCachedStatementError)
+            if is_outdated or state in _RETRYABLE_STATES:
                 raise _Retryable from error
-            is_refused = state[:2] == "28" or state == "3D000"  # password, role, database name
+            is_refused = state[:2] == "28" or state in _REFUSED_STATES  # 28: password, role
             if is_refused and not self._is_open:
                 msg = f"store: {self._redacted_url} refused the connection: {error}"
                 raise ConfigurationError(msg) from error

@@ -50,12 +50,16 @@ SCHEMES = frozenset(
 _DRIVER_PARAMETERS = frozenset(
     {"db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
 )
-# Errors of a server that cannot write at the moment. The driver does not recognize them when a
-# script has raised them.
+_SCRIPT_FAILURE = "user_script"
+"""Part of each error that a script has raised, or a command in a script."""
+# Errors in a script that depend on the state of the server, not on the arguments of the script. The
+# driver does not recognize them. The last three have no code: a command is not permitted, in Redis
+# 6.2 and later, and SCRIPT KILL.
 _TEMPORARY_ERROR = re.compile(
-    r"\b(READONLY|OOM|MISCONF|NOREPLICAS|LOADING|CLUSTERDOWN|MASTERDOWN|BUSY|TRYAGAIN|MISSINGKEY)\b"
+    r"\b(READONLY|OOM|MISCONF|NOREPLICAS|LOADING|CLUSTERDOWN|MASTERDOWN|BUSY|TRYAGAIN|MISSINGKEY"
+    r"|NOPERM|NOAUTH|WRONGPASS|UNKILLABLE|EXECABORT"
+    r"|can't run this command|ACL failure|Script killed)\b"
 )
-
 _MISSING_KEY = "MISSINGKEY "
 """Precedes the name of a key in the error of a script that cannot continue without the key."""
 
@@ -340,8 +344,9 @@ class RedisConnection:
             for name in names:
                 try:
                     settings |= parse_config(await self._execute(address, "CONFIG", "GET", name))
-                except self._errors.ResponseError:
-                    continue
+                except StoreUnavailable as error:
+                    if not isinstance(error.__cause__, self._errors.ResponseError):
+                        raise
             found.append(("Redis" if address is None else f"Redis node {address}", settings))
         return found
 
@@ -360,15 +365,14 @@ class RedisConnection:
     def translate(self, error: Exception) -> StoreUnavailable | None:
         """Return the error to raise instead of an error of the driver, or None."""
         errors = self._errors
-        temporary = (
-            errors.AskError,
-            errors.ClusterError,
-            errors.OutOfMemoryError,
-            errors.ReadOnlyError,
-            errors.TryAgainError,
-        )
-        if isinstance(error, errors.ResponseError) and not isinstance(error, temporary):
-            if _TEMPORARY_ERROR.search(str(error)) is None:
+        if isinstance(error, errors.NoScriptError):
+            return None
+        if isinstance(error, errors.ResponseError):
+            # All other responses depend on the state of the server, such as its memory, its role or
+            # the permissions of the user. Results of attempts have to be written again, and must
+            # not be discarded.
+            is_script_failure = _SCRIPT_FAILURE in str(error)
+            if is_script_failure and _TEMPORARY_ERROR.search(str(error)) is None:
                 return None
         elif isinstance(error, RuntimeError):
             # The driver writes to a pooled connection that was reset a moment ago. asyncio accepts
