@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -118,6 +119,10 @@ def test_time_of_the_first_attempt(headers: dict[str, str], fields: dict[str, An
                 "scheduleMs": [1000, 2000, 3000],
                 "jitterType": "NONE",
             },
+        ),
+        (
+            {"Upstash-Retry-Delay": "pow(2, retried) * 1000"},
+            {"backoffType": "SCHEDULE", "scheduleMs": [1000, 2000, 4000], "jitterType": "NONE"},
         ),
         (
             {"Upstash-Retries": "0", "Upstash-Retry-Delay": "500"},
@@ -344,6 +349,26 @@ def test_batch_creates_all_messages_or_none() -> None:
         assert 2 == await api.count_tasks()
         assert [] == (await api.request("POST", "/v2/batch", [])).json
         assert 400 == (await api.request("POST", "/v2/batch", [message] * 1001)).status
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+def test_batch_lets_other_requests_run() -> None:
+    """The event loop runs other tasks after each translated message of a batch."""
+
+    async def test(api: ApiHarness) -> None:
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counter = asyncio.create_task(count_turns())
+        await api.request("POST", "/v2/batch", [{"destination": TARGET}] * 200)
+        counter.cancel()
+        assert turns > 200
 
     run_with_api(test, compatibility=("qstash",))
 

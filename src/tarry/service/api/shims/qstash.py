@@ -5,6 +5,7 @@ A message is a task. The policy `qstash` has the delays of QStash; headers of a 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from base64 import b64encode
 from hashlib import sha256
@@ -31,7 +32,13 @@ from tarry.service.api.shims.vendor_requests import (
 )
 from tarry.service.api.views import public_lane_name, stored_task_view
 from tarry.service.store import AddStatus, CancelStatus
-from tarry.wire.policies import MAX_ATTEMPTS, MAX_DURATION_MS, QSTASH_POLICY, policy_from_json
+from tarry.wire.policies import (
+    MAX_ATTEMPTS,
+    MAX_DURATION_MS,
+    QSTASH_POLICY,
+    SERVICE_PRESETS,
+    policy_from_json,
+)
 from tarry.wire.tasks import MAX_BATCH_SIZE
 
 if TYPE_CHECKING:
@@ -51,7 +58,10 @@ _DEDUPLICATION_WINDOW_MS = 600_000
 """How long QStash recognises a duplicate. The idempotency keys of tarry are recognised as long as
 their tasks are stored, which is a week by default."""
 _MAX_DEDUPLICATION_ID_CHARS = 200
+_DEFAULT_RETRIES = SERVICE_PRESETS[QSTASH_POLICY].max_attempts - 1
 _MAX_COMPUTED_DELAYS = 100
+_YIELD_EVERY_MESSAGES = 50
+"""Number of messages of a batch after which other requests are handled."""
 _MAX_SECONDS = 100_000_000_000
 """A larger number of seconds since 1970 is probably in milliseconds."""
 _DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,8})m)?(?:([0-9]{1,10})s)?")
@@ -186,6 +196,9 @@ class QStashShim:
                 destination = _check_destination(entry.destination)
                 headers = list(entry.headers.items())
                 messages.append(translate_message(destination, headers, content, now))
+            # An expression in Upstash-Retry-Delay can take 20 ms. Other requests must not wait for
+            # those of a whole batch.
+            await asyncio.sleep(0)
         return json_response(200, await self._add(request, messages))
 
     async def get(self, request: ApiRequest) -> ApiResponse:
@@ -263,6 +276,8 @@ class QStashShim:
         try:
             for index, message in enumerate(messages):
                 prefix = f"[{index}] " if len(messages) > 1 else ""
+                if not (index + 1) % _YIELD_EVERY_MESSAGES:
+                    await asyncio.sleep(0)
                 with rename_fields(_vendor_name, prefix):
                     built.append(await self._build(request, message, message.deduplication_id))
         except BaseException:
@@ -411,8 +426,9 @@ def _policy_overrides(options: dict[str, str]) -> dict[str, Any]:
             raise invalid("Upstash-Retries", f"must be less than {MAX_ATTEMPTS}", retries)
         overrides["maxAttempts"] = retries + 1
     if "upstash-retry-delay" in options:
-        # Without Upstash-Retries, the policy decides, which the tenant can replace.
-        count = _MAX_COMPUTED_DELAYS if retries is None else max(retries, 1)
+        # If the tenant has replaced the policy with one that has more retries, the last delay
+        # repeats.
+        count = _DEFAULT_RETRIES if retries is None else max(retries, 1)
         if count > _MAX_COMPUTED_DELAYS:
             rule = f"must be at most {_MAX_COMPUTED_DELAYS} with Upstash-Retry-Delay"
             raise invalid("Upstash-Retries", rule, retries)
