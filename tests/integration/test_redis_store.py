@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace as copy_with
 
-from tarry.service.model import PolicyVersion, ReplayRecord
+from tarry.service.model import PolicyVersion, ReplayRecord, Status
 from tarry.service.store import FinishStatus, LeaseTerms, Release, Retention, TaskFilter
 from tarry.service.stores.redis import RedisStore
 from tarry.service.stores.redis.connection import find_partition
@@ -24,7 +24,9 @@ from tests.service.stores.comparison import STORE_FACTORIES, StoreFactory
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
 from tests.service.stores.harness import (
     DAY_MS,
+    LEASE,
     MINUTE_MS,
+    OTHER_LEASE,
     exhausted_result,
     step_replay,
     success_result,
@@ -144,6 +146,29 @@ def test_a_tenant_with_many_due_lanes_does_not_block_the_server(redis_url: str) 
         for _ in range(40):
             claimed_count += len((await harness.claim(limit=100)).tasks)
         assert 4000 == claimed_count
+
+    run_on_store(url, main)
+
+
+def test_a_lane_with_many_leases_does_not_block_the_server(redis_url: str) -> None:
+    """Unknown leases are found by scripts that each read few leases, however many a lane has."""
+    url, lease_count = store_url(redis_url), 3000
+
+    async def main(harness: StoreHarness) -> None:
+        for start in range(0, lease_count, 500):
+            await harness.add(*(task(number) for number in range(start, start + 500)))
+        await harness.claim(limit=lease_count // 2, per_lane=lease_count)
+        others = await harness.claim(OTHER_LEASE, limit=lease_count, per_lane=lease_count)
+        known_ids = [task_id(number) for number in range(10)]
+        with open_client(redis_url) as client:
+            client.config_resetstat()
+            await harness.store.release_unknown_leases("unknown worker", [])
+            stats = client.info("commandstats")
+        assert stats["cmdstat_get"]["calls"] / stats["cmdstat_evalsha"]["calls"] < 1000
+        released = await harness.store.release_unknown_leases(LEASE.worker, known_ids)
+        assert lease_count // 2 - len(known_ids) == released
+        assert lease_count // 2 == len(others.tasks)
+        assert released == (await harness.counts())[Status.PENDING]
 
     run_on_store(url, main)
 

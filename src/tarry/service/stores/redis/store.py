@@ -67,6 +67,7 @@ from tarry.service.stores.records import (
     decode_worker,
     encode,
     encode_limits,
+    is_task_id,
     parse_cursor,
 )
 from tarry.service.stores.redis.claim import ClaimMerger
@@ -118,6 +119,9 @@ _LEADER_LEASE_MS = 30_000
 """Renewed by each heartbeat of this process, and by each call of `try_lead`."""
 _SERIES_EXPIRY_MARGIN_S = 600
 _LANE_PAGE_SIZE = 500
+_MAX_LANES_READ, _MAX_LEASES_READ = 200, 200
+"""How many lanes and leases one script reads to find the leases of a worker, in about 2 ms. To
+release so many takes about 4 ms."""
 _MAX_LISTED_REPLAYS = 100
 _MAX_LISTED_API_KEYS = 1000
 _MAX_COUNTED_TASKS = 500
@@ -307,25 +311,27 @@ class RedisStore:
         """Do nothing: the leases of a dead process end when they expire."""
 
     async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
-        known = pack_ids(known_ids)
+        known = {bytes.fromhex(each.replace("-", "")) for each in known_ids if is_task_id(each)}
 
         async def release_in(partition: int) -> int:
             # Two scripts: a request that Redis executes late, after the client has given up, must
             # not release a lease that the worker has got meanwhile. `release` checks the version.
             count = 0
-            after = b""
+            lane, cursor = b"", b"0"
             while True:
-                after, *fields = await self._connection.run(
-                    partition, "unknown_leases", worker, known, to_raw(after), _LANE_PAGE_SIZE
+                position = (to_raw(lane), to_raw(cursor), _MAX_LANES_READ, _MAX_LEASES_READ)
+                lane, cursor, *fields = await self._connection.run(
+                    partition, "unknown_leases", worker, *position
                 )
                 leases = [
                     (to_raw(fields[i]), fields[i + 1].decode(), fields[i + 2], None)
                     for i in range(0, len(fields), 3)
+                    if fields[i] not in known
                 ]
                 if leases:
                     statuses = await self._connection.run(partition, "release", leases)
                     count += sum(status != b"superseded" for status in statuses)
-                if not after:
+                if not lane:
                     return count
 
         counts: list[int] = await _gather(map(release_in, range(self._partition_count)))
