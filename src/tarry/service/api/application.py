@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, get_origin
 
-import msgspec
 from starlette.routing import Route, Router
 
 from tarry.service.api import problems
@@ -17,8 +16,9 @@ from tarry.service.api.events import EventResource
 from tarry.service.api.large_responses import LargeResponseLimiter
 from tarry.service.api.messages import ApiResponse, problem_response
 from tarry.service.api.monitoring import HealthResource
-from tarry.service.api.openapi import CONTENT_SECURITY_POLICY, build_docs_page, build_openapi
+from tarry.service.api.openapi import build_openapi
 from tarry.service.api.policies import PolicyResource
+from tarry.service.api.reference.handlers import reference_handlers
 from tarry.service.api.routing import Endpoint, resource_operations
 from tarry.service.api.shims.cloud_tasks import CloudTasksShim
 from tarry.service.api.shims.qstash import QStashShim
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, BufferedRequestHandler
-    from tarry.service.api.routing import Handler, Operation
+    from tarry.service.api.routing import Operation
     from tarry.service.api.shims.vendor_requests import Shim
     from tarry.wire.http import Receive, Scope, Send
 
@@ -65,7 +65,14 @@ class Api:
             HealthResource(context),
         )
         operations = [pair for resource in resources for pair in resource_operations(resource)]
-        handlers = _docs_handlers(operations, version, context)
+        build_document = partial(
+            build_openapi,
+            operations,
+            version=version,
+            require_api_keys=context.require_api_keys,
+            limits=context.limits,
+        )
+        handlers = reference_handlers(build_document)
         handlers |= dashboard_handlers(context.role, require_api_keys=context.require_api_keys)
         public_paths = set(handlers)  # so far, those of the documentation and the dashboard
         limiter = LargeResponseLimiter()
@@ -151,35 +158,6 @@ def _shim_routes(
             )
             routes.append(Route(path, endpoint))
     return routes
-
-
-def _docs_handlers(
-    operations: list[tuple[Operation, Handler]], version: str, context: ApiContext
-) -> dict[str, dict[str, Handler]]:
-    """Return the handlers of /openapi.json and /docs by path and method."""
-    build_document = cache(
-        partial(
-            build_openapi,
-            operations,
-            version=version,
-            require_api_keys=context.require_api_keys,
-            limits=context.limits,
-        )
-    )
-    encode_document = cache(lambda: msgspec.json.encode(build_document()))
-    build_page = cache(lambda: build_docs_page(build_document()))
-
-    async def get_document(_: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, encode_document(), [(b"content-type", b"application/json")])
-
-    async def get_page(_: ApiRequest) -> ApiResponse:
-        headers = [
-            (b"content-type", b"text/html; charset=utf-8"),
-            (b"content-security-policy", CONTENT_SECURITY_POLICY),
-        ]
-        return ApiResponse(200, build_page(), headers)
-
-    return {"/openapi.json": {"GET": get_document}, "/docs": {"GET": get_page}}
 
 
 def _is_served(operation: Operation, role: str) -> bool:

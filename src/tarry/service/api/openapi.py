@@ -1,9 +1,8 @@
-"""The OpenAPI document, built from the operations and their types, and its HTML page, /docs."""
+"""The OpenAPI document, built from the operations and their types."""
 
 from __future__ import annotations
 
 import re
-from html import escape
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +14,7 @@ from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.wire.http import PROBLEM_MEDIA_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from tarry.service.api.context import ApiLimits
     from tarry.service.api.routing import Handler, Operation
@@ -47,37 +46,18 @@ _SECURITY_SCHEMES = {
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
 """The two ways to send an API key; without `require_api_keys`, no operation refers to them."""
-CONTENT_SECURITY_POLICY = (
-    b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-)
-
-_STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8882; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 small { font-weight: normal; font-size: 1rem; opacity: .7; }
-details { border: 1px solid var(--line); border-radius: .4rem; margin: .5rem 0; }
-summary { cursor: pointer; padding: .5rem .8rem; overflow-wrap: anywhere; }
-details > div { padding: 0 .8rem .8rem; border-top: 1px solid var(--line); }
-code, pre { font: .9em/1.45 ui-monospace, monospace; }
-pre { background: var(--soft); border-radius: .3rem; padding: .6rem; overflow-x: auto; }
-.method { display: inline-block; min-width: 4.5rem; font-weight: 700; }
-table { border-collapse: collapse; width: 100%; }
-td, th { text-align: left; vertical-align: top; padding: .25rem .6rem .25rem 0;
-  border-bottom: 1px solid var(--line); }
-tr:target { background: var(--soft); }
-"""
-
-_MAX_RULE_CHARS = 80
-_BACKTICKS = re.compile("`([^`]*)`")
-_RULE_TEXTS = {
-    "minimum": "at least",
-    "exclusiveMinimum": "above",
-    "maximum": "at most",
-    "minLength": "characters, at least",
-    "maxLength": "characters, at most",
-    "pattern": "pattern",
-    "default": "default",
+_TAGS = {
+    "retry-tasks": "Tasks",
+    "attempts": "Tasks",
+    "retry-policies": "Policies",
+    "policy-schedules": "Policies",
+    "events": "Monitoring",
+    "workers": "Monitoring",
+    "healthz": "Monitoring",
+    "readyz": "Monitoring",
+    "metrics": "Monitoring",
 }
+"""Groups of operations by the first segment of their paths; other groups have its name."""
 
 
 def build_openapi(
@@ -111,6 +91,7 @@ def build_openapi(
     for operation, handler in operations:
         operation_object: dict[str, Any] = {
             "operationId": operation.operation_id,
+            "tags": [_tag_of(operation.path)],
             "summary": " ".join((handler.__doc__ or "").split()),
             **_describe_messages(operation, schema_by_type, schemas),
         }
@@ -126,7 +107,9 @@ def build_openapi(
         "info": {
             "title": "tarry",
             "version": version,
-            "description": "Durable HTTP and gRPC calls: delivered at least once, with backoff.",
+            "description": "Durable HTTP and gRPC calls: delivered at least once, with backoff. "
+            "Times are epoch milliseconds, durations are milliseconds, errors are problem details "
+            "(RFC 9457).",
         },
         "paths": paths,
         "components": components,
@@ -135,6 +118,11 @@ def build_openapi(
     text = _GENERIC_PAGE.sub(rb"\1Page", msgspec.json.encode(document))
     renamed_document: dict[str, Any] = msgspec.json.decode(text)
     return renamed_document
+
+
+def _tag_of(path: str) -> str:
+    segment = path.split("/")[1]
+    return _TAGS.get(segment, segment.replace("-", " ").capitalize())
 
 
 def _describe_messages(
@@ -204,8 +192,13 @@ def _parameter_schema(name: str) -> dict[str, Any]:
 
 
 def _describe_problem(status: int) -> dict[str, Any]:
-    schema = {"$ref": REF_TEMPLATE.format(name="Problem")}
-    content = {PROBLEM_MEDIA_TYPE: {"schema": schema}}
+    media_type: dict[str, Any] = {"schema": {"$ref": REF_TEMPLATE.format(name="Problem")}}
+    for problem_type in PROBLEM_TYPES:
+        if status in problem_type.statuses:
+            example = {"type": problem_type.type, "title": problem_type.title, "status": status}
+            media_type["example"] = example
+            break
+    content = {PROBLEM_MEDIA_TYPE: media_type}
     return {"description": HTTPStatus(status).phrase, "content": content}
 
 
@@ -218,103 +211,3 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     if None in result.get("enum", ()):
         result["enum"] = [value for value in result["enum"] if value is not None]
     return result
-
-
-def build_docs_page(document: dict[str, Any]) -> bytes:
-    """Return the HTML page of an OpenAPI document."""
-    info = document["info"]
-    parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(info['title'])} API</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>",
-        f"<p>{escape(info['description'])} Times are epoch milliseconds, durations milliseconds, ",
-        'errors are <a href="#problems">problem details</a> (RFC 9457). For programs: ',
-        '<a href="openapi.json">openapi.json</a>.</p><h2>Operations</h2>',
-    ]
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            parts += _render_operation(path, method, operation)
-    parts.append("<h2>Types</h2>")
-    for name, schema in sorted(document["components"]["schemas"].items()):
-        parts += _render_type(name, schema)
-    parts += _render_problems()
-    parts.append("</body></html>")
-    return "".join(parts).encode()
-
-
-def _render_operation(path: str, method: str, operation: dict[str, Any]) -> Iterator[str]:
-    yield "<details><summary>"
-    yield f'<code><span class="method">{method.upper()}</span>{escape(path)}</code><br>'
-    yield f'{escape(operation["summary"])}</summary><div id="{escape(operation["operationId"])}">'
-    if parameters := operation.get("parameters"):
-        yield "<h4>Parameters</h4><table>"
-        for parameter in parameters:
-            name, description = escape(parameter["name"]), parameter.get("description")
-            rule = escape(description) if description else _render_schema(parameter["schema"])
-            yield f"<tr><td><code>{name}</code></td><td>{parameter['in']}</td><td>{rule}</td></tr>"
-        yield "</table>"
-    if body := operation.get("requestBody"):
-        yield f"<h4>Request body</h4><p>{_render_content(body['content'])}</p>"
-    for callback in operation.get("callbacks", {}).values():
-        for url, methods in callback.items():
-            content = methods["post"]["requestBody"]["content"]
-            yield f"<h4>Callback to <code>{escape(url)}</code></h4>"
-            yield f"<p>{_render_content(content)}</p>"
-    yield "<h4>Responses</h4><table>"
-    for status, response in operation["responses"].items():
-        yield f"<tr><td>{status}</td><td>{escape(response['description'])}</td>"
-        yield f"<td>{_render_content(response.get('content', {}))}</td></tr>"
-    yield "</table></div></details>"
-
-
-def _render_type(name: str, schema: dict[str, Any]) -> Iterator[str]:
-    # The id is inside <details>, so that a link to it opens the element.
-    yield f"<details><summary><code>{escape(name)}</code></summary>"
-    yield f'<div id="type-{escape(name)}">'
-    yield f"<p>{escape(schema.get('description', ''))}</p><table>"
-    required = schema.get("required", ())
-    for field, field_schema in schema.get("properties", {}).items():
-        note = "required" if field in required else ""
-        yield f"<tr><td><code>{escape(field)}</code></td><td>{note}</td>"
-        yield f"<td>{_render_schema(field_schema)}</td></tr>"
-    yield "</table></div></details>"
-
-
-def _render_problems() -> Iterator[str]:
-    yield '<h2 id="problems">Problems</h2><p>The <code>type</code> of a problem links to its row.'
-    yield "</p><table>"
-    for problem_type in PROBLEM_TYPES:
-        help_text = _BACKTICKS.sub(r"<code>\1</code>", escape(problem_type.help))
-        statuses = ", ".join(map(str, problem_type.statuses))
-        yield f'<tr id="{problem_type.anchor}"><td><code>{problem_type.name}</code></td>'
-        yield f"<td>{statuses}</td><td>{escape(problem_type.title)}</td><td>{help_text}</td></tr>"
-    yield "</table>"
-
-
-def _render_content(content: dict[str, Any]) -> str:
-    return ", ".join(
-        f"<code>{escape(media_type)}</code> {_render_schema(media['schema'])}"
-        for media_type, media in content.items()
-    )
-
-
-def _render_schema(schema: dict[str, Any]) -> str:
-    """Return a schema as one line of HTML, in which named types are links."""
-    if ref := schema.get("$ref"):
-        name = escape(ref.rpartition("/")[2])
-        return f'<a href="#type-{name}">{name}</a>'
-    if choices := schema.get("anyOf"):
-        return " or ".join(_render_schema(choice) for choice in choices)
-    if schema.get("type") == "array":
-        return f"list of {_render_schema(schema.get('items', {}))}"
-    if "enum" in schema:
-        return " or ".join(f"<code>{escape(str(value))}</code>" for value in schema["enum"])
-    texts = [str(schema.get("type", "any JSON"))]
-    for name, rule_text in _RULE_TEXTS.items():
-        # The pattern of a URL would fill the page.
-        if schema.get(name) is not None and len(str(schema[name])) <= _MAX_RULE_CHARS:
-            texts.append(f"{rule_text} {schema[name]}")
-    if "description" in schema:
-        texts.append(schema["description"])
-    return escape(", ".join(texts))

@@ -1,0 +1,1 @@
+"""The API reference at `/docs`: Swagger UI shows the OpenAPI document."""
