@@ -63,6 +63,19 @@ async def a_release_can_only_delay_a_task(harness: StoreHarness) -> None:
 
 
 @conformance_case
+async def a_batch_may_have_an_earlier_lease_of_the_same_task(harness: StoreHarness) -> None:
+    """Of two leases of one task in a batch, the valid one is released, and only once."""
+    earlier = await harness.lease_new_task(1)
+    await harness.store.release([Release(earlier)])
+    [valid] = (await harness.claim()).tasks
+
+    statuses = await harness.store.release([Release(earlier), Release(valid), Release(valid)])
+    applied, superseded = FinishStatus.APPLIED, FinishStatus.SUPERSEDED
+    assert [superseded, applied, superseded] == statuses
+    assert Status.PENDING == (await harness.get_task(1)).status
+
+
+@conformance_case
 async def only_a_valid_lease_is_released(harness: StoreHarness) -> None:
     """A release of a finished, released, outdated or unknown lease changes nothing."""
     await harness.add(task(1), task(2), task(3))

@@ -27,6 +27,7 @@ from tarry.service.stores.postgres.functions.constants import (
     LIVE_COLUMNS,
     OVER_QUOTA,
     RENEWED_ROW,
+    SUPERSEDED,
     TASK_JOINS,
 )
 from tarry.service.stores.postgres.group_flush import DEFER_FLUSH
@@ -371,21 +372,20 @@ async def release(
     if not releases:
         return []
     flush_number = await database.begin_deferred_flush()
-    # The second release of a task in a batch finds that its lease is lost.
-    unique = {each.task.id: each for each in reversed(releases)}
+    # The second release of a lease in a batch finds that the lease is lost. A batch may also have
+    # releases of an earlier lease of the same task, which has another version.
+    unique = {(each.task.id, each.task.version): each for each in reversed(releases)}
     numbers = await database.fetch_value(
         _RELEASE,
-        list(unique),
-        [each.task.version for each in unique.values()],
+        [task_id for task_id, _ in unique],
+        [version for _, version in unique],
         [each.next_attempt_at for each in unique.values()],
         now,
     )
     await database.flush(flush_number)
-    by_id = dict(zip(unique, numbers, strict=True))
+    number_by_lease = dict(zip(unique, numbers, strict=True))
     return [
-        _FINISH_STATUSES[by_id.pop(each.task.id)]
-        if each.task.id in by_id
-        else FinishStatus.SUPERSEDED
+        _FINISH_STATUSES[number_by_lease.pop((each.task.id, each.task.version), SUPERSEDED)]
         for each in releases
     ]
 
