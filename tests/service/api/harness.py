@@ -21,6 +21,7 @@ from tarry.service.delivery.guard import Guard
 from tarry.service.encryption import Codec
 from tarry.service.engine.context import (
     BODY_STORE,
+    EngineContext,
     EngineLimits,
     Health,
     HealthCheck,
@@ -34,8 +35,9 @@ from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.rate_limits import TenantRateLimiter
 from tarry.service.engine.reporting import Event, FinishedTask, Reporter
 from tarry.service.engine.secrets import Secret, SecretResolver
+from tarry.service.engine.series import SeriesRecorder
 from tarry.service.engine.signers import SignerCache
-from tarry.service.model import AttemptRecord, Status, Task, TaskContent
+from tarry.service.model import AttemptRecord, Status, Task, TaskContent, WorkerRecord
 from tarry.service.payloads import BodyStore
 from tarry.service.store import (
     AddResult,
@@ -86,8 +88,9 @@ class FakeEngine:
         self.store = store
         self.clock = StoreClock(time.seconds)
         self.clock.synchronize(self.clock.local_ms(), time.ms)
-        lanes = Lanes(partial(build_downstream, max_in_flight=1), max_leased=0)
-        self.reporter = Reporter(Metrics(lanes), self.clock.now_ms)
+        self.lanes = Lanes(partial(build_downstream, max_in_flight=1), max_leased=0)
+        self.reporter = Reporter(Metrics(self.lanes), self.clock.now_ms)
+        self.process = WorkerRecord(name="worker", host="host", pid=1)
         self.events = self.reporter.events
         self.policies = PolicyCache(store, self.clock.now_ms)
         self.signers = SignerCache(
@@ -110,6 +113,7 @@ class FakeEngine:
             self.rate_limiter = TenantRateLimiter(
                 limits.tenant_tasks_per_s, limits.tenant_burst, time.seconds
             )
+        self.series = SeriesRecorder(cast("EngineContext", self))
         self.error: Exception | None = None
         """Raised by `submit` when set."""
         self.waited_for: asyncio.Queue[str] = asyncio.Queue()

@@ -17,6 +17,7 @@ from tarry.service.api.large_responses import LargeResponseLimiter
 from tarry.service.api.messages import ApiResponse, problem_response
 from tarry.service.api.monitoring import HealthResource
 from tarry.service.api.openapi import build_openapi
+from tarry.service.api.overview import OverviewResource
 from tarry.service.api.policies import PolicyResource
 from tarry.service.api.reference.handlers import reference_handlers
 from tarry.service.api.routing import Endpoint, resource_operations
@@ -62,6 +63,7 @@ class Api:
             SigningSecretResource(context),
             self._events,
             WorkerResource(context),
+            OverviewResource(context),
             HealthResource(context),
         )
         operations = [pair for resource in resources for pair in resource_operations(resource)]

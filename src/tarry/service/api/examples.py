@@ -6,6 +6,7 @@ from base64 import b64encode
 from typing import Any
 
 from tarry.service.api.monitoring import HealthStatus
+from tarry.service.api.overview import Overview
 from tarry.service.api.policies import NewPolicy, PolicyFields
 from tarry.wire import tasks as wire
 from tarry.wire.policies import SERVICE_PRESETS, policy_to_json
@@ -170,6 +171,33 @@ _SCHEDULE = {
     "averageRetries": 9,
     "longestWaitMs": 511_000.0,
 }
+_OVERVIEW = {
+    "scope": "all",
+    "range": "1h",
+    "from": 1_794_737_520_000,
+    "to": _CREATED_AT,
+    "stepMs": 10_000,
+    "points": [
+        {
+            "at": 1_794_741_120_000,
+            "attempts": {"success": 412, "transient": 31},
+            "succeededFirst": 390,
+            "succeededRetried": 22,
+            "exhausted": 1,
+            "cancelled": 0,
+            "lagP50Ms": 0.6,
+            "lagP99Ms": 4.2,
+            "pending": 57.0,
+            "inFlight": 12.0,
+            "deadLetters": 3.0,
+            "oldestDueAgeMs": 0.0,
+        }
+    ],
+    "lagP50Ms": 0.6,
+    "lagP99Ms": 4.2,
+    "delays": [{"upToMs": 500, "count": 14}, {"upToMs": 700, "count": 17}],
+    "current": {"pending": 60, "inFlight": 9, "deadLetters": 3, "oldestDueAgeMs": 0},
+}
 _CALLBACK = {
     "taskId": _TASK_ID,
     "idempotencyKey": "order-7",
@@ -218,6 +246,7 @@ EXAMPLES: dict[str, Any] = {
         (wire.SigningSecret, {**_SIGNING_SECRET, "secret": _SECRET}),
         (wire.Page[wire.SigningSecret], _page(_SIGNING_SECRET)),
         (wire.CallbackBody, _CALLBACK),
+        (Overview, _OVERVIEW),
         (HealthStatus, {"status": "ok"}),
     )
 }

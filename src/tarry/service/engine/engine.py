@@ -18,6 +18,7 @@ from tarry.service.engine.maintenance import Maintenance
 from tarry.service.engine.rate_limits import TenantRateLimiter
 from tarry.service.engine.reporting import FinishedTask
 from tarry.service.engine.scheduler import Scheduler
+from tarry.service.engine.series import SeriesRecorder
 from tarry.service.engine.worker import Worker
 from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Status
@@ -77,13 +78,15 @@ class Engine:
         self.scheduler: Scheduler = Scheduler(context, self.worker, self._find_known_lease_ids)
         self.rate_limiter: TenantRateLimiter | None = _build_rate_limiter(context)
         self.maintenance: Maintenance = Maintenance(context, self.scheduler, self.rate_limiter)
+        self.series: SeriesRecorder = SeriesRecorder(context)
         self._heartbeat = Heartbeat(context, self.worker, self.rate_limiter)
         self._ingest_queue: AsyncGroupCommit[_IngestItem, AddResult] = AsyncGroupCommit(
             self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.max_unwritten
         )
         self._is_stopping = False
         self._background_tasks: list[asyncio.Task[None]] = []
-        """The asyncio tasks of the scheduler, if this process delivers, and of the maintenance."""
+        """The asyncio tasks of the scheduler, if this process delivers, of the maintenance, and of
+        the recording of series."""
         self._heartbeat_task: asyncio.Task[None] | None = None
 
     async def announce(self) -> None:
@@ -107,6 +110,7 @@ class Engine:
             store.listen(self.scheduler.wake)
             self._background_tasks.append(asyncio.create_task(self.scheduler.run()))
         self._background_tasks.append(asyncio.create_task(self.maintenance.run()))
+        self._background_tasks.append(asyncio.create_task(self.series.run()))
         self._heartbeat_task = asyncio.create_task(self._heartbeat.run())
 
     def stop_starting_attempts(self) -> None:
@@ -141,10 +145,11 @@ class Engine:
             await run_bounded(self._heartbeat.remove(), remaining_s())
 
     async def _store_state(self) -> None:
-        """Store what other processes and the next start use: limits and retry budgets of lanes."""
+        """Store what other processes and the next start use: limits, retry budgets, series."""
         with suppress(StoreUnavailable):
             await self.maintenance.store_limits()
             await self.maintenance.exchange_budgets()
+            await self.series.record()
 
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None

@@ -44,13 +44,19 @@ OPENMETRICS_MEDIA_TYPE = "application/openmetrics-text"
 _MAX_LABEL_VALUES = 100
 _MAX_POLICY_LANE_PAIRS = 1000
 _OTHER = "other"
-_SHORT_BUCKETS_MS = (
+SHORT_BUCKETS_MS = (
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000,
 )  # fmt: skip
 _LONG_BUCKETS_MS = (
     100, 500, 1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000, 43_200_000,
     86_400_000, 604_800_000,
 )  # fmt: skip
+DELAY_BUCKETS_MS = (
+    20, 50, 100, 200, 300, 500, 700, 1_000, 2_000, 3_000, 5_000, 7_000, 10_000, 15_000, 30_000,
+    60_000, 120_000, 300_000, 600_000, 900_000, 1_800_000, 3_600_000, 14_400_000, 43_200_000,
+    86_400_000, 604_800_000,
+)  # fmt: skip
+"""Narrow enough to show whether the jitter spreads the delays."""
 _MAX_SAMPLES = 500  # then they are counted: sorting them is cheaper than a bucket search for each
 _LANE_STATUSES = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
 _BREAKER_STATES = ("closed", "open", "half-open")
@@ -106,6 +112,16 @@ class _Histogram:
         for index, bound in enumerate(self._bounds):
             self._cumulative_counts[index] += bisect_right(ordered, bound)
 
+    def bucket_counts(self) -> Iterator[tuple[str, int]]:
+        """Yield each bucket that is not empty: its upper bound in ms (or `inf`), and its count."""
+        below = 0
+        for bound, count in zip(self._bounds, self._cumulative_counts, strict=True):
+            if count > below:
+                yield str(bound), count - below
+            below = count
+        if self._total_count > below:
+            yield "inf", self._total_count - below
+
     def to_metric(self) -> Metric:
         bounds = (str(bound / 1000) for bound in self._bounds)
         buckets = [*zip(bounds, self._cumulative_counts, strict=True), ("+Inf", self._total_count)]
@@ -146,11 +162,11 @@ class Metrics:
         self._age = _Histogram(
             "retry_task_age_seconds", "Age of tasks when they finish.", _LONG_BUCKETS_MS
         )
-        self._delay = _Histogram("retry_delay_seconds", "Delay before retries.", _LONG_BUCKETS_MS)
+        self._delay = _Histogram("retry_delay_seconds", "Delay before retries.", DELAY_BUCKETS_MS)
         help_text = "Time from the due time of an attempt to its start."
-        self._lag = _Histogram("retry_scheduling_lag_seconds", help_text, _SHORT_BUCKETS_MS)
+        self._lag = _Histogram("retry_scheduling_lag_seconds", help_text, SHORT_BUCKETS_MS)
         self._duration = _Histogram(
-            "retry_attempt_duration_seconds", "Duration of attempts.", _SHORT_BUCKETS_MS
+            "retry_attempt_duration_seconds", "Duration of attempts.", SHORT_BUCKETS_MS
         )
 
     def record_attempt(self, attempt: AttemptRecord, policy_id: str, lane: str) -> None:
@@ -177,6 +193,24 @@ class Metrics:
         """Count a change of a breaker's state, if the states differ."""
         if after is not before:
             self._transitions[(str(after),)] += 1
+
+    def read_totals(self) -> Counter[str]:
+        """Return the counts of all tenants since the start of the process, by name.
+
+        The names are `attempts.OUTCOME`, `finished.STATUS.ATTEMPTS` (`first` or `retried`), and
+        `lag.BOUND` and `delay.BOUND` for the buckets of the histograms, see `bucket_counts`.
+        """
+        self._count_attempts()
+        self._count_tasks()
+        totals: Counter[str] = Counter()
+        for (outcome, _, _), count in self.attempts.items():
+            totals[f"attempts.{outcome}"] += count
+        for (status, attempts, _), count in self._finished_tasks.items():
+            totals[f"finished.{status}.{attempts}"] += count
+        for name, histogram in (("lag", self._lag), ("delay", self._delay)):
+            for bound, count in histogram.bucket_counts():
+                totals[f"{name}.{bound}"] = count
+        return totals
 
     def render(
         self,

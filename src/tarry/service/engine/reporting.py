@@ -84,7 +84,7 @@ class Reporter:
 
     def __init__(self, metrics: Metrics, read_clock: Callable[[], int]) -> None:
         self.events: EventPublisher = EventPublisher()
-        self._metrics = metrics
+        self.metrics: Metrics = metrics
         self._read_clock = read_clock
         self._waiters: dict[str, list[asyncio.Future[FinishedTask]]] = {}
         """Futures of callers, by the id of the task that they wait for. The callers also poll the
@@ -100,7 +100,7 @@ class Reporter:
         task, attempt = result.task, result.attempt
         if attempt is None:
             return
-        self._metrics.record_attempt(attempt, task.policy_id, task.lane)
+        self.metrics.record_attempt(attempt, task.policy_id, task.lane)
         if self.events.listeners:
             next_at, attempts = result.next_attempt_at or None, task.attempts + 1
             self._publish("attempt", task, attempts, now, attempt=attempt, next_attempt_at=next_at)
@@ -116,7 +116,7 @@ class Reporter:
     ) -> None:
         """Report that a task is finished after `attempts` attempts."""
         kind = _EVENT_KINDS[status]
-        self._metrics.record_finished_task(kind, attempts, task.lane, now - task.created_at)
+        self.metrics.record_finished_task(kind, attempts, task.lane, now - task.created_at)
         if self.events.listeners:
             self._publish(kind, task, attempts, now, reason=reason)
         if task.id in self._waiters:
@@ -154,25 +154,25 @@ class Reporter:
 
     def report_superseded(self, task: Task, now: int) -> None:
         """Report that a result was discarded, because its worker had lost the lease."""
-        self._metrics.superseded[()] += 1
+        self.metrics.superseded[()] += 1
         if self.events.listeners:
             self._publish("superseded", task, task.attempts, now)
 
     def report_deferred(self, task: Task, reason: str) -> None:
         """Report that the downstream rejected an attempt, and that the task was released."""
-        self._metrics.count_deferral(reason, task.lane)
+        self.metrics.count_deferral(reason, task.lane)
         if self.events.listeners:
             self._publish("deferred", task, task.attempts, self._read_clock(), reason=reason)
 
     def report_lost_attempts(self, count: int, now: int) -> None:
         """Report attempts whose workers have disappeared."""
         _logger.warning("attempts lost, their workers have disappeared, count=%d", count)
-        self._metrics.attempts["lost", "", ""] += count
+        self.metrics.attempts["lost", "", ""] += count
         self.events.publish(Event(kind="lost", at=now, tenant="", lane="", attempts=count))
 
     def report_transition(self, before: BreakerState, after: BreakerState) -> None:
         """Report the state of a breaker before and after an event that may have changed it."""
-        self._metrics.count_transition(before, after)
+        self.metrics.count_transition(before, after)
 
     def report_lane_change(self, kind: str, lane: str) -> None:
         """Report an event of a lane: `kind` is parked, probing, resumed or paused."""
