@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, use_span
 
 from tarry.client.options import (
     MAX_BATCH_BYTES,
@@ -72,8 +72,14 @@ def test_all_options() -> None:
 def test_trace_of_the_caller() -> None:
     """In a span of OpenTelemetry, the task has the trace and the span of the caller."""
     assert "traceparent" not in request_json()
-    context = SpanContext(0xABC, 0xDEF, is_remote=False, trace_flags=TraceFlags(1))
-    with use_span(NonRecordingSpan(context)):
+    flags, state = TraceFlags(1), TraceState([("vendor", "a"), ("other", "b")])
+    with use_span(NonRecordingSpan(SpanContext(0xABC, 0xDEF, False, flags))):
+        assert "tracestate" not in request_json()
+    with use_span(NonRecordingSpan(SpanContext(0xABC, 0xDEF, False, flags, state))):
+        assert "vendor=a,other=b" == request_json()["tracestate"]
+        assert "tracestate" not in request_json(traceparent=None)
+        assert "tracestate" not in request_json(traceparent="00-other")
+        assert "x=y" == request_json(traceparent="00-other", tracestate="x=y")["tracestate"]
         assert f"00-{0xABC:032x}-{0xDEF:016x}-01" == request_json()["traceparent"]
         assert "traceparent" not in request_json(traceparent=None)
         assert "00-other" == request_json(traceparent="00-other")["traceparent"]

@@ -149,7 +149,7 @@ class Client:
         value. With `wait`, the service responds once the task has finished, or after `wait`
         seconds. The options are described in `EnqueueOptions`: method, headers, body_ref, policy,
         policy_version, key (the idempotency key), lane_key, delay, at, overrides, callback,
-        callback_policy, prior_attempts, traceparent.
+        callback_policy, prior_attempts, traceparent, tracestate.
         """
         request = self._api.enqueue(url, body, wait, options)
         # The deadline of one call must not end the request of others. On an event loop, the request

@@ -49,8 +49,8 @@ class EnqueueOptions(TypedDict, total=False):
     `callback` is the URL that receives the result, and `callback_policy` names the policy for
     sending it. `prior_attempts` is the number of attempts made before the task was created; the
     header `X-Retry-Attempt` of the task includes them. `traceparent` (W3C Trace Context) is sent to
-    the target with each attempt; by default, it is that of the current span of OpenTelemetry; None
-    sends none.
+    the target with each attempt, together with `tracestate`; by default, both are those of the
+    current span of OpenTelemetry; `traceparent=None` sends neither.
     """
 
     method: str
@@ -67,6 +67,7 @@ class EnqueueOptions(TypedDict, total=False):
     callback_policy: str | None
     prior_attempts: int
     traceparent: str | None
+    tracestate: str | None
 
 
 class EnqueueArguments(EnqueueOptions, total=False):
@@ -248,6 +249,10 @@ def build_task_request(
     key = str(uuid4()) if key is None else key
     http.check_idempotency_key(key)
     is_bytes = isinstance(body, (bytes, bytearray))
+    if "traceparent" in options:
+        traceparent, tracestate = options["traceparent"], None
+    else:
+        traceparent, tracestate = _current_trace()
     return RetryTaskRequest(
         target_url=url,
         method=options.get("method", "POST"),
@@ -265,21 +270,21 @@ def build_task_request(
         callback_url=options.get("callback"),
         callback_policy_id=options.get("callback_policy"),
         prior_attempts=options.get("prior_attempts", 0),
-        traceparent=(
-            options["traceparent"] if "traceparent" in options else _current_traceparent()
-        ),
+        traceparent=traceparent,
+        tracestate=options.get("tracestate", tracestate),
     )
 
 
-def _current_traceparent() -> str | None:
-    """Return the trace and the span of the caller, if the program uses OpenTelemetry."""
+def _current_trace() -> tuple[str | None, str | None]:
+    """Return the `traceparent` and `tracestate` of the current span of OpenTelemetry, if any."""
     opentelemetry_trace = sys.modules.get("opentelemetry.trace")
     if opentelemetry_trace is None:
-        return None
+        return None, None
     span = opentelemetry_trace.get_current_span().get_span_context()
     if not span.is_valid:
-        return None
-    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
+        return None, None
+    traceparent = f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
+    return traceparent, span.trace_state.to_header() or None
 
 
 def encode_task(task: RetryTaskRequest) -> bytes:

@@ -89,6 +89,8 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     `engine.secrets`."""
     trace: str | None = None
     """The `traceparent` (W3C) of the task, or of the header of the request that created it."""
+    tracestate: str | None = None
+    """The `tracestate` (W3C) that belongs to `trace`: valid, and at most 512 characters."""
 
 
 class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):

@@ -134,6 +134,8 @@ class RetryTaskRequest(_RequestBody):
     """Number of attempts that the caller has made itself. `X-Retry-Attempt` includes them."""
     traceparent: TraceparentText | None = None
     """The trace of the caller (W3C Trace Context); null: that of the request's header, if any."""
+    tracestate: str | None = None
+    """Belongs to `traceparent`. It is ignored if it is not valid, or without `traceparent`."""
 
 
 class TargetResponse(_Body, omit_defaults=True):

@@ -21,8 +21,9 @@ from tarry.service.api.quotas import (
     too_many_unfinished_tasks,
 )
 from tarry.service.api.routing import Operation
-from tarry.service.api.task_validation import TaskBuilder, is_traceparent
+from tarry.service.api.task_validation import TaskBuilder
 from tarry.service.api.tasks import WAIT_HEADER, prefers_minimal
+from tarry.service.api.trace_context import trace_context_of
 from tarry.service.api.views import stored_task_view, task_view
 from tarry.service.model import Status
 from tarry.service.payloads import BodyStoreUnavailable
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, ApiResponse
     from tarry.service.api.tasks import ResultWaiter
+    from tarry.service.api.trace_context import TraceContext
     from tarry.service.engine.context import EngineLimits
     from tarry.service.model import TaskContent
     from tarry.service.store import NewTask
@@ -114,11 +116,8 @@ class TaskCreation:
             except MalformedKey as error:
                 detail = str(error)
                 raise problems.INVALID.error(detail, status=400, field="Idempotency-Key") from None
-        # An invalid header is ignored (W3C Trace Context).
-        if b"traceparent" in headers and is_traceparent(
-            header := headers[b"traceparent"].decode("latin-1")
-        ):
-            trace = header
+        if b"traceparent" in headers:
+            trace = trace_context_of(request)
         charge_rate_limit(self._rate_limiter, request.tenant, 1)
         new_task, content = self._task_builder.build_task(
             request.tenant, task_request, idempotency_key, trace
@@ -140,9 +139,9 @@ class TaskCreation:
         return _task_response(status, view, *headers)
 
     async def build(
-        self, tenant: str, task_request: RetryTaskRequest, trace: str | None
+        self, tenant: str, task_request: RetryTaskRequest, trace: TraceContext | None
     ) -> tuple[NewTask, TaskContent]:
-        """Build a task for `submit`, or raise ApiError. `trace` is the request's traceparent.
+        """Build a task for `submit`, or raise ApiError. `trace` is that of the request's headers.
 
         The caller must pass the task to `submit` or `discard`, because its body may be stored.
         """

@@ -16,6 +16,7 @@ import msgspec
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.policies import check_policy, check_policy_id, describe_versions
 from tarry.service.api.problems import MALFORMED, convert_errors, from_configuration_error, invalid
+from tarry.service.api.trace_context import clean_tracestate, is_traceparent
 from tarry.service.delivery.grpc import encode_metadata
 from tarry.service.delivery.targets import LANE_KEY, lane_name, parse_target
 from tarry.service.engine.context import BODY_STORE
@@ -23,10 +24,11 @@ from tarry.service.model import Task, TaskContent
 from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.store import NewTask
 from tarry.wire.http import HOP_BY_HOP_HEADERS, SERVICE_HEADERS, is_idempotency_key
-from tarry.wire.tasks import MIN_TIME_MS, SECRET_NAME_PATTERN, TRACEPARENT_PATTERN
+from tarry.wire.tasks import MIN_TIME_MS, SECRET_NAME_PATTERN
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext, ApiLimits
+    from tarry.service.api.trace_context import TraceContext
     from tarry.service.delivery.targets import Target
     from tarry.wire.tasks import RetryTaskRequest
 
@@ -38,7 +40,6 @@ _GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
 """Matches visible ASCII with spaces or tabs inside (RFC 9110, 5.5). No header can be injected."""
-_TRACEPARENT = re.compile(TRACEPARENT_PATTERN)
 _SECRET_NAME = re.compile(SECRET_NAME_PATTERN)
 _MAX_HEADER_NAME_CHARS = 256
 _UNKNOWN_POLICY = "must be an existing policy (GET /retry-policies lists them)"
@@ -59,12 +60,12 @@ class TaskBuilder:
         tenant: str,
         request: RetryTaskRequest,
         header_key: str | None,
-        header_trace: str | None,
+        header_trace: TraceContext | None,
     ) -> tuple[NewTask, TaskContent]:
         """Return the task to add and its content, or raise ApiError.
 
-        `header_key` and `header_trace` are the values of the headers `Idempotency-Key` and
-        `traceparent`.
+        `header_key` is the value of the header `Idempotency-Key`, and `header_trace` the trace in
+        the headers of the request.
         If building the task needs I/O, `packed_content` of the task is empty, and the caller has to
         await `finish_building`. Most tasks need no I/O.
         """
@@ -95,15 +96,18 @@ class TaskBuilder:
         if lane_key is not None and not LANE_KEY.fullmatch(lane_key):
             rule = "must consist of A-Z a-z 0-9 . _ ~ - and begin with a letter or digit"
             raise invalid("laneKey", rule, lane_key)
-        trace = request.traceparent
+        trace, tracestate = request.traceparent, None
         if trace is None:
-            trace = header_trace
+            if header_trace is not None:
+                trace, tracestate = header_trace
         elif not is_traceparent(trace):
             rule = (
                 "must be a traceparent of W3C Trace Context: 00-<32 hex>-<16 hex>-<2 hex>, and its "
                 "ids must not be zero"
             )
             raise invalid("traceparent", rule, trace)
+        elif request.tracestate is not None:
+            tracestate = clean_tracestate(request.tracestate)
         idempotency_key = _choose_idempotency_key(request.idempotency_key, header_key)
         task_id = context.new_id()
         content = TaskContent(
@@ -119,6 +123,7 @@ class TaskBuilder:
             prior_attempts=request.prior_attempts,
             secret_headers=secret_headers,
             trace=trace,
+            tracestate=tracestate,
         )
         task = Task(
             id=task_id,
@@ -243,11 +248,6 @@ class TaskBuilder:
     async def _check_callback_policy(self, tenant: str, policy_id: str | None) -> None:
         if policy_id is not None and await self._policies.load(tenant, policy_id) is None:
             raise invalid("callbackPolicyId", _UNKNOWN_POLICY, policy_id)
-
-
-def is_traceparent(text: str) -> bool:
-    """Return whether a text has the form of a `traceparent` header (W3C Trace Context)."""
-    return _TRACEPARENT.fullmatch(text) is not None
 
 
 def check_epoch_ms(field: str, time: int | None) -> None:

@@ -89,6 +89,8 @@ def build_request(
     headers[http.ATTEMPT_HEADER] = str(content.prior_attempts + task.attempts + 1)
     if content.trace is not None:
         headers["traceparent"] = content.trace
+        if content.tracestate is not None:
+            headers["tracestate"] = content.tracestate
     if signatures:
         headers.update(signatures)
     return DeliveryRequest(

@@ -355,6 +355,7 @@ def build_callback_task(
         body=body,
         body_size=len(body),
         trace=content.trace,
+        tracestate=content.tracestate,
     )
     return Task(
         id=new_id(),

@@ -25,9 +25,9 @@ from tarry.service.api.shims.vendor_requests import (
     build_task_request,
     check_attempt_timeout,
     rename_fields,
-    traceparent_of,
     vendor_error,
 )
+from tarry.service.api.trace_context import trace_context_of
 from tarry.service.api.views import stored_task_view
 from tarry.service.store import AddStatus, CancelStatus, RetryNowStatus
 from tarry.wire.policies import CLOUD_TASKS_POLICY, MAX_ATTEMPTS, MAX_DURATION_MS, MAX_ENTRIES
@@ -170,7 +170,7 @@ class CloudTasksShim:
             policy_id = CLOUD_TASKS_POLICY
         with rename_fields(_vendor_name):
             task_request = build_task_request({**fields, "laneKey": queue, "policyId": policy_id})
-            built = await self._task_creation.build(tenant, task_request, traceparent_of(request))
+            built = await self._task_creation.build(tenant, task_request, trace_context_of(request))
         (result,) = await self._task_creation.submit([built])
         limits = context.engine.limits
         if result.status is AddStatus.OVER_QUOTA:

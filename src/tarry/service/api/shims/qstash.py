@@ -27,9 +27,9 @@ from tarry.service.api.shims.vendor_requests import (
     build_task_request,
     check_attempt_timeout,
     rename_fields,
-    traceparent_of,
     vendor_error,
 )
+from tarry.service.api.trace_context import trace_context_of
 from tarry.service.api.views import public_lane_name, stored_task_view
 from tarry.service.store import AddStatus, CancelStatus
 from tarry.wire.policies import (
@@ -331,7 +331,7 @@ class QStashShim:
             value = f"{timeout_ms // 1000}s"
             check_attempt_timeout("Upstash-Timeout", timeout_ms, value, self._context)
         built = await self._task_creation.build(
-            request.tenant, task_request, traceparent_of(request)
+            request.tenant, task_request, trace_context_of(request)
         )
         try:
             self._check_flow_control(built[0].task.lane, message.flow_control)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from tarry.service.api.problems import ApiError, from_decode_error, invalid
-from tarry.service.api.task_validation import is_traceparent
 from tarry.service.store import TaskFilter
 from tarry.service.task_search import TaskFinder, TaskSearch
 from tarry.wire.http import Problem
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.messages import ApiRequest, ApiResponse
+    from tarry.service.api.messages import ApiResponse
     from tarry.service.api.routing import Handler
     from tarry.service.model import Task
 
@@ -83,12 +82,6 @@ def check_attempt_timeout(field: str, timeout_ms: int, value: str, context: ApiC
     if not 0 < timeout_ms <= max_s * 1000:
         rule = f"must be more than 0 s and at most {max_s:g} s (setting max_attempt_timeout_ms)"
         raise invalid(field, rule, value)
-
-
-def traceparent_of(request: ApiRequest) -> str | None:
-    """Return the `traceparent` of a request; None if there is none, or an invalid one."""
-    text = request.headers.get(b"traceparent", b"").decode("latin-1")
-    return text if is_traceparent(text) else None
 
 
 class TaskLookup:
