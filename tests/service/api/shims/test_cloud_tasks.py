@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 import pytest
 
 from tarry.service.api.problems import ApiError
-from tarry.service.api.shims.cloud_tasks import TaskFields, translate_task
+from tarry.service.api.shims.cloud_tasks import (
+    HttpRequest,
+    RetryConfig,
+    TaskFields,
+    translate_task,
+)
 from tests.service.api.harness import NOW, TARGET, ApiHarness, Response, run_with_api
+from tests.test_docs import DOCS, table_of
 
 PARENT = "projects/p/locations/europe-west1/queues/orders"
 PATH = f"/v2/{PARENT}/tasks"
@@ -336,3 +343,15 @@ def test_authentication() -> None:
         assert (401, "UNAUTHENTICATED") == (response.status, response.json["error"]["status"])
 
     run_with_api(test, compatibility=("cloud_tasks",), keys=True)
+
+
+def test_page_lists_every_field() -> None:
+    """The page has each field of a request, except those that only responses have."""
+    rows = table_of(DOCS / "moving-from-qstash-and-cloud-tasks.md", "field of the task")
+    listed = {name for row in rows for name in re.findall(r"`(?:\w+\.)?(\w+)`", row[0])}
+    known = {*HttpRequest.__struct_encode_fields__, *RetryConfig.__struct_encode_fields__}
+    known |= {*TaskFields.__struct_encode_fields__}
+    containers = {"httpRequest", "retryConfig"}
+    only_in_responses = {"responseCount", "firstAttempt", "lastAttempt"}
+
+    assert set() == known - containers - only_in_responses - listed

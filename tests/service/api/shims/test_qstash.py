@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
 
 from tarry.service.api.problems import ApiError
-from tarry.service.api.shims.qstash import translate_message
+from tarry.service.api.shims.qstash import (
+    _HEADERS,
+    _IGNORED_PREFIXES,
+    _UNSUPPORTED_HEADERS,
+    translate_message,
+)
 from tarry.wire.tasks import DownstreamLimits
 from tests.service.api.harness import NOW, TARGET, ApiHarness, Response, run_with_api
+from tests.test_docs import DOCS, table_of
 
 UNKNOWN_ID = "01890000-0000-7000-8000-0000000000ff"
 MINUTE_MS = 60_000
@@ -525,3 +532,13 @@ def test_worker_rejects_messages() -> None:
         assert (421, True) == (response.status, "role worker" in response.json["error"])
 
     run_with_api(test, compatibility=("qstash",), role="worker")
+
+
+def test_page_lists_every_header() -> None:
+    """The page has each header that is supported, ignored or known to be not supported."""
+    rows = table_of(DOCS / "moving-from-qstash-and-cloud-tasks.md", "header")
+    listed = {name.lower() for row in rows for name in re.findall(r"`([\w*-]+)`", row[0])}
+    prefixes = (*_IGNORED_PREFIXES, *_UNSUPPORTED_HEADERS)
+
+    assert set() == _HEADERS.keys() - listed
+    assert set() == {f"{name}*" if name.endswith("-") else name for name in prefixes} - listed
