@@ -62,6 +62,56 @@ def post_dead_letter(tarry_service: Service, target: HtmlTarget, path: str, key:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_overview_follows_attempts(
+    browser: Browser, tmp_path: Path, target: HtmlTarget, width: int, scheme: Scheme
+) -> None:
+    """The first page shows new attempts without a reload; they and the time range are kept."""
+    target.statuses |= {"/retried-once": [503, 200], "/overview-dead": [500]}
+    with (
+        service(tmp_path) as tarry_service,
+        open_dashboard(browser, tarry_service, width=width, scheme=scheme) as dashboard,
+    ):
+        page = dashboard.page
+        page.goto(dashboard.url)
+        attempts = page.get_by_role("region", name="Attempts per second")
+        expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+        expect(attempts.get_by_text("None in this time.")).to_be_visible()
+        expect(page.get_by_role("status").get_by_text("Live")).to_be_visible()
+        for path in ("/once", "/retried-once", "/overview-dead"):
+            task = tarry_service.post(targetUrl=target.url + path, policy=FAST_POLICY)
+            tarry_service.wait_until_finished(task["taskId"])
+        expect_tile(page, "Attempts", "5", "60 % failed")
+        expect_tile(page, "Success at the first attempt", "33.3 %", "1 at once, 1 after retries")
+        expect_tile(page, "New dead letters", "1", "1 stored now")
+        delays = page.get_by_role("region", name="Delays before retries")
+        expect(delays.get_by_text(re.compile("^2 in "))).to_be_visible()
+
+        attempts.get_by_role("group", name="arrow keys").focus()
+        page.keyboard.press("Home")
+        expect(attempts.get_by_text(re.compile(r"^[\d:]+: none$"))).to_be_visible()
+        attempts.get_by_text("As a table").click()
+        expect(attempts.get_by_role("columnheader", name="transient")).to_have_count(1)
+        expect(attempts.get_by_role("row").nth(1)).to_contain_text("/s")
+
+        page.get_by_role("link", name="3 hours").click()
+        page.wait_for_url(re.compile("#/overview\\?range=3h$"))
+        expect_tile(page, "Attempts", "5", "60 % failed")
+        assert 0 == tarry_service.stop()
+        tarry_service.start()
+        page.reload()
+        expect_tile(page, "Attempts", "5", "60 % failed")
+        expect(page.locator(".segments [aria-current]")).to_have_text("3 hours")
+        # While the service was stopped, Chromium has logged failed requests.
+        dashboard.messages[:] = [message for message in dashboard.messages if "ERR_" not in message]
+
+
+def expect_tile(page: Page, label: str, value: str, note: str) -> None:
+    """Wait until a tile of the overview has this value and note."""
+    tile = page.locator(".tile").filter(has=page.get_by_text(label, exact=True))
+    expect(tile).to_have_text(f"{label}{value}{note}")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
 def test_tasks_are_searched_and_paged(
     browser: Browser, tarry_service: Service, target: HtmlTarget, width: int, scheme: Scheme
 ) -> None:
@@ -201,6 +251,8 @@ def test_api_key_is_needed_to_sign_in(browser: Browser, tmp_path: Path) -> None:
         dashboard.messages.clear()
         sign_in(page, key)
         expect(page.get_by_role("heading", name="Sign in")).to_have_count(0)
+        expect(page.get_by_text("Figures of your tenant.")).to_be_visible()
+        expect(page.locator("section.chart")).to_have_count(1)
         page.reload()
         expect(page.get_by_role("navigation", name="Pages", exact=True)).to_be_visible()
         page.get_by_role("button", name="Sign out").click()

@@ -6,7 +6,8 @@ const STATUS_TONES = {
   ACTIVE: "success", PAUSED: "transient", PARKED: "permanent", PROBING: "throttled",
   RUNNING: "waiting", DONE: "success",
 };
-const OUTCOMES = ["success", "transient", "throttled", "overloaded", "permanent", "lost"];
+/** The outcomes of attempts. */
+export const OUTCOMES = ["success", "transient", "throttled", "overloaded", "permanent", "lost"];
 
 /** Return the colour class of an outcome; unknown outcomes have that of `lost`. */
 export function outcomeTone(outcome) {
@@ -28,6 +29,13 @@ export function time(epochMs, { withMs = false } = {}) {
   const clock = `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
   const text = `${day} ${clock}${withMs ? `.${pad(at.getMilliseconds(), 3)}` : ""}`;
   return h("time", { datetime: at.toISOString(), title: at.toISOString() }, text);
+}
+
+/** Return a local time as text, such as "14:05:10" or "11-18 14:05:10". */
+export function clockTime(epochMs, { withDay = false, withSeconds = true } = {}) {
+  const at = new Date(epochMs);
+  const day = withDay ? `${pad(at.getMonth() + 1)}-${pad(at.getDate())} ` : "";
+  return `${day}${pad(at.getHours())}:${pad(at.getMinutes())}${withSeconds ? `:${pad(at.getSeconds())}` : ""}`;
 }
 
 /** Return a duration such as "350 ms", "1.5 s", "4 min 10 s" or "2 d 3 h". */

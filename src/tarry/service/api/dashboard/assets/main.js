@@ -3,11 +3,13 @@ import { apiKey, get, setApiKey } from "./api.js";
 import { clearError, field, h, notify, pageLink, showError } from "./dom.js";
 import * as deadLetters from "./dead_letters.js";
 import * as downstreams from "./downstreams.js";
+import * as overview from "./overview.js";
 import * as policies from "./policies.js";
 import * as task from "./task.js";
 import * as tasks from "./tasks.js";
 
 const PAGES = [
+  { name: "overview", label: "Overview", render: overview.render },
   { name: "tasks", label: "Tasks", render: tasks.render, renderItem: task.render },
   { name: "downstreams", label: "Downstreams", render: downstreams.render, renderItem: downstreams.renderItem },
   { name: "dead-letters", label: "Dead letters", render: deadLetters.render },
