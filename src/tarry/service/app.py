@@ -54,6 +54,7 @@ try:
     from tarry.service.engine.result_writer import build_callback_task
     from tarry.service.engine.secrets import Secret, SecretResolver
     from tarry.service.engine.signers import SignerCache
+    from tarry.service.engine.tracing import AttemptTracer
     from tarry.service.file_descriptors import current_limit, share_descriptors
     from tarry.service.model import WorkerRecord
     from tarry.service.payloads import BodyStore
@@ -197,6 +198,11 @@ class Service:
         worker = f"{host_name}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
         health = Health()
+        self._tracer: AttemptTracer | None = None
+        if settings.traces == "otlp":
+            self._tracer = AttemptTracer.with_otlp_exporter(
+                version=version("tarry"), instance=worker, unix_time=environment.unix_time
+            )
         self.engine: Engine = Engine(
             EngineContext(
                 store=self.store,
@@ -237,6 +243,7 @@ class Service:
                 build_callback_task=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
                 blocked_pause_s=_BLOCKED_PAUSE_S if settings.on_blocked == "wait" else None,
                 encrypt_attempt=codec.encrypt_attempt if settings.encryption_keys else None,
+                tracer=self._tracer,
             )
         )
         require_api_keys = are_api_keys_required(settings)
@@ -298,6 +305,8 @@ class Service:
         steps = [self._secrets.close, self._delivery_client.close]
         if self._token_client is not None:
             steps.append(self._token_client.close)
+        if self._tracer is not None:
+            steps.append(self._tracer.close)
         for step in (*steps, self.store.close):
             await run_bounded(step(), self._remaining_drain_s() + _CLOSE_TIMEOUT_S)
 

@@ -231,6 +231,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _help("Keys that encrypt tasks, bodies, errors and excerpts, the newest first"),
     ] = ()
     drain_ms: Annotated[int, _help("How long a shutdown waits for running attempts", ge=0)] = 30_000
+    traces: Annotated[
+        Literal["none", "otlp"],
+        _help("otlp: export a span for each attempt, as the OTEL_* environment variables say"),
+    ] = "none"
     log: Annotated[Literal["text", "json"], _help("The format of log lines: text or json")] = "text"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], _help("The lowest level that is logged")

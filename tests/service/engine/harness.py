@@ -32,6 +32,7 @@ from tarry.service.engine.reporting import Event, Reporter
 from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.engine.secrets import Secret, SecretResolver
 from tarry.service.engine.signers import SignerCache
+from tarry.service.engine.tracing import AttemptTracer
 from tarry.service.model import AttemptRecord, Task, TaskContent, WorkerRecord
 from tarry.service.store import AddResult, LeaseTerms, NewTask, Retention, Store
 from tarry.service.task_search import TaskFinder
@@ -94,6 +95,7 @@ class EngineHarness:
         blocked_pause_s: float | None = None,
         secrets: Sequence[Secret] = (),
         role: str = "all",
+        tracer: AttemptTracer | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.store: Store = store or ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000))
@@ -154,6 +156,7 @@ class EngineHarness:
             ),
             secrets=SecretResolver(secrets, loop.time),
             blocked_pause_s=blocked_pause_s,
+            tracer=tracer,
             build_callback_task=partial(
                 build_callback_task, new_id=lambda: next(self.ids), pack=codec.pack
             ),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.reporting import Reporter
     from tarry.service.engine.secrets import SecretResolver
     from tarry.service.engine.signers import SignerCache
+    from tarry.service.engine.tracing import AttemptTracer
     from tarry.service.model import AttemptRecord, Task, TaskContent, WorkerRecord
     from tarry.service.store import LeaseTerms, Retention, Store, TaskResult
     from tarry.service.task_search import TaskFinder
@@ -194,6 +195,8 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     None: its tasks become dead letters."""
     encrypt_attempt: Callable[[AttemptRecord], AttemptRecord] | None = None
     """Encrypts the texts of an attempt for the store; None if no keys are configured."""
+    tracer: AttemptTracer | None = None
+    """Records a span for each attempt; None if `traces` is off."""
 
     @property
     def delivers(self) -> bool:

@@ -416,8 +416,11 @@ class Worker:
     ) -> None:
         task, context = leased_task.task, self._context
         policy = effective_policy.policy
+        tracer, span = context.tracer, None
         pending_delivery: Awaitable[DeliveryResult]
         try:
+            if tracer is not None:
+                span, content = tracer.start_span(task, content)
             if content.body_ref is None and secrets is None:
                 body = content.body
                 signatures = signers.sign(task, body) if signers.by_lane else []
@@ -438,6 +441,9 @@ class Worker:
             self._on_attempt_done, leased_task, slot, effective_policy, call, started_at
         )
         pending_delivery.add_done_callback(on_done)
+        if tracer is not None and span is not None:
+            on_done = partial(tracer.end_span, span, policy)
+            pending_delivery.add_done_callback(on_done)
 
     async def _load_and_send(
         self,
