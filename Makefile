@@ -275,9 +275,11 @@ $(BENCH_SERVICE)/.ready: pyproject.toml requirements-bench-service.txt benchmark
 	  $(BENCH_SERVICE)/bin/python $(PIP) -e '.[service]')
 	@touch $@
 
-$(DOCS)/.ready: requirements-docs.txt
+# The reference pages are generated from the installed service.
+$(DOCS)/.ready: pyproject.toml requirements-docs.txt requirements-dev.txt
 	$(call step,environment $(DOCS),$(call environment,$(DOCS)) && \
-	  $(DOCS)/bin/python $(PIP) -r requirements-docs.txt)
+	  $(DOCS)/bin/python $(PIP) -r requirements-docs.txt && \
+	  $(DOCS)/bin/python $(PIP) -c requirements-dev.txt -e '.[service]')
 	@touch $@
 
 $(TYPESCRIPT)/.ready: clients/typescript/package.json clients/typescript/.npmrc | $(READY)

@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import sync_playwright
 
+import tarry
 from tests.integration.browser import CHROMIUM_ARGUMENTS, PAGE_TIMEOUT_MS
+from tests.openapi_document import get_openapi_document
+from tests.public_api import PUBLIC_MODULES
 from tests.test_docs import DOCS, ROOT
 
 pytestmark = pytest.mark.timeout(300)
@@ -51,11 +54,26 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_site_has_every_page(site: Path) -> None:
-    """The site has each page of docs/, and no page loads anything from another host."""
+    """The site has each page of docs/ and the generated pages, which load nothing from others."""
     pages = {path.stem: path.read_text("utf-8") for path in site.glob("*.html")}
 
-    assert {path.stem for path in DOCS.glob("*.md")} == set(pages) - {"404"}
+    generated = {"reference-cli", "reference-http", "reference-python"}
+    assert {path.stem for path in DOCS.glob("*.md")} | generated == set(pages) - {"404"}
     assert [] == [found for text in pages.values() for found in EXTERNAL_RESOURCE.findall(text)]
+
+
+def test_reference_has_the_public_names_operations_and_commands(site: Path) -> None:
+    """The generated pages have headings for public names, API operations, types and commands."""
+    headings = {
+        name: set(re.findall(r'<h[23] id="([^"]+)"', (site / f"{name}.html").read_text("utf-8")))
+        for name in ("reference-cli", "reference-http", "reference-python")
+    }
+
+    names = {f"tarry.{name}" for name in tarry.__all__ if f"tarry.{name}" not in PUBLIC_MODULES}
+    assert names | {"tarry.client.ServiceError"} <= headings["reference-python"]
+    schemas = get_openapi_document()["components"]["schemas"]
+    assert {"post-retry-tasks", *map(str.lower, schemas)} <= headings["reference-http"]
+    assert {"tarry-serve", "tarry-tasks-list"} <= headings["reference-cli"]
 
 
 def test_code_of_the_pages_is_highlighted(site: Path) -> None:
