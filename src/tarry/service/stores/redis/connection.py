@@ -60,6 +60,7 @@ _TEMPORARY_ERROR = re.compile(
     r"|NOPERM|NOAUTH|WRONGPASS|UNKILLABLE|EXECABORT"
     r"|can't run this command|ACL failure|Script killed)\b"
 )
+_UNTRUSTED_CERTIFICATE = re.compile(r"verify failed: (self.signed|unable to get \w* ?issuer)")
 _MISSING_KEY = "MISSINGKEY "
 """Precedes the name of a key in the error of a script that cannot continue without the key."""
 
@@ -98,6 +99,10 @@ class StoreAddress:
                 allowed = ", ".join(sorted({"prefix", "partitions", *_DRIVER_PARAMETERS}))
                 raise ConfigurationError("store", f"parameters of the URL can be {allowed}", name)
         driver_scheme = "unix" if is_socket else _SCHEMES[scheme.removesuffix(_CLUSTER_SUFFIX)]
+        self.verifies_host: bool = (
+            driver_scheme == "rediss" and ("ssl_cert_reqs", "none") not in driver_parameters
+        )
+        """Whether the certificate of the server must be for its host, by default."""
         query = urlencode(driver_parameters)
         self.driver_url: str = f"{driver_scheme}://{parts.netloc}{parts.path}?{query}"
         """The URL for redis-py, which supports neither Valkey nor the parameters of the store."""
@@ -238,8 +243,11 @@ class RedisConnection:
         url = self.address.driver_url
         if address is not None:
             url = _replace_host(url, address)
+        # Parameters of the URL have precedence. Before version 6, redis-py did not check the host.
+        options = {"ssl_check_hostname": True} if self.address.verifies_host else {}
         return self._aio.Redis.from_url(
             url,
+            **options,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
             socket_timeout=None,  # see `_Server.execute`; the listener has its own timeout
             retry=self._retry(self._no_backoff(), 0),
@@ -384,6 +392,8 @@ class RedisConnection:
         reason = str(error) or type(error).__name__
         if isinstance(error, TimeoutError):
             reason = "no reply in time"
+        elif _UNTRUSTED_CERTIFICATE.search(reason) is not None:
+            reason += " If the server has a private authority, add ?ssl_ca_certs=FILE to the URL."
         elif _MISSING_KEY in reason:
             key = reason.partition(_MISSING_KEY)[2]
             msg = f"Redis key {key} is missing, evicted or deleted by mistake, and other keys refer"
