@@ -106,3 +106,26 @@ def test_clock_jump_does_not_delay_a_retry() -> None:
         await harness.engine.stop(1)
 
     run(main)
+
+
+def test_due_task_starts_although_the_event_loop_is_busy() -> None:
+    """When an attempt ends, a task that is due starts, before the event loop checks its timer."""
+
+    async def main() -> None:
+        loop, busy_s = asyncio.get_running_loop(), 0.0
+
+        async def respond_late(_request: DeliveryRequest) -> DeliveryResult:
+            nonlocal busy_s
+            await asyncio.sleep(0.1)
+            busy_s = 0.5  # the event loop has handled other responses for this time
+            return OK
+
+        target = FakeTarget(respond_late, OK)
+        harness = EngineHarness(target, monotonic=lambda: loop.time() + busy_s)
+        later = harness.new_task("http://b.example:80/", tenant="other", delay_ms=500)
+        await harness.add(harness.new_task(), later)
+        await asyncio.sleep(0.2)
+
+        assert ["a.example", "b.example"] == [request.url[7:16] for request in target.requests]
+
+    run(main)

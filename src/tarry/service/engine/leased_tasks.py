@@ -224,13 +224,25 @@ class LeasedTasks(dict[str, LeasedTask]):
         # A timer may fire early (uvloop's by up to 1.4 ms), so the clock decides which tasks are
         # due, and the timer is set again for the other tasks.
         self._timer = None
-        now = self._now()
-        is_due = False
-        while self._heap and self._heap[0][0] <= now:
-            leased_task = heappop(self._heap)[2]
-            if not leased_task.is_dropped:
-                self._queue_in_lane(leased_task)
-                is_due = True
+        is_due = self.queue_due_tasks()
         self._arm_timer()
         if is_due:
             self._on_due()
+
+    def queue_due_tasks(self) -> bool:
+        """Move tasks that are due from the heap to their lanes; return whether there were any.
+
+        Called by the timer, and when an attempt has ended: the event loop handles all responses
+        that have arrived before it checks its timer, 80 ms for 500 of them. Meanwhile, tasks of
+        other tenants would not be in the rotation.
+        """
+        heap, is_due = self._heap, False
+        if not heap:
+            return False
+        now = self._now()
+        while heap and heap[0][0] <= now:
+            leased_task = heappop(heap)[2]
+            if not leased_task.is_dropped:
+                self._queue_in_lane(leased_task)
+                is_due = True
+        return is_due

@@ -345,6 +345,7 @@ class Worker:
         """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
         leased_tasks = self.leased_tasks
         leased_tasks.on_slot_released(lane.tenant)
+        leased_tasks.queue_due_tasks()
         if lane.due_first_attempts or lane.due_retries or leased_tasks.has_startable_lanes:
             self._start_due_tasks(lane)
 
