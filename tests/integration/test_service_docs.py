@@ -36,7 +36,7 @@ from tests.test_docs import DOCS, Block, blocks_of, relative_path, table_of
 
 PAGES = [
     *sorted(DOCS.glob("service*.md")),
-    *(DOCS / f"{name}.md" for name in ("hand-off", "rate-limited-api", "webhooks")),
+    *(DOCS / f"{name}.md" for name in ("hand-off", "payments", "rate-limited-api", "webhooks")),
 ]
 DOCUMENTED_SERVICE, DOCUMENTED_TARGET = "127.0.0.1:8080", "127.0.0.1:9009"
 """The addresses of the service and of the target on the pages."""
@@ -164,7 +164,7 @@ def page_runner(page: Path, folder: Path) -> Generator[tuple[PageRunner, Service
     with ExitStack() as stack:
         running_service = stack.enter_context(service(folder))
         actual_addresses = {DOCUMENTED_SERVICE: f"127.0.0.1:{running_service.port}"}
-        if re.search("http.server 9009|HTTPServer", page.read_text("utf-8")):
+        if re.search("http.server 9009|HTTPServer|port=9009", page.read_text("utf-8")):
             actual_addresses[DOCUMENTED_TARGET] = f"127.0.0.1:{free_port()}"
         else:
             started_target: Target = stack.enter_context(target(_fail_first_two_orders))
@@ -176,8 +176,11 @@ def page_runner(page: Path, folder: Path) -> Generator[tuple[PageRunner, Service
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", PAGES, ids=relative_path)
-def test_output_on_the_page_matches(page: Path, tmp_path: Path) -> None:
+def test_output_on_the_page_matches(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commands and code of the page, run in order, print the output on the page."""
+    monkeypatch.chdir(tmp_path)  # a page may create files
     namespace: dict[str, object] = {"__name__": "page"}
     if "import Webhook" in page.read_text("utf-8"):
         pytest.importorskip("standardwebhooks")
