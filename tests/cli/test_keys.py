@@ -51,8 +51,21 @@ def test_only_the_key_is_on_standard_output(store: str) -> None:
     assert "it is not shown again" in created.err
     assert created.out.strip() not in listed.out
     assert f"{document['id']}  shop" in listed.out
-    assert {"id", "tenant", "name", "createdAt", "revokedAt"} == set(document)
+    assert {"id", "tenant", "name", "role", "createdAt", "revokedAt"} == set(document)
     assert "none\n" == other_tenant.out
+
+
+def test_role_of_a_key(store: str) -> None:
+    """A key has the role that was given, by default admin; other roles are rejected."""
+    for arguments in (["--role", "read"], []):
+        run_command("keys", "create", "--tenant", "shop", "--store", store, *arguments)
+
+    listed = run_command("keys", "list", "--store", store, "--json").json["items"]
+    rejected = run_command("keys", "create", "--tenant", "a", "--store", store, "--role", "root")
+
+    assert ["read", "admin"] == [key["role"] for key in listed]
+    assert 2 == rejected.code
+    assert "role" in rejected.err
 
 
 def test_store_is_configured_as_for_serve(

@@ -48,6 +48,15 @@ def create(
         str, typer.Option(help="Tenant of the key. Tenants see only their own tasks.")
     ],
     name: Annotated[str, typer.Option(help="Name of the key, shown by `tarry keys list`.")] = "",
+    role: Annotated[
+        str,
+        typer.Option(
+            metavar="read|write|admin",
+            help="What the key may do. read: GET requests. write: also create, cancel, retry and "
+            "replay tasks, and control downstreams. admin: also policies, signing secrets and "
+            "the deletion of dead letters.",
+        ),
+    ] = "admin",
     store_url: StoreOption = None,
     config_file: ConfigOption = None,
     as_json: JsonOption = False,
@@ -58,13 +67,13 @@ def create(
 
     from tarry.service.api.auth import make_api_key
 
-    key, record = make_api_key(tenant, str(uuid7()), name)
+    key, record = make_api_key(tenant, str(uuid7()), name, role)
     _use_store(store_url, config_file, lambda store: store.put_api_key(record), may_create=True)
     if as_json:
-        print_json({"id": record.id, "tenant": tenant, "name": name, "key": key})
+        print_json({"id": record.id, "tenant": tenant, "name": name, "role": role, "key": key})
         return
     typer.echo(key)
-    typer.echo(f"key {record.id} of tenant {tenant}; it is not shown again", err=True)
+    typer.echo(f"key {record.id} of tenant {tenant}, role {role}; it is not shown again", err=True)
 
 
 @app.command("list", epilog=example_epilog("tarry keys list --tenant shop"))
@@ -86,12 +95,15 @@ def list_(
             "id": record.id,
             "tenant": record.tenant,
             "name": record.name,
+            "role": record.role,
             "createdAt": record.created_at,
             "revokedAt": record.revoked_at,
         }
         for record in _use_store(store_url, config_file, lambda store: store.list_api_keys(tenant))
     ]
-    print_list(listed_keys, ("id", "tenant", "name", "created", "revoked"), to_row, as_json=as_json)
+    print_list(
+        listed_keys, ("id", "tenant", "name", "role", "created", "revoked"), to_row, as_json=as_json
+    )
 
 
 @app.command(epilog=example_epilog("tarry keys revoke 0199c0de-0000-7000-8000-000000000000"))

@@ -282,6 +282,8 @@ class ApiKeyRecord(msgspec.Struct, kw_only=True, gc=False):
     name: str = ""
     created_at: int = 0
     revoked_at: int | None = None
+    role: str = "admin"
+    """What the key may do, see `api.roles`. Keys that are older than roles are `admin`."""
 
 
 class SigningSecretRecord(msgspec.Struct, kw_only=True, gc=False):

@@ -552,6 +552,14 @@ class SigningSecret(_Body, omit_defaults=True):
     """Only in the response that creates an HMAC secret, unless the request contained it."""
 
 
+class Caller(_Body):
+    """The tenant and the role of the API key of a request."""
+
+    tenant: str
+    role: str
+    """`read`, `write` or `admin`. Without API keys, all callers are `admin`."""
+
+
 class WorkerInfo(_Body):
     """A process of the service that uses the store, as it last reported itself."""
 

@@ -8,6 +8,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.service.api.auth import ApiKeyCache, api_key_digest, check_tenant, make_api_key
+from tarry.service.api.roles import Role
 from tarry.service.model import ApiKeyRecord
 from tests.service.api.harness import TARGET, ApiHarness, Response, run_with_api
 
@@ -256,13 +257,13 @@ def test_lookups_are_cached_for_a_few_seconds() -> None:
         api.store.find_api_key = record_lookup  # type: ignore[method-assign]
         keys = ApiKeyCache(api.store, api.time.seconds)
         secret, key = make_api_key("acme", "1")
-        assert [None, None] == [await keys.find_tenant(secret) for _ in range(2)]
+        assert [None, None] == [await keys.find(secret) for _ in range(2)]
         await api.store.put_api_key(key)
         api.time.ms += 5_000
-        assert ["acme", "acme"] == [await keys.find_tenant(secret) for _ in range(2)]
+        assert [("acme", Role.ADMIN)] * 2 == [await keys.find(secret) for _ in range(2)]
         await api.store.revoke_api_key("1")
         api.time.ms += 5_000
-        assert [None, None] == [await keys.find_tenant(secret) for _ in range(2)]
+        assert [None, None] == [await keys.find(secret) for _ in range(2)]
         assert 3 == len(lookups)
 
     run_with_api(test)
@@ -275,8 +276,8 @@ def test_the_key_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(api: ApiHarness) -> None:
         secret, _ = await create_key(api, "acme")
         keys = ApiKeyCache(api.store, api.time.seconds)
-        await keys.find_tenant(secret)
-        await asyncio.gather(*(keys.find_tenant(f"wrong {i}") for i in range(50)))
+        await keys.find(secret)
+        await asyncio.gather(*(keys.find(f"wrong {i}") for i in range(50)))
         assert (1, 10) == (len(keys._valid_keys), len(keys._invalid_keys))
 
     run_with_api(test)

@@ -513,7 +513,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(tenant=tenants, number=st.integers(0, 3), revoke=st.booleans())
     def change_api_key(self, tenant: str, number: int, revoke: bool) -> None:
         """Store or revoke an API key."""
-        key = ApiKeyRecord(id=f"key {number}", tenant=tenant, digest=b"digest %d" % number)
+        digest, role = b"digest %d" % number, ("admin", "write", "read")[number % 3]
+        key = ApiKeyRecord(id=f"key {number}", tenant=tenant, digest=digest, role=role)
         if revoke:
             self.comparison.call_and_compare(lambda store: store.revoke_api_key(key.id))
         else:

@@ -9,6 +9,7 @@ from starlette.routing import Route, Router
 
 from tarry.service.api import problems
 from tarry.service.api.auth import DEFAULT_TENANT, Authenticator
+from tarry.service.api.caller import CallerResource
 from tarry.service.api.dashboard.handlers import dashboard_handlers
 from tarry.service.api.dead_letters import DeadLetterResource
 from tarry.service.api.downstreams import DownstreamResource
@@ -20,6 +21,7 @@ from tarry.service.api.openapi import build_openapi
 from tarry.service.api.overview import OverviewResource
 from tarry.service.api.policies import PolicyResource
 from tarry.service.api.reference.handlers import reference_handlers
+from tarry.service.api.roles import Role
 from tarry.service.api.routing import Endpoint, resource_operations
 from tarry.service.api.shims.cloud_tasks import CloudTasksShim
 from tarry.service.api.shims.qstash import QStashShim
@@ -39,7 +41,15 @@ if TYPE_CHECKING:
     from tarry.wire.http import Receive, Scope, Send
 
 _CREATE_TASK_PATH = "/retry-tasks"
-_WORKER_PATHS = ("/healthz", "/readyz", "/metrics", "/workers", "/downstreams", "/events")
+_WORKER_PATHS = (
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/workers",
+    "/downstreams",
+    "/events",
+    "/whoami",
+)
 """Paths that a process with the role `worker` serves: monitoring, and the operator's actions on
 downstreams, whose breakers and latencies only such a process knows."""
 _PUBLIC_TENANT = ""
@@ -50,6 +60,7 @@ class Api:
     """The HTTP API as one ASGI application."""
 
     def __init__(self, context: ApiContext, *, version: str = "0") -> None:
+        authenticator = Authenticator(context)
         self._result_waiter = ResultWaiter(context)
         tasks = TaskResource(context, self._result_waiter)
         self._events = EventResource(context)
@@ -64,6 +75,7 @@ class Api:
             self._events,
             WorkerResource(context),
             OverviewResource(context),
+            CallerResource(authenticator),
             HealthResource(context),
         )
         operations = [pair for resource in resources for pair in resource_operations(resource)]
@@ -77,6 +89,7 @@ class Api:
         handlers = reference_handlers(build_document)
         handlers |= dashboard_handlers(context.role, require_api_keys=context.require_api_keys)
         public_paths = set(handlers)  # so far, those of the documentation and the dashboard
+        required_roles: dict[tuple[str, str], Role] = {}
         limiter = LargeResponseLimiter()
         for operation, handler in operations:
             limited_handler = handler
@@ -87,12 +100,15 @@ class Api:
             elif operation.response is BatchResults:
                 limited_handler = limiter.limit_unread(handler)
             handlers.setdefault(operation.path, {})[operation.method] = limited_handler
+            required_roles[operation.path, operation.method] = operation.required_role
             if operation.is_public:
                 public_paths.add(operation.path)
-        authenticator = Authenticator(context)
         endpoints = {
             path: Endpoint(
-                method_handlers,
+                {
+                    method: (handler, required_roles.get((path, method), Role.READ))
+                    for method, handler in method_handlers.items()
+                },
                 None if path in public_paths else authenticator.authenticate,
                 authenticator.check_host,
                 default_tenant=_PUBLIC_TENANT if path in public_paths else DEFAULT_TENANT,
@@ -148,11 +164,13 @@ def _shim_routes(
         if name not in context.compatibility:
             continue
         shim = shim_type(context, task_creation)
+        reject = partial(_reject_for_role, context.role) if context.role == "worker" else None
         for path, handlers in shim.handlers.items():
             endpoint = Endpoint(
-                dict.fromkeys(handlers, partial(_reject_for_role, context.role))
-                if context.role == "worker"
-                else handlers,
+                {
+                    method: (reject or handler, Role.READ if method == "GET" else Role.WRITE)
+                    for method, handler in handlers.items()
+                },
                 authenticator.authenticate,
                 authenticator.check_host,
                 default_tenant=DEFAULT_TENANT,

@@ -13,8 +13,10 @@ from hmac import compare_digest
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, TypeVar
 
+from tarry.core.checks import check_one_of
 from tarry.errors import ConfigurationError
 from tarry.service.api import problems
+from tarry.service.api.roles import ROLES, Role
 from tarry.service.model import ApiKeyRecord
 
 if TYPE_CHECKING:
@@ -35,45 +37,53 @@ _MAX_API_KEY_LENGTH = 200
 _MAX_CACHED_API_KEYS = 10_000
 _CACHE_TTL_S = 5.0
 """How long the result of a lookup is cached. A revoked key may still be accepted for this time."""
+_NOT_CACHED = (None, Role.NONE, 0.0)
 
 
 class Authenticator:
-    """Finds the tenant of a request by the API key, and checks the `Host` header."""
+    """Finds the tenant of a request by the API key, and checks the key's role and `Host`."""
 
     def __init__(self, context: ApiContext) -> None:
         self._keys = ApiKeyCache(context.store, context.monotonic)
-        self.authenticate: Callable[[ApiRequest], Awaitable[str] | str] | None = (
+        self.authenticate: Callable[[ApiRequest, Role], Awaitable[str] | str] | None = (
             self._authenticate if context.require_api_keys else None
         )
         """Returns the tenant of a request, or an awaitable of the tenant if the API key is not
-        cached. None if no API key is required: then all requests belong to `DEFAULT_TENANT`."""
+        cached; raises ApiError if the key does not have the required role. None if no API key is
+        required: then all requests belong to `DEFAULT_TENANT`."""
         host_names = context.accepted_host_names
         self.check_host: Callable[[dict[bytes, bytes]], None] | None = (
             None if host_names is None else AcceptedHosts(host_names).check
         )
         """Raises ApiError if the `Host` header is not accepted; None if all are accepted."""
 
-    def _authenticate(self, request: ApiRequest) -> Awaitable[str] | str:
-        header = request.headers.get(b"x-api-key")
-        key = None if header is None else header.strip().decode("latin-1")
-        authorization = request.headers.get(b"authorization")
-        if authorization is not None:
-            scheme, _, rest = authorization.partition(b" ")
-            bearer_key = rest.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
-            if key is not None and key != bearer_key:
-                detail = "Authorization and X-API-Key do not have the same key. Send one key."
-                raise problems.API_KEY_REQUIRED.error(detail)
-            key = bearer_key
-        if key is None:
-            detail = "Send `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
-            raise problems.API_KEY_REQUIRED.error(detail)
-        return self._keys.cached_tenant(key) or self._look_up(key)
+    def _authenticate(self, request: ApiRequest, required_role: Role) -> Awaitable[str] | str:
+        key = _read_api_key(request)
+        return self._keys.cached_tenant(key, required_role) or self._look_up(key, required_role)
 
-    async def _look_up(self, key: str) -> str:
-        tenant = await self._keys.find_tenant(key)
-        if tenant is None:
-            raise problems.API_KEY_REQUIRED.error("The API key is unknown or was revoked.")
+    async def _look_up(self, key: str, required_role: Role) -> str:
+        tenant, role = await self._find(key)
+        if role < required_role:
+            detail = (
+                f"The API key has the role {role.label}, but this operation needs the role "
+                f"{required_role.label}."
+            )
+            raise problems.ROLE_REQUIRED.error(
+                detail, role=role.label, requiredRole=required_role.label
+            )
         return tenant
+
+    async def _find(self, key: str) -> tuple[str, Role]:
+        found = await self._keys.find(key)
+        if found is None:
+            raise problems.API_KEY_REQUIRED.error("The API key is unknown or was revoked.")
+        return found
+
+    async def find_role(self, request: ApiRequest) -> Role:
+        """Return the role of a request's API key; ADMIN if no API key is required."""
+        if self.authenticate is None:
+            return Role.ADMIN
+        return (await self._find(_read_api_key(request)))[1]
 
 
 class AcceptedHosts:
@@ -105,29 +115,31 @@ class AcceptedHosts:
 
 
 class ApiKeyCache:
-    """Finds the tenant of an API key. Valid and invalid keys are cached for `_CACHE_TTL_S`."""
+    """Finds tenant and role of an API key. Valid and invalid keys are cached for `_CACHE_TTL_S`."""
 
     def __init__(self, store: Store, monotonic: Callable[[], float]) -> None:
         self._store = store
         self._now = monotonic
         # Two caches, so that many invalid keys do not evict the valid ones.
-        self._valid_keys: dict[bytes, tuple[str, float]] = {}  # tenant and expiry, by key digest
+        self._valid_keys: dict[bytes, tuple[str, Role, float]] = {}
+        """The tenant, the role and the expiry, by key digest."""
         self._invalid_keys: dict[bytes, float] = {}  # expiry, by key digest
 
-    def cached_tenant(self, key: str) -> str | None:
-        """Return the tenant of a key that is cached as valid, else None."""
+    def cached_tenant(self, key: str, required_role: Role) -> str | None:
+        """Return the tenant of a key that is cached as valid and has the role, else None."""
         if len(key) > _MAX_API_KEY_LENGTH:
             return None
-        tenant, expires_at = self._valid_keys.get(api_key_digest(key), (None, 0.0))
-        return tenant if tenant is not None and self._now() < expires_at else None
+        tenant, role, expires_at = self._valid_keys.get(api_key_digest(key), _NOT_CACHED)
+        return tenant if role >= required_role and self._now() < expires_at else None
 
-    async def find_tenant(self, key: str) -> str | None:
-        """Return the tenant of a key, or None if the key is unknown or revoked."""
+    async def find(self, key: str) -> tuple[str, Role] | None:
+        """Return the tenant and the role of a key, or None if the key is unknown or revoked."""
         if len(key) > _MAX_API_KEY_LENGTH:
             return None
-        if (tenant := self.cached_tenant(key)) is not None:
-            return tenant
         digest, now = api_key_digest(key), self._now()
+        tenant, role, expires_at = self._valid_keys.get(digest, _NOT_CACHED)
+        if tenant is not None and now < expires_at:
+            return tenant, role
         if now < self._invalid_keys.get(digest, now):
             return None
         record = await self._store.find_api_key(digest)
@@ -139,8 +151,9 @@ class ApiKeyCache:
             self._valid_keys.pop(digest, None)
             _put_in_cache(self._invalid_keys, digest, now + _CACHE_TTL_S)
             return None
-        _put_in_cache(self._valid_keys, digest, (record.tenant, now + _CACHE_TTL_S))
-        return record.tenant
+        role = Role.parse(record.role)
+        _put_in_cache(self._valid_keys, digest, (record.tenant, role, now + _CACHE_TTL_S))
+        return record.tenant, role
 
 
 def check_tenant(tenant: str) -> str:
@@ -157,12 +170,33 @@ def api_key_digest(key: str) -> bytes:
     return sha256(key.encode()).digest()
 
 
-def make_api_key(tenant: str, key_id: str, name: str = "") -> tuple[str, ApiKeyRecord]:
+def make_api_key(
+    tenant: str, key_id: str, name: str = "", role: str = Role.ADMIN.label
+) -> tuple[str, ApiKeyRecord]:
     """Return a new API key, and the record to store, which contains the digest, not the key."""
     key = API_KEY_PREFIX + secrets.token_urlsafe(32)
     check_tenant(tenant)
-    record = ApiKeyRecord(id=key_id, tenant=tenant, digest=api_key_digest(key), name=name)
+    check_one_of("role", role, ROLES)
+    digest = api_key_digest(key)
+    record = ApiKeyRecord(id=key_id, tenant=tenant, digest=digest, name=name, role=role)
     return key, record
+
+
+def _read_api_key(request: ApiRequest) -> str:
+    header = request.headers.get(b"x-api-key")
+    key = None if header is None else header.strip().decode("latin-1")
+    authorization = request.headers.get(b"authorization")
+    if authorization is not None:
+        scheme, _, rest = authorization.partition(b" ")
+        bearer_key = rest.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
+        if key is not None and key != bearer_key:
+            detail = "Authorization and X-API-Key do not have the same key. Send one key."
+            raise problems.API_KEY_REQUIRED.error(detail)
+        key = bearer_key
+    if key is None:
+        detail = "Send `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
+        raise problems.API_KEY_REQUIRED.error(detail)
+    return key
 
 
 def _put_in_cache(cache: dict[bytes, T], digest: bytes, entry: T) -> None:

@@ -18,6 +18,7 @@ from tarry.service.api import problems
 from tarry.service.api.auth import Authenticator
 from tarry.service.api.messages import NoQuery
 from tarry.service.api.problems import ApiError
+from tarry.service.api.roles import Role
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import attempt_view, public_lane_name
 from tarry.service.tenant_shares import TenantShares
@@ -206,7 +207,7 @@ class EventStream:
         try:
             while True:
                 await asyncio.sleep(_API_KEY_CHECK_INTERVAL_S)
-                tenant = authenticate(self._request)
+                tenant = authenticate(self._request, Role.READ)
                 if not isinstance(tenant, str):  # an awaitable: the API key is not cached
                     await tenant
         except (ApiError, StoreUnavailable):

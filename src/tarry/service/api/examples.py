@@ -246,6 +246,7 @@ EXAMPLES: dict[str, Any] = {
         (wire.SigningSecret, {**_SIGNING_SECRET, "secret": _SECRET}),
         (wire.Page[wire.SigningSecret], _page(_SIGNING_SECRET)),
         (wire.CallbackBody, _CALLBACK),
+        (wire.Caller, {"tenant": "shop", "role": "write"}),
         (Overview, _OVERVIEW),
         (HealthStatus, {"status": "ok"}),
     )

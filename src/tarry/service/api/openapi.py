@@ -97,6 +97,9 @@ def build_openapi(
         }
         if require_api_keys and not operation.is_public:
             operation_object["responses"]["401"] = _describe_problem(401)
+            operation_object["responses"]["403"] = _describe_problem(403)
+            label = operation.required_role.label
+            operation_object["description"] = f"Needs an API key with the role `{label}`."
             operation_object["security"] = [{name: []} for name in _SECURITY_SCHEMES]
         paths.setdefault(operation.path, {})[operation.method.lower()] = operation_object
     # Query types are not listed: their fields appear as parameters of the operations.

@@ -83,6 +83,8 @@ CROSS_SITE = ProblemType("cross-site", (403,), "Cross-site request",
     "A web page of another origin sent this request. Send it from a program or the same origin.")
 OPERATOR_REQUIRED = ProblemType("operator-required", (403,), "Operator required",
     "The operation concerns all tenants. Use a key of the tenant in the setting `operator`.")
+ROLE_REQUIRED = ProblemType("role-required", (403,), "Role required",
+    "The API key may not do this. Use a key with the role `requiredRole`, or one that includes it.")
 NOT_FOUND = ProblemType("not-found", (404,), "Not found",
     "The resource does not exist, belongs to another tenant, or is past its retention time.")
 METHOD_NOT_ALLOWED = ProblemType("method-not-allowed", (405,), "Method not allowed",

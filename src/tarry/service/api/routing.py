@@ -14,6 +14,7 @@ import msgspec
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.api import messages, problems
 from tarry.service.api.messages import ApiRequest, ApiResponse, PendingResponse
+from tarry.service.api.roles import Role
 
 if TYPE_CHECKING:
     from tarry.wire.http import Receive, Scope, Send
@@ -25,6 +26,28 @@ _SINGLE_HEADERS = {
     for name in ("Authorization", "Content-Type", "Host", "Origin", "X-API-Key")
 }
 """Headers that a request must not repeat, by name in lower case."""
+
+REQUIRED_ROLES = {
+    "createTask": Role.WRITE,
+    "createTasks": Role.WRITE,
+    "cancelTask": Role.WRITE,
+    "cancelTasks": Role.WRITE,
+    "retryTask": Role.WRITE,
+    "createReplay": Role.WRITE,
+    "cancelReplay": Role.WRITE,
+    "setDownstreamLimits": Role.WRITE,
+    "pauseDownstream": Role.WRITE,
+    "resumeDownstream": Role.WRITE,
+    "resetDownstream": Role.WRITE,
+    "purgeDeadLetters": Role.ADMIN,  # deletes tasks for ever
+    "createPolicy": Role.ADMIN,
+    "putPolicy": Role.ADMIN,
+    "deletePolicy": Role.ADMIN,
+    "createSigningSecret": Role.ADMIN,
+    "deleteSigningSecret": Role.ADMIN,
+    "planRetries": Role.READ,  # computes a schedule, and stores nothing
+}
+"""The role that an API key needs for an operation. A GET operation is not listed: it needs READ."""
 
 Handler: TypeAlias = Callable[[ApiRequest], Awaitable[ApiResponse | messages.ResponseStream]]
 H = TypeVar("H", bound=Callable[..., Any])
@@ -63,6 +86,11 @@ class Operation(msgspec.Struct, frozen=True):
         return handler
 
     @property
+    def required_role(self) -> Role:
+        """The role that an API key needs. Each operation that is not a GET must have one."""
+        return Role.READ if self.method == "GET" else REQUIRED_ROLES[self.operation_id]
+
+    @property
     def all_error_statuses(self) -> list[int]:
         """All error statuses except 401, which every operation that needs an API key can return."""
         statuses = {*self.errors}
@@ -94,15 +122,16 @@ class Endpoint:
 
     def __init__(
         self,
-        handlers: dict[str, Handler],
-        authenticate: Callable[[ApiRequest], Awaitable[str] | str] | None,
+        handlers: dict[str, tuple[Handler, Role]],
+        authenticate: Callable[[ApiRequest, Role], Awaitable[str] | str] | None,
         check_host: Callable[[dict[bytes, bytes]], None] | None,
         *,
         default_tenant: str,
         render_error: Callable[[problems.ApiError], ApiResponse] = messages.problem_response,
     ) -> None:
-        """If `authenticate` is None, all requests belong to `default_tenant`.
+        """`handlers` are by method, each with the role that its API key needs.
 
+        If `authenticate` is None, all requests belong to `default_tenant`, whatever their role.
         `handle_buffered` ignores `render_error`: it always responds with problem details.
         """
         self._handlers = dict(handlers)
@@ -153,9 +182,10 @@ class Endpoint:
         # A plain function, so that `handle_buffered` needs no asyncio task if the API key is cached
         # and the handler returns a PendingResponse.
         method = scope["method"]
-        handler = self._handlers.get(method)
-        if handler is None:
+        found = self._handlers.get(method)
+        if found is None:
             return self._handle_other_method(method)
+        handler, required_role = found
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if len(headers) != len(scope["headers"]):
             _check_repeated_headers(scope["headers"])
@@ -165,7 +195,9 @@ class Endpoint:
             _check_origin(headers)
         request = ApiRequest(scope, receive, headers, body)
         authenticate = self._authenticate
-        tenant = self._default_tenant if authenticate is None else authenticate(request)
+        tenant = (
+            self._default_tenant if authenticate is None else authenticate(request, required_role)
+        )
         if not isinstance(tenant, str):  # an awaitable, because the API key is not cached
             return _authenticate_and_handle(tenant, handler, request)
         request.tenant = tenant

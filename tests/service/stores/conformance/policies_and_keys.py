@@ -261,12 +261,12 @@ def new_key(number: int, tenant: str = "acme", **fields: Any) -> ApiKeyRecord:
 
 @conformance_case
 async def a_key_is_found_by_its_digest(harness: StoreHarness) -> None:
-    """A key is found with its name and creation time; an unknown digest returns None."""
-    await harness.store.put_api_key(new_key(1, name="ci"))
+    """A key is found with its name, role and creation time; an unknown digest returns None."""
+    await harness.store.put_api_key(new_key(1, name="ci", role="read"))
 
     found = await harness.store.find_api_key(b"digest 1")
 
-    assert new_key(1, name="ci", created_at=START_MS) == found
+    assert new_key(1, name="ci", role="read", created_at=START_MS) == found
     assert await harness.store.find_api_key(b"digest 2") is None
     await harness.reopen()
     assert found == await harness.store.find_api_key(b"digest 1")

@@ -84,8 +84,8 @@ async def fill(harness: StoreHarness) -> None:
         policy = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
         await store.put_policy(policy, replace=True)
         harness.clock.advance(5)
-    for name in ("a", "b"):
-        key = ApiKeyRecord(id=name, tenant="acme", digest=name.encode(), name="kéy")
+    for name, role in (("a", "read"), ("b", "admin")):
+        key = ApiKeyRecord(id=name, tenant="acme", digest=name.encode(), name="kéy", role=role)
         await store.put_api_key(key)
     await store.revoke_api_key("b")
     for name in ("a", "b"):

@@ -130,7 +130,9 @@ def test_every_older_schema_is_upgraded_with_its_rows(
         assert pinned is not None
         assert b"1" == pinned.document
         assert PolicyWriteStatus.CONFLICT == await store.delete_policy("acme", "p")
-        assert await store.find_api_key(b"d") is not None
+        key = await store.find_api_key(b"d")
+        assert key is not None
+        assert "admin" == key.role
         assert ["replay"] == [found.id for found in await store.list_replays(running=False)]
         assert 2 == (await store.sweep(Retention(0, 0), 10)).removed_task_count
         lanes = (await store.list_lanes("acme")).items

@@ -61,9 +61,10 @@ _DELETE_IF_UNUSED = """
 UPDATE tarry.policy_use SET deleted_version = $3
 WHERE tenant = $1 AND policy = $2 AND live_tasks <= 0 RETURNING id
 """
-_SELECT_API_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at FROM tarry.api_key"
+_SELECT_API_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at, role FROM tarry.api_key"
 _INSERT_API_KEY = """
-INSERT INTO tarry.api_key VALUES ($1, $2, $3, $4, tarry.now_1($5), NULL) ON CONFLICT (id) DO NOTHING
+INSERT INTO tarry.api_key VALUES ($1, $2, $3, $4, tarry.now_1($5), NULL, $6)
+ON CONFLICT (id) DO NOTHING
 """
 _REVOKE_API_KEY = """
 UPDATE tarry.api_key SET revoked_at = coalesce(revoked_at, tarry.now_1($2))
@@ -176,7 +177,8 @@ async def delete_policy(database: Database, tenant: str, policy_id: str) -> Poli
 async def put_api_key(database: Database, key: ApiKeyRecord, now: int | None) -> None:
     """Store an API key, unless a key with this id is stored already."""
     texts = (encode_text(key.id), encode_text(key.tenant))
-    await database.fetch(_INSERT_API_KEY, *texts, key.digest, encode_text(key.name), now)
+    name, role = encode_text(key.name), encode_text(key.role)
+    await database.fetch(_INSERT_API_KEY, *texts, key.digest, name, now, role)
 
 
 async def find_api_key(database: Database, digest: bytes) -> ApiKeyRecord | None:

@@ -385,7 +385,8 @@ CREATE TABLE tarry.series_point ( -- see Store.record_series
     PRIMARY KEY (step, at)
 ) WITH (fillfactor = 50, {_HOT});
 """
-MIGRATIONS: tuple[str, ...] = (_TABLES, _GENERATIONS, _SERIES_POINTS + FUNCTIONS)
+_API_KEY_ROLES = "ALTER TABLE tarry.api_key ADD COLUMN role text NOT NULL DEFAULT 'admin';"
+MIGRATIONS: tuple[str, ...] = (_TABLES, _GENERATIONS, _SERIES_POINTS, _API_KEY_ROLES + FUNCTIONS)
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is a schema without tables.
 
 The names of functions end with a version. A migration that changes the parameters or the effect of

@@ -85,7 +85,7 @@ _EXPORTS: dict[RecordKind, tuple[str, list[Any]]] = {
     ),
     RecordKind.API_KEY: (
         """
-        SELECT id, tenant, digest, name, created_at, revoked_at, id FROM tarry.api_key
+        SELECT id, tenant, digest, name, created_at, revoked_at, role, id FROM tarry.api_key
         WHERE id > $2 ORDER BY id LIMIT $1
         """,
         [""],
@@ -293,13 +293,14 @@ async def _import_deleted_policies(tx: Transaction, policies: Sequence[DeletedPo
 async def _import_api_keys(tx: Transaction, keys: Sequence[ApiKeyRecord]) -> None:
     for key in keys:
         await tx.fetch(
-            "INSERT INTO tarry.api_key VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING",
+            "INSERT INTO tarry.api_key VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING",
             encode_text(key.id),
             encode_text(key.tenant),
             key.digest,
             encode_text(key.name),
             key.created_at,
             key.revoked_at,
+            encode_text(key.role),
         )
 
 

@@ -29,7 +29,7 @@ WHERE p.tenant = (SELECT id FROM tenant WHERE name = ?) AND
 _NEWEST_VERSION = _SELECT_POLICY + "p.id = ? ORDER BY p.version DESC LIMIT 1"
 _ONE_VERSION = _SELECT_POLICY + "p.id = ? AND p.version = ?"
 _NEXT_POLICY = _SELECT_POLICY + "p.id > ? ORDER BY p.id, p.version DESC LIMIT 1"
-_SELECT_API_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at FROM api_key"
+_SELECT_API_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at, role FROM api_key"
 _MAX_LISTED_API_KEYS = 1000
 
 
@@ -111,8 +111,9 @@ def delete_policy(tx: Transaction, tenant: str, policy_id: str) -> PolicyWriteSt
 
 def put_api_key(tx: Transaction, key: ApiKeyRecord) -> None:
     """Store an API key, unless a key with this id is stored already."""
-    row = (key.id, key.tenant, key.digest, key.name, tx.now)
-    tx.execute("INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT (id) DO NOTHING", row)
+    row = (key.id, key.tenant, key.digest, key.name, tx.now, key.role)
+    statement = "INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL, ?) ON CONFLICT (id) DO NOTHING"
+    tx.execute(statement, row)
 
 
 def find_api_key(tx: ReadTransaction, digest: bytes) -> ApiKeyRecord | None:

@@ -285,6 +285,7 @@ MIGRATIONS = (
         PRIMARY KEY (step, at)
     ) WITHOUT ROWID;
     """,
+    "ALTER TABLE api_key ADD COLUMN role TEXT NOT NULL DEFAULT 'admin'",
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 

@@ -68,7 +68,7 @@ _EXPORTS = {
         WHERE u.id > ?1 AND u.deleted_version > 0 ORDER BY u.id LIMIT ?3
     """,
     RecordKind.API_KEY: """
-        SELECT id, tenant, digest, name, created_at, revoked_at, rowid FROM api_key
+        SELECT id, tenant, digest, name, created_at, revoked_at, role, rowid FROM api_key
         WHERE rowid > ?1 ORDER BY rowid LIMIT ?3
     """,
     RecordKind.SIGNING_SECRET: """
@@ -179,7 +179,7 @@ def import_deleted_policies(tx: Transaction, policies: Sequence[DeletedPolicy]) 
 def import_api_keys(tx: Transaction, keys: Sequence[ApiKeyRecord]) -> None:
     """Store API keys, unless they are stored already."""
     rows = [msgspec.structs.astuple(key) for key in keys]
-    tx.executemany("INSERT OR IGNORE INTO api_key VALUES (?, ?, ?, ?, ?, ?)", rows)
+    tx.executemany("INSERT OR IGNORE INTO api_key VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
 
 def import_signing_secrets(tx: Transaction, secrets: Sequence[SigningSecretRecord]) -> None:
