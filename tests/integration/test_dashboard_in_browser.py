@@ -260,10 +260,30 @@ def test_api_key_is_needed_to_sign_in(browser: Browser, tmp_path: Path) -> None:
         assert 0 == page.evaluate("sessionStorage.length + localStorage.length")
 
 
-def create_api_key(folder: Path) -> str:
+def test_buttons_that_the_key_may_not_use_are_hidden(browser: Browser, tmp_path: Path) -> None:
+    """A key with the role read sees no button that creates a policy; a key of an admin does."""
+    reader, admin = create_api_key(tmp_path, "--role", "read"), create_api_key(tmp_path)
+    with (
+        service(tmp_path, "--set", "require_keys=true") as tarry_service,
+        open_dashboard(browser, tarry_service) as dashboard,
+    ):
+        page, new_policy = dashboard.page, dashboard.page.get_by_text("New policy", exact=True)
+        page.goto(f"{dashboard.url}#/policies")
+        sign_in(page, reader)
+        expect(page.locator("html")).to_have_attribute("data-key-role", "read")
+        expect(page.get_by_role("heading", name="Policies")).to_be_visible()
+        expect(new_policy).to_be_hidden()
+        page.get_by_role("button", name="Sign out").click()
+        sign_in(page, admin)
+        expect(page.locator("html")).to_have_attribute("data-key-role", "admin")
+        expect(new_policy).to_be_visible()
+
+
+def create_api_key(folder: Path, *flags: str) -> str:
     """Create an API key in the store of a service; return it."""
     store = f"sqlite:{folder / 'tarry.db'}"
     command = [sys.executable, "-m", "tarry", "keys", "create", "--tenant", "ann", "--store", store]
+    command += flags
     output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder).stdout
     match = re.search(r"tarry_[\w-]+", output)
     assert match is not None, output

@@ -75,7 +75,7 @@ function replayColumns(reload) {
       h("progress", { max: Math.max(1, replay.matched), value: replay.replayed, "aria-label": "Replayed dead letters" }),
       h("div", { class: "hint" }, `${count(replay.replayed)} of ${count(replay.matched)} replayed`)] },
     { label: "Results", cell: (replay) => Object.entries(replay.finished).map(([status, number]) => `${count(number)} ${status}`).join(", ") },
-    { label: "Actions", cell: (replay) => (replay.status === "RUNNING" ? h("button", { type: "button", class: "small danger", click: () => cancel(replay) }, "Cancel…") : "") },
+    { label: "Actions", cell: (replay) => (replay.status === "RUNNING" ? h("button", { type: "button", class: "small danger", "data-needs": "write", click: () => cancel(replay) }, "Cancel…") : "") },
   ];
 }
 
@@ -94,7 +94,7 @@ export async function render({ root, query, signal, show }) {
   h("div", { class: "actions" },
     h("button", { type: "submit", class: "primary" }, "Filter"),
     h("a", { class: "button", href: "#/dead-letters" }, "Clear"),
-    h("button", { type: "button", click: () => openReplay(readFilters(form), showReplays) }, "Replay…")));
+    h("button", { type: "button", "data-needs": "write", click: () => openReplay(readFilters(form), showReplays) }, "Replay…")));
   const replays = h("section", { "aria-labelledby": "replays" });
   const groups = h("section", { "aria-labelledby": "groups" }, h("p", { class: "soft" }, "Loading…"));
   const list = h("section", { "aria-label": "Dead letters" });
@@ -130,7 +130,7 @@ export async function render({ root, query, signal, show }) {
       { label: "Latest", class: "nowrap", cell: (group) => (group.last.finishedAt === null ? "" : relative(group.last.finishedAt)) },
       { label: "Actions", cell: (group) => h("span", { class: "actions" },
         h("a", { class: "button small", href: pageLink("dead-letters", { ...filters, reason: group.reason, lane: group.lane }), "aria-label": `Show ${group.reason} ${group.lane}` }, "Show"),
-        h("button", { type: "button", class: "small", "aria-label": `Replay ${group.reason} ${group.lane}`,
+        h("button", { type: "button", class: "small", "data-needs": "write", "aria-label": `Replay ${group.reason} ${group.lane}`,
           click: () => openReplay({ ...filters, reason: group.reason, lane: group.lane }, showReplays) }, "Replay…")) },
     ], groupTasks(page.items))] : [h("p", { class: "empty panel" }, page.nextCursor === null ? "There are no dead letters that match." : "No dead letters match so far. The search continues on the next page.")]));
   list.replaceChildren(...(page.items.length ? [h("h2", null, "List"), table("Newest dead letters first", taskColumns(), page.items)] : []),

@@ -58,7 +58,7 @@ function laneActions(item, changed) {
       notify(`${done}: ${item.lane}`);
     },
   });
-  const button = (label, click) => h("button", { type: "button", class: "small", click, "aria-label": `${label} ${item.lane}` }, label);
+  const button = (label, click) => h("button", { type: "button", class: "small", "data-needs": "write", click, "aria-label": `${label} ${item.lane}` }, label);
   return h("span", { class: "actions" },
     item.state === "PAUSED" ? null : button("Pause", confirm("pause", "Pause this downstream?", "No attempt starts until it is resumed. The pause counts towards the total budget of waiting tasks.", "Paused", true)),
     item.state === "ACTIVE" ? null : button("Resume", confirm("resume", "Resume this downstream?", "Attempts start again, slowly at first, also if the breaker is open.", "Resumed")),

@@ -36,6 +36,17 @@ function parseFragment() {
   return { page, id, query: Object.fromEntries(new URLSearchParams(query)) };
 }
 
+/** Set `data-key-role` to the role of the API key: the style sheet hides buttons that need another role. */
+async function readRole() {
+  const { dataset } = document.documentElement;
+  if (!requiresKey || dataset.keyRole) return;
+  try {
+    dataset.keyRole = (await get("whoami")).role;
+  } catch {
+    // Without the role all buttons are shown; the service still rejects what the key may not do.
+  }
+}
+
 async function show() {
   controller.abort();
   controller = new AbortController();
@@ -44,6 +55,7 @@ async function show() {
   signOut.hidden = !requiresKey || apiKey() === null;
   navigation.hidden = requiresKey && apiKey() === null;
   if (navigation.hidden) return showSignIn();
+  readRole();
   const { page, id, query } = parseFragment();
   navigation.replaceChildren(...PAGES.map(({ name, label }) =>
     h("a", { href: `#/${name}`, "aria-current": name === page.name ? "page" : null }, label)));
@@ -70,6 +82,7 @@ function showSignIn(message = "") {
   const submit = async (event) => {
     event.preventDefault();
     setApiKey(input.value.trim());
+    delete document.documentElement.dataset.keyRole;
     try {
       await get("retry-tasks", { limit: 1 });
       notify("Signed in.");

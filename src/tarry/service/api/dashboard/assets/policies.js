@@ -54,7 +54,7 @@ export async function render({ root, query, signal }) {
   const results = h("section", { "aria-label": "Policies" }, h("p", { class: "soft" }, "Loading…"));
   root.replaceChildren(h("h1", null, "Policies"),
     h("form", { class: "filters panel", "aria-label": "New policy", submit },
-      field("Name of a new policy", input), h("div", { class: "actions" }, h("button", { type: "submit", class: "primary" }, "New policy"))),
+      field("Name of a new policy", input), h("div", { class: "actions" }, h("button", { type: "submit", class: "primary", "data-needs": "admin" }, "New policy"))),
     results);
   const page = await get("retry-policies", { cursor: query.cursor, limit: PAGE_SIZE }, signal);
   results.replaceChildren(table("Your policies, then the built-in ones", columns(), page.items), pager("policies", query, page));
@@ -182,9 +182,9 @@ export async function renderItem(view) {
     },
   });
   form.append(h("div", { class: "actions" },
-    h("button", { type: "submit", class: "primary" }, "Save"),
+    h("button", { type: "submit", class: "primary", "data-needs": "admin" }, "Save"),
     isNew ? null : h("a", { class: "button", href: pageLink("tasks", { policyId: id }) }, "Tasks of this policy"),
-    isNew || policy.version === null ? null : h("button", { type: "button", class: "danger", click: remove }, "Delete…")));
+    isNew || policy.version === null ? null : h("button", { type: "button", class: "danger", "data-needs": "admin", click: remove }, "Delete…")));
   const state = isNew ? "Not saved yet; the fields are those of the policy default."
     : [versionText(policy), policy.createdAt === null ? "; saving creates your own policy of this name, which replaces the built-in one." : [", saved ", time(policy.createdAt)]];
   root.replaceChildren(

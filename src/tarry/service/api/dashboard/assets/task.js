@@ -166,7 +166,7 @@ function taskActions(task, path, reload) {
   };
   const isFinished = FINISHED.includes(task.status);
   const retry = h("button", {
-    type: "button", class: "primary",
+    type: "button", class: "primary", "data-needs": "write",
     click: async () => {
       try {
         await change("POST", `${path}/retry`, "The next attempt starts now.")();
@@ -176,7 +176,7 @@ function taskActions(task, path, reload) {
     },
   }, "Retry now");
   const cancel = h("button", {
-    type: "button", class: "danger",
+    type: "button", class: "danger", "data-needs": "write",
     click: () => openDialog({
       title: "Cancel this task?", label: "Cancel the task", danger: true,
       content: h("p", null, "No further attempt is made. An attempt that is running may still succeed."),
