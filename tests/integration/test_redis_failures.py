@@ -298,10 +298,14 @@ def test_errors_of_the_state_of_a_server_are_temporary(
     """A result that such an error has refused is written again, also if a script has raised it."""
     statement = ""
     if is_in_script and not message.startswith("ERR"):
+        message += " script: 7b, on @user_script:7."  # as in Redis 7
         statement = "error('@user_script: 7: -' .. ARGV[1])"
     with redis.Redis.from_url(server.address) as client, pytest.raises(redis.RedisError) as raised:
-        client.eval(f"{statement} return redis.error_reply(ARGV[1])", 0, message)
+        client.eval("return redis.error_reply(ARGV[1])", 0, message)
     store_connection = connection.RedisConnection(single_url(server), None)
+    assert isinstance(store_connection.translate(raised.value), StoreUnavailable)
+    with redis.Redis.from_url(server.address) as client, pytest.raises(redis.RedisError) as raised:
+        client.eval(f"{statement} return redis.error_reply(ARGV[1])", 0, message)
     assert isinstance(store_connection.translate(raised.value), StoreUnavailable)
 
 

@@ -379,7 +379,9 @@ class RedisConnection:
             # All other responses depend on the state of the server, such as its memory, its role or
             # the permissions of the user. Results of attempts have to be written again, and must
             # not be discarded.
-            is_script_failure = _SCRIPT_FAILURE in str(error)
+            # The driver has a class for some of them, and removes their code from the message.
+            has_code = type(error) is not errors.ResponseError
+            is_script_failure = _SCRIPT_FAILURE in str(error) and not has_code
             if is_script_failure and _TEMPORARY_ERROR.search(str(error)) is None:
                 return None
         elif isinstance(error, RuntimeError):
@@ -395,7 +397,7 @@ class RedisConnection:
         elif _UNTRUSTED_CERTIFICATE.search(reason) is not None:
             reason += " If the server has a private authority, add ?ssl_ca_certs=FILE to the URL."
         elif _MISSING_KEY in reason:
-            key = reason.partition(_MISSING_KEY)[2]
+            key = reason.partition(_MISSING_KEY)[2].partition(" script: ")[0]  # added by Redis 7
             msg = f"Redis key {key} is missing, evicted or deleted by mistake, and other keys refer"
             return StoreUnavailable(f"{msg} to it: restore it from a backup, see docs/redis.md")
         return StoreUnavailable(f"Redis is unavailable: {reason}")
