@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from tarry.errors import MissingExtra
+from tarry.errors import ConfigurationError, MissingExtra
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.engine.tracing import AttemptTracer
 from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget, run
@@ -171,6 +171,42 @@ def test_the_exporter_needs_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(MissingExtra, match=r"pip install 'tarry\[otlp\]'"):
         AttemptTracer.with_otlp_exporter(version="1", instance="a", unix_time=lambda: EPOCH_S)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("OTEL_BSP_MAX_QUEUE_SIZE", "10"), ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "-1")],
+)
+def test_an_invalid_variable_is_an_error_of_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """The error says that the SDK rejects an environment variable, and why."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=r"OTEL_\* environment variable: .*(queue|ATTRIB)"):
+        AttemptTracer.with_otlp_exporter(version="1", instance="a", unix_time=lambda: EPOCH_S)
+
+
+def test_a_failing_tracer_does_not_prevent_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    """If no span can be started, the attempt is made with the trace of the caller."""
+
+    class FailingProcessor(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            msg = "out of order"
+            raise RuntimeError(msg)
+
+    provider, target = TracerProvider(), FakeTarget(OK)
+    provider.add_span_processor(FailingProcessor())
+
+    async def main() -> None:
+        harness = EngineHarness(target, tracer=AttemptTracer(provider, lambda: EPOCH_S))
+        await harness.engine.start()
+        await harness.add(harness.new_task(trace=TRACE))
+        await asyncio.sleep(0.1)
+        await harness.engine.stop(1)
+
+    run(main)
+    assert [TRACE] == [request.headers["traceparent"] for request in target.requests]
+    assert "span not started, task=" in caplog.text
 
 
 def test_a_shutdown_does_not_wait_for_a_collector_that_hangs(

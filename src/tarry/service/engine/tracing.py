@@ -17,6 +17,7 @@ import msgspec
 
 from tarry.core.checks import require_extra
 from tarry.core.outcome import SUCCESS
+from tarry.errors import ConfigurationError
 from tarry.service.engine import attempts
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class AttemptTracer:
         """Return a tracer that exports spans with OTLP over HTTP, in a thread.
 
         `OTEL_*` environment variables set the endpoint, the sampler and the name of the service.
+        Raises ConfigurationError if the SDK rejects one of them.
         """
         with require_extra("traces = otlp needs the exporter of OpenTelemetry", "otlp"):
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -66,16 +68,31 @@ class AttemptTracer:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         defaults = Resource({"service.version": version, "service.instance.id": instance})
-        resource = defaults.merge(Resource.create())
-        if str(resource.attributes["service.name"]).startswith("unknown_service"):
-            resource = resource.merge(Resource({"service.name": "tarry"}))
-        # The exporter must not delay the exit of the process: `close` has a timeout.
-        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        try:
+            resource = defaults.merge(Resource.create())
+            if str(resource.attributes["service.name"]).startswith("unknown_service"):
+                resource = resource.merge(Resource({"service.name": "tarry"}))
+            # The exporter must not delay the exit of the process: `close` has a timeout.
+            provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+            provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        except ValueError as error:
+            msg = f"traces = otlp: OpenTelemetry rejects an OTEL_* environment variable: {error}"
+            raise ConfigurationError(msg) from error
         return cls(provider, unix_time)
 
-    def start_span(self, task: Task, content: TaskContent) -> tuple[Span, TaskContent]:
-        """Start the span of the next attempt; return it, and the content with it as the trace."""
+    def start_span(self, task: Task, content: TaskContent) -> tuple[Span | None, TaskContent]:
+        """Start the span of the next attempt; return it, and the content with it as the trace.
+
+        If the SDK fails, for example in a sampler of the operator, the attempt is made without a
+        span: no task waits for its traces.
+        """
+        try:
+            return self._start_span(task, content)
+        except Exception as error:  # noqa: BLE001 - samplers and processors can raise any error
+            _logger.warning("span not started, task=%s: %r", task.id, error)
+            return None, content
+
+    def _start_span(self, task: Task, content: TaskContent) -> tuple[Span, TaskContent]:
         carrier: dict[str, str] = {}
         if content.trace is not None:
             carrier["traceparent"] = content.trace
