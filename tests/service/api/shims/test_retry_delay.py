@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from tarry.errors import ConfigurationError
@@ -55,3 +57,13 @@ def test_invalid_expressions(expression: str, message: str) -> None:
         plan_delays_ms(expression, 3)
 
     assert caught.value.rule.startswith(message.partition(":")[0])
+
+
+def test_parser_does_not_warn() -> None:
+    """A caller cannot write the warnings of Python's parser to the log of the service."""
+    with warnings.catch_warnings(record=True) as recorded:
+        warnings.simplefilter("always")
+        with pytest.raises(ConfigurationError, match="must be an expression"):
+            plan_delays_ms("1if 1else 2", 3)
+
+    assert [] == recorded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError
@@ -46,7 +47,10 @@ def plan_delays_ms(expression: str, count: int) -> list[int]:
     if len(expression) > _MAX_CHARS:
         raise ConfigurationError(_HEADER, f"must have at most {_MAX_CHARS} characters")
     try:
-        body = ast.parse(expression.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            # The parser warns of texts such as `1if`. Callers must not write to the log.
+            warnings.simplefilter("error")
+            body = ast.parse(expression.strip(), mode="eval").body
         names = {node.id for node in ast.walk(body) if isinstance(node, ast.Name)}
         delays = [_evaluate(body, retry) for retry in range(count if _VARIABLE in names else 1)]
     except ConfigurationError:
