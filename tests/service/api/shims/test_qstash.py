@@ -426,6 +426,19 @@ def test_rate_and_lanes_of_the_tenant_are_limited() -> None:
     run_with_api(test, compatibility=("qstash",), lane_quota=1, rate=1.0, burst=2.0)
 
 
+def test_messages_above_the_rate_are_not_translated() -> None:
+    """A message above the rate costs nothing, so its errors are not found."""
+
+    async def test(api: ApiHarness) -> None:
+        headers = {"Upstash-Retry-Delay": "invalid"}
+        assert 400 == (await publish(api, headers)).status
+        assert 429 == (await publish(api, headers)).status
+        batch = [{"destination": TARGET, "headers": headers}]
+        assert 429 == (await api.request("POST", "/v2/batch", batch)).status
+
+    run_with_api(test, compatibility=("qstash",), rate=1.0, burst=1.0)
+
+
 def test_get_shows_a_message_until_it_is_finished() -> None:
     """A message in delivery has QStash's fields; a finished or unknown one is a 404."""
 

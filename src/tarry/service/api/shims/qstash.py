@@ -169,6 +169,7 @@ class QStashShim:
     async def publish(self, request: ApiRequest) -> ApiResponse:
         """Create a task. 202: it is a duplicate of an earlier one."""
         body = await request.read_any_body(self._context.limits.max_request_bytes)
+        charge_rate_limit(self._context.engine.rate_limiter, request.tenant, 1)
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in request.scope["headers"]
@@ -186,6 +187,8 @@ class QStashShim:
         if len(entries) > MAX_BATCH_SIZE:
             rule = f"must have at most {MAX_BATCH_SIZE} messages"
             raise invalid("The batch", rule, len(entries))
+        # Before the translation, which can take seconds.
+        charge_rate_limit(self._context.engine.rate_limiter, request.tenant, len(entries))
         messages: list[Message] = []
         now = self._context.engine.clock.now_ms()
         for index, entry in enumerate(entries):
@@ -270,8 +273,7 @@ class QStashShim:
 
     async def _add(self, request: ApiRequest, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Create the tasks of all messages, or raise ApiError; return the result of each."""
-        tenant, creation, limits = request.tenant, self._task_creation, self._context.engine.limits
-        charge_rate_limit(self._context.engine.rate_limiter, tenant, len(messages))
+        creation, limits = self._task_creation, self._context.engine.limits
         built: list[tuple[NewTask, TaskContent]] = []
         try:
             for index, message in enumerate(messages):
