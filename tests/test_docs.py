@@ -3,8 +3,8 @@
 Rules for a page: its Python blocks run in order, in one namespace, in virtual time. A `text` block
 right after a Python block is the output of that block. A block that opens with ```python notest
 needs a third-party package and is not run. ```python before and ```python after are a pair on a
-page about moving from another library: see test_migration.py. ```ts is TypeScript, which
-test_typescript_client.py runs. A fence without a language is a
+page about moving from another retry library: see test_migration.py; those about Celery are not
+run. ```ts is TypeScript, which test_typescript_client.py runs. A fence without a language is a
 diagram.
 """
 

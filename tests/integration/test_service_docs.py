@@ -36,7 +36,8 @@ from tests.test_docs import DOCS, Block, blocks_of, relative_path, table_of
 
 PAGES = [
     *sorted(DOCS.glob("service*.md")),
-    *(DOCS / f"{name}.md" for name in ("hand-off", "payments", "rate-limited-api", "webhooks")),
+    *(DOCS / f"{name}.md" for name in ("hand-off", "moving-from-celery")),
+    *(DOCS / f"{name}.md" for name in ("payments", "rate-limited-api", "webhooks")),
 ]
 DOCUMENTED_SERVICE, DOCUMENTED_TARGET = "127.0.0.1:8080", "127.0.0.1:9009"
 """The addresses of the service and of the target on the pages."""
