@@ -224,12 +224,12 @@ class LeasedTasks(dict[str, LeasedTask]):
         # A timer may fire early (uvloop's by up to 1.4 ms), so the clock decides which tasks are
         # due, and the timer is set again for the other tasks.
         self._timer = None
-        is_due = self.queue_due_tasks()
+        is_due = self.queue_due_tasks(self._now())
         self._arm_timer()
         if is_due:
             self._on_due()
 
-    def queue_due_tasks(self) -> bool:
+    def queue_due_tasks(self, now: int) -> bool:
         """Move tasks that are due from the heap to their lanes; return whether there were any.
 
         Called by the timer, and when an attempt has ended: the event loop handles all responses
@@ -237,9 +237,6 @@ class LeasedTasks(dict[str, LeasedTask]):
         other tenants would not be in the rotation.
         """
         heap, is_due = self._heap, False
-        if not heap:
-            return False
-        now = self._now()
         while heap and heap[0][0] <= now:
             leased_task = heappop(heap)[2]
             if not leased_task.is_dropped:

@@ -339,13 +339,13 @@ class Worker:
         if lane.rate_timer is not None:
             lane.rate_timer.cancel()
             lane.rate_timer = None
-        self._continue_lane(lane)
+        self._continue_lane(lane, self._context.clock.now_ms())
 
-    def _continue_lane(self, lane: LaneState) -> None:
+    def _continue_lane(self, lane: LaneState, now: int) -> None:
         """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
         leased_tasks = self.leased_tasks
         leased_tasks.on_slot_released(lane.tenant)
-        leased_tasks.queue_due_tasks()
+        leased_tasks.queue_due_tasks(now)
         if lane.due_first_attempts or lane.due_retries or leased_tasks.has_startable_lanes:
             self._start_due_tasks(lane)
 
@@ -530,7 +530,7 @@ class Worker:
             else:
                 component = BODY_STORE if isinstance(error, BodyStoreUnavailable) else "delivery"
                 self._release_uncounted(leased_task, delivery_result, component)
-            self._continue_lane(lane)
+            self._continue_lane(lane, now)
             return
         if lane.wait_reason is not None:
             self.result_writer.end_wait(lane)
@@ -561,7 +561,7 @@ class Worker:
         if lane.downstream.transitions:
             self.result_writer.store_breaker_state(lane)
         self.result_writer.post(result, leased_task, delivery_result)
-        self._continue_lane(lane)
+        self._continue_lane(lane, now)
 
     def _release_uncounted(
         self, leased_task: LeasedTask, delivery_result: DeliveryResult, component: str
