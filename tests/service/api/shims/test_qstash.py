@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from itertools import islice, product
 from typing import Any
 
 import pytest
@@ -170,6 +171,10 @@ def test_retries_override_the_policy(headers: dict[str, str], overrides: dict[st
         ),
         ({"Upstash-Flow-Control-Value": "speed=1"}, "Upstash-Flow-Control-Value must consist of"),
         ({"Upstash-Flow-Control-Value": "rate=0"}, "Upstash-Flow-Control-Value must consist of"),
+        (
+            {"Upstash-Flow-Control-Value": "rate=1," * 30},
+            "Upstash-Flow-Control-Value must have at most 200 characters",
+        ),
         ({"Upstash-Flow-Control-Value": "period=x"}, "Upstash-Flow-Control-Value must be a dur"),
         ({"Upstash-Redact-Fields": "body,header"}, "Upstash-Redact-Fields must be body: headers"),
         (
@@ -202,6 +207,23 @@ def test_repeated_forwarded_headers_are_joined() -> None:
     message = translate_message(TARGET, headers, b"", NOW)
 
     assert {"accept": "a, b", "content-type": "text/html"} == message.fields["headers"]
+
+
+def test_many_spellings_of_a_header_are_joined_in_linear_time() -> None:
+    """A batch of 10 MB with 15,000 spellings of one name does not block the service."""
+    names = map("".join, islice(product("aA", repeat=14), 15_000))
+    headers = [(f"Upstash-Forward-{name}", "x" * 600) for name in names]
+
+    message = translate_message(TARGET, headers, b"", NOW)
+
+    (joined,) = message.fields["headers"].values()
+    assert 15_000 * 602 - 2 == len(joined)
+
+
+@pytest.mark.parametrize("name", ["Upstash-Cron", "Upstash-Unknown"])
+def test_errors_show_the_beginning_of_a_long_name(name: str) -> None:
+    """The response to a long name of a header is short."""
+    assert len(error_for({name + "a" * 100_000: "1"})) < 1_000
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ _PREFIX, _FORWARD_PREFIX = "upstash-", "upstash-forward-"
 _DEDUPLICATION_WINDOW_MS = 600_000
 """How long QStash recognises a duplicate. The idempotency keys of tarry are recognised as long as
 their tasks are stored, which is a week by default."""
-_MAX_DEDUPLICATION_ID_CHARS = 200
+_MAX_DEDUPLICATION_ID_CHARS = _MAX_FLOW_CONTROL_CHARS = 200
+_MAX_SHOWN_CHARS = 100
+"""Of the name of an invalid header, which may be long in a batch."""
 _DEFAULT_RETRIES = SERVICE_PRESETS[QSTASH_POLICY].max_attempts - 1
 _MAX_COMPUTED_DELAYS = 100
 _YIELD_EVERY_MESSAGES = 50
@@ -367,21 +369,21 @@ def translate_message(
 ) -> Message:
     """Return the message for the headers and the body of a request, or raise ApiError."""
     options: dict[str, str] = {}
-    forwarded: dict[str, str] = {}
+    forwarded_values: dict[str, list[str]] = {}
     for given_name, value in headers:
         name = given_name.lower()
-        if name == "content-type":
-            forwarded["content-type"] = value
+        if name in {"content-type", f"{_FORWARD_PREFIX}content-type"}:
+            forwarded_values["content-type"] = [value]
         elif name.startswith(_FORWARD_PREFIX):
-            target_name = name.removeprefix(_FORWARD_PREFIX)
-            is_repeated = target_name in forwarded and target_name != "content-type"
-            forwarded[target_name] = f"{forwarded[target_name]}, {value}" if is_repeated else value
+            forwarded_values.setdefault(name.removeprefix(_FORWARD_PREFIX), []).append(value)
         elif name.startswith(_PREFIX):
             _check_header_name(name)
             if name in options:
                 raise invalid(_HEADERS[name], "must be given only once")
             if name in _HEADERS:
                 options[name] = value.strip()
+    # Joined at the end, because a batch can have thousands of spellings of one name.
+    forwarded = {name: ", ".join(values) for name, values in forwarded_values.items()}
     fields: dict[str, Any] = {
         "targetUrl": destination,
         "method": options.get("upstash-method", "POST").upper(),
@@ -412,11 +414,12 @@ def translate_message(
 def _check_header_name(name: str) -> None:
     if name in _HEADERS or name.startswith(_IGNORED_PREFIXES):
         return
+    shown_name = name.title()[:_MAX_SHOWN_CHARS]
     for prefix, rule in _UNSUPPORTED_HEADERS.items():
         if name.startswith(prefix):
-            raise invalid(name.title(), rule)
-    suggestion = did_you_mean(name.title(), _HEADERS.values(), otherwise="the headers are")
-    raise invalid(name.title()[:100], f"is not a known header; {suggestion}")
+            raise invalid(shown_name, rule)
+    suggestion = did_you_mean(shown_name, _HEADERS.values(), otherwise="the headers are")
+    raise invalid(shown_name, f"is not a known header; {suggestion}")
 
 
 def _policy_overrides(options: dict[str, str]) -> dict[str, Any]:
@@ -463,6 +466,8 @@ def _deduplication_id(
 
 def _parse_flow_control(text: str) -> dict[str, int]:
     name, flow_control = "Upstash-Flow-Control-Value", dict[str, int]()
+    if len(text) > _MAX_FLOW_CONTROL_CHARS:
+        raise invalid(name, f"must have at most {_MAX_FLOW_CONTROL_CHARS} characters")
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = (piece.strip() for piece in part.partition("="))
         if key == "period":
