@@ -249,9 +249,11 @@ clean: ## Remove environments, caches and build results
 	@find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # tarry is installed in editable mode, so an environment is outdated only when its requirements file
-# or pyproject.toml has changed.
+# or pyproject.toml has changed. xds-protos has old copies of files of opentelemetry-proto, so it is
+# installed first.
 $(READY): pyproject.toml requirements-dev.txt
 	$(call step,environment $(VENV),$(call environment,$(VENV)) && \
+	  $(PY) $(PIP) --no-deps -c requirements-dev.txt xds-protos && \
 	  $(PY) $(PIP) -r requirements-dev.txt && \
 	  $(PY) $(PIP) --no-build-isolation --no-deps -e .)
 	@touch $@
@@ -294,6 +296,7 @@ $(PACKAGE)/.ready: requirements-package.txt
 
 $(LOWEST)/.ready: pyproject.toml requirements-lowest.txt
 	$(call step,environment $(LOWEST),$(call environment,$(LOWEST)) && \
+	  $(LOWEST)/bin/python $(PIP) --no-deps -c requirements-lowest.txt xds-protos && \
 	  $(LOWEST)/bin/python $(PIP) -r requirements-lowest.txt && \
 	  $(LOWEST)/bin/python $(PIP) --no-build-isolation --no-deps -e .)
 	@touch $@
