@@ -48,7 +48,9 @@ def test_delays_are_the_results_of_the_expression(expression: str, delays: list[
         ("1e308 * 10 - 1e308 * 10", "must have results from 0 to"),
         ("1" * 201, "must have at most 200 characters"),
         ("(" * 100 + "1" + ")" * 100, "must have at most 200 characters"),
-        ("-" * 199 + "1", "must have results from 0 to"),
+        ("-" * 199 + "1", "must have at most 40 numbers, names, operators and functions"),
+        ("-" * 40 + "1", "must have at most 40 numbers"),
+        ("-" * 39 + "1", "must have results from 0 to"),
     ],
 )
 def test_invalid_expressions(expression: str, message: str) -> None:

@@ -201,7 +201,7 @@ class QStashShim:
                 destination = _check_destination(entry.destination)
                 headers = list(entry.headers.items())
                 messages.append(translate_message(destination, headers, content, now))
-            # An expression in Upstash-Retry-Delay can take 20 ms. Other requests must not wait for
+            # An expression in Upstash-Retry-Delay can take 3 ms. Other requests must not wait for
             # those of a whole batch.
             await asyncio.sleep(0)
         return json_response(200, await self._add(request, messages))
