@@ -71,7 +71,8 @@ def test_the_role_limits_the_operations(role: str) -> None:
         if role == "api":
             expected = {"/events"}
         elif role == "worker":
-            served = ("/healthz", "/readyz", "/metrics", "/workers", "/downstreams", "/events")
+            monitoring = "/healthz", "/readyz", "/metrics", "/workers", "/whoami"
+            served = (*monitoring, "/downstreams", "/events")
             expected = {path for path in document["paths"] if not path.startswith(served)}
             assert "/retry-tasks" in expected
         assert expected == misdirected
