@@ -149,7 +149,9 @@ class Engine:
         with suppress(StoreUnavailable):
             await self.maintenance.store_limits()
             await self.maintenance.exchange_budgets()
-            await self.series.record()
+            # Without a read: on a disk that has become read-only, a read from SQLite ends the
+            # process with SIGBUS, because it changes the file of shared memory.
+            await self.series.record(with_backlog=False)
 
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None

@@ -65,13 +65,13 @@ class SeriesRecorder:
             except Exception:
                 _logger.exception("recording of series failed")
 
-    async def record(self) -> None:
-        """Add the sums since the last call to the store.
+    async def record(self, *, with_backlog: bool = True) -> None:
+        """Add the sums since the last call to the store, and a sample of the backlog.
 
         If the store fails, the sums may have been added, so they are not sent again.
         """
         async with self._lock:
-            sample = await self._sample_backlog()
+            sample = await self._sample_backlog() if with_backlog else {}
             sums = self._unrecorded_sums()
             self._recorded_totals.update(sums)
             at, self._interval_at = self._interval_at, self._current_interval()
