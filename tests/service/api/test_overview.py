@@ -194,6 +194,16 @@ def test_an_unknown_range_is_rejected(query: str) -> None:
     run_with_api(test)
 
 
+def test_the_error_of_an_unknown_range_lists_the_ranges() -> None:
+    """The problem of an invalid range says which ranges exist."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("GET", "/overview?range=2h")
+        assert "range must be 15m or 1h or 3h or 24h or 7d." == response.problem["detail"]
+
+    run_with_api(test)
+
+
 @pytest.mark.parametrize(
     ("sums", "p50", "p99"),
     [

@@ -232,7 +232,7 @@ def from_decode_error(error: Exception, document_type: type[object]) -> ApiError
         return unknown_field(path, unknown[1], [field.encode_name for field in fields])
     if missing := _MISSING_FIELD.fullmatch(message):
         return invalid(_join_path(path, missing[1]), "is missing")
-    if choices := [str(choice) for type_ in types for choice in getattr(type_, "values", ())]:
+    if choices := [choice for type_ in types for choice in _list_choices(type_)]:
         return invalid(path, f"must be {' or '.join(choices)}")
     if "matching regex" in message:
         for type_ in types:
@@ -257,6 +257,13 @@ def _types_at(document_type: Any, path: str) -> list[Any]:
         field_types = [field.type for field in fields if field.encode_name == name]
         types = [member for type_ in field_types for member in getattr(type_, "types", (type_,))]
     return types
+
+
+def _list_choices(type_: msgspec.inspect.Type) -> list[str]:
+    """Return the values that an enum or a literal type allows; for other types, an empty list."""
+    if isinstance(type_, msgspec.inspect.EnumType):
+        return [str(member.value) for member in type_.cls]
+    return [str(value) for value in getattr(type_, "values", ())]
 
 
 def _join_path(parent: str, name: str) -> str:
