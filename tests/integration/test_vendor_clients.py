@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,8 @@ from google.cloud import tasks_v2
 from google.cloud.tasks_v2.services.cloud_tasks.transports import CloudTasksRestTransport
 from google.oauth2.credentials import Credentials
 from qstash import QStash
-from qstash.errors import QStashError
-from qstash.message import PublishResponse
+from qstash.errors import QStashError, RateLimitExceededError
+from qstash.message import BatchJsonRequest, PublishResponse
 
 from tests.integration.service import Target, target
 from tests.integration.tenants import Tenants, two_tenants
@@ -181,6 +183,21 @@ def test_qstash_batch(tenants: Tenants, qstash: QStash, receiver: Target) -> Non
 
     assert (["POST"], ["PUT"]) == (receiver.methods["/1"], receiver.methods["/2"])
     assert {"number": 2} == json.loads(receiver.bodies["/2"][0])
+
+
+def test_qstash_client_reads_when_the_quota_has_capacity(tmp_path: Path) -> None:
+    """The error for a batch that is partly over the quota has the time of the next try."""
+    flags = (*FLAGS, "--allow-target", "127.0.0.1", "--set", "tenant_pending=1")
+    before = int(time.time())
+    later: BatchJsonRequest = {"url": "http://127.0.0.1:1/", "body": 1, "delay": "1h"}
+    with (
+        two_tenants(tmp_path, *flags) as tenants,
+        qstash_client(tenants, tenants.secrets["ann"]) as client,
+        pytest.raises(RateLimitExceededError) as caught,
+    ):
+        client.message.batch_json([later, later])
+
+    assert before + 10 <= int(caught.value.reset or 0)
 
 
 def test_qstash_errors(tenants: Tenants, qstash: QStash) -> None:

@@ -421,7 +421,7 @@ def test_large_bodies_of_a_rejected_batch_are_deleted() -> None:
 
 
 def test_limits_of_the_tenant_apply() -> None:
-    """A tenant at its quota gets a 429; the error for a batch lists the messages that it stored."""
+    """A tenant at its quota gets a 429 with the time to wait; a batch lists its stored messages."""
 
     async def test(api: ApiHarness) -> None:
         batch = [{"destination": TARGET}] * 3
@@ -429,8 +429,10 @@ def test_limits_of_the_tenant_apply() -> None:
         assert 429 == response.status
         assert "setting tenant_pending" in response.json["error"]
         assert 2 == response.json["error"].count("01890000-")
-        single = await publish(api)
-        assert (429, "10") == (single.status, single.header("retry-after"))
+        for refused in (response, await publish(api)):
+            assert (429, "10") == (refused.status, refused.header("retry-after"))
+            # The time of the reset, in seconds since 1970, is what the clients of QStash read.
+            assert f"{NOW // 1000 + 10}" == refused.header("burst-ratelimit-reset")
 
     run_with_api(test, compatibility=("qstash",), quota=2)
 

@@ -9,6 +9,7 @@ import asyncio
 import re
 from base64 import b64encode
 from hashlib import sha256
+from math import ceil
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import AddResult, NewTask
 
+_TOO_MANY_REQUESTS = 429
 _PUBLISH_PATH = b"/v2/publish/"
 _PREFIX, _FORWARD_PREFIX = "upstash-", "upstash-forward-"
 _DEDUPLICATION_WINDOW_MS = 600_000
@@ -166,7 +168,13 @@ class QStashShim:
     def render_error(self, error: ApiError) -> ApiResponse:
         """Return the response for an error: `{"error": "..."}`."""
         status = BAD_REQUEST if error.problem.status == INVALID else error.problem.status
-        return json_response(status, {"error": error.problem.detail}, *error.headers)
+        headers = [*error.headers]
+        retry_after = dict(headers).get(b"retry-after")
+        if status == _TOO_MANY_REQUESTS and retry_after is not None:
+            # The clients of QStash ignore Retry-After. Their error has this time as `reset`.
+            reset = ceil(self._context.engine.clock.now_ms() / 1000) + int(retry_after)
+            headers.append((b"burst-ratelimit-reset", str(reset).encode()))
+        return json_response(status, {"error": error.problem.detail}, *headers)
 
     async def publish(self, request: ApiRequest) -> ApiResponse:
         """Create a task. 202: it is a duplicate of an earlier one."""
@@ -300,7 +308,7 @@ class QStashShim:
                 if not stored:
                     raise error
                 detail = f"{error.problem.detail} Of this batch, {', '.join(stored)} were stored."
-                raise vendor_error(error.problem.status, detail)
+                raise vendor_error(error.problem.status, detail, error.headers)
             is_duplicate = result.status is not AddStatus.ADDED
             results.append({"messageId": result.task.id, "deduplicated": is_duplicate})
         return results

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiResponse
+    from tarry.service.api.problems import Headers
     from tarry.service.api.routing import Handler
     from tarry.service.model import Task
 
@@ -41,9 +42,9 @@ class Shim(Protocol):
         ...
 
 
-def vendor_error(status: int, detail: str) -> ApiError:
+def vendor_error(status: int, detail: str, headers: Headers = ()) -> ApiError:
     """Return an error that the API of tarry does not have."""
-    return ApiError(Problem(status, HTTPStatus(status).phrase, detail), ())
+    return ApiError(Problem(status, HTTPStatus(status).phrase, detail), headers)
 
 
 def build_task_request(fields: Mapping[str, Any]) -> RetryTaskRequest:
