@@ -313,6 +313,47 @@ def test_deduplication_id_decides_alone() -> None:
     run_with_api(test, compatibility=("qstash",))
 
 
+def test_id_that_looks_like_a_generated_key_is_another_id() -> None:
+    """An id is not a duplicate of another id whose key in a later window it equals."""
+
+    async def test(api: ApiHarness) -> None:
+        await publish_ok(api, {"Upstash-Deduplication-Id": "x"})
+        api.time.ms += 11 * MINUTE_MS
+        await publish_ok(api, {"Upstash-Deduplication-Id": "x"})
+        await publish_ok(api, {"Upstash-Deduplication-Id": "x@1"})
+        api.time.ms += 11 * MINUTE_MS
+        await publish_ok(api, {"Upstash-Deduplication-Id": "x@1"})
+
+    run_with_api(test, compatibility=("qstash",))
+
+
+def test_no_two_ids_have_a_key_in_common() -> None:
+    """The keys of all windows are different for different ids, and for an id and a content."""
+    by_content = {"Upstash-Content-Based-Deduplication": "true"}
+    content = translate_message(TARGET, by_content.items(), b"", NOW).deduplication
+    assert content is not None
+    all_keys = [content.first, *(f"{content.prefix}{window}" for window in range(1, 4))]
+    for given in ("x", *(f"x@{window}" for window in range(4)), "x@1@0", "x@1@1", *all_keys):
+        headers = {"Upstash-Deduplication-Id": given}
+        keys = translate_message(TARGET, headers.items(), b"", NOW).deduplication
+        assert keys is not None
+        all_keys += [keys.first, *(f"{keys.prefix}{window}" for window in range(1, 4))]
+
+    assert len(all_keys) == len(set(all_keys))
+
+
+@pytest.mark.parametrize("given", ["order-7", "ann@example.com", "content-1", "@", "7@"])
+def test_deduplication_id_is_the_idempotency_key(given: str) -> None:
+    """An ordinary id is the idempotency key of the task as it is."""
+
+    async def test(api: ApiHarness) -> None:
+        message_id = await publish_ok(api, {"Upstash-Deduplication-Id": given})
+        task, _ = await api.stored_task(message_id)
+        assert given == task.key
+
+    run_with_api(test, compatibility=("qstash",))
+
+
 def test_content_decides_about_duplicates() -> None:
     """With content-based deduplication, another body, header or URL makes another message."""
 

@@ -10,7 +10,7 @@ import re
 from base64 import b64encode
 from hashlib import sha256
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -69,6 +69,8 @@ _YIELD_EVERY_MESSAGES = 50
 _MAX_SECONDS = 100_000_000_000
 """A larger number of seconds since 1970 is probably in milliseconds."""
 _DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,8})m)?(?:([0-9]{1,10})s)?")
+_GENERATED_KEY = re.compile(r".*@[0-9]+|content-[0-9a-f]{64}(?::[0-9]+)?")
+"""Matches the keys that the shim itself makes: for a later window, and for the content."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MERGED_SLASHES = re.compile(r"https?:/[^/]", re.IGNORECASE)
 
@@ -120,12 +122,24 @@ _FIELD_NAMES = {
 _UNITS_S = (86_400, 3_600, 60, 1)
 
 
+class DeduplicationKeys(NamedTuple):
+    """The idempotency keys of a message that may be a duplicate.
+
+    No two ids have a key in common: an id that looks like a generated key gets a window number.
+    """
+
+    first: str
+    """The key in the first window."""
+    prefix: str
+    """Of the key in a later window; the number of the window follows."""
+
+
 class Message(msgspec.Struct, frozen=True):
     """A message: the fields of its task, and what the shim itself has to check."""
 
     fields: dict[str, Any]
     """The JSON fields of `POST /retry-tasks`, without the idempotency key."""
-    deduplication_id: str | None = None
+    deduplication: DeduplicationKeys | None = None
     flow_control: dict[str, int] = {}
     """`parallelism`, `rate`, and `period` in seconds."""
 
@@ -291,7 +305,8 @@ class QStashShim:
                 if not (index + 1) % _YIELD_EVERY_MESSAGES:
                     await asyncio.sleep(0)
                 with rename_fields(_vendor_name, prefix):
-                    built.append(await self._build(request, message, message.deduplication_id))
+                    key = message.deduplication.first if message.deduplication else None
+                    built.append(await self._build(request, message, key))
         except BaseException:
             await creation.discard(built)
             raise
@@ -324,9 +339,9 @@ class QStashShim:
         """
         now, window_ms = self._context.engine.clock.now_ms(), _DEDUPLICATION_WINDOW_MS
         window = (now - existing.task.created_at) // window_ms
-        if window < 1 or message.deduplication_id is None:
+        if window < 1 or message.deduplication is None:
             return existing
-        key = f"{message.deduplication_id}@"
+        key = message.deduplication.prefix
         previous = await self._lookup.find_by_key(request.tenant, f"{key}{window - 1}")
         if previous is not None and now - previous.created_at < window_ms:
             return msgspec.structs.replace(existing, task=previous)
@@ -414,7 +429,7 @@ def translate_message(
     _check_redaction(options.get("upstash-redact-fields", ""))
     return Message(
         fields,
-        _deduplication_id(options, destination, forwarded, body),
+        _deduplication_keys(options, destination, forwarded, body),
         _parse_flow_control(options.get("upstash-flow-control-value", "")),
     )
 
@@ -454,22 +469,25 @@ def _policy_overrides(options: dict[str, str]) -> dict[str, Any]:
     return overrides
 
 
-def _deduplication_id(
+def _deduplication_keys(
     options: dict[str, str], destination: str, forwarded: dict[str, str], body: bytes
-) -> str | None:
+) -> DeduplicationKeys | None:
     deduplication_id = options.get("upstash-deduplication-id")
     if deduplication_id is not None:
         if not 0 < len(deduplication_id) <= _MAX_DEDUPLICATION_ID_CHARS:
             rule = f"must have 1 to {_MAX_DEDUPLICATION_ID_CHARS} characters"
             raise invalid("Upstash-Deduplication-Id", rule)
-        return deduplication_id
+        prefix = f"{deduplication_id}@"
+        is_ambiguous = _GENERATED_KEY.fullmatch(deduplication_id) is not None
+        return DeduplicationKeys(f"{prefix}0" if is_ambiguous else deduplication_id, prefix)
     choice = options.get("upstash-content-based-deduplication", "false").lower()
     if choice not in {"true", "false"}:
         raise invalid("Upstash-Content-Based-Deduplication", "must be true or false", choice)
     if choice == "false":
         return None
     content = msgspec.msgpack.encode((destination, sorted(forwarded.items()), body))
-    return f"content-{sha256(content).hexdigest()}"
+    key = f"content-{sha256(content).hexdigest()}"
+    return DeduplicationKeys(key, f"{key}:")
 
 
 def _parse_flow_control(text: str) -> dict[str, int]:
