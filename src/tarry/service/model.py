@@ -273,6 +273,34 @@ class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
     """When a claim last leased tasks of the lane; None: never."""
 
 
+class BreakerChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A change of the breaker of a lane, as all processes see it."""
+
+    at: int
+    before: str
+    """`closed`, `open` or `half-open`, as the next field."""
+    after: str
+    reason: str | None = None
+
+
+class LatencyWindow(msgspec.Struct, frozen=True, gc=False):
+    """A histogram of the durations of attempts of a lane in an interval of time."""
+
+    at: int
+    """The start of the interval, a multiple of `LATENCY_WINDOW_MS`."""
+    counts: dict[str, int]
+    """The number of attempts by bucket, see `lane_activity.latency_bucket`."""
+
+
+class LaneActivity(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What has happened in a lane lately, in all processes."""
+
+    changes: list[BreakerChange] = []
+    """The last changes of the breaker, oldest first; each starts where the one before ended."""
+    windows: list[LatencyWindow] = []
+    """The last intervals with attempts, oldest first. They may be long ago."""
+
+
 class ApiKeyRecord(msgspec.Struct, kw_only=True, gc=False):
     """An API key. Only its digest is stored, not the key itself."""
 

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
     from tarry.service.model import (
         ApiKeyRecord,
+        BreakerChange,
+        LaneActivity,
         PolicyVersion,
         ReplayRecord,
         SigningSecretRecord,
@@ -83,6 +85,12 @@ MAX_LISTED_WORKERS = 1_000
 """Maximum number of processes that `Store.list_workers` returns."""
 SERIES_RETENTION_MS: Final[dict[int, int]] = {10_000: 3 * 3_600_000, 300_000: 8 * 86_400_000}
 """The intervals of `SeriesPoint` in ms, and how long the points of each interval are kept."""
+MAX_BREAKER_CHANGES = 20
+"""How many changes of the breaker of a lane are kept."""
+LATENCY_WINDOW_MS = 300_000
+"""The length of a `LatencyWindow`."""
+MAX_LATENCY_WINDOWS = 2
+"""How many intervals with attempts are kept for a lane."""
 MAX_REPLAY_PAUSE_MS = 1e12
 """About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
 MIN_REPLAY_COUNT_INTERVAL_MS, MAX_REPLAY_COUNT_INTERVAL_MS = 1_000, 30_000
@@ -619,6 +627,30 @@ class Store(Protocol):
         """Return a lane, or None if it does not exist."""
         ...
 
+    async def record_breaker_change(self, lane: str, change: BreakerChange) -> None:
+        """Add a change of the breaker of a lane, and keep the last `MAX_BREAKER_CHANGES`.
+
+        Several processes may report the same change. So the change is ignored if the last stored
+        change has the same `after`; otherwise its `before` is the `after` of the last stored one.
+        The first change of a lane is ignored if it changes nothing. Unknown lanes are ignored.
+        """
+        ...
+
+    async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
+        """Add to the current `LatencyWindow` of lanes, and keep the last `MAX_LATENCY_WINDOWS`.
+
+        An empty dict removes the windows of a lane. Unknown lanes are ignored. A call that fails is
+        not repeated, because it may have been applied.
+        """
+        ...
+
+    async def read_lane_activity(self, lanes: Sequence[str]) -> dict[str, LaneActivity]:
+        """Return the activity of those of the lanes that have any, by name of the lane.
+
+        It is removed with the lane.
+        """
+        ...
+
     async def get_task(self, tenant: str, task_id: str) -> Task | None:
         """Return a task, or None if it does not exist."""
         ...
@@ -898,9 +930,9 @@ class Store(Protocol):
 
         The records have everything that another store needs to continue in the same state. Not
         exported are the numbers of attempts per minute and of superseded results, series, the
-        positions of lanes in the rotation, references to orphaned bodies, and heartbeats. A page
-        ends when its tasks, attempts or documents reach `MAX_PAGE_BYTES`. Changes between two pages
-        may be missing, so no service may run on the store meanwhile.
+        activity and the positions in the rotation of lanes, references to orphaned bodies, and
+        heartbeats. A page ends when its tasks, attempts or documents reach `MAX_PAGE_BYTES`.
+        Changes between two pages may be missing, so no service may run on the store meanwhile.
         """
         ...
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from tarry.service.model import (
     AttemptRecord,
+    LaneActivity,
     LaneRecord,
     PolicyVersion,
     ReplayRecord,
@@ -80,6 +81,7 @@ class StoreSnapshot(NamedTuple):
     paused_lanes: frozenset[str]
     workers: list[WorkerRecord]
     series: list[list[SeriesPoint]]
+    lane_activity: dict[str, LaneActivity]
     orphaned_bodies: list[str]
 
 
@@ -208,6 +210,7 @@ async def snapshot(store: Store) -> StoreSnapshot:
         limits.paused_lanes,
         await store.list_workers(),
         [await store.list_series(step_ms, since=0) for step_ms in SERIES_RETENTION_MS],
+        await store.read_lane_activity([lane.name for lane in lanes]),
         sorted(await store.list_orphaned_bodies(1000)),
     )
 

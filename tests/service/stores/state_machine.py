@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tarry.service.model import (
     ApiKeyRecord,
     AttemptRecord,
+    BreakerChange,
     PolicyVersion,
     ReplayRecord,
     SigningSecretRecord,
@@ -509,6 +510,17 @@ class StoreMachine(RuleBasedStateMachine):
         at = self.comparison.clock.now // step_ms * step_ms - age * step_ms
         points = [SeriesPoint(step_ms, at, sums)]
         self.comparison.call_and_compare(lambda store: store.record_series(points))
+
+    @rule(
+        lane=lanes,
+        state=st.sampled_from(["closed", "open", "half-open"]),
+        counts=st.dictionaries(st.sampled_from("abc"), st.integers(1, 9)),
+    )
+    def record_lane_activity(self, lane: str, state: str, counts: dict[str, int]) -> None:
+        """Record a change of a breaker, and latencies."""
+        change = BreakerChange(at=self.now, before="closed", after=state)
+        self.comparison.call_and_compare(lambda store: store.record_breaker_change(lane, change))
+        self.comparison.call_and_compare(lambda store: store.record_latencies({lane: counts}))
 
     @rule(tenant=tenants, number=st.integers(0, 3), revoke=st.booleans())
     def change_api_key(self, tenant: str, number: int, revoke: bool) -> None:

@@ -11,6 +11,7 @@ from tarry.errors import ConfigurationError
 from tarry.service.model import (
     ApiKeyRecord,
     AttemptRecord,
+    LaneActivity,
     LaneRecord,
     ReplayRecord,
     SigningSecretRecord,
@@ -38,6 +39,7 @@ decode_signing_secret: Callable[[bytes], SigningSecretRecord] = msgspec.msgpack.
 ).decode
 decode_transfer_mark: Callable[[bytes], TransferMark] = msgspec.msgpack.Decoder(TransferMark).decode
 decode_sums: Callable[[bytes], dict[str, int]] = msgspec.msgpack.Decoder(dict[str, int]).decode
+decode_activity: Callable[[bytes], LaneActivity] = msgspec.msgpack.Decoder(LaneActivity).decode
 decode_limits: Callable[[str | bytes], DownstreamLimits] = msgspec.json.Decoder(
     DownstreamLimits
 ).decode

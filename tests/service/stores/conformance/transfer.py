@@ -157,7 +157,9 @@ async def contents(store: Store) -> Sequence[Any]:
     # Only the order within a tenant is defined.
     tasks = sorted(await export_all(store, RecordKind.TASK), key=lambda each: each.tenant)
     return (
-        found._replace(attempts_per_minute={}, workers=[], series=[], orphaned_bodies=[]),
+        found._replace(
+            attempts_per_minute={}, workers=[], series=[], lane_activity={}, orphaned_bodies=[]
+        ),
         [replace(each, wake_at=0) for each in tasks],
         limits.by_lane,
         await store.list_lane_limits(10),

@@ -13,6 +13,7 @@ from tarry.service.model import (
     LOST,
     ApiKeyRecord,
     AttemptRecord,
+    LaneActivity,
     LaneRecord,
     PolicyVersion,
     ReplayRecord,
@@ -299,6 +300,8 @@ class ReferenceState:
         self.workers: dict[str, WorkerRecord] = {}
         self.series: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
         """By length and start of the interval."""
+        self.activity: dict[str, LaneActivity] = {}
+        """By name of the lane."""
         self.listeners: dict[object, Callable[[], None]] = {}
         """Callbacks of `listen`, by store."""
         self.transfer: TransferMark | None = None
@@ -339,6 +342,7 @@ class ReferenceState:
             del self.queues[name]
             self.lane_limits.pop(name, None)
             self.budgets.pop(name, None)
+            self.activity.pop(name, None)
 
     def remove_unused_policies(self, now: int) -> None:
         """Remove replaced versions, and the last numbers of deleted policies, without tasks."""

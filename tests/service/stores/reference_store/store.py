@@ -6,6 +6,8 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, TypeVar
 
@@ -13,9 +15,12 @@ import msgspec
 
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import environment
+from tarry.service.lane_activity import add_change, add_latencies
 from tarry.service.model import (
     ApiKeyRecord,
     AttemptRecord,
+    BreakerChange,
+    LaneActivity,
     LaneRecord,
     PolicyVersion,
     ReplayRecord,
@@ -363,6 +368,29 @@ class ReferenceStore:
         for each in limits:
             if each.lane in self.state.queues:
                 self.state.lane_limits[each.lane] = each
+
+    async def record_breaker_change(self, lane: str, change: BreakerChange) -> None:
+        """Add a change of the breaker of a lane that exists."""
+        self._change_activity(lane, lambda activity: add_change(activity, change))
+
+    async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
+        """Add to the current latency windows of lanes that exist."""
+        for lane, counts in counts_by_lane.items():
+            add = partial(add_latencies, counts=counts, now=self._clock())
+            self._change_activity(lane, add)
+
+    def _change_activity(self, lane: str, change: Callable[[LaneActivity], LaneActivity]) -> None:
+        if lane in self.state.queues:
+            self.state.activity[lane] = change(self.state.activity.get(lane, LaneActivity()))
+
+    async def read_lane_activity(self, lanes: Sequence[str]) -> dict[str, LaneActivity]:
+        """Return the activity of lanes that have any."""
+        found = {lane: self.state.activity.get(lane, LaneActivity()) for lane in lanes}
+        return {
+            lane: deepcopy(activity)
+            for lane, activity in found.items()
+            if activity != LaneActivity()
+        }
 
     async def list_lane_limits(self, limit: int) -> list[LaneLimits]:
         """Return the limits of lanes whose rate is limited, last used lanes first."""

@@ -159,6 +159,8 @@ async def _use_workers_and_series(store: SqliteStore) -> None:
     await store.list_workers()
     await store.record_series([SeriesPoint(10_000, 0, {"a": 1})])
     await store.list_series(10_000, since=0)
+    await store.record_latencies({"acme/https:a.example:443": {"1": 1}})
+    await store.read_lane_activity(["acme/https:a.example:443"])
 
 
 def _scans_or_sorts(step: str, statement: str) -> bool:

@@ -85,7 +85,8 @@ INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, 
         (5, 1, 1, 1, 3, 0, 1000, 1000, 1, 'permanent', NULL, 1001),
         (6, 1, 1, 1, 4, 0, 1000, 1000, 0, NULL, NULL, 1001);
 INSERT INTO attempt VALUES ((2 << 24) + 1, {log}), ((4 << 24) + 1, {log}), ((5 << 24) + 1, {log});
-INSERT INTO api_key VALUES ('id', 'acme', x'64', 'name', 0, NULL);
+INSERT INTO api_key (id, tenant, digest, name, created_at, revoked_at)
+    VALUES ('id', 'acme', x'64', 'name', 0, NULL);
 INSERT INTO replay VALUES ('replay', 'acme', 0, 0, 0, {replay});
 INSERT INTO series VALUES (1, 0, 'success', 1), (0, 0, 'success', 1)
 """

@@ -386,7 +386,15 @@ CREATE TABLE tarry.series_point ( -- see Store.record_series
 ) WITH (fillfactor = 50, {_HOT});
 """
 _API_KEY_ROLES = "ALTER TABLE tarry.api_key ADD COLUMN role text NOT NULL DEFAULT 'admin';"
-MIGRATIONS: tuple[str, ...] = (_TABLES, _GENERATIONS, _SERIES_POINTS, _API_KEY_ROLES + FUNCTIONS)
+_LANE_ACTIVITY = f"""
+CREATE TABLE tarry.lane_activity ( -- see Store.read_lane_activity
+    lane integer PRIMARY KEY REFERENCES tarry.lane_name (id) ON DELETE CASCADE,
+    activity bytea NOT NULL -- the LaneActivity
+) WITH (fillfactor = 50, {_HOT});
+"""
+MIGRATIONS: tuple[str, ...] = (
+    _TABLES, _GENERATIONS, _SERIES_POINTS, _API_KEY_ROLES, _LANE_ACTIVITY + FUNCTIONS,
+)  # fmt: skip
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is a schema without tables.
 
 The names of functions end with a version. A migration that changes the parameters or the effect of

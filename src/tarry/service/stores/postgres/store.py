@@ -13,6 +13,7 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.store import MAX_LISTED_WORKERS, WORKER_EXPIRY_MS, AddStatus
 from tarry.service.stores.postgres import (
     finished_tasks,
+    lane_activity,
     lanes,
     live_tasks,
     partitions,
@@ -210,6 +211,15 @@ class PostgresStore:
 
     async def get_lane(self, name: str) -> model.LaneRecord | None:
         return await lanes.get_lane(self.database, name)
+
+    async def record_breaker_change(self, lane: str, change: model.BreakerChange) -> None:
+        await lane_activity.record_breaker_change(self.database, lane, change)
+
+    async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
+        await lane_activity.record_latencies(self.database, counts_by_lane, self._now())
+
+    async def read_lane_activity(self, lanes: Sequence[str]) -> dict[str, model.LaneActivity]:
+        return await lane_activity.read_lane_activity(self.database, lanes)
 
     async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
         return await queries.get_task(self.database, tenant, task_id)

@@ -21,6 +21,8 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import (
     MAX_ATTEMPT_NUMBER,
     ApiKeyRecord,
+    BreakerChange,
+    LaneActivity,
     PolicyVersion,
     ReplayRecord,
     SigningSecretRecord,
@@ -29,8 +31,11 @@ from tarry.service.model import (
 )
 from tarry.service.store import (
     BUDGET_DECAY_MS,
+    LATENCY_WINDOW_MS,
+    MAX_BREAKER_CHANGES,
     MAX_BUSIEST_LANES,
     MAX_LANE_SIGNING_SECRETS,
+    MAX_LATENCY_WINDOWS,
     MAX_LISTED_WORKERS,
     MAX_PAGE_BYTES,
     MAX_REPLAY_COUNT_INTERVAL_MS,
@@ -60,6 +65,7 @@ from tarry.service.store import (
     TransferMark,
 )
 from tarry.service.stores.records import (
+    decode_activity,
     decode_attempt,
     decode_limits,
     decode_replay,
@@ -442,6 +448,33 @@ class RedisStore:
     async def get_lane(self, name: str) -> LaneRecord | None:
         reply = await self._run_on_lane(name, "lanes", "", "", 1, name)
         return decode_lane(reply[0][0]).to_record() if reply else None
+
+    async def record_breaker_change(self, lane: str, change: BreakerChange) -> None:
+        values = (change.at, change.before, change.after, change.reason)
+        arguments = ("change", lane, values, MAX_BREAKER_CHANGES)
+        await self._run_on_lane(lane, "lane_activity", *arguments)
+
+    async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
+        batches: dict[int, list[tuple[str, list[str | int]]]] = defaultdict(list)
+        for lane, counts in counts_by_lane.items():
+            values = [value for pair in counts.items() for value in pair]
+            batches[self._partition_of_lane(lane)].append((lane, values))
+        window = (LATENCY_WINDOW_MS, MAX_LATENCY_WINDOWS)
+        await _gather(
+            self._connection.run(partition, "lane_activity", "latencies", batch, *window)
+            for partition, batch in batches.items()
+        )
+
+    async def read_lane_activity(self, lanes: Sequence[str]) -> dict[str, LaneActivity]:
+        batches: dict[int, list[str]] = defaultdict(list)
+        for lane in lanes:
+            batches[self._partition_of_lane(lane)].append(lane)
+        replies = await _gather(
+            self._connection.run(partition, "lane_activity", "read", batch)
+            for partition, batch in batches.items()
+        )
+        pairs = [pair for reply in replies for pair in _as_pairs(reply)]
+        return {lane.decode(): decode_activity(packed) for lane, packed in pairs}
 
     # --- tasks ------------------------------------------------------------------------------------
 

@@ -286,6 +286,14 @@ MIGRATIONS = (
     ) WITHOUT ROWID;
     """,
     "ALTER TABLE api_key ADD COLUMN role TEXT NOT NULL DEFAULT 'admin'",
+    """
+    CREATE TABLE lane_activity ( -- see Store.read_lane_activity
+        -- The name: an older process does not remove the activity of the lanes that it removes, and
+        -- ids are used again.
+        lane TEXT PRIMARY KEY,
+        activity BLOB NOT NULL -- the LaneActivity
+    ) WITHOUT ROWID;
+    """,
 )
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 

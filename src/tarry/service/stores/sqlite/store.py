@@ -18,6 +18,7 @@ from tarry.service.stores.sqlite import (
     claim,
     finish,
     heartbeats,
+    lane_activity,
     policies,
     queries,
     series,
@@ -283,6 +284,17 @@ class SqliteStore:
 
     async def get_lane(self, name: str) -> model.LaneRecord | None:
         return await self.read(lambda tx: queries.get_lane(tx, name))
+
+    async def record_breaker_change(self, lane: str, change: model.BreakerChange) -> None:
+        operation = OperationCall(lane_activity.record_breaker_change, lane, change)
+        await self.write(operation, urgent=False)
+
+    async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
+        operation = OperationCall(lane_activity.record_latencies, counts_by_lane)
+        await self.write(operation, urgent=False)
+
+    async def read_lane_activity(self, lanes: Sequence[str]) -> dict[str, model.LaneActivity]:
+        return await self.read(lambda tx: lane_activity.read_lane_activity(tx, lanes))
 
     async def put_policy(
         self, policy: model.PolicyVersion, *, replace: bool, quota: int | None = None

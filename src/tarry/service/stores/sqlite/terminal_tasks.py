@@ -80,7 +80,7 @@ _DELETE_UNUSED_LANES = """
 DELETE FROM lane WHERE id IN (
     SELECT id FROM lane INDEXED BY lane_unused
     WHERE tasks = 0 AND paused = 0 AND limits IS NULL AND ifnull(parked_until, 0) <= ? LIMIT ?)
-RETURNING tenant
+RETURNING tenant, name
 """
 _DELETE_UNUSED_POLICY_VERSIONS = """
 DELETE FROM policy WHERE rowid IN (
@@ -285,14 +285,16 @@ def _delete_unused_lanes_and_policies(tx: Transaction, limit: int) -> int:
     """
     # Writes the column `tasks`. Empties the cache, which would write deleted lanes again.
     tx.flush()
-    tenants = tx.execute(_DELETE_UNUSED_LANES, (tx.now, limit)).fetchall()
+    lanes = tx.execute(_DELETE_UNUSED_LANES, (tx.now, limit)).fetchall()
+    tenants = [(tenant,) for tenant, _ in lanes]
     tx.executemany("UPDATE tenant SET lanes = lanes - 1 WHERE id = ?", tenants)
+    tx.executemany("DELETE FROM lane_activity WHERE lane = ?", [(name,) for _, name in lanes])
     parameters = (tx.now - POLICY_RETENTION_MS, limit)
     versions = tx.execute(_DELETE_UNUSED_POLICY_VERSIONS, parameters).rowcount
     policies = tx.execute(_DELETE_UNUSED_DELETED_POLICIES, (limit,)).rowcount
-    if tenants or policies:
+    if lanes or policies:
         tx.names.record_removal()
-    return max(len(tenants), versions, policies)
+    return max(len(lanes), versions, policies)
 
 
 def _shrink_file(tx: Transaction) -> bool:

@@ -32,6 +32,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service import store
 from tarry.service.model import (
     ApiKeyRecord,
+    BreakerChange,
     PolicyVersion,
     ReplayRecord,
     SigningSecretRecord,
@@ -43,6 +44,7 @@ from tarry.service.stores.sqlite import (
     claim,
     finish,
     heartbeats,
+    lane_activity,
     policies,
     series,
     terminal_tasks,
@@ -157,6 +159,8 @@ OPERATIONS: dict[str, RemoteOperation] = {
         (policies.delete_signing_secret, tuple[str, str], bool),
         (heartbeats.record_worker, tuple[WorkerRecord], None),
         (heartbeats.remove_worker, tuple[str], None),
+        (lane_activity.record_breaker_change, tuple[str, BreakerChange], None),
+        (lane_activity.record_latencies, tuple[dict[str, dict[str, int]]], None),
         (series.record_series, tuple[list[store.SeriesPoint]], None),
         (transfer.import_policies, tuple[list[PolicyVersion]], None),
         (transfer.import_deleted_policies, tuple[list[store.DeletedPolicy]], None),

@@ -93,7 +93,7 @@ for _, id in ipairs(first_members('unused_lanes', now)) do
     call('ZREM', base .. 'lane_names', lane.name)
     call('ZREM', base .. 'rated_lanes', lane.name)
     call('ZREM', base .. 'unused_lanes', id)
-    call('DEL', base .. 'lane:' .. id)
+    call('DEL', base .. 'lane:' .. id, base .. 'activity:' .. id)
     lanes[lane.id], changed_lanes[lane.id] = nil, nil
     local tenant = change_tenant(lane.tenant)
     tenant.lanes = tenant.lanes - 1

@@ -1,0 +1,140 @@
+"""Conformance cases: changes of breakers, and latencies of lanes."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+from tarry.service.model import BreakerChange, LaneActivity, LatencyWindow
+from tarry.service.store import (
+    LATENCY_WINDOW_MS,
+    MAX_BREAKER_CHANGES,
+    MAX_LATENCY_WINDOWS,
+    Retention,
+    Store,
+)
+from tests.service.stores.harness import (
+    DAY_MS,
+    LANE,
+    START_MS,
+    StoreHarness,
+    conformance_case,
+    task,
+)
+
+OTHER_LANE = "beta/https:a.example:443"
+FIRST_WINDOW_AT = START_MS - START_MS % LATENCY_WINDOW_MS
+
+
+async def read(store: Store, lane: str = LANE) -> LaneActivity | None:
+    """Return the activity of one lane."""
+    found = await store.read_lane_activity([lane])
+    assert set(found) <= {lane}
+    return found.get(lane)
+
+
+def change(at: int, before: str, after: str, reason: str | None = None) -> BreakerChange:
+    """Return a change of a breaker."""
+    return BreakerChange(at=at, before=before, after=after, reason=reason)
+
+
+@conformance_case
+async def changes_of_a_breaker_are_a_chain(harness: StoreHarness) -> None:
+    """A change that another process has reported is ignored; each starts where the last ended."""
+    await harness.add(task(0))
+    other = await harness.reopen()
+    closed = change(1, "closed", "closed", "resumed")
+    await other.record_breaker_change(LANE, closed)
+    assert await read(other) is None
+    opened = change(2, "closed", "open", "\0 <b>503</b> \u2028")
+    await asyncio.gather(*(store.record_breaker_change(LANE, opened) for store in harness.opened))
+    await other.record_breaker_change(LANE, change(3, "closed", "open", "again"))
+    await other.record_breaker_change(LANE, change(4, "closed", "half-open"))
+    await harness.store.record_breaker_change(LANE, closed)
+
+    for store in harness.opened:
+        assert LaneActivity(
+            [opened, change(4, "open", "half-open"), change(1, "half-open", "closed", "resumed")]
+        ) == await read(store)
+
+
+@conformance_case
+async def the_last_changes_are_kept(harness: StoreHarness) -> None:
+    """Only the last changes of each lane are kept."""
+    await harness.add(task(0), task(1, tenant="beta"))
+    await harness.store.record_breaker_change(OTHER_LANE, change(7, "closed", "open"))
+    states = ["closed", "open"] * MAX_BREAKER_CHANGES
+    changes = [change(at, before, after) for at, (before, after) in enumerate(pairwise(states))]
+    for each in changes:
+        await harness.store.record_breaker_change(LANE, each)
+
+    found = await harness.store.read_lane_activity([LANE, "acme/none", OTHER_LANE])
+
+    assert {
+        LANE: LaneActivity(changes[-MAX_BREAKER_CHANGES:]),
+        OTHER_LANE: LaneActivity([change(7, "closed", "open")]),
+    } == found
+    assert {} == await harness.store.read_lane_activity([])
+
+
+@conformance_case
+async def latencies_of_all_processes_are_added(harness: StoreHarness) -> None:
+    """Counts of one window are added by bucket; the last windows with attempts are kept."""
+    await harness.add(task(0), task(1, tenant="beta"))
+    other = await harness.reopen()
+    opened = change(2, "closed", "open")
+    await other.record_breaker_change(LANE, opened)
+    await asyncio.gather(
+        harness.opened[0].record_latencies({LANE: {"-3": 1, "40": 5}, OTHER_LANE: {"0": 1}}),
+        other.record_latencies({LANE: {"40": 2, "41": 1}, OTHER_LANE: {"0": 1}}),
+    )
+    first = LatencyWindow(FIRST_WINDOW_AT, {"-3": 1, "40": 7, "41": 1})
+    assert LaneActivity([opened], [first]) == await read(harness.opened[0])
+
+    windows = [first]
+    for _ in range(MAX_LATENCY_WINDOWS):
+        harness.clock.advance(7 * LATENCY_WINDOW_MS)
+        await other.record_latencies({LANE: {"9": 4}})
+        windows.append(LatencyWindow(windows[-1].at + 7 * LATENCY_WINDOW_MS, {"9": 4}))
+    harness.clock.now = START_MS  # the clock was set back
+    await other.record_latencies({LANE: {"9": 1}})
+    windows[-1] = LatencyWindow(windows[-1].at, {"9": 5})
+
+    assert LaneActivity([opened], windows[-MAX_LATENCY_WINDOWS:]) == await read(other)
+    assert LaneActivity([], [LatencyWindow(FIRST_WINDOW_AT, {"0": 2})]) == await read(
+        other, OTHER_LANE
+    )
+
+
+@conformance_case
+async def latencies_can_be_removed(harness: StoreHarness) -> None:
+    """Without counts, the latencies of a lane are removed; changes of its breaker stay."""
+    await harness.add(task(0), task(1, tenant="beta"))
+    opened = change(2, "closed", "open")
+    await harness.store.record_breaker_change(LANE, opened)
+    await harness.store.record_latencies({LANE: {"1": 1}, OTHER_LANE: {"1": 1}})
+
+    await harness.store.record_latencies({LANE: {}, OTHER_LANE: {}})
+
+    assert LaneActivity([opened]) == await read(harness.store)
+    assert await read(harness.store, OTHER_LANE) is None
+
+
+@conformance_case
+async def activity_is_removed_with_its_lane(harness: StoreHarness) -> None:
+    """Unknown lanes have no activity; a lane that is created again starts without any."""
+
+    async def record() -> None:
+        await harness.store.record_breaker_change(LANE, change(2, "closed", "open"))
+        await harness.store.record_latencies({LANE: {"1": 1}})
+
+    await record()
+    assert await read(harness.store) is None
+    await harness.store.pause(LANE)
+    await record()
+    assert await read(harness.store) is not None
+    await harness.store.resume(LANE)
+    await harness.store.sweep(Retention(DAY_MS, DAY_MS), 10)
+    assert await harness.store.get_lane(LANE) is None
+    await harness.add(task(0))
+    assert await read(harness.store) is None
