@@ -281,10 +281,11 @@ def test_downstreams_have_state_backlog_and_latency(
     listed = run_cli("downstreams", "--json").json["items"]
     (document,) = [each for each in listed if each["lane"] == lane]
 
-    columns = "downstream state pending leased dead running limit rate p50 p95"
+    columns = "downstream state pending leased dead p50 p90 p99 running limit rate"
     assert columns == " ".join(heading.split())
-    assert [lane, "ACTIVE", "1", "0", "0", "0"] == row[:6]
-    assert row[-1] in {"ms", "s"}
+    assert [lane, "ACTIVE", "1", "0", "0"] == row[:5]
+    assert {"ms", "s"} >= {row[6], row[8], row[10]}
+    assert "0" == row[11]
     assert 1 == document["pending"]
 
 
@@ -304,10 +305,43 @@ def test_tasks_that_wait_for_a_slot_are_not_counted_as_running(
     client.set_limits(lane)
 
     (row,) = [row.split() for row in rows if row.split()[0] == lane]
-    assert [lane, "ACTIVE", "0", "2", "0", "1", "1"] == row[:7]
+    assert [lane, "ACTIVE", "0", "2", "0", "1", "1"] == row[:7]  # no attempt has ended
     assert explanation.endswith(
         "Attempt 1 waits for a free slot (limits of concurrency and rate).\n"
     )
+
+
+def test_a_downstream_is_shown_with_its_breaker_history(
+    run_cli: RunCli, client: Client, target: FlakyServer, lane: str
+) -> None:
+    """`downstreams show` prints state, latency and the changes of the breaker, newest first."""
+    client.set_limits(lane, breaker={"consecutiveFailures": 1, "openForMs": 600_000})
+    client.enqueue(target.url, wait=30)
+    unchanged = run_cli("downstreams", "show", lane)
+    client.enqueue(f"{target.url}/?plan=503&run=history")
+    while len(client.downstream(lane).breaker_history or []) < 1:
+        environment.blocking_sleep(0.01, None)
+    state, latency, heading, *rows = run_cli("downstreams", "show", lane).out.splitlines()
+    client.reset(lane)
+    client.set_limits(lane)
+    document = run_cli("downstreams", "show", lane, "--json").json
+
+    assert f"{lane} ACTIVE, breaker closed" == unchanged.out.splitlines()[0]
+    assert "the breaker has not changed" == unchanged.out.splitlines()[-1]
+    assert state.startswith(f"{lane} PARKED, breaker open, parked until in ")
+    assert latency.startswith("p50 ")
+    assert "2 attempts since" in latency
+    assert ["breaker", "from", "to", "reason"] == heading.split()
+    [row] = rows
+    assert row.endswith("closed  open  Too many attempts failed, the last one: status 503.")
+    closed, opened = document["breakerHistory"]
+    assert ("open", "closed", "An operator reset the downstream.") == (
+        closed["from"],
+        closed["to"],
+        closed["reason"],
+    )
+    assert "open" == opened["to"]
+    assert document["latency"] is None
 
 
 def test_pause_resume_and_reset(
@@ -377,7 +411,7 @@ def test_invalid_arguments_are_reported(run_cli: RunCli) -> None:
     unknown_lane = run_cli("downstreams", "resume", "http:nowhere:80")
 
     assert 2 == unknown_action.code
-    assert "must be one of pause, reset, resume, set, got 'stop'" in unknown_action.err
+    assert "must be one of pause, reset, resume, set, show, got 'stop'" in unknown_action.err
     assert 2 == no_lane.code
     assert "LANE is required: the downstream to pause" in no_lane.err
     assert (3, "", "error: There is no such downstream.\n") == unknown_lane

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tarry.client import Client
-    from tarry.wire.tasks import DownstreamInfo, ServiceEvent
+    from tarry.wire.tasks import DownstreamInfo, LatencyStats, ServiceEvent
 
 
-ACTIONS = ("pause", "resume", "reset", "set")
+ACTIONS = ("show", "pause", "resume", "reset", "set")
 _HEADINGS = (
-    *("downstream", "state", "pending", "leased", "dead"),
-    *("running", "limit", "rate", "p50", "p95"),  # of the service process that responded
+    *("downstream", "state", "pending", "leased", "dead", "p50", "p90", "p99"),
+    *("running", "limit", "rate"),  # of the service process that responded
 )
 
 
@@ -55,6 +55,7 @@ def downstreams(
         typer.Argument(
             metavar="|".join(ACTIONS),
             help=(
+                "show: print the state, the latency and the breaker history of the downstream. "
                 "pause: start no more attempts; counts towards the total budgets of waiting tasks. "
                 "resume: start attempts again, slowly at first. "
                 "reset: discard the statistics of the downstream, and resume. "
@@ -83,7 +84,7 @@ def downstreams(
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the downstreams (target hosts), or pause, resume, reset or limit one of them."""
+    """List the downstreams (target hosts), or show, pause, resume, reset or limit one of them."""
     limits = {"rate": rate, "concurrency": concurrency, "breaker": breaker, "budget": budget}
     for name, value in limits.items():
         if value is not None and action != "set":
@@ -95,6 +96,7 @@ def downstreams(
             raise ConfigurationError("LANE", rule)
         with connect(server, api_key) as client:
             methods: dict[str, Callable[[str], DownstreamInfo]] = {
+                "show": client.downstream,
                 "pause": client.pause,
                 "resume": client.resume,
                 "reset": client.reset,
@@ -107,6 +109,9 @@ def downstreams(
                 ),
             }
             downstream = methods[action](lane)
+        if action == "show" and not as_json:
+            _print_downstream(downstream)
+            return
         text = f"{downstream.lane} {downstream.state}"
         if action == "pause" and downstream.pending:
             text += "; its waiting tasks still end when their total budgets are used up"
@@ -152,12 +157,40 @@ def _downstream_row(downstream: DownstreamInfo) -> tuple[object, ...]:
         downstream.pending,
         downstream.in_flight,
         downstream.dead,
+        *_format_quantiles(downstream.latency),
         local.running,
         "" if local.concurrency_limit is None else local.concurrency_limit,
         "" if local.rate_per_second is None else f"{local.rate_per_second:g}/s",
-        output.format_ms(local.p50_ms),
-        output.format_ms(local.p95_ms),
     )
+
+
+def _format_quantiles(latency: LatencyStats | None) -> tuple[str, str, str]:
+    if latency is None:
+        return "", "", ""
+    p50, p90, p99 = map(output.format_ms, (latency.p50_ms, latency.p90_ms, latency.p99_ms))
+    return p50, p90, p99
+
+
+def _print_downstream(downstream: DownstreamInfo) -> None:
+    now_s = environment.unix_time()
+    text = f"{downstream.lane} {downstream.state}, breaker {downstream.breaker}"
+    if downstream.state == "PARKED":
+        text += f", parked until {output.time_until(downstream.parked_until, now_s)}"
+    output.print_text(text)
+    latency = downstream.latency
+    if latency is not None:
+        p50, p90, p99 = _format_quantiles(latency)
+        count, since = latency.attempts, output.time_since(latency.since, now_s)
+        output.print_text(f"p50 {p50}, p90 {p90}, p99 {p99} ({count} attempts since {since})")
+    history = downstream.breaker_history or []
+    if not history:
+        output.print_text("the breaker has not changed")
+        return
+    rows = [
+        (output.time_since(change.at, now_s), change.from_, change.to, change.reason or "")
+        for change in history
+    ]
+    output.console().print(output.table(("breaker", "from", "to", "reason"), rows))
 
 
 _EVENT_STYLES = {"succeeded": "green", "exhausted": "red", "parked": "red", "missed": "yellow"}

@@ -434,6 +434,11 @@ class ServiceApi:
         """List downstreams."""
         return _page_request("/downstreams", _decoder(Page[wire.DownstreamInfo]), cursor)
 
+    def downstream(self, lane: str) -> ClientRequest[wire.DownstreamInfo]:
+        """Get a downstream."""
+        path = f"/downstreams/{_path_segment('lane', lane)}"
+        return ClientRequest("GET", path, _decoder(wire.DownstreamInfo))
+
     def change_lane(
         self, lane: str, action: Literal["pause", "resume", "reset"]
     ) -> ClientRequest[wire.DownstreamInfo]:

@@ -244,6 +244,10 @@ class Client:
         """Iterate over all downstreams, each with its lane (queue of tasks), state and latency."""
         return self._iterate_pages(self._api.downstreams)
 
+    def downstream(self, lane: str) -> DownstreamInfo:
+        """Return a downstream, with the history of its breaker."""
+        return self._send(self._api.downstream(lane))
+
     def pause(self, lane: str) -> DownstreamInfo:
         """Start no more attempts of a lane until the lane is resumed."""
         return self._send(self._api.change_lane(lane, "pause"))
@@ -531,6 +535,10 @@ class AsyncClient:
     def downstreams(self) -> AsyncIterator[DownstreamInfo]:
         """Iterate over all downstreams, each with its lane (queue of tasks), state and latency."""
         return self._iterate_pages(self._api.downstreams)
+
+    async def downstream(self, lane: str) -> DownstreamInfo:
+        """Return a downstream, with the history of its breaker."""
+        return await self._send(self._api.downstream(lane))
 
     async def pause(self, lane: str) -> DownstreamInfo:
         """Start no more attempts of a lane until the lane is resumed."""

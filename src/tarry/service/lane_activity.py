@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 BUCKETS_PER_DOUBLING = 4
 """The bounds of buckets grow by 19 %."""
-_MIN_DURATION_MS = 0.001
+MIN_DURATION_MS = 0.001
 
 
 def latency_bucket(duration_ms: float) -> int:
     """Return the number of the bucket of a duration: bucket n ends at 2 ** (n / 4) ms."""
-    return ceil(log2(max(duration_ms, _MIN_DURATION_MS)) * BUCKETS_PER_DOUBLING)
+    return ceil(log2(max(duration_ms, MIN_DURATION_MS)) * BUCKETS_PER_DOUBLING)
 
 
 def estimate_quantile(counts: Mapping[str, int], quantile: float) -> float | None:

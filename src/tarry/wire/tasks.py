@@ -30,6 +30,7 @@ MIN_REPLAY_RATE = 0.001
 StatusName: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED", "CANCELLED"]
 STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
 """The index of a name is the number of the status in the store."""
+BreakerStateName: TypeAlias = Literal["closed", "open", "half-open"]
 LaneStateName: TypeAlias = Literal["ACTIVE", "PAUSED", "PARKED", "PROBING"]
 """PAUSED: by an operator. PARKED: its breaker is open. PROBING: half-open. ACTIVE: otherwise."""
 LimitsSource: TypeAlias = Literal["API", "SETTINGS", "DEFAULT"]
@@ -596,6 +597,31 @@ class LocalStats(_Body):
     """The current limit of attempts at a time."""
 
 
+class BreakerChange(_Body):
+    """A change of the state of a breaker, as all processes see it."""
+
+    at: int
+    from_: str = msgspec.field(name="from")
+    """`closed`, `open` or `half-open`, as `to`."""
+    to: str
+    reason: str | None = None
+
+
+class LatencyStats(_Body):
+    """Quantiles of the durations of attempts of all processes, with any outcome.
+
+    They cover the last 5 to 10 minutes in which there were attempts. They are estimated from a
+    histogram whose buckets grow by 19 %. Other processes report their attempts every 30 seconds.
+    """
+
+    since: int
+    """The start of the time that the quantiles cover."""
+    attempts: int
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+
+
 class DownstreamInfo(_Body):
     """A downstream: its lane (the queue that all processes share) and its state in this process."""
 
@@ -613,3 +639,11 @@ class DownstreamInfo(_Body):
     limits: DownstreamLimits = DownstreamLimits()
     limits_source: LimitsSource = "DEFAULT"
     """Where the limits are set: with `PUT /downstreams/{lane}`, or in the service's settings."""
+    breaker: BreakerStateName = "closed"
+    """The state of the breaker that all processes share; `local` has that of this process."""
+    breaker_changed_at: int | None = None
+    """When the state of the breaker last changed; null: not known."""
+    breaker_history: list[BreakerChange] | None = None
+    """The last 20 changes of the breaker, newest first; null in a list of downstreams."""
+    latency: LatencyStats | None = None
+    """Null if no attempt was made yet, or since the last reset."""

@@ -37,7 +37,14 @@ from tarry.service.engine.reporting import Event, FinishedTask, Reporter
 from tarry.service.engine.secrets import Secret, SecretResolver
 from tarry.service.engine.series import SeriesRecorder
 from tarry.service.engine.signers import SignerCache
-from tarry.service.model import AttemptRecord, Status, Task, TaskContent, WorkerRecord
+from tarry.service.model import (
+    AttemptRecord,
+    LaneActivity,
+    Status,
+    Task,
+    TaskContent,
+    WorkerRecord,
+)
 from tarry.service.payloads import BodyStore
 from tarry.service.store import (
     AddResult,
@@ -177,6 +184,10 @@ class FakeEngine:
     def is_running(self, task_id: str) -> bool | None:
         """Return None: this engine leases no tasks."""
         return None
+
+    async def read_activity(self, lanes: Sequence[str]) -> dict[str, LaneActivity]:
+        """Return the stored activity of lanes."""
+        return await self.store.read_lane_activity(lanes)
 
     def local_stats(self, lane: str) -> LocalStats | None:
         """Return the same state for every lane."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.service.store import Retention
+from tarry.service.lane_activity import latency_bucket
+from tarry.service.model import BreakerChange
+from tarry.service.store import LATENCY_WINDOW_MS, Retention
 from tests.service.api.harness import NOW, ApiHarness, run_with_api
 
 LANE = "https:example.com:443"
@@ -39,6 +41,10 @@ def test_downstreams_are_listed_with_their_local_state() -> None:
             },
             "limits": {},
             "limitsSource": "DEFAULT",
+            "breaker": "closed",
+            "breakerChangedAt": None,
+            "breakerHistory": None,
+            "latency": None,
         }
         assert expected == response.json["items"][0]
         assert [LANE, "https:example.org:443"] == [
@@ -72,13 +78,46 @@ def test_a_parked_lane_is_probed_after_its_time() -> None:
         await api.create()
         await api.store.park(f"default/{LANE}", NOW + 1_000, probes=1, consecutive_opens=2)
         parked = (await api.request("GET", f"/downstreams/{LANE}")).json
-        assert ("PARKED", NOW + 1_000, 2) == (
+        assert ("PARKED", "open", NOW + 1_000, 2) == (
             parked["state"],
+            parked["breaker"],
             parked["parkedUntil"],
             parked["consecutiveOpens"],
         )
         api.time.ms += 1_000
-        assert "PROBING" == (await api.request("GET", f"/downstreams/{LANE}")).json["state"]
+        probing = (await api.request("GET", f"/downstreams/{LANE}")).json
+        assert ("PROBING", "half-open") == (probing["state"], probing["breaker"])
+        await api.store.park(f"default/{LANE}", NOW + 9_000, probes=1, consecutive_opens=0)
+        waiting = (await api.request("GET", f"/downstreams/{LANE}")).json
+        assert ("PARKED", "closed") == (waiting["state"], waiting["breaker"])
+
+    run_with_api(test)
+
+
+def test_downstream_has_the_history_of_its_breaker_and_latencies() -> None:
+    """One downstream has the changes of its breaker, newest first; a list has the last time."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        name = f"default/{LANE}"
+        for at, after, reason in ((5, "open", "<b>503</b>"), (7, "half-open", None)):
+            change = BreakerChange(at=at, before="closed", after=after, reason=reason)
+            await api.store.record_breaker_change(name, change)
+        counts = {str(latency_bucket(ms)): number for ms, number in ((1, 50), (8, 45), (2_000, 5))}
+        await api.store.record_latencies({name: counts})
+        [listed] = (await api.request("GET", "/downstreams")).json["items"]
+        downstream = (await api.request("GET", f"/downstreams/{LANE}")).json
+
+        assert downstream | {"breakerHistory": None} == listed
+        assert 7 == listed["breakerChangedAt"]
+        assert [
+            {"at": 7, "from": "open", "to": "half-open", "reason": None},
+            {"at": 5, "from": "closed", "to": "open", "reason": "<b>503</b>"},
+        ] == downstream["breakerHistory"]
+        latency = downstream["latency"]
+        assert (100, NOW - NOW % LATENCY_WINDOW_MS) == (latency["attempts"], latency["since"])
+        quantiles = [latency[name] for name in ("p50Ms", "p90Ms", "p99Ms")]
+        assert quantiles == pytest.approx([1, 8, 2_000], rel=0.2)
 
     run_with_api(test)
 

@@ -11,7 +11,8 @@ import pytest
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.context import BODY_STORE, EngineLimits
 from tarry.service.engine.maintenance import replay_step_size
-from tarry.service.model import ReplayRecord, Status
+from tarry.service.lane_activity import latency_bucket
+from tarry.service.model import AttemptRecord, LatencyWindow, ReplayRecord, Status
 from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.store import LaneLimits, TaskFilter
 from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget, run
@@ -245,6 +246,60 @@ def test_failing_body_store_is_not_a_failing_store(caplog: pytest.LogCaptureFixt
     assert ["bodies is failing: wrong secret", "bodies has recovered"] == [
         record.message for record in caplog.records
     ]
+
+
+def test_latencies_of_all_processes_are_stored() -> None:
+    """Durations of attempts are stored every 30 s and at the stop; a reset removes them."""
+
+    async def main() -> None:
+        slow = DeliveryResult(status=503, duration_ms=1_000.0)
+        first = EngineHarness(FakeTarget(OK, OK, slow, OK))
+        second = EngineHarness(FakeTarget(), store=first.store, seed=2, role="api")
+        await first.engine.start()
+        (task, *_) = await first.add(*(first.new_task() for _ in range(3)))
+        await asyncio.sleep(4)
+
+        async def read(harness: EngineHarness) -> list[LatencyWindow]:
+            found = await harness.engine.read_activity([task.lane, "default/none"])
+            return [window for activity in found.values() for window in activity.windows]
+
+        [window] = await read(first)
+        assert {str(latency_bucket(1.0)): 3, str(latency_bucket(1_000.0)): 1} == window.counts
+        assert [] == await read(second)
+        await asyncio.sleep(30)
+        assert [window] == await read(first) == await read(second)
+
+        await first.add(first.new_task())
+        await asyncio.sleep(1)
+        await first.engine.stop(1)
+        [window] = await read(second)
+        assert 5 == sum(window.counts.values())
+        await first.engine.reset(task.lane)
+        assert [] == await read(first) == await read(second)
+
+    run(main)
+
+
+def test_latencies_of_many_lanes_are_stored() -> None:
+    """The durations of attempts in more lanes than one call stores are all stored."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget())
+        tasks = await harness.add(
+            *(harness.new_task(url=f"http://h{number}.example/") for number in range(600))
+        )
+        attempt = AttemptRecord(
+            number=1, scheduled_at=0, started_at=0, duration_ms=0.0, outcome="success"
+        )
+        for task in tasks:
+            harness.metrics.record_attempt(attempt, "default", task.lane)
+        await harness.engine.maintenance.store_latencies()
+
+        stored = await harness.store.read_lane_activity([task.lane for task in tasks])
+        assert {task.lane for task in tasks} == set(stored)
+        assert {} == harness.metrics.take_latencies()
+
+    run(main)
 
 
 def test_rates_are_stored_while_the_body_store_fails() -> None:

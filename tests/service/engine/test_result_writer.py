@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tarry.errors import StoreUnavailable
-from tarry.service.delivery import DeliveryRequest, DeliveryResult
+from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.encryption import Codec
 from tarry.service.engine.attempts import final_result
 from tarry.service.engine.context import EngineLimits
@@ -442,6 +442,88 @@ def test_parked_lane_is_probed_and_recovers() -> None:
         lane = await harness.store.get_lane(tasks[0].lane)
         assert lane is not None
         assert lane.parked_until is None
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_history_of_a_breaker_is_stored(is_restarted: bool) -> None:
+    """Each change of a breaker is recorded with its time and reason, also after a restart."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+
+        async def respond(_request: DeliveryRequest) -> DeliveryResult:
+            if loop.time() < start + 20:
+                return BUSY
+            if loop.time() > start + 50:
+                return OK
+            await asyncio.sleep(2)
+            return DeliveryResult(fault=Fault.TIMEOUT, duration_ms=2_000.0)
+
+        target = FakeTarget(respond)
+        arguments = {"min_calls": 5, "open_for": 30.0, "growth": 1.0, "spread": 0.0, "probes": 1}
+        harness = EngineHarness(target, build_breaker=lambda: new_breaker(**arguments))
+        await harness.engine.start()
+        tasks = await harness.add(
+            *[harness.new_task(overrides={"maxAttempts": 50}) for _ in range(20)]
+        )
+        await asyncio.sleep(5)
+        if is_restarted:
+            await harness.engine.stop(1)
+            harness = EngineHarness(
+                target, store=harness.store, seed=2, build_breaker=lambda: new_breaker(**arguments)
+            )
+            await harness.engine.start()
+        await asyncio.sleep(300)
+
+        [activity] = (await harness.store.read_lane_activity([tasks[0].lane])).values()
+        first, *others = activity.changes
+        assert ("closed", "open", "Too many attempts failed, the last one: status 503.") == (
+            first.before,
+            first.after,
+            first.reason,
+        )
+        assert [
+            ("open", "half-open", "The open period has ended."),
+            ("half-open", "open", "A probe failed: timeout."),
+            ("open", "half-open", "The open period has ended."),
+            ("half-open", "closed", "A probe succeeded."),
+        ] == [(each.before, each.after, each.reason) for each in others]
+        times = [(each.at - first.at) / 1000 for each in others]
+        assert times == pytest.approx([30, 32, 62, 62], abs=1)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+@pytest.mark.parametrize("action", ["resume", "reset"])
+def test_history_names_the_action_of_an_operator(action: str) -> None:
+    """An operator who resumes or resets a lane closes its breaker; otherwise nothing changes."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(BUSY), build_breaker=lambda: new_breaker(min_calls=5))
+        await harness.engine.start()
+        [other, *tasks] = await harness.add(
+            harness.new_task(delay_ms=900_000, url="http://b.example:80/"),
+            *[harness.new_task(overrides={"maxAttempts": 50}) for _ in range(20)],
+        )
+        await asyncio.sleep(5)
+        await harness.engine.pause(other.lane)
+        for lane in (other.lane, tasks[0].lane):
+            await getattr(harness.engine, action)(lane)
+
+        activity = await harness.store.read_lane_activity([other.lane, tasks[0].lane])
+        assert [tasks[0].lane] == list(activity)
+        verb = {"resume": "resumed", "reset": "reset"}[action]
+        last = activity[tasks[0].lane].changes[-1]
+        assert ("open", "closed", f"An operator {verb} the downstream.") == (
+            last.before,
+            last.after,
+            last.reason,
+        )
         await harness.engine.stop(1)
 
     run(main)

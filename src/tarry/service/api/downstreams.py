@@ -13,7 +13,7 @@ from tarry.service.api.routing import Operation
 from tarry.service.api.views import downstream_view, stored_lane_name
 from tarry.service.delivery.targets import parse_lane_name
 from tarry.service.engine.limits import MAX_CONFIGURED_LANES
-from tarry.service.model import LaneRecord
+from tarry.service.model import LaneActivity, LaneRecord
 from tarry.service.store import LaneWriteStatus
 from tarry.wire.tasks import DownstreamInfo, DownstreamLimitsRequest, Page
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tarry.service.api.messages import ApiRequest, ApiResponse
 
 
+_NO_ACTIVITY = LaneActivity()
 _limits_decoder = msgspec.json.Decoder(DownstreamLimitsRequest)
 
 
@@ -41,7 +42,11 @@ class DownstreamResource:
             page = await self._context.store.list_lanes(
                 request.tenant, cursor=query.cursor, limit=query.limit
             )
-        items = [self._view(lane) for lane in page.items]
+        activity = await self._context.engine.read_activity([lane.name for lane in page.items])
+        items = [
+            self._view(lane, activity.get(lane.name, _NO_ACTIVITY), with_history=False)
+            for lane in page.items
+        ]
         return json_response(200, Page(items=items, next_cursor=page.cursor))
 
     @Operation(
@@ -92,10 +97,10 @@ class DownstreamResource:
 
     @Operation("GET", "/downstreams/{lane}", "getDownstream", DownstreamInfo)
     async def get(self, request: ApiRequest) -> ApiResponse:
-        """Get a downstream."""
+        """Get a downstream, with the history of its breaker."""
         request.parse_query(NoQuery)
         name = stored_lane_name(request.tenant, request.path_parameter("lane"))
-        return json_response(200, self._view(await self._find(name)))
+        return await self._show(await self._find(name))
 
     def _check_lane_quota(self, status: LaneWriteStatus) -> None:
         if status is LaneWriteStatus.TOO_MANY_LANES:
@@ -120,12 +125,25 @@ class DownstreamResource:
         # A lane without tasks may be deleted as soon as it is resumed or its limits are removed.
         lane = await self._context.store.get_lane(name)
         tenant = name.partition("/")[0]
-        return json_response(200, self._view(lane or LaneRecord(name=name, tenant=tenant)))
+        return await self._show(lane or LaneRecord(name=name, tenant=tenant))
 
-    def _view(self, lane: LaneRecord) -> DownstreamInfo:
+    async def _show(self, lane: LaneRecord) -> ApiResponse:
+        activity = await self._context.engine.read_activity([lane.name])
+        view = self._view(lane, activity.get(lane.name, _NO_ACTIVITY), with_history=True)
+        return json_response(200, view)
+
+    def _view(
+        self, lane: LaneRecord, activity: LaneActivity, *, with_history: bool
+    ) -> DownstreamInfo:
         engine = self._context.engine
-        limits = engine.configured_limits(lane.name)
-        return downstream_view(lane, limits, engine.local_stats(lane.name), engine.clock.now_ms())
+        return downstream_view(
+            lane,
+            engine.configured_limits(lane.name),
+            engine.local_stats(lane.name),
+            activity,
+            engine.clock.now_ms(),
+            with_history=with_history,
+        )
 
 
 def _parse_lane_name(request: ApiRequest) -> str:

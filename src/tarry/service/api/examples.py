@@ -110,7 +110,7 @@ _SIGNING_SECRET = {
     "expiresAt": None,
 }
 _LIMITS = {"ratePerSecond": 50, "concurrency": 10, "breaker": {"openForMs": 60_000}}
-_DOWNSTREAM = {
+_LISTED_DOWNSTREAM = {
     "lane": _LANE,
     "state": "ACTIVE",
     "parkedUntil": None,
@@ -132,6 +132,21 @@ _DOWNSTREAM = {
     },
     "limits": _LIMITS,
     "limitsSource": "API",
+    "breaker": "closed",
+    "breakerChangedAt": _CREATED_AT,
+    "breakerHistory": None,
+    "latency": {
+        "since": _CREATED_AT,
+        "attempts": 5_120,
+        "p50Ms": 38.1,
+        "p90Ms": 90.4,
+        "p99Ms": 240.2,
+    },
+}
+_DOWNSTREAM = _LISTED_DOWNSTREAM | {
+    "breakerHistory": [
+        {"at": _CREATED_AT, "from": "half-open", "to": "closed", "reason": "A probe succeeded."}
+    ]
 }
 _WORKER = {
     "name": "node-1-4711-9f8e7d6c",
@@ -240,7 +255,7 @@ EXAMPLES: dict[str, Any] = {
         ),
         (wire.DownstreamLimitsRequest, _LIMITS),
         (wire.DownstreamInfo, _DOWNSTREAM),
-        (wire.Page[wire.DownstreamInfo], _page(_DOWNSTREAM)),
+        (wire.Page[wire.DownstreamInfo], _page(_LISTED_DOWNSTREAM)),
         (wire.Page[wire.WorkerInfo], _page(_WORKER)),
         (wire.SigningSecretRequest, {"lane": _LANE, "expirePreviousMs": 3_600_000}),
         (wire.SigningSecret, {**_SIGNING_SECRET, "secret": _SECRET}),

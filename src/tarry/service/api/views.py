@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from codecs import utf_8_decode
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
 from tarry.service.delivery import Fault
 from tarry.service.encryption import DecryptionFailed
+from tarry.service.lane_activity import estimate_quantile
 from tarry.service.model import LOST, Status, TaskContent
 from tarry.service.redaction import (
     find_secrets,
@@ -31,7 +33,14 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.service.api.context import ApiContext
     from tarry.service.delivery import DeliveryResult
-    from tarry.service.model import AttemptRecord, Decision, LaneRecord, ReplayRecord, Task
+    from tarry.service.model import (
+        AttemptRecord,
+        Decision,
+        LaneActivity,
+        LaneRecord,
+        ReplayRecord,
+        Task,
+    )
     from tarry.service.task_search import FoundTask
 
 _ENCRYPTED = "[encrypted]"
@@ -214,7 +223,10 @@ def downstream_view(
     lane: LaneRecord,
     configured_limits: tuple[wire.DownstreamLimits, wire.LimitsSource],
     local_stats: wire.LocalStats | None,
+    activity: LaneActivity,
     now: int,
+    *,
+    with_history: bool,
 ) -> wire.DownstreamInfo:
     """Return the view of a lane (downstream of the API); `local_stats` is that of this process."""
     limits, limits_source = configured_limits
@@ -223,6 +235,13 @@ def downstream_view(
         state = "PAUSED"
     elif lane.parked_until is not None:
         state = "PARKED" if now < lane.parked_until else "PROBING"
+    breaker: wire.BreakerStateName = "closed"
+    if lane.parked_until is not None and lane.consecutive_opens:
+        breaker = "open" if now < lane.parked_until else "half-open"
+    changes = [
+        wire.BreakerChange(at=change.at, from_=change.before, to=change.after, reason=change.reason)
+        for change in reversed(activity.changes)
+    ]
     return wire.DownstreamInfo(
         lane=public_lane_name(lane.name),
         state=state,
@@ -235,6 +254,26 @@ def downstream_view(
         local=local_stats,
         limits=limits,
         limits_source=limits_source,
+        breaker=breaker,
+        breaker_changed_at=changes[0].at if changes else None,
+        breaker_history=changes if with_history else None,
+        latency=_latency_stats(activity),
+    )
+
+
+def _latency_stats(activity: LaneActivity) -> wire.LatencyStats | None:
+    counts: Counter[str] = Counter()
+    for window in activity.windows:
+        counts.update(window.counts)
+    p50, p90, p99 = (estimate_quantile(counts, quantile) for quantile in (0.5, 0.9, 0.99))
+    if p50 is None or p90 is None or p99 is None:
+        return None
+    return wire.LatencyStats(
+        since=activity.windows[0].at,
+        attempts=counts.total(),
+        p50_ms=round(p50, 3),
+        p90_ms=round(p90, 3),
+        p99_ms=round(p99, 3),
     )
 
 

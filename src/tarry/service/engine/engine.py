@@ -10,6 +10,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
+from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.heartbeat import Heartbeat
 from tarry.service.engine.lanes import MAX_LANES
@@ -21,7 +22,8 @@ from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.series import SeriesRecorder
 from tarry.service.engine.worker import Worker
 from tarry.service.group_commit import AsyncGroupCommit
-from tarry.service.model import Status
+from tarry.service.lane_activity import add_latencies
+from tarry.service.model import LaneActivity, Status
 from tarry.service.shutdown import cancel_and_wait, run_bounded
 from tarry.service.store import (
     AddStatus,
@@ -148,6 +150,7 @@ class Engine:
         """Store what other processes and the next start use: limits, retry budgets, series."""
         with suppress(StoreUnavailable):
             await self.maintenance.store_limits()
+            await self.maintenance.store_latencies()
             await self.maintenance.exchange_budgets()
             # Without a read: on a disk that has become read-only, a read from SQLite ends the
             # process with SIGBUS, because it changes the file of shared memory.
@@ -325,8 +328,13 @@ class Engine:
         await self.scheduler.load_limits()
         return status
 
-    async def resume(self, lane_name: str) -> None:
-        """Resume a lane that was paused or parked; its rate and concurrency limit start low."""
+    async def resume(
+        self, lane_name: str, *, reason: str = "An operator resumed the downstream."
+    ) -> None:
+        """Resume a lane that was paused or parked; its rate and concurrency limit start low.
+
+        `reason` is recorded in the history of the breaker, if the breaker was not closed.
+        """
         await self._context.store.resume(lane_name)
         await self.scheduler.load_limits()
         lane = self._context.lanes.get(lane_name)
@@ -342,6 +350,8 @@ class Engine:
             self.worker.end_rate_delay(lane)
         self.scheduler.wake()
         self._reporter.report_lane_change("resumed", lane_name)
+        closed = BreakerState.CLOSED  # ignored by the store if its last change is the same
+        await self.worker.result_writer.record_breaker_change(lane_name, closed, closed, reason)
 
     async def reset(self, lane_name: str) -> None:
         """Reset the breaker, budget and latencies of a lane, and resume it."""
@@ -353,7 +363,9 @@ class Engine:
             state_before = lane.breaker.state
             lane.downstream = self._context.lanes.build_downstream(lane_name)
             self._reporter.report_transition(state_before, lane.breaker.state)
-        await self.resume(lane_name)
+        self._reporter.metrics.take_latencies(lane_name)
+        await store.record_latencies({lane_name: {}})
+        await self.resume(lane_name, reason="An operator reset the downstream.")
 
     async def set_limits(self, lane_name: str, limits: DownstreamLimits | None) -> LaneWriteStatus:
         """Set the limits of a lane (None: remove them)."""
@@ -369,6 +381,15 @@ class Engine:
     def configured_limits(self, lane_name: str) -> tuple[DownstreamLimits, LimitsSource]:
         """Return the configured limits of a lane, and where they are configured."""
         return self._context.limit_table.find(lane_name)
+
+    async def read_activity(self, lane_names: Sequence[str]) -> dict[str, LaneActivity]:
+        """Return the activity of lanes, with latencies of this process that are not stored yet."""
+        found = await self._context.store.read_lane_activity(lane_names)
+        unstored = self._reporter.metrics.read_latencies(lane_names)
+        now = self._context.clock.now_ms()
+        for lane, counts in unstored.items():
+            found[lane] = add_latencies(found.get(lane, LaneActivity()), counts, now)
+        return found
 
     def local_stats(self, lane_name: str) -> LocalStats | None:
         """Return the state of a lane in this process; None if this process has no such lane."""

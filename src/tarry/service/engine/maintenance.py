@@ -1,8 +1,8 @@
 """Maintenance: removes expired tasks and bodies without a task, and advances replays.
 
-It also loads the limits that operators have set, stores the rates and retry budgets of lanes (a
-lane is the queue of one downstream), and removes idle lanes from memory. It works in small steps,
-so that the store is never blocked for long.
+It also loads the limits that operators have set, stores the rates, latencies and retry budgets of
+lanes (a lane is the queue of one downstream), and removes idle lanes from memory. It works in small
+steps, so that the store is never blocked for long.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _MAX_BODIES_PER_STEP = 100
 _UNREFERENCED_BODY_SEARCH_INTERVAL_MS = 600_000  # rare, because it lists all stored bodies
 _IDLE_LANE_CHECK_INTERVAL_MS = 300_000  # lanes idle between two checks are removed
 _STORE_LIMITS_INTERVAL_MS = 5_000
+_STORE_LATENCIES_INTERVAL_MS = 30_000
 _MAX_BUDGETS_PER_CALL = 500
+_MAX_LATENCIES_PER_CALL = 500
 _BUDGET_EXCHANGE_INTERVAL_MS = 900  # below `_IDLE_PAUSE_S`: after each pause, an exchange is due
 _IDLE_PAUSE_S = 1.0  # after a step that left no work
 _BUSY_PAUSE_S = 0.02  # after a step that left more work to do
@@ -49,6 +51,7 @@ class Maintenance:
         self._rate_limiter = rate_limiter
         self._next_budget_exchange_at = 0
         self._next_body_search_at = self._next_idle_lane_check_at = self._next_store_limits_at = 0
+        self._next_store_latencies_at = 0
 
     async def run_once(self) -> float:
         """Do a small step of each kind of maintenance; return the seconds to pause after it."""
@@ -63,6 +66,9 @@ class Maintenance:
         if now >= self._next_store_limits_at:
             self._next_store_limits_at = now + _STORE_LIMITS_INTERVAL_MS
             await self.store_limits()
+        if now >= self._next_store_latencies_at:
+            self._next_store_latencies_at = now + _STORE_LATENCIES_INTERVAL_MS
+            await self.store_latencies()
         if now >= self._next_idle_lane_check_at:
             self._next_idle_lane_check_at = now + _IDLE_LANE_CHECK_INTERVAL_MS
             context.lanes.remove_idle()
@@ -105,6 +111,17 @@ class Maintenance:
         if limits:
             await self._context.store.record_lane_limits(limits)
             lanes.mark_stored(limits)
+
+    async def store_latencies(self) -> None:
+        """Add the durations of attempts to the latencies of their lanes in the store.
+
+        If the store fails, they may have been added, so they are not sent again.
+        """
+        latencies = self._context.reporter.metrics.take_latencies()
+        lanes = list(latencies)
+        for start in range(0, len(lanes), _MAX_LATENCIES_PER_CALL):
+            chunk = lanes[start : start + _MAX_LATENCIES_PER_CALL]
+            await self._context.store.record_latencies({lane: latencies[lane] for lane in chunk})
 
     async def exchange_budgets(self) -> None:
         """Add the changes of retry budgets to the store, and adopt the values of the store.

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from tarry.core.breaker import BreakerState
+from tarry.errors import StoreUnavailable
 from tarry.service.defaults import MAX_TRANSACTION_TASKS
 from tarry.service.delivery.targets import lane_name, parse_target
 from tarry.service.engine.context import retry_until_stored
 from tarry.service.group_commit import AsyncGroupCommit
-from tarry.service.model import Status, Task, TaskContent
+from tarry.service.model import BreakerChange, Status, Task, TaskContent
 from tarry.service.shutdown import cancel_and_wait
 from tarry.service.store import FinishStatus, Release
 from tarry.wire.tasks import STATUS_NAMES, CallbackBody
@@ -240,16 +242,47 @@ class ResultWriter:
                 self._leased_tasks.lost_reply_count += 1
         return [None] * len(releases)
 
-    def store_breaker_state(self, lane: LaneState) -> None:
-        """Start writing the breaker state of a lane to the store, if the state has changed."""
+    def store_breaker_state(self, lane: LaneState, attempt: AttemptRecord | None = None) -> None:
+        """Start writing the breaker state of a lane to the store, if the state has changed.
+
+        `attempt` is the attempt whose result has changed the state.
+        """
         transitions = lane.downstream.transitions
         if not transitions:
             return
-        state = transitions[-1].after
+        state, now = transitions[-1].after, self._context.clock.now_ms()
+        changes: list[BreakerChange] = []
         for before, after in transitions:
             self._reporter.report_transition(before, after)
+            reason = _describe_transition(before, after, attempt)
+            changes.append(
+                BreakerChange(at=now, before=str(before), after=str(after), reason=reason)
+            )
         transitions.clear()
-        self._start_lane_write(self._write_breaker_state(lane, state))
+        self._start_lane_write(self._write_breaker_state(lane, state, changes))
+
+    def record_half_open(self, lane_name: str) -> None:
+        """Record that the breaker of a lane is half-open: the store has leased a probe."""
+        before, after = BreakerState.OPEN, BreakerState.HALF_OPEN
+        self._start_lane_write(
+            self.record_breaker_change(
+                lane_name, before, after, _describe_transition(before, after, None)
+            )
+        )
+
+    async def record_breaker_change(
+        self, lane_name: str, before: BreakerState, after: BreakerState, reason: str
+    ) -> None:
+        """Add a change to the history of the breaker of a lane."""
+        at = self._context.clock.now_ms()
+        change = BreakerChange(at=at, before=str(before), after=str(after), reason=reason)
+        await self._record_changes(lane_name, [change])
+
+    async def _record_changes(self, lane_name: str, changes: list[BreakerChange]) -> None:
+        # Not retried: the state of the lane is stored already, and the history only describes it.
+        with suppress(StoreUnavailable):
+            for change in changes:
+                await self._context.store.record_breaker_change(lane_name, change)
 
     def park_waiting_lane(self, lane: LaneState, pause_s: float, reason: str) -> None:
         """Park a lane for `pause_s`, because its target cannot be attempted for a local reason.
@@ -278,7 +311,9 @@ class ResultWriter:
         if self._lane_writes:
             await asyncio.wait(self._lane_writes)
 
-    async def _write_breaker_state(self, lane: LaneState, state: BreakerState) -> None:
+    async def _write_breaker_state(
+        self, lane: LaneState, state: BreakerState, changes: list[BreakerChange]
+    ) -> None:
         context, breaker, now_s = self._context, lane.breaker, self._context.clock.now_s()
         store = context.store
         if state is BreakerState.OPEN:
@@ -296,6 +331,7 @@ class ResultWriter:
             self._reporter.report_lane_change("resumed", lane.name)
         else:
             self._reporter.report_lane_change("probing", lane.name)
+        await self._record_changes(lane.name, changes)
 
     async def _unpark(self, lane: LaneState) -> None:
         context = self._context
@@ -314,6 +350,24 @@ class ResultWriter:
             # Set again: a claim that ran meanwhile may have returned tasks of the lane, and have
             # ended the wait in this process.
             lane.waits_until = until
+
+
+def _describe_transition(
+    before: BreakerState, after: BreakerState, attempt: AttemptRecord | None
+) -> str:
+    """Return why a breaker has changed its state, without texts from outside."""
+    if after is BreakerState.HALF_OPEN:
+        return "The open period has ended."
+    if after is BreakerState.CLOSED:
+        return "A probe succeeded."
+    is_probe = before is BreakerState.HALF_OPEN
+    text = "A probe failed" if is_probe else "Too many attempts failed"
+    if attempt is None:
+        return f"{text}."
+    result = attempt.error_class or attempt.outcome
+    if attempt.status is not None:
+        result = f"status {attempt.status}"
+    return f"{text}: {result}." if is_probe else f"{text}, the last one: {result}."
 
 
 def _encrypt_texts(

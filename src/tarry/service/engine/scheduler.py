@@ -201,6 +201,7 @@ class Scheduler:
         elif consecutive_opens is not None:
             if breaker.state is BreakerState.CLOSED or not breaker.would_admit(now_s):
                 breaker.half_open(consecutive_opens)
+                self._worker.result_writer.record_half_open(name)
         elif was_parked or state_before is BreakerState.HALF_OPEN:
             # Another worker has unparked the lane, or an operator has resumed it. If yet another
             # worker had parked the lane, only the half-open breaker here shows it.

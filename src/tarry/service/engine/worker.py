@@ -416,6 +416,8 @@ class Worker:
         started_at: int,
     ) -> None:
         task, context = leased_task.task, self._context
+        if leased_task.lane.downstream.transitions:  # half-open: the attempt is a probe
+            self.result_writer.store_breaker_state(leased_task.lane)
         policy = effective_policy.policy
         tracer, span = context.tracer, None
         pending_delivery: Awaitable[DeliveryResult]
@@ -559,7 +561,7 @@ class Worker:
                 reason = str(verdict.reason)
                 result = attempts.final_result(task, record, Status.EXHAUSTED, reason)
         if lane.downstream.transitions:
-            self.result_writer.store_breaker_state(lane)
+            self.result_writer.store_breaker_state(lane, record)
         self.result_writer.post(result, leased_task, delivery_result)
         self._continue_lane(lane, now)
 
