@@ -6,15 +6,33 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
+from tests.certificates import Authority
 from tests.integration.service import service, target
 
 
-def test_idle_clients_do_not_block_health_checks_and_deliveries(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
+def test_idle_clients_do_not_block_health_checks_and_deliveries(
+    tmp_path: Path, *, tls: bool
+) -> None:
     """With 256 descriptors and 400 silent clients, a task is accepted and delivered."""
+    flags: tuple[str, ...] = ()
+    authority = Authority(tmp_path)
+    if tls:
+        files = authority.issue("service")
+        # Clients that are only closed after the timeout would make the test fail.
+        settings = ("--set", "head_timeout_ms=600000")
+        flags = ("--tls-cert", str(files.cert), "--tls-key", str(files.key), *settings)
     with_few_descriptors = ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh")
     with (
         target() as receiver,
-        service(tmp_path, command_prefix=with_few_descriptors) as running_service,
+        service(
+            tmp_path,
+            *flags,
+            command_prefix=with_few_descriptors,
+            ca_file=authority.ca_file if tls else None,
+        ) as running_service,
         ExitStack() as clients,
     ):
         for _ in range(400):

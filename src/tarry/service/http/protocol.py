@@ -27,8 +27,6 @@ import asyncio
 import logging
 import re
 from functools import partial
-from heapq import nsmallest
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 from httptools import (
@@ -41,7 +39,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tarry.service.api import problems
 from tarry.service.api.messages import IS_ABANDONED
-from tarry.service.file_descriptors import RESERVED_FOR_HEALTH_CHECKS
+from tarry.service.http.client_limit import admit
 from tarry.wire.http import PROBLEM_MEDIA_TYPE
 
 if TYPE_CHECKING:
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from tarry.service.api.messages import ApiResponse, BufferedRequestHandler
+    from tarry.service.http.client_limit import Client
     from tarry.wire.http import Problem
 
 _Awaited: TypeAlias = Literal["first", "headers", "body"]
@@ -79,7 +78,6 @@ _TOO_MANY_CLIENTS = problems.UNAVAILABLE.problem(
 )
 _TIMED_OUT = problems.TIMEOUT.problem("The rest of the request did not arrive in time.")
 _HEALTH_CHECK_PATHS = frozenset({b"/healthz", b"/readyz"})
-_IDLE_PER_CLOSED_CLIENT = 16  # at the limit of clients, one of 16 idle connections is closed
 _UNSENT_RESPONSE_GRACE_S = 1.0
 """At shutdown, a connection is aborted if part of its response is not sent for this long."""
 _STALL_TIMEOUT_S = 30.0
@@ -153,6 +151,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     A complete `POST` request is passed to the handler in `fast_routes` for its path. To save time,
     no timer is set for a request that arrives in one read, as most do, and a request does not
     cancel the keep-alive timer: the handler of that timer checks how long the connection was idle.
+    With TLS, the connection replaces `handshake` among the clients of the server.
     """
 
     cycle: Any
@@ -187,7 +186,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     """Runs while writing is paused, and after the connection was closed with unsent bytes."""
     _last_host: bytes | None = None
     """The last valid `Host` header. Most clients always send the same one."""
-    _last_response_at = 0.0  # when the connection was opened, if there was no response yet
+    idle_since: float = 0.0  # the time of the last response, or when the connection was opened
     _is_input_ended = False
     """Whether the client has closed the connection, or its sending half."""
     is_for_health_checks: bool = False  # whether it was accepted above the limit of clients
@@ -202,9 +201,11 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         body_timeout_s: float,
         fast_routes: Mapping[bytes, BufferedRequestHandler],
         max_clients: int,
+        handshake: Client | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self._handshake = handshake
         self._fast_routes = fast_routes
         self._max_clients = max_clients
         self._timeouts_s = {
@@ -216,34 +217,22 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: BaseTransport) -> None:
         """Start the timer for the first request, and apply the limit of clients."""
         super().connection_made(transport)  # type: ignore[arg-type]  # it is an asyncio.Transport
-        self._last_response_at = self.loop.time()
-        surplus = len(self.connections) - self._max_clients
-        if surplus > 0 and not self._close_idle_clients(for_health_checks=False):
-            self.is_for_health_checks = True
-            is_full = surplus > RESERVED_FOR_HEALTH_CHECKS
-            if is_full and not self._close_idle_clients(for_health_checks=True):
-                self.transport.abort()
-        self._update_timer()
-
-    def _close_idle_clients(self, *, for_health_checks: bool) -> bool:
-        """Close the connections that have been idle for longest; return whether any is idle."""
+        self.idle_since = self.loop.time()
         clients: set[Any] = self.connections
-        idle = [
-            each
-            for each in clients
-            if each is not self and each.is_idle and each.is_for_health_checks == for_health_checks
-        ]
-        # Several at a time, so that not every new connection causes a search of all connections.
-        count = 1 + len(idle) // _IDLE_PER_CLOSED_CLIENT
-        for each in nsmallest(count, idle, key=attrgetter("_last_response_at")):
-            clients.discard(each)  # now: `connection_lost` is called later
-            each.transport.abort()  # `close` would wait for a client that does not read a response
-        return bool(idle)
+        clients.discard(self._handshake)
+        self._handshake = None
+        if not admit(self, clients, self._max_clients):
+            self.transport.abort()
+        self._update_timer()
 
     @property
     def is_idle(self) -> bool:
         """Whether the headers of no request are complete, or all requests have a response."""
         return self.cycle is None or bool(self.cycle.response_complete)
+
+    def abort(self) -> None:
+        """Close the connection at once. `close` would wait for a client that does not read."""
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers, and report the disconnect to the request that is being served."""
@@ -566,7 +555,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._close()
             return
         self.flow.resume_reading()
-        self._last_response_at = self.loop.time()
+        self.idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._check_idle_after(self.timeout_keep_alive)
 
@@ -618,7 +607,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = None
         if self.cycle is not None and not self.cycle.response_complete:
             return  # `on_response_complete` sets the timer again
-        seconds_left = self._last_response_at + self.timeout_keep_alive - self.loop.time()
+        seconds_left = self.idle_since + self.timeout_keep_alive - self.loop.time()
         if self._awaited is not None:  # a request is arriving, for which there is another timer
             seconds_left = self.timeout_keep_alive
         if seconds_left > 0:

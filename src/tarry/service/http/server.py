@@ -14,6 +14,7 @@ import msgspec
 import uvicorn
 
 from tarry.service.http.protocol import ServiceHttpProtocol
+from tarry.service.http.tls_listener import TlsListener
 from tarry.service.shutdown import GRACE_S, ShutdownWatchdog
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ _GC_THRESHOLD = 10_000
 reference cycles; with the default of 700, the collector took 5 % of the CPU time."""
 _KEEP_ALIVE_S = 75
 """Longer than the idle timeout of most load balancers (60 s), so that the balancer closes first."""
-_TLS_SHUTDOWN_TIMEOUT_S = 1.0  # for clients that do not confirm the end of a connection
 _CERTIFICATE_CHECK_INTERVAL_S = 2.0  # of the times of two files
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -113,32 +113,42 @@ class Server(uvicorn.Server):
     async def _listen_with_tls(
         self, certificate: ServerCertificate, sockets: list[socket] | None
     ) -> None:
-        """Start listening. uvicorn would give clients 60 s for the handshake."""
-        config, loop = self.config, asyncio.get_running_loop()
+        """Start listening. uvicorn would not count clients before the end of the handshake."""
+        config = self.config
         create_protocol = partial(
             config.http_protocol_class,
             config=config,  # type: ignore[call-arg] # a protocol of uvicorn
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        listen = partial(
-            loop.create_server,
-            create_protocol,
-            ssl=certificate.context,
-            ssl_handshake_timeout=self._service.settings.head_timeout_ms / 1000,
-            ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT_S,
-            backlog=config.backlog,
-        )
+        clients: set[Any] = self.server_state.connections
         try:
-            if sockets is None:
-                self.servers.append(await listen(host=config.host, port=config.port))
-            else:
-                self.servers.extend([await listen(sock=each) for each in sockets])
+            listener = TlsListener(
+                await self._bind() if sockets is None else sockets,
+                create_protocol,
+                certificate.context,
+                clients,
+                max_clients=self._service.max_clients,
+                handshake_timeout_s=self._service.settings.head_timeout_ms / 1000,
+            )
+            listener.start(config.backlog)
         except OSError as error:
             _logger.error("cannot listen: %s", error)  # noqa: TRY400 - the trace is of no use
             await self.lifespan.shutdown()
             sys.exit(1)  # as uvicorn does
+        servers: list[Any] = self.servers
+        servers.append(listener)
         self._check_certificate(certificate)
+
+    async def _bind(self) -> list[socket]:
+        """Return a bound socket for each address of the host."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            asyncio.Protocol, self.config.host, self.config.port, start_serving=False
+        )
+        sockets = [each.dup() for each in server.sockets]
+        server.close()
+        return sockets
 
     def _check_certificate(self, certificate: ServerCertificate) -> None:
         certificate.reload_if_changed()
