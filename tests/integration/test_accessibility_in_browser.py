@@ -113,6 +113,21 @@ def test_page_of_a_task_has_no_violation(
     assert [] == find_violations(page)
 
 
+def test_page_of_a_downstream_has_no_violation(
+    dashboard: OpenedDashboard, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """The latency and the breaker history of a downstream have no violation."""
+    lane = f"http:127.0.0.1:{target.port}@opened"
+    limits = {"breaker": {"consecutiveFailures": 1, "openForMs": 1, "maxOpenMs": 1}}
+    assert 200 == tarry_service.request("PUT", f"/downstreams/{lane}", limits)[0]
+    target.statuses["/opened"] = [503, 200]
+    task = post_task(tarry_service, target, "/opened")
+    tarry_service.wait_until_finished(task["taskId"])
+    page = dashboard.show(f"downstreams/{lane}")
+    expect(page.get_by_role("img", name="opened 1 time")).to_be_visible()
+    assert [] == find_violations(page)
+
+
 def test_dialog_has_no_violation(dashboard: OpenedDashboard) -> None:
     """The form for the limits of a downstream has no violation."""
     page = dashboard.show("downstreams")

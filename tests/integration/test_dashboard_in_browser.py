@@ -319,6 +319,44 @@ def test_downstream_is_paused_reset_and_resumed(
         expect(page.get_by_role("status").get_by_text(f"Reset: {lane}")).to_be_visible()
 
 
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_downstream_has_breaker_history_and_latency(
+    browser: Browser, tarry_service: Service, target: HtmlTarget, width: int, scheme: Scheme
+) -> None:
+    """A row has the breaker and two quantiles; the page of a lane also has the history."""
+    path, key = f"/history-{width}-{scheme}", f"history-{width}-{scheme}"
+    lane = f"http:127.0.0.1:{target.port}@{key}"
+    limits = {"breaker": {"consecutiveFailures": 1, "openForMs": 600_000, "maxOpenMs": 600_000}}
+    tarry_service.request("PUT", f"/downstreams/{lane}", limits)
+    target.statuses[path] = [200, 503]
+    first = tarry_service.post(targetUrl=f"{target.url}{path}", laneKey=key)
+    tarry_service.wait_until_finished(first["taskId"])
+    with open_dashboard(browser, tarry_service, width=width, scheme=scheme) as dashboard:
+        page = dashboard.show("downstreams")
+        page.get_by_role("link", name=lane, exact=True).click()
+        history = page.get_by_role("region", name="Breaker history")
+        expect(history.get_by_text("The breaker is closed. No change is recorded.")).to_be_visible()
+        tarry_service.post(targetUrl=f"{target.url}{path}", laneKey=key)
+        changes = history.get_by_role("listitem").filter(has=page.get_by_role("strong"))
+        expect(changes).to_have_count(1)  # the page reads its data every 5 s
+        expect(changes).to_contain_text("closed → open")
+        expect(changes).to_contain_text("Too many attempts failed, the last one: status 503.")
+        tiles = page.get_by_role("region", name="Latency of attempts")
+        expect(tiles.get_by_text("p90")).to_be_visible()
+        expect(tiles.locator("dd").last).to_have_text("2")
+        page.get_by_role("main").get_by_role("link", name="Downstreams").click()
+        row = page.get_by_role("row").filter(has=page.get_by_role("link", name=lane, exact=True))
+        expect(row.get_by_role("cell", name="open since")).to_be_visible()
+        expect(row.get_by_role("cell", name=re.compile(r"\d m?s . \d.* m?s$"))).to_be_visible()
+        page.get_by_role("link", name=lane, exact=True).click()
+        page.get_by_role("button", name=f"Resume {lane}").click()
+        page.get_by_role("button", name="Resume this downstream").click()
+        expect(changes).to_have_count(2)
+        expect(changes.first).to_contain_text("open → closed")
+        expect(changes.first).to_contain_text("An operator resumed the downstream.")
+        expect(history.get_by_role("img", name="opened 1 time, now closed")).to_be_visible()
+
+
 def test_limits_of_a_downstream_are_set_and_removed(
     browser: Browser, tarry_service: Service, target: HtmlTarget
 ) -> None:

@@ -1,7 +1,8 @@
-/** The page Downstreams: one row per lane, and the actions of an operator on it. */
+/** The page Downstreams: one row per lane, and the actions of an operator on it. The page of one lane has its latency and breaker history. */
 import { call, get } from "./api.js";
+import { breakerTimeline, latencyTiles } from "./breaker.js";
 import { field, h, notify, openDialog, pageLink, row, showError, table } from "./dom.js";
-import { count, decimal, duration, relative, statusBadge } from "./format.js";
+import { count, decimal, duration, relative, statusBadge, time } from "./format.js";
 import { pager } from "./tasks.js";
 
 const PAGE_SIZE = 50;
@@ -18,13 +19,13 @@ function columns(actions) {
   return [
     { label: "Downstream", class: "mono", cell: (item) => h("a", { href: pageLink(lanePath(item.lane)) }, item.lane) },
     { label: "State", cell: (item) => [statusBadge(item.state), stateNote(item)] },
-    { label: "Breaker", cell: (item) => [item.local?.breaker, item.consecutiveOpens > 1 ? ` (opened ${item.consecutiveOpens} times)` : null] },
+    { label: "Breaker", cell: (item) => [item.breaker, item.consecutiveOpens > 1 ? ` (opened ${item.consecutiveOpens} times)` : null, breakerNote(item)] },
     { label: "Retry budget", class: "number", cell: (item) => decimal(item.local?.budget) },
     { label: "Limits", cell: (item) => describeLimits(item) },
     { label: "In flight", class: "number", cell: (item) => count(item.inFlight) },
     { label: "Pending", class: "number", cell: (item) => count(item.pending) },
     { label: "Dead", class: "number", cell: (item) => count(item.dead) },
-    { label: "p50 / p95", class: "number", cell: (item) => (item.local?.p50Ms == null ? "" : `${duration(item.local.p50Ms)} / ${duration(item.local.p95Ms)}`) },
+    { label: "p50 / p99", class: "number", cell: ({ latency }) => (latency ? `${duration(latency.p50Ms)} / ${duration(latency.p99Ms)}` : "") },
     { label: "Actions", cell: actions },
   ];
 }
@@ -33,6 +34,12 @@ function stateNote(item) {
   const notes = [item.local?.waitReason];
   if (item.parkedUntil !== null && item.state === "PARKED") notes.unshift(`until ${relative(item.parkedUntil)}`);
   return notes.filter(Boolean).map((note) => h("div", { class: "hint" }, note));
+}
+
+function breakerNote(item) {
+  // The time of the last change is not that of a half-open breaker until its first probe starts.
+  if (item.breakerChangedAt == null || item.breaker === "half-open") return null;
+  return h("div", { class: "hint" }, "since ", time(item.breakerChangedAt));
 }
 
 function describeLimits(item) {
@@ -109,12 +116,13 @@ function editLimits(item, changed) {
   });
 }
 
-/** Show lanes and read them again every few seconds; `read()` returns a page of lanes. */
-async function showLanes({ signal }, section, read, footer) {
+/** Show lanes and read them again every few seconds; `read()` returns a page of lanes. `shownItem(item)` is called for each lane that is read. */
+async function showLanes({ signal }, section, read, footer, shownItem = () => {}) {
   const rows = new Map();
   const shown = columns((item) => laneActions(item, update));
   const body = () => section.querySelector("tbody");
   function update(item) {
+    shownItem(item);
     const previous = rows.get(item.lane);
     // The buttons of an unchanged row keep the focus.
     if (!previous || JSON.stringify(previous.item) === JSON.stringify(item)) return;
@@ -130,6 +138,7 @@ async function showLanes({ signal }, section, read, footer) {
     section.replaceChildren(page.items.length ? table("Lanes of downstreams, sorted by name", shown, page.items)
       : h("p", { class: "empty panel" }, "There are no downstreams."), ...footer(page));
     rows.clear();
+    page.items.forEach(shownItem);
     page.items.forEach((item, index) => rows.set(item.lane, { item, element: body().rows[index] }));
   }
   async function refresh() {
@@ -164,11 +173,20 @@ export async function render(view) {
 export async function renderItem(view) {
   const { root, id, signal } = view;
   const section = h("section", { "aria-label": "Downstream" }, h("p", { class: "soft" }, "Loading…"));
+  const activity = h("div");
+  let shownActivity = null;
+  const showActivity = (item) => {
+    const { latency, breakerHistory } = item;
+    const current = JSON.stringify([latency, breakerHistory, item.breaker]);
+    if (current === shownActivity) return; // a screen reader keeps its position
+    shownActivity = current;
+    activity.replaceChildren(latencyTiles(latency), breakerTimeline(item.breaker, breakerHistory ?? []));
+  };
   root.replaceChildren(
     h("p", { class: "hint" }, h("a", { href: "#/downstreams" }, "Downstreams")),
-    h("h1", null, "Downstream ", h("span", { class: "mono" }, id)), section);
+    h("h1", null, "Downstream ", h("span", { class: "mono" }, id)), section, activity);
   const read = async () => ({ items: [await get(lanePath(id), {}, signal)], nextCursor: null });
   await showLanes(view, section, read, () => [h("p", { class: "actions" },
     h("a", { class: "button", href: pageLink("tasks", { lane: id }) }, "Tasks of this downstream"),
-    h("a", { class: "button", href: pageLink("tasks", { lane: id, status: "EXHAUSTED" }) }, "Its dead letters"))]);
+    h("a", { class: "button", href: pageLink("tasks", { lane: id, status: "EXHAUSTED" }) }, "Its dead letters"))], showActivity);
 }

@@ -14,6 +14,11 @@ export function outcomeTone(outcome) {
   return OUTCOMES.includes(outcome) ? outcome : "lost";
 }
 
+/** Return the colour class of a state of a breaker. */
+export function breakerTone(state) {
+  return { closed: "success", open: "permanent", "half-open": "throttled" }[state] ?? "lost";
+}
+
 /** Return a coloured badge for a status or state. */
 export function statusBadge(status) {
   return h("span", { class: `badge tone-${STATUS_TONES[status] ?? "lost"}` }, status);

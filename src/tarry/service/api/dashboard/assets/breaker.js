@@ -1,0 +1,52 @@
+/** The latency of a downstream, and the history of its breaker as a strip of colours and as text. */
+import { h, svg } from "./dom.js";
+import { breakerTone, clockTime, count, duration, time } from "./format.js";
+
+const WIDTH = 1000, HEIGHT = 22, MIN_SEGMENT = 3;
+const DAY_MS = 86_400_000;
+const STATES = ["closed", "half-open", "open"];
+
+/** Return the quantiles of the latency. */
+export function latencyTiles(latency) {
+  const tile = (name, value) => h("div", { class: "tile" }, h("dt", null, name), h("dd", null, value));
+  return h("section", { "aria-labelledby": "latency" },
+    h("h2", { id: "latency" }, "Latency of attempts"),
+    latency ? [
+      h("dl", { class: "tiles" }, tile("p50", duration(latency.p50Ms)), tile("p90", duration(latency.p90Ms)),
+        tile("p99", duration(latency.p99Ms)), tile("Attempts", count(latency.attempts))),
+      h("p", { class: "hint" }, "Of all processes, with any outcome, since ", time(latency.since), ". The last 5 to 10 minutes with attempts are counted."),
+    ] : h("p", { class: "soft" }, "No attempt was made yet, or since the last reset."));
+}
+
+/** Return the changes of a breaker, newest first; `changes` has them in this order. */
+export function breakerTimeline(state, changes) {
+  return h("section", { class: "panel", "aria-labelledby": "breaker-history" },
+    h("h2", { id: "breaker-history" }, "Breaker history"),
+    changes.length ? [strip(changes, Date.now()), h("ol", { class: "timeline", "aria-label": "Changes of the breaker, newest first" }, changes.map((change, index) => entry(change, changes[index - 1])))]
+      : h("p", { class: "soft" }, `The breaker is ${state}. No change is recorded.`));
+}
+
+function entry(change, next) {
+  return h("li", { class: `tone-${breakerTone(change.to)}` },
+    h("p", { class: "line" }, h("strong", null, change.from, " → ", change.to), time(change.at, { withMs: true }),
+      next ? h("span", { class: "soft" }, `for ${duration(Math.max(0, next.at - change.at))}`) : h("span", { class: "soft" }, "the last change")),
+    change.reason ? h("p", null, change.reason) : null);
+}
+
+/** Return the times of all states, with a legend. If the last state is much older than the others, only its start is drawn. */
+function strip(changes, now) {
+  const ordered = [...changes].reverse();
+  const from = ordered[0].at, last = ordered.at(-1).at;
+  const to = Math.max(last + 1, last > from ? Math.min(now, last + (last - from)) : now);
+  const x = (at) => ((Math.min(at, to) - from) / (to - from)) * WIDTH;
+  const segments = ordered.map(({ at, to: state }, index) => ({ state, start: x(at), end: x(ordered[index + 1]?.at ?? to) }));
+  const opened = changes.filter((change) => change.to === "open").length;
+  const format = (at) => clockTime(at, { withDay: now - from > DAY_MS });
+  const label = `Breaker from ${format(from)} to ${format(to)}: opened ${count(opened)} ${opened === 1 ? "time" : "times"}, now ${changes[0].to}. The list has all changes.`;
+  return h("div", null,
+    svg("svg", { class: "strip", role: "img", "aria-label": label, width: "100%", height: HEIGHT, viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none" },
+      // Later segments are drawn on top, so a short one stays visible.
+      segments.map(({ state, start, end }) => svg("rect", { class: `fill-${breakerTone(state)}`, x: start.toFixed(1), width: Math.max(MIN_SEGMENT, end - start).toFixed(1), height: HEIGHT }))),
+    h("p", { class: "strip-times hint", "aria-hidden": "true" }, h("span", null, format(from)), h("span", null, format(to))),
+    h("ul", { class: "legend" }, STATES.map((state) => h("li", null, h("span", { class: `swatch tone-${breakerTone(state)}`, "aria-hidden": "true" }), state))));
+}
