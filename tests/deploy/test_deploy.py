@@ -20,6 +20,9 @@ import yaml
 from tarry.cli.app import app
 from tarry.service.settings import Settings, load_settings
 from tarry.service.shutdown import GRACE_S
+from tests.certificates import Authority
+from tests.cli.harness import run_command
+from tests.integration.service import service
 from tests.test_docs import DOCS, ROOT, code_on_page
 
 DEPLOY = ROOT / "deploy"
@@ -131,11 +134,33 @@ def test_ports_and_paths_agree() -> None:
     scrape = yaml.safe_load((DEPLOY / "prometheus" / "prometheus-compose.yml").read_text("utf-8"))
 
     assert f"EXPOSE {port}" in CONTAINERFILE
-    assert f"http://127.0.0.1:{port}/healthz" in CONTAINERFILE
     assert [{"name": "http", "containerPort": port}] == CONTAINER["ports"]
     assert ["/healthz", "/healthz", "/readyz"] == [probe["path"] for probe in probes]
     assert [f"127.0.0.1:{port}:{port}"] == COMPOSE["services"]["tarry"]["ports"]
     assert [f"tarry:{port}"] == scrape["scrape_configs"][0]["static_configs"][0]["targets"]
+
+
+def test_health_check_uses_the_settings_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of HEALTHCHECK finds a service with the host of the image, also with TLS."""
+    check = re.search(r"^HEALTHCHECK .*\\\n +CMD (\[.*\])$", CONTAINERFILE, re.MULTILINE)
+    assert check is not None
+    program, *arguments = json.loads(check[1])
+    assert "tarry" == program
+    monkeypatch.setenv("TARRY_HOST", image_environment()["TARRY_HOST"])
+    authority = Authority(tmp_path)
+    files = authority.issue("service")
+    for variables, ca_file in (
+        ({}, None),
+        ({"TARRY_TLS_CERT": str(files.cert), "TARRY_TLS_KEY": str(files.key)}, authority.ca_file),
+    ):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with service(tmp_path, ca_file=ca_file) as running:
+            monkeypatch.setenv("TARRY_PORT", str(running.port))
+            assert (0, "ok\n", "") == run_command(*arguments)
+        monkeypatch.delenv("TARRY_PORT")
 
 
 def test_containers_have_no_privileges() -> None:

@@ -12,6 +12,7 @@ from tarry.cli import keys, policy, signing_secrets
 from tarry.cli.backup import backup
 from tarry.cli.demo import demo
 from tarry.cli.exit_codes import EXIT_CODES
+from tarry.cli.health import health
 from tarry.cli.migrate import migrate
 from tarry.cli.monitoring import downstreams, tail, top
 from tarry.cli.options import example_epilog
@@ -87,6 +88,7 @@ _SERVICE_PANEL, _TASKS_PANEL, _POLICY_PANEL = "The service", "Tasks", "Policies"
 _add_command(_SERVICE_PANEL, "tarry demo", demo)
 _add_command(_SERVICE_PANEL, "tarry serve --dev", serve)
 _add_command(_SERVICE_PANEL, "tarry config --port 9000", config)
+_add_command(_SERVICE_PANEL, "tarry health", health)
 _add_command(_SERVICE_PANEL, "tarry backup /backups/tarry-2026-11-18.db", backup)
 _add_command(_SERVICE_PANEL, "tarry migrate --from tarry.db --to postgresql://db/tarry", migrate)
 _add_command(_SERVICE_PANEL, "tarry workers", workers)
