@@ -16,7 +16,7 @@ from tarry.service.model import LaneActivity, LatencyWindow
 from tarry.service.store import LATENCY_WINDOW_MS, MAX_BREAKER_CHANGES, MAX_LATENCY_WINDOWS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tarry.service.model import BreakerChange
 
@@ -30,14 +30,22 @@ def latency_bucket(duration_ms: float) -> int:
     return ceil(log2(max(duration_ms, MIN_DURATION_MS)) * BUCKETS_PER_DOUBLING)
 
 
-def estimate_quantile(counts: Mapping[str, int], quantile: float) -> float | None:
-    """Return a quantile of durations in ms, interpolated within its bucket; None without any."""
-    rank = quantile * sum(counts.values())
+def estimate_quantiles(counts: Mapping[str, int], quantiles: Sequence[float]) -> list[float]:
+    """Return quantiles (ascending) of durations in ms; empty without durations.
+
+    They are interpolated within their buckets.
+    """
+    total, below = sum(counts.values()), 0
+    found: list[float] = []
+    # All quantiles in one pass: a page of downstreams has 50 histograms.
     for bucket, count in sorted((int(name), count) for name, count in counts.items()):
-        if count and count >= rank:
-            return exp2((bucket - 1 + rank / count) / BUCKETS_PER_DOUBLING)
-        rank -= count
-    return None
+        while count and len(found) < len(quantiles):
+            rank = quantiles[len(found)] * total - below
+            if rank > count:
+                break
+            found.append(exp2((bucket - 1 + rank / count) / BUCKETS_PER_DOUBLING))
+        below += count
+    return found
 
 
 def add_change(activity: LaneActivity, change: BreakerChange) -> LaneActivity:

@@ -15,7 +15,7 @@ from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
 from tarry.service.delivery import Fault
 from tarry.service.encryption import DecryptionFailed
-from tarry.service.lane_activity import estimate_quantile
+from tarry.service.lane_activity import estimate_quantiles
 from tarry.service.model import LOST, Status, TaskContent
 from tarry.service.redaction import (
     find_secrets,
@@ -265,15 +265,16 @@ def _latency_stats(activity: LaneActivity) -> wire.LatencyStats | None:
     counts: Counter[str] = Counter()
     for window in activity.windows:
         counts.update(window.counts)
-    p50, p90, p99 = (estimate_quantile(counts, quantile) for quantile in (0.5, 0.9, 0.99))
-    if p50 is None or p90 is None or p99 is None:
+    quantiles = estimate_quantiles(counts, (0.5, 0.9, 0.99))
+    if not quantiles:
         return None
+    p50_ms, p90_ms, p99_ms = (round(quantile, 3) for quantile in quantiles)
     return wire.LatencyStats(
         since=activity.windows[0].at,
         attempts=counts.total(),
-        p50_ms=round(p50, 3),
-        p90_ms=round(p90, 3),
-        p99_ms=round(p99, 3),
+        p50_ms=p50_ms,
+        p90_ms=p90_ms,
+        p99_ms=p99_ms,
     )
 
 
