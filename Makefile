@@ -46,8 +46,8 @@ help: ## Show the targets
 
 LINT_TARGETS   := lint-style lint-mypy lint-pyright lint-verifytypes
 # The longest first, so that the last two end at about the same time.
-PYTEST_TARGETS := pytest-simulation pytest-service pytest-integration pytest-library pytest-other \
-  pytest-core
+PYTEST_TARGETS := pytest-simulation pytest-service pytest-pages pytest-integration pytest-stores \
+  pytest-library pytest-other pytest-core
 # Three at a time on two cores: tests with processes and servers wait for a third of their time.
 PARALLEL        = $(MAKE) -j 3 --output-sync=target
 
@@ -99,9 +99,13 @@ CORE_TESTS        := tests/core
 LIBRARY_TESTS     := tests/runtime tests/telemetry tests/testing tests/test_*.py
 SERVICE_TESTS     := tests/client tests/service
 SIMULATION_TESTS  := tests/chaos tests/simulator
-INTEGRATION_TESTS := tests/integration
+STORE_TESTS       := $(foreach name,idempotency migrate pgbouncer postgres redis rolling, \
+  $(wildcard tests/integration/test_$(name)*.py))
+PAGE_TESTS        := $(foreach name,in_browser docs client, \
+  $(wildcard tests/integration/test_*$(name)*.py))
+INTEGRATION_TESTS := $(filter-out $(STORE_TESTS) $(PAGE_TESTS),$(wildcard tests/integration/test_*.py))
 OTHER_TESTS       := $(filter-out $(CORE_TESTS) $(LIBRARY_TESTS) $(SERVICE_TESTS) $(SIMULATION_TESTS) \
-  $(INTEGRATION_TESTS) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+  tests/integration %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 
 # Only the tests of the service use the plugin of schemathesis; its import takes 1 s.
 NO_SCHEMATHESIS := -p no:schemathesis
@@ -138,6 +142,14 @@ pytest-simulation: $(READY)
 .PHONY: pytest-integration
 pytest-integration: $(READY)
 	$(call step,integration tests ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(INTEGRATION_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
+
+.PHONY: pytest-pages
+pytest-pages: $(READY)
+	$(call step,tests of pages and clients ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(PAGE_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
+
+.PHONY: pytest-stores
+pytest-stores: $(READY)
+	$(call step,integration tests of stores ($(VENV)),$(PY) -m pytest -q $(NO_SCHEMATHESIS) $(ARGS) $(STORE_TESTS) $(ALLOW_NO_TESTS),tail -n 1)
 
 .PHONY: pytest-other
 pytest-other: $(READY)
