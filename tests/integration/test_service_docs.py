@@ -204,6 +204,21 @@ def test_output_on_the_page_matches(
                 assert expected == printed.getvalue(), where
 
 
+@pytest.mark.parametrize("page", PAGES, ids=relative_path)
+def test_page_closes_clients_and_servers(page: Path) -> None:
+    """The code of a page closes each client and server that it opens."""
+    code = "\n".join(block.text for block in blocks_of(page))
+    clients = re.findall(r"^(\w+) = tarry\.Client\(", code, re.MULTILINE)
+    servers = re.findall(r"^(\w+) = HTTPServer\(", code, re.MULTILINE)
+
+    assert [] == [
+        name
+        for name in clients
+        if not re.search(rf"^{name}\.close\(\)|^with .*\b{name}:", code, re.MULTILINE)
+    ]
+    assert [] == [name for name in servers if f"\n{name}.server_close()" not in code]
+
+
 def test_settings_on_the_page_match_the_code() -> None:
     """The table has the name, default and help text of each setting."""
     documented = table_of(DOCS / "service-configuration.md", "setting")
