@@ -135,6 +135,14 @@ def test_dialog_has_no_violation(dashboard: OpenedDashboard) -> None:
     assert [] == find_violations(page)
 
 
+def test_simulation_has_no_violation(dashboard: OpenedDashboard) -> None:
+    """The chart and the figures of a simulated policy have no violation."""
+    page = dashboard.show("policies/webhook")
+    page.get_by_role("button", name="Simulate this policy").click()
+    expect(page.get_by_role("table", name="Figures of the simulation")).to_be_visible()
+    assert [] == find_violations(page)
+
+
 def test_sign_in_has_no_violation(browser: Browser, tmp_path: Path) -> None:
     """The form for the API key has no violation, also when the key is wrong."""
     with service(tmp_path, "--set", "require_keys=true") as tarry_service:

@@ -474,3 +474,39 @@ def test_policy_is_created_edited_and_deleted(
         expect(page.get_by_text(f"Deleted {name}.")).to_be_visible()
         expect(webhook).to_be_visible()
         expect(page.get_by_role("link", name=name)).to_have_count(0)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_policy_is_simulated_before_it_is_saved(
+    browser: Browser, tarry_service: Service, width: int, scheme: Scheme
+) -> None:
+    """The button simulates the fields of the form, and shows a chart with its figures.
+
+    A change of the form changes the result of the next simulation; an invalid field is marked.
+    """
+    with open_dashboard(browser, tarry_service, width=width, scheme=scheme) as dashboard:
+        page = dashboard.show("policies/unsaved?new=1")
+        button = page.get_by_role("button", name="Simulate this policy")
+        button.click()
+        simulation = page.get_by_role("region", name="Simulation")
+        chart = simulation.get_by_role("img", name=re.compile("Requests at the target per second"))
+        expect(chart).to_be_visible()
+        expect(page.get_by_role("status").get_by_text("requests per call")).to_be_visible()
+        expect(button).to_be_focused()
+        label = chart.get_attribute("aria-label")
+        row = simulation.get_by_role("row", name=re.compile("Requests per call"))
+        expect(row.get_by_role("cell").last).to_have_text("1")
+        simulation.get_by_role("group", name=re.compile("arrow keys")).press("Home")
+        expect(simulation.get_by_text(re.compile("^0 s: this policy .*/s"))).to_be_visible()
+        simulation.get_by_text("As a table").click()
+        expect(simulation.get_by_role("row", name=re.compile("1 min 59 s"))).to_be_visible()
+        page.get_by_label("Attempts at most").fill("1")
+        button.click()
+        expect(row.get_by_role("cell").first).to_have_text("1")
+        assert label != chart.get_attribute("aria-label")
+        page.get_by_label("First delay (ms)").fill("-5")
+        button.click()
+        expect(page.get_by_role("alert").get_by_text("initialDelayMs must be")).to_be_visible()
+        # Chromium itself logs responses with an error status.
+        assert all("422" in message for message in dashboard.messages)
+        dashboard.messages.clear()

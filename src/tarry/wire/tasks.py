@@ -375,6 +375,41 @@ class PolicySchedule(_Body):
     longest_wait_ms: float
 
 
+class SimulatedRun(_Body):
+    """What the clients of a simulation do to their server.
+
+    `peakLoad` is the highest rate of requests after the outage, divided by the capacity of the
+    server. `recoveredAfterMs` is the time from the end of the outage until the calls are healthy
+    again; null if they do not recover in the simulated time.
+    """
+
+    requests_per_second: list[float]
+    calls: int
+    requests: int
+    requests_per_call: float
+    peak_load: float
+    crashes: int
+    success_rate: float
+    unfinished_calls: int
+    recovered_after_ms: float | None
+
+
+class PolicySimulation(_Body):
+    """A simulated outage, in which all clients have the policy, and in which no client retries.
+
+    `requestsPerSecond` has a value for each `stepMs`. The outage is from `outageStartMs` to
+    `outageEndMs` after the start.
+    """
+
+    description: str
+    clients: int
+    step_ms: float
+    outage_start_ms: float
+    outage_end_ms: float
+    with_policy: SimulatedRun
+    without_retries: SimulatedRun
+
+
 class SearchFilter(_RequestBody):
     """A filter for tasks; an empty filter matches all."""
 

@@ -24,6 +24,7 @@ STATE_DEPENDENT_RULES = [
     r"all must be true if no filter is given",
     r"idempotencyKey was already used",
     r"idempotencyKey differs from the Idempotency-Key header",
+    r"The simulation of this policy needs more than",
 ]
 """A request that matches the schema can break only these rules, which no schema can express."""
 

@@ -20,6 +20,7 @@ from tarry.service.api.monitoring import HealthResource
 from tarry.service.api.openapi import build_openapi
 from tarry.service.api.overview import OverviewResource
 from tarry.service.api.policies import PolicyResource
+from tarry.service.api.policy_analysis import PolicyAnalysisResource
 from tarry.service.api.reference.handlers import reference_handlers
 from tarry.service.api.roles import Role
 from tarry.service.api.routing import Endpoint, resource_operations
@@ -64,12 +65,14 @@ class Api:
         self._result_waiter = ResultWaiter(context)
         tasks = TaskResource(context, self._result_waiter)
         self._events = EventResource(context)
+        self._policy_analysis = PolicyAnalysisResource(context)
         task_creation = TaskCreation(context, self._result_waiter)
         resources = (
             task_creation,
             tasks,
             DeadLetterResource(context, tasks),
             PolicyResource(context),
+            self._policy_analysis,
             DownstreamResource(context),
             SigningSecretResource(context),
             self._events,
@@ -145,9 +148,13 @@ class Api:
         await (endpoint or self._router)(scope, receive, send)
 
     def close(self) -> None:
-        """End waits for a result (`Prefer: wait`) and event streams, so that a server can stop."""
+        """End all requests that may take long, so that a server can stop.
+
+        These are waits for a result (`Prefer: wait`), event streams and simulations.
+        """
         self._result_waiter.close()
         self._events.close()
+        self._policy_analysis.close()
 
 
 def _shim_routes(

@@ -186,6 +186,27 @@ _SCHEDULE = {
     "averageRetries": 9,
     "longestWaitMs": 511_000.0,
 }
+_SIMULATED_RUN = {
+    "requestsPerSecond": [33.0, 31.0],
+    "calls": 3_656,
+    "requests": 6_119,
+    "requestsPerCall": 1.67,
+    "peakLoad": 7.86,
+    "crashes": 2,
+    "successRate": 0.999,
+    "unfinishedCalls": 2,
+    "recoveredAfterMs": 24_000.0,
+}
+_SIMULATION = {
+    "description": "A dependency freezes for 20 s, restarts and drops every connection. Do its "
+    "clients let it recover?",
+    "clients": 1_000,
+    "stepMs": 1_000.0,
+    "outageStartMs": 20_000.0,
+    "outageEndMs": 40_000.0,
+    "withPolicy": _SIMULATED_RUN,
+    "withoutRetries": {**_SIMULATED_RUN, "requests": 3_865, "requestsPerCall": 1.0},
+}
 _OVERVIEW = {
     "scope": "all",
     "range": "1h",
@@ -246,6 +267,7 @@ EXAMPLES: dict[str, Any] = {
         (wire.RetryPolicy, _POLICY),
         (wire.Page[wire.RetryPolicy], _page(_POLICY)),
         (wire.PolicySchedule, _SCHEDULE),
+        (wire.PolicySimulation, _SIMULATION),
         (wire.ReplayJob, _REPLAY),
         (wire.Page[wire.ReplayJob], _page(_REPLAY)),
         (wire.PurgeResult, {"purged": 240, "more": False, "nextCursor": None}),

@@ -51,6 +51,7 @@ _TAGS = {
     "attempts": "Tasks",
     "retry-policies": "Policies",
     "policy-schedules": "Policies",
+    "policy-simulations": "Policies",
     "events": "Monitoring",
     "workers": "Monitoring",
     "healthz": "Monitoring",

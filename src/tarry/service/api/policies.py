@@ -113,7 +113,7 @@ class PolicyResource:
     )
     async def create(self, request: ApiRequest) -> ApiResponse:
         """Create a policy. A repeated request returns 200 if the fields are equal, else 409."""
-        fields = await self._read_fields(request)
+        fields = await _read_fields(request, self._context.limits)
         if "policyId" not in fields:
             raise invalid("policyId", "is missing")
         policy_id = fields.pop("policyId")
@@ -159,7 +159,7 @@ class PolicyResource:
     async def put(self, request: ApiRequest) -> ApiResponse:
         """Create a new version. Tasks without a policyVersion use it from their next decision."""
         policy_id = check_policy_id(request.path_parameter("policyId"))
-        fields = await self._read_fields(request)
+        fields = await _read_fields(request, self._context.limits)
         if fields.pop("policyId", policy_id) != policy_id:
             raise invalid("policyId", "must be equal to the policyId in the path")
         return _write_response(*await self._write(request.tenant, policy_id, fields, replace=True))
@@ -207,8 +207,7 @@ class PolicyResource:
     @Operation("POST", "/policy-schedules", "planRetries", PolicySchedule, body=PolicyFields)
     async def plan(self, request: ApiRequest) -> ApiResponse:
         """Compute the delays of a policy without storing it."""
-        fields = await self._read_fields(request)
-        policy = check_policy(fields, SERVICE_PRESETS["default"], self._context.limits)
+        policy = await read_policy(request, self._context.limits)
         plan = plan_retries(policy, _MAX_PLANNED_RETRIES)
         is_average_known = plan.average_retry_count <= _MAX_PLANNED_RETRIES
         schedule = PolicySchedule(
@@ -229,10 +228,6 @@ class PolicyResource:
         )
         return json_response(200, schedule)
 
-    async def _read_fields(self, request: ApiRequest) -> dict[str, Any]:
-        body = await request.read_body(self._context.limits.max_request_bytes)
-        return decode_json(_fields_decoder, body, PolicyFields)
-
     async def _write(
         self, tenant: str, policy_id: str, fields: dict[str, Any], *, replace: bool
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
@@ -246,6 +241,16 @@ class PolicyResource:
         if result[0] is PolicyWriteStatus.OVER_QUOTA:
             raise too_many_policy_versions(quota)
         return result
+
+
+async def read_policy(request: ApiRequest, limits: ApiLimits) -> Policy:
+    """Return the policy in the body; omitted fields are those of the built-in `default`."""
+    return check_policy(await _read_fields(request, limits), SERVICE_PRESETS["default"], limits)
+
+
+async def _read_fields(request: ApiRequest, limits: ApiLimits) -> dict[str, Any]:
+    body = await request.read_body(limits.max_request_bytes)
+    return decode_json(_fields_decoder, body, PolicyFields)
 
 
 def _to_ms(seconds: float) -> float:

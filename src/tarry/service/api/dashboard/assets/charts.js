@@ -1,11 +1,12 @@
 /** Charts as SVG: values over time, and a histogram. Each has a legend, a text with the values at the cursor, and a table. */
 import { h, svg, table } from "./dom.js";
-import { clockTime, count } from "./format.js";
+import { clockTime, count, duration } from "./format.js";
 
 const HEIGHT = 190, LEFT = 52, RIGHT = 6, TOP = 8, BOTTOM = 22;
 const TICK_SPACING = 84;
 const MINUTE_MS = 60_000, HOUR_MS = 3_600_000, DAY_MS = 86_400_000;
 const TIME_STEPS_MS = [MINUTE_MS, 2 * MINUTE_MS, 5 * MINUTE_MS, 10 * MINUTE_MS, 15 * MINUTE_MS, 30 * MINUTE_MS, HOUR_MS, 2 * HOUR_MS, 3 * HOUR_MS, 6 * HOUR_MS, 12 * HOUR_MS, DAY_MS, 2 * DAY_MS];
+const ELAPSED_STEPS_MS = [10_000, 20_000, 30_000, MINUTE_MS];
 const MAX_TABLE_ROWS = 60;
 
 /** Return round values from 0 to at least `highest`, at most five. */
@@ -24,6 +25,14 @@ function timeTicks(from, to, maxCount) {
   for (let at = Math.ceil((from - offset) / step) * step + offset; at <= to; at += step) ticks.push(at);
   return { ticks, withDay: step >= DAY_MS };
 }
+
+/** Return round times since the start of a chart. */
+function elapsedTicks(to, maxCount) {
+  const step = ELAPSED_STEPS_MS.find((candidate) => to / candidate <= maxCount) ?? ELAPSED_STEPS_MS.at(-1);
+  return Array.from({ length: Math.floor(to / step) + 1 }, (_, index) => index * step);
+}
+
+const elapsedTime = (ms) => (ms ? duration(ms) : "0 s");
 
 /** Return a frame for a chart. `draw(width)` returns an SVG; it is called again when the width changes. */
 function chartFrame({ title, hint, legend, draw, move }) {
@@ -53,9 +62,10 @@ function chartFrame({ title, hint, legend, draw, move }) {
  * Return a chart of values over time: `{element, update(data)}`. `data` is {from, to, stepMs, points}. A series is
  * {name, tone, value(point, seconds)}; `point` is undefined for an interval without data, `seconds` is its length so far.
  * Stacked series are drawn on top of each other, other series as lines with gaps where the value is null. The axis ends
- * at `lowestTop` or above.
+ * at `lowestTop` or above. With `elapsed`, times are relative to the start, and `data.shaded` is a marked period [from, to].
  */
-export function timeChart({ title, hint, series, stacked = false, format, lowestTop = 0 }) {
+export function timeChart({ title, hint, series, stacked = false, format, lowestTop = 0, elapsed = false }) {
+  const timeText = (at, options) => (elapsed ? elapsedTime(at) : clockTime(at, options));
   let slots = [], data = null, cursor = null;
   // The height of an interval: the sum of stacked values, or else the highest value, or null.
   const total = ({ values }) => {
@@ -102,15 +112,18 @@ export function timeChart({ title, hint, series, stacked = false, format, lowest
     if (stacked && !highest) return "None in this time.";
     if (!known.length) return "No data in this time.";
     const average = known.reduce((sum, value) => sum + value, 0) / known.length;
-    const at = clockTime(slots[totals.indexOf(highest)].at, { withDay: data.to - data.from > DAY_MS });
+    const at = timeText(slots[totals.indexOf(highest)].at, { withDay: data.to - data.from > DAY_MS });
+    if (elapsed) return `Highest ${format(highest)} at ${at}.`;
     return `Highest ${format(highest)} at ${at}, ${stacked ? `average ${format(average)}` : `latest ${format(known.at(-1))}`}.`;
   };
   const valueText = (value) => (value === null ? "no data" : format(value));
   const draw = (width) => {
     if (!data) return "";
     const scales = scale(width);
-    const { ticks, withDay } = timeTicks(data.from, data.to, Math.max(2, (width - LEFT) / TICK_SPACING));
+    const maxTicks = Math.max(2, (width - LEFT) / TICK_SPACING);
+    const { ticks, withDay } = elapsed ? { ticks: elapsedTicks(data.to, maxTicks), withDay: false } : timeTicks(data.from, data.to, maxTicks);
     return svg("svg", { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${title}. ${describe()}` },
+      data.shaded ? svg("rect", { class: "shaded", x: scales.x(data.shaded[0]), width: scales.x(data.shaded[1]) - scales.x(data.shaded[0]), y: TOP, height: HEIGHT - TOP - BOTTOM }) : null,
       scales.ticks.map((value) => [
         svg("line", { class: "grid-line", x1: LEFT, x2: width - RIGHT, y1: scales.y(value), y2: scales.y(value) }),
         svg("text", { x: LEFT - 6, y: scales.y(value) + 4, "text-anchor": "end" }, format(value, { short: true }))]),
@@ -119,7 +132,7 @@ export function timeChart({ title, hint, series, stacked = false, format, lowest
         const x = scales.x(at);
         const anchor = x > width - 24 ? "end" : "middle";
         return [svg("line", { class: "axis-tick", x1: x, x2: x, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM + 4 }),
-          svg("text", { x: anchor === "end" ? width - RIGHT : x, y: HEIGHT - 5, "text-anchor": anchor }, clockTime(at, { withDay, withSeconds: false }))];
+          svg("text", { x: anchor === "end" ? width - RIGHT : x, y: HEIGHT - 5, "text-anchor": anchor }, timeText(at, { withDay, withSeconds: false }))];
       }),
       cursor === null || !slots[cursor] ? null : svg("line", { class: "cursor", x1: scales.x((slots[cursor].at + slots[cursor].end) / 2), x2: scales.x((slots[cursor].at + slots[cursor].end) / 2), y1: TOP, y2: HEIGHT - BOTTOM }));
   };
@@ -127,7 +140,7 @@ export function timeChart({ title, hint, series, stacked = false, format, lowest
     const slot = cursor === null ? null : slots[cursor];
     if (!slot) return void (frame.readout.textContent = describe());
     const texts = series.map(({ name }, index) => (stacked && !slot.values[index] ? null : `${name} ${valueText(slot.values[index])}`)).filter(Boolean);
-    frame.readout.textContent = `${clockTime(slot.at, { withDay: data.to - data.from > DAY_MS })}: ${texts.join(", ") || "none"}`;
+    frame.readout.textContent = `${timeText(slot.at, { withDay: data.to - data.from > DAY_MS })}: ${texts.join(", ") || "none"}`;
   };
   const move = ({ x, width, by, clear }) => {
     if (!slots.length || (clear && cursor === null)) return;
@@ -141,10 +154,12 @@ export function timeChart({ title, hint, series, stacked = false, format, lowest
   const frame = chartFrame({ title, hint, legend: series.length > 1 ? series : [], draw, move });
   const showTable = () => {
     if (!frame.details.open || !data) return;
-    const rows = slots.filter(({ point }) => point).slice(-MAX_TABLE_ROWS).reverse();
-    const columns = [{ label: "From", cell: ({ at }) => clockTime(at, { withDay: data.to - data.from >= DAY_MS }) },
+    const known = slots.filter(({ point }) => point);
+    const rows = elapsed ? known : known.slice(-MAX_TABLE_ROWS).reverse();
+    const columns = [{ label: "From", cell: ({ at }) => timeText(at, { withDay: data.to - data.from >= DAY_MS }) },
       ...series.map(({ name }, index) => ({ label: name, class: "number", cell: ({ values }) => valueText(values[index]) }))];
-    frame.tableHolder.replaceChildren(table(`${title}: the latest ${count(rows.length)} intervals with data`, columns, rows));
+    const caption = elapsed ? `${title}: all intervals` : `${title}: the latest ${count(rows.length)} intervals with data`;
+    frame.tableHolder.replaceChildren(table(caption, columns, rows));
   };
   frame.details.addEventListener("toggle", showTable);
   return {

@@ -1,7 +1,8 @@
-/** The page Policies: the list, the form of a policy, and a drawing of its delays. */
+/** The page Policies: the list, the form of a policy, a drawing of its delays, and what it does to a failing target. */
 import { call, get } from "./api.js";
 import { field, h, notify, openDialog, openPage, pageLink, select, svg, table } from "./dom.js";
 import { count, duration, time } from "./format.js";
+import { showSimulation } from "./policy_simulation.js";
 import { pager } from "./tasks.js";
 
 const PAGE_SIZE = 50;
@@ -181,8 +182,34 @@ export async function renderItem(view) {
       openPage(pageLink("policies"), `Deleted ${id}.`);
     },
   });
+  const status = h("p", { role: "status" });
+  const simulation = h("section", { "aria-label": "Simulation" });
+  /** Run an analysis of the policy in the form; `run` returns its result as a sentence. The button is disabled meanwhile. */
+  const analyze = (label, run) => {
+    const button = h("button", { type: "button" }, label);
+    button.addEventListener("click", async () => {
+      button.disabled = true;
+      status.textContent = "Simulating…";
+      try {
+        const result = await run(readForm(form));
+        markProblem(form, null);
+        status.textContent = result;
+        status.scrollIntoView({ block: "nearest" });
+      } catch (error) {
+        if (signal.aborted) return;
+        status.textContent = "";
+        markProblem(form, error);
+      } finally {
+        button.disabled = false;
+        button.focus({ preventScroll: true });
+      }
+    });
+    return button;
+  };
+  const simulate = analyze("Simulate this policy", async (body) => showSimulation(simulation, await call("POST", "policy-simulations", { body, signal })));
   form.append(h("div", { class: "actions" },
     h("button", { type: "submit", class: "primary", "data-needs": "admin" }, "Save"),
+    simulate,
     isNew ? null : h("a", { class: "button", href: pageLink("tasks", { policyId: id }) }, "Tasks of this policy"),
     isNew || policy.version === null ? null : h("button", { type: "button", class: "danger", "data-needs": "admin", click: remove }, "Delete…")));
   const state = isNew ? "Not saved yet; the fields are those of the policy default."
@@ -191,6 +218,6 @@ export async function renderItem(view) {
     h("p", { class: "hint" }, h("a", { href: "#/policies" }, "Policies")),
     h("h1", null, "Policy ", h("span", { class: "mono" }, id)),
     h("p", { class: "hint" }, state, isNew ? null : " Tasks that name no version use a new version from their next decision."),
-    h("div", { class: "columns" }, form, schedule));
+    h("div", { class: "columns" }, form, schedule), status, simulation);
   await preview();
 }
