@@ -6,6 +6,8 @@ from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+TOOLS_WITHOUT_TESTS = {"basedpyright", "coverage", "import-linter", "mypy", "ruff", "types-PyYAML"}
+"""Tools of requirements-dev.txt that `make test-lowest` does not run."""
 
 
 def lower_bounds() -> dict[str, str]:
@@ -36,3 +38,10 @@ def test_lowest_versions_are_the_lower_bounds() -> None:
     }
 
     assert expected == actual
+
+
+def test_lowest_versions_include_the_packages_of_the_tests() -> None:
+    """requirements-lowest.txt has each package that requirements-dev.txt has for the tests."""
+    missing = pins("requirements-dev.txt").keys() - pins("requirements-lowest.txt").keys()
+
+    assert TOOLS_WITHOUT_TESTS == missing
