@@ -399,11 +399,19 @@ async def a_callback_with_an_existing_key_is_not_added(harness: StoreHarness) ->
 
 @conformance_case
 async def a_superseded_result_adds_no_callback(harness: StoreHarness) -> None:
-    """A SUPERSEDED result adds no callback."""
+    """A SUPERSEDED result adds no callback, and no lane for it."""
     leased = await harness.lease_new_task(1)
     harness.clock.advance(HOUR_MS)
-    await harness.claim(OTHER_LEASE)
+    [leased_again] = (await harness.claim(OTHER_LEASE)).tasks
+    callback = task(9, "callback")
+    late_result = success_result(leased, callback_task=callback)
+    result = success_result(leased_again)
+    repeated_result = success_result(leased_again, callback_task=callback)
 
-    result = success_result(leased, callback_task=task(9))
-    assert [FinishStatus.SUPERSEDED] == await harness.store.finish([result])
+    superseded = FinishStatus.SUPERSEDED
+    assert [superseded] == await harness.store.finish([late_result])
+    statuses = await harness.store.finish([result, repeated_result, late_result])
+
+    assert [FinishStatus.APPLIED, superseded, superseded] == statuses
     assert await harness.store.get_task("acme", task_id(9)) is None
+    assert await harness.store.get_lane(callback.lane) is None

@@ -64,6 +64,10 @@ SELECT tarry.finish_1($1, $2::text::integer[], $3::text::uuid[], $4::text::integ
 """
 _RELEASE = f"SELECT tarry.release_1($1, $2, $3, $4), {DEFER_FLUSH}"
 _LOCK = "SELECT tarry.lock_1($1, $2, $3, $4)"
+_VERSIONS = """
+SELECT k.id, s.version FROM tarry.task_key AS k
+JOIN tarry.live AS s ON s.tenant = k.tenant AND s.seq = k.seq WHERE k.id = ANY ($1::uuid[])
+"""
 _CANCEL = "SELECT tarry.cancel_1($1, $2, $3)"
 _RETRY_NOW = "SELECT tarry.retry_now_1($1, $2, $3, $4)"
 _FIND_BY_KEYS = f"""
@@ -316,7 +320,7 @@ async def _finish_in_transaction(
             ids.clear()
         ids.add(result.task.id)
         batches[-1].append(result)
-    callback_tasks = [result.callback_task for result in results if result.callback_task]
+    callback_tasks = await _find_callback_tasks(tx, results)
     changed_tasks = [*(result.task for result in results), *callback_tasks]
     await tx.fetch(
         _LOCK,
@@ -337,6 +341,26 @@ async def _finish_in_transaction(
     if callbacks:
         await _call_add(tx.fetch, _add_arguments(callbacks, None, None, None, now))
     return statuses
+
+
+async def _find_callback_tasks(tx: Transaction, results: Sequence[TaskResult]) -> list[Task]:
+    """Return the callback tasks of results, without those of results that will be superseded.
+
+    Locking creates the lanes of callback tasks. A superseded result must not create a lane.
+    """
+    ids = [result.task.id for result in results if result.callback_task is not None]
+    rows = await tx.fetch(_VERSIONS, ids) if ids else ()
+    versions = {str(task_id): version for task_id, version in rows}
+    tasks: list[Task] = []
+    for result in results:
+        version = versions.get(result.task.id)
+        if version is None or result.task.version < version:
+            continue  # finished, or leased again: versions only grow
+        if result.callback_task is not None:
+            tasks.append(result.callback_task)
+        if result.status is not Status.PENDING:
+            del versions[result.task.id]
+    return tasks
 
 
 def _finish_arguments(results: Sequence[TaskResult], now: int | None) -> tuple[object, ...]:
