@@ -34,7 +34,7 @@ PIP       = -m pip install --quiet --disable-pip-version-check
 # $(call step,name,command[,filter]): on success print one line with the filtered output; on failure
 # print the whole output.
 define step
-@printf '%-34s' '$(1)'; \
+@printf '%-40s' '$(1)'; \
 if out=$$( { $(2); } 2>&1 ); then echo ok$(if $(3),"  $$(echo "$$out" | $(3))"); \
 else printf 'FAILED\n\n%s\n\n' "$$out"; exit 1; fi
 endef
