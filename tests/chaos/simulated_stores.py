@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
+from contextvars import Context
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -105,8 +106,14 @@ class ServerStores:
         return cast("Store", _BlockingStore(self, store))
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a call in the thread, and wait for its result."""
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result(_CALL_TIMEOUT_S)
+        """Run a call in the thread, and wait for its result.
+
+        In an empty context: the callbacks of a connection have the context of the call that opened
+        it. With the context of a process, they would not run while this process is suspended, and
+        a late effect of one of its calls would wait forever.
+        """
+        future = Context().run(asyncio.run_coroutine_threadsafe, call, self._loop)
+        return future.result(_CALL_TIMEOUT_S)
 
     def close(self) -> None:
         """Close all stores, and end the thread."""
