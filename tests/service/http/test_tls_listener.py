@@ -76,6 +76,8 @@ class ListenerHarness:
         """Connect without TLS; return when the listener has `total` clients."""
         reader = await self.connect(tls=False)
         await self.wait_for_clients(total)
+        # The next client must be newer. The time of uvloop has a resolution of 1 ms.
+        await asyncio.sleep(0.005)
         return reader
 
     async def wait_for_clients(self, total: int) -> None:
