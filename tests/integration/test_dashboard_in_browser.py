@@ -510,3 +510,47 @@ def test_policy_is_simulated_before_it_is_saved(
         # Chromium itself logs responses with an error status.
         assert all("422" in message for message in dashboard.messages)
         dashboard.messages.clear()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_policy_is_advised_from_recorded_attempts(
+    browser: Browser, tarry_service: Service, width: int, scheme: Scheme
+) -> None:
+    """The advice shows current and proposed values with reasons, and fills them into the form.
+
+    The policy is not saved. With too few attempts, the form shows how many are needed.
+    """
+    with (
+        html_target() as target,
+        open_dashboard(browser, tarry_service, width=width, scheme=scheme) as dashboard,
+    ):
+        lane = f"http:127.0.0.1:{target.port}"
+        tarry_service.wait_until_finished(tarry_service.post(targetUrl=target.url)["taskId"])
+        page = dashboard.show("policies/patient")
+        page.get_by_role("combobox", name="Downstream").select_option(lane)
+        button = page.get_by_role("button", name="Advise")
+        button.click()
+        problem = page.get_by_role("alert").get_by_text(
+            "lane has 1 recorded attempt, 200 are needed"
+        )
+        expect(problem).to_be_visible()
+        # Chromium itself logs responses with an error status.
+        assert all("422" in message for message in dashboard.messages)
+        dashboard.messages.clear()
+
+        tasks = [{"targetUrl": target.url}] * 210
+        assert 200 == tarry_service.request("POST", "/retry-tasks/batch", {"tasks": tasks})[0]
+        path = f"/retry-tasks?lane={lane}&status=SUCCEEDED&limit=500"
+        tarry_service.wait_for(lambda: len(tarry_service.request("GET", path)[1]["items"]) == 211)
+        button.click()
+        advice = page.get_by_role("region", name="Advice")
+        expect(advice.get_by_text("From 211 attempts of 211 calls")).to_be_visible()
+        expect(button).to_be_focused()
+        row = advice.get_by_role("row", name=re.compile("First delay"))
+        expect(row).to_contain_text("twice the median")
+        first_delay = page.get_by_label("First delay (ms)")
+        before = first_delay.input_value()
+        advice.get_by_role("button", name="Use these values").click()
+        expect(first_delay).not_to_have_value(before)
+        expect(page.get_by_role("status").get_by_text("not saved yet")).to_be_visible()
+        assert tarry_service.request("GET", "/retry-policies/patient")[1]["version"] is None

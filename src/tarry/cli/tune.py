@@ -217,17 +217,11 @@ def print_comparison(
     from rich.text import Text
 
     from tarry.simulator.formatting import format_value
-    from tarry.tuning.comparison import MIN_SUCCESSES, describe_changes
+    from tarry.tuning.comparison import describe_changes, explain_missing_comparison
 
-    if proposal.proposed == proposal.current:
-        _print_line(console, "not simulated: the proposed policy equals the current one")
-        return
     if comparison is None:
-        attempts = format_count(len(evidence.success_durations), "attempt")
-        shortage = f"{attempts} succeeded outside outages, {MIN_SUCCESSES} needed"
-        if not evidence.calls:
-            shortage = "the log contains no first attempt of a call"
-        _print_line(console, f"not simulated: too little data: {shortage}")
+        reason = explain_missing_comparison(evidence, proposal.current, proposal.proposed)
+        _print_line(console, f"not simulated: {reason}")
         return
     duration = format_duration(comparison.duration)
     outages = format_count(comparison.outages, "outage")

@@ -1,8 +1,8 @@
-"""Simulate policies in a process of their own, so that requests and attempts do not wait for it.
+"""Simulate and tune policies in separate processes, so that requests and attempts do not wait.
 
 The service starts one process for each analysis, writes the job to its input, and reads the result
 from its output. The process limits its own processor time and memory, has a low priority, and
-imports the simulator, which the service itself never loads.
+imports the simulator and the tuning, which the service itself never loads.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import sys
 from contextlib import suppress
 from math import isfinite
 from subprocess import PIPE
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
-from tarry.core.policy import Policy
+from tarry.core.policy import POLICY_FIELDS, Policy
 from tarry.errors import Overloaded
-from tarry.wire.policies import policy_from_json
-from tarry.wire.tasks import PolicySimulation, SimulatedRun
+from tarry.wire.policies import policy_from_json, policy_to_json
+from tarry.wire.tasks import PolicyAdvice, PolicySimulation, PolicySuggestion, SimulatedRun
 
 if TYPE_CHECKING:
+    from tarry.policyfile.defence import Defence
     from tarry.simulator.metrics import Summary
+    from tarry.tuning.evidence import Evidence
 
 MAX_CPU_S = 10
 """The storm of a common policy takes 0.2 s. A policy with delays of 1 ms takes up to a minute."""
@@ -44,6 +46,26 @@ class StormJob(msgspec.Struct, tag="storm"):
 
     policy: dict[str, Any]
     """All fields of the policy, as JSON."""
+
+
+class RecordedAttempt(NamedTuple):
+    """The fields of an attempt from which a policy is tuned."""
+
+    task_id: str
+    number: int
+    started_at: int
+    duration_ms: float
+    outcome: str
+
+
+class AdviceJob(msgspec.Struct, tag="advice"):
+    """Propose values for a policy from the attempts of a downstream."""
+
+    lane: str
+    policy_id: str
+    policy: dict[str, Any]
+    """All fields of the policy, as JSON."""
+    attempts: list[RecordedAttempt]
 
 
 class AnalysisTooLarge(Exception):
@@ -65,6 +87,10 @@ class AnalysisRunner:
         output = await self._run(StormJob(policy))
         return msgspec.msgpack.decode(output, type=PolicySimulation)
 
+    async def advise(self, job: AdviceJob) -> PolicyAdvice:
+        """Propose values for a policy; raise `AnalysisTooLarge` or `Overloaded`."""
+        return msgspec.msgpack.decode(await self._run(job), type=PolicyAdvice)
+
     def close(self) -> None:
         """End all processes."""
         self._is_closed = True
@@ -72,7 +98,7 @@ class AnalysisRunner:
             with suppress(ProcessLookupError):
                 process.kill()
 
-    async def _run(self, job: StormJob) -> bytes:
+    async def _run(self, job: StormJob | AdviceJob) -> bytes:
         process = await asyncio.create_subprocess_exec(
             sys.executable, *_COMMAND,
             stdin=PIPE, stdout=PIPE, start_new_session=True,  # Ctrl-C is meant for the service
@@ -82,7 +108,7 @@ class AnalysisRunner:
             async with asyncio.timeout(_MAX_DURATION_S):
                 output, _ = await process.communicate(_encode(job))
         except TimeoutError:
-            msg = f"The simulation has not ended within {_MAX_DURATION_S:g} s"
+            msg = f"The analysis has not ended within {_MAX_DURATION_S:g} s"
             raise Overloaded(msg, retry_after=_MAX_DURATION_S) from None
         finally:
             self._processes.discard(process)
@@ -95,7 +121,7 @@ class AnalysisRunner:
         if process.returncode == _TOO_LARGE_STATUS:
             raise AnalysisTooLarge
         if process.returncode != 0:
-            raise RuntimeError(f"the process of the simulation ended with {process.returncode}")
+            raise RuntimeError(f"the process of the analysis ended with {process.returncode}")
         return output
 
 
@@ -105,9 +131,9 @@ def main() -> None:
     _set_limit(resource.RLIMIT_AS, _MAX_MEMORY_BYTES)
     signal.signal(signal.SIGXCPU, _raise_too_large)
     _set_limit(resource.RLIMIT_CPU, MAX_CPU_S)
-    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=StormJob)
+    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=StormJob | AdviceJob)
     try:
-        result = _simulate_storm(job)
+        result = _simulate_storm(job) if isinstance(job, StormJob) else _advise(job)
     except (AnalysisTooLarge, MemoryError):
         sys.exit(_TOO_LARGE_STATUS)
     sys.stdout.buffer.write(_encode(result))
@@ -164,3 +190,65 @@ def _to_run(summary: Summary) -> SimulatedRun:
         unfinished_calls=summary.unfinished,
         recovered_after_ms=recovered_after_ms if isfinite(recovered_after_ms) else None,
     )
+
+
+def _advise(job: AdviceJob) -> PolicyAdvice:
+    from tarry.core.outcome import Kind
+    from tarry.policyfile.defence import Defence
+    from tarry.tuning.attempt_log import AttemptLog, LoggedAttempt
+    from tarry.tuning.evidence import analyze_log
+    from tarry.tuning.proposal import propose
+
+    attempts = (
+        LoggedAttempt(task_id, number, started_at / 1000, duration_ms / 1000, Kind(outcome))
+        for task_id, number, started_at, duration_ms, outcome in job.attempts
+    )
+    evidence = analyze_log(AttemptLog(attempts))
+    current = Defence(policy_from_json(job.policy, Policy()))
+    proposal = propose(evidence, current, has_known_units=True)
+    # A policy of the service has no retry budget and no hedging.
+    proposed = Defence(proposal.proposed.policy)
+    proposed_fields = policy_to_json(proposed.policy)
+    json_names = {field.name: field.json_name for field in POLICY_FIELDS}
+    return PolicyAdvice(
+        lane=job.lane,
+        policy_id=job.policy_id,
+        attempts=evidence.attempts,
+        calls=evidence.calls,
+        outages=len(evidence.outages),
+        span_ms=round(evidence.span * 1000),
+        suggestions=[
+            PolicySuggestion(
+                field=name,
+                current=job.policy[name],
+                proposed=proposed_fields[name],
+                reason=suggestion.reason,
+                basis=suggestion.basis,
+                has_enough_data=suggestion.has_enough_data,
+            )
+            for suggestion in proposal.suggestions
+            if (name := json_names.get(suggestion.field))
+        ],
+        warnings=list(proposal.warnings),
+        simulation=_describe_simulation(evidence, current, proposed),
+    )
+
+
+def _describe_simulation(evidence: Evidence, current: Defence, proposed: Defence) -> str:
+    """Simulate both policies; return the changes, or why nothing was simulated."""
+    from tarry.tuning.comparison import (
+        compare_policies,
+        describe_changes,
+        explain_missing_comparison,
+    )
+
+    if reason := explain_missing_comparison(evidence, current, proposed):
+        return f"Not simulated: {reason}."
+    try:
+        comparison = compare_policies(evidence, current, proposed)
+    except (AnalysisTooLarge, MemoryError):
+        # The proposal does not depend on the simulation.
+        return "Not simulated: this needs too much processor time or memory."
+    assert comparison is not None  # noqa: S101 - `explain_missing_comparison` has checked the log
+    changes = describe_changes(comparison.current, comparison.proposed)
+    return f"Simulated with the durations of these attempts. {changes}"

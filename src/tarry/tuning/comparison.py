@@ -18,6 +18,7 @@ from __future__ import annotations
 from math import ceil, isclose, isnan, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
+from tarry.core.text import format_count
 from tarry.core.verdict import Reason
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Empirical, Fixed
@@ -71,6 +72,18 @@ class Comparison(NamedTuple):
     """The number of simulated outages."""
     concurrency: int
     """The number of requests that the simulated server runs at a time."""
+
+
+def explain_missing_comparison(evidence: Evidence, current: Defence, proposed: Defence) -> str:
+    """Return why simulating both defences is useless or impossible; empty if it is neither."""
+    if proposed == current:
+        return "the proposed policy equals the current one"
+    if not evidence.calls:
+        return "too little data: the log contains no first attempt of a call"
+    if len(evidence.success_durations) < MIN_SUCCESSES:
+        attempts = format_count(len(evidence.success_durations), "attempt")
+        return f"too little data: {attempts} succeeded outside outages, {MIN_SUCCESSES} needed"
+    return ""
 
 
 def compare_policies(

@@ -64,14 +64,19 @@ class Proposal:
 
 
 def propose(
-    evidence: Evidence, current: Defence | None = None, latency_target: float | None = None
+    evidence: Evidence,
+    current: Defence | None = None,
+    latency_target: float | None = None,
+    *,
+    has_known_units: bool = False,
 ) -> Proposal:
     """Propose a defence.
 
     `current` is the defence that is used now; by default, the default policy. `latency_target` is
-    the time that a call may take in total, in seconds.
+    the time that a call may take in total, in seconds. With `has_known_units`, very short durations
+    cause no warning: they were not written by the user.
     """
-    warnings = list(_log_warnings(evidence))
+    warnings = list(_log_warnings(evidence, has_known_units=has_known_units))
     if latency_target is not None:
         latency_target = check_positive("latency_target", latency_target)
         warnings.extend(_latency_target_warnings(evidence, latency_target))
@@ -144,10 +149,10 @@ def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | Non
     return json.dumps(data, indent=2, allow_nan=False)
 
 
-def _log_warnings(evidence: Evidence) -> Iterator[str]:
+def _log_warnings(evidence: Evidence, *, has_known_units: bool) -> Iterator[str]:
     """Yield a warning for each possible mistake in a log."""
     median = quantile(evidence.success_durations, 0.5)
-    if median < _MIN_PLAUSIBLE_MEDIAN_S:
+    if median < _MIN_PLAUSIBLE_MEDIAN_S and not has_known_units:
         yield f"durationMs has a median of {format_duration(median)}: are these seconds?"
     if not evidence.calls:
         yield (

@@ -410,6 +410,46 @@ class PolicySimulation(_Body):
     without_retries: SimulatedRun
 
 
+class PolicyAdviceRequest(_RequestBody):
+    """A request for advice on a policy, from the recorded attempts of a downstream."""
+
+    lane: LaneName
+    policy_id: PolicyName = "default"
+
+
+class PolicySuggestion(_Body):
+    """The proposed value of one field of a policy, with its reason.
+
+    `basis` describes the data that the value is based on. `hasEnoughData` is false if there is too
+    little data to determine the value; then the current value is kept.
+    """
+
+    field: str
+    current: int | float | None
+    proposed: int | float | None
+    reason: str
+    basis: str
+    has_enough_data: bool
+
+
+class PolicyAdvice(_Body):
+    """A proposal for a policy, from the newest attempts of a downstream.
+
+    `spanMs` is the time from the first of these attempts to the last. `simulation` describes how
+    the results of calls would change, or why the policies were not simulated.
+    """
+
+    lane: str
+    policy_id: str
+    attempts: int
+    calls: int
+    outages: int
+    span_ms: float
+    suggestions: list[PolicySuggestion]
+    warnings: list[str]
+    simulation: str
+
+
 class SearchFilter(_RequestBody):
     """A filter for tasks; an empty filter matches all."""
 

@@ -24,7 +24,8 @@ STATE_DEPENDENT_RULES = [
     r"all must be true if no filter is given",
     r"idempotencyKey was already used",
     r"idempotencyKey differs from the Idempotency-Key header",
-    r"The simulation of this policy needs more than",
+    r"The analysis of this policy needs more than",
+    r"lane has \d+ recorded attempts?, \d+ are needed for advice",
 ]
 """A request that matches the schema can break only these rules, which no schema can express."""
 

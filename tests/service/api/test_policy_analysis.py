@@ -1,4 +1,4 @@
-"""`/policy-simulations`: simulations of policies, in real processes."""
+"""`/policy-simulations` and `/policy-advice`: analyses of policies, in real processes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import asyncio
 import pytest
 
 from tarry.service import analysis_process
+from tarry.service.api import policy_analysis
 from tarry.service.api.context import ApiLimits
+from tarry.service.model import AttemptRecord, Status
+from tarry.service.store import TaskResult
 from tarry.simulator.scenarios import STUDIES
+from tarry.tuning import rules
 from tarry.wire.policies import SERVICE_PRESETS
 from tests.service.api.harness import ApiHarness, run_with_api
 from tests.service.api.test_auth import create_key
@@ -142,3 +146,130 @@ def test_simultaneous_simulations_are_limited(monkeypatch: pytest.MonkeyPatch) -
         assert [503, 503] == [response.status for response in await asyncio.gather(*running)]
 
     run_with_api(test, keys=True, limits=ApiLimits(max_policy_analyses=2))
+
+
+LANE = "https:example.com:443"
+
+
+async def record_attempts(
+    api: ApiHarness, count: int, url: str = "https://example.com/hook", **headers: str
+) -> None:
+    """Create tasks that succeed at the first attempt, after 40 to 60 ms; one attempt is lost."""
+    body = {"tasks": [{"targetUrl": url}] * (count + 1)}
+    response = await api.request("POST", "/retry-tasks/batch", body, headers=headers)
+    assert 200 == response.status, response.body
+    tasks = await api.lease_due_tasks()
+    assert count + 1 == len(tasks)
+    results: list[TaskResult] = []
+    for index, task in enumerate(tasks):
+        attempt = AttemptRecord(
+            number=1,
+            scheduled_at=task.next_attempt_at,
+            started_at=api.time.ms + 100 * index,
+            duration_ms=40.0 + index % 21 if index < count else None,
+            status=200,
+            outcome="success" if index < count else "lost",
+        )
+        results.append(TaskResult(task=task, attempt=attempt, status=Status.SUCCEEDED))
+    await api.store.finish(results)
+
+
+def test_policy_is_proposed_from_recorded_attempts() -> None:
+    """The response has the suggestions of `tarry tune` in milliseconds; the policy is unchanged."""
+
+    async def test(api: ApiHarness) -> None:
+        await record_attempts(api, 300)
+        response = await api.request("POST", "/policy-advice", {"lane": LANE})
+        assert 200 == response.status, response.body
+        advice = response.json
+        assert (LANE, "default") == (advice["lane"], advice["policyId"])
+        assert (300, 300, 0, []) == tuple(
+            advice[name] for name in ("attempts", "calls", "outages", "warnings")
+        )
+        suggestions = {item["field"]: item for item in advice["suggestions"]}
+        current = (await api.request("GET", "/retry-policies/default")).json
+        assert {name: current[name] for name in suggestions} == {
+            name: item["current"] for name, item in suggestions.items()
+        }
+        first_delay = suggestions["initialDelayMs"]
+        assert 100 == first_delay["proposed"]
+        assert first_delay["reason"].startswith("twice the median")
+        assert "median 50 ms of 300" == first_delay["basis"]
+        kept = suggestions["attemptTimeoutMs"]
+        assert (False, kept["current"]) == (kept["hasEnoughData"], kept["proposed"])
+        assert "too little data: 300 successful attempts" in kept["reason"]
+        assert advice["simulation"].startswith("Simulated with the durations")
+
+    run_with_api(test)
+
+
+def test_advice_uses_a_limited_number_of_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the attempts of the newest tasks are used."""
+    monkeypatch.setattr(policy_analysis, "MAX_ADVICE_ATTEMPTS", 250)
+    monkeypatch.setattr(policy_analysis, "_PAGE_ATTEMPTS", 100)
+
+    async def test(api: ApiHarness) -> None:
+        await record_attempts(api, 400)
+        advice = (await api.request("POST", "/policy-advice", {"lane": LANE})).json
+        assert 250 == advice["attempts"]
+
+    run_with_api(test)
+
+
+def test_advice_needs_enough_attempts() -> None:
+    """The error has the number of attempts that are recorded, and that are needed."""
+    assert rules.MIN_ATTEMPTS == policy_analysis.MIN_ADVICE_ATTEMPTS
+
+    async def test(api: ApiHarness) -> None:
+        await record_attempts(api, 199)
+        response = await api.request("POST", "/policy-advice", {"lane": LANE})
+        assert (422, "lane") == (response.status, response.problem["field"])
+        assert (
+            "lane has 199 recorded attempts, 200 are needed for advice."
+            == (response.problem["detail"])
+        )
+
+    run_with_api(test)
+
+
+def test_advice_for_unknown_lanes_and_policies_is_404() -> None:
+    """A lane of another tenant is unknown, as is a policy that does not exist."""
+
+    async def test(api: ApiHarness) -> None:
+        acme, _ = await create_key(api, "acme")
+        beta, _ = await create_key(api, "beta")
+        await record_attempts(api, 200, **{"x-api-key": acme})
+        for key, policy_id, status in (
+            (acme, "default", 200),
+            (acme, "missing", 404),
+            (beta, "default", 404),
+        ):
+            body = {"lane": LANE, "policyId": policy_id}
+            headers = {"x-api-key": key}
+            response = await api.request("POST", "/policy-advice", body, headers=headers)
+            assert status == response.status, response.body
+
+    run_with_api(test, keys=True)
+
+
+def test_advice_does_not_depend_on_its_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the simulation reaches the limit of processor time, the response has only the proposal."""
+    program = (
+        "from tarry.service import analysis_process as p\n"
+        "from tarry.tuning import comparison\n"
+        "def never_end(*arguments):\n"
+        "    while True: pass\n"
+        "comparison.compare_policies = never_end\n"
+        "p.MAX_CPU_S = 2\n"
+        "p.main()"
+    )
+    monkeypatch.setattr(analysis_process, "_COMMAND", ("-c", program))
+
+    async def test(api: ApiHarness) -> None:
+        await record_attempts(api, 300)
+        advice = (await api.request("POST", "/policy-advice", {"lane": LANE})).json
+        text = "Not simulated: this needs too much processor time or memory."
+        assert text == advice["simulation"]
+        assert 100 in [item["proposed"] for item in advice["suggestions"]]
+
+    run_with_api(test)

@@ -72,7 +72,7 @@ def test_roles_of_the_groups_of_operations() -> None:
         for method, path, role in operations.values():
             if method != "GET":
                 by_role[role].add(path.split("/")[1])
-        assert {"policy-schedules", "policy-simulations"} == by_role["read"]
+        assert {"policy-advice", "policy-schedules", "policy-simulations"} == by_role["read"]
         assert {"retry-tasks", "task-cancellations", "dead-letters", "downstreams"} >= (
             by_role["write"] - {"replays"}
         )

@@ -207,6 +207,34 @@ _SIMULATION = {
     "withPolicy": _SIMULATED_RUN,
     "withoutRetries": {**_SIMULATED_RUN, "requests": 3_865, "requestsPerCall": 1.0},
 }
+_ADVICE = {
+    "lane": _LANE,
+    "policyId": "default",
+    "attempts": 12_480,
+    "calls": 11_902,
+    "outages": 1,
+    "spanMs": 86_395_000.0,
+    "suggestions": [
+        {
+            "field": "initialDelayMs",
+            "current": 1_000,
+            "proposed": 98,
+            "reason": "twice the median: the first wait averages one round trip",
+            "basis": "median 49 ms of 11,740",
+            "hasEnoughData": True,
+        },
+        {
+            "field": "maxDelayMs",
+            "current": 60_000,
+            "proposed": 60_000,
+            "reason": "too little data: 1 outage, 3 needed for a median; kept at 60 s",
+            "basis": "",
+            "hasEnoughData": False,
+        },
+    ],
+    "warnings": [],
+    "simulation": "Simulated with the durations of these attempts. No metric changes by much.",
+}
 _OVERVIEW = {
     "scope": "all",
     "range": "1h",
@@ -268,6 +296,8 @@ EXAMPLES: dict[str, Any] = {
         (wire.Page[wire.RetryPolicy], _page(_POLICY)),
         (wire.PolicySchedule, _SCHEDULE),
         (wire.PolicySimulation, _SIMULATION),
+        (wire.PolicyAdviceRequest, {"lane": _LANE, "policyId": "default"}),
+        (wire.PolicyAdvice, _ADVICE),
         (wire.ReplayJob, _REPLAY),
         (wire.Page[wire.ReplayJob], _page(_REPLAY)),
         (wire.PurgeResult, {"purged": 240, "more": False, "nextCursor": None}),

@@ -52,6 +52,7 @@ _TAGS = {
     "retry-policies": "Policies",
     "policy-schedules": "Policies",
     "policy-simulations": "Policies",
+    "policy-advice": "Policies",
     "events": "Monitoring",
     "workers": "Monitoring",
     "healthz": "Monitoring",

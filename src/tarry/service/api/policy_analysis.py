@@ -1,18 +1,30 @@
-"""`/policy-simulations`: simulations of policies, which are not stored."""
+"""`/policy-simulations` and `/policy-advice`: analyses of policies, which are not stored."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tarry.service.analysis_process import MAX_CPU_S, AnalysisRunner, AnalysisTooLarge
+import msgspec
+
+from tarry.core.text import format_count
+from tarry.service.analysis_process import (
+    MAX_CPU_S,
+    AdviceJob,
+    AnalysisRunner,
+    AnalysisTooLarge,
+    RecordedAttempt,
+)
 from tarry.service.api import problems
-from tarry.service.api.messages import json_response
+from tarry.service.api.messages import decode_json, json_response
 from tarry.service.api.policies import PolicyFields, read_policy
 from tarry.service.api.routing import Operation
+from tarry.service.api.views import stored_lane_name
+from tarry.service.model import LOST
+from tarry.service.store import TaskFilter
 from tarry.service.tenant_shares import TenantShares
 from tarry.wire.policies import policy_to_json
-from tarry.wire.tasks import PolicySimulation
+from tarry.wire.tasks import PolicyAdvice, PolicyAdviceRequest, PolicySimulation
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -20,11 +32,19 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, ApiResponse
 
+MAX_ADVICE_ATTEMPTS = 20_000
+"""Attempts from which a policy is tuned: 1.3 MB, and 0.6 s of processor time."""
+MIN_ADVICE_ATTEMPTS = 200
+"""Equal to `MIN_ATTEMPTS` of `tarry.tuning.rules`, which the service does not import."""
+_PAGE_ATTEMPTS = 500
+_MAX_PAGES = 100
+"""Limits the reads for a lane with many tasks that have no attempts yet."""
 _TOO_MANY_RETRY_AFTER_S = 5.0
+_advice_decoder = msgspec.json.Decoder(PolicyAdviceRequest)
 
 
 class PolicyAnalysisResource:
-    """The operations that simulate policies, a limited number at a time."""
+    """The operations that analyse policies, a limited number at a time."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
@@ -45,31 +65,92 @@ class PolicyAnalysisResource:
         The simulation is the scenario `storm` of `tarry simulate`, without breaker and budget.
         """
         policy = await read_policy(request, self._context.limits)
-        with self._limit(request.tenant):
+        with self._limit(request.tenant, "Use fewer attempts or longer delays."):
             simulation = await self._runner.simulate_storm(policy_to_json(policy))
         return json_response(200, simulation)
 
+    @Operation(
+        "POST",
+        "/policy-advice",
+        "advisePolicy",
+        PolicyAdvice,
+        errors=(404, 429),
+        body=PolicyAdviceRequest,
+    )
+    async def advise(self, request: ApiRequest) -> ApiResponse:
+        """Propose values for a policy from the newest attempts of a downstream, with reasons.
+
+        The proposal is that of `tarry tune`. It is not stored.
+        """
+        body = await request.read_body(self._context.limits.max_request_bytes)
+        advice_request = decode_json(_advice_decoder, body)
+        tenant, lane, policy_id = request.tenant, advice_request.lane, advice_request.policy_id
+        effective_policy = await self._context.engine.policies.load(tenant, policy_id)
+        if effective_policy is None:
+            raise problems.no_such("policy")
+        with self._limit(tenant, "Use tarry tune."):
+            attempts = await self._read_attempts(tenant, lane)
+            policy = policy_to_json(effective_policy.policy)
+            advice = await self._runner.advise(AdviceJob(lane, policy_id, policy, attempts))
+        return json_response(200, advice)
+
     def close(self) -> None:
-        """End all simulations, so that the server can shut down."""
+        """End all analyses, so that the server can shut down."""
         self._runner.close()
 
+    async def _read_attempts(self, tenant: str, lane: str) -> list[RecordedAttempt]:
+        """Return the attempts of the newest tasks of a lane; raise ApiError if there are too few.
+
+        Attempts without a duration or an outcome are skipped.
+        """
+        store, stored_name = self._context.store, stored_lane_name(tenant, lane)
+        attempts: list[RecordedAttempt] = []
+        cursor: str | None = None
+        for _ in range(_MAX_PAGES):
+            page = await store.list_attempts_of_tasks(
+                tenant, TaskFilter(lane=stored_name), cursor=cursor, limit=_PAGE_ATTEMPTS
+            )
+            attempts += [
+                RecordedAttempt(
+                    task_id,
+                    attempt.number,
+                    attempt.started_at,
+                    attempt.duration_ms,
+                    attempt.outcome,
+                )
+                for task_id, attempt in page.items
+                if attempt.duration_ms is not None and attempt.outcome != LOST
+            ]
+            cursor = page.cursor
+            if cursor is None or len(attempts) >= MAX_ADVICE_ATTEMPTS:
+                break
+        if len(attempts) >= MIN_ADVICE_ATTEMPTS:
+            return attempts[:MAX_ADVICE_ATTEMPTS]
+        if not attempts and await store.get_lane(stored_name) is None:
+            raise problems.no_such("downstream")
+        count = format_count(len(attempts), "recorded attempt")
+        raise problems.invalid("lane", f"has {count}, {MIN_ADVICE_ATTEMPTS} are needed for advice")
+
     @contextmanager
-    def _limit(self, tenant: str) -> Generator[None]:
-        """Use a slot of the tenant, or raise ApiError; convert `AnalysisTooLarge` to ApiError."""
+    def _limit(self, tenant: str, advice: str) -> Generator[None]:
+        """Use a slot of the tenant, or raise ApiError; convert `AnalysisTooLarge` to ApiError.
+
+        `advice` says how to avoid an analysis that is too large.
+        """
         if not self._slots.is_available(tenant):
             if count := self._slots.used_by(tenant):
-                detail = f"The tenant has {count} running simulations. Wait until one has ended."
+                detail = f"The tenant has {count} running analyses. Wait until one has ended."
                 retry_after = problems.retry_after(_TOO_MANY_RETRY_AFTER_S)
                 raise problems.TENANT_LIMIT.error(detail, headers=[retry_after])
-            detail = "Too many simulations are running."
+            detail = "Too many analyses of policies are running."
             raise problems.unavailable(detail, _TOO_MANY_RETRY_AFTER_S)
         self._slots.acquire(tenant)
         try:
             yield
         except AnalysisTooLarge:
             detail = (
-                f"The simulation of this policy needs more than {MAX_CPU_S} s of processor time. "
-                "Use fewer attempts or longer delays."
+                f"The analysis of this policy needs more than {MAX_CPU_S} s of processor time. "
+                f"{advice}"
             )
             raise problems.INVALID.error(detail) from None
         finally:

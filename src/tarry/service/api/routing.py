@@ -47,6 +47,7 @@ REQUIRED_ROLES = {
     "deleteSigningSecret": Role.ADMIN,
     "planRetries": Role.READ,  # computes a schedule, and stores nothing
     "simulatePolicy": Role.READ,  # likewise
+    "advisePolicy": Role.READ,  # likewise
 }
 """The role that an API key needs for an operation. A GET operation is not listed: it needs READ."""
 

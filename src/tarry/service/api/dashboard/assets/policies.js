@@ -2,11 +2,13 @@
 import { call, get } from "./api.js";
 import { field, h, notify, openDialog, openPage, pageLink, select, svg, table } from "./dom.js";
 import { count, duration, time } from "./format.js";
+import { showAdvice } from "./policy_advice.js";
 import { showSimulation } from "./policy_simulation.js";
 import { pager } from "./tasks.js";
 
 const PAGE_SIZE = 50;
 const PREVIEW_DELAY_MS = 300;
+const MAX_LISTED_DOWNSTREAMS = 500;
 const TICKS_MS = [1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000, 2_592_000_000, 31_536_000_000];
 const POLICY_ID = "[A-Za-z0-9][A-Za-z0-9._\\-]{0,99}";
 const NUMBER_FIELDS = [
@@ -29,6 +31,8 @@ const CHOICES = [
   ["jitterType", "Jitter", ["FULL", "EQUAL", "DECORRELATED", "NONE"]],
   ["idempotencyKeyFormat", "Format of the idempotency key", ["PLAIN", "QUOTED"]],
 ];
+
+const LABELS = Object.fromEntries(NUMBER_FIELDS.map(([name, label]) => [name, label]));
 
 const policyPath = (id) => `retry-policies/${encodeURIComponent(id)}`;
 const versionText = (policy) => (policy.version === null ? "built in" : `version ${policy.version}`);
@@ -146,7 +150,8 @@ function showSchedule(section, schedule) {
 export async function renderItem(view) {
   const { root, id, query, signal } = view;
   const isNew = query.new !== undefined;
-  const policy = await get(policyPath(isNew ? "default" : id), {}, signal);
+  const [policy, downstreams] = await Promise.all([
+    get(policyPath(isNew ? "default" : id), {}, signal), get("downstreams", { limit: MAX_LISTED_DOWNSTREAMS }, signal)]);
   const form = buildForm(policy);
   const schedule = h("section", { class: "panel", "aria-label": "Delays" });
   let timer = 0;
@@ -184,12 +189,13 @@ export async function renderItem(view) {
   });
   const status = h("p", { role: "status" });
   const simulation = h("section", { "aria-label": "Simulation" });
+  const advice = h("section", { "aria-label": "Advice" });
   /** Run an analysis of the policy in the form; `run` returns its result as a sentence. The button is disabled meanwhile. */
-  const analyze = (label, run) => {
+  const analyze = (label, progress, run) => {
     const button = h("button", { type: "button" }, label);
     button.addEventListener("click", async () => {
       button.disabled = true;
-      status.textContent = "Simulating…";
+      status.textContent = progress;
       try {
         const result = await run(readForm(form));
         markProblem(form, null);
@@ -206,7 +212,23 @@ export async function renderItem(view) {
     });
     return button;
   };
-  const simulate = analyze("Simulate this policy", async (body) => showSimulation(simulation, await call("POST", "policy-simulations", { body, signal })));
+  const simulate = analyze("Simulate this policy", "Simulating…", async (body) => showSimulation(simulation, await call("POST", "policy-simulations", { body, signal })));
+  const useValues = async (values) => {
+    for (const [name, value] of Object.entries(values)) form.elements.namedItem(name).value = value ?? "";
+    await preview();
+    status.textContent = "The form has the proposed values. They are not saved yet.";
+    form.scrollIntoView({ block: "nearest" });
+  };
+  const lanes = downstreams.items.map(({ lane }) => lane);
+  const lane = select("lane", lanes.map((name) => [name, name]), lanes[0]);
+  const advise = analyze("Advise", "Reading the attempts…", async () => {
+    const body = { lane: lane.value, policyId: isNew ? "default" : id };
+    return showAdvice(advice, await call("POST", "policy-advice", { body, signal }), LABELS, useValues);
+  });
+  if (lanes.length) {
+    const hint = "proposes values for the saved policy, from the recorded attempts of this downstream";
+    form.append(h("div", { class: "form-grid" }, field("Downstream", lane, hint), h("div", { class: "actions" }, advise)));
+  }
   form.append(h("div", { class: "actions" },
     h("button", { type: "submit", class: "primary", "data-needs": "admin" }, "Save"),
     simulate,
@@ -218,6 +240,6 @@ export async function renderItem(view) {
     h("p", { class: "hint" }, h("a", { href: "#/policies" }, "Policies")),
     h("h1", null, "Policy ", h("span", { class: "mono" }, id)),
     h("p", { class: "hint" }, state, isNew ? null : " Tasks that name no version use a new version from their next decision."),
-    h("div", { class: "columns" }, form, schedule), status, simulation);
+    h("div", { class: "columns" }, form, schedule), status, advice, simulation);
   await preview();
 }
