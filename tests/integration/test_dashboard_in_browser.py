@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.integration.browser import PAGE_TIMEOUT_MS, chromium
 from tests.integration.dashboard import XSS, HtmlTarget, Scheme, html_target, open_dashboard
@@ -474,6 +474,29 @@ def test_policy_is_created_edited_and_deleted(
         expect(page.get_by_text(f"Deleted {name}.")).to_be_visible()
         expect(webhook).to_be_visible()
         expect(page.get_by_role("link", name=name)).to_have_count(0)
+
+
+def test_message_is_shown_when_the_next_page_is_complete(
+    browser: Browser, tarry_service: Service
+) -> None:
+    """Until the page of a new policy is complete, nothing says that the policy was saved."""
+    name, delayed = "delayed-page", list[Route]()
+    saved = f"Saved {name}, version 1."
+    with open_dashboard(browser, tarry_service, width=1440, scheme="light") as dashboard:
+        page = dashboard.show(f"policies/{name}?new=1")
+        expect(page.get_by_role("button", name="Save")).to_be_visible()
+
+        def delay_reads(route: Route) -> None:
+            delayed.append(route) if route.request.method == "GET" else route.continue_()
+
+        page.route(f"**/retry-policies/{name}", delay_reads)
+        with page.expect_request(
+            lambda request: request.url.endswith(name) and request.method == "GET"
+        ):
+            page.get_by_role("button", name="Save").click()
+        expect(page.get_by_text(saved)).to_have_count(0)
+        delayed[0].continue_()
+        expect(page.get_by_text(saved)).to_be_visible()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])

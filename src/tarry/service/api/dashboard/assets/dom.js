@@ -71,11 +71,19 @@ export function notify(text) {
   document.getElementById("notice").textContent = text;
 }
 
-/** Open another page and show a message on it. */
+let nextMessage = "";
+
+/** Open another page, and show a message when the page is complete. */
 export function openPage(fragment, message) {
-  // The change of the page removes the previous message.
-  window.addEventListener("hashchange", () => notify(message), { once: true });
+  nextMessage = message;
   location.hash = fragment;
+}
+
+/** Return the message of the last `openPage`, once; empty if there is none. */
+export function takeNextMessage() {
+  const message = nextMessage;
+  nextMessage = "";
+  return message;
 }
 
 /** Show an error in the alert region of the page until it is dismissed or the page changes. */

@@ -1,6 +1,6 @@
 /** The entry point: navigation between the pages, and signing in. */
 import { apiKey, get, setApiKey } from "./api.js";
-import { clearError, field, h, notify, pageLink, showError } from "./dom.js";
+import { clearError, field, h, notify, pageLink, showError, takeNextMessage } from "./dom.js";
 import * as deadLetters from "./dead_letters.js";
 import * as downstreams from "./downstreams.js";
 import * as overview from "./overview.js";
@@ -122,8 +122,11 @@ document.getElementById("skip").addEventListener("click", (event) => {
   main.focus();
 });
 window.addEventListener("hashchange", async () => {
+  const message = takeNextMessage();
   notify("");
   await show();
+  // Not before: until the new page is complete, the old one is shown, and changes of it would be lost.
+  if (message) notify(message);
   // A screen reader continues at the heading of the new page.
   const heading = main.querySelector("h1");
   heading?.setAttribute("tabindex", "-1");
