@@ -53,16 +53,14 @@ PARALLEL        = $(MAKE) -j 3 --output-sync=target
 
 .PHONY: test
 test: ## Run all checks and tests: lint, bare, pytest
-	@$(PARALLEL) $(READY) $(DOCS)/.ready $(TYPESCRIPT)/.ready prometheus
+	@$(PARALLEL) $(READY) $(DOCS)/.ready $(TYPESCRIPT)/.ready programs
 	@$(PARALLEL) $(LINT_TARGETS) bare $(PYTEST_TARGETS)
 
 .PHONY: programs
-programs:
+programs: # one after another: each may need the lock of apt-get
 	$(call step,programs,.ci/programs)
-
-.PHONY: prometheus
-prometheus: programs # not at the same time: both may need the lock of apt-get
-	$(call step,prometheus,.ci/prometheus)
+	$(call step,prometheus,.ci/unpack prometheus prometheus promtool -- prometheus)
+	$(call step,valkey,.ci/unpack valkey valkey-server -- valkey-server valkey-tools)
 
 .PHONY: lint
 lint: $(READY) ## Check formatting, lint rules, types and import contracts
@@ -115,7 +113,7 @@ ALLOW_NO_TESTS := $(if $(ARGS),|| [[ $$? == 5 ]])
 
 .PHONY: pytest
 pytest: ## Run the tests; ARGS is passed to pytest
-	@$(PARALLEL) $(READY) $(DOCS)/.ready $(TYPESCRIPT)/.ready prometheus
+	@$(PARALLEL) $(READY) $(DOCS)/.ready $(TYPESCRIPT)/.ready programs
 	@$(PARALLEL) $(PYTEST_TARGETS)
 
 # Its own short tests cover the core. Coverage would double the time of all other tests.
@@ -182,7 +180,7 @@ test-all: ## Run the tests with each installed Python from 3.11 on, and with the
 
 .PHONY: test-lowest
 test-lowest: ## Run the tests with the lowest allowed version of each dependency
-	@$(PARALLEL) $(LOWEST)/.ready $(DOCS)/.ready $(TYPESCRIPT)/.ready prometheus
+	@$(PARALLEL) $(LOWEST)/.ready $(DOCS)/.ready $(TYPESCRIPT)/.ready programs
 	$(call step,tests ($(LOWEST)),$(LOWEST)/bin/python -m pytest -q $(ARGS) tests,tail -n 1)
 
 .PHONY: format

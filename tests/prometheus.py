@@ -1,4 +1,4 @@
-"""The programs of Prometheus, which `.ci/prometheus` provides."""
+"""The programs of Prometheus, which `make programs` provides."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ UNPACKED_PROGRAMS = ROOT / ".venv" / "prometheus" / "usr" / "bin"
 def find_program(name: str) -> str:
     """Return the path of `prometheus` or `promtool`."""
     found = shutil.which(name) or shutil.which(name, path=UNPACKED_PROGRAMS)
-    assert found is not None, f"{name} is missing: run .ci/prometheus"
+    assert found is not None, f"{name} is missing: run make programs"
     return found

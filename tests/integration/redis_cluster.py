@@ -1,4 +1,4 @@
-"""A Redis Cluster on free loopback ports."""
+"""A Cluster of Redis or Valkey on free loopback ports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.integration.servers import (
@@ -37,15 +38,15 @@ class ClusterNode(NamedTuple):
 
 
 @contextmanager
-def redis_cluster(size: int) -> Generator[str]:
-    """Run a Cluster of `size` nodes, and yield the URL of one node."""
-    with redis_cluster_nodes(size) as nodes:
+def redis_cluster(size: int, program: Path | None = None) -> Generator[str]:
+    """Run a Cluster of `size` nodes of Redis or `program`, and yield the URL of one node."""
+    with redis_cluster_nodes(size, program=program) as nodes:
         yield nodes[0].server.address
 
 
 @contextmanager
 def redis_cluster_nodes(
-    size: int, *options: str, has_replicas: bool = False
+    size: int, *options: str, has_replicas: bool = False, program: Path | None = None
 ) -> Generator[list[ClusterNode]]:
     """Run a Cluster of `size` primaries, and yield its nodes: the primaries, then their replicas.
 
@@ -53,7 +54,7 @@ def redis_cluster_nodes(
     """
     with ExitStack() as stack:
         node_count = 2 * size if has_replicas else size
-        nodes = [stack.enter_context(_run_node(*options)) for _ in range(node_count)]
+        nodes = [stack.enter_context(_run_node(program, *options)) for _ in range(node_count)]
         for number, node in enumerate(nodes):
             if number < size:
                 slots = range(SLOTS * number // size, SLOTS * (number + 1) // size)
@@ -69,10 +70,10 @@ def redis_cluster_nodes(
 
 
 @contextmanager
-def _run_node(*options: str) -> Generator[ClusterNode]:
+def _run_node(program: Path | None, *options: str) -> Generator[ClusterNode]:
     with create_directory() as home:
         port, path = free_port(CLUSTER_BUS_OFFSET), str(home / "redis.sock")
-        command = [*redis_command(home), "--bind", "127.0.0.1", "--port", str(port)]
+        command = [*redis_command(home, program), "--bind", "127.0.0.1", "--port", str(port)]
         command += ["--unixsocket", path]
         command += ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"]
         command += ["--cluster-replica-validity-factor", "0"]

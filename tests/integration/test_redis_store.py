@@ -1,4 +1,4 @@
-"""The Redis store with real servers: conformance on a single server and in a Cluster."""
+"""The Redis store with real servers: Redis on a single server, and Valkey as a Cluster."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tarry.service.store import FinishStatus, LeaseTerms, Release, Retention, Ta
 from tarry.service.stores.redis import RedisStore
 from tarry.service.stores.redis.connection import find_partition
 from tests.integration.redis_cluster import redis_cluster
+from tests.integration.servers import valkey_program
 from tests.service.stores.comparison import STORE_FACTORIES, StoreFactory
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
 from tests.service.stores.harness import (
@@ -44,9 +45,12 @@ _numbers = count()
 
 @pytest.fixture(scope="module")
 def cluster_url() -> Iterator[str]:
-    """Run a Cluster of three nodes, and return a store URL of one node."""
-    with redis_cluster(3) as address:
-        yield address.replace("redis://", "redis+cluster://")
+    """Run a Cluster of three nodes of Valkey, and return a store URL of one node.
+
+    The other tests use the oldest supported version of Redis.
+    """
+    with redis_cluster(3, valkey_program()) as address:
+        yield address.replace("redis://", "valkey+cluster://")
 
 
 def store_url(redis_url: str, **parameters: object) -> str:
