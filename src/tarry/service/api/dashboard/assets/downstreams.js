@@ -37,7 +37,8 @@ function stateNote(item) {
 }
 
 function breakerNote(item) {
-  // The time of the last change is not that of a half-open breaker until its first probe starts.
+  // A breaker is half-open as soon as its open period ends, but the change is recorded when the first probe starts. Until
+  // then, the last recorded change is an older one.
   if (item.breakerChangedAt == null || item.breaker === "half-open") return null;
   return h("div", { class: "hint" }, "since ", time(item.breakerChangedAt));
 }
@@ -56,28 +57,28 @@ function describeLimits(item) {
   return [parts.join(", ") || "default", current ? h("div", { class: "hint" }, current) : null];
 }
 
-/** Return the buttons of a lane; `changed(item)` is called with the changed lane. */
-function laneActions(item, changed) {
+/** Return the buttons of a lane; `onChange(item)` is called with the changed lane. */
+function laneActions(item, onChange) {
   const confirm = (verb, title, text, done, danger) => () => openDialog({
     title, label: title.replace(/\?$/, ""), danger, content: [h("p", { class: "mono" }, item.lane), h("p", null, text)],
     submit: async () => {
-      changed(await call("POST", `${lanePath(item.lane)}/${verb}`));
+      onChange(await call("POST", `${lanePath(item.lane)}/${verb}`));
       notify(`${done}: ${item.lane}`);
     },
   });
   const button = (label, click) => h("button", { type: "button", class: "small", "data-needs": "write", click, "aria-label": `${label} ${item.lane}` }, label);
   return h("span", { class: "actions" },
     item.state === "PAUSED" ? null : button("Pause", confirm("pause", "Pause this downstream?", "No attempt starts until it is resumed. The pause counts towards the total budget of waiting tasks.", "Paused", true)),
-    item.state === "ACTIVE" ? null : button("Resume", confirm("resume", "Resume this downstream?", "Attempts start again, slowly at first, also if the breaker is open.", "Resumed")),
+    item.state === "ACTIVE" ? null : button("Resume", confirm("resume", "Resume this downstream?", "Attempts start again, slowly at first, even if the breaker is open.", "Resumed")),
     button("Reset", confirm("reset", "Reset this downstream?", "Breaker, retry budget, latency and current limits start from their initial state, and the downstream is resumed. Limits that were set stay.", "Reset")),
-    button("Limits…", () => editLimits(item, changed)));
+    button("Limits…", () => editLimits(item, onChange)));
 }
 
 function numberInput(name, value, step) {
   return h("input", { name, type: "number", step: step < 1 ? "any" : "1", min: "0", value: value ?? null, placeholder: "default" });
 }
 
-function editLimits(item, changed) {
+function editLimits(item, onChange) {
   const { limits } = item;
   const group = (name, title, fields, settings) => h("fieldset", null, h("legend", null, title),
     h("label", { class: "check" }, h("input", { name: `${name}.enabled`, type: "checkbox", checked: settings?.enabled !== false }), "Enabled"),
@@ -110,19 +111,19 @@ function editLimits(item, changed) {
       const budget = readGroup(form, "budget", BUDGET_FIELDS);
       if (breaker) body.breaker = breaker;
       if (budget) body.budget = budget;
-      changed(await call("PUT", lanePath(item.lane), { body }));
+      onChange(await call("PUT", lanePath(item.lane), { body }));
       notify(`${Object.keys(body).length ? "Limits set" : "Limits removed"}: ${item.lane}`);
     },
   });
 }
 
-/** Show lanes and read them again every few seconds; `read()` returns a page of lanes. `shownItem(item)` is called for each lane that is read. */
-async function showLanes({ signal }, section, read, footer, shownItem = () => {}) {
+/** Show lanes and read them again every few seconds; `read()` returns a page of lanes. `onItem(item)` is called for each lane that was read. */
+async function showLanes({ signal }, section, read, footer, onItem = () => {}) {
   const rows = new Map();
   const shown = columns((item) => laneActions(item, update));
   const body = () => section.querySelector("tbody");
   function update(item) {
-    shownItem(item);
+    onItem(item);
     const previous = rows.get(item.lane);
     // The buttons of an unchanged row keep the focus.
     if (!previous || JSON.stringify(previous.item) === JSON.stringify(item)) return;
@@ -138,7 +139,7 @@ async function showLanes({ signal }, section, read, footer, shownItem = () => {}
     section.replaceChildren(page.items.length ? table("Lanes of downstreams, sorted by name", shown, page.items)
       : h("p", { class: "empty panel" }, "There are no downstreams."), ...footer(page));
     rows.clear();
-    page.items.forEach(shownItem);
+    page.items.forEach(onItem);
     page.items.forEach((item, index) => rows.set(item.lane, { item, element: body().rows[index] }));
   }
   async function refresh() {

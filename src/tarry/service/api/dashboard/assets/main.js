@@ -125,7 +125,8 @@ window.addEventListener("hashchange", async () => {
   const message = takeNextMessage();
   notify("");
   await show();
-  // Not before: until the new page is complete, the old one is shown, and changes of it would be lost.
+  // Only when the new page is complete. Until then the old form is shown, and a user who reads that it was saved might
+  // continue to edit it: these changes would be lost.
   if (message) notify(message);
   // A screen reader continues at the heading of the new page.
   const heading = main.querySelector("h1");

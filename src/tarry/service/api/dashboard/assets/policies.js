@@ -1,4 +1,4 @@
-/** The page Policies: the list, the form of a policy, a drawing of its delays, and what it does to a failing target. */
+/** The page Policies: the list, and the form of a policy with a drawing of its delays, a simulation and advice. */
 import { call, get } from "./api.js";
 import { field, h, notify, openDialog, openPage, pageLink, select, svg, table } from "./dom.js";
 import { count, duration, time } from "./format.js";
@@ -19,7 +19,7 @@ const NUMBER_FIELDS = [
   ["totalBudgetMs", "Total budget (ms)", "time for all attempts and delays; empty: no limit"],
   ["attemptTimeoutMs", "Attempt timeout (ms)"],
   ["throttledDelayMs", "First delay after 429 (ms)"],
-  ["maxHintMs", "Longest Retry-After (ms)", "a task whose target asks for more ends"],
+  ["maxHintMs", "Longest Retry-After (ms)", "if a target asks for a longer delay, its task ends"],
 ];
 const LIST_FIELDS = [
   ["scheduleMs", "Schedule (ms)", "delays with commas between them, for the backoff SCHEDULE", Number],
@@ -65,7 +65,7 @@ export async function render({ root, query, signal }) {
   results.replaceChildren(table("Your policies, then the built-in ones", columns(), page.items), pager("policies", query, page));
 }
 
-/** Return the fields of a policy as the API expects them; raises an error for a text that is no list of numbers. */
+/** Return the fields of a policy as the API expects them; throws an error if a list of numbers is invalid. */
 function readForm(form) {
   const fields = {};
   for (const [name] of NUMBER_FIELDS) {
@@ -190,8 +190,11 @@ export async function renderItem(view) {
   const status = h("p", { role: "status" });
   const simulation = h("section", { "aria-label": "Simulation" });
   const advice = h("section", { "aria-label": "Advice" });
-  /** Run an analysis of the policy in the form; `run` returns its result as a sentence. The button is disabled meanwhile. */
-  const analyze = (label, progress, run) => {
+  /**
+   * Return a button that calls `run(fields)` with the fields of the form, and shows the sentence that it returns. Meanwhile
+   * the button is disabled, and `progress` is shown.
+   */
+  const analysisButton = (label, progress, run) => {
     const button = h("button", { type: "button" }, label);
     button.addEventListener("click", async () => {
       button.disabled = true;
@@ -212,7 +215,7 @@ export async function renderItem(view) {
     });
     return button;
   };
-  const simulate = analyze("Simulate this policy", "Simulating…", async (body) => showSimulation(simulation, await call("POST", "policy-simulations", { body, signal })));
+  const simulateButton = analysisButton("Simulate this policy", "Simulating…", async (body) => showSimulation(simulation, await call("POST", "policy-simulations", { body, signal })));
   const useValues = async (values) => {
     for (const [name, value] of Object.entries(values)) form.elements.namedItem(name).value = value ?? "";
     await preview();
@@ -220,18 +223,18 @@ export async function renderItem(view) {
     form.scrollIntoView({ block: "nearest" });
   };
   const lanes = downstreams.items.map(({ lane }) => lane);
-  const lane = select("lane", lanes.map((name) => [name, name]), lanes[0]);
-  const advise = analyze("Advise", "Reading the attempts…", async () => {
-    const body = { lane: lane.value, policyId: isNew ? "default" : id };
+  const laneSelect = select("lane", lanes.map((name) => [name, name]), lanes[0]);
+  const adviseButton = analysisButton("Advise", "Reading the attempts…", async () => {
+    const body = { lane: laneSelect.value, policyId: isNew ? "default" : id };
     return showAdvice(advice, await call("POST", "policy-advice", { body, signal }), LABELS, useValues);
   });
   if (lanes.length) {
     const hint = "proposes values for the saved policy, from the recorded attempts of this downstream";
-    form.append(h("div", { class: "form-grid" }, field("Downstream", lane, hint), h("div", { class: "actions" }, advise)));
+    form.append(h("div", { class: "form-grid" }, field("Downstream", laneSelect, hint), h("div", { class: "actions" }, adviseButton)));
   }
   form.append(h("div", { class: "actions" },
     h("button", { type: "submit", class: "primary", "data-needs": "admin" }, "Save"),
-    simulate,
+    simulateButton,
     isNew ? null : h("a", { class: "button", href: pageLink("tasks", { policyId: id }) }, "Tasks of this policy"),
     isNew || policy.version === null ? null : h("button", { type: "button", class: "danger", "data-needs": "admin", click: remove }, "Delete…")));
   const state = isNew ? "Not saved yet; the fields are those of the policy default."

@@ -10,10 +10,10 @@ function format(name, value) {
 }
 
 /**
- * Show the advice in a section; return its result as a sentence. `labels` has the label of each field of the form;
- * `use(values)` is called with the proposed values when the user accepts them.
+ * Show the advice in a section; return a sentence that summarizes it. `labels` maps the names of fields to their labels
+ * in the form. `onAccept(values)` is called with the proposed values when the user accepts them.
  */
-export function showAdvice(section, advice, labels, use) {
+export function showAdvice(section, advice, labels, onAccept) {
   const { lane, attempts, calls, outages, spanMs, suggestions, warnings, simulation } = advice;
   const columns = [
     { label: "Field", cell: ({ field }) => labels[field] ?? field },
@@ -29,6 +29,6 @@ export function showAdvice(section, advice, labels, use) {
     ...warnings.map((warning) => h("p", null, `Warning: ${warning}.`)),
     table("Proposed values", columns, suggestions),
     h("p", null, simulation),
-    changed.length ? h("div", { class: "actions" }, h("button", { type: "button", click: () => use(values) }, "Use these values")) : "");
+    changed.length ? h("div", { class: "actions" }, h("button", { type: "button", click: () => onAccept(values) }, "Use these values")) : "");
   return changed.length ? `The advice changes ${count(changed.length)} of ${count(suggestions.length)} fields.` : "The advice changes no field.";
 }

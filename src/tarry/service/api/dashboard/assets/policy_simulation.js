@@ -5,17 +5,18 @@ import { count, decimal, duration } from "./format.js";
 
 // One failure in ten thousand calls must not look like none.
 const percent = (share) => (share < 1 && share >= 0.9995 ? "> 99.9 %" : `${decimal(100 * share)} %`);
+// Field of the simulation, name in the chart and the table, colour class.
 const RUNS = [["withPolicy", "this policy", "waiting"], ["withoutRetries", "without retries", "throttled"]];
 const FIGURES = [
   ["Requests per call", (run) => decimal(run.requestsPerCall)],
   ["Highest load after the outage", (run) => `${decimal(run.peakLoad)} times the capacity`],
   ["Crashes after the outage", (run) => count(run.crashes)],
-  ["Recovered after", (run) => (run.recoveredAfterMs === null ? "not in this time" : duration(run.recoveredAfterMs))],
+  ["Recovered after", (run) => (run.recoveredAfterMs === null ? "not in the simulated time" : duration(run.recoveredAfterMs))],
   ["Calls that succeeded", (run) => percent(run.successRate)],
   ["Calls still waiting at the end", (run) => count(run.unfinishedCalls)],
 ];
 
-/** Return one sentence with the result. */
+/** Return a sentence that summarizes a simulation. */
 function describe({ withPolicy, withoutRetries }) {
   const { recoveredAfterMs, requestsPerCall, peakLoad, crashes } = withPolicy;
   const recovery = recoveredAfterMs === null ? "The calls do not recover in the simulated time" : `The calls are healthy again ${duration(recoveredAfterMs)} after the outage`;
@@ -24,7 +25,7 @@ function describe({ withPolicy, withoutRetries }) {
   return `${recovery}; ${load}${effect}.`;
 }
 
-/** Show a simulation in a section; return its result as a sentence. */
+/** Show a simulation in a section; return a sentence that summarizes it. */
 export function showSimulation(section, simulation) {
   const { stepMs, outageStartMs, outageEndMs, description, clients } = simulation;
   const requests = RUNS.map(([name]) => simulation[name].requestsPerSecond);
@@ -32,7 +33,7 @@ export function showSimulation(section, simulation) {
     title: "Requests at the target per second", elapsed: true, lowestTop: 1,
     format: (value, { short = false } = {}) => `${decimal(value)}${short ? "" : "/s"}`,
     series: RUNS.map(([, name, tone], index) => ({ name, tone, value: (point) => point?.values[index] ?? null })),
-    hint: `Grey: the target is frozen. A simulation of ${count(clients)} clients without breaker and retry budget, which downstreams of the service have in addition.`,
+    hint: `Grey: the target is frozen. The ${count(clients)} simulated clients have no breaker and no retry budget. The downstreams of the service have both.`,
   });
   const columns = [
     { label: "Figure", cell: ([label]) => label },
