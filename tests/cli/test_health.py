@@ -18,7 +18,7 @@ from tests.integration.service import service
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # noqa: S104 - nothing listens
 def test_service_responds(address: str, host: str) -> None:
-    """The command connects to the port of the settings, on this machine for all addresses."""
+    """The command uses the port of the settings, and 127.0.0.1 for the wildcard address 0.0.0.0."""
     port = urlsplit(address).port
 
     assert (0, "ok\n", "") == run_command("health", "--host", host, "--port", port)
@@ -39,7 +39,7 @@ def test_service_with_tls_responds(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_no_service() -> None:
-    """The error has the URL, also that of an IPv6 address, and the exit code is 4."""
+    """The error has the URL, with brackets around an IPv6 address, and the exit code is 4."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
 

@@ -327,7 +327,7 @@ def test_a_downstream_is_shown_with_its_breaker_history(
     document = run_cli("downstreams", "show", lane, "--json").json
 
     assert f"{lane} ACTIVE, breaker closed" == unchanged.out.splitlines()[0]
-    assert "the breaker has not changed" == unchanged.out.splitlines()[-1]
+    assert "no change of the breaker is recorded" == unchanged.out.splitlines()[-1]
     assert state.startswith(f"{lane} PARKED, breaker open, parked until in ")
     assert latency.startswith("p50 ")
     assert "2 attempts since" in latency

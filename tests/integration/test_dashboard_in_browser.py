@@ -554,7 +554,7 @@ def test_policy_is_advised_from_recorded_attempts(
         button = page.get_by_role("button", name="Advise")
         button.click()
         problem = page.get_by_role("alert").get_by_text(
-            "lane has 1 recorded attempt, 200 are needed"
+            "lane has 1 recorded attempt, but advice needs 200"
         )
         expect(problem).to_be_visible()
         # Chromium itself logs responses with an error status.

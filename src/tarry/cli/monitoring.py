@@ -56,7 +56,8 @@ def downstreams(
             metavar="|".join(ACTIONS),
             help=(
                 "show: print the state, the latency and the breaker history of the downstream. "
-                "pause: start no more attempts; counts towards the total budgets of waiting tasks. "
+                "pause: start no more attempts; the time of the pause counts towards the total "
+                "budgets of waiting tasks. "
                 "resume: start attempts again, slowly at first. "
                 "reset: discard the statistics of the downstream, and resume. "
                 "set: replace its limits by those of the options; without options, remove them."
@@ -184,7 +185,7 @@ def _print_downstream(downstream: DownstreamInfo) -> None:
         output.print_text(f"p50 {p50}, p90 {p90}, p99 {p99} ({count} attempts since {since})")
     history = downstream.breaker_history or []
     if not history:
-        output.print_text("the breaker has not changed")
+        output.print_text("no change of the breaker is recorded")
         return
     rows = [
         (output.time_since(change.at, now_s), change.from_, change.to, change.reason or "")

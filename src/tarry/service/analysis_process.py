@@ -1,8 +1,8 @@
 """Simulate and tune policies in separate processes, so that requests and attempts do not wait.
 
-The service starts one process for each analysis, writes the job to its input, and reads the result
-from its output. The process limits its own processor time and memory, has a low priority, and
-imports the simulator and the tuning, which the service itself never loads.
+The service starts one process for each analysis, writes the job to its standard input, and reads
+the result from its standard output. The process limits its own processor time and memory, and has a
+low priority. It imports `tarry.simulator` and `tarry.tuning`, which the service itself never does.
 """
 
 from __future__ import annotations
@@ -30,36 +30,39 @@ if TYPE_CHECKING:
     from tarry.tuning.evidence import Evidence
 
 MAX_CPU_S = 10
-"""The storm of a common policy takes 0.2 s. A policy with delays of 1 ms takes up to a minute."""
+"""Limit of processor time. Simulating the scenario `storm` takes 0.2 s for a common policy, but up
+to a minute for a policy with delays of 1 ms."""
 _MAX_MEMORY_BYTES = 1 << 30
 _MAX_DURATION_S = 60.0
-"""The processor time is the actual limit; this is for a machine that is overloaded."""
+"""Limit of elapsed time. It only takes effect if the machine is overloaded: otherwise the process
+reaches its limit of processor time first."""
 _NICENESS = 10
-_TOO_LARGE_STATUS = 3
+_TOO_LARGE_EXIT_STATUS = 3
 """Exit status of a process that has reached the limit of processor time or memory."""
 # Without -P, Python would import modules from the working directory of the service.
 _COMMAND = ("-P", "-c", f"from {__name__} import main; main()")
 
 
 class StormJob(msgspec.Struct, tag="storm"):
-    """Simulate the storm with a policy, and without retries."""
+    """A request to simulate the scenario `storm` twice: with a policy, and without retries."""
 
     policy: dict[str, Any]
     """All fields of the policy, as JSON."""
 
 
 class RecordedAttempt(NamedTuple):
-    """The fields of an attempt from which a policy is tuned."""
+    """The fields of an attempt that the tuning needs."""
 
     task_id: str
     number: int
     started_at: int
+    """In milliseconds since 1970."""
     duration_ms: float
     outcome: str
 
 
 class AdviceJob(msgspec.Struct, tag="advice"):
-    """Propose values for a policy from the attempts of a downstream."""
+    """A request to propose values for a policy from the attempts of a downstream."""
 
     lane: str
     policy_id: str
@@ -76,14 +79,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class AnalysisRunner:
-    """Starts the processes, and ends them when the service stops."""
+    """Runs each analysis in a new process, and kills the processes when the service stops."""
 
     def __init__(self) -> None:
         self._processes: set[asyncio.subprocess.Process] = set()
         self._is_closed = False
 
     async def simulate_storm(self, policy: dict[str, Any]) -> PolicySimulation:
-        """Simulate the storm; raise `AnalysisTooLarge` or `Overloaded`."""
+        """Simulate the scenario `storm`; raise `AnalysisTooLarge` or `Overloaded`."""
         output = await self._run(StormJob(policy))
         return msgspec.msgpack.decode(output, type=PolicySimulation)
 
@@ -92,7 +95,7 @@ class AnalysisRunner:
         return msgspec.msgpack.decode(await self._run(job), type=PolicyAdvice)
 
     def close(self) -> None:
-        """End all processes."""
+        """Kill all processes. Their requests fail with `Overloaded`."""
         self._is_closed = True
         for process in self._processes:
             with suppress(ProcessLookupError):
@@ -117,11 +120,11 @@ class AnalysisRunner:
                     process.kill()
                 await process.wait()
         if self._is_closed:
-            raise Overloaded("The service stops")
-        if process.returncode == _TOO_LARGE_STATUS:
+            raise Overloaded("The service is shutting down")
+        if process.returncode == _TOO_LARGE_EXIT_STATUS:
             raise AnalysisTooLarge
         if process.returncode != 0:
-            raise RuntimeError(f"the process of the analysis ended with {process.returncode}")
+            raise RuntimeError(f"the analysis process exited with status {process.returncode}")
         return output
 
 
@@ -135,7 +138,7 @@ def main() -> None:
     try:
         result = _simulate_storm(job) if isinstance(job, StormJob) else _advise(job)
     except (AnalysisTooLarge, MemoryError):
-        sys.exit(_TOO_LARGE_STATUS)
+        sys.exit(_TOO_LARGE_EXIT_STATUS)
     sys.stdout.buffer.write(_encode(result))
 
 
@@ -171,12 +174,12 @@ def _simulate_storm(job: StormJob) -> PolicySimulation:
         step_ms=runs[0].bucket * 1000,
         outage_start_ms=start * 1000,
         outage_end_ms=end * 1000,
-        with_policy=_to_run(runs[0]),
-        without_retries=_to_run(runs[1]),
+        with_policy=_simulated_run(runs[0]),
+        without_retries=_simulated_run(runs[1]),
     )
 
 
-def _to_run(summary: Summary) -> SimulatedRun:
+def _simulated_run(summary: Summary) -> SimulatedRun:
     per_second = 1 / summary.bucket
     recovered_after_ms = summary.recovered_after * 1000
     return SimulatedRun(
@@ -247,8 +250,8 @@ def _describe_simulation(evidence: Evidence, current: Defence, proposed: Defence
     try:
         comparison = compare_policies(evidence, current, proposed)
     except (AnalysisTooLarge, MemoryError):
-        # The proposal does not depend on the simulation.
-        return "Not simulated: this needs too much processor time or memory."
+        # The proposal is useful without the simulation, so the request must not fail.
+        return "Not simulated: the simulation needs too much processor time or memory."
     assert comparison is not None  # noqa: S101 - `explain_missing_comparison` has checked the log
     changes = describe_changes(comparison.current, comparison.proposed)
     return f"Simulated with the durations of these attempts. {changes}"

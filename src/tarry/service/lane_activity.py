@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tarry.service.model import BreakerChange
 
 BUCKETS_PER_DOUBLING = 4
-"""The bounds of buckets grow by 19 %."""
+"""Each bucket ends 19 % higher than the previous one: by a factor of 2 ** (1 / 4)."""
 MIN_DURATION_MS = 0.001
 
 
@@ -31,21 +31,21 @@ def latency_bucket(duration_ms: float) -> int:
 
 
 def estimate_quantiles(counts: Mapping[str, int], quantiles: Sequence[float]) -> list[float]:
-    """Return quantiles (ascending) of durations in ms; empty without durations.
+    """Return the durations in ms at ascending `quantiles`; an empty list if nothing was counted.
 
-    They are interpolated within their buckets.
+    `counts` has the number of attempts by bucket number. A duration is interpolated in its bucket.
     """
-    total, below = sum(counts.values()), 0
-    found: list[float] = []
+    total, lower_count = sum(counts.values()), 0
+    estimates: list[float] = []
     # All quantiles in one pass: a page of downstreams has 50 histograms.
     for bucket, count in sorted((int(name), count) for name, count in counts.items()):
-        while count and len(found) < len(quantiles):
-            rank = quantiles[len(found)] * total - below
+        while count and len(estimates) < len(quantiles):
+            rank = quantiles[len(estimates)] * total - lower_count
             if rank > count:
                 break
-            found.append(exp2((bucket - 1 + rank / count) / BUCKETS_PER_DOUBLING))
-        below += count
-    return found
+            estimates.append(exp2((bucket - 1 + rank / count) / BUCKETS_PER_DOUBLING))
+        lower_count += count
+    return estimates
 
 
 def add_change(activity: LaneActivity, change: BreakerChange) -> LaneActivity:
@@ -58,11 +58,11 @@ def add_change(activity: LaneActivity, change: BreakerChange) -> LaneActivity:
 
 
 def add_latencies(activity: LaneActivity, counts: Mapping[str, int], now: int) -> LaneActivity:
-    """Return the activity with more attempts in the window of now; `counts` is empty: with none."""
+    """Return the activity with `counts` added to the window of `now`; if empty, with no windows."""
     if not counts:
         return copy_with(activity, windows=[])
     at, windows, total = now - now % LATENCY_WINDOW_MS, list(activity.windows), Counter(counts)
-    if windows and windows[-1].at >= at:  # later if the clock was set back
+    if windows and windows[-1].at >= at:  # greater if the clock was set back
         at = windows[-1].at
         total.update(windows.pop().counts)
     windows.append(LatencyWindow(at, dict(total)))

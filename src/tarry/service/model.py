@@ -274,11 +274,11 @@ class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
 
 
 class BreakerChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A change of the breaker of a lane, as all processes see it."""
+    """A change of the breaker of a lane. All processes share the state of the breaker."""
 
     at: int
     before: str
-    """`closed`, `open` or `half-open`, as the next field."""
+    """`closed`, `open` or `half-open`, like `after`."""
     after: str
     reason: str | None = None
 
@@ -293,12 +293,12 @@ class LatencyWindow(msgspec.Struct, frozen=True, gc=False):
 
 
 class LaneActivity(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What has happened in a lane lately, in all processes."""
+    """Recent changes of the breaker of a lane, and latencies of its attempts, in all processes."""
 
     changes: list[BreakerChange] = []
-    """The last changes of the breaker, oldest first; each starts where the one before ended."""
+    """The last changes of the breaker, oldest first; `before` is `after` of the previous change."""
     windows: list[LatencyWindow] = []
-    """The last intervals with attempts, oldest first. They may be long ago."""
+    """The last intervals with attempts, oldest first, however long ago they were."""
 
 
 class ApiKeyRecord(msgspec.Struct, kw_only=True, gc=False):

@@ -74,7 +74,7 @@ MAX_REPLAY_LAG_MS = 1000
 MAX_SIGNING_SECRETS = 1_000
 """Maximum number of signing secrets of a tenant that have not expired."""
 MAX_LANE_SIGNING_SECRETS = 10
-"""Maximum number of those with the same lane. Each adds a signature to every attempt."""
+"""Maximum number of these secrets with the same lane. Each adds a signature to every attempt."""
 REPLAY_QUOTA_PAUSE_MS = 1000
 """The pause of a replay whose tenant has as many live tasks as its quota allows."""
 BUDGET_DECAY_MS = 10_000
@@ -234,11 +234,11 @@ class ConfiguredLimits(msgspec.Struct, frozen=True):
     smaller after a failover that has lost such changes."""
     process_count: int = 1
     """The number of processes that lease tasks, at least 1; they share the limits. It comes from
-    `Store.list_workers`, without those of the role `api`, or from a source that detects the exit of
-    a process sooner."""
+    `Store.list_workers` (without the role `api`), or from a source that detects the exit of a
+    process sooner."""
     by_lane: dict[str, DownstreamLimits] = {}
     paused_lanes: frozenset[str] = frozenset()
-    """The names of the paused lanes. A process also stops tasks of them that it has leased."""
+    """The names of the paused lanes. A process also stops the tasks that it has leased there."""
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,7 +307,7 @@ class LaneWriteStatus(StrEnum):
     TOO_MANY_LANES = "too_many_lanes"
     """Not changed: the lane does not exist, and its tenant has reached its quota of lanes."""
     TOO_MANY_LIMITED = "too_many_limited"
-    """Not changed: the limits of the maximum number of other lanes are set."""
+    """Not changed: the tenant has reached its maximum number of lanes with limits."""
 
 
 class PolicyWriteStatus(StrEnum):
@@ -403,7 +403,7 @@ class LaneState(msgspec.Struct, frozen=True, gc=False):
     limits: DownstreamLimits | None = None
     """See `Store.set_limits`."""
     rate: float | None = None
-    """See `LaneLimits`, as the next field."""
+    """See `LaneLimits`, also for `concurrency`."""
     concurrency: int | None = None
     budget: float = 0.0
     """The value of the retry budget at `budget_at`, see `Store.add_to_budgets`."""
@@ -639,15 +639,15 @@ class Store(Protocol):
     async def record_latencies(self, counts_by_lane: dict[str, dict[str, int]]) -> None:
         """Add to the current `LatencyWindow` of lanes, and keep the last `MAX_LATENCY_WINDOWS`.
 
-        An empty dict removes the windows of a lane. Unknown lanes are ignored. A call that fails is
-        not repeated, because it may have been applied.
+        An empty dict of a lane removes its windows. Unknown lanes are ignored. A call that fails is
+        not repeated, because its counts may have been added.
         """
         ...
 
     async def read_lane_activity(self, lanes: Sequence[str]) -> dict[str, LaneActivity]:
-        """Return the activity of those of the lanes that have any, by name of the lane.
+        """Return the activity of lanes by name, without lanes that have no activity.
 
-        It is removed with the lane.
+        The activity of a lane is removed with the lane.
         """
         ...
 
@@ -930,7 +930,7 @@ class Store(Protocol):
 
         The records have everything that another store needs to continue in the same state. Not
         exported are the numbers of attempts per minute and of superseded results, series, the
-        activity and the positions in the rotation of lanes, references to orphaned bodies, and
+        activity of lanes and their positions in the rotation, references to orphaned bodies, and
         heartbeats. A page ends when its tasks, attempts or documents reach `MAX_PAGE_BYTES`.
         Changes between two pages may be missing, so no service may run on the store meanwhile.
         """

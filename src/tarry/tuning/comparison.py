@@ -75,7 +75,7 @@ class Comparison(NamedTuple):
 
 
 def explain_missing_comparison(evidence: Evidence, current: Defence, proposed: Defence) -> str:
-    """Return why simulating both defences is useless or impossible; empty if it is neither."""
+    """Return why simulating both defences is pointless or impossible, or else an empty string."""
     if proposed == current:
         return "the proposed policy equals the current one"
     if not evidence.calls:

@@ -73,8 +73,8 @@ def propose(
     """Propose a defence.
 
     `current` is the defence that is used now; by default, the default policy. `latency_target` is
-    the time that a call may take in total, in seconds. With `has_known_units`, very short durations
-    cause no warning: they were not written by the user.
+    the time that a call may take in total, in seconds. With `has_known_units`, there is no
+    warning that very short durations may be in seconds instead of milliseconds.
     """
     warnings = list(_log_warnings(evidence, has_known_units=has_known_units))
     if latency_target is not None:

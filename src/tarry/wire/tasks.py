@@ -376,7 +376,7 @@ class PolicySchedule(_Body):
 
 
 class SimulatedRun(_Body):
-    """What the clients of a simulation do to their server.
+    """The load that simulated clients put on their server, and the results of their calls.
 
     `peakLoad` is the highest rate of requests after the outage, divided by the capacity of the
     server. `recoveredAfterMs` is the time from the end of the outage until the calls are healthy
@@ -395,10 +395,10 @@ class SimulatedRun(_Body):
 
 
 class PolicySimulation(_Body):
-    """A simulated outage, in which all clients have the policy, and in which no client retries.
+    """An outage that is simulated twice: with clients that have the policy, and without retries.
 
-    `requestsPerSecond` has a value for each `stepMs`. The outage is from `outageStartMs` to
-    `outageEndMs` after the start.
+    `requestsPerSecond` has one value for each interval of `stepMs`. The outage lasts from
+    `outageStartMs` to `outageEndMs` after the start of the simulation.
     """
 
     description: str
@@ -673,11 +673,11 @@ class LocalStats(_Body):
 
 
 class BreakerChange(_Body):
-    """A change of the state of a breaker, as all processes see it."""
+    """A change of the state of a breaker that all processes share."""
 
     at: int
     from_: str = msgspec.field(name="from")
-    """`closed`, `open` or `half-open`, as `to`."""
+    """`closed`, `open` or `half-open`, like `to`."""
     to: str
     reason: str | None = None
 
@@ -715,10 +715,10 @@ class DownstreamInfo(_Body):
     limits_source: LimitsSource = "DEFAULT"
     """Where the limits are set: with `PUT /downstreams/{lane}`, or in the service's settings."""
     breaker: BreakerStateName = "closed"
-    """The state of the breaker that all processes share; `local` has that of this process."""
+    """The state of the breaker, shared by all processes; `local` has its state in this process."""
     breaker_changed_at: int | None = None
-    """When the state of the breaker last changed; null: not known."""
+    """When the state of the breaker last changed; null if no change is recorded."""
     breaker_history: list[BreakerChange] | None = None
     """The last 20 changes of the breaker, newest first; null in a list of downstreams."""
     latency: LatencyStats | None = None
-    """Null if no attempt was made yet, or since the last reset."""
+    """Null if no attempt was made since the downstream was created or reset."""

@@ -25,7 +25,7 @@ STATE_DEPENDENT_RULES = [
     r"idempotencyKey was already used",
     r"idempotencyKey differs from the Idempotency-Key header",
     r"The analysis of this policy needs more than",
-    r"lane has \d+ recorded attempts?, \d+ are needed for advice",
+    r"lane has \d+ recorded attempts?, but advice needs \d+",
 ]
 """A request that matches the schema can break only these rules, which no schema can express."""
 

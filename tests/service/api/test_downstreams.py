@@ -95,7 +95,7 @@ def test_a_parked_lane_is_probed_after_its_time() -> None:
 
 
 def test_downstream_has_the_history_of_its_breaker_and_latencies() -> None:
-    """One downstream has the changes of its breaker, newest first; a list has the last time."""
+    """A downstream has the changes of its breaker, newest first; in a list, only the last time."""
 
     async def test(api: ApiHarness) -> None:
         await api.create()

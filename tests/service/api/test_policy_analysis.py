@@ -46,17 +46,17 @@ def test_policy_is_simulated() -> None:
             simulation["outageStartMs"],
             simulation["outageEndMs"],
         )
-        run, without = simulation["withPolicy"], simulation["withoutRetries"]
-        assert 120 == len(run["requestsPerSecond"]) == len(without["requestsPerSecond"])
+        run, baseline = simulation["withPolicy"], simulation["withoutRetries"]
+        assert 120 == len(run["requestsPerSecond"]) == len(baseline["requestsPerSecond"])
         assert run["requests"] == sum(run["requestsPerSecond"])
         # Clients without jitter return together, and crash the server again.
         assert run["crashes"] > 1
         assert run["peakLoad"] > 5
-        assert without["peakLoad"] < 1
+        assert baseline["peakLoad"] < 1
         assert run["requestsPerCall"] > 1.5
-        assert 1 == without["requestsPerCall"]
-        assert 0 == without["crashes"]
-        assert without["recoveredAfterMs"] < 5_000
+        assert 1 == baseline["requestsPerCall"]
+        assert 0 == baseline["crashes"]
+        assert baseline["recoveredAfterMs"] < 5_000
         page = await api.request("GET", "/retry-policies")
         assert len(SERVICE_PRESETS) == len(page.json["items"])
 
@@ -124,10 +124,10 @@ def test_simulation_that_crashes_is_a_500(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_simultaneous_simulations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenant may run as many simulations as are free; then it gets a 429, but others a slot.
+    """A tenant that uses half of the slots gets a 429, and another tenant still gets a slot.
 
     If other tenants use all slots, the request gets a 503. When the service stops, the processes
-    end.
+    are killed.
     """
     monkeypatch.setattr(analysis_process, "_COMMAND", STUCK_PROGRAM)
 
@@ -206,7 +206,7 @@ def test_policy_is_proposed_from_recorded_attempts() -> None:
 def test_advice_uses_a_limited_number_of_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the attempts of the newest tasks are used."""
     monkeypatch.setattr(policy_analysis, "MAX_ADVICE_ATTEMPTS", 250)
-    monkeypatch.setattr(policy_analysis, "_PAGE_ATTEMPTS", 100)
+    monkeypatch.setattr(policy_analysis, "_ATTEMPTS_PER_PAGE", 100)
 
     async def test(api: ApiHarness) -> None:
         await record_attempts(api, 400)
@@ -217,17 +217,14 @@ def test_advice_uses_a_limited_number_of_attempts(monkeypatch: pytest.MonkeyPatc
 
 
 def test_advice_needs_enough_attempts() -> None:
-    """The error has the number of attempts that are recorded, and that are needed."""
+    """The error says how many attempts are recorded, and how many are needed."""
     assert rules.MIN_ATTEMPTS == policy_analysis.MIN_ADVICE_ATTEMPTS
 
     async def test(api: ApiHarness) -> None:
         await record_attempts(api, 199)
         response = await api.request("POST", "/policy-advice", {"lane": LANE})
         assert (422, "lane") == (response.status, response.problem["field"])
-        assert (
-            "lane has 199 recorded attempts, 200 are needed for advice."
-            == (response.problem["detail"])
-        )
+        assert "lane has 199 recorded attempts, but advice needs 200." == response.problem["detail"]
 
     run_with_api(test)
 
@@ -268,7 +265,7 @@ def test_advice_does_not_depend_on_its_simulation(monkeypatch: pytest.MonkeyPatc
     async def test(api: ApiHarness) -> None:
         await record_attempts(api, 300)
         advice = (await api.request("POST", "/policy-advice", {"lane": LANE})).json
-        text = "Not simulated: this needs too much processor time or memory."
+        text = "Not simulated: the simulation needs too much processor time or memory."
         assert text == advice["simulation"]
         assert 100 in [item["proposed"] for item in advice["suggestions"]]
 

@@ -157,7 +157,7 @@ def test_connected_client_is_counted_once(
 def test_failed_handshake_is_not_counted_any_more(
     new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
 ) -> None:
-    """A client that sends no TLS is disconnected; one that disconnects is not counted."""
+    """A client whose handshake fails, or that disconnects during the handshake, is not counted."""
 
     async def test(harness: ListenerHarness) -> None:
         reader, writer = await asyncio.open_connection(*harness.address)
@@ -189,7 +189,7 @@ def test_handshake_has_a_timeout(
 def test_client_above_the_limit_is_refused(
     new_loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
 ) -> None:
-    """If all clients have running requests, also the reserved ones, a new one is disconnected."""
+    """If all clients have running requests, also those for health checks, a new one is refused."""
 
     async def test(harness: ListenerHarness) -> None:
         for _ in range(33):
@@ -221,7 +221,7 @@ def test_shutdown_closes_silent_clients(
 
 
 class FaultySocket(socket.socket):
-    """A listening socket that has no descriptor for the first connection."""
+    """A listening socket whose first `accept` finds no free file descriptor."""
 
     failures = 1
 

@@ -52,7 +52,7 @@ _WORKER_PATHS = (
     "/whoami",
 )
 """Paths that a process with the role `worker` serves: monitoring, and the operator's actions on
-downstreams, whose breakers and latencies only such a process knows."""
+downstreams. A process with the role `api` has no local breakers and latencies."""
 _PUBLIC_TENANT = ""
 """The tenant of requests to public paths, which need no API key."""
 
@@ -150,7 +150,7 @@ class Api:
     def close(self) -> None:
         """End all requests that may take long, so that a server can stop.
 
-        These are waits for a result (`Prefer: wait`), event streams and simulations.
+        These are waits for a result (`Prefer: wait`), event streams, and analyses of policies.
         """
         self._result_waiter.close()
         self._events.close()

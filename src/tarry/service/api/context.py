@@ -38,8 +38,8 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_event_streams: int = 200
     """Open event streams. A tenant may have as many as are still free."""
     max_policy_analyses: int = 4
-    """Analyses of policies that run at the same time, each in a process of its own. A tenant may
-    have as many as are still free."""
+    """Analyses of policies that may run at the same time, each in a process of its own. A tenant
+    may have as many as are still free."""
     max_attempt_timeout_s: float = defaults.MAX_ATTEMPT_TIMEOUT_MS / 1000
     """Longest attempt timeout of a policy. Leases are longer than this."""
     max_tenant_policy_versions: int | None = defaults.MAX_TENANT_POLICY_VERSIONS

@@ -100,7 +100,7 @@ class DownstreamResource:
         """Get a downstream, with the history of its breaker."""
         request.parse_query(NoQuery)
         name = stored_lane_name(request.tenant, request.path_parameter("lane"))
-        return await self._show(await self._find(name))
+        return await self._downstream_response(await self._find(name))
 
     def _check_lane_quota(self, status: LaneWriteStatus) -> None:
         if status is LaneWriteStatus.TOO_MANY_LANES:
@@ -125,9 +125,9 @@ class DownstreamResource:
         # A lane without tasks may be deleted as soon as it is resumed or its limits are removed.
         lane = await self._context.store.get_lane(name)
         tenant = name.partition("/")[0]
-        return await self._show(lane or LaneRecord(name=name, tenant=tenant))
+        return await self._downstream_response(lane or LaneRecord(name=name, tenant=tenant))
 
-    async def _show(self, lane: LaneRecord) -> ApiResponse:
+    async def _downstream_response(self, lane: LaneRecord) -> ApiResponse:
         activity = await self._context.engine.read_activity([lane.name])
         view = self._view(lane, activity.get(lane.name, _NO_ACTIVITY), with_history=True)
         return json_response(200, view)

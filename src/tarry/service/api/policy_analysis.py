@@ -1,4 +1,4 @@
-"""`/policy-simulations` and `/policy-advice`: analyses of policies, which are not stored."""
+"""`/policy-simulations` and `/policy-advice`: analyses of a policy. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from tarry.service.api.messages import ApiRequest, ApiResponse
 
 MAX_ADVICE_ATTEMPTS = 20_000
-"""Attempts from which a policy is tuned: 1.3 MB, and 0.6 s of processor time."""
+"""Maximum number of attempts that an analysis reads: 1.3 MB, and 0.6 s of processor time."""
 MIN_ADVICE_ATTEMPTS = 200
 """Equal to `MIN_ATTEMPTS` of `tarry.tuning.rules`, which the service does not import."""
-_PAGE_ATTEMPTS = 500
+_ATTEMPTS_PER_PAGE = 500
 _MAX_PAGES = 100
-"""Limits the reads for a lane with many tasks that have no attempts yet."""
-_TOO_MANY_RETRY_AFTER_S = 5.0
+"""Limits the number of reads if most tasks of a lane have no attempts yet."""
+_NO_SLOT_RETRY_AFTER_S = 5.0
 _advice_decoder = msgspec.json.Decoder(PolicyAdviceRequest)
 
 
@@ -65,7 +65,7 @@ class PolicyAnalysisResource:
         The simulation is the scenario `storm` of `tarry simulate`, without breaker and budget.
         """
         policy = await read_policy(request, self._context.limits)
-        with self._limit(request.tenant, "Use fewer attempts or longer delays."):
+        with self._analysis_slot(request.tenant, "Use fewer attempts or longer delays."):
             simulation = await self._runner.simulate_storm(policy_to_json(policy))
         return json_response(200, simulation)
 
@@ -88,7 +88,7 @@ class PolicyAnalysisResource:
         effective_policy = await self._context.engine.policies.load(tenant, policy_id)
         if effective_policy is None:
             raise problems.no_such("policy")
-        with self._limit(tenant, "Use tarry tune."):
+        with self._analysis_slot(tenant, "Use `tarry tune --service`, which has no limit."):
             attempts = await self._read_attempts(tenant, lane)
             policy = policy_to_json(effective_policy.policy)
             advice = await self._runner.advise(AdviceJob(lane, policy_id, policy, attempts))
@@ -108,7 +108,7 @@ class PolicyAnalysisResource:
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
             page = await store.list_attempts_of_tasks(
-                tenant, TaskFilter(lane=stored_name), cursor=cursor, limit=_PAGE_ATTEMPTS
+                tenant, TaskFilter(lane=stored_name), cursor=cursor, limit=_ATTEMPTS_PER_PAGE
             )
             attempts += [
                 RecordedAttempt(
@@ -129,28 +129,31 @@ class PolicyAnalysisResource:
         if not attempts and await store.get_lane(stored_name) is None:
             raise problems.no_such("downstream")
         count = format_count(len(attempts), "recorded attempt")
-        raise problems.invalid("lane", f"has {count}, {MIN_ADVICE_ATTEMPTS} are needed for advice")
+        raise problems.invalid("lane", f"has {count}, but advice needs {MIN_ADVICE_ATTEMPTS}")
 
     @contextmanager
-    def _limit(self, tenant: str, advice: str) -> Generator[None]:
-        """Use a slot of the tenant, or raise ApiError; convert `AnalysisTooLarge` to ApiError.
+    def _analysis_slot(self, tenant: str, remedy: str) -> Generator[None]:
+        """Occupy a slot while an analysis runs; raise ApiError if the tenant may not have one.
 
-        `advice` says how to avoid an analysis that is too large.
+        `AnalysisTooLarge` is converted to ApiError, whose message ends with `remedy`.
         """
         if not self._slots.is_available(tenant):
             if count := self._slots.used_by(tenant):
-                detail = f"The tenant has {count} running analyses. Wait until one has ended."
-                retry_after = problems.retry_after(_TOO_MANY_RETRY_AFTER_S)
+                detail = (
+                    f"The tenant may not start another analysis now (running: {count}). Wait until "
+                    "one ends."
+                )
+                retry_after = problems.retry_after(_NO_SLOT_RETRY_AFTER_S)
                 raise problems.TENANT_LIMIT.error(detail, headers=[retry_after])
-            detail = "Too many analyses of policies are running."
-            raise problems.unavailable(detail, _TOO_MANY_RETRY_AFTER_S)
+            detail = "Other tenants use all slots for policy analyses. Try again later."
+            raise problems.unavailable(detail, _NO_SLOT_RETRY_AFTER_S)
         self._slots.acquire(tenant)
         try:
             yield
         except AnalysisTooLarge:
             detail = (
-                f"The analysis of this policy needs more than {MAX_CPU_S} s of processor time. "
-                f"{advice}"
+                "The analysis of this policy needs too much memory, or more than "
+                f"{MAX_CPU_S} s of processor time. {remedy}"
             )
             raise problems.INVALID.error(detail) from None
         finally:

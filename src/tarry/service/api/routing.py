@@ -46,8 +46,8 @@ REQUIRED_ROLES = {
     "createSigningSecret": Role.ADMIN,
     "deleteSigningSecret": Role.ADMIN,
     "planRetries": Role.READ,  # computes a schedule, and stores nothing
-    "simulatePolicy": Role.READ,  # likewise
-    "advisePolicy": Role.READ,  # likewise
+    "simulatePolicy": Role.READ,  # stores nothing
+    "advisePolicy": Role.READ,  # stores nothing
 }
 """The role that an API key needs for an operation. A GET operation is not listed: it needs READ."""
 

@@ -1,4 +1,8 @@
-"""The limit of clients: idle ones are closed for new ones, and some connections are reserved."""
+"""The limit of clients.
+
+At the limit, idle connections are closed for new ones. Some connections above the limit are
+reserved for health checks.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ class Client(Protocol):
     is_for_health_checks: bool
     """Whether it was accepted above the limit of clients."""
     idle_since: float
+    """Event loop time of the last response, or when the client connected."""
 
     @property
     def is_idle(self) -> bool:
@@ -32,9 +37,10 @@ class Client(Protocol):
 
 
 def admit(client: Client, clients: MutableSet[Client], max_clients: int) -> bool:
-    """Apply the limit to a new client, which is one of `clients`; return False to refuse it.
+    """Return whether to serve a new client, which is already in `clients`; else it is refused.
 
-    Above the limit, idle clients are closed. If there are none, the client may send health checks.
+    Above the limit, idle clients are closed. If no client is idle, the new client gets one of the
+    connections that are reserved for health checks.
     """
     surplus = len(clients) - max_clients
     if surplus <= 0 or _close_idle_clients(client, clients, for_health_checks=False):
@@ -59,6 +65,6 @@ def _close_idle_clients(
     # Several at a time, so that not every new connection causes a search of all connections.
     count = 1 + len(idle) // _IDLE_PER_CLOSED_CLIENT
     for each in nsmallest(count, idle, key=attrgetter("idle_since")):
-        clients.discard(each)  # now: `connection_lost` is called later
+        clients.discard(each)  # do not wait for `connection_lost`, which is called later
         each.abort()
     return bool(idle)

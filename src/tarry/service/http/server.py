@@ -143,6 +143,8 @@ class Server(uvicorn.Server):
     async def _bind(self) -> list[socket]:
         """Return a bound socket for each address of the host."""
         loop = asyncio.get_running_loop()
+        # asyncio resolves the host and sets the socket options. Closing its server closes its
+        # sockets, so the listener gets duplicates.
         server = await loop.create_server(
             asyncio.Protocol, self.config.host, self.config.port, start_serving=False
         )

@@ -1,7 +1,8 @@
 """Accepts connections with TLS, and counts a client from the moment it connects.
 
-`loop.create_server` reports a connection when its handshake is complete. Until then it could be
-neither counted nor closed, and clients that never start a handshake could take all descriptors.
+`loop.create_server` reports a connection when its handshake is complete. Until then, the server
+could neither count nor close the connection, and clients that never start a handshake could take
+all file descriptors.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from tarry.service.http.client_limit import Client
 
 _logger = logging.getLogger("tarry.service")
-_MAX_ACCEPTED_AT_ONCE = 64  # other events of the loop are handled in between
-_ACCEPT_PAUSE_S = 1.0  # after an error of the system, as asyncio does
-_SHUTDOWN_TIMEOUT_S = 1.0  # for clients that do not confirm the end of a connection
-_LACK_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_MAX_ACCEPTED_AT_ONCE = 64  # then the event loop handles other events
+_TLS_SHUTDOWN_TIMEOUT_S = 1.0  # for clients that do not answer close_notify
+_RESOURCE_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_ACCEPT_PAUSE_S = 1.0  # after one of `_RESOURCE_ERRNOS`; asyncio waits as long
 
 
 class ProtocolFactory(Protocol):
@@ -38,7 +39,7 @@ class ProtocolFactory(Protocol):
 
 
 class PendingHandshake:
-    """A client whose handshake is not complete: a connection of the server like any other."""
+    """A client whose handshake is not complete. It counts as a connection of the server."""
 
     is_idle = True
     is_for_health_checks: bool = False
@@ -60,8 +61,8 @@ class PendingHandshake:
 class TlsListener:
     """Accepts connections on listening sockets, as an `asyncio.Server` does.
 
-    A client has `handshake_timeout_s` to complete the handshake. If `max_clients` are connected, it
-    can be closed earlier, for a new client.
+    A client has `handshake_timeout_s` to complete the handshake. If `max_clients` are connected,
+    its connection can be closed earlier, for a new client.
     """
 
     def __init__(
@@ -84,14 +85,14 @@ class TlsListener:
         self._loop = asyncio.get_running_loop()
 
     def start(self, backlog: int) -> None:
-        """Start to listen and accept. Raises OSError."""
+        """Start listening and accepting connections. Raises OSError."""
         for listener in self.sockets:
             listener.settimeout(0)
             listener.listen(backlog)
             self._resume(listener)
 
     def close(self) -> None:
-        """Stop to accept, and close the listening sockets."""
+        """Stop accepting connections, and close the listening sockets."""
         for listener in self.sockets:
             self._loop.remove_reader(listener)
             listener.close()
@@ -103,7 +104,7 @@ class TlsListener:
             await asyncio.wait(self._handshakes)
 
     def _resume(self, listener: socket) -> None:
-        if listener in self.sockets:  # it may be closed meanwhile
+        if listener in self.sockets:  # not closed during the pause
             self._loop.add_reader(listener, self._accept, listener)
 
     def _accept(self, listener: socket) -> None:
@@ -113,7 +114,7 @@ class TlsListener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno not in _LACK_OF_RESOURCES:
+                if error.errno not in _RESOURCE_ERRNOS:
                     raise
                 _logger.error("cannot accept connections: %s", error)  # noqa: TRY400
                 self._loop.remove_reader(listener)
@@ -123,23 +124,23 @@ class TlsListener:
             handshake = PendingHandshake(connection, self._loop.time())
             self._clients.add(handshake)
             if admit(handshake, self._clients, self._max_clients):
-                task = self._loop.create_task(self._complete(handshake, connection))
+                task = self._loop.create_task(self._complete_handshake(handshake, connection))
                 self._handshakes.add(task)
                 task.add_done_callback(self._handshakes.discard)
             else:
                 self._clients.discard(handshake)
                 connection.close()
 
-    async def _complete(self, handshake: PendingHandshake, connection: socket) -> None:
+    async def _complete_handshake(self, handshake: PendingHandshake, connection: socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 lambda: self._create_protocol(handshake=handshake),
                 connection,
                 ssl=self._context,
                 ssl_handshake_timeout=self._handshake_timeout_s,
-                ssl_shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT_S,
             )
-        except OSError as error:  # that of the ssl module is a subclass
+        except OSError as error:  # also ssl.SSLError, a subclass
             _logger.debug("TLS handshake failed: %s", error)
         finally:
             self._clients.discard(handshake)

@@ -328,7 +328,7 @@ def test_deduplication_id_decides_alone() -> None:
 
 
 def test_id_that_looks_like_a_generated_key_is_another_id() -> None:
-    """An id is not a duplicate of another id whose key in a later window it equals."""
+    """The ids `x@1` and `x` are not duplicates, although `x@1` is the key of `x` in window 1."""
 
     async def test(api: ApiHarness) -> None:
         await publish_ok(api, {"Upstash-Deduplication-Id": "x"})
@@ -342,7 +342,7 @@ def test_id_that_looks_like_a_generated_key_is_another_id() -> None:
 
 
 def test_no_two_ids_have_a_key_in_common() -> None:
-    """The keys of all windows are different for different ids, and for an id and a content."""
+    """Different ids have different keys in all windows, also an id like the key of a content."""
     by_content = {"Upstash-Content-Based-Deduplication": "true"}
     content = translate_message(TARGET, by_content.items(), b"", NOW).deduplication
     assert content is not None

@@ -40,7 +40,7 @@ def change(at: int, before: str, after: str, reason: str | None = None) -> Break
 
 @conformance_case
 async def changes_of_a_breaker_are_a_chain(harness: StoreHarness) -> None:
-    """A change that another process has reported is ignored; each starts where the last ended."""
+    """`before` of a change is `after` of the previous one; a repeated change is ignored."""
     await harness.add(task(0))
     other = await harness.reopen()
     closed = change(1, "closed", "closed", "resumed")
@@ -122,7 +122,7 @@ async def latencies_can_be_removed(harness: StoreHarness) -> None:
 
 @conformance_case
 async def activity_is_removed_with_its_lane(harness: StoreHarness) -> None:
-    """Unknown lanes have no activity; a lane that is created again starts without any."""
+    """Unknown lanes have no activity, and a lane that is created again starts without activity."""
 
     async def record() -> None:
         await harness.store.record_breaker_change(LANE, change(2, "closed", "open"))

@@ -61,10 +61,11 @@ _DEDUPLICATION_WINDOW_MS = 600_000
 their tasks are stored, which is a week by default."""
 _MAX_DEDUPLICATION_ID_CHARS = _MAX_FLOW_CONTROL_CHARS = 200
 _MAX_HEADERS = 256
-"""Of a message, before names in different case are merged. As many as a request of `publish` may
-have. A batch of 16 MiB with a million headers in one message took 2 s of the event loop."""
-_MAX_SHOWN_CHARS = 100
-"""Of the name of an invalid header, which may be long in a batch."""
+"""Maximum number of headers of a message, counted before names that differ only in case are merged.
+An HTTP request has the same limit. Without this limit, a batch with a million headers in one
+message took 2 s of the event loop."""
+_MAX_SHOWN_NAME_CHARS = 100
+"""Length after which the name of an invalid header is cut off in an error."""
 _DEFAULT_RETRIES = SERVICE_PRESETS[QSTASH_POLICY].max_attempts - 1
 _MAX_COMPUTED_DELAYS = 100
 _YIELD_EVERY_MESSAGES = 50
@@ -73,7 +74,7 @@ _MAX_SECONDS = 100_000_000_000
 """A larger number of seconds since 1970 is probably in milliseconds."""
 _DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,8})m)?(?:([0-9]{1,10})s)?")
 _GENERATED_KEY = re.compile(r".*@[0-9]+|content-[0-9a-f]{64}(?::[0-9]+)?")
-"""Matches the keys that the shim itself makes: for a later window, and for the content."""
+"""Matches the keys that `_deduplication_keys` generates for later windows and for contents."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MERGED_SLASHES = re.compile(r"https?:/[^/]", re.IGNORECASE)
 
@@ -126,19 +127,20 @@ _UNITS_S = (86_400, 3_600, 60, 1)
 
 
 class DeduplicationKeys(NamedTuple):
-    """The idempotency keys of a message that may be a duplicate.
+    """The idempotency keys of a message with a deduplication id or content-based deduplication.
 
-    No two ids have a key in common: an id that looks like a generated key gets a window number.
+    The keys of different ids never collide: if an id looks like a generated key, its first key is
+    generated, too.
     """
 
     first: str
     """The key in the first window."""
     prefix: str
-    """Of the key in a later window; the number of the window follows."""
+    """The key in a later window, without the number of the window at its end."""
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message: the fields of its task, and what the shim itself has to check."""
+    """A message: the fields of its task, and the options that the shim itself implements."""
 
     fields: dict[str, Any]
     """The JSON fields of `POST /retry-tasks`, without the idempotency key."""
@@ -188,13 +190,14 @@ class QStashShim:
         headers = [*error.headers]
         retry_after = dict(headers).get(b"retry-after")
         if status == _TOO_MANY_REQUESTS and retry_after is not None:
-            # The clients of QStash ignore Retry-After. Their error has this time as `reset`.
+            # The clients of QStash ignore Retry-After. The error that they raise has the value of
+            # this header as `reset`.
             reset = ceil(self._context.engine.clock.now_ms() / 1000) + int(retry_after)
             headers.append((b"burst-ratelimit-reset", str(reset).encode()))
         return json_response(status, {"error": error.problem.detail}, *headers)
 
     async def publish(self, request: ApiRequest) -> ApiResponse:
-        """Create a task. 202: it is a duplicate of an earlier one."""
+        """Create a task. The status is 202 if the message is a duplicate."""
         body = await request.read_any_body(self._context.limits.max_request_bytes)
         charge_rate_limit(self._context.engine.rate_limiter, request.tenant, 1)
         headers = [
@@ -225,8 +228,8 @@ class QStashShim:
                 content = (entry.body or "").encode()
                 destination = _check_destination(entry.destination)
                 messages.append(translate_message(destination, entry.headers.items(), content, now))
-            # An expression in Upstash-Retry-Delay can take 3 ms. Other requests must not wait for
-            # those of a whole batch.
+            # An expression in Upstash-Retry-Delay can take 3 ms. Other requests must not wait until
+            # all expressions of a batch are evaluated.
             await asyncio.sleep(0)
         return json_response(200, await self._add(request, messages))
 
@@ -441,7 +444,7 @@ def translate_message(
 def _check_header_name(name: str) -> None:
     if name in _HEADERS or name.startswith(_IGNORED_PREFIXES):
         return
-    shown_name = name.title()[:_MAX_SHOWN_CHARS]
+    shown_name = name.title()[:_MAX_SHOWN_NAME_CHARS]
     for prefix, rule in _UNSUPPORTED_HEADERS.items():
         if name.startswith(prefix):
             raise invalid(shown_name, rule)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tarry.service.model import BreakerChange
     from tarry.service.stores.postgres.database import Database, Transaction
 
-# The lock keeps `sweep` from removing a lane meanwhile: then the foreign key would be violated.
+# Without the lock, `sweep` could remove a lane meanwhile, which would violate the foreign key.
 _CREATE = """
 INSERT INTO tarry.lane_activity (lane, activity)
 SELECT id, $2 FROM (SELECT id FROM tarry.lane_name

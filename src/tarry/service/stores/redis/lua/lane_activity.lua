@@ -1,9 +1,9 @@
 --! uses records
 -- Changes or returns the activity of lanes. args: action, and then
 --   change: lane, {at, before, after, reason or nil}, maximum number of changes
---   latencies: list of {lane, {bucket, count, ...}}, length of a window in ms, number of windows
---   read: list of lanes
--- Read activities are pairs of a lane and the encoded activity.
+--   latencies: list of {lane, {bucket, count, ...}}, length of a window in ms, maximum number of
+--     windows. Empty counts remove the windows of a lane.
+--   read: list of lanes; returns lane, encoded activity, ... of the lanes that have any
 --
 -- The key `activity:LANE_ID` is a map: `changes` and `windows`, as `LaneActivity` in model.py. The
 -- rules are those of lane_activity.py. `sweep` deletes the key with its lane; a process of an older
@@ -54,7 +54,7 @@ elseif action == 'latencies' then
                 activity.windows = {}
             else
                 local last = windows[#windows]
-                if not last or last.at < at then -- later if the clock was set back
+                if not last or last.at < at then -- `last.at` is greater if the clock was set back
                     last = {at = at, counts = {}}
                     windows[#windows + 1] = last
                 end
