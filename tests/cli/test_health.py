@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -36,6 +38,26 @@ def test_service_with_tls_responds(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("TARRY_TLS_CERT", str(files.cert))
         monkeypatch.setenv("TARRY_TLS_KEY", str(files.key))
         assert (0, "ok\n", "") == run_command("health")
+
+
+def test_the_service_is_not_imported() -> None:
+    """A health check is cheap: the command does not import the application of the service."""
+    program = (
+        "import sys\n"
+        "from tarry.cli import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as error:\n"
+        "    print(error.code)\n"
+        "print([name for name in sys.modules if name in {'uvicorn', 'tarry.service.app'}])\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    command = [sys.executable, "-c", program, "health", "--port", str(port)]
+
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert "4\n[]\n" == result.stdout
 
 
 def test_no_service() -> None:

@@ -289,8 +289,15 @@ def require_service_packages() -> None:
 def load_service_settings(
     config_file: Path | None, assignments: list[str] | None, flags: dict[str, Any]
 ) -> LoadedSettings:
-    """Return the settings from flags and `--set` assignments, environment variables and a file."""
+    """Return the settings of the service; raise `MissingExtra` if a package of it is missing."""
     require_service_packages()
+    return read_service_settings(config_file, assignments, flags)
+
+
+def read_service_settings(
+    config_file: Path | None, assignments: list[str] | None, flags: dict[str, Any]
+) -> LoadedSettings:
+    """Return the settings from flags and `--set` assignments, environment variables and a file."""
     from tarry.service.settings import load_settings
 
     set_values: dict[str, str] = {}
