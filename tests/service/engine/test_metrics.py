@@ -10,6 +10,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
+from tarry.service.engine import metrics
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import AttemptRecord, Decision
 from tests.service.engine.harness import BUSY, OK, EngineHarness, FakeTarget, new_breaker, run
@@ -428,5 +429,25 @@ def test_failing_components_are_reported_to_the_operator() -> None:
             name: value for name, value in parse_samples(page).items() if name.startswith(prefix)
         }
         assert prefix not in tenant_page.decode()
+
+    run(main)
+
+
+def test_latencies_are_shared_by_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant with many lanes does not prevent the latencies of other tenants."""
+    monkeypatch.setattr(metrics, "_MAX_LATENCY_LANES", 10)
+
+    async def main() -> None:
+        recorded = EngineHarness(FakeTarget()).metrics
+        attempt = AttemptRecord(
+            number=1, scheduled_at=0, started_at=0, duration_ms=8.0, outcome="success"
+        )
+        for _ in range(2):  # the second time, after the latencies were taken
+            for number in range(20):
+                recorded.record_attempt(attempt, "default", f"noisy/http:{number}.example:80")
+            recorded.record_attempt(attempt, "default", "quiet/http:a.example:80")
+            lanes = list(recorded.take_latencies())
+            assert "quiet/http:a.example:80" in lanes
+            assert 6 == len(lanes)
 
     run(main)
