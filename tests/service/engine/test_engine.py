@@ -427,3 +427,30 @@ def test_lane_above_the_limit_is_not_paused() -> None:
         assert "paused" not in harness.event_kinds()
 
     run(main)
+
+
+def test_latencies_are_stored_last_when_the_engine_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the latencies cannot be stored, the figures over time are stored nevertheless."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget())
+        await harness.engine.start()
+        await harness.add(harness.new_task())
+        await asyncio.sleep(1)
+        calls: list[str] = []
+        record_series = harness.store.record_series
+
+        async def fail(_: object) -> None:
+            calls.append("record_latencies")
+            raise StoreUnavailable("no connection")
+
+        async def record(*arguments: Any, **options: Any) -> Any:
+            calls.append("record_series")
+            return await record_series(*arguments, **options)
+
+        monkeypatch.setattr(harness.store, "record_latencies", fail)
+        monkeypatch.setattr(harness.store, "record_series", record)
+        await harness.engine.stop(1)
+        assert ["record_series", "record_latencies"] == calls[-2:]
+
+    run(main)

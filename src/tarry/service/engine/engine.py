@@ -147,14 +147,18 @@ class Engine:
             await run_bounded(self._heartbeat.remove(), remaining_s())
 
     async def _store_state(self) -> None:
-        """Store what other processes and the next start use: limits, retry budgets, series."""
+        """Store what other processes and the next start use: limits, retry budgets, series.
+
+        The latencies, which are only displayed, are stored last: with many lanes they need most of
+        the time that is left.
+        """
         with suppress(StoreUnavailable):
             await self.maintenance.store_limits()
-            await self.maintenance.store_latencies()
             await self.maintenance.exchange_budgets()
             # Without a read: on a disk that has become read-only, a read from SQLite ends the
             # process with SIGBUS, because it changes the file of shared memory.
             await self.series.record(with_backlog=False)
+            await self.maintenance.store_latencies()
 
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
