@@ -447,6 +447,23 @@ def test_parked_lane_is_probed_and_recovers() -> None:
     run(main)
 
 
+def test_history_does_not_name_a_success_as_the_last_failure() -> None:
+    """If the breaker opens at a success, because enough attempts failed before, it is not named."""
+
+    async def main() -> None:
+        target = FakeTarget(BUSY, BUSY, BUSY, OK)
+        harness = EngineHarness(target, build_breaker=lambda: new_breaker(min_calls=4))
+        await harness.engine.start()
+        tasks = await harness.add(*[harness.new_task() for _ in range(4)])
+        await asyncio.sleep(1)
+
+        [activity] = (await harness.store.read_lane_activity([tasks[0].lane])).values()
+        assert "Too many attempts failed." == activity.changes[0].reason
+        await harness.engine.stop(1)
+
+    run(main)
+
+
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_history_of_a_breaker_is_stored(is_restarted: bool) -> None:
     """Each change of a breaker is recorded with its time and reason, also after a restart."""

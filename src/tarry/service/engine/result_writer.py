@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from tarry.core.breaker import BreakerState
+from tarry.core.outcome import SUCCESS
 from tarry.errors import StoreUnavailable
 from tarry.service.defaults import MAX_TRANSACTION_TASKS
 from tarry.service.delivery.targets import lane_name, parse_target
@@ -355,14 +356,15 @@ class ResultWriter:
 def _describe_transition(
     before: BreakerState, after: BreakerState, attempt: AttemptRecord | None
 ) -> str:
-    """Return why a breaker has changed its state, without texts from outside."""
+    """Return why a breaker has changed its state, without texts of callers and targets."""
     if after is BreakerState.HALF_OPEN:
         return "The open period has ended."
     if after is BreakerState.CLOSED:
         return "A probe succeeded."
     is_probe = before is BreakerState.HALF_OPEN
     text = "A probe failed" if is_probe else "Too many attempts failed"
-    if attempt is None:
+    # The failure rate may reach its limit with a success, when there are enough attempts.
+    if attempt is None or attempt.outcome == SUCCESS.kind:
         return f"{text}."
     result = attempt.error_class or attempt.outcome
     if attempt.status is not None:
