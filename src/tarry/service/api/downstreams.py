@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 
 _NO_ACTIVITY = LaneActivity()
+_YIELD_EVERY_LANES = 50
+"""Number of views, of up to 60 us each, after which a list yields to the event loop."""
 _limits_decoder = msgspec.json.Decoder(DownstreamLimitsRequest)
 
 
@@ -43,10 +46,12 @@ class DownstreamResource:
                 request.tenant, cursor=query.cursor, limit=query.limit
             )
         activity = await self._context.engine.read_activity([lane.name for lane in page.items])
-        items = [
-            self._view(lane, activity.get(lane.name, _NO_ACTIVITY), with_history=False)
-            for lane in page.items
-        ]
+        items: list[DownstreamInfo] = []
+        for number, lane in enumerate(page.items):
+            lane_activity = activity.get(lane.name, _NO_ACTIVITY)
+            items.append(self._view(lane, lane_activity, with_history=False))
+            if not number % _YIELD_EVERY_LANES:
+                await asyncio.sleep(0)
         return json_response(200, Page(items=items, next_cursor=page.cursor))
 
     @Operation(
