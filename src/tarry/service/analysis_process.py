@@ -36,6 +36,8 @@ _MAX_MEMORY_BYTES = 1 << 30
 _MAX_DURATION_S = 60.0
 """Limit of elapsed time. It only takes effect if the machine is overloaded: otherwise the process
 reaches its limit of processor time first."""
+_MAX_COMPARISON_S = 30
+"""Limit of elapsed time for the simulation of a proposal, which must not delay the proposal."""
 _NICENESS = 10
 _TOO_LARGE_EXIT_STATUS = 3
 """Exit status of a process that has reached the limit of processor time or memory."""
@@ -102,12 +104,14 @@ class AnalysisRunner:
                 process.kill()
 
     async def _run(self, job: StormJob | AdviceJob) -> bytes:
+        self._check_open()
         process = await asyncio.create_subprocess_exec(
             sys.executable, *_COMMAND,
             stdin=PIPE, stdout=PIPE, start_new_session=True,  # Ctrl-C is meant for the service
         )  # fmt: skip
         self._processes.add(process)
         try:
+            self._check_open()  # `close` did not find a process that was still starting
             async with asyncio.timeout(_MAX_DURATION_S):
                 output, _ = await process.communicate(_encode(job))
         except TimeoutError:
@@ -119,13 +123,16 @@ class AnalysisRunner:
                 with suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        if self._is_closed:
-            raise Overloaded("The service is shutting down")
+        self._check_open()
         if process.returncode == _TOO_LARGE_EXIT_STATUS:
             raise AnalysisTooLarge
         if process.returncode != 0:
             raise RuntimeError(f"the analysis process exited with status {process.returncode}")
         return output
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Overloaded("The service is shutting down")
 
 
 def main() -> None:
@@ -247,11 +254,15 @@ def _describe_simulation(evidence: Evidence, current: Defence, proposed: Defence
 
     if reason := explain_missing_comparison(evidence, current, proposed):
         return f"Not simulated: {reason}."
+    signal.signal(signal.SIGALRM, _raise_too_large)
+    signal.alarm(_MAX_COMPARISON_S)
     try:
         comparison = compare_policies(evidence, current, proposed)
     except (AnalysisTooLarge, MemoryError):
         # The proposal is useful without the simulation, so the request must not fail.
-        return "Not simulated: the simulation needs too much processor time or memory."
+        return "Not simulated: the simulation needs too much time or memory."
+    finally:
+        signal.alarm(0)
     assert comparison is not None  # noqa: S101 - `explain_missing_comparison` has checked the log
     changes = describe_changes(comparison.current, comparison.proposed)
     return f"Simulated with the durations of these attempts. {changes}"

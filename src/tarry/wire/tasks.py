@@ -721,4 +721,5 @@ class DownstreamInfo(_Body):
     breaker_history: list[BreakerChange] | None = None
     """The last 20 changes of the breaker, newest first; null in a list of downstreams."""
     latency: LatencyStats | None = None
-    """Null if no attempt was made since the downstream was created or reset."""
+    """Null if no attempt was made since the downstream was created or reset. After a reset, other
+    processes may still add attempts that they made in the 30 s before."""

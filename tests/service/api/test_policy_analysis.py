@@ -148,13 +148,56 @@ def test_simultaneous_simulations_are_limited(monkeypatch: pytest.MonkeyPatch) -
     run_with_api(test, keys=True, limits=ApiLimits(max_policy_analyses=2))
 
 
+def test_simulation_ends_when_its_client_disconnects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is killed, and its slot is free again."""
+    monkeypatch.setattr(analysis_process, "_COMMAND", STUCK_PROGRAM)
+    monkeypatch.setattr(policy_analysis, "_DISCONNECT_CHECK_INTERVAL_S", 0.01)
+
+    async def test(api: ApiHarness) -> None:
+        for _ in range(2):
+            disconnected = asyncio.Event()
+            request = asyncio.ensure_future(
+                api.request("POST", "/policy-simulations", {}, is_abandoned=disconnected.is_set)
+            )
+            await wait_for_processes(api, 1)
+            disconnected.set()
+            await request
+            assert not api.api._policy_analysis._runner._processes
+
+    run_with_api(test, limits=ApiLimits(max_policy_analyses=2))
+
+
+def test_simulation_that_starts_while_the_service_stops_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that `close` does not find yet is killed, and no process starts after `close`."""
+    monkeypatch.setattr(analysis_process, "_COMMAND", STUCK_PROGRAM)
+
+    async def test(api: ApiHarness) -> None:
+        starting = asyncio.ensure_future(api.request("POST", "/policy-simulations", {}))
+        await asyncio.sleep(0)
+        api.api.close()
+        assert 503 == (await starting).status
+        assert 503 == (await api.request("POST", "/policy-simulations", {})).status
+        assert not api.api._policy_analysis._runner._processes
+
+    run_with_api(test)
+
+
 LANE = "https:example.com:443"
 
 
 async def record_attempts(
-    api: ApiHarness, count: int, url: str = "https://example.com/hook", **headers: str
+    api: ApiHarness,
+    count: int,
+    url: str = "https://example.com/hook",
+    added_ms: float = 0.0,
+    headers: dict[str, str] | None = None,
 ) -> None:
-    """Create tasks that succeed at the first attempt, after 40 to 60 ms; one attempt is lost."""
+    """Create tasks that succeed at the first attempt, after 40 to 60 ms; one attempt is lost.
+
+    `added_ms` is added to these durations.
+    """
     body = {"tasks": [{"targetUrl": url}] * (count + 1)}
     response = await api.request("POST", "/retry-tasks/batch", body, headers=headers)
     assert 200 == response.status, response.body
@@ -166,7 +209,7 @@ async def record_attempts(
             number=1,
             scheduled_at=task.next_attempt_at,
             started_at=api.time.ms + 100 * index,
-            duration_ms=40.0 + index % 21 if index < count else None,
+            duration_ms=40.0 + index % 21 + added_ms if index < count else None,
             status=200,
             outcome="success" if index < count else "lost",
         )
@@ -209,9 +252,12 @@ def test_advice_uses_a_limited_number_of_attempts(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(policy_analysis, "_ATTEMPTS_PER_PAGE", 100)
 
     async def test(api: ApiHarness) -> None:
-        await record_attempts(api, 400)
+        await record_attempts(api, 300, added_ms=1000.0)
+        await record_attempts(api, 300)
         advice = (await api.request("POST", "/policy-advice", {"lane": LANE})).json
         assert 250 == advice["attempts"]
+        basis = {item["field"]: item["basis"] for item in advice["suggestions"]}
+        assert "median 50 ms of 250" == basis["initialDelayMs"]
 
     run_with_api(test)
 
@@ -229,13 +275,28 @@ def test_advice_needs_enough_attempts() -> None:
     run_with_api(test)
 
 
+def test_advice_says_if_only_newest_tasks_were_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If older tasks may have attempts, the error says so, and names the command without limit."""
+    monkeypatch.setattr(policy_analysis, "_MAX_PAGES", 1)
+    monkeypatch.setattr(policy_analysis, "_ATTEMPTS_PER_PAGE", 100)
+
+    async def test(api: ApiHarness) -> None:
+        await record_attempts(api, 200)
+        response = await api.request("POST", "/policy-advice", {"lane": LANE})
+        assert 422 == response.status, response.body
+        assert "among the newest tasks, but advice needs 200" in response.problem["detail"]
+        assert "tarry tune --service" in response.problem["detail"]
+
+    run_with_api(test)
+
+
 def test_advice_for_unknown_lanes_and_policies_is_404() -> None:
     """A lane of another tenant is unknown, as is a policy that does not exist."""
 
     async def test(api: ApiHarness) -> None:
         acme, _ = await create_key(api, "acme")
         beta, _ = await create_key(api, "beta")
-        await record_attempts(api, 200, **{"x-api-key": acme})
+        await record_attempts(api, 200, headers={"x-api-key": acme})
         for key, policy_id, status in (
             (acme, "default", 200),
             (acme, "missing", 404),
@@ -265,7 +326,7 @@ def test_advice_does_not_depend_on_its_simulation(monkeypatch: pytest.MonkeyPatc
     async def test(api: ApiHarness) -> None:
         await record_attempts(api, 300)
         advice = (await api.request("POST", "/policy-advice", {"lane": LANE})).json
-        text = "Not simulated: the simulation needs too much processor time or memory."
+        text = "Not simulated: the simulation needs too much time or memory."
         assert text == advice["simulation"]
         assert 100 in [item["proposed"] for item in advice["suggestions"]]
 

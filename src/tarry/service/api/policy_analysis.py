@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -16,18 +17,20 @@ from tarry.service.analysis_process import (
     RecordedAttempt,
 )
 from tarry.service.api import problems
-from tarry.service.api.messages import decode_json, json_response
+from tarry.service.api.messages import Disconnected, decode_json, json_response
 from tarry.service.api.policies import PolicyFields, read_policy
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import stored_lane_name
 from tarry.service.model import LOST
+from tarry.service.shutdown import cancel_and_wait
 from tarry.service.store import TaskFilter
 from tarry.service.tenant_shares import TenantShares
 from tarry.wire.policies import policy_to_json
 from tarry.wire.tasks import PolicyAdvice, PolicyAdviceRequest, PolicySimulation
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Coroutine, Generator
+    from typing import Any
 
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, ApiResponse
@@ -40,6 +43,8 @@ _ATTEMPTS_PER_PAGE = 500
 _MAX_PAGES = 100
 """Limits the number of reads if most tasks of a lane have no attempts yet."""
 _NO_SLOT_RETRY_AFTER_S = 5.0
+_DISCONNECT_CHECK_INTERVAL_S = 0.5
+T = TypeVar("T")
 _advice_decoder = msgspec.json.Decoder(PolicyAdviceRequest)
 
 
@@ -66,7 +71,8 @@ class PolicyAnalysisResource:
         """
         policy = await read_policy(request, self._context.limits)
         with self._analysis_slot(request.tenant, "Use fewer attempts or longer delays."):
-            simulation = await self._runner.simulate_storm(policy_to_json(policy))
+            analysis = self._runner.simulate_storm(policy_to_json(policy))
+            simulation = await _run_while_connected(request, analysis)
         return json_response(200, simulation)
 
     @Operation(
@@ -91,7 +97,8 @@ class PolicyAnalysisResource:
         with self._analysis_slot(tenant, "Use `tarry tune --service`, which has no limit."):
             attempts = await self._read_attempts(tenant, lane)
             policy = policy_to_json(effective_policy.policy)
-            advice = await self._runner.advise(AdviceJob(lane, policy_id, policy, attempts))
+            analysis = self._runner.advise(AdviceJob(lane, policy_id, policy, attempts))
+            advice = await _run_while_connected(request, analysis)
         return json_response(200, advice)
 
     def close(self) -> None:
@@ -129,7 +136,13 @@ class PolicyAnalysisResource:
         if not attempts and await store.get_lane(stored_name) is None:
             raise problems.no_such("downstream")
         count = format_count(len(attempts), "recorded attempt")
-        raise problems.invalid("lane", f"has {count}, but advice needs {MIN_ADVICE_ATTEMPTS}")
+        rule = f"has {count}, but advice needs {MIN_ADVICE_ATTEMPTS}"
+        if cursor is not None:  # many newer tasks have no attempts yet
+            rule = (
+                f"has {count} among the newest tasks, but advice needs {MIN_ADVICE_ATTEMPTS}. Use "
+                "`tarry tune --service`, which reads all tasks"
+            )
+        raise problems.invalid("lane", rule)
 
     @contextmanager
     def _analysis_slot(self, tenant: str, remedy: str) -> Generator[None]:
@@ -158,3 +171,16 @@ class PolicyAnalysisResource:
             raise problems.INVALID.error(detail) from None
         finally:
             self._slots.release(tenant)
+
+
+async def _run_while_connected(request: ApiRequest, analysis: Coroutine[Any, Any, T]) -> T:
+    """Return the result of an analysis; cancel it, and raise, if the client disconnects."""
+    task = asyncio.ensure_future(analysis)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=_DISCONNECT_CHECK_INTERVAL_S)
+            if request.is_abandoned and not task.done():
+                raise Disconnected
+        return task.result()
+    finally:
+        await cancel_and_wait([task])
