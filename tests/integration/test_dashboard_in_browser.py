@@ -417,6 +417,27 @@ def test_dead_letters_are_grouped_and_replayed(
     assert "SUCCEEDED" == tarry_service.task(task["taskId"])["status"]
 
 
+def test_groups_have_the_dead_letters_of_all_pages(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """The list has 50 dead letters per page; a group has all of them on each page."""
+    target.statuses["/many"] = [410]
+    tasks = [{"targetUrl": f"{target.url}/many", "laneKey": "many", "body": n} for n in range(51)]
+    assert 200 == tarry_service.request("POST", "/retry-tasks/batch", {"tasks": tasks})[0]
+    lane = f"http:127.0.0.1:{target.port}@many"
+    path = f"/dead-letters?lane={lane}&limit=500"
+    tarry_service.wait_for(lambda: len(tarry_service.request("GET", path)[1]["items"]) == 51)
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show(f"dead-letters?lane={lane}")
+        groups = page.get_by_role("region", name="By reason and downstream")
+        row = groups.get_by_role("row", name=f"permanent {lane} 51 410")
+        expect(row).to_be_visible()
+        expect(groups.get_by_text("All 51 dead letters")).to_be_visible()
+        page.get_by_role("link", name="Next page").click()
+        expect(page.get_by_role("region", name="Dead letters").get_by_role("row")).to_have_count(2)
+        expect(row).to_be_visible()
+
+
 def test_replay_is_cancelled(browser: Browser, tarry_service: Service, target: HtmlTarget) -> None:
     """A running replay has a button that cancels it after a confirmation."""
     target.statuses["/slow"] = [410]

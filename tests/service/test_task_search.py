@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 
+from tarry.service import task_search
 from tarry.service.encryption import Codec
 from tarry.service.model import AttemptRecord, Status, TaskContent
 from tarry.service.store import LeaseTerms, NewTask, Page, TaskFilter, TaskResult
@@ -212,3 +213,23 @@ def test_a_task_with_an_unknown_key_is_found_by_its_status() -> None:
         assert [] == (await other.find_page("acme", by_url, cursor=None, limit=9)).items
 
     run_with_finder(test, Codec([Fernet.generate_key().decode()]))
+
+
+def test_groups_continue_with_older_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limited number of tasks is read; the cursor continues with older ones of the same group."""
+    monkeypatch.setattr(task_search, "_GROUP_PAGE_TASKS", 2)
+    monkeypatch.setattr(task_search, "_MAX_GROUP_PAGES", 2)
+    dead_letters = TaskSearch(filter=TaskFilter(status=Status.EXHAUSTED))
+
+    async def test(finder: TaskFinder) -> None:
+        page = await finder.group("acme", dead_letters, cursor=None)
+        assert [(4, 5)] == [
+            (group.task_count, *task_numbers([group.newest.task])) for group in page.items
+        ]
+        page = await finder.group("acme", dead_letters, cursor=page.cursor)
+        assert [(1, 1)] == [
+            (group.task_count, *task_numbers([group.newest.task])) for group in page.items
+        ]
+        assert page.cursor is None
+
+    run_with_finder(test)

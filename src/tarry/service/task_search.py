@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 _MAX_READS_PER_PAGE = 4
 """After this many reads, each of a bounded number of tasks, a page ends, even if it is empty."""
+_GROUP_PAGE_TASKS = 500
+_MAX_GROUP_PAGES = 20
+"""`TaskFinder.group` reads at most this many pages of this size."""
 _YIELD_EVERY_TASKS = 100
 """Number of tasks after which the decoding of a page yields to the event loop."""
 _STATUS_CLASS = re.compile("[1-5]xx")
@@ -51,6 +55,13 @@ class FoundTask(NamedTuple):
     """None: it cannot be decrypted or decoded."""
     last_attempt: AttemptRecord | None
     """None: no attempt was made yet."""
+
+
+class TaskGroup(NamedTuple):
+    """Tasks of one lane with the same reason."""
+
+    newest: FoundTask
+    task_count: int
 
 
 class TaskFinder:
@@ -85,6 +96,33 @@ class TaskFinder:
         """Return the ids of matching tasks, oldest first, and the cursor of the next page."""
         page = await self._list_tasks(tenant, search, cursor, limit, oldest_first=True)
         return Page([task.id for task in page.items], page.cursor)
+
+    async def group(
+        self, tenant: str, search: TaskSearch, *, cursor: str | None
+    ) -> Page[TaskGroup]:
+        """Group up to 10,000 matching tasks by reason and lane, the group of the newest task first.
+
+        The cursor continues with older tasks, which may belong to the same groups.
+        """
+        newest: dict[tuple[str | None, str], FoundTask] = {}
+        counts: Counter[tuple[str | None, str]] = Counter()
+        page: Page[Task] = Page([], cursor)
+        for _ in range(_MAX_GROUP_PAGES):
+            page = await self._list_tasks(tenant, search, page.cursor, _GROUP_PAGE_TASKS)
+            first_of_group: dict[tuple[str | None, str], Task] = {}
+            for task in page.items:
+                group = (task.reason, task.lane)
+                counts[group] += 1
+                if group not in newest:
+                    first_of_group.setdefault(group, task)
+            task_ids = [task.id for task in first_of_group.values() if task.attempts]
+            attempts = await self._store.last_attempts(tenant, task_ids) if task_ids else {}
+            for group, task in first_of_group.items():
+                newest[group] = self._decode(task, attempts.get(task.id))
+            if page.cursor is None:
+                break
+        groups = [TaskGroup(newest[group], counts[group]) for group in newest]
+        return Page(groups, page.cursor)
 
     async def count(self, tenant: str, search: TaskSearch) -> int:
         """Return the number of matching tasks."""

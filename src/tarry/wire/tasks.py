@@ -530,6 +530,18 @@ class ReplayJob(_Body):
     or CANCELLED; or DELETED."""
 
 
+class DeadLetterGroup(_Body):
+    """Dead letters of one downstream with the same reason, and the last result of the newest."""
+
+    reason: str | None
+    lane: str
+    count: int
+    newest_task_id: str
+    newest_finished_at: int | None
+    newest_status: int | str | None
+    newest_error: str | None
+
+
 class PurgeResult(_Body):
     """The number of deleted dead letters; `more` is true if a further request can delete others.
 

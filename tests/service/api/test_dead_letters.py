@@ -35,6 +35,40 @@ def test_dead_letters_are_listed() -> None:
     run_with_api(test)
 
 
+def test_dead_letters_are_grouped() -> None:
+    """Groups have a reason, a downstream, a count and the last result of the newest dead letter."""
+
+    async def test(api: ApiHarness) -> None:
+        for _ in range(2):
+            await api.create(policyId="webhook")
+            await api.exhaust_due_tasks("attempts")
+        await api.create(targetUrl="https://example.org/")
+        (newest,) = await api.exhaust_due_tasks("permanent")
+        await api.create()
+
+        async def read_groups(query: str = "") -> list[tuple[str, str, int]]:
+            response = await api.request("GET", f"/dead-letters/groups{query}")
+            assert response.json["nextCursor"] is None
+            return [
+                (item["reason"], item["lane"], item["count"]) for item in response.json["items"]
+            ]
+
+        permanent = ("permanent", "https:example.org:443", 1)
+        attempts = ("attempts", "https:example.com:443", 2)
+        assert [permanent, attempts] == await read_groups()
+        assert [attempts] == await read_groups("?policyId=webhook")
+        assert [permanent] == await read_groups("?urlPrefix=https://example.org")
+        group = (await api.request("GET", "/dead-letters/groups")).json["items"][0]
+        assert (newest, NOW, 503, None) == (
+            group["newestTaskId"],
+            group["newestFinishedAt"],
+            group["newestStatus"],
+            group["newestError"],
+        )
+
+    run_with_api(test)
+
+
 def test_dead_letters_can_be_searched() -> None:
     """URL prefix, key, time, status and error select dead letters in lists, replays and purges."""
 
@@ -82,7 +116,7 @@ def test_dead_letters_can_be_searched() -> None:
         ("idempotencyKey=", "idempotencyKey"),
     ],
 )
-@pytest.mark.parametrize("path", ["/retry-tasks", "/dead-letters"])
+@pytest.mark.parametrize("path", ["/retry-tasks", "/dead-letters", "/dead-letters/groups"])
 def test_an_invalid_search_is_422_with_its_field(path: str, query: str, field: str) -> None:
     """An invalid value is rejected, because an empty list would be misleading."""
 

@@ -1,4 +1,4 @@
-"""`/dead-letters`: list, purge and replay dead letters (tasks with the status EXHAUSTED)."""
+"""`/dead-letters`: list, group, purge and replay dead letters (tasks with the status EXHAUSTED)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from tarry.service.api.messages import NoQuery, decode_json, json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.task_validation import check_epoch_ms
 from tarry.service.api.tasks import (
+    DeadLetterGroupQuery,
     DeadLetterQuery,
     PurgeQuery,
     SearchQuery,
     build_search,
     check_not_empty,
 )
-from tarry.service.api.views import replay_view
+from tarry.service.api.views import dead_letter_group_view, replay_view
 from tarry.service.model import ReplayRecord, Status
 from tarry.service.task_search import search_of_replay
 from tarry.wire.tasks import (
     DEFAULT_REPLAY_RATE,
     MIN_REPLAY_RATE,
+    DeadLetterGroup,
     Page,
     PurgeResult,
     ReplayFilter,
@@ -60,6 +62,26 @@ class DeadLetterResource:
         query = request.parse_query(DeadLetterQuery)
         page = await self._tasks.read_page(request.tenant, query, Status.EXHAUSTED)
         return json_response(200, page)
+
+    @Operation(
+        "GET",
+        "/dead-letters/groups",
+        "groupDeadLetters",
+        Page[DeadLetterGroup],
+        query=DeadLetterGroupQuery,
+    )
+    async def group_dead_letters(self, request: ApiRequest) -> ApiResponse:
+        """Count dead letters by reason and downstream, up to 10,000 in one request.
+
+        With the `nextCursor`, the next request counts older ones, also in groups of this response.
+        """
+        query = request.parse_query(DeadLetterGroupQuery)
+        search = build_search(request.tenant, query, Status.EXHAUSTED)
+        with problems.convert_errors("cursor"):
+            page = await self._tasks.finder.group(request.tenant, search, cursor=query.cursor)
+        now = self._context.engine.clock.now_ms()
+        items = [dead_letter_group_view(group, now) for group in page.items]
+        return json_response(200, Page(items=items, next_cursor=page.cursor))
 
     @Operation("DELETE", "/dead-letters", "purgeDeadLetters", PurgeResult, query=PurgeQuery)
     async def purge(self, request: ApiRequest) -> ApiResponse:

@@ -262,6 +262,15 @@ _OVERVIEW = {
     "delays": [{"upToMs": 500, "count": 14}, {"upToMs": 700, "count": 17}],
     "current": {"pending": 60, "inFlight": 9, "deadLetters": 3, "oldestDueAgeMs": 0},
 }
+_DEAD_LETTER_GROUP = {
+    "reason": "attempts",
+    "lane": _LANE,
+    "count": 240,
+    "newestTaskId": _TASK_ID,
+    "newestFinishedAt": _CREATED_AT + 90_000,
+    "newestStatus": 503,
+    "newestError": None,
+}
 _CALLBACK = {
     "taskId": _TASK_ID,
     "idempotencyKey": "order-7",
@@ -300,6 +309,7 @@ EXAMPLES: dict[str, Any] = {
         (wire.PolicyAdvice, _ADVICE),
         (wire.ReplayJob, _REPLAY),
         (wire.Page[wire.ReplayJob], _page(_REPLAY)),
+        (wire.Page[wire.DeadLetterGroup], _page(_DEAD_LETTER_GROUP)),
         (wire.PurgeResult, {"purged": 240, "more": False, "nextCursor": None}),
         (
             wire.BulkCancelResult,

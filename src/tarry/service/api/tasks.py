@@ -88,6 +88,12 @@ class PurgeQuery(SearchQuery, frozen=True):
     cursor: wire.TaskCursor | None = None
 
 
+class DeadLetterGroupQuery(SearchQuery, frozen=True):
+    """Filter for the dead letters to count, and the `nextCursor` of an earlier response."""
+
+    cursor: wire.TaskCursor | None = None
+
+
 class DeadLetterQuery(SearchQuery, frozen=True):
     """Query parameters of a list of dead letters: filter and page."""
 

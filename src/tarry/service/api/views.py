@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         ReplayRecord,
         Task,
     )
-    from tarry.service.task_search import FoundTask
+    from tarry.service.task_search import FoundTask, TaskGroup
 
 _ENCRYPTED = "[encrypted]"
 _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
@@ -103,6 +103,20 @@ def found_task_view(found: FoundTask, now: int) -> RetryTask:
             message = redact_text(message, find_secrets(found.content))[:_MAX_ERROR_CHARS]
         view.last_error = ": ".join(filter(None, (last_error_class(attempt), message))) or None
     return view
+
+
+def dead_letter_group_view(group: TaskGroup, now: int) -> wire.DeadLetterGroup:
+    """Return the view of a group of dead letters."""
+    view = found_task_view(group.newest, now)
+    return wire.DeadLetterGroup(
+        reason=view.reason,
+        lane=view.lane,
+        count=group.task_count,
+        newest_task_id=view.task_id,
+        newest_finished_at=view.finished_at,
+        newest_status=view.last_status,
+        newest_error=view.last_error,
+    )
 
 
 def read_content(context: ApiContext, task: Task) -> TaskContent | None:

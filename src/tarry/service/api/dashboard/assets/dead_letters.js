@@ -4,7 +4,9 @@ import { field, h, notify, openDialog, pageLink, select, showError, table } from
 import { count, decimal, relative, statusBadge, time } from "./format.js";
 import { filterFields, pager, readFilters, taskColumns } from "./tasks.js";
 
-const PAGE_SIZE = 200;
+const PAGE_SIZE = 50;
+/** Number of requests, each for up to 10,000 dead letters, when older dead letters are counted. */
+const OLDER_GROUP_REQUESTS = 10;
 const REFRESH_MS = 1000;
 const DEFAULT_RATE = 50;
 const REASONS = ["attempts", "total-budget", "permanent", "overloaded", "hint-too-long", "not-repeatable", "deadline", "stopped", "retries-off"];
@@ -19,16 +21,13 @@ function replayFilter(query) {
   return filter;
 }
 
-/** Return groups of tasks with the same reason and lane, largest first. */
-function groupTasks(tasks) {
-  const groups = new Map();
-  for (const task of tasks) {
-    const key = JSON.stringify([task.reason, task.lane]);
-    const group = groups.get(key) ?? { reason: task.reason, lane: task.lane, count: 0, last: task };
-    group.count += 1;
-    groups.set(key, group);
+/** Add the groups of older dead letters to `groups`, by reason and downstream. */
+function addGroups(groups, olderGroups) {
+  for (const group of olderGroups) {
+    const key = JSON.stringify([group.reason, group.lane]);
+    const known = groups.get(key);
+    groups.set(key, known ? { ...known, count: known.count + group.count } : group);
   }
-  return [...groups.values()].sort((a, b) => b.count - a.count);
 }
 
 function openReplay(query, started) {
@@ -117,22 +116,45 @@ export async function render({ root, query, signal, show }) {
     }
   }
   const { cursor, ...filters } = query;
-  const [, page] = await Promise.all([showReplays(), getPage("dead-letters", { ...query, limit: PAGE_SIZE }, signal)]);
-  const isAll = page.nextCursor === null && !cursor;
-  const caption = isAll ? `All ${count(page.items.length)} dead letters` : `The ${count(page.items.length)} dead letters on this page of the list; a replay also includes those on other pages`;
-  groups.replaceChildren(...(page.items.length ? [
-    h("h2", { id: "groups" }, "By reason and downstream"),
-    table(caption, [
-      { label: "Reason", cell: (group) => h("strong", null, group.reason) },
-      { label: "Downstream", class: "mono", cell: (group) => group.lane },
-      { label: "Count", class: "number", cell: (group) => count(group.count) },
-      { label: "Last error", cell: (group) => [group.last.lastStatus, group.last.lastError].filter((text) => text !== null).join(" ") },
-      { label: "Latest", class: "nowrap", cell: (group) => (group.last.finishedAt === null ? "" : relative(group.last.finishedAt)) },
-      { label: "Actions", cell: (group) => h("span", { class: "actions" },
-        h("a", { class: "button small", href: pageLink("dead-letters", { ...filters, reason: group.reason, lane: group.lane }), "aria-label": `Show ${group.reason} ${group.lane}` }, "Show"),
-        h("button", { type: "button", class: "small", "data-needs": "write", "aria-label": `Replay ${group.reason} ${group.lane}`,
-          click: () => openReplay({ ...filters, reason: group.reason, lane: group.lane }, showReplays) }, "Replay…")) },
-    ], groupTasks(page.items))] : [h("p", { class: "empty panel" }, page.nextCursor === null ? "There are no dead letters that match." : "No dead letters match so far. The search continues on the next page.")]));
-  list.replaceChildren(...(page.items.length ? [h("h2", null, "List"), table("Newest dead letters first", taskColumns(), page.items)] : []),
+  const groupColumns = [
+    { label: "Reason", cell: (group) => h("strong", null, group.reason) },
+    { label: "Downstream", class: "mono", cell: (group) => group.lane },
+    { label: "Count", class: "number", cell: (group) => count(group.count) },
+    { label: "Last error", cell: (group) => [group.newestStatus, group.newestError].filter((text) => text !== null).join(" ") },
+    { label: "Latest", class: "nowrap", cell: (group) => (group.newestFinishedAt === null ? "" : relative(group.newestFinishedAt)) },
+    { label: "Actions", cell: (group) => h("span", { class: "actions" },
+      h("a", { class: "button small", href: pageLink("dead-letters", { ...filters, reason: group.reason, lane: group.lane }), "aria-label": `Show ${group.reason} ${group.lane}` }, "Show"),
+      h("button", { type: "button", class: "small", "data-needs": "write", "aria-label": `Replay ${group.reason} ${group.lane}`,
+        click: () => openReplay({ ...filters, reason: group.reason, lane: group.lane }, showReplays) }, "Replay…")) },
+  ];
+  const counted = new Map();
+  async function countGroups(firstCursor, maxRequests) {
+    let page = { nextCursor: firstCursor };
+    for (let request = 0; request < maxRequests && page.nextCursor !== null; request += 1) {
+      page = await get("dead-letters/groups", { ...filters, cursor: page.nextCursor }, signal);
+      addGroups(counted, page.items);
+    }
+    showGroups(page.nextCursor);
+  }
+  function showGroups(nextCursor) {
+    const sorted = [...counted.values()].sort((a, b) => b.count - a.count);
+    const total = count(sorted.reduce((sum, group) => sum + group.count, 0));
+    const countMore = async (event) => {
+      event.target.disabled = true;
+      try {
+        await countGroups(nextCursor, OLDER_GROUP_REQUESTS);
+      } catch (error) {
+        event.target.disabled = false;
+        showError(error);
+      }
+    };
+    groups.replaceChildren(
+      ...(sorted.length ? [h("h2", { id: "groups" }, "By reason and downstream"), table(nextCursor === null ? `All ${total} dead letters` : `The newest ${total} dead letters`, groupColumns, sorted)] : []),
+      ...(nextCursor === null ? [] : [h("p", { class: "actions" }, h("button", { type: "button", click: countMore }, "Count older dead letters"))]));
+  }
+  const [, page] = await Promise.all([showReplays(), getPage("dead-letters", { ...query, limit: PAGE_SIZE }, signal), countGroups("", 1)]);
+  list.replaceChildren(
+    ...(page.items.length ? [h("h2", null, "List"), table("Newest dead letters first", taskColumns(), page.items)]
+      : [h("p", { class: "empty panel" }, page.nextCursor === null ? "There are no dead letters that match." : "No dead letters match so far. The search continues on the next page.")]),
     pager("dead-letters", query, page));
 }
