@@ -169,6 +169,7 @@ def test_task_page_shows_the_timeline(
         facts = page.get_by_role("region", name="Details")
         expect(facts.get_by_text(f"X-Note: {XSS}")).to_be_visible()
         expect(facts.get_by_text(f"timeline {XSS}")).to_be_visible()
+        assert [XSS] == facts.locator("pre").all_inner_texts()
 
 
 def test_task_is_retried(browser: Browser, tarry_service: Service, target: HtmlTarget) -> None:

@@ -362,3 +362,27 @@ def test_a_deleted_policy_is_mentioned_if_an_attempt_can_follow(status: Status) 
     is_final = status in {Status.SUCCEEDED, Status.CANCELLED}
     assert returned.text.endswith(expected) is not is_final
     assert (status is Status.PENDING) is ("Attempt 1 is due" in returned.text)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"", (None, False)),
+        (b'{"order": 7, "password": "hunter2"}', ('{"order": 7, "password": "[redacted]"}', False)),
+        (b"sent with the-api-token-of-a-header", ("sent with [redacted]", False)),
+        (b"x" * 513, ("x" * 512, True)),
+        ("é".encode() * 2_000, ("é" * 512, True)),
+        (b"x" + "é".encode() * 2_000, ("x" + "é" * 511, True)),  # cut within a character
+        (b"\xff\x00", (None, False)),
+    ],
+    ids=["none", "json", "secret of a header", "long", "longest", "cut character", "binary"],
+)
+def test_the_beginning_of_the_body_is_shown(body: bytes, expected: tuple[str | None, bool]) -> None:
+    """The excerpt of the request has 512 characters of text, without secrets."""
+    content = TaskContent(
+        url="https://a/", headers={"X-Token": "the-api-token-of-a-header"}, body=body
+    )
+    explanation = explain_task(
+        build_task(), content, [], named_policy=None, lane=LANE, is_running=None, now=NOW
+    )
+    assert expected == (explanation.request_excerpt, explanation.request_truncated)

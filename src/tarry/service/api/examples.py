@@ -172,6 +172,8 @@ _EXPLANATION = {
         }
     ],
     "next": {"text": "Attempt 2 of 10 is due in 1.4 s.", "at": _CREATED_AT + 1_413},
+    "requestExcerpt": '{"order":7}',
+    "requestTruncated": False,
 }
 _SCHEDULE = {
     "retries": [

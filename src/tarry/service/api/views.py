@@ -21,6 +21,7 @@ from tarry.service.redaction import (
     find_secrets,
     redact_bytes,
     redact_headers,
+    redact_named_values,
     redact_text,
     redact_url,
 )
@@ -48,6 +49,10 @@ _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
 """Shown instead of content that cannot be decrypted or decoded."""
 _REASON_TEXTS = {reason.value: reason.description for reason in Reason}
 _MAX_ERROR_CHARS = 200
+_MAX_REQUEST_CHARS = 512
+_MAX_REDACTED_BYTES = 4 * _MAX_REQUEST_CHARS
+"""This much of a body is redacted before it is cut to `_MAX_REQUEST_CHARS`, so that no beginning of
+a secret is left."""
 _EARLY_TOLERANCE_MS, _LATE_TOLERANCE_MS = 50, 1_000
 """If the actual wait is at most this much shorter or longer than the planned wait, only the planned
 wait is described."""
@@ -363,6 +368,7 @@ def explain_task(
         sentences.append(f"stopped: {_REASON_TEXTS.get(task.reason, task.reason)}")
     if not sentences:
         sentences = ["no attempt was made yet" if not status.is_finished else "no attempt was made"]
+    request_excerpt, is_request_truncated = _excerpt_request(content, secrets)
     return wire.Explanation(
         task_id=task.id,
         status=STATUS_NAMES[status],
@@ -370,7 +376,28 @@ def explain_task(
         text=f"{'; '.join(sentences)}. {next_step.text}",
         steps=steps,
         next=next_step,
+        request_excerpt=request_excerpt,
+        request_truncated=is_request_truncated,
     )
+
+
+def _excerpt_request(
+    content: TaskContent | None, secrets: list[str] | None
+) -> tuple[str | None, bool]:
+    """Return the redacted beginning of a task's body, and whether the body is longer.
+
+    Return None if there is no body in `content`, or if it is not UTF-8.
+    """
+    if content is None or not content.body:
+        return None, False
+    is_cut = len(content.body) > _MAX_REDACTED_BYTES
+    try:
+        # The bytes may be cut within a character, which is dropped.
+        text, _ = utf_8_decode(content.body[:_MAX_REDACTED_BYTES], "strict", not is_cut)
+    except UnicodeDecodeError:
+        return None, False
+    text = redact_named_values(redact_text(text, secrets, is_truncated=is_cut))
+    return text[:_MAX_REQUEST_CHARS], is_cut or len(text) > _MAX_REQUEST_CHARS
 
 
 def _describe_attempt(

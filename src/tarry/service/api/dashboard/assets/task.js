@@ -45,7 +45,7 @@ export async function render({ root, id, signal }) {
     status.replaceChildren(statusBadge(task.status));
     summary.textContent = explanation.next.text;
     actions.replaceChildren(...taskActions(task, path, load));
-    facts.replaceChildren(h("h2", { id: "facts" }, "Details"), taskDetails(task));
+    facts.replaceChildren(h("h2", { id: "facts" }, "Details"), taskDetails(task), requestBody(explanation));
     showTimeline(task, explanation);
   }
   function showTimeline(task, explanation) {
@@ -97,6 +97,12 @@ function taskDetails(task) {
     ["Finished", time(task.finishedAt)],
     ["Reason", task.reason],
   ]);
+}
+
+function requestBody({ requestExcerpt, requestTruncated }) {
+  if (!requestExcerpt) return "";
+  return h("details", { open: true },
+    h("summary", null, requestTruncated ? "Beginning of the request body" : "Request body"), h("pre", { tabindex: "0" }, requestExcerpt));
 }
 
 function attemptItem(attempt) {
