@@ -88,6 +88,14 @@ def test_wheel_has_only_the_package(distributions: Path) -> None:
     assert {"tarry/py.typed", "tarry-0.1.0.dist-info/licenses/LICENSE"} <= set(names)
 
 
+def test_wheel_has_the_documentation(distributions: Path) -> None:
+    """`tarry docs` prints the pages of the installed version."""
+    with ZipFile(next(distributions.glob("*.whl"))) as archive:
+        names = archive.namelist()
+
+    assert {f"tarry/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= set(names)
+
+
 def test_long_description_has_no_relative_links(distributions: Path) -> None:
     """The long description is the README, with text instead of links that indexes cannot open."""
     with ZipFile(next(distributions.glob("*.whl"))) as archive:

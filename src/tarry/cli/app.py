@@ -11,6 +11,7 @@ import typer
 from tarry.cli import keys, policy, signing_secrets
 from tarry.cli.backup import backup
 from tarry.cli.demo import demo
+from tarry.cli.docs import docs
 from tarry.cli.exit_codes import EXIT_CODES
 from tarry.cli.health import health
 from tarry.cli.migrate import migrate
@@ -44,6 +45,12 @@ Compare how retry policies affect a dependency that goes down and recovers:
 Fail a build when retries add more than 20 % to the load:
 
 [bold cyan]  tarry simulate checkout.toml --assert "amplification < 1.2"[/bold cyan]
+
+[bold]Documentation[/bold]
+
+List the pages of the documentation, or print one, such as quickstart or service:
+
+[bold cyan]  tarry docs[/bold cyan]
 
 [bold]Exit codes[/bold]
 
@@ -83,6 +90,7 @@ def _add_command(panel: str, example: str, command: Callable[..., None]) -> None
 
 
 _SERVICE_PANEL, _TASKS_PANEL, _POLICY_PANEL = "The service", "Tasks", "Policies"
+_HELP_PANEL = "Documentation"
 """Headings of the groups of commands in the help."""
 
 _add_command(_SERVICE_PANEL, "tarry demo", demo)
@@ -104,6 +112,7 @@ _add_command(_TASKS_PANEL, "tarry top", top)
 app.add_typer(policy.app, name="policy", rich_help_panel=_POLICY_PANEL)
 _add_command(_POLICY_PANEL, "tarry simulate storm --html report.html", simulate)
 _add_command(_POLICY_PANEL, "tarry tune attempts.csv --out policy.toml", tune)
+_add_command(_HELP_PANEL, "tarry docs quickstart", docs)
 
 
 def _unwrap_help(group: typer.Typer) -> None:

@@ -39,7 +39,7 @@ def backup(
     they are in object storage. FILE contains requests and secrets as they are stored: protect it.
 
     To restore, stop the service, move its folder away, and put FILE and FILE.bodies in their
-    places; docs/backup.md has the commands.
+    places; `tarry docs backup` has the commands.
     """
     _check_engine(store_url or "")  # before an error about an engine whose extra is missing
     settings = load_service_settings(config_file, assignments, {"store": store_url}).settings

@@ -53,7 +53,7 @@ def tune(
         Path | None,
         typer.Argument(
             metavar="LOG",
-            help="Attempts as CSV with a header or as JSON Lines; see docs/tuning.md.",
+            help="Attempts as CSV with a header or as JSON Lines; see `tarry docs tuning`.",
         ),
     ] = None,
     service: Annotated[

@@ -80,7 +80,7 @@ async def check_not_moved(store: Store, url: str) -> None:
     if mark.is_complete:
         raise ConfigurationError(
             f"the tasks of {url} were moved to {target}: serve that store. "
-            f"To use the old store again, see docs/migrate.md and {undo}"
+            f"To use the old store again, see `tarry docs migrate` and {undo}"
         )
     direction = f"to {target}" if mark.is_source else f"from {source} to this store"
     raise ConfigurationError(

@@ -399,5 +399,7 @@ class RedisConnection:
         elif _MISSING_KEY in reason:
             key = reason.partition(_MISSING_KEY)[2].partition(" script: ")[0]  # added by Redis 7
             msg = f"Redis key {key} is missing, evicted or deleted by mistake, and other keys refer"
-            return StoreUnavailable(f"{msg} to it: restore it from a backup, see docs/redis.md")
+            return StoreUnavailable(
+                f"{msg} to it: restore it from a backup, see `tarry docs redis`"
+            )
         return StoreUnavailable(f"Redis is unavailable: {reason}")
