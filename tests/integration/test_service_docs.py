@@ -36,7 +36,7 @@ from tests.test_docs import DOCS, Block, blocks_of, relative_path, table_of
 
 PAGES = [
     *sorted(DOCS.glob("service*.md")),
-    *(DOCS / f"{name}.md" for name in ("hand-off", "moving-from-celery")),
+    *(DOCS / f"{name}.md" for name in ("hand-off", "incidents", "moving-from-celery")),
     *(DOCS / f"{name}.md" for name in ("payments", "rate-limited-api", "webhooks")),
 ]
 DOCUMENTED_SERVICE, DOCUMENTED_TARGET = "127.0.0.1:8080", "127.0.0.1:9009"
