@@ -415,6 +415,9 @@ def test_dead_letters_are_grouped_and_replayed(
         replays = page.get_by_role("region", name="Replays")
         expect(replays.get_by_text("1 of 1 replayed")).to_be_visible()
         expect(replays.get_by_text("1 SUCCEEDED")).to_be_visible()
+        expect(page.get_by_text("There are no dead letters that match.")).to_be_visible()
+        groups = page.get_by_role("button", name=f"Replay permanent {task['lane']}")
+        expect(groups).to_have_count(0)
     assert "SUCCEEDED" == tarry_service.task(task["taskId"])["status"]
 
 

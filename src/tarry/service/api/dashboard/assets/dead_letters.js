@@ -1,6 +1,6 @@
 /** The page Dead letters: groups, filters, and replays with their progress. */
 import { call, get, getPage } from "./api.js";
-import { field, h, notify, openDialog, pageLink, select, showError, table } from "./dom.js";
+import { field, h, notify, openDialog, pageLink, replaceContent, select, showError, table } from "./dom.js";
 import { count, decimal, relative, statusBadge, time } from "./format.js";
 import { filterFields, pager, readFilters, taskColumns } from "./tasks.js";
 
@@ -8,6 +8,8 @@ const PAGE_SIZE = 50;
 /** Number of requests, each for up to 10,000 dead letters, when older dead letters are counted. */
 const OLDER_GROUP_REQUESTS = 10;
 const REFRESH_MS = 1000;
+/** While a replay runs, the dead letters are listed and counted again after this time. */
+const LIST_REFRESH_MS = 5000;
 const DEFAULT_RATE = 50;
 const REASONS = ["attempts", "total-budget", "permanent", "overloaded", "hint-too-long", "not-repeatable", "deadline", "stopped", "retries-off"];
 const FILTERS = ["idempotencyKey", "urlPrefix", "lane", "policyId", "lastStatus", "error"];
@@ -101,6 +103,8 @@ export async function render({ root, query, signal, show }) {
 
   let timer = null;
   let shown = "";
+  let latest = null;
+  let listedAt = Date.now();
   async function showReplays() {
     clearTimeout(timer);
     try {
@@ -110,7 +114,10 @@ export async function render({ root, query, signal, show }) {
         shown = text;
         replays.replaceChildren(...(items.length ? [h("h2", { id: "replays" }, "Replays"), table("Latest replays first", replayColumns(showReplays), items.slice(0, 10))] : []));
       }
-      if (items.some((replay) => replay.status === "RUNNING") && !signal.aborted) timer = setTimeout(showReplays, REFRESH_MS);
+      const isRunning = items.some((replay) => replay.status === "RUNNING");
+      if (latest !== null && text !== latest && (!isRunning || Date.now() - listedAt >= LIST_REFRESH_MS)) await showDeadLetters();
+      latest = text;
+      if (isRunning && !signal.aborted) timer = setTimeout(showReplays, REFRESH_MS);
     } catch (error) {
       if (!signal.aborted) showError(error);
     }
@@ -127,10 +134,13 @@ export async function render({ root, query, signal, show }) {
       h("button", { type: "button", class: "small", "data-needs": "write", "aria-label": `Replay ${group.reason} ${group.lane}`,
         click: () => openReplay({ ...filters, reason: group.reason, lane: group.lane }, showReplays) }, "Replay…")) },
   ];
-  const counted = new Map();
+  let counted = new Map();
+  let countRequests = 0;
   async function countGroups(firstCursor, maxRequests) {
     let page = { nextCursor: firstCursor };
+    if (!firstCursor) [counted, countRequests] = [new Map(), 0];
     for (let request = 0; request < maxRequests && page.nextCursor !== null; request += 1) {
+      countRequests += 1;
       page = await get("dead-letters/groups", { ...filters, cursor: page.nextCursor }, signal);
       addGroups(counted, page.items);
     }
@@ -148,13 +158,18 @@ export async function render({ root, query, signal, show }) {
         showError(error);
       }
     };
-    groups.replaceChildren(
+    replaceContent(groups,
       ...(sorted.length ? [h("h2", { id: "groups" }, "By reason and downstream"), table(nextCursor === null ? `All ${total} dead letters` : `The newest ${total} dead letters`, groupColumns, sorted)] : []),
       ...(nextCursor === null ? [] : [h("p", { class: "actions" }, h("button", { type: "button", click: countMore }, "Count older dead letters"))]));
   }
-  const [, page] = await Promise.all([showReplays(), getPage("dead-letters", { ...query, limit: PAGE_SIZE }, signal), countGroups("", 1)]);
-  list.replaceChildren(
+  async function showDeadLetters() {
+    listedAt = Date.now();
+    const [page] = await Promise.all([getPage("dead-letters", { ...query, limit: PAGE_SIZE }, signal), countGroups("", Math.max(1, countRequests))]);
+    showList(page);
+  }
+  const showList = (page) => replaceContent(list,
     ...(page.items.length ? [h("h2", null, "List"), table("Newest dead letters first", taskColumns(), page.items)]
       : [h("p", { class: "empty panel" }, page.nextCursor === null ? "There are no dead letters that match." : "No dead letters match so far. The search continues on the next page.")]),
     pager("dead-letters", query, page));
+  await Promise.all([showReplays(), showDeadLetters()]);
 }

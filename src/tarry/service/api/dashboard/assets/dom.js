@@ -47,6 +47,17 @@ export function row(columns, item) {
     : h("td", { role: "cell", "data-label": column.label, class: column.class }, h("span", null, column.cell(item)))));
 }
 
+/** Replace the children of an element. If one of them has the focus, the same control among the new children gets it, or else the element. */
+export function replaceContent(element, ...children) {
+  const focused = element.contains(document.activeElement) ? document.activeElement : null;
+  element.replaceChildren(...children);
+  if (!focused) return;
+  const same = [...element.querySelectorAll("a, button")].find((control) =>
+    ["aria-label", "href"].every((name) => control.getAttribute(name) === focused.getAttribute(name)) && control.textContent === focused.textContent);
+  if (!same) element.tabIndex = -1;
+  (same ?? element).focus({ preventScroll: true });
+}
+
 /** Return a labelled input, select or textarea. */
 export function field(label, control, hint) {
   return h("label", null, label, control, hint ? h("span", { class: "hint" }, hint) : null);
