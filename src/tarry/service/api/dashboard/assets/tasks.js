@@ -47,7 +47,7 @@ export function taskColumns() {
   return [
     { label: "Task", class: "mono", cell: (task) => h("a", { href: pageLink(`tasks/${encodeURIComponent(task.taskId)}`) }, task.taskId) },
     { label: "Status", cell: (task) => [statusBadge(task.status), task.cancelling ? " cancelling" : null] },
-    { label: "Target", cell: (task) => `${task.method} ${task.targetUrl}` },
+    { label: "Target", class: "target", cell: (task) => `${task.method} ${task.targetUrl}` },
     { label: "Key", cell: (task) => (task.idempotencyKey === task.taskId ? "" : task.idempotencyKey) },
     { label: "Policy", class: "policy", cell: (task) => task.policyId },
     { label: "Attempts", class: "number", cell: (task) => count(task.attemptNumber) },
