@@ -442,6 +442,24 @@ def test_groups_have_the_dead_letters_of_all_pages(
         expect(row).to_be_visible()
 
 
+@pytest.mark.parametrize("width", [360, 768, 1025, 1280, 1345])
+def test_tables_are_not_wider_than_the_window(
+    browser: Browser, tarry_service: Service, target: HtmlTarget, width: int
+) -> None:
+    """Narrow windows show rows as cards; in others, the columns fit."""
+    target.statuses["/a-path-of-some-length/with/parts"] = [410]
+    task = tarry_service.post(
+        targetUrl=f"{target.url}/a-path-of-some-length/with/parts",
+        laneKey=f"customer-{width}-with-a-long-name",
+        idempotencyKey=f"order-{width}-2026-11-18T20:15:00.123456",
+    )
+    tarry_service.wait_until_finished(task["taskId"])
+    with open_dashboard(browser, tarry_service, width=width) as dashboard:
+        for fragment in ("tasks", "downstreams", "dead-letters"):
+            dashboard.show(fragment)
+            dashboard.check()
+
+
 def test_replay_is_cancelled(browser: Browser, tarry_service: Service, target: HtmlTarget) -> None:
     """A running replay has a button that cancels it after a confirmation."""
     target.statuses["/slow"] = [410]

@@ -103,8 +103,8 @@ function buildForm(policy) {
 }
 
 /** Return a drawing of the delays: a bar from the shortest to the longest, and a line at each ceiling. The scale is logarithmic. */
-function drawSchedule(retries) {
-  const width = 720, height = 240, left = 64, bottom = 24, top = 8;
+function drawSchedule(retries, width) {
+  const height = 240, left = 64, bottom = 24, top = 8;
   const longest = Math.max(...retries.map((retry) => Math.max(retry.longestDelayMs, retry.ceilingMs)), 1);
   const positive = retries.flatMap((retry) => [retry.ceilingMs, retry.shortestDelayMs]).filter((ms) => ms > 0);
   const low = Math.floor(Math.log10(Math.min(...positive, longest))) - 1;
@@ -113,7 +113,7 @@ function drawSchedule(retries) {
   const step = (width - left) / retries.length;
   const ticks = TICKS_MS.filter((ms) => ms >= 10 ** low && ms <= 10 ** high);
   const label = `Delays of ${retries.length} retries, from ${duration(retries[0].ceilingMs)} to ${duration(longest)}`;
-  return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+  return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
     ticks.map((ms) => [
       svg("line", { class: "grid-line", x1: left, x2: width, y1: y(ms), y2: y(ms) }),
       svg("text", { x: left - 6, y: y(ms) + 4, "text-anchor": "end" }, duration(ms))]),
@@ -137,11 +137,14 @@ function showSchedule(section, schedule) {
   const facts = [`At most ${count(maxRetries)} ${maxRetries === 1 ? "retry" : "retries"}`];
   if (averageRetries !== null && averageRetries < maxRetries) facts.push(`about ${count(averageRetries)} within the total budget`);
   facts.push(`longest wait ${duration(longestWaitMs)}`);
+  // Drawn in its actual width, because scaled text could not be read on a narrow screen.
+  const drawing = h("div");
+  section.replaceChildren(drawing);
   section.replaceChildren(
     h("h2", null, "Delays if every attempt fails"),
     h("p", null, `${facts.join(", ")}.`),
     ...(retries.length ? [
-      drawSchedule(retries),
+      drawSchedule(retries, drawing.clientWidth),
       h("p", { class: "hint" }, "Bar: the range from which jitter draws the delay. Line: the ceiling. The scale is logarithmic."),
       h("details", null, h("summary", null, "As a table"), table(`The first ${count(retries.length)} retries`, rows, retries)),
     ] : []));

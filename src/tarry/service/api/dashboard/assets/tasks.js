@@ -48,7 +48,7 @@ export function taskColumns() {
     { label: "Task", class: "mono", cell: (task) => h("a", { href: pageLink(`tasks/${encodeURIComponent(task.taskId)}`) }, task.taskId) },
     { label: "Status", cell: (task) => [statusBadge(task.status), task.cancelling ? " cancelling" : null] },
     { label: "Target", class: "target", cell: (task) => `${task.method} ${task.targetUrl}` },
-    { label: "Key", cell: (task) => (task.idempotencyKey === task.taskId ? "" : task.idempotencyKey) },
+    { label: "Key", class: "key", cell: (task) => (task.idempotencyKey === task.taskId ? "" : task.idempotencyKey) },
     { label: "Policy", class: "policy", cell: (task) => task.policyId },
     { label: "Attempts", class: "number", cell: (task) => count(task.attemptNumber) },
     { label: "Last result", cell: (task) => [task.lastStatus, task.lastError].filter((text) => text !== null).join(" ") },
@@ -59,7 +59,7 @@ export function taskColumns() {
 
 function nextOrEnd(task) {
   if (task.nextAttemptAt !== null) return relative(task.nextAttemptAt);
-  return [task.finishedAt === null ? null : relative(task.finishedAt), task.reason === null ? null : ` (${task.reason})`];
+  return [task.finishedAt === null ? null : relative(task.finishedAt), task.reason === null ? null : h("div", { class: "hint" }, task.reason)];
 }
 
 /** Return links to the first and the next page of a list. */
