@@ -542,6 +542,45 @@ def test_message_is_shown_when_the_next_page_is_complete(
         expect(page.get_by_text(saved)).to_be_visible()
 
 
+def test_problem_of_a_policy_stays_until_a_later_request(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """Neither a late drawing nor the choice of a downstream removes the problem that is shown."""
+    tarry_service.wait_until_finished(tarry_service.post(targetUrl=target.url)["taskId"])
+    held: list[Route] = []
+
+    def hold_first(route: Route) -> None:
+        held.append(route)
+        if len(held) > 1:
+            route.continue_()
+
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show("policies/patient")
+        problem = page.get_by_role("alert").get_by_text("multiplier must be")
+        page.route("**/policy-schedules", hold_first)
+        with page.expect_request("**/policy-schedules"):
+            page.get_by_label("First delay (ms)").fill("200")
+        page.get_by_label("Multiplier").fill("0.5")
+        expect(problem).to_be_visible()
+        with page.expect_response(lambda response: response.status == 200):
+            held[0].continue_()
+        page.wait_for_timeout(100)  # the page handles the response
+        expect(problem).to_be_visible()
+
+        page.get_by_label("Multiplier").fill("2")
+        expect(problem).to_have_count(0)
+        lane = page.get_by_role("combobox", name="Downstream")
+        lane.select_option(f"http:127.0.0.1:{target.port}")
+        page.get_by_role("button", name="Advise").click()
+        too_few = page.get_by_role("alert").get_by_text("advice needs 200")
+        expect(too_few).to_be_visible()
+        page.wait_for_timeout(500)  # longer than the page waits before it draws
+        expect(too_few).to_be_visible()
+        # Chromium itself logs responses with an error status.
+        assert all("422" in message for message in dashboard.messages)
+        dashboard.messages.clear()
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
 def test_policy_is_simulated_before_it_is_saved(
     browser: Browser, tarry_service: Service, width: int, scheme: Scheme

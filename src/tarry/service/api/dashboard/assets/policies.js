@@ -157,21 +157,38 @@ export async function renderItem(view) {
     get(policyPath(isNew ? "default" : id), {}, signal), get("downstreams", { limit: MAX_LISTED_DOWNSTREAMS }, signal)]);
   const form = buildForm(policy);
   const schedule = h("section", { class: "panel", "aria-label": "Delays" });
-  let timer = 0;
+  let timer = null;
+  let requests = 0, previews = 0;
+  /** Return a function that marks the problem of a request, or none, unless a later request has started. */
+  const startRequest = () => {
+    // A preview that started after this request would remove its problem.
+    if (timer !== null) preview();
+    requests += 1;
+    const number = requests;
+    return (error) => { if (number === requests && !signal.aborted) markProblem(form, error); };
+  };
   const preview = async () => {
+    clearTimeout(timer);
+    timer = null;
+    const mark = startRequest();
+    previews += 1;
+    const number = previews;
     try {
-      showSchedule(schedule, await call("POST", "policy-schedules", { body: readForm(form), signal }));
-      markProblem(form, null);
+      const drawn = await call("POST", "policy-schedules", { body: readForm(form), signal });
+      if (number === previews) showSchedule(schedule, drawn);
+      mark(null);
     } catch (error) {
-      if (!signal.aborted) markProblem(form, error);
+      mark(error);
     }
   };
-  form.addEventListener("input", () => {
+  form.addEventListener("input", ({ target }) => {
+    if (target === laneSelect) return; // not a field of the policy
     clearTimeout(timer);
     timer = setTimeout(preview, PREVIEW_DELAY_MS);
   });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
+    const mark = startRequest();
     try {
       const saved = await call("PUT", policyPath(id), { body: readForm(form), signal });
       const message = `Saved ${saved.policyId}, version ${saved.version}.`;
@@ -179,7 +196,7 @@ export async function renderItem(view) {
       await renderItem(view);
       notify(message);
     } catch (error) {
-      if (!signal.aborted) markProblem(form, error);
+      mark(error);
     }
   });
   const remove = () => openDialog({
@@ -202,15 +219,16 @@ export async function renderItem(view) {
     button.addEventListener("click", async () => {
       button.disabled = true;
       status.textContent = progress;
+      const mark = startRequest();
       try {
         const result = await run(readForm(form));
-        markProblem(form, null);
+        mark(null);
         status.textContent = result;
         status.scrollIntoView({ block: "nearest" });
       } catch (error) {
         if (signal.aborted) return;
         status.textContent = "";
-        markProblem(form, error);
+        mark(error);
       } finally {
         button.disabled = false;
         button.focus({ preventScroll: true });
