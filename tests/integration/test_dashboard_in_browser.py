@@ -570,7 +570,7 @@ def test_problem_of_a_policy_stays_until_a_later_request(
         page.get_by_label("Multiplier").fill("2")
         expect(problem).to_have_count(0)
         lane = page.get_by_role("combobox", name="Downstream")
-        lane.select_option(f"http:127.0.0.1:{target.port}")
+        lane.fill(f"http:127.0.0.1:{target.port}")
         page.get_by_role("button", name="Advise").click()
         too_few = page.get_by_role("alert").get_by_text("advice needs 200")
         expect(too_few).to_be_visible()
@@ -632,13 +632,16 @@ def test_policy_is_advised_from_recorded_attempts(
         lane = f"http:127.0.0.1:{target.port}"
         tarry_service.wait_until_finished(tarry_service.post(targetUrl=target.url)["taskId"])
         page = dashboard.show("policies/patient")
-        page.get_by_role("combobox", name="Downstream").select_option(lane)
+        page.get_by_role("combobox", name="Downstream").fill(lane)
+        expect(page.locator(f"datalist option[value='{lane}']")).to_be_attached()
+        page.get_by_label("Schedule (ms)").fill("soon")  # the advice is for the saved policy
         button = page.get_by_role("button", name="Advise")
         button.click()
         problem = page.get_by_role("alert").get_by_text(
             "lane has 1 recorded attempt, but advice needs 200"
         )
         expect(problem).to_be_visible()
+        page.get_by_label("Schedule (ms)").fill("")
         # Chromium itself logs responses with an error status.
         assert all("422" in message for message in dashboard.messages)
         dashboard.messages.clear()

@@ -1,6 +1,6 @@
 /** The page Policies: the list, and the form of a policy with a drawing of its delays, a simulation and advice. */
 import { call, get } from "./api.js";
-import { field, h, notify, openDialog, openPage, pageLink, select, svg, table } from "./dom.js";
+import { field, h, notify, openDialog, openPage, pageLink, select, showError, svg, table } from "./dom.js";
 import { count, duration, time } from "./format.js";
 import { showAdvice } from "./policy_advice.js";
 import { showSimulation } from "./policy_simulation.js";
@@ -8,7 +8,8 @@ import { pager } from "./tasks.js";
 
 const PAGE_SIZE = 50;
 const PREVIEW_DELAY_MS = 300;
-const MAX_LISTED_DOWNSTREAMS = 500;
+/** Names of downstreams that are suggested; others can be typed. */
+const MAX_SUGGESTED_DOWNSTREAMS = 100;
 const TICKS_MS = [1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000, 2_592_000_000, 31_536_000_000];
 const POLICY_ID = "[A-Za-z0-9][A-Za-z0-9._\\-]{0,99}";
 const NUMBER_FIELDS = [
@@ -153,8 +154,7 @@ function showSchedule(section, schedule) {
 export async function renderItem(view) {
   const { root, id, query, signal } = view;
   const isNew = query.new !== undefined;
-  const [policy, downstreams] = await Promise.all([
-    get(policyPath(isNew ? "default" : id), {}, signal), get("downstreams", { limit: MAX_LISTED_DOWNSTREAMS }, signal)]);
+  const policy = await get(policyPath(isNew ? "default" : id), {}, signal);
   const form = buildForm(policy);
   const schedule = h("section", { class: "panel", "aria-label": "Delays" });
   let timer = null;
@@ -182,7 +182,7 @@ export async function renderItem(view) {
     }
   };
   form.addEventListener("input", ({ target }) => {
-    if (target === laneSelect) return; // not a field of the policy
+    if (target === laneInput) return; // not a field of the policy
     clearTimeout(timer);
     timer = setTimeout(preview, PREVIEW_DELAY_MS);
   });
@@ -211,8 +211,8 @@ export async function renderItem(view) {
   const simulation = h("section", { "aria-label": "Simulation" });
   const advice = h("section", { "aria-label": "Advice" });
   /**
-   * Return a button that calls `run(fields)` with the fields of the form, and shows the sentence that it returns. Meanwhile
-   * the button is disabled, and `progress` is shown.
+   * Return a button that calls `run()`, and shows the sentence that it returns. Meanwhile the button is disabled, and
+   * `progress` is shown.
    */
   const analysisButton = (label, progress, run) => {
     const button = h("button", { type: "button" }, label);
@@ -221,7 +221,7 @@ export async function renderItem(view) {
       status.textContent = progress;
       const mark = startRequest();
       try {
-        const result = await run(readForm(form));
+        const result = await run();
         mark(null);
         status.textContent = result;
         status.scrollIntoView({ block: "nearest" });
@@ -231,28 +231,41 @@ export async function renderItem(view) {
         mark(error);
       } finally {
         button.disabled = false;
-        button.focus({ preventScroll: true });
+        // A disabled button loses the focus. The user may be in another field by now.
+        if (document.activeElement === document.body) button.focus({ preventScroll: true });
       }
     });
     return button;
   };
-  const simulateButton = analysisButton("Simulate this policy", "Simulating…", async (body) => showSimulation(simulation, await call("POST", "policy-simulations", { body, signal })));
+  const simulateButton = analysisButton("Simulate this policy", "Simulating…", async () =>
+    showSimulation(simulation, await call("POST", "policy-simulations", { body: readForm(form), signal })));
+  const suggestLanes = async () => {
+    try {
+      const { items } = await get("downstreams", { limit: MAX_SUGGESTED_DOWNSTREAMS }, signal);
+      laneNames.replaceChildren(...items.map(({ lane }) => h("option", { value: lane })));
+    } catch (error) {
+      showError(error); // the form works without suggestions
+    }
+  };
   const useValues = async (values) => {
     for (const [name, value] of Object.entries(values)) form.elements.namedItem(name).value = value ?? "";
     await preview();
     status.textContent = "The form has the proposed values. They are not saved yet.";
     form.scrollIntoView({ block: "nearest" });
   };
-  const lanes = downstreams.items.map(({ lane }) => lane);
-  const laneSelect = select("lane", lanes.map((name) => [name, name]), lanes[0]);
+  const laneInput = h("input", { name: "lane", list: "downstreams", spellcheck: "false", autocomplete: "off" });
+  const laneNames = h("datalist", { id: "downstreams" });
   const adviseButton = analysisButton("Advise", "Reading the attempts…", async () => {
-    const body = { lane: laneSelect.value, policyId: isNew ? "default" : id };
+    const body = { lane: laneInput.value, policyId: isNew ? "default" : id };
     return showAdvice(advice, await call("POST", "policy-advice", { body, signal }), LABELS, useValues);
   });
-  if (lanes.length) {
-    const hint = "proposes values for the saved policy, from the recorded attempts of this downstream";
-    form.append(h("div", { class: "form-grid" }, field("Downstream", laneSelect, hint), h("div", { class: "actions" }, adviseButton)));
-  }
+  laneInput.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter") return;
+    event.preventDefault(); // else the form would be saved
+    adviseButton.click();
+  });
+  const hint = "proposes values for the saved policy, from the recorded attempts of this downstream";
+  form.append(laneNames, h("div", { class: "form-grid" }, field("Downstream", laneInput, hint), h("div", { class: "actions" }, adviseButton)));
   form.append(h("div", { class: "actions" },
     h("button", { type: "submit", class: "primary", "data-needs": "admin" }, "Save"),
     simulateButton,
@@ -265,5 +278,5 @@ export async function renderItem(view) {
     h("h1", null, "Policy ", h("span", { class: "mono" }, id)),
     h("p", { class: "hint" }, state, isNew ? null : " Tasks that name no version use a new version from their next decision."),
     h("div", { class: "columns" }, form, schedule), status, advice, simulation);
-  await preview();
+  await Promise.all([preview(), suggestLanes()]);
 }
