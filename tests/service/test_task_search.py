@@ -233,3 +233,29 @@ def test_groups_continue_with_older_tasks(monkeypatch: pytest.MonkeyPatch) -> No
         assert page.cursor is None
 
     run_with_finder(test)
+
+
+def test_searches_that_read_many_tasks_run_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tenant that counts or groups its tasks many times at once has one search at a time."""
+    search = TaskSearch(filter=TaskFilter(status=Status.EXHAUSTED))
+
+    async def test(finder: TaskFinder) -> None:
+        running: list[int] = [0]
+        most: list[int] = [0]
+        list_tasks = finder._store.list_tasks
+
+        async def count_running(*arguments: Any, **options: Any) -> Any:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            await asyncio.sleep(0)
+            page = await list_tasks(*arguments, **options)
+            running[0] -= 1
+            return page
+
+        monkeypatch.setattr(finder._store, "list_tasks", count_running)
+        await asyncio.gather(*(finder.group("acme", search, cursor=None) for _ in range(3)))
+        assert [1] == most
+
+    run_with_finder(test)

@@ -70,8 +70,9 @@ class TaskFinder:
     def __init__(self, store: Store, codec: Codec) -> None:
         self._store = store
         self._codec = codec
-        self._count_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By tenant. A lock is removed when no request uses it."""
+        self._scan_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By tenant: only one `count` or `group`, which may read many tasks, runs for a tenant at
+        a time. A lock is removed when no request uses it."""
 
     async def find_page(
         self, tenant: str, search: TaskSearch, *, cursor: str | None, limit: int
@@ -104,6 +105,10 @@ class TaskFinder:
 
         The cursor continues with older tasks, which may belong to the same groups.
         """
+        async with self._scan_locks.setdefault(tenant, asyncio.Lock()):
+            return await self._group(tenant, search, cursor)
+
+    async def _group(self, tenant: str, search: TaskSearch, cursor: str | None) -> Page[TaskGroup]:
         newest: dict[tuple[str | None, str], FoundTask] = {}
         counts: Counter[tuple[str | None, str]] = Counter()
         page: Page[Task] = Page([], cursor)
@@ -126,8 +131,7 @@ class TaskFinder:
 
     async def count(self, tenant: str, search: TaskSearch) -> int:
         """Return the number of matching tasks."""
-        # All tasks of the tenant may have to be read, so only one count runs for each tenant.
-        async with self._count_locks.setdefault(tenant, asyncio.Lock()):
+        async with self._scan_locks.setdefault(tenant, asyncio.Lock()):
             return await self._store.count_tasks(tenant, self._build_filter(search))
 
     async def _list_tasks(
