@@ -32,7 +32,7 @@ def test_concurrent_calls_read_the_map_once() -> None:
         return REPLY
 
     async def main() -> None:
-        cluster = ClusterMap(SEED, read_slots)
+        cluster = ClusterMap([SEED], read_slots)
         found = await asyncio.gather(*(cluster.find_primary(slot) for slot in (0, 99, 100, 199)))
         assert ([SEED, SEED, OTHER, OTHER], [SEED]) == (found, asked)
         cluster.record_move(5, OTHER)
@@ -53,7 +53,7 @@ def test_other_nodes_are_asked_if_one_does_not_respond() -> None:
         return [[0, 99, [b"seed", 6379]], [100, 199, [b"10.0.0.2", 7000]]]
 
     async def main() -> None:
-        cluster = ClusterMap(SEED, read_slots)
+        cluster = ClusterMap([SEED], read_slots)
         await cluster.refresh()
         cluster._read_at = float("-inf")  # as if some time had passed
         down.add(SEED)
@@ -62,6 +62,24 @@ def test_other_nodes_are_asked_if_one_does_not_respond() -> None:
         down.add(OTHER)
         with pytest.raises(StoreUnavailable, match="no node of the Cluster responds"):
             await cluster.refresh()
+
+    asyncio.run(main())
+
+
+def test_each_node_of_the_url_is_tried() -> None:
+    """A process starts while the first node is down."""
+    replies: dict[NodeAddress, Any] = {OTHER: [[0, 99, [b"seed", 6379]]]}
+
+    async def read_slots(address: NodeAddress) -> list[Any]:
+        if address not in replies:
+            raise ConnectionRefusedError
+        slots: list[Any] = replies[address]
+        return slots
+
+    async def main() -> None:
+        cluster = ClusterMap([SEED, OTHER], read_slots)
+        await cluster.refresh()
+        assert [SEED] == cluster.primaries
 
     asyncio.run(main())
 
@@ -76,7 +94,7 @@ def test_concurrent_calls_fail_together() -> None:
         raise ConnectionRefusedError
 
     async def main() -> None:
-        cluster = ClusterMap(SEED, read_slots)
+        cluster = ClusterMap([SEED], read_slots)
         for count in (1, 2):  # a later call tries again
             calls = (cluster.find_primary(slot) for slot in range(9))
             results = await asyncio.gather(*calls, return_exceptions=True)
@@ -100,7 +118,7 @@ def test_few_nodes_of_a_large_cluster_are_asked() -> None:
 
     async def main() -> None:
         nonlocal is_down
-        cluster = ClusterMap(SEED, read_slots)
+        cluster = ClusterMap([SEED], read_slots)
         await cluster.refresh()
         is_down = True
         cluster._read_at = float("-inf")  # as if some time had passed

@@ -54,6 +54,11 @@ def test_parameters_of_the_store() -> None:
         ("redis://h?partitions=0", "number of partitions must be between 1 and 1024, got '0'"),
         ("redis://h?partitions=x", "number of partitions must be between 1 and 1024, got 'x'"),
         ("redis://h?prefix={1}", "prefix must consist of 1 to 64 letters, digits"),
+        ("redis+cluster://h1,,h2", r"store must be redis\+cluster://HOST"),
+        ("redis://h1,h2", "store must have one host"),
+        ("redis://h:port", "store must have a number as the port"),
+        ("redis://:pa/secret@h", "store must have a number as the port. Percent-encode"),
+        ("redis://[::1", "store must be a Redis URL"),
         ("redis://u:secret@h?timeout=5", "parameters of the URL can be db, partitions, .*'timeout"),
     ],
 )
@@ -62,6 +67,12 @@ def test_invalid_urls_are_rejected(url: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as raised:
         RedisStore(url)
     assert "secret" not in str(raised.value)
+
+
+def test_a_url_of_a_cluster_may_have_several_hosts() -> None:
+    """A process can start while one of the hosts is down."""
+    address = StoreAddress("valkeys+cluster://u:p%2C@h1:7000,[::1]:7001,h2/0")
+    assert [("h1", 7000), ("::1", 7001), ("h2", 6379)] == address.seeds
 
 
 def test_all_schemes_are_urls_of_the_service() -> None:

@@ -19,7 +19,7 @@ _MIN_REFRESH_INTERVAL_S = 0.1
 _REFRESH_TIMEOUT_S = 2.0
 """How long one node may take to return the map, before another one is tried."""
 _MAX_PRIMARIES_READ = 3
-"""How many of the known primaries are tried, besides the node of the URL. The next refresh tries
+"""How many of the known primaries are tried, besides the nodes of the URL. The next refresh tries
 others."""
 
 
@@ -51,13 +51,23 @@ def parse_slots(reply: list[Any], responder: NodeAddress) -> list[SlotRange]:
     return ranges
 
 
+def _rotate(addresses: list[NodeAddress], start: int) -> list[NodeAddress]:
+    start %= len(addresses) or 1
+    return addresses[start:] + addresses[:start]
+
+
 class ClusterMap:
-    """The primaries of a Cluster. `read_slots` sends CLUSTER SLOTS to a node."""
+    """The primaries of a Cluster.
+
+    `seeds` are the nodes of the URL. `read_slots` sends CLUSTER SLOTS to a node.
+    """
 
     def __init__(
-        self, seed: NodeAddress, read_slots: Callable[[NodeAddress], Awaitable[list[Any]]]
+        self,
+        seeds: list[NodeAddress],
+        read_slots: Callable[[NodeAddress], Awaitable[list[Any]]],
     ) -> None:
-        self._seed = seed
+        self._seeds = seeds
         self._read_slots = read_slots
         self._ranges: list[SlotRange] = []
         self._moved: dict[int, NodeAddress] = {}
@@ -105,14 +115,13 @@ class ClusterMap:
                 # A concurrent call has failed. If each call tried the nodes again, one after the
                 # other, the last one would wait for minutes.
                 raise StoreUnavailable(self._failure)
-            start = self._read_count * _MAX_PRIMARIES_READ  # not always the same nodes
+            # Not always the same nodes first: the call ends before many nodes have timed out.
+            count = self._read_count
+            primaries = _rotate(self.primaries, count * _MAX_PRIMARIES_READ)[:_MAX_PRIMARIES_READ]
             self._read_count += 1
             self._failure = None
-            known, error = self.primaries, None
-            if known:
-                start %= len(known)
-            rotated = [*known[start:], *known[:start]]
-            for address in (*rotated[:_MAX_PRIMARIES_READ], self._seed):
+            error: Exception | None = None
+            for address in dict.fromkeys(primaries + _rotate(self._seeds, count)):
                 try:
                     async with asyncio.timeout(_REFRESH_TIMEOUT_S):
                         ranges = parse_slots(await self._read_slots(address), address)

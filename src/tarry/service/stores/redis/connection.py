@@ -74,17 +74,24 @@ class StoreAddress:
     """The parts of a store URL: the URL for the driver, and the parameters of the store."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise ConfigurationError("store", "must be a Redis URL") from error
         scheme = parts.scheme.lower()
         if scheme not in SCHEMES:
             raise ConfigurationError("store", "must be a Redis URL", scheme)
         is_socket = scheme.endswith(_UNIX_SUFFIX)
-        if not (parts.path.strip("/") if is_socket else parts.hostname):
+        self.seeds: list[NodeAddress] = _parse_hosts(parts.netloc)
+        """The nodes of a Cluster that are queried first; a single server has one."""
+        has_hosts = all(seed.host for seed in self.seeds)
+        if not (parts.path.strip("/") if is_socket else has_hosts):
             rule = f"must be {scheme}://{'/PATH' if is_socket else 'HOST'}"
             raise ConfigurationError("store", rule)
         self.is_cluster: bool = scheme.endswith(_CLUSTER_SUFFIX)
-        self.seed: NodeAddress = NodeAddress(parts.hostname or "", parts.port or _DEFAULT_PORT)
-        """The node of a Cluster that is queried first."""
+        if len(self.seeds) > 1 and not self.is_cluster:
+            rule = "must have one host: only the URL of a Cluster (redis+cluster://) has several"
+            raise ConfigurationError("store", rule)
         self.prefix: str = DEFAULT_PREFIX
         self.partition_count: int | None = None
         driver_parameters: list[tuple[str, str]] = []
@@ -106,6 +113,20 @@ class StoreAddress:
         query = urlencode(driver_parameters)
         self.driver_url: str = f"{driver_scheme}://{parts.netloc}{parts.path}?{query}"
         """The URL for redis-py, which supports neither Valkey nor the parameters of the store."""
+
+
+def _parse_hosts(netloc: str) -> list[NodeAddress]:
+    """Parse `HOST:PORT,HOST:PORT`, after the user name and the password."""
+    addresses: list[NodeAddress] = []
+    for text in netloc.rpartition("@")[2].split(","):
+        try:
+            parts = urlsplit(f"//{text}")
+            addresses.append(NodeAddress(parts.hostname or "", parts.port or _DEFAULT_PORT))
+        except ValueError:
+            # The text is not shown, because it may be a part of the password.
+            rule = "must have a number as the port. Percent-encode special characters of the"
+            raise ConfigurationError("store", f"{rule} password, such as %2F for /") from None
+    return addresses
 
 
 def _check_prefix(prefix: str) -> str:
@@ -218,7 +239,7 @@ class RedisConnection:
         """Create the clients; they connect when they are used."""
         self._is_open = True
         if self.address.is_cluster and self._cluster is None:
-            self._cluster = ClusterMap(self.address.seed, self._read_slots)
+            self._cluster = ClusterMap(self.address.seeds, self._read_slots)
 
     def _server(self, address: NodeAddress | None) -> _Server:
         server = self._servers.get(address)
@@ -258,7 +279,7 @@ class RedisConnection:
         """Return a client for notifications. Each node of a Cluster delivers those of all nodes."""
         address = None
         if self._cluster is not None:
-            address = secrets.choice(self._cluster.primaries or [self.address.seed])
+            address = secrets.choice(self._cluster.primaries or self.address.seeds)
         return self._build_client(address)
 
     async def _read_slots(self, address: NodeAddress) -> list[Any]:
