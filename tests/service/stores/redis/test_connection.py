@@ -59,6 +59,9 @@ def test_parameters_of_the_store() -> None:
         ("redis://h:port", "store must have a number as the port"),
         ("redis://:pa/secret@h", "store must have a number as the port. Percent-encode"),
         ("redis://[::1", "store must be a Redis URL"),
+        ("redis://h/shop", "store must have a number as the database"),
+        ("redis://h?db=shop", "store must have a number as the database"),
+        ("redis+cluster://h/3", "store must have no database"),
         ("redis://u:secret@h?timeout=5", "parameters of the URL can be db, partitions, .*'timeout"),
     ],
 )

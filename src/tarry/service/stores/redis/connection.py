@@ -92,6 +92,8 @@ class StoreAddress:
         if len(self.seeds) > 1 and not self.is_cluster:
             rule = "must have one host: only the URL of a Cluster (redis+cluster://) has several"
             raise ConfigurationError("store", rule)
+        if not is_socket:
+            _check_database(parts.path.strip("/"), is_cluster=self.is_cluster)
         self.prefix: str = DEFAULT_PREFIX
         self.partition_count: int | None = None
         driver_parameters: list[tuple[str, str]] = []
@@ -101,6 +103,8 @@ class StoreAddress:
             elif name == "partitions":
                 self.partition_count = _parse_partition_count(value)
             elif name in _DRIVER_PARAMETERS:
+                if name == "db":
+                    _check_database(value, is_cluster=self.is_cluster)
                 driver_parameters.append((name, value))
             else:
                 allowed = ", ".join(sorted({"prefix", "partitions", *_DRIVER_PARAMETERS}))
@@ -127,6 +131,13 @@ def _parse_hosts(netloc: str) -> list[NodeAddress]:
             rule = "must have a number as the port. Percent-encode special characters of the"
             raise ConfigurationError("store", f"{rule} password, such as %2F for /") from None
     return addresses
+
+
+def _check_database(text: str, *, is_cluster: bool) -> None:
+    if is_cluster and text not in {"", "0"}:
+        raise ConfigurationError("store", "must have no database: a Cluster has only database 0")
+    if not re.fullmatch(r"[0-9]*", text, re.ASCII):  # redis-py would use database 0
+        raise ConfigurationError("store", "must have a number as the database: redis://HOST/0")
 
 
 def _check_prefix(prefix: str) -> str:
