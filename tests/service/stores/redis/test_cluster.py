@@ -67,12 +67,12 @@ def test_other_nodes_are_asked_if_one_does_not_respond() -> None:
 
 
 def test_each_node_of_the_url_is_tried() -> None:
-    """A process starts while the first node is down."""
+    """A process starts while the first node is down; the error names a node and its reply."""
     replies: dict[NodeAddress, Any] = {OTHER: [[0, 99, [b"seed", 6379]]]}
 
     async def read_slots(address: NodeAddress) -> list[Any]:
         if address not in replies:
-            raise ConnectionRefusedError
+            raise ValueError("This instance has cluster support disabled")
         slots: list[Any] = replies[address]
         return slots
 
@@ -80,6 +80,12 @@ def test_each_node_of_the_url_is_tried() -> None:
         cluster = ClusterMap([SEED, OTHER], read_slots)
         await cluster.refresh()
         assert [SEED] == cluster.primaries
+
+        replies.clear()
+        single_server = ClusterMap([SEED], read_slots)
+        message = "responds: seed:6379: .* cluster support disabled. Use redis://HOST"
+        with pytest.raises(StoreUnavailable, match=message):
+            await single_server.refresh()
 
     asyncio.run(main())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from importlib import import_module
 
 import pytest
 import uvloop
@@ -76,6 +77,16 @@ def test_a_url_of_a_cluster_may_have_several_hosts() -> None:
     """A process can start while one of the hosts is down."""
     address = StoreAddress("valkeys+cluster://u:p%2C@h1:7000,[::1]:7001,h2/0")
     assert [("h1", 7000), ("::1", 7001), ("h2", 6379)] == address.seeds
+
+
+def test_a_node_of_a_cluster_is_not_a_single_server() -> None:
+    """The error for a URL without `+cluster` says which URL to use, and has no password."""
+    connection = RedisConnection("redis://u:secret@h", None)
+    error = connection.translate(import_module("redis.exceptions").MovedError("13907 h:7003"))
+    assert (
+        "Redis at redis://[redacted]@h is unavailable: the server is a node of a Cluster: "
+        "use redis+cluster://HOST in `store`"
+    ) == str(error)
 
 
 def test_all_schemes_are_urls_of_the_service() -> None:

@@ -51,6 +51,16 @@ def parse_slots(reply: list[Any], responder: NodeAddress) -> list[SlotRange]:
     return ranges
 
 
+def _describe(error: Exception) -> str:
+    """Return why a node did not return the map."""
+    if isinstance(error, TimeoutError):
+        return "no reply in time"
+    text = str(error) or type(error).__name__
+    if "cluster support disabled" in text:
+        text += ". Use redis://HOST in `store` for a single server"
+    return text
+
+
 def _rotate(addresses: list[NodeAddress], start: int) -> list[NodeAddress]:
     start %= len(addresses) or 1
     return addresses[start:] + addresses[:start]
@@ -120,17 +130,17 @@ class ClusterMap:
             primaries = _rotate(self.primaries, count * _MAX_PRIMARIES_READ)[:_MAX_PRIMARIES_READ]
             self._read_count += 1
             self._failure = None
-            error: Exception | None = None
+            error, reason = None, ""
             for address in dict.fromkeys(primaries + _rotate(self._seeds, count)):
                 try:
                     async with asyncio.timeout(_REFRESH_TIMEOUT_S):
                         ranges = parse_slots(await self._read_slots(address), address)
                 except Exception as failed:  # noqa: BLE001 - another node may respond
-                    error = failed
+                    error, reason = failed, f"{address}: {_describe(failed)}"
                     continue
                 if ranges:
                     self._ranges, self._moved = ranges, {}
                     self._is_stale, self._read_at = False, loop.time()
                     return
-            self._failure = f"Redis is unavailable: no node of the Cluster responds: {error!r}"
+            self._failure = f"Redis is unavailable: no node of the Cluster responds: {reason}"
             raise StoreUnavailable(self._failure) from error

@@ -18,6 +18,7 @@ from zlib import crc32
 
 from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.store_url import redact_store_url
 from tarry.service.stores.records import encode
 from tarry.service.stores.redis.cluster import ClusterMap, NodeAddress
 from tarry.service.stores.redis.durability import parse_config
@@ -235,6 +236,7 @@ class RedisConnection:
             self._no_backoff = import_module("redis.backoff").NoBackoff
             self._find_slot = import_module("redis.crc").key_slot
         self.address: StoreAddress = StoreAddress(url)
+        self._server_name = f"Redis at {redact_store_url(url)}"
         self.token: str = secrets.token_hex(8)
         """Identifies this store in notifications, and as a leader."""
         self._clock = clock
@@ -349,7 +351,7 @@ class RedisConnection:
                 return await self._run_in_cluster(self._cluster, partition, command)
         except TimeoutError as error:
             self._cluster.mark_stale()
-            raise StoreUnavailable("Redis is unavailable: no reply in time") from error
+            raise self._unavailable("no reply in time") from error
 
     async def _run_in_cluster(
         self, cluster: ClusterMap, partition: int, command: tuple[Any, ...]
@@ -367,7 +369,7 @@ class RedisConnection:
                     raise
                 cluster.record_move(slot, NodeAddress(moved.host or primary.host, moved.port))
         cluster.mark_stale()
-        raise StoreUnavailable("Redis is unavailable: the slot of the partition is being moved")
+        raise self._unavailable("the slot of the partition is being moved")
 
     async def read_config(self, names: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
         """Return the name and the settings of each server that stores data.
@@ -426,6 +428,8 @@ class RedisConnection:
         reason = str(error) or type(error).__name__
         if isinstance(error, TimeoutError):
             reason = "no reply in time"
+        elif isinstance(error, errors.MovedError) and self._cluster is None:
+            reason = "the server is a node of a Cluster: use redis+cluster://HOST in `store`"
         elif _UNTRUSTED_CERTIFICATE.search(reason) is not None:
             reason += " If the server has a private authority, add ?ssl_ca_certs=FILE to the URL."
         elif _MISSING_KEY in reason:
@@ -434,4 +438,7 @@ class RedisConnection:
             return StoreUnavailable(
                 f"{msg} to it: restore it from a backup, see `tarry docs redis`"
             )
-        return StoreUnavailable(f"Redis is unavailable: {reason}")
+        return self._unavailable(reason)
+
+    def _unavailable(self, reason: str) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._server_name} is unavailable: {reason}")

@@ -177,7 +177,7 @@ class RedisStore:
             )
             raise ConfigurationError(msg)
         if wanted is not None and wanted != count:
-            rule = f"the store was created with {count} partitions, which cannot be changed"
+            rule = f"has {count} partitions, which cannot be changed"
             raise ConfigurationError("store", rule, f"partitions={wanted}")
         self._partition_count = count
         self._claims.set_partition_count(count)
