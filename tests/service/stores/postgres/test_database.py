@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib import import_module
 
 import pytest
@@ -48,6 +49,30 @@ def test_a_malformed_option_is_an_error(query: str) -> None:
     """The error names the option."""
     with pytest.raises(ConfigurationError, match=f"store must have .*{query.partition('=')[0]}"):
         PostgresStore(f"postgresql://h/d?{query}")
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:secret@h:port/d", "postgresql://h/d?sslmode=no"])
+def test_a_url_that_asyncpg_rejects_is_an_error(url: str) -> None:
+    """The error names the setting and the URL, without its password."""
+    database = Database(url)
+    with pytest.raises(ConfigurationError, match=r"store: postgresql://.*h.* is not valid: ") as no:
+        asyncio.run(database.open())
+    assert "secret" not in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionResetError(), "ConnectionResetError"),
+        (TimeoutError(), "no reply in time"),
+        (OSError("starting\nDETAIL:  soon"), "soon"),
+    ],
+)
+def test_the_reason_is_one_line(error: OSError, reason: str) -> None:
+    """An error without a text has its type as the reason, and a line feed is not logged."""
+    mapping = Database("postgresql://h/d").map_errors()
+    with pytest.raises(StoreUnavailable, match=rf"^PostgreSQL at .*: .*{reason}$"), mapping:
+        raise error
 
 
 def test_statements_use_the_schema_of_the_store() -> None:

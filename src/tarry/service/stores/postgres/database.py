@@ -158,13 +158,24 @@ class Database:
         self, command_timeout: float = CALL_TIMEOUT_S, *, statement_cache_size: int = 0
     ) -> Any:
         """Open a connection; those of the pool have a cache of prepared statements."""
+        errors = self._asyncpg
         with self.map_errors():
-            return await self._asyncpg.connect(
-                self.options.dsn,
-                timeout=CONNECT_TIMEOUT_S,
-                command_timeout=command_timeout,
-                statement_cache_size=statement_cache_size,
-            )
+            try:
+                return await self._asyncpg.connect(
+                    self.options.dsn,
+                    timeout=CONNECT_TIMEOUT_S,
+                    command_timeout=command_timeout,
+                    statement_cache_size=statement_cache_size,
+                )
+            except (
+                ValueError,  # a port that is not a number, a missing certificate
+                errors.UndefinedObjectError,  # a parameter that the server does not know
+                errors.InvalidParameterValueError,
+            ) as error:
+                if self._pool is not None:
+                    raise
+                msg = f"store: {self._redacted_url} is not valid: {_one_line(error)}"
+                raise ConfigurationError(msg) from error
 
     async def fetch(self, statement: str, *arguments: object) -> list[Any]:
         """Run one statement in its own transaction, and return its rows."""
@@ -297,6 +308,14 @@ class Transaction:
         return await self._connection.fetchval(self._database.sql(statement), *arguments)
 
 
+def _one_line(error: BaseException) -> str:
+    """Return the text of an error, to which asyncpg adds lines with hints, or its type."""
+    text = " ".join(str(error).split())
+    if not text and isinstance(error, TimeoutError):
+        return "no reply in time"
+    return text or type(error).__name__
+
+
 class _Retryable(Exception):
     """The transaction was rolled back because of a concurrent one, and can be retried."""
 
@@ -328,7 +347,7 @@ class _ErrorMapping:
                 raise _Retryable from error
             is_refused = state[:2] == "28" or state in _REFUSED_STATES  # 28: password, role
             if is_refused and not self._is_open:
-                msg = f"store: {self._redacted_url} refused the connection: {error}"
+                msg = f"store: {self._redacted_url} refused the connection: {_one_line(error)}"
                 raise ConfigurationError(msg) from error
             is_unavailable = state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_STATES
             if not (is_refused or is_unavailable):
@@ -344,5 +363,5 @@ class _ErrorMapping:
             | asyncio.IncompleteReadError,
         ):
             return
-        msg = f"PostgreSQL at {self._redacted_url}: {error or type(error).__name__}"
+        msg = f"PostgreSQL at {self._redacted_url}: {_one_line(error)}"
         raise StoreUnavailable(msg) from error

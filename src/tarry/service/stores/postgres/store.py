@@ -99,7 +99,7 @@ class PostgresStore:
         """Log or raise an error for settings of the server with which commits may be lost."""
         settings = await self.database.fetch(_READ_SETTINGS, list(_DURABILITY_SETTINGS))
         problems = [
-            f"{name} is off: {_DURABILITY_SETTINGS[name]}"
+            f"{name} is off: {_DURABILITY_SETTINGS[name]}. Set it to on"
             for name, value in settings
             if value == "off"
         ]
