@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
+from tarry.errors import StoreUnavailable
+from tarry.runtime.clocks import environment
+from tarry.service.api import routing
 from tests.service.api.harness import TARGET, ApiHarness, run_with_api
 
 
@@ -40,6 +45,32 @@ def test_head_is_get_without_the_body() -> None:
             assert b"" == head.body != get.body
 
     run_with_api(test)
+
+
+def test_an_outage_of_the_store_is_logged_once_per_interval(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each line has the number of rejected requests; only writes may have been stored already."""
+    times = iter([0.0, 1.0, 9.9, 10.0, 19.9])
+    caplog.set_level(logging.INFO, "tarry.service")
+    monkeypatch.setattr(routing, "_store_failures", routing._StoreFailureLog())
+    monkeypatch.setattr(environment, "now", lambda: next(times))
+
+    async def fail(*_: object, **__: object) -> None:
+        raise StoreUnavailable("connection refused")
+
+    async def test(api: ApiHarness) -> None:
+        monkeypatch.setattr(api.store, "list_tasks", fail)
+        monkeypatch.setattr(api.store, "add", fail)
+        for _ in range(4):
+            read = await api.request("GET", "/retry-tasks")
+            assert (503, False) == (read.status, "already" in read.problem["detail"])
+        write = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})
+        assert (503, True) == (write.status, "already" in write.problem["detail"])
+
+    run_with_api(test)
+    line = "store unavailable, request=GET /retry-tasks rejected_requests=%d: connection refused"
+    assert [line % 1, line % 3] == [record.getMessage() for record in caplog.records]
 
 
 def test_cross_site_writes_are_403() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 import msgspec
 
 from tarry.errors import Overloaded, StoreUnavailable
+from tarry.runtime.clocks import environment
 from tarry.service.api import messages, problems
 from tarry.service.api.messages import ApiRequest, ApiResponse, PendingResponse
 from tarry.service.api.roles import Role
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from tarry.wire.http import Receive, Scope, Send
 
 _logger = logging.getLogger("tarry.service")
+_READ_METHODS = frozenset({"GET", "HEAD"})
+_LOG_INTERVAL_S = 10.0
+"""In which one line is logged about requests that were rejected because of the store."""
 _METHODS_WITHOUT_ORIGIN_CHECK = frozenset({"GET", "HEAD", "OPTIONS"})
 _SINGLE_HEADERS = {
     name.lower().encode(): name
@@ -248,16 +252,43 @@ def _to_api_error(error: BaseException, scope: Scope) -> problems.ApiError:
     if isinstance(error, RecursionError):
         return problems.nested_too_deeply()
     if isinstance(error, StoreUnavailable):
-        _logger.info("store unavailable, request=%s %s: %s", scope["method"], scope["path"], error)
-        detail = (
-            "The store is unavailable. Send the request again. It may have been stored already, so "
-            "a task without an idempotencyKey may then exist twice."
-        )
+        _store_failures.log(scope, error)
+        detail = "The store is unavailable. Send the request again."
+        if scope["method"] not in _READ_METHODS:
+            detail += (
+                " It may have been stored already, so a task without an idempotencyKey may then "
+                "exist twice."
+            )
         return problems.unavailable(detail)
     if isinstance(error, Overloaded):
         return problems.unavailable(f"{error}.", error.retry_after)
     _logger.error("request failed: %s %s", scope["method"], scope["path"], exc_info=error)
     return problems.INTERNAL_ERROR.error("The service failed; see its log.")
+
+
+class _StoreFailureLog:
+    """Logs requests that the store could not serve: the first at once, then one line per interval.
+
+    With a line for each request, an outage would fill the log at the rate of the requests.
+    """
+
+    def __init__(self) -> None:
+        self._next_log_at = float("-inf")
+        self._unlogged_count = 0
+
+    def log(self, scope: Scope, error: StoreUnavailable) -> None:
+        """Log a rejected request, or count it for the next line."""
+        self._unlogged_count += 1
+        now = environment.now()
+        if now < self._next_log_at:
+            return
+        message = "store unavailable, request=%s %s rejected_requests=%d: %s"
+        count, self._unlogged_count = self._unlogged_count, 0
+        self._next_log_at = now + _LOG_INTERVAL_S
+        _logger.info(message, scope["method"], scope["path"], count, error)
+
+
+_store_failures = _StoreFailureLog()
 
 
 def _check_repeated_headers(headers: list[tuple[bytes, bytes]]) -> None:
