@@ -57,6 +57,17 @@ def test_downstreams_are_listed_with_their_local_state() -> None:
     run_with_api(test)
 
 
+def test_a_process_without_attempts_has_no_local_state() -> None:
+    """With the role `api`, `local` is null, also after a request that changed the downstream."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        paused = await api.request("POST", f"/downstreams/{LANE}/pause")
+        assert ("PAUSED", None) == (paused.json["state"], paused.json["local"])
+
+    run_with_api(test, role="api")
+
+
 def test_pause_resume_and_reset_return_the_new_state() -> None:
     """A lane is PAUSED after pause, and ACTIVE after resume or reset."""
 

@@ -144,7 +144,8 @@ class DownstreamResource:
         return downstream_view(
             lane,
             engine.configured_limits(lane.name),
-            engine.local_stats(lane.name),
+            # A process without attempts has a lane only after a request that changed the lane.
+            None if self._context.role == "api" else engine.local_stats(lane.name),
             activity,
             engine.clock.now_ms(),
             with_history=with_history,
