@@ -128,7 +128,7 @@ def serve(
 
     raise_limit()
     settings = loaded.settings
-    _configure_logging(settings.log, settings.log_level)
+    _configure_logging(settings)
     certificate = _load_certificate(settings)
     if settings.workers == 1:
         _run_service(loaded, certificate, partial(_print_greeting, loaded))
@@ -311,13 +311,15 @@ def read_service_settings(
     return load_settings(flags, file=config_file, set_values=set_values)
 
 
-def _configure_logging(format_: str, level: str) -> None:
+def _configure_logging(settings: Settings) -> None:
     from tarry.service.http.server import JsonFormatter
 
     handler = logging.StreamHandler(sys.stderr)
-    text_formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(JsonFormatter() if format_ == "json" else text_formatter)
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    # Several processes write to one log, so each line has the id of its process.
+    process_id = "[%(process)d] " if settings.workers > 1 else ""
+    text_formatter = logging.Formatter(f"%(asctime)s %(levelname)s {process_id}%(message)s")
+    handler.setFormatter(JsonFormatter() if settings.log == "json" else text_formatter)
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # hides its start message
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import sys
 
@@ -25,6 +26,7 @@ def test_record_is_one_json_line() -> None:
         "at": 1500,
         "level": "warning",
         "logger": "tarry.service",
+        "pid": os.getpid(),
         "message": "parked a",
         "lane": "https:a:443",
         "cause": "no",

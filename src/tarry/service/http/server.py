@@ -188,6 +188,7 @@ class JsonFormatter(logging.Formatter):
             "at": int(record.created * 1000),
             "level": record.levelname.lower(),
             "logger": record.name,
+            "pid": record.process,
             "message": record.getMessage(),
         }
         line |= {
