@@ -61,7 +61,7 @@ def test_oversized_object_is_rejected() -> None:
 
 def test_unknown_url_is_rejected() -> None:
     """The error contains the URL."""
-    with pytest.raises(ConfigurationError, match=r"cannot use .* for bodies"):
+    with pytest.raises(ConfigurationError, match=r"cannot use .* for bodies: .*\. Set bodies to"):
         BodyStore("ftp://x", max_object_bytes=10)
 
 

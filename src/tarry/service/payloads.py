@@ -100,7 +100,9 @@ class BodyStore:
             self._folder = Path(self._store.prefix) if is_folder else None
         except Exception as error:
             shown_url = short_repr(redact_user_info(url))
-            msg = f"cannot use {shown_url} for bodies: {redact_user_info(_first_line(error))}"
+            reason = redact_user_info(_first_line(error))
+            fix = "Set bodies to a folder that this user can write to, or to object storage"
+            msg = f"cannot use {shown_url} for bodies: {reason}. {fix}"
             raise ConfigurationError(msg) from error
 
     async def check(self) -> None:
