@@ -103,11 +103,27 @@ def test_dead_letters_can_be_searched() -> None:
     run_with_api(test)
 
 
+def test_tasks_are_found_by_a_url_up_to_a_secret_query_parameter() -> None:
+    """A longer prefix is rejected: its matches would reveal the secret, one character at a time."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.create(targetUrl="https://example.com/?user=7&token=s3cret")
+        for prefix, matches in (("user=7", 1), ("user=7%26token=", 1), ("user=8%26token=", 0)):
+            response = await api.request(
+                "GET", f"/retry-tasks?urlPrefix=https://example.com/%3F{prefix}"
+            )
+            assert (200, matches) == (response.status, len(response.json["items"]))
+
+    run_with_api(test)
+
+
 @pytest.mark.parametrize(
     ("query", "field"),
     [
         ("urlPrefix=example.com/orders", "urlPrefix"),
         ("urlPrefix=https:", "urlPrefix"),
+        ("urlPrefix=https://example.com/%3Ftoken=s", "urlPrefix"),
+        ("urlPrefix=https://example.com/%3Fa=1%26api%255Fkey=s%26b=1", "urlPrefix"),
         ("createdAfter=1700000000", "createdAfter"),
         ("finishedBefore=x", "finishedBefore"),
         ("lastStatus=600", "lastStatus"),

@@ -222,6 +222,7 @@ def test_matching_tasks_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     ("document", "field"),
     [
         ({"filter": {"urlPrefix": "orders"}}, "filter.urlPrefix"),
+        ({"filter": {"urlPrefix": "https://a.example/?token=s"}}, "filter.urlPrefix"),
         ({"filter": {"reason": "attempts"}}, "filter.reason"),
         ({"filter": {"createdAfter": 5}}, "filter.createdAfter"),
         ({"all": True, "cursor": "x"}, "cursor"),
