@@ -91,6 +91,8 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """The `traceparent` (W3C) of the task, or of the header of the request that created it."""
     tracestate: str | None = None
     """The `tracestate` (W3C) that belongs to `trace`: valid, and at most 512 characters."""
+    hide_body: bool = False
+    """Whether the API never shows the body, not even its beginning."""
 
 
 class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):

@@ -330,7 +330,7 @@ class Explanation(_Body):
     next: NextStep
     request_excerpt: str | None = None
     """The first 512 characters of the request's body, with secrets redacted; null if there is no
-    body, if it is not text, or if it is stored in the storage of large bodies."""
+    body, if it is hidden or not text, or if it is stored in the storage of large bodies."""
     request_truncated: bool = False
     """Whether the body is longer than `request_excerpt`."""
 

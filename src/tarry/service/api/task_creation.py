@@ -139,13 +139,20 @@ class TaskCreation:
         return _task_response(status, view, *headers)
 
     async def build(
-        self, tenant: str, task_request: RetryTaskRequest, trace: TraceContext | None
+        self,
+        tenant: str,
+        task_request: RetryTaskRequest,
+        trace: TraceContext | None,
+        *,
+        hide_body: bool = False,
     ) -> tuple[NewTask, TaskContent]:
         """Build a task for `submit`, or raise ApiError. `trace` is that of the request's headers.
 
         The caller must pass the task to `submit` or `discard`, because its body may be stored.
         """
-        new_task, content = self._task_builder.build_task(tenant, task_request, None, trace)
+        new_task, content = self._task_builder.build_task(
+            tenant, task_request, None, trace, hide_body=hide_body
+        )
         await self._finish_building(new_task, content)
         return new_task, content
 

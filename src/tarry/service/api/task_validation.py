@@ -61,11 +61,13 @@ class TaskBuilder:
         request: RetryTaskRequest,
         header_key: str | None,
         header_trace: TraceContext | None,
+        *,
+        hide_body: bool = False,
     ) -> tuple[NewTask, TaskContent]:
         """Return the task to add and its content, or raise ApiError.
 
         `header_key` is the value of the header `Idempotency-Key`, and `header_trace` the trace in
-        the headers of the request.
+        the headers of the request. With `hide_body`, the API never shows the body.
         If building the task needs I/O, `packed_content` of the task is empty, and the caller has to
         await `finish_building`. Most tasks need no I/O.
         """
@@ -124,6 +126,7 @@ class TaskBuilder:
             secret_headers=secret_headers,
             trace=trace,
             tracestate=tracestate,
+            hide_body=hide_body,
         )
         task = Task(
             id=task_id,

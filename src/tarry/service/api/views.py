@@ -386,9 +386,9 @@ def _excerpt_request(
 ) -> tuple[str | None, bool]:
     """Return the redacted beginning of a task's body, and whether the body is longer.
 
-    Return None if there is no body in `content`, or if it is not UTF-8.
+    Return None if there is no body in `content`, or if it is hidden or not UTF-8.
     """
-    if content is None or not content.body:
+    if content is None or content.hide_body or not content.body:
         return None, False
     is_cut = len(content.body) > _MAX_REDACTED_BYTES
     try:

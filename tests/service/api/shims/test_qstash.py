@@ -195,18 +195,31 @@ def test_invalid_and_unsupported_headers(headers: dict[str, str], message: str) 
 
 
 def test_repeated_forwarded_headers_are_joined() -> None:
-    """A forwarded header that is given twice has both values; a body may be redacted."""
+    """A forwarded header that is given twice has both values."""
     headers = [
         ("Upstash-Forward-Accept", "a"),
         ("upstash-forward-accept", "b"),
         ("Content-Type", "text/plain"),
         ("Upstash-Forward-Content-Type", "text/html"),
-        ("Upstash-Redact-Fields", "body"),
     ]
 
     message = translate_message(TARGET, headers, b"", NOW)
 
     assert {"accept": "a, b", "content-type": "text/html"} == message.fields["headers"]
+
+
+def test_body_that_the_caller_redacts_is_never_shown() -> None:
+    """The beginning of other bodies is shown in the explanation of the task."""
+
+    async def test(api: ApiHarness) -> None:
+        excerpts = []
+        for headers in ({}, {"Upstash-Redact-Fields": "body"}):
+            task_id = await publish_ok(api, headers)
+            explanation = await api.request("GET", f"/retry-tasks/{task_id}/explain")
+            excerpts.append(explanation.json["requestExcerpt"])
+        assert ["{}", None] == excerpts
+
+    run_with_api(test, compatibility=("qstash",))
 
 
 def test_number_of_headers_is_limited() -> None:

@@ -147,6 +147,7 @@ class Message(msgspec.Struct, frozen=True):
     deduplication: DeduplicationKeys | None = None
     flow_control: dict[str, int] = {}
     """`parallelism`, `rate`, and `period` in seconds."""
+    hide_body: bool = False
 
 
 class BatchMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -363,7 +364,10 @@ class QStashShim:
             value = f"{timeout_ms // 1000}s"
             check_attempt_timeout("Upstash-Timeout", timeout_ms, value, self._context)
         built = await self._task_creation.build(
-            request.tenant, task_request, trace_context_of(request)
+            request.tenant,
+            task_request,
+            trace_context_of(request),
+            hide_body=message.hide_body,
         )
         try:
             self._check_flow_control(built[0].task.lane, message.flow_control)
@@ -433,11 +437,11 @@ def translate_message(
             fields["nextAttemptAt"] = not_before * 1000
     elif "upstash-delay" in options:
         fields["delayMs"] = _parse_duration("upstash-delay", options["upstash-delay"])
-    _check_redaction(options.get("upstash-redact-fields", ""))
     return Message(
         fields,
         _deduplication_keys(options, destination, forwarded, body),
         _parse_flow_control(options.get("upstash-flow-control-value", "")),
+        _is_body_redacted(options.get("upstash-redact-fields", "")),
     )
 
 
@@ -516,14 +520,16 @@ def _parse_flow_control(text: str) -> dict[str, int]:
     return flow_control
 
 
-def _check_redaction(text: str) -> None:
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        if part != "body":  # the API never shows bodies
+def _is_body_redacted(text: str) -> bool:
+    fields = list(filter(None, (part.strip() for part in text.split(","))))
+    for part in fields:
+        if part != "body":
             rule = (
                 "must be body: headers are redacted if their names suggest a secret, as in "
                 "Authorization or X-Api-Key"
             )
             raise invalid("Upstash-Redact-Fields", rule, part)
+    return bool(fields)
 
 
 def _parse_number(name: str, text: str) -> int:
