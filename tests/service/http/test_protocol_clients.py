@@ -99,6 +99,52 @@ def test_health_checks_are_served_while_all_clients_wait_for_a_response() -> Non
     run_with_server(3, test)
 
 
+@pytest.mark.parametrize("is_unread", [True, False], ids=["unread response", "partial body"])
+def test_stalled_client_is_closed_for_a_new_one(is_unread: bool) -> None:
+    """After a second, those that have been stalled for longest; clients that wait are kept."""
+
+    async def test(server: FakeServer) -> None:
+        waiting = server.connect(GET)
+        stalled = []
+        for _ in range(2):
+            stalled.append(server.connect(GET if is_unread else POST[:-1]))
+            if is_unread:
+                stalled[-1].protocol.pause_writing()
+        server.loop.sleep(0.9)
+        early = server.connect(POST)
+        server.loop.sleep(0.1)
+        late = server.connect(HEALTHZ)
+        await asyncio.sleep(0)
+        are_open = open_connections([waiting, *stalled])
+        server.is_answering.set()
+        for each in stalled:  # so that their requests end
+            each.protocol.connection_lost(None)
+        await asyncio.wait(server.state.tasks)
+        assert b"".join(early.transport.written).startswith(b"HTTP/1.1 503")
+        assert b"".join(late.transport.written).startswith(b"HTTP/1.1 200")
+        assert ([True, False, True], False) == (are_open, late.protocol.is_for_health_checks)
+
+    run_with_server(3, test)
+
+
+def test_client_that_reads_its_response_again_is_kept() -> None:
+    """Only clients that are stalled now are closed."""
+
+    async def test(server: FakeServer) -> None:
+        reader, sender = server.connect(GET), server.connect(POST[:-1])
+        reader.protocol.pause_writing()
+        server.loop.sleep(5.0)
+        reader.protocol.resume_writing()
+        sender.protocol.data_received(POST[-1:])
+        refused = server.connect(POST)
+        assert b"".join(refused.transport.written).startswith(b"HTTP/1.1 503")
+        assert [True, True] == open_connections([reader, sender])
+        server.is_answering.set()
+        await asyncio.wait(server.state.tasks)
+
+    run_with_server(2, test)
+
+
 def test_connections_above_the_reserve_for_health_checks_are_aborted() -> None:
     """A client that opens many connections cannot take the descriptors of deliveries."""
 

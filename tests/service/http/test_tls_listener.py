@@ -22,6 +22,7 @@ class FakeProtocol(asyncio.Protocol):
     """A connection that replaces its handshake among the clients, and sends `ok`."""
 
     is_idle = True
+    stalled_since: float | None = None
     is_for_health_checks = False
     idle_since = 0.0
 

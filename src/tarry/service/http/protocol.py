@@ -184,6 +184,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     _timer: TimerHandle | None = None
     _stall_timer: TimerHandle | None = None
     """Runs while writing is paused, and after the connection was closed with unsent bytes."""
+    _awaited_since = _writing_paused_since = 0.0
+    """Event loop times when the running timer was set, and when writing was paused."""
     _last_host: bytes | None = None
     """The last valid `Host` header. Most clients always send the same one."""
     idle_since: float = 0.0  # the time of the last response, or when the connection was opened
@@ -221,7 +223,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         clients: set[Any] = self.connections
         clients.discard(self._handshake)
         self._handshake = None
-        if not admit(self, clients, self._max_clients):
+        if not admit(self, clients, self._max_clients, self.idle_since):
             self.transport.abort()
         self._update_timer()
 
@@ -229,6 +231,14 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     def is_idle(self) -> bool:
         """Whether the headers of no request are complete, or all requests have a response."""
         return self.cycle is None or bool(self.cycle.response_complete)
+
+    @property
+    def stalled_since(self) -> float | None:
+        """Since when the client neither reads its response nor sends the rest of a body."""
+        if self.flow.write_paused:
+            return self._writing_paused_since
+        is_delayed = self.pipeline or self.flow.read_paused
+        return self._awaited_since if self._timer_for == "body" and not is_delayed else None
 
     def abort(self) -> None:
         """Close the connection at once. `close` would wait for a client that does not read."""
@@ -282,6 +292,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the stall timer. Called when the write buffer is full."""
         super().pause_writing()
+        self._writing_paused_since = self.loop.time()
         self._start_stall_timer()
 
     def resume_writing(self) -> None:
@@ -626,6 +637,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._timer = None
         self._timer_for = awaited = self._awaited
         if awaited is not None:
+            self._awaited_since = self.loop.time()
             self._timer = self.loop.call_later(self._timeouts_s[awaited], self._reject_incomplete)
 
     def _reject_incomplete(self) -> None:

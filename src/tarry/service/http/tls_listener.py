@@ -42,6 +42,7 @@ class PendingHandshake:
     """A client whose handshake is not complete. It counts as a connection of the server."""
 
     is_idle = True
+    stalled_since = None
     is_for_health_checks: bool = False
 
     def __init__(self, connection: socket, idle_since: float) -> None:
@@ -123,7 +124,7 @@ class TlsListener:
             connection.settimeout(0)
             handshake = PendingHandshake(connection, self._loop.time())
             self._clients.add(handshake)
-            if admit(handshake, self._clients, self._max_clients):
+            if admit(handshake, self._clients, self._max_clients, handshake.idle_since):
                 task = self._loop.create_task(self._complete_handshake(handshake, connection))
                 self._handshakes.add(task)
                 task.add_done_callback(self._handshakes.discard)
