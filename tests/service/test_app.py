@@ -13,7 +13,13 @@ import pytest
 from msgspec.structs import replace
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.service.app import Service, are_api_keys_required, data_location, make_store
+from tarry.service.app import (
+    Service,
+    are_api_keys_required,
+    build_api_limits,
+    data_location,
+    make_store,
+)
 from tarry.service.delivery import Fault
 from tarry.service.delivery import dns as dns_module
 from tarry.service.settings import Settings
@@ -110,6 +116,17 @@ def test_a_tenant_limit_of_zero_is_no_limit(tmp_path: Path) -> None:
         return [(each.max_tenant_unfinished_tasks, each.max_tenant_lanes) for each in limits]
 
     assert [(None, None), (5, 10)] == asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("max_clients", "expected"), [(16_384, (2_000, 200)), (224, (112, 56)), (1, (0, 0))]
+)
+def test_waits_and_event_streams_leave_connections_for_other_tenants(
+    max_clients: int, expected: tuple[int, int]
+) -> None:
+    """All waits and streams together occupy at most three quarters of the connections."""
+    limits = build_api_limits(Settings(), max_clients)
+    assert expected == (limits.max_waiting_requests, limits.max_event_streams)
 
 
 def test_signing_secrets_are_shared_only_if_configured(tmp_path: Path) -> None:

@@ -264,12 +264,7 @@ class Service:
                 compatibility=settings.compatibility,
                 accepted_host_names=None if require_api_keys else accepted_host_names,
                 has_grpc=has_grpc(),
-                limits=ApiLimits(
-                    max_request_bytes=settings.max_body_bytes,
-                    inline_body_bytes=settings.inline_body_bytes,
-                    max_attempt_timeout_s=settings.max_attempt_timeout_ms / 1000,
-                    max_tenant_policy_versions=settings.tenant_policy_versions or None,
-                ),
+                limits=build_api_limits(settings, self.max_clients),
             ),
             version=version("tarry"),
         )
@@ -340,6 +335,21 @@ class Service:
             counters = None
         now_s, failing = self.engine.clock.now_s(), self.engine.health.failing
         return self.metrics.render(counters, now_s, tenant, accept, failing=failing)
+
+
+def build_api_limits(settings: Settings, max_clients: int) -> ApiLimits:
+    """Return the limits of the API for a process that accepts `max_clients` connections."""
+    default_limits = ApiLimits()
+    return ApiLimits(
+        max_request_bytes=settings.max_body_bytes,
+        inline_body_bytes=settings.inline_body_bytes,
+        # A tenant can use half of each. With few file descriptors, its waits and streams would
+        # otherwise occupy the connections of all clients.
+        max_waiting_requests=min(default_limits.max_waiting_requests, max_clients // 2),
+        max_event_streams=min(default_limits.max_event_streams, max_clients // 4),
+        max_attempt_timeout_s=settings.max_attempt_timeout_ms / 1000,
+        max_tenant_policy_versions=settings.tenant_policy_versions or None,
+    )
 
 
 def _build_secret(definition: SecretDefinition, token_client: DeliveryClient | None) -> Secret:
