@@ -13,6 +13,9 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# Images of containers often set this variable. Then each command and service that a test starts
+# compiles all its modules again, which takes half of the processor time of a start.
+unexport PYTHONDONTWRITEBYTECODE
 
 PY       := $(VENV)/bin/python
 READY    := $(VENV)/.ready
