@@ -86,7 +86,7 @@ def test_redis_and_the_reference_store_have_equal_results(
     monkeypatch.delitem(STORE_FACTORIES, "sqlite")
     monkeypatch.setitem(STORE_FACTORIES, "redis", redis_store_factory)
     state_machine_settings = settings(
-        max_examples=settings().max_examples // 40, stateful_step_count=25
+        max_examples=max(5, settings().max_examples // 40), stateful_step_count=25
     )
     run_state_machine_as_test(StoreMachine, settings=state_machine_settings)
 
