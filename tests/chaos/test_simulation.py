@@ -21,7 +21,7 @@ from tests.service.engine.harness import new_breaker
 from tests.service.stores.reference_store import ReferenceStore
 from tests.service.stores.reference_store.state import Queue, ReferenceState
 
-SEED_COUNT, SEEDS_PER_TEST = 200, 50
+SEED_COUNT, SEEDS_PER_TEST = 60, 30
 """`make chaos` simulates 20,000 seeds, these among them."""
 
 
