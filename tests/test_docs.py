@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType
@@ -37,6 +38,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PLUGINS_NOT_LOADED = ("cacheprovider", "faker", "schemathesis")
 PACKAGES = {"adapters", "client", "idempotency", "simulator", "telemetry", "testing", "tuning"}
 
 
@@ -51,8 +53,13 @@ class Block:
 
     def compile(self, page: Path) -> CodeType:
         """Return the code of a Python block; tracebacks have the line numbers of the page."""
-        source = "\n" * (self.line - 1) + self.text
-        return compile(source, str(page), "exec", dont_inherit=True)
+        return _compile(self, page)
+
+
+@cache  # compiling takes half of the time of test_migration.py, which runs each block 60 times
+def _compile(block: Block, page: Path) -> CodeType:
+    source = "\n" * (block.line - 1) + block.text
+    return compile(source, str(page), "exec", dont_inherit=True)
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -157,9 +164,11 @@ def test_tests_shown_to_users_pass(tmp_path: Path) -> None:
     page = [block.text for block in blocks_of(DOCS / "testing.md") if block.info == "python"]
     (tmp_path / "test_page.py").write_text("\n".join(page), encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n", encoding="utf-8")
+    # The import of the plugins of faker and schemathesis takes 2 s.
+    options = [option for name in PLUGINS_NOT_LOADED for option in ("-p", f"no:{name}")]
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        [sys.executable, "-m", "pytest", "-q", *options, str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,
