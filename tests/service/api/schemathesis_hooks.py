@@ -33,6 +33,26 @@ MAX_QUERY_BYTES = 60_000
 
 
 @schemathesis.hook
+def before_load_schema(_context: Any, raw_schema: dict[str, Any]) -> None:
+    """Remove the limit of the length of `urlPrefix`.
+
+    schemathesis would search 12 s for strings of this length that match the pattern of URLs.
+    """
+    schemas: list[Any] = [raw_schema]
+    while schemas:
+        schema = schemas.pop()
+        if isinstance(schema, list):
+            schemas += schema
+        elif isinstance(schema, dict):
+            schemas += schema.values()
+            if schema.get("name") == "urlPrefix":
+                del schema["schema"]["maxLength"]
+            elif "urlPrefix" in (properties := schema.get("properties", {})):
+                for option in properties["urlPrefix"].get("anyOf", ()):
+                    option.pop("maxLength", None)
+
+
+@schemathesis.hook
 def filter_query(_context: Any, query: Any) -> bool:
     """Skip invalid queries that get a 431, which schemathesis does not count as a rejection."""
     return not isinstance(query, dict) or len(urlencode(query, doseq=True)) <= MAX_QUERY_BYTES
