@@ -111,16 +111,15 @@ def expect_tile(page: Page, label: str, value: str, note: str) -> None:
     expect(tile).to_have_text(f"{label}{value}{note}")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
 def test_tasks_are_searched_and_paged(
-    browser: Browser, tarry_service: Service, target: HtmlTarget, width: int, scheme: Scheme
+    browser: Browser, tarry_service: Service, target: HtmlTarget
 ) -> None:
     """The filters of the form find tasks, the link of the list shows the next page of 50."""
-    prefix = f"{target.url}/search-{width}/"
+    prefix = f"{target.url}/search/"
     urls = [f"{prefix}{number}?{XSS}" for number in range(51)]
     tasks = [{"targetUrl": url, "delayMs": 3_600_000} for url in urls]
     assert 200 == tarry_service.request("POST", "/retry-tasks/batch", {"tasks": tasks})[0]
-    with open_dashboard(browser, tarry_service, width=width, scheme=scheme) as dashboard:
+    with open_dashboard(browser, tarry_service, width=390, scheme="dark") as dashboard:
         page = dashboard.show("tasks")
         page.get_by_label("Target URL starts with").fill(prefix)
         page.get_by_role("combobox", name="Status").select_option("PENDING")
@@ -320,19 +319,18 @@ def test_downstream_is_paused_reset_and_resumed(
         expect(page.get_by_role("status").get_by_text(f"Reset: {lane}")).to_be_visible()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
 def test_downstream_has_breaker_history_and_latency(
-    browser: Browser, tarry_service: Service, target: HtmlTarget, width: int, scheme: Scheme
+    browser: Browser, tarry_service: Service, target: HtmlTarget
 ) -> None:
     """A row has the breaker and two quantiles; the page of a lane also has the history."""
-    path, key = f"/history-{width}-{scheme}", f"history-{width}-{scheme}"
+    path, key = "/history", "history"
     lane = f"http:127.0.0.1:{target.port}@{key}"
     limits = {"breaker": {"consecutiveFailures": 1, "openForMs": 600_000, "maxOpenMs": 600_000}}
     tarry_service.request("PUT", f"/downstreams/{lane}", limits)
     target.statuses[path] = [200, 503]
     first = tarry_service.post(targetUrl=f"{target.url}{path}", laneKey=key)
     tarry_service.wait_until_finished(first["taskId"])
-    with open_dashboard(browser, tarry_service, width=width, scheme=scheme) as dashboard:
+    with open_dashboard(browser, tarry_service, width=390, scheme="dark") as dashboard:
         page = dashboard.show("downstreams")
         page.get_by_role("link", name=lane, exact=True).click()
         history = page.get_by_role("region", name="Breaker history")
@@ -479,13 +477,10 @@ def test_replay_is_cancelled(browser: Browser, tarry_service: Service, target: H
         expect(replays.get_by_text("CANCELLED")).to_be_visible()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1440, "dark")])
-def test_policy_is_created_edited_and_deleted(
-    browser: Browser, tarry_service: Service, width: int, scheme: Scheme
-) -> None:
+def test_policy_is_created_edited_and_deleted(browser: Browser, tarry_service: Service) -> None:
     """The form of a policy draws its delays, reports an invalid field, and saves new versions."""
-    name = f"orders-{width}"
-    with open_dashboard(browser, tarry_service, width=width, scheme=scheme) as dashboard:
+    name = "orders"
+    with open_dashboard(browser, tarry_service, width=390, scheme="dark") as dashboard:
         page = dashboard.show("policies")
         webhook = page.get_by_role("row", name=re.compile("webhook.* built in"))
         expect(webhook).to_be_visible()
@@ -581,15 +576,12 @@ def test_problem_of_a_policy_stays_until_a_later_request(
         dashboard.messages.clear()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
-def test_policy_is_simulated_before_it_is_saved(
-    browser: Browser, tarry_service: Service, width: int, scheme: Scheme
-) -> None:
+def test_policy_is_simulated_before_it_is_saved(browser: Browser, tarry_service: Service) -> None:
     """The button simulates the fields of the form, and shows a chart with its figures.
 
     A change of the form changes the result of the next simulation; an invalid field is marked.
     """
-    with open_dashboard(browser, tarry_service, width=width, scheme=scheme) as dashboard:
+    with open_dashboard(browser, tarry_service, width=390, scheme="dark") as dashboard:
         page = dashboard.show("policies/unsaved?new=1")
         button = page.get_by_role("button", name="Simulate this policy")
         button.click()
@@ -617,17 +609,14 @@ def test_policy_is_simulated_before_it_is_saved(
         dashboard.messages.clear()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
-def test_policy_is_advised_from_recorded_attempts(
-    browser: Browser, tarry_service: Service, width: int, scheme: Scheme
-) -> None:
+def test_policy_is_advised_from_recorded_attempts(browser: Browser, tarry_service: Service) -> None:
     """The advice shows current and proposed values with reasons, and fills them into the form.
 
     The policy is not saved. With too few attempts, the form shows how many are needed.
     """
     with (
         html_target() as target,
-        open_dashboard(browser, tarry_service, width=width, scheme=scheme) as dashboard,
+        open_dashboard(browser, tarry_service, width=390, scheme="dark") as dashboard,
     ):
         lane = f"http:127.0.0.1:{target.port}"
         tarry_service.wait_until_finished(tarry_service.post(targetUrl=target.url)["taskId"])
