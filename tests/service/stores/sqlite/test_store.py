@@ -1,4 +1,4 @@
-"""`SqliteStore`: conformance, durability, and several stores on one file."""
+"""`SqliteStore`: durability, and several stores on one file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tarry.runtime.clocks import environment
 from tarry.service.model import Status
 from tarry.service.store import AddStatus, FinishStatus, NewTask
 from tarry.service.stores.sqlite import Database, SqliteStore, add, clock
-from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
 from tests.service.stores.harness import (
     LEASE,
     OTHER_LEASE,
@@ -25,17 +24,8 @@ from tests.service.stores.harness import (
     task_numbers,
 )
 from tests.service.stores.sqlite.harness import run_on_store
-from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
 T = TypeVar("T")
-
-
-@pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_conformance_without_threads(case: Case, tmp_path: Path) -> None:
-    """The synchronous SQLite store passes the conformance suite."""
-    asyncio.run(
-        StoreHarness(lambda clock: SynchronousSqliteStore(tmp_path / "tasks.db", clock)).run(case)
-    )
 
 
 def test_two_stores_share_a_file(tmp_path: Path) -> None:
