@@ -66,9 +66,9 @@ def post_task(service: Service, target: HtmlTarget, path: str, **fields: Any) ->
     return service.post(targetUrl=target.url + path, laneKey=path[1:], policy=policy, **fields)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def dashboard(browser: Browser, tarry_service: Service) -> Iterator[OpenedDashboard]:
-    """Open the dashboard of the service."""
+    """Open a tab for the tests, each of which loads a page: a new tab takes Chromium 0.5 s."""
     dashboard = OpenedDashboard(browser, tarry_service, 1440, "light")
     yield dashboard
     dashboard.page.close()
