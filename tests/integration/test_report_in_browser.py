@@ -88,8 +88,6 @@ def wait_until_drawn(page: Page, scheme: Scheme) -> None:
     ("name", "width", "scheme", "views"),
     [
         ("storm", 1280, "light", 12),
-        ("storm", 390, "light", 12),
-        ("storm", 1280, "dark", 12),
         ("storm", 390, "dark", 12),
         ("sample", 390, "light", 7),
         ("sweep", 1280, "light", 5),
