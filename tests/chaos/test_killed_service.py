@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.service import TERMINAL_STATUSES, Service, Target, service, target
 
-KILL_COUNT = int(os.environ.get("ROUNDS", "5"))
+KILL_COUNT = int(os.environ.get("ROUNDS", "3"))
 
 
 def _fail_every_fifth_task(path: str, number: int) -> int:
