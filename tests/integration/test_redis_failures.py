@@ -375,7 +375,7 @@ def test_the_number_of_partitions_cannot_be_changed(server: Server) -> None:
         await first.open()
         await first.close()
         second = RedisStore(f"{url}&partitions=4")
-        with pytest.raises(ConfigurationError, match="was created with 3 partitions"):
+        with pytest.raises(ConfigurationError, match="has 3 partitions"):
             await second.open()
         await second.close()
         third = RedisStore(url)
