@@ -61,6 +61,18 @@ def test_a_url_that_asyncpg_rejects_is_an_error(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "password", ["secret/x", "secret#x", "secret?x", "x@y:secret", "x/y@secret"]
+)
+def test_a_password_that_is_not_escaped_is_not_shown(password: str) -> None:
+    """Asyncpg takes the text before or after a special character for the port, and quotes it."""
+    database = Database(f"postgresql://u:{password}@h/d?application_name=a")
+    with pytest.raises(ConfigurationError, match="percent-encode special characters") as no:
+        asyncio.run(database.open())
+    assert "secret" not in str(no.value)
+    assert no.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
     ("error", "reason"),
     [
         (ConnectionResetError(), "ConnectionResetError"),

@@ -54,6 +54,11 @@ _UNAVAILABLE_STATES = {"3F000", "42883", "42P01", "42P05"}
 another client (a pooler)."""
 _REFUSED_STATES = {"3D000", "42501"}
 """A missing database, and a missing permission."""
+_UNESCAPED_PASSWORD = re.compile(r"://(?:[^/?#@]*[/?#].*|[^/?#]*@.*)@", re.DOTALL)
+"""Matches a URL in which an `@` does not end the user name and the password for asyncpg."""
+_ESCAPING_RULE = (
+    "percent-encode special characters of the password, such as %2F for / and %40 for @"
+)
 _NOT_OPEN = "the store is not open: call open() first"
 _logger = logging.getLogger("tarry.service")
 
@@ -105,7 +110,9 @@ class Database:
     def __init__(self, url: str) -> None:
         self.options: PostgresOptions = parse_url(url)
         self.schema: Schema = Schema(self.options.schema)
-        self._redacted_url = redact_store_url(self.options.dsn)
+        # The parameters of `dsn` are encoded, also the `@` that ends an unescaped password.
+        self._redacted_url = redact_store_url(url)
+        self._is_password_unescaped = _UNESCAPED_PASSWORD.search(url) is not None
         with require_extra("a store in PostgreSQL needs asyncpg", "postgres"):
             self._asyncpg: Any = import_module("asyncpg")
         self._pool: ConnectionPool | None = None
@@ -174,8 +181,11 @@ class Database:
             ) as error:
                 if self._pool is not None:
                     raise
-                msg = f"store: {self._redacted_url} is not valid: {_one_line(error)}"
-                raise ConfigurationError(msg) from error
+                msg = f"store: {self._redacted_url} is not valid"
+                if self._is_password_unescaped and isinstance(error, ValueError):
+                    # asyncpg may have quoted a part of the password, which it takes for the port.
+                    raise ConfigurationError(f"{msg}: {_ESCAPING_RULE}") from None
+                raise ConfigurationError(f"{msg}: {_one_line(error)}") from error
 
     async def fetch(self, statement: str, *arguments: object) -> list[Any]:
         """Run one statement in its own transaction, and return its rows."""
