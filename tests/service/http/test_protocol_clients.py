@@ -145,6 +145,34 @@ def test_client_that_reads_its_response_again_is_kept() -> None:
     run_with_server(2, test)
 
 
+@pytest.mark.parametrize("is_reader", [True, False], ids=["response", "body"])
+def test_slow_client_that_makes_progress_is_kept(is_reader: bool) -> None:
+    """A large body or response takes longer than a second; 16 KiB in each second are enough."""
+    size, step = 200_000, 16_384
+
+    async def test(server: FakeServer) -> None:
+        head = b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % size
+        slow = server.connect(GET if is_reader else head)
+        if is_reader:
+            slow.transport.write_buffer_size = size
+            slow.protocol.pause_writing()
+        are_open = []
+        for step_size in (step, step, 1):
+            server.loop.sleep(1.0)
+            if is_reader:
+                slow.transport.write_buffer_size -= step_size
+            else:
+                slow.protocol.data_received(bytes(step_size))
+            server.connect(POST).protocol.connection_lost(None)
+            are_open += open_connections([slow])
+        server.is_answering.set()
+        slow.protocol.connection_lost(None)
+        await asyncio.wait(server.state.tasks)
+        assert [True, True, False] == are_open
+
+    run_with_server(1, test)
+
+
 def test_connections_above_the_reserve_for_health_checks_are_aborted() -> None:
     """A client that opens many connections cannot take the descriptors of deliveries."""
 

@@ -84,6 +84,8 @@ _STALL_TIMEOUT_S = 30.0
 _MIN_READ_BYTES = 16_384
 """A client that does not read this much of its responses in `_STALL_TIMEOUT_S` is disconnected.
 Otherwise its responses could occupy memory without a time limit."""
+_MIN_PROGRESS_BYTES = 16_384
+"""A client that sends or reads this much is not stalled. Single bytes do not keep a connection."""
 _MAX_PARSED_BYTES, _MAX_PARSED_BODY_BYTES = 4_096, 16_384
 """How many received bytes are parsed at a time: in general, and within a body. The rest stays
 unparsed while pipelined requests wait for their responses: a request of only 36 bytes takes 5 kB of
@@ -185,7 +187,12 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     _stall_timer: TimerHandle | None = None
     """Runs while writing is paused, and after the connection was closed with unsent bytes."""
     _awaited_since = _writing_paused_since = 0.0
-    """Event loop times when the running timer was set, and when writing was paused."""
+    """Event loop times when the running timer was set, and when writing was paused, or of the last
+    progress since then: `_MIN_PROGRESS_BYTES` of the body or the response."""
+    _progress_bytes = 0
+    """Received bytes of the body since `_awaited_since`."""
+    _paused_bytes = 0
+    """Size of the write buffer at `_writing_paused_since`."""
     _last_host: bytes | None = None
     """The last valid `Host` header. Most clients always send the same one."""
     idle_since: float = 0.0  # the time of the last response, or when the connection was opened
@@ -234,8 +241,15 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     @property
     def stalled_since(self) -> float | None:
-        """Since when the client neither reads its response nor sends the rest of a body."""
+        """Since when the client neither reads its response nor sends the rest of a body.
+
+        Only a progress of `_MIN_PROGRESS_BYTES` counts.
+        """
         if self.flow.write_paused:
+            # A transport does not report what it has sent, so the size is compared with the last.
+            size = self.transport.get_write_buffer_size()
+            if self._paused_bytes - size >= _MIN_PROGRESS_BYTES:
+                self._paused_bytes, self._writing_paused_since = size, self.loop.time()
             return self._writing_paused_since
         is_delayed = self.pipeline or self.flow.read_paused
         return self._awaited_since if self._timer_for == "body" and not is_delayed else None
@@ -293,6 +307,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         """Start the stall timer. Called when the write buffer is full."""
         super().pause_writing()
         self._writing_paused_since = self.loop.time()
+        self._paused_bytes = self.transport.get_write_buffer_size()
         self._start_stall_timer()
 
     def resume_writing(self) -> None:
@@ -364,6 +379,10 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._reject(problem)
         if self._awaited != self._timer_for:
             self._update_timer()
+        elif self._awaited == "body":
+            self._progress_bytes += len(data)
+            if self._progress_bytes >= _MIN_PROGRESS_BYTES:
+                self._progress_bytes, self._awaited_since = 0, self.loop.time()
 
     def _parse(self, data: bytes) -> None:
         """Parse data; stop early if pipelined requests wait for their responses."""
@@ -637,7 +656,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._timer = None
         self._timer_for = awaited = self._awaited
         if awaited is not None:
-            self._awaited_since = self.loop.time()
+            self._progress_bytes, self._awaited_since = 0, self.loop.time()
             self._timer = self.loop.call_later(self._timeouts_s[awaited], self._reject_incomplete)
 
     def _reject_incomplete(self) -> None:
