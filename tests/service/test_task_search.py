@@ -235,6 +235,32 @@ def test_groups_continue_with_older_tasks(monkeypatch: pytest.MonkeyPatch) -> No
     run_with_finder(test)
 
 
+def test_groups_of_many_lanes_are_returned_in_several_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A request ends after a number of groups, because each has the content of a task."""
+    monkeypatch.setattr(task_search, "_GROUP_PAGE_TASKS", 2)
+    monkeypatch.setattr(task_search, "_MAX_GROUPS", 3)
+    search = TaskSearch(filter=TaskFilter())
+
+    async def run() -> None:
+        store = ReferenceStore(lambda: START_MS)
+        content = Codec().pack(TaskContent(url="https://a.example/"))
+        tasks = [
+            task(number, lane=f"acme/https:a.example:443@{number}", packed_content=content)
+            for number in range(6)
+        ]
+        await store.add([NewTask(each, 0) for each in tasks])
+        finder = TaskFinder(store, Codec())
+        page = await finder.group("acme", search, cursor=None)
+        assert [5, 4, 3, 2] == task_numbers([group.newest.task for group in page.items])
+        page = await finder.group("acme", search, cursor=page.cursor)
+        assert [1, 0] == task_numbers([group.newest.task for group in page.items])
+        assert page.cursor is None
+
+    asyncio.run(run())
+
+
 def test_searches_that_read_many_tasks_run_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

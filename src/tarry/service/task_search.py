@@ -30,6 +30,9 @@ _MAX_READS_PER_PAGE = 4
 _GROUP_PAGE_TASKS = 500
 _MAX_GROUP_PAGES = 20
 """`TaskFinder.group` reads at most this many pages of this size."""
+_MAX_GROUPS = 500
+"""After this many groups, each with the content of a task, `TaskFinder.group` reads no more pages.
+The views of 10,000 groups blocked the event loop for 0.13 s."""
 _YIELD_EVERY_TASKS = 100
 """Number of tasks after which the decoding of a page yields to the event loop."""
 _STATUS_CLASS = re.compile("[1-5]xx")
@@ -103,7 +106,8 @@ class TaskFinder:
     ) -> Page[TaskGroup]:
         """Group up to 10,000 matching tasks by reason and lane, the group of the newest task first.
 
-        The cursor continues with older tasks, which may belong to the same groups.
+        The cursor continues with older tasks, which may belong to the same groups. If there are
+        many groups, it does so after fewer tasks.
         """
         async with self._scan_locks.setdefault(tenant, asyncio.Lock()):
             return await self._group(tenant, search, cursor)
@@ -124,7 +128,7 @@ class TaskFinder:
             attempts = await self._store.last_attempts(tenant, task_ids) if task_ids else {}
             for group, task in first_of_group.items():
                 newest[group] = self._decode(task, attempts.get(task.id))
-            if page.cursor is None:
+            if page.cursor is None or len(newest) >= _MAX_GROUPS:
                 break
         groups = [TaskGroup(newest[group], counts[group]) for group in newest]
         return Page(groups, page.cursor)
