@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
@@ -433,6 +434,80 @@ def test_groups_have_the_dead_letters_of_all_pages(
         page.get_by_role("link", name="Next page").click()
         expect(page.get_by_role("region", name="Dead letters").get_by_role("row")).to_have_count(2)
         expect(row).to_be_visible()
+
+
+GROUP = {
+    "reason": "permanent",
+    "lane": "https:a.example:443",
+    "newestTaskId": "t",
+    "newestFinishedAt": 1,
+    "newestStatus": 410,
+    "newestError": None,
+}
+
+
+def send_groups(route: Route) -> None:
+    """Respond with one of three pages of groups, with 1, 10 and 100 dead letters."""
+    number = int(dict(parse_qsl(urlsplit(route.request.url).query)).get("cursor", "0"))
+    next_cursor = str(number + 1) if number < 2 else None
+    route.fulfill(json={"items": [GROUP | {"count": 10**number}], "nextCursor": next_cursor})
+
+
+def test_count_of_older_dead_letters_continues_after_an_error(
+    browser: Browser, tarry_service: Service
+) -> None:
+    """The dead letters that were counted before the error are not counted twice."""
+    failures = [503]
+
+    def fail_once(route: Route) -> None:
+        if failures and "cursor=2" in route.request.url:
+            route.fulfill(status=failures.pop(), json={"detail": "The store is away."})
+        else:
+            send_groups(route)
+
+    with open_dashboard(browser, tarry_service) as dashboard:
+        dashboard.expected_statuses.add(503)
+        dashboard.page.route("**/dead-letters/groups*", fail_once)
+        page = dashboard.show("dead-letters")
+        groups = page.get_by_role("region", name="By reason and downstream")
+        expect(groups.get_by_text("The newest 1 dead letters")).to_be_visible()
+        count_older = page.get_by_role("button", name="Count older dead letters")
+        count_older.click()
+        expect(page.get_by_text("The store is away.")).to_be_visible()
+        count_older.click()
+        expect(groups.get_by_text("All 111 dead letters")).to_be_visible()
+
+
+def test_counts_of_dead_letters_do_not_overlap(browser: Browser, tarry_service: Service) -> None:
+    """A replay that ends while older dead letters are counted does not count any twice."""
+    replay = {"replayId": "r", "filter": {}, "rate": 1, "matched": 9, "replayed": 0, "finished": {}}
+    replay |= {"createdAt": 1, "finishedAt": None}
+    status = ["RUNNING"]
+    held: list[Route] = []
+
+    def hold_older(route: Route) -> None:
+        if status == ["RUNNING"] and "cursor=1" in route.request.url:
+            held.append(route)
+        else:
+            send_groups(route)
+
+    def send_replays(route: Route) -> None:
+        route.fulfill(json={"items": [replay | {"status": status[0]}], "nextCursor": None})
+
+    with open_dashboard(browser, tarry_service) as dashboard:
+        dashboard.page.route("**/dead-letters/groups*", hold_older)
+        dashboard.page.route("**/dead-letters/replays*", send_replays)
+        page = dashboard.show("dead-letters")
+        with page.expect_request("**/dead-letters/groups?cursor=1"):
+            page.get_by_role("button", name="Count older dead letters").click()
+        status[0] = "DONE"
+        expect(page.get_by_role("region", name="Replays").get_by_text("DONE")).to_be_visible()
+        page.wait_for_timeout(200)
+        send_groups(held[0])
+        groups = page.get_by_role("region", name="By reason and downstream")
+        expect(groups.get_by_text("All 111 dead letters")).to_be_visible()
+        page.wait_for_timeout(200)
+        expect(groups.get_by_text("All 111 dead letters")).to_be_visible()
 
 
 @pytest.mark.parametrize("width", [360, 768, 1025, 1280, 1345])

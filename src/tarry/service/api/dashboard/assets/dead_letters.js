@@ -134,25 +134,32 @@ export async function render({ root, query, signal, show }) {
       h("button", { type: "button", class: "small", "data-needs": "write", "aria-label": `Replay ${group.reason} ${group.lane}`,
         click: () => openReplay({ ...filters, reason: group.reason, lane: group.lane }, showReplays) }, "Replay…")) },
   ];
-  let counted = new Map();
-  let countRequests = 0;
-  async function countGroups(firstCursor, maxRequests) {
-    let page = { nextCursor: firstCursor };
-    if (!firstCursor) [counted, countRequests] = [new Map(), 0];
-    for (let request = 0; request < maxRequests && page.nextCursor !== null; request += 1) {
-      countRequests += 1;
-      page = await get("dead-letters/groups", { ...filters, cursor: page.nextCursor }, signal);
-      addGroups(counted, page.items);
-    }
-    showGroups(page.nextCursor);
+  let counted = { groups: new Map(), cursor: "", requests: 0 };
+  let counting = Promise.resolve();
+  /** Count older dead letters, or all that were counted again. Counts run one after another: each continues where the last one ended. */
+  function countGroups({ again = false } = {}) {
+    const result = counting.then(async () => {
+      const total = again ? { groups: new Map(), cursor: "", requests: 0 } : counted;
+      const end = again ? Math.max(1, counted.requests) : total.requests + OLDER_GROUP_REQUESTS;
+      while (total.requests < end && total.cursor !== null) {
+        const page = await get("dead-letters/groups", { ...filters, cursor: total.cursor }, signal);
+        addGroups(total.groups, page.items);
+        total.cursor = page.nextCursor;
+        total.requests += 1;
+      }
+      counted = total;
+      showGroups(total);
+    });
+    counting = result.catch(() => {});
+    return result;
   }
-  function showGroups(nextCursor) {
-    const sorted = [...counted.values()].sort((a, b) => b.count - a.count);
+  function showGroups({ groups: byKey, cursor: nextCursor }) {
+    const sorted = [...byKey.values()].sort((a, b) => b.count - a.count);
     const total = count(sorted.reduce((sum, group) => sum + group.count, 0));
     const countMore = async (event) => {
       event.target.disabled = true;
       try {
-        await countGroups(nextCursor, OLDER_GROUP_REQUESTS);
+        await countGroups();
       } catch (error) {
         event.target.disabled = false;
         showError(error);
@@ -164,7 +171,7 @@ export async function render({ root, query, signal, show }) {
   }
   async function showDeadLetters() {
     listedAt = Date.now();
-    const [page] = await Promise.all([getPage("dead-letters", { ...query, limit: PAGE_SIZE }, signal), countGroups("", Math.max(1, countRequests))]);
+    const [page] = await Promise.all([getPage("dead-letters", { ...query, limit: PAGE_SIZE }, signal), countGroups({ again: true })]);
     showList(page);
   }
   const showList = (page) => replaceContent(list,
