@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from importlib import import_module
+from urllib.parse import SplitResult, urlsplit
 
 import pytest
 import uvloop
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.store_url import StoreEngine, find_engine
-from tarry.service.stores.redis import RedisStore
+from tarry.service.stores.redis import RedisStore, connection
 from tarry.service.stores.redis.connection import (
     SCHEMES,
     RedisConnection,
@@ -77,6 +78,33 @@ def test_a_url_of_a_cluster_may_have_several_hosts() -> None:
     """A process can start while one of the hosts is down."""
     address = StoreAddress("valkeys+cluster://u:p%2C@h1:7000,[::1]:7001,h2/0")
     assert [("h1", 7000), ("::1", 7001), ("h2", 6379)] == address.seeds
+
+
+@pytest.mark.parametrize("hosts", ["h1:7000,[::1]:7001", "[::1],[::2]:7001", "[::1]:7000,h2"])
+def test_hosts_of_a_cluster_may_be_ipv6_addresses(
+    monkeypatch: pytest.MonkeyPatch, hosts: str
+) -> None:
+    """Newer versions of Python reject a URL with text before `[` or after `]`, except a port."""
+
+    def strict_urlsplit(url: str) -> SplitResult:
+        parts = urlsplit(url)
+        before, bracket, rest = parts.netloc.rpartition("@")[2].partition("[")
+        port = rest.partition("]")[2]
+        if bracket and (before or (port and not port.startswith(":"))):
+            raise ValueError("Invalid IPv6 URL")
+        return parts
+
+    monkeypatch.setattr(connection, "urlsplit", strict_urlsplit)
+    address = StoreAddress(f"redis+cluster://u:p@{hosts}")
+    assert 2 == len(address.seeds)
+    for seed in address.seeds:
+        replaced = urlsplit(connection._replace_host(address.driver_url, seed))
+        assert ("u", "p", *seed) == (
+            replaced.username,
+            replaced.password,
+            replaced.hostname,
+            replaced.port,
+        )
 
 
 def test_a_node_of_a_cluster_is_not_a_single_server() -> None:

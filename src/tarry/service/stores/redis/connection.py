@@ -51,6 +51,7 @@ SCHEMES = frozenset(
 _DRIVER_PARAMETERS = frozenset(
     {"db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
 )
+_NETLOC = re.compile(r"(?<=://)[^/?#]*")
 _SCRIPT_FAILURE = "user_script"
 """Part of each error that a script has raised, or a command in a script."""
 # Errors in a script that depend on the state of the server, not on the arguments of the script. The
@@ -75,15 +76,21 @@ class StoreAddress:
     """The parts of a store URL: the URL for the driver, and the parameters of the store."""
 
     def __init__(self, url: str) -> None:
+        # The hosts of a Cluster are parsed one by one: since Python 3.11.12, 3.12.9 and 3.13.2,
+        # `urlsplit` accepts an IPv6 address only as the first host, and before a port.
+        address = _NETLOC.search(url)
+        netloc = "" if address is None else address[0]
+        credentials, separator, hosts = netloc.rpartition("@")
+        first_netloc = f"{credentials}{separator}{hosts.partition(',')[0]}"
         try:
-            parts = urlsplit(url)
+            parts = urlsplit(url.replace(f"://{netloc}", f"://{first_netloc}", 1))
         except ValueError as error:
             raise ConfigurationError("store", "must be a Redis URL") from error
         scheme = parts.scheme.lower()
         if scheme not in SCHEMES:
             raise ConfigurationError("store", "must be a Redis URL", scheme)
         is_socket = scheme.endswith(_UNIX_SUFFIX)
-        self.seeds: list[NodeAddress] = _parse_hosts(parts.netloc)
+        self.seeds: list[NodeAddress] = _parse_hosts(hosts)
         """The nodes of a Cluster that are queried first; a single server has one."""
         has_hosts = all(seed.host for seed in self.seeds)
         if not (parts.path.strip("/") if is_socket else has_hosts):
@@ -117,13 +124,14 @@ class StoreAddress:
         """Whether the certificate of the server must be for its host, by default."""
         query = urlencode(driver_parameters)
         self.driver_url: str = f"{driver_scheme}://{parts.netloc}{parts.path}?{query}"
-        """The URL for redis-py, which supports neither Valkey nor the parameters of the store."""
+        """The URL for redis-py, which supports neither Valkey nor the parameters of the store. Of
+        the hosts of a Cluster it has only the first, which `_replace_host` replaces."""
 
 
-def _parse_hosts(netloc: str) -> list[NodeAddress]:
-    """Parse `HOST:PORT,HOST:PORT`, after the user name and the password."""
+def _parse_hosts(hosts: str) -> list[NodeAddress]:
+    """Parse `HOST:PORT,HOST:PORT`."""
     addresses: list[NodeAddress] = []
-    for text in netloc.rpartition("@")[2].split(","):
+    for text in hosts.split(","):
         try:
             parts = urlsplit(f"//{text}")
             addresses.append(NodeAddress(parts.hostname or "", parts.port or _DEFAULT_PORT))
