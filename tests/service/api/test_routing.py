@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -71,6 +72,29 @@ def test_an_outage_of_the_store_is_logged_once_per_interval(
     run_with_api(test)
     line = "store unavailable, request=GET /retry-tasks rejected_requests=%d: connection refused"
     assert [line % 1, line % 3] == [record.getMessage() for record in caplog.records]
+
+
+def test_the_last_rejected_requests_of_an_outage_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are logged after the interval, and not with a request of the next outage."""
+    caplog.set_level(logging.INFO, "tarry.service")
+    monkeypatch.setattr(routing, "_LOG_INTERVAL_S", 0.05)
+    failures = routing._StoreFailureLog()
+
+    async def reject(reason: str, count: int) -> None:
+        for _ in range(count):
+            failures.log({"method": "GET", "path": "/"}, StoreUnavailable(reason))
+        await asyncio.sleep(0.2)
+
+    async def test() -> None:
+        await reject("first outage", 4)
+        await reject("second outage", 1)
+
+    asyncio.run(test())
+    assert ["1: first outage", "3: first outage", "1: second outage"] == [
+        record.getMessage().partition("rejected_requests=")[2] for record in caplog.records
+    ]
 
 
 def test_cross_site_writes_are_403() -> None:

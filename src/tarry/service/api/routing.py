@@ -275,13 +275,24 @@ class _StoreFailureLog:
     def __init__(self) -> None:
         self._next_log_at = float("-inf")
         self._unlogged_count = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def log(self, scope: Scope, error: StoreUnavailable) -> None:
         """Log a rejected request, or count it for the next line."""
         self._unlogged_count += 1
         now = environment.now()
-        if now < self._next_log_at:
-            return
+        if now >= self._next_log_at:
+            self._log(scope, error, now)
+        elif self._unlogged_count == 1:
+            # At the end of the interval, because the next request may be rejected days later.
+            loop = asyncio.get_running_loop()
+            delay = self._next_log_at - now
+            self._timer = loop.call_later(delay, self._log, scope, error, self._next_log_at)
+
+    def _log(self, scope: Scope, error: StoreUnavailable, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         message = "store unavailable, request=%s %s rejected_requests=%d: %s"
         count, self._unlogged_count = self._unlogged_count, 0
         self._next_log_at = now + _LOG_INTERVAL_S
