@@ -213,6 +213,13 @@ def test_unknown_secrets_redact_the_whole_text() -> None:
         ("see http://u:a@b/ and c@d", "see http://[redacted]@b/ and c@d"),
         (r'"http:\/\/u:a@b\/"', r'"http:\/\/[redacted]@b\/"'),
         ("Session::Error, UNAUTHENTICATED: expired",) * 2,
+        (
+            '--b\r\nContent-Disposition: form-data; name="pwd"\r\nA: b\r\n\r\na\r\nb\r\n--b--',
+            '--b\r\nContent-Disposition: form-data; name="pwd"\r\nA: b\r\n\r\n[redacted]\r\n--b--',
+        ),
+        ('form-data; name="a"\n\nb\n--b',) * 2,
+        ('form-data; name="pin"\n\ncut', 'form-data; name="pin"\n\n[redacted]'),
+        ('form-data; name="pin"\n\n\n--b',) * 2,
     ],
 )
 def test_named_secrets_in_a_text_of_the_target_are_redacted(text: str, expected: str) -> None:
@@ -226,6 +233,7 @@ def test_named_secrets_in_a_text_of_the_target_are_redacted(text: str, expected:
     [
         '"key":"', "key=", '"key":"\\"', '"' * 7, "\\" * 7, "'key': ", '"key":[', "<key>", "<key a",
         "key ", "key[", "://a", ":", 'cookie: ="', "\\u006b", '"key":{"',
+        'form-data; name="key"\n', 'form-data; name="key"\n\n', 'form-data; name="',
     ],
 )  # fmt: skip
 def test_hostile_text_is_redacted_in_one_pass(text: str) -> None:

@@ -41,6 +41,13 @@ _USER_INFO = re.compile(r"(?<=://)[^/?#]+@")
 _USER_INFO_IN_TEXT = re.compile(r"""(:\\{0,7}/\\{0,7}/)[^\s/?#"<>\\]+@""")
 _ELEMENT = re.compile(r"<(?P<element>[\w.:-]{1,64}+)(?:\s[^<>]*+)?(?<!/)>")
 """The start tag of an XML element."""
+_FORM_FIELD = re.compile(
+    r"""form-data;[ \t]*+name="(?P<field>[^"\r\n]{1,64}+)"[^\r\n]*+\r?\n"""
+    r"""(?:[^\r\n]++\r?\n){0,8}+\r?\n""",
+    re.IGNORECASE,
+)
+"""The headers of a field in a body of multipart/form-data."""
+_FORM_FIELD_END = re.compile(r"\r?\n--")
 _VALUE_NAME = re.compile(
     r"""(?:(?P<quote>\\{0,7}["'])(?P<member>(?:[^"'\\]|\\{1,8}u[\da-fA-F]{4}){1,64})(?P=quote)"""
     r"""\s*+(?:=>|:)|(?<![\w.-])(?P<parameter>[\w.-]{1,64}+"""
@@ -254,8 +261,8 @@ def redact_named_values(text: str) -> str:
     """Return a text from a target with the values that have a secret name redacted.
 
     These are secrets of the target itself: `"access_token": "..."`, `password=...`, `Cookie: ...`,
-    `<token>...</token>`. Only the name determines whether a value is a secret, see
-    `is_secret_name`. User name and password in a URL are redacted, too.
+    `<token>...</token>`, and fields of multipart/form-data. Only the name determines whether a
+    value is a secret, see `is_secret_name`. User name and password in a URL are redacted, too.
     """
     # Most texts have neither "@" nor a part of a secret name, and these checks take at most a tenth
     # of the time of the searches.
@@ -264,6 +271,8 @@ def redact_named_values(text: str) -> str:
     lower_text = text.lower()
     if "\\u" not in text and not any(part in lower_text for part in _SECRET_NAME_PARTS):
         return text
+    if "form-data" in lower_text:
+        text = _redact_values(text, _FORM_FIELD)
     return _redact_values(_redact_values(text, _ELEMENT), _VALUE_NAME)
 
 
@@ -282,6 +291,9 @@ def _redact_values(text: str, name_pattern: re.Pattern[str]) -> str:
         if name_pattern is _ELEMENT:
             end = text.find(f"</{name}", start)
             end = len(text) if end < 0 else end
+        elif name_pattern is _FORM_FIELD:
+            boundary = _FORM_FIELD_END.search(text, start)
+            end = len(text) if boundary is None else boundary.start()
         elif (
             name.lower().endswith(("authorization", "cookie"))
             and match["parameter"]
