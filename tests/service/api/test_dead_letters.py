@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tarry.service.model import ReplayRecord
 from tests.service.api.harness import NOW, ApiHarness, run_with_api
 
 
@@ -139,6 +140,18 @@ def test_an_invalid_search_is_422_with_its_field(path: str, query: str, field: s
     async def test(api: ApiHarness) -> None:
         response = await api.request("GET", f"{path}?{query}")
         assert (422, field) == (response.status, response.problem["field"])
+
+    run_with_api(test)
+
+
+def test_a_stored_replay_does_not_show_a_secret_of_its_url_prefix() -> None:
+    """Earlier versions accepted a prefix with the value of a secret query parameter."""
+    replay = ReplayRecord(id="r", tenant="default", url_prefix="https://a.example/?token=s3cret")
+
+    async def test(api: ApiHarness) -> None:
+        await api.store.start_replay(replay)
+        (item,) = (await api.request("GET", "/dead-letters/replays")).json["items"]
+        assert "https://a.example/?token=[redacted]" == item["filter"]["urlPrefix"]
 
     run_with_api(test)
 

@@ -221,7 +221,8 @@ def replay_view(replay: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJo
             policy_id=replay.policy_id,
             reason=replay.reason,
             before=replay.before or None,
-            url_prefix=replay.url_prefix,
+            # Replays of earlier versions may have a secret in their prefix.
+            url_prefix=None if replay.url_prefix is None else redact_url(replay.url_prefix),
             idempotency_key=replay.key,
             created_after=replay.created_from,
             created_before=replay.created_until,
