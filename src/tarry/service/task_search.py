@@ -21,6 +21,8 @@ from tarry.service.model import LOST, Status
 from tarry.service.store import Page, TaskFilter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tarry.service.encryption import Codec
     from tarry.service.model import AttemptRecord, ReplayRecord, Task, TaskContent
     from tarry.service.store import Store
@@ -102,17 +104,29 @@ class TaskFinder:
         return Page([task.id for task in page.items], page.cursor)
 
     async def group(
-        self, tenant: str, search: TaskSearch, *, cursor: str | None
+        self,
+        tenant: str,
+        search: TaskSearch,
+        *,
+        cursor: str | None,
+        is_abandoned: Callable[[], bool] = lambda: False,
     ) -> Page[TaskGroup]:
         """Group up to 10,000 matching tasks by reason and lane, the group of the newest task first.
 
         The cursor continues with older tasks, which may belong to the same groups. If there are
-        many groups, it does so after fewer tasks.
+        many groups, or if `is_abandoned` returns that the client has disconnected, it does so after
+        fewer tasks.
         """
         async with self._scan_locks.setdefault(tenant, asyncio.Lock()):
-            return await self._group(tenant, search, cursor)
+            return await self._group(tenant, search, cursor, is_abandoned)
 
-    async def _group(self, tenant: str, search: TaskSearch, cursor: str | None) -> Page[TaskGroup]:
+    async def _group(
+        self,
+        tenant: str,
+        search: TaskSearch,
+        cursor: str | None,
+        is_abandoned: Callable[[], bool],
+    ) -> Page[TaskGroup]:
         newest: dict[tuple[str | None, str], FoundTask] = {}
         counts: Counter[tuple[str | None, str]] = Counter()
         page: Page[Task] = Page([], cursor)
@@ -128,7 +142,7 @@ class TaskFinder:
             attempts = await self._store.last_attempts(tenant, task_ids) if task_ids else {}
             for group, task in first_of_group.items():
                 newest[group] = self._decode(task, attempts.get(task.id))
-            if page.cursor is None or len(newest) >= _MAX_GROUPS:
+            if page.cursor is None or len(newest) >= _MAX_GROUPS or is_abandoned():
                 break
         groups = [TaskGroup(newest[group], counts[group]) for group in newest]
         return Page(groups, page.cursor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tarry.service import task_search
 from tarry.service.model import ReplayRecord
 from tests.service.api.harness import NOW, ApiHarness, run_with_api
 
@@ -100,6 +101,25 @@ def test_dead_letters_can_be_searched() -> None:
         purged = await api.request("DELETE", "/dead-letters?urlPrefix=https://example.com/users")
         assert {"purged": 1, "more": False, "nextCursor": None} == purged.json
         assert [first] == await list_ids("")
+
+    run_with_api(test)
+
+
+def test_groups_are_not_counted_for_a_client_that_has_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only one page is read; the cursor continues after it."""
+    monkeypatch.setattr(task_search, "_GROUP_PAGE_TASKS", 1)
+
+    async def test(api: ApiHarness) -> None:
+        for _ in range(3):
+            await api.create()
+            await api.exhaust_due_tasks()
+        path = "/dead-letters/groups"
+        first = (await api.request("GET", path, is_abandoned=lambda: True)).json
+        assert [1] == [group["count"] for group in first["items"]]
+        rest = (await api.request("GET", f"{path}?cursor={first['nextCursor']}")).json
+        assert [2] == [group["count"] for group in rest["items"]]
 
     run_with_api(test)
 

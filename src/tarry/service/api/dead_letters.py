@@ -78,7 +78,12 @@ class DeadLetterResource:
         query = request.parse_query(DeadLetterGroupQuery)
         search = build_search(request.tenant, query, Status.EXHAUSTED)
         with problems.convert_errors("cursor"):
-            page = await self._tasks.finder.group(request.tenant, search, cursor=query.cursor)
+            page = await self._tasks.finder.group(
+                request.tenant,
+                search,
+                cursor=query.cursor,
+                is_abandoned=lambda: request.is_abandoned,
+            )
         now = self._context.engine.clock.now_ms()
         items = [dead_letter_group_view(group, now) for group in page.items]
         return json_response(200, Page(items=items, next_cursor=page.cursor))
