@@ -36,7 +36,7 @@ TENANTS, LANES_PER_TENANT = 20, 50
 ATTEMPTS_PER_SECOND = 200
 PHASE_S = 20.0
 """Seconds before the flood, and of the flood."""
-FLOOD_TASKS_PER_SECOND = 6_000
+FLOOD_TASKS_PER_SECOND = 9_000
 """Tasks of the flood for each second of its duration: more than the service can deliver."""
 MAX_RATIO = 1.5
 MIN_COMPARED_MS = 5.0
