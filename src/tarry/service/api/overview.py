@@ -98,8 +98,9 @@ class OverviewPoint(_Body):
     """Tasks that became dead letters."""
     cancelled: int | None = None
     lag_p50_ms: float | None = None
-    """Median of the scheduling lag, the time from the due time of an attempt to its start. It is
-    estimated from a histogram with buckets up to 60 s; null without attempts."""
+    """Median of the scheduling lag, the time from the due time of an attempt to its start, without
+    the time in which its lane was parked, paused or at its limits. It is estimated from a
+    histogram with buckets up to 60 s; null without attempts."""
     lag_p99_ms: float | None = None
     pending: float | None = None
     """Average number of PENDING tasks; null if it was not sampled. Likewise for the next fields."""

@@ -131,6 +131,11 @@ class LaneState:
     wait_reason: str | None = None
     """Why the lane is parked although its breaker is closed; None: no such reason is known."""
     was_used: bool = True  # whether the lane had a task since the last call of `Lanes.remove_idle`
+    is_blocked: bool = False
+    """Whether the lane was parked, paused or at its limits since an attempt was last started."""
+    startable_since: int = 0
+    """When the first attempt after the end of such a time was started (ms). Waits before it do not
+    count as scheduling lag: they do not show that the process is overloaded."""
     rate_timer: TimerHandle | None = None
     """Set while the lane waits for its limiter to admit the next attempt."""
     stored_rate: float | None = None
@@ -231,6 +236,7 @@ class LeasedTask(Struct, eq=False):
     is_queued: bool = False  # whether it is in the heap of `LeasedTasks` or in a queue of its lane
     is_dropped: bool = False  # whether it was removed from `LeasedTasks`; queues skip it
     start_slot: int | None = None  # see `Store.record_start`; None: no attempt was started
+    startable_since: int = 0  # of the lane, when the last attempt was started
 
 
 class Lanes(dict[str, LaneState]):

@@ -143,6 +143,8 @@ class LeasedTasks(dict[str, LeasedTask]):
                     # Dropped and busy tasks are removed only here: a search for them would be slow.
                     if not leased_task.is_dropped and not leased_task.is_busy:
                         return leased_task
+            else:
+                lane.is_blocked = True
             lane = self._pop_lane()
         return None
 

@@ -172,15 +172,18 @@ class Metrics:
             "retry_task_age_seconds", "Age of tasks when they finish.", _LONG_BUCKETS_MS
         )
         self._delay = _Histogram("retry_delay_seconds", "Delay before retries.", DELAY_BUCKETS_MS)
-        help_text = "Time from the due time of an attempt to its start."
+        help_text = "Time from when an attempt was due, and its lane not blocked, to its start."
         self._lag = _Histogram("retry_scheduling_lag_seconds", help_text, SHORT_BUCKETS_MS)
         self._duration = _Histogram(
             "retry_attempt_duration_seconds", "Duration of attempts.", SHORT_BUCKETS_MS
         )
 
-    def record_attempt(self, attempt: AttemptRecord, policy_id: str, lane: str) -> None:
-        """Record an attempt."""
-        lag, decision = attempt.started_at - attempt.scheduled_at, attempt.decision
+    def record_attempt(
+        self, attempt: AttemptRecord, policy_id: str, lane: str, startable_since: int = 0
+    ) -> None:
+        """Record an attempt; for the lag, see `LaneState.startable_since`."""
+        lag = attempt.started_at - max(attempt.scheduled_at, startable_since)
+        decision = attempt.decision
         delay = None if decision is None else decision.delay_ms
         samples = self._attempt_samples
         samples.append((attempt.outcome, policy_id, lane, lag, attempt.duration_ms, delay))

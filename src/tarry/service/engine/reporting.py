@@ -95,12 +95,12 @@ class Reporter:
         next_attempt_at = task.next_attempt_at
         self._publish("added", task, None, task.created_at, next_attempt_at=next_attempt_at)
 
-    def report_attempt(self, result: TaskResult, now: int) -> None:
-        """Report the attempt of a result, if it has one."""
+    def report_attempt(self, result: TaskResult, startable_since: int, now: int) -> None:
+        """Report the attempt of a result, if it has one; see `LaneState.startable_since`."""
         task, attempt = result.task, result.attempt
         if attempt is None:
             return
-        self.metrics.record_attempt(attempt, task.policy_id, task.lane)
+        self.metrics.record_attempt(attempt, task.policy_id, task.lane, startable_since)
         if self.events.listeners:
             next_at, attempts = result.next_attempt_at or None, task.attempts + 1
             self._publish("attempt", task, attempts, now, attempt=attempt, next_attempt_at=next_at)

@@ -188,7 +188,7 @@ class ResultWriter:
                 backoff_offset=result.backoff_offset,
                 last_outcome_kind=result.last_outcome_kind,
             )
-            self._reporter.report_attempt(result, now)
+            self._reporter.report_attempt(result, leased_task.startable_since, now)
             self.requeue_or_release(leased_task)
             return
         self._leased_tasks.drop(leased_task)
@@ -198,7 +198,7 @@ class ResultWriter:
             self._leased_tasks.lost_reply_count += 1
             self._reporter.report_superseded(task, now)
             return
-        self._reporter.report_attempt(result, now)
+        self._reporter.report_attempt(result, leased_task.startable_since, now)
         task_status = Status.CANCELLED if finish_status is _CANCELLED else result.status
         if task_status.is_finished:
             attempts_made = task.attempts + (result.attempt is not None)
@@ -292,14 +292,14 @@ class ResultWriter:
         the store leases one task at a time, until `end_wait`. The breaker keeps its state.
         """
         now = self._context.clock.now_ms()
-        lane.wait_reason = reason
+        lane.wait_reason, lane.is_blocked = reason, True
         if now >= lane.waits_until and lane.breaker.state is not BreakerState.OPEN:
             lane.waits_until = now + ceil(pause_s * 1000)
             self._start_lane_write(self._park(lane, lane.waits_until))
 
     def end_wait(self, lane: LaneState) -> None:
         """Unpark a lane after `park_waiting_lane`, because an attempt was made."""
-        lane.wait_reason, lane.waits_until = None, 0
+        lane.wait_reason, lane.waits_until, lane.is_blocked = None, 0, True
         if lane.breaker.state is BreakerState.CLOSED:
             self._start_lane_write(self._unpark(lane))
 

@@ -195,6 +195,8 @@ class Scheduler:
         # The store leases no tasks of a lane that is paused or parked.
         lane.is_paused, lane.waits_until = False, 0
         breaker, state_before = lane.breaker, lane.breaker.state
+        if consecutive_opens is not None:
+            lane.is_blocked = True
         if consecutive_opens == 0:
             # Also set after a restart: the worker unparks the lane only if it has a wait reason.
             lane.wait_reason = lane.wait_reason or "the last attempt could not be made"

@@ -318,6 +318,7 @@ class Worker:
     def _defer(self, leased_task: LeasedTask, command: Defer) -> bool:
         """Postpone a task that the downstream rejects; return whether its lane may start others."""
         lane = leased_task.lane
+        lane.is_blocked = True
         if command.reason is Reason.LIMIT:
             self.leased_tasks.return_to_front(leased_task)
             if command.delay is not None:
@@ -415,9 +416,12 @@ class Worker:
         timeout: float,
         started_at: int,
     ) -> None:
-        task, context = leased_task.task, self._context
-        if leased_task.lane.downstream.transitions:  # half-open: the attempt is a probe
-            self.result_writer.store_breaker_state(leased_task.lane)
+        task, lane, context = leased_task.task, leased_task.lane, self._context
+        if lane.is_blocked:
+            lane.is_blocked, lane.startable_since = False, started_at
+        leased_task.startable_since = lane.startable_since
+        if lane.downstream.transitions:  # half-open: the attempt is a probe
+            self.result_writer.store_breaker_state(lane)
         policy = effective_policy.policy
         tracer, span = context.tracer, None
         pending_delivery: Awaitable[DeliveryResult]
@@ -561,6 +565,7 @@ class Worker:
                 reason = str(verdict.reason)
                 result = attempts.final_result(task, record, Status.EXHAUSTED, reason)
         if lane.downstream.transitions:
+            lane.is_blocked = True  # the breaker was not closed before, or is not closed now
             self.result_writer.store_breaker_state(lane, record)
         self.result_writer.post(result, leased_task, delivery_result)
         self._continue_lane(lane, now)
@@ -617,6 +622,7 @@ class Worker:
 
     def release_lane(self, lane_name: str) -> None:
         """Release the waiting tasks of a lane that was paused; attempts in flight continue."""
+        self._context.lanes[lane_name].is_blocked = True
         for leased_task in tuple(self.leased_tasks.values()):
             if leased_task.lane.name == lane_name and not leased_task.is_busy:
                 self.result_writer.release(leased_task)
