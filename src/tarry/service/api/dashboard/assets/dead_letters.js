@@ -7,6 +7,8 @@ import { filterFields, pager, readFilters, taskColumns } from "./tasks.js";
 const PAGE_SIZE = 50;
 /** Number of requests, each for up to 10,000 dead letters, when older dead letters are counted. */
 const OLDER_GROUP_REQUESTS = 10;
+/** Number of groups that are shown at first: a browser needs seconds for the rows of 10,000 groups. */
+const SHOWN_GROUPS = 100;
 const REFRESH_MS = 1000;
 /** While a replay runs, the dead letters are listed and counted again after this time. */
 const LIST_REFRESH_MS = 5000;
@@ -136,6 +138,7 @@ export async function render({ root, query, signal, show }) {
   ];
   let counted = { groups: new Map(), cursor: "", requests: 0 };
   let counting = Promise.resolve();
+  let showsAllGroups = false;
   /** Count older dead letters, or all that were counted again. Counts run one after another: each continues where the last one ended. */
   function countGroups({ again = false } = {}) {
     const result = counting.then(async () => {
@@ -165,14 +168,27 @@ export async function render({ root, query, signal, show }) {
         showError(error);
       }
     };
+    const showAll = () => {
+      showsAllGroups = true;
+      showGroups(counted);
+    };
+    const shownGroups = showsAllGroups ? sorted : sorted.slice(0, SHOWN_GROUPS);
+    const isPart = shownGroups.length < sorted.length;
+    const caption = (nextCursor === null ? `All ${total} dead letters` : `The newest ${total} dead letters`)
+      + (isPart ? `: the ${count(SHOWN_GROUPS)} largest of ${count(sorted.length)} groups` : "");
+    const buttons = [
+      isPart ? h("button", { type: "button", click: showAll }, `Show all ${count(sorted.length)} groups`) : null,
+      nextCursor === null ? null : h("button", { type: "button", click: countMore }, "Count older dead letters"),
+    ].filter(Boolean);
     replaceContent(groups,
-      ...(sorted.length ? [h("h2", { id: "groups" }, "By reason and downstream"), table(nextCursor === null ? `All ${total} dead letters` : `The newest ${total} dead letters`, groupColumns, sorted)] : []),
-      ...(nextCursor === null ? [] : [h("p", { class: "actions" }, h("button", { type: "button", click: countMore }, "Count older dead letters"))]));
+      ...(sorted.length ? [h("h2", { id: "groups" }, "By reason and downstream"), table(caption, groupColumns, shownGroups)] : []),
+      ...(buttons.length ? [h("p", { class: "actions" }, buttons)] : []));
   }
   async function showDeadLetters() {
     listedAt = Date.now();
-    const [page] = await Promise.all([getPage("dead-letters", { ...query, limit: PAGE_SIZE }, signal), countGroups({ again: true })]);
-    showList(page);
+    // The list does not wait for the groups, which take longer to count.
+    const listed = getPage("dead-letters", { ...query, limit: PAGE_SIZE }, signal).then(showList);
+    await Promise.all([listed, countGroups({ again: true })]);
   }
   const showList = (page) => replaceContent(list,
     ...(page.items.length ? [h("h2", null, "List"), table("Newest dead letters first", taskColumns(), page.items)]
