@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -133,6 +135,125 @@ def test_tasks_are_searched_and_paged(
         page.reload()
         expect(page.get_by_role("cell", name=f"POST {prefix}0")).to_be_visible()
         expect(page.get_by_label("Target URL starts with")).to_have_value(prefix)
+
+
+@pytest.fixture(scope="module")
+def searched_tasks(tarry_service: Service, target: HtmlTarget) -> list[dict[str, Any]]:
+    """Create two pending tasks that differ in key, policy, lane and creation time, the older first.
+
+    The seconds of their creation differ, because the fields of the form have no milliseconds.
+    """
+
+    def post(number: int, policy_id: str) -> dict[str, Any]:
+        return tarry_service.post(
+            targetUrl=f"{target.url}/searched/{number}",
+            laneKey=f"searched-{number}",
+            idempotencyKey=f"searched-{number}",
+            policyId=policy_id,
+            delayMs=3_600_000,
+        )
+
+    first = post(0, "webhook")
+    tarry_service.wait_for(lambda: time.time() >= first["createdAt"] // 1000 + 2)
+    return [first, post(1, "patient")]
+
+
+@pytest.mark.parametrize(
+    ("label", "field"),
+    [
+        ("Idempotency key", "idempotencyKey"),
+        ("Target URL starts with", "targetUrl"),
+        ("Downstream", "lane"),
+        ("Policy", "policyId"),
+    ],
+)
+def test_tasks_are_searched_by_a_field(
+    browser: Browser,
+    tarry_service: Service,
+    searched_tasks: list[dict[str, Any]],
+    label: str,
+    field: str,
+) -> None:
+    """A search by key, target, downstream or policy finds the task, and not the other task."""
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show("tasks")
+        page.get_by_label(label, exact=True).fill(searched_tasks[1][field])
+        expect_only_second(page, searched_tasks)
+        page.get_by_role("link", name="Clear").click()
+        expect(page.get_by_role("link", name=searched_tasks[0]["taskId"])).to_be_visible()
+
+
+def test_tasks_are_searched_by_time(
+    browser: Browser, tarry_service: Service, searched_tasks: list[dict[str, Any]]
+) -> None:
+    """The fields for the time of creation exclude older and newer tasks, and keep their values."""
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show("tasks")
+        start, end = (
+            local_second(page, searched_tasks[1], 0),
+            local_second(page, searched_tasks[1], 1),
+        )
+        page.get_by_label("Created after").fill(start)
+        expect_only_second(page, searched_tasks)
+        expect(page.get_by_label("Created after")).to_have_value(start)
+        page.get_by_label("Created before").fill(end)
+        expect_only_second(page, searched_tasks)
+        page.get_by_label("Created after").fill("")
+        page.get_by_label("Created before").fill(start)
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_role("link", name=searched_tasks[0]["taskId"])).to_be_visible()
+        expect(page.get_by_role("link", name=searched_tasks[1]["taskId"])).to_have_count(0)
+
+
+def test_tasks_are_searched_by_status(
+    browser: Browser, tarry_service: Service, searched_tasks: list[dict[str, Any]]
+) -> None:
+    """A search for a status finds the tasks with this status, and no others."""
+    first, second = (task["taskId"] for task in searched_tasks)
+    cancelled = tarry_service.post(targetUrl=searched_tasks[0]["targetUrl"], delayMs=3_600_000)
+    tarry_service.request("DELETE", f"/retry-tasks/{cancelled['taskId']}")
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show("tasks")
+        status = page.get_by_role("combobox", name="Status")
+        status.select_option("CANCELLED")
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_role("link", name=cancelled["taskId"])).to_be_visible()
+        expect(page.get_by_role("link", name=second)).to_have_count(0)
+        status.select_option("PENDING")
+        page.get_by_role("button", name="Search").click()
+        expect(page.get_by_role("link", name=first)).to_be_visible()
+        expect(page.get_by_role("link", name=cancelled["taskId"])).to_have_count(0)
+
+
+def test_task_is_opened_by_its_id(
+    browser: Browser, tarry_service: Service, searched_tasks: list[dict[str, Any]]
+) -> None:
+    """A search by id opens the page of the task."""
+    task = searched_tasks[0]
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show("tasks")
+        page.get_by_label("Task id").fill(task["taskId"].upper())
+        page.get_by_role("button", name="Search").click()
+        page.wait_for_url(re.compile(f"#/tasks/{task['taskId']}$"))
+        details = page.get_by_role("region", name="Details")
+        expect(details.get_by_text(task["idempotencyKey"], exact=True)).to_be_visible()
+
+
+def expect_only_second(page: Page, tasks: list[dict[str, Any]]) -> None:
+    """Click on Search, and wait until the results have the second task and not the first."""
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_role("link", name=tasks[0]["taskId"])).to_have_count(0)
+    expect(page.get_by_role("link", name=tasks[1]["taskId"])).to_be_visible()
+
+
+def local_second(page: Page, task: dict[str, Any], offset: int) -> str:
+    """Return the second in which a task was created, plus `offset`, as local time."""
+    script = """(ms) => {
+      const time = new Date(ms);
+      return new Date(ms - time.getTimezoneOffset() * 60000).toISOString().slice(0, 19);
+    }"""
+    local: str = page.evaluate(script, (task["createdAt"] // 1000 + offset) * 1000)
+    return local
 
 
 def test_task_id_is_checked_before_the_search(browser: Browser, tarry_service: Service) -> None:
