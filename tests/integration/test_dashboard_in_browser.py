@@ -536,6 +536,81 @@ def test_dead_letters_are_grouped_and_replayed(
     assert "SUCCEEDED" == tarry_service.task(task["taskId"])["status"]
 
 
+def test_dead_letters_that_match_the_form_are_replayed(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """The button of the form counts and replays what its fields match, also without a search."""
+    task_id = post_dead_letter(tarry_service, target, "/form", "form")
+    other_id = post_dead_letter(tarry_service, target, "/form-other", "form-other")
+    target.statuses["/form"] = [200]
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show("dead-letters")
+        page.get_by_label("Idempotency key").fill(f"form {XSS}")
+        page.get_by_role("button", name="Replay…", exact=True).click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_text(f"idempotencyKey: form {XSS}")).to_be_visible()
+        expect(dialog.get_by_text("1 dead letter matches now.")).to_be_visible()
+        dialog.get_by_label("Tasks per second").fill("0")
+        dialog.get_by_role("button", name="Start the replay").click()
+        replays = page.get_by_role("region", name="Replays")
+        replay = replays.get_by_role("row").filter(has_text=f"form {XSS}")
+        expect(replay.get_by_role("cell", name="at once")).to_be_visible()
+        expect(replay.get_by_text("1 of 1 replayed")).to_be_visible()
+    assert "SUCCEEDED" == tarry_service.wait_until_finished(task_id)["status"]
+    assert "EXHAUSTED" == tarry_service.task(other_id)["status"]
+
+
+def test_selected_dead_letters_are_replayed(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """The checkboxes select dead letters of the page, and only these are replayed."""
+    url = f"{target.url}/select"
+    ids = [post_dead_letter(tarry_service, target, f"/select{n}", f"select{n}") for n in range(3)]
+    target.statuses |= {f"/select{number}": [200] for number in range(3)}
+    with open_dashboard(browser, tarry_service, width=390) as dashboard:
+        page = dashboard.show(f"dead-letters?urlPrefix={url}")
+        replay = page.get_by_role("button", name="Replay selected…")
+        expect(replay).to_be_disabled()
+        page.get_by_label("Select all on this page").check()
+        page.get_by_label(f"Select {ids[1]}").uncheck()
+        expect(page.get_by_label("Select all on this page")).not_to_be_checked()
+        replay.click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog.get_by_text("2 selected dead letters are tried again.")).to_be_visible()
+        dialog.get_by_label("Tasks per second").fill("10")
+        dialog.get_by_role("button", name="Start the replay").click()
+        status = page.get_by_role("status").get_by_text("2 of 2 selected dead letters replayed.")
+        expect(status).to_be_visible()
+        expect(page.get_by_label(f"Select {ids[0]}")).to_have_count(0)
+        expect(page.get_by_label(f"Select {ids[1]}")).not_to_be_checked()
+        expect(replay).to_be_disabled()
+    assert "SUCCEEDED" == tarry_service.wait_until_finished(ids[0])["status"]
+    assert "SUCCEEDED" == tarry_service.wait_until_finished(ids[2])["status"]
+    assert "EXHAUSTED" == tarry_service.task(ids[1])["status"]
+
+
+def test_replay_of_selected_dead_letters_is_cancelled(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """The dialog shows the progress, and no further dead letter is replayed when it is closed."""
+    url = f"{target.url}/stop"
+    ids = [post_dead_letter(tarry_service, target, f"/stop{n}", f"stop{n}") for n in range(2)]
+    target.statuses |= {"/stop0": [200], "/stop1": [200]}
+    with open_dashboard(browser, tarry_service) as dashboard:
+        page = dashboard.show(f"dead-letters?urlPrefix={url}")
+        page.get_by_label("Select all on this page").check()
+        page.get_by_role("button", name="Replay selected…").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Tasks per second").fill("0.5")
+        dialog.get_by_role("button", name="Start the replay").click()
+        expect(dialog.get_by_text("1 of 2 replayed")).to_be_visible()
+        dialog.get_by_role("button", name="Cancel").click()
+        expect(page.get_by_role("status").get_by_text("1 of 2 selected")).to_be_visible()
+        expect(page.get_by_label(f"Select {ids[0]}")).to_be_checked()
+    assert "SUCCEEDED" == tarry_service.wait_until_finished(ids[1])["status"]
+    assert "EXHAUSTED" == tarry_service.task(ids[0])["status"]
+
+
 def test_groups_have_the_dead_letters_of_all_pages(
     browser: Browser, tarry_service: Service, target: HtmlTarget
 ) -> None:

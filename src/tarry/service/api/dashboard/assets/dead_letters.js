@@ -34,6 +34,16 @@ function addGroups(groups, olderGroups) {
   }
 }
 
+/** Return the field of a dialog for the rate of a replay. */
+function rateField() {
+  return field("Tasks per second", h("input", { name: "rate", type: "number", min: "0", step: "any", required: true, value: String(DEFAULT_RATE) }), "0 replays all of them at once.");
+}
+
+/** Return the rate in the form of a dialog. */
+function readRate(form) {
+  return Number(form.elements.namedItem("rate").value);
+}
+
 function openReplay(query, started) {
   const filter = replayFilter(query);
   const hasFilter = Object.keys(filter).length > 0;
@@ -45,10 +55,10 @@ function openReplay(query, started) {
       hasFilter ? h("ul", null, Object.entries(query).filter(([name]) => name in filter)
         .map(([name, value]) => h("li", { class: "mono" }, `${name}: ${value}`))) : null,
       counted,
-      field("Tasks per second", h("input", { name: "rate", type: "number", min: "0", step: "any", required: true, value: String(DEFAULT_RATE) }), "0 replays all of them at once."),
+      rateField(),
     ],
     submit: async (form) => {
-      const rate = Number(form.elements.namedItem("rate").value);
+      const rate = readRate(form);
       const replay = await call("POST", "dead-letters/replays", { body: { filter, all: !hasFilter, rate } });
       notify(`The replay of ${count(replay.matched)} dead letters was started.`);
       started();
@@ -57,6 +67,41 @@ function openReplay(query, started) {
   call("POST", "dead-letters/replays", { body: { filter, dryRun: true } }).then(
     ({ matched }) => { counted.replaceChildren(h("strong", null, count(matched)), ` dead ${matched === 1 ? "letter matches" : "letters match"} now.`); },
     (error) => { if (dialog.isConnected) counted.textContent = error.message; });
+}
+
+/**
+ * Replay single dead letters, one request after another until the dialog is closed. Replayed ones are removed from the set
+ * `selected`. `ended()` is called at the end, also after an error.
+ */
+function openReplayOfSelected(selected, ended) {
+  const total = selected.size;
+  const progress = h("p", { role: "status" });
+  const dialog = openDialog({
+    title: "Replay the selected dead letters", label: "Start the replay",
+    content: [
+      h("p", null, h("strong", null, count(total)), ` selected dead ${total === 1 ? "letter is" : "letters are"} tried again. Close the dialog to stop.`),
+      rateField(), progress,
+    ],
+    submit: async (form) => {
+      const pauseMs = readRate(form) > 0 ? 1000 / readRate(form) : 0;
+      let replayed = 0;
+      const report = () => `${count(replayed)} of ${count(total)}`;
+      try {
+        for (const taskId of [...selected]) {
+          if (replayed) await new Promise((resolve) => { setTimeout(resolve, pauseMs); });
+          if (!dialog.isConnected) return;
+          if (!selected.has(taskId)) continue; // it is no longer a dead letter
+          await call("POST", `retry-tasks/${encodeURIComponent(taskId)}/retry`);
+          selected.delete(taskId);
+          replayed += 1;
+          progress.textContent = `${report()} replayed`;
+        }
+      } finally {
+        if (replayed) notify(`${report()} selected dead letters replayed.`);
+        ended();
+      }
+    },
+  });
 }
 
 function replayColumns(reload) {
@@ -190,9 +235,42 @@ export async function render({ root, query, signal, show }) {
     const listed = getPage("dead-letters", { ...query, limit: PAGE_SIZE }, signal).then(showList);
     await Promise.all([listed, countGroups({ again: true })]);
   }
-  const showList = (page) => replaceContent(list,
-    ...(page.items.length ? [h("h2", null, "List"), table("Newest dead letters first", taskColumns(), page.items)]
-      : [h("p", { class: "empty panel" }, page.nextCursor === null ? "There are no dead letters that match." : "No dead letters match so far. The search continues on the next page.")]),
-    pager("dead-letters", query, page));
+  const selected = new Set(); // ids of tasks of the shown page
+  function showList(page) {
+    const ids = page.items.map((task) => task.taskId);
+    for (const taskId of selected) if (!ids.includes(taskId)) selected.delete(taskId);
+    const reload = () => showDeadLetters().catch((error) => { if (!signal.aborted) showError(error); });
+    const replaySelected = h("button", { type: "button", "data-needs": "write", click: () => openReplayOfSelected(selected, reload) }, "Replay selected…");
+    const all = h("input", {
+      type: "checkbox",
+      change: () => {
+        boxes.forEach((box) => { box.checked = all.checked; });
+        updateSelection();
+      },
+    });
+    const updateSelection = () => {
+      selected.clear();
+      boxes.forEach((box, index) => { if (box.checked) selected.add(ids[index]); });
+      updateControls();
+    };
+    const updateControls = () => {
+      replaySelected.disabled = selected.size === 0;
+      all.checked = selected.size === ids.length;
+    };
+    const boxes = ids.map((taskId) => h("input", {
+      type: "checkbox", class: "row-select", "data-needs": "write", "aria-label": `Select ${taskId}`, checked: selected.has(taskId),
+      change: updateSelection,
+    }));
+    updateControls();
+    const [taskColumn, ...otherColumns] = taskColumns();
+    const selectColumn = { ...taskColumn, cell: (task) => [boxes[ids.indexOf(task.taskId)], taskColumn.cell(task)] };
+    replaceContent(list,
+      ...(page.items.length ? [
+        h("h2", null, "List"),
+        h("p", { class: "actions" }, h("label", { class: "check", "data-needs": "write" }, all, "Select all on this page"), replaySelected),
+        table("Newest dead letters first", [selectColumn, ...otherColumns], page.items),
+      ] : [h("p", { class: "empty panel" }, page.nextCursor === null ? "There are no dead letters that match." : "No dead letters match so far. The search continues on the next page.")]),
+      pager("dead-letters", query, page));
+  }
   await Promise.all([showReplays(), showDeadLetters()]);
 }

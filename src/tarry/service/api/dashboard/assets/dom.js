@@ -52,7 +52,7 @@ export function replaceContent(element, ...children) {
   const focused = element.contains(document.activeElement) ? document.activeElement : null;
   element.replaceChildren(...children);
   if (!focused) return;
-  const same = [...element.querySelectorAll("a, button")].find((control) =>
+  const same = [...element.querySelectorAll("a, button, input")].find((control) =>
     ["aria-label", "href"].every((name) => control.getAttribute(name) === focused.getAttribute(name)) && control.textContent === focused.textContent);
   if (!same) element.tabIndex = -1;
   (same ?? element).focus({ preventScroll: true });
