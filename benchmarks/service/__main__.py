@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from benchmarks.service import (
     backlog,
     churn,
+    dashboard,
     events,
     fairness,
     hosts,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     *("job", "lag", "memory", "ingest", "events", "hosts", "neighbours", "recovery"),
-    *("scale", "workers", "fairness", "churn"),
+    *("scale", "workers", "fairness", "churn", "dashboard"),
 )
 
 
@@ -67,7 +68,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--n", type=parse_positive, help="number of tasks of the job (5,000), workers or churn"
     )
-    parser.add_argument("--rounds", type=parse_positive, help="number of rounds of the job (5)")
+    parser.add_argument(
+        "--rounds", type=parse_positive,
+        help="number of rounds of the job (5), or of loads of each page of the dashboard (5)",
+    )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", choices=CANDIDATES, metavar="NAME", help=", ".join(CANDIDATES)
     )
@@ -77,8 +81,10 @@ def parse_arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--pending", nargs="+", type=parse_positive, metavar="N",
-        help="tasks in the backlogs of the part scale (10,000 and 1,000,000)",
+        help="tasks in the backlogs of the part scale (10,000 and 1,000,000), or in the store of "
+        "the part dashboard (1,000,000)",
     )  # fmt: skip
+    parser.add_argument("--lanes", type=parse_positive, help="lanes of the part dashboard (10,000)")
     parser.add_argument(
         "--data", type=Path, metavar="FOLDER",
         help="folder in which the part scale keeps its stores, for another run",
@@ -134,6 +140,18 @@ def measure_stores(args: argparse.Namespace, parts: Sequence[str]) -> list[Limit
         windows = churn.run(args.n or (100_000 if args.quick else churn.TASKS), print_progress)
         checks += print_part(churn.table_lines(windows), churn.check_limits(windows))
     return checks
+
+
+def measure_dashboard(args: argparse.Namespace) -> list[LimitCheck]:
+    """Run the part dashboard; return its checks."""
+    lanes = args.lanes or (100 if args.quick else dashboard.LANES)
+    rounds = args.rounds or (1 if args.quick else dashboard.ROUNDS)
+    results = [
+        result
+        for tasks in args.pending or [10_000 if args.quick else dashboard.TASKS]
+        for result in dashboard.run(tasks, lanes, rounds, print_progress)
+    ]
+    return print_part(dashboard.table_lines(results, lanes), dashboard.check_limits(results))
 
 
 def main() -> None:
@@ -194,6 +212,8 @@ def main() -> None:
         checks += print_part(lines, recovery.check_limits(recoveries))
 
     checks += measure_stores(args, parts)
+    if "dashboard" in parts:
+        checks += measure_dashboard(args)
     missed = sum(not check.met for check in checks)
     print(f"\n{len(checks) - missed} of {len(checks)} limits met")
 
