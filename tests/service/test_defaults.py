@@ -13,7 +13,7 @@ from tarry.service.settings import Settings
 def test_the_engine_has_the_defaults_of_the_settings() -> None:
     """The in-flight limits of the engine are those of the settings."""
     settings, limits = Settings(), EngineLimits()
-    assert settings.in_flight == limits.max_running_attempts == 512
+    assert settings.in_flight == limits.max_running_attempts == 2_048
     assert settings.lane_in_flight == limits.max_lane_running_attempts == 128
 
 

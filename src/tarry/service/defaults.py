@@ -14,8 +14,11 @@ MAX_ATTEMPT_TIMEOUT_MS: Final = 60_000
 """Largest attempt timeout that a policy may have."""
 LEASE_GRACE_MS: Final = 5_000
 """How much longer than the longest attempt a lease must be, so that the result can be stored."""
-MAX_IN_FLIGHT: Final = 512
-"""Maximum number of attempts in flight in one process."""
+MAX_IN_FLIGHT: Final = 2_048
+"""Maximum number of attempts in flight in one process.
+
+A hanging attempt holds its slot for the attempt timeout. With 512 slots, a new target of a tenant
+with 600 hanging targets was not attempted for 180 s."""
 MAX_TENANT_UNFINISHED_TASKS: Final = 1_000_000
 """Maximum number of unfinished tasks (PENDING or IN_FLIGHT) of one tenant."""
 MAX_TENANT_LANES: Final = 100_000

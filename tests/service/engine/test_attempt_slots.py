@@ -300,6 +300,34 @@ def test_hanging_lanes_do_not_delay_a_fast_lane_of_the_tenant() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("hanging_hosts", [5, 20, 600])
+@pytest.mark.parametrize("is_backlog", [False, True])
+def test_hanging_lanes_do_not_delay_a_new_lane_of_the_tenant(
+    hanging_hosts: int, is_backlog: bool
+) -> None:
+    """At the default limits, a host without earlier attempts does not wait for hosts that hang."""
+
+    async def main() -> None:
+        target = FakeTarget(hang_except("fast.example"))
+        harness = EngineHarness(target)
+        hosts = [f"a{number % hanging_hosts}.example" for number in range(4 * hanging_hosts)]
+        hosts += ["fast.example"] * 500
+        tasks = [harness.new_task(f"http://{host}:80/") for host in hosts]
+        if is_backlog:
+            await harness.store.add(tasks)
+            await harness.engine.start()
+        else:
+            await harness.engine.start()
+            await harness.add(*tasks)
+        await asyncio.sleep(2.0)
+
+        fast_requests = [request for request in target.requests if "fast" in request.url]
+        assert 500 == len(fast_requests)
+        await harness.engine.stop(0.0)
+
+    run(main)
+
+
 @pytest.mark.parametrize("host_count", [8, 400])
 def test_tasks_for_hanging_targets_leave_leases_for_other_tenants(host_count: int) -> None:
     """A tenant whose waiting tasks could take all leases does not delay another tenant."""
