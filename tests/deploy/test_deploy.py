@@ -6,6 +6,7 @@ import configparser
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -180,14 +181,22 @@ def test_containers_have_no_privileges() -> None:
     } == CONTAINER["securityContext"]
 
 
-def test_image_copies_files_that_the_build_context_has() -> None:
-    """`.dockerignore` excludes all files except existing ones, which include those of the build."""
+def test_image_copies_files_that_the_build_context_has(tmp_path: Path) -> None:
+    """`.dockerignore` excludes all files except those from which the wheel is built."""
     lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
-    included = {line[1:] for line in lines if line.startswith("!")}
+    included = [line[1:] for line in lines if line.startswith("!")]
+    context = tmp_path / "context"
+    context.mkdir()
+    for name in included:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, context / name)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+
+    done = subprocess.run(command, cwd=context, capture_output=True, text=True, check=False)
 
     assert "*" in lines
-    assert {"hatch_build.py", "LICENSE", "pyproject.toml", "README.md", "src"} <= included
-    assert set() == {name for name in included if not (ROOT / name).exists()}
+    assert 0 == done.returncode, done.stderr
+    assert 1 == len(list(tmp_path.glob("tarry-*.whl")))
 
 
 def test_files_that_compose_mounts_exist() -> None:
