@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from tarry.errors import MissingExtra
 from tarry.service.delivery import (
@@ -9,6 +10,7 @@ from tarry.service.delivery import (
     DeliveryRequest,
     DeliveryResult,
     Fault,
+    start_function,
 )
 from tests.service.delivery.harness import new_request
 
@@ -42,10 +44,14 @@ def test_scheme_selects_the_client() -> None:
         dispatcher = DeliveryDispatcher(http, build_grpc_client)
         urls = ["http://h/", "https://h/", "grpc://h:1/S/M", "grpcs://h:1/S/M", "http://grpc/"]
         statuses: list[object] = [(await dispatcher.send(new_request(url))).status for url in urls]
+        for url in urls:
+            done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            dispatcher.start(new_request(url), done.set_result)
+            statuses.append((await done).status)
         await dispatcher.close()
         return statuses
 
-    assert ["http", "http", "grpc", "grpc", "http"] == asyncio.run(run())
+    assert ["http", "http", "grpc", "grpc", "http"] * 2 == asyncio.run(run())
     assert 1 == len(grpc_clients)
     assert grpc_clients[0].is_closed
     assert http.is_closed
@@ -69,3 +75,24 @@ def test_missing_extra_is_an_internal_fault() -> None:
     assert Fault.INTERNAL is first.fault
     assert "tarry[grpc]" in (first.error or "")
     assert "http" == second.status
+
+
+def test_coroutines_call_back() -> None:
+    """A client that has only coroutines calls back with the result, the error or a cancellation."""
+
+    class FailingClient(FakeDeliveryClient):
+        async def send(self, request: DeliveryRequest) -> DeliveryResult:
+            raise ZeroDivisionError
+
+    async def run() -> list[object]:
+        done: list[Any] = []
+        start = start_function(FakeDeliveryClient("coroutine"))
+        start(new_request("http://h/"), done.append)
+        start(new_request("http://h/"), done.append).cancel()
+        start_function(FailingClient("failing"))(new_request("http://h/"), done.append)
+        assert not done
+        await asyncio.sleep(0.01)
+        result, cancelled, error = done
+        return [result.status, type(cancelled), type(error)]
+
+    assert ["coroutine", asyncio.CancelledError, ZeroDivisionError] == asyncio.run(run())

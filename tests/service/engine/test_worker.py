@@ -8,7 +8,13 @@ import pytest
 from cryptography.fernet import Fernet
 
 from tarry.core.adaptive_limit import AdaptiveLimit
-from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
+from tarry.service.delivery import (
+    DeliveryCallback,
+    DeliveryRequest,
+    DeliveryResult,
+    Fault,
+    PendingDelivery,
+)
 from tarry.service.encryption import Codec
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import LOST, Status, TaskContent
@@ -617,6 +623,64 @@ def test_stop_cancels_an_attempt_that_exceeds_the_timeout() -> None:
         await harness.engine.stop(5)
 
         assert Status.IN_FLIGHT is (await harness.get_task(task)).status
+
+    run(main)
+
+
+class CallbackTarget(FakeTarget):
+    """A target whose client calls back after a delay, unless the delivery is cancelled."""
+
+    def __init__(self, delay_s: float) -> None:
+        super().__init__()
+        self._delay_s = delay_s
+        self.cancelled_count = 0
+
+    def start(self, request: DeliveryRequest, on_done: DeliveryCallback) -> PendingDelivery:
+        """Start a delivery."""
+        self.requests.append(request)
+        timer = asyncio.get_running_loop().call_later(self._delay_s, on_done, OK)
+        return CallbackDelivery(self, timer, on_done)
+
+
+class CallbackDelivery:
+    """A delivery to a CallbackTarget."""
+
+    def __init__(
+        self, target: CallbackTarget, timer: asyncio.TimerHandle, on_done: DeliveryCallback
+    ) -> None:
+        self._target = target
+        self._timer = timer
+        self._on_done = on_done
+
+    def cancel(self) -> None:
+        """Cancel the delivery, and call back at once."""
+        self._timer.cancel()
+        self._target.cancelled_count += 1
+        self._on_done(asyncio.CancelledError())
+
+
+@pytest.mark.parametrize(
+    ("delay_s", "status", "cancelled_count"),
+    [(3.0, Status.SUCCEEDED, 0), (30.0, Status.IN_FLIGHT, 2)],
+)
+def test_stop_waits_for_deliveries_that_call_back(
+    delay_s: float, status: Status, cancelled_count: int
+) -> None:
+    """A stop waits for deliveries that call back, and cancels them after its timeout."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        target = CallbackTarget(delay_s)
+        harness = EngineHarness(target)
+        await harness.engine.start()
+        tasks = await harness.add(harness.new_task(), harness.new_task())
+        await asyncio.sleep(1)
+        stopped_at = loop.time()
+        await harness.engine.stop(5)
+
+        assert min(delay_s - 1, 5) == pytest.approx(loop.time() - stopped_at, abs=0.5)
+        assert [status] * 2 == [(await harness.get_task(task)).status for task in tasks]
+        assert (2, cancelled_count) == (len(target.requests), target.cancelled_count)
 
     run(main)
 

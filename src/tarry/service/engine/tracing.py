@@ -18,6 +18,7 @@ import msgspec
 from tarry.core.checks import require_extra
 from tarry.core.outcome import SUCCESS
 from tarry.errors import ConfigurationError
+from tarry.service.delivery import DeliveryResult
 from tarry.service.engine import attempts
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from tarry.core.policy import Policy
-    from tarry.service.delivery import DeliveryResult
+    from tarry.service.delivery import DeliveryCallback
     from tarry.service.model import Task, TaskContent
 
 _logger = logging.getLogger("tarry.service")
@@ -128,16 +129,25 @@ class AttemptTracer:
         return span, content
 
     def end_span(
-        self, span: Span, policy: Policy, delivery: asyncio.Future[DeliveryResult]
+        self,
+        span: Span,
+        policy: Policy,
+        on_done: DeliveryCallback,
+        result: DeliveryResult | BaseException,
     ) -> None:
-        """End the span of an attempt with the result of its delivery."""
-        error: BaseException | None = None
-        if delivery.cancelled():
-            error_type: str | None = "cancelled"
-        elif (error := delivery.exception()) is not None:
-            error_type = type(error).__qualname__
+        """Call `on_done` with the result of a delivery, then end the span of the attempt."""
+        try:
+            on_done(result)
+        finally:
+            self._end_span(span, policy, result)
+
+    def _end_span(self, span: Span, policy: Policy, result: DeliveryResult | BaseException) -> None:
+        if isinstance(result, DeliveryResult):
+            error_type = self._record_result(span, policy, result)
+        elif isinstance(result, asyncio.CancelledError):
+            error_type = "cancelled"
         else:
-            error_type = self._record_result(span, policy, delivery.result())
+            error_type = type(result).__qualname__
         if error_type is not None:
             span.set_attribute("error.type", error_type)
             span.set_status(self._error)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from asyncio import Future
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
@@ -33,7 +32,7 @@ from tarry.core.verdict import Attempt as StartAttempt
 from tarry.core.verdict import Reason, Wait
 from tarry.errors import StoreUnavailable
 from tarry.service.defaults import LEASE_GRACE_MS
-from tarry.service.delivery import DeliveryResult, Fault
+from tarry.service.delivery import DeliveryResult, Fault, call_when_done, start_function
 from tarry.service.delivery.secret_sources import SecretUnavailable
 from tarry.service.encryption import DecryptionFailed
 from tarry.service.engine import attempts
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 
     from tarry.core.call import DurableCall
     from tarry.core.policy import Policy
+    from tarry.service.delivery import DeliveryCallback, PendingDelivery
     from tarry.service.engine.attempt_slots import Slot
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask
@@ -106,8 +106,10 @@ class Worker:
         self.result_writer: ResultWriter = ResultWriter(context, self.leased_tasks)
         self._is_stopping = False
         self._is_start_scheduled = False
-        self._jobs: set[asyncio.Future[Any]] = set()
-        """Attempts in flight, and loads of policies and signers."""
+        self._start_delivery = start_function(context.delivery_client)
+        self._deliveries: dict[LeasedTask, PendingDelivery] = {}  # attempts in flight
+        self._has_no_deliveries = asyncio.Event()  # only set while the worker stops
+        self._jobs: set[asyncio.Task[None]] = set()  # loads of policies, signers and secrets
         self._waiting_for_load: dict[PolicyKey, list[LeasedTask]] = {}
         """Tasks that wait for their policy and signers, for each load that is in progress."""
         self._waiting_for_secrets: dict[tuple[str, ...], list[LeasedTask]] = {}
@@ -422,35 +424,30 @@ class Worker:
         leased_task.startable_since = lane.startable_since
         if lane.downstream.transitions:  # half-open: the attempt is a probe
             self.result_writer.store_breaker_state(lane)
-        policy = effective_policy.policy
-        tracer, span = context.tracer, None
-        pending_delivery: Awaitable[DeliveryResult]
+        policy, tracer = effective_policy.policy, context.tracer
+        on_done: DeliveryCallback = partial(
+            self._on_attempt_done, leased_task, slot, effective_policy, call, started_at
+        )
+        delivery: PendingDelivery
         try:
             if tracer is not None:
                 span, content = tracer.start_span(task, content)
+                if span is not None:
+                    on_done = partial(tracer.end_span, span, policy, on_done)
             if content.body_ref is None and secrets is None:
                 body = content.body
                 signatures = signers.sign(task, body) if signers.by_lane else []
                 request = attempts.build_request(task, content, policy, body, timeout, signatures)
-                pending_delivery = context.delivery_client.send(request)
+                delivery = self._start_delivery(request, on_done)
             else:
-                pending_delivery = self._load_and_send(
-                    task, content, policy, signers, secrets, timeout
+                delivery = call_when_done(
+                    self._load_and_send(task, content, policy, signers, secrets, timeout), on_done
                 )
-            # HTTP deliveries are futures already: no asyncio task is created for them.
-            if not isinstance(pending_delivery, Future):
-                pending_delivery = asyncio.ensure_future(pending_delivery)
         except Exception as error:  # noqa: BLE001 - handled by `_on_attempt_done`
-            pending_delivery = asyncio.get_running_loop().create_future()
-            pending_delivery.set_exception(error)
-        self._jobs.add(pending_delivery)
-        on_done = partial(
-            self._on_attempt_done, leased_task, slot, effective_policy, call, started_at
-        )
-        pending_delivery.add_done_callback(on_done)
-        if tracer is not None and span is not None:
-            on_done = partial(tracer.end_span, span, policy)
-            pending_delivery.add_done_callback(on_done)
+            failed: asyncio.Future[DeliveryResult] = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            delivery = call_when_done(failed, on_done)
+        self._deliveries[leased_task] = delivery
 
     async def _load_and_send(
         self,
@@ -512,17 +509,18 @@ class Worker:
         effective_policy: EffectivePolicy,
         call: DurableCall,
         started_at: int,
-        pending_delivery: asyncio.Future[DeliveryResult],
+        delivery_result: DeliveryResult | BaseException,
     ) -> None:
         context, task, lane = self._context, leased_task.task, leased_task.lane
-        self._jobs.discard(pending_delivery)
-        if pending_delivery.cancelled():
-            call.cancel_attempt(context.clock.now_s())
-            return
-        error = pending_delivery.exception()
-        delivery_result = (
-            pending_delivery.result() if error is None else _failed_delivery(task, error)
-        )
+        del self._deliveries[leased_task]
+        if self._is_stopping and not self._deliveries:
+            self._has_no_deliveries.set()
+        error: BaseException | None = None
+        if isinstance(delivery_result, BaseException):
+            if isinstance(delivery_result, asyncio.CancelledError):
+                call.cancel_attempt(context.clock.now_s())
+                return
+            error, delivery_result = delivery_result, _failed_delivery(task, delivery_result)
         unrounded_ms, random_number = context.clock.unrounded_ms(), context.draw()
         now, now_s = int(unrounded_ms), unrounded_ms / 1000
         if delivery_result.fault is _BLOCKED:
@@ -652,7 +650,11 @@ class Worker:
             async with asyncio.timeout(timeout_s):
                 await self._drain()
         except TimeoutError:  # attempts are cancelled; their leases expire by themselves
-            await cancel_and_wait(self._jobs)
+            deliveries = tuple(self._deliveries.values())
+            for delivery in deliveries:
+                delivery.cancel()
+            cancelled = [each for each in deliveries if isinstance(each, asyncio.Future)]
+            await cancel_and_wait([*self._jobs, *cancelled])
             await self.result_writer.stop()
 
     async def _drain(self) -> None:
@@ -663,6 +665,9 @@ class Worker:
                     self.result_writer.release(leased_task)
             if self._jobs:
                 await asyncio.wait(tuple(self._jobs))
+            elif self._deliveries:
+                self._has_no_deliveries.clear()
+                await self._has_no_deliveries.wait()
             elif self.result_writer.has_pending_writes:
                 await self.result_writer.flush()
             else:

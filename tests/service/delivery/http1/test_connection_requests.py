@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from tarry.runtime.clocks import environment
-from tarry.service.delivery import DeliveryResult, Fault
+from tarry.service.delivery import DeliveryFuture, DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.http1.connection import CALLBACK, DeadlineTimer, PendingRequest
@@ -47,9 +47,10 @@ PHASES = {
 class PausedRequest:
     """A request that stays in one phase."""
 
-    def __init__(self, delivery: HttpDeliveryClient, sent: asyncio.Future[DeliveryResult]) -> None:
+    def __init__(self, delivery: HttpDeliveryClient, sent: DeliveryFuture) -> None:
         self.delivery = delivery
-        self.pending = cast("PendingRequest", sent)
+        self.sent = sent
+        self.pending = cast("PendingRequest", sent.delivery)
 
     def has_reached(self, phase: str) -> bool:
         """Return whether the request has reached the phase."""
@@ -111,7 +112,7 @@ async def send_and_pause(
         try:
             yield paused
         finally:
-            first.pending.cancel()
+            first.sent.cancel()
             may_answer.set()
 
 
@@ -156,7 +157,7 @@ def test_timeout_frees_the_connection(
         async with send_and_pause(phase, hostile, monkeypatch) as paused:
             pool: Any = paused.pending.pool
             pool.time_out(paused.pending)
-            result = await paused.pending
+            result = await paused.sent
             if phase == "waiting":
                 assert not pool._queue
                 return result, await close_and_wait(paused.delivery)
@@ -178,11 +179,12 @@ def test_cancellation_frees_the_connection(
 
     async def main() -> tuple[int, bool]:
         async with send_and_pause(phase, hostile, monkeypatch) as paused:
-            assert paused.pending.cancel()
-            assert not paused.pending.cancel()
+            deadline = paused.pending.deadline
+            assert paused.sent.cancel()
+            assert not paused.sent.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await paused.pending
-            is_cancelled = paused.pending.deadline[CALLBACK] is None
+                await paused.sent
+            is_cancelled = deadline is not None and deadline[CALLBACK] is None
             if phase == "waiting":
                 return await close_and_wait(paused.delivery), is_cancelled
             free_slots = await wait_until_empty(paused.delivery)
@@ -201,7 +203,7 @@ def test_close_fails_a_running_request(
     async def main() -> tuple[DeliveryResult, int]:
         async with send_and_pause(phase, hostile, monkeypatch) as paused:
             free_slots = await close_and_wait(paused.delivery)
-            return await paused.pending, free_slots
+            return await paused.sent, free_slots
 
     result, free_slots = run(main())
     assert (Fault.INTERNAL, "the service is shutting down", 3) == (
@@ -217,10 +219,11 @@ def test_deadline_fails_a_request_unless_a_response_arrives(hostile: HostileTarg
     async def main() -> tuple[Fault | None, bool]:
         delivery = HttpDeliveryClient(LOOPBACK_GUARD)
         late = await delivery.send(new_request(hostile.url + "never", timeout=0.05))
-        answered = cast("PendingRequest", delivery.send(new_request(hostile.url + "ok")))
+        answered = delivery.send(new_request(hostile.url + "ok"))
+        deadline = cast("PendingRequest", answered.delivery).deadline
         await answered
         await delivery.close()
-        return late.fault, answered.deadline[CALLBACK] is None
+        return late.fault, deadline is not None and deadline[CALLBACK] is None
 
     assert (Fault.TIMEOUT, True) == run(main())
 

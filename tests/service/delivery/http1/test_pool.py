@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +12,7 @@ from tarry.runtime.clocks import environment
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.http1 import client
 from tarry.service.delivery.http1.client import HttpDeliveryClient
-from tarry.service.delivery.http1.connection import CALLBACK
+from tarry.service.delivery.http1.connection import CALLBACK, PendingRequest
 from tarry.service.delivery.http1.connector import Connector
 from tests.integration.hostile import OK
 from tests.service.delivery.harness import (
@@ -296,8 +296,8 @@ def test_unexpected_error_is_raised_in_the_caller(monkeypatch: pytest.MonkeyPatc
         sent = delivery.send(new_request(server.url))
         with pytest.raises(ZeroDivisionError):
             await sent
-        deadline = getattr(sent, "deadline")  # noqa: B009 - of a PendingRequest
-        return deadline[CALLBACK] is None
+        deadline = cast("PendingRequest", sent.delivery).deadline
+        return deadline is not None and deadline[CALLBACK] is None
 
     assert (True, 0, 3) == with_server(use, max_connections=3)
 
@@ -313,3 +313,108 @@ def test_server_may_close_after_each_response() -> None:
                 )
 
         assert [200] * 5 == [each.status for each in run(main())]
+
+
+def test_callback_may_send_the_next_request_on_the_same_connection() -> None:
+    """The connection is released before the callback of its request is called."""
+
+    async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> list[object]:
+        results: list[object] = []
+        is_done = asyncio.Event()
+
+        def start_next(result: object) -> None:
+            results.append(result)
+            if len(results) < 5:
+                delivery.start(new_request(server.url), start_next)
+            else:
+                is_done.set()
+
+        delivery.start(new_request(server.url), start_next)
+        for _ in range(5):
+            (await server.received.get()).respond()
+        await is_done.wait()
+        return results
+
+    results, connections, free_slots = with_server(use, max_pool_connections=1, max_connections=3)
+    assert [200] * 5 == [each.status for each in results]
+    assert (1, 3) == (connections, free_slots)
+
+
+def test_callback_of_a_failed_request_may_send_the_next_one() -> None:
+    """Requests that fail also release their connection before the callback is called."""
+
+    async def main() -> tuple[list[Any], int]:
+        async with run_server(respond_with(b"RTSP/1.0 200 OK\r\n\r\n")) as server:
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
+            urls = [server.url, "http://127.0.0.1:1/", "http://127.0.0.1:1/", server.url]
+            faults: list[Any] = []
+            is_done = asyncio.Event()
+
+            def start_next(result: Any) -> None:
+                faults.append(result.fault)
+                if urls:
+                    delivery.start(new_request(urls.pop()), start_next)
+                else:
+                    is_done.set()
+
+            delivery.start(new_request(urls.pop()), start_next)
+            await is_done.wait()
+            return faults, await close_and_wait(delivery)
+
+    protocol, refused = Fault.PROTOCOL, Fault.REFUSED
+    assert ([protocol, refused, refused, protocol], 1) == run(main())
+
+
+def test_error_in_a_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """An error in a callback is logged without secrets, and its connection is used again."""
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> int | str | None:
+        delivery.start(new_request(server.url), fail)
+        (await server.received.get()).respond(OK.replace(b"\r\n", b"\r\nX: secret\r\n", 1))
+        await wait_for(lambda: caplog.records)
+        sent = delivery.send(new_request(server.url))
+        (await server.received.get()).respond()
+        return (await sent).status
+
+    assert (200, 1, 3) == with_server(use, max_connections=3)
+    (record,) = caplog.records
+    assert "callback of a delivery failed, delivery=DeliveryResult(status=200" in caplog.text
+    assert record.exc_info is not None
+    assert "secret" not in caplog.text
+
+
+def test_invalid_request_calls_back_after_start() -> None:
+    """A request that cannot be sent never calls back within `start`."""
+
+    async def main() -> tuple[list[Any], list[Any]]:
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+        results: list[Any] = []
+        delivery.start(new_request("http://h/", headers={"host": "other"}), results.append)
+        at_once = results.copy()
+        await wait_for(lambda: results)
+        await delivery.close()
+        return at_once, [each.fault for each in results]
+
+    assert ([], [Fault.INVALID]) == run(main())
+
+
+def test_cancelled_delivery_calls_back_once() -> None:
+    """The callback gets a CancelledError, and nothing after this."""
+
+    async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> list[type[object]]:
+        results: list[object] = []
+        started = delivery.start(new_request(server.url), results.append)
+        await server.received.get()
+        started.cancel()
+        started.cancel()
+        sent = delivery.send(new_request(server.url))
+        await server.received.get()
+        sent.delivery.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sent
+        return [type(each) for each in results]
+
+    assert ([asyncio.CancelledError], 2, 3) == with_server(use, max_connections=3)

@@ -27,13 +27,19 @@ from tarry.errors import ConfigurationError, short_repr
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.service.certificates import ReloadingCertificate
 from tarry.service.defaults import MAX_RESPONSE_BYTES
-from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery import (
+    DeliveryError,
+    DeliveryFuture,
+    DeliveryResult,
+    Fault,
+    call_when_done,
+)
 from tarry.service.delivery.client_certificates import find_certificate
 from tarry.service.delivery.dns import DnsCache
 from tarry.service.delivery.http1.connection import (
     METHODS_WITHOUT_BODY,
     DeadlineTimer,
-    create_pending_request,
+    PendingRequest,
 )
 from tarry.service.delivery.http1.connector import Connector, parse_proxy
 from tarry.service.delivery.http1.pool import ConnectionLimit, ConnectionPool
@@ -44,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.certificates import CertificateFiles
-    from tarry.service.delivery import DeliveryRequest
+    from tarry.service.delivery import DeliveryCallback, DeliveryRequest, PendingDelivery
     from tarry.service.delivery.client_certificates import ClientCertificate
     from tarry.service.delivery.guard import Guard
 
@@ -109,31 +115,30 @@ class HttpDeliveryClient:
         Tenants do not share connections: one tenant's target could send a response to the request
         of another tenant, and servers may authenticate a connection instead of each request. A
         pool is removed when it is empty, so their number does not grow with the number of hosts."""
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    def send(self, request: DeliveryRequest) -> asyncio.Future[DeliveryResult]:
+    def send(self, request: DeliveryRequest) -> DeliveryFuture:
         """Make one attempt. Cancelling the returned future aborts the attempt."""
-        loop = self._loop
-        if loop is None:
-            loop = self._loop = asyncio.get_running_loop()
+        return DeliveryFuture(self, request)
+
+    def start(self, request: DeliveryRequest, on_done: DeliveryCallback) -> PendingDelivery:
+        """Make one attempt, and call `on_done` when it has ended."""
         try:
             pool, head = self._prepare(request)
         except DeliveryError as error:
-            failed: asyncio.Future[DeliveryResult] = loop.create_future()
+            failed: asyncio.Future[DeliveryResult] = asyncio.get_running_loop().create_future()
             failed.set_result(error.to_result())
-            return failed
+            return call_when_done(failed, on_done)
         now = self._clock()
-        pending = create_pending_request(loop, pool, request, head, now, self._deadlines)
+        pending = PendingRequest(pool, request, head, now, on_done)
+        pending.deadline = self._deadlines.add(now + request.timeout, pending.on_deadline)
         pool.send(pending, now)
         return pending
 
     async def close(self) -> None:
         """Fail running attempts and close all connections."""
         self._is_closed = True
-        if self._loop is None:
-            return
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         pools, self._pools = self._pools, {}
@@ -222,8 +227,9 @@ class HttpDeliveryClient:
         return pool
 
     def _schedule_sweep(self) -> None:
-        if self._sweep_timer is None and self._loop is not None:
-            self._sweep_timer = self._loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
+        if self._sweep_timer is None:
+            loop = asyncio.get_running_loop()
+            self._sweep_timer = loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
 
     def _sweep(self) -> None:
         self._sweep_timer = None

@@ -88,7 +88,9 @@ class ConnectionPool:
         """The parts of request heads by the names of their headers; see `HttpDeliveryClient`."""
         self._idle_connections: dict[Connection, None] = {}  # most recently used last
         self._connections: set[Connection] = set()
-        self._connect_tasks: dict[asyncio.Task[bool], tuple[PendingRequest, Connection]] = {}
+        self._connect_tasks: dict[
+            asyncio.Task[DeliveryResult | None], tuple[PendingRequest, Connection]
+        ] = {}
         self._queue: deque[PendingRequest] = deque()  # requests that wait for a connection
 
     @property
@@ -121,36 +123,35 @@ class ConnectionPool:
             self._connect_tasks[task] = pending, connection
             task.add_done_callback(self._on_connect_done)
 
-    async def _connect(self, pending: PendingRequest, connection: Connection) -> bool:
-        """Open a connection and send a request on it; return whether the connection is open."""
+    async def _connect(
+        self, pending: PendingRequest, connection: Connection
+    ) -> DeliveryResult | None:
+        """Open a connection and send a request on it; return its result if this fails."""
         try:
             connect_result = await self._connector.connect(connection)
         except DeliveryError as error:
-            pending.complete(error.to_result(), self._clock())
-            return False
+            return error.to_result()
         except BaseException:
             connection.abort()  # the transport may exist already
             raise
         connection.start(connect_result)
-        pending.connect_task = None
         if not connection.is_open:
-            result = connection.fault_result(Fault.RESET, CLOSED_WITHOUT_RESPONSE)
-            pending.complete(result, self._clock())
-            return False
+            return connection.fault_result(Fault.RESET, CLOSED_WITHOUT_RESPONSE)
+        pending.connect_task = None
         self._connections.add(connection)
         connection.send(pending, self._clock())
-        return True
+        return None
 
-    def _on_connect_done(self, task: asyncio.Task[bool]) -> None:
+    def _on_connect_done(self, task: asyncio.Task[DeliveryResult | None]) -> None:
         pending, _ = self._connect_tasks.pop(task)
-        error = None if task.cancelled() else task.exception()
-        if task.cancelled() or error is not None or not task.result():
+        failure = None if task.cancelled() else task.exception() or task.result()
+        if task.cancelled() or failure is not None:
             pending.connect_task = None
-            if error is not None:
-                pending.set_error(error)
             self._limit.release()
         self.open_connections()
         self._check_if_empty()
+        if failure is not None:
+            pending.complete(failure, self._clock())
 
     def release(self, connection: Connection, now: float) -> None:
         """Send the next request on a released connection, keep the connection idle, or close it."""
@@ -206,8 +207,8 @@ class ConnectionPool:
         else:
             message = f"No connection became free {within}: raise the connection limits"
             result = DeliveryResult(fault=Fault.INTERNAL, error=message)
-        pending.complete(result, self._clock())
         self.abort(pending)
+        pending.complete(result, self._clock())
 
     def abort(self, pending: PendingRequest) -> None:
         """Drop a request that was cancelled or has timed out."""
@@ -229,17 +230,18 @@ class ConnectionPool:
         if self.is_empty:
             self._on_empty()
 
-    def close(self, now: float) -> list[asyncio.Task[bool]]:
+    def close(self, now: float) -> list[asyncio.Task[DeliveryResult | None]]:
         """Fail all requests and close all connections; return the tasks to wait for."""
         connect_tasks = list(self._connect_tasks)
         sent = [each.pending for each in self._connections if each.pending is not None]
         connecting = [pending for pending, _ in self._connect_tasks.values()]
-        for pending in [*self._queue, *connecting, *sent]:
-            result = DeliveryResult(fault=Fault.INTERNAL, error="the service is shutting down")
-            pending.complete(result, now)
+        failed = [*self._queue, *connecting, *sent]
         self._queue.clear()
         for connection in tuple(self._connections):
             connection.abort()
         for task in connect_tasks:
             task.cancel()
+        for pending in failed:
+            result = DeliveryResult(fault=Fault.INTERNAL, error="the service is shutting down")
+            pending.complete(result, now)
         return connect_tasks
