@@ -180,7 +180,11 @@ class Connection(asyncio.Protocol):
         self.idle_since: float = 0.0
         self._is_unused = True  # whether no response was received on this connection yet
         self._sent_at = self._first_byte_at = 0.0
-        self._reset()
+        self._received_bytes = self._body_bytes = self._status = 0
+        self._headers: list[tuple[str, str]] = []
+        self._excerpt = self._last_body_part = b""
+        self._has_headers = self._is_complete = False
+        self._is_chunked = self._can_keep_alive = False
 
     def start(self, connect_result: ConnectResult) -> None:
         """Use the transport of an established connection."""
@@ -214,26 +218,18 @@ class Connection(asyncio.Protocol):
 
     def send(self, pending: PendingRequest, now: float) -> None:
         """Send a request."""
-        assert self._transport is not None  # noqa: S101 - the connection is established
+        transport = self._transport
+        assert transport is not None  # noqa: S101 - the connection is established
         pending.connection = self
         self.pending = pending
         self._sent_at = now
         self._received_bytes = 0  # `data_received` resets the other fields of the response
         body = pending.request.body
         if len(body) > _MAX_JOINED_BODY_BYTES:
-            self._transport.write(pending.head)
-            self._transport.write(body)
+            transport.write(pending.head)
+            transport.write(body)
         else:
-            self._transport.write(pending.head + body)
-
-    def _reset(self) -> None:
-        self._headers: list[tuple[str, str]] = []
-        self._excerpt = b""
-        self._received_bytes = self._body_bytes = self._status = 0
-        # framed: the headers determine where the body ends, not the close of the connection
-        self._has_headers = self._is_framed = self._is_complete = self._can_keep_alive = False
-        self._is_chunked = False
-        self._last_body_part = b""
+            transport.write(pending.head + body)
 
     def abort(self) -> None:
         """Close the connection at once, without completing its request."""
@@ -262,27 +258,28 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse a part of the response."""
-        if self.pending is None or self._parser is None:
+        parser, now = self._parser, self._clock()
+        if self.pending is None or parser is None:
             self.abort()  # no request was sent, so this cannot be a response
             return
         if not self._received_bytes:
-            self._first_byte_at = self._clock()
-            self._reset()
+            self._first_byte_at = now
+            self._headers = []
+            self._has_headers = self._is_complete = self._can_keep_alive = False
             if data[:1] != b"H":  # the parser also accepts RTSP/1.0 and ICE/1.0
                 self._fail_request(Fault.PROTOCOL, "The response does not begin with HTTP/1")
                 return
         self._received_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._can_keep_alive = False
             if not self._is_complete:
                 self._fail_request(Fault.PROTOCOL, self._describe_parser_error(error))
                 return
         if self._is_complete:
-            if self._can_keep_alive and not self._is_at_end(data):
-                self._can_keep_alive = False
-            self._complete_request()
+            can_keep_alive = self._can_keep_alive and self._is_at_end(data)
+            self._complete_request(now, can_keep_alive=can_keep_alive)
         elif not self._has_headers:
             if (
                 self._received_bytes > MAX_RESPONSE_HEADER_BYTES
@@ -290,7 +287,7 @@ class Connection(asyncio.Protocol):
             ):
                 self._fail_request(Fault.PROTOCOL, "The response has too many or too long headers")
         elif self._received_bytes > self._pool.max_response_bytes + MAX_RESPONSE_HEADER_BYTES:
-            self._complete_request()
+            self._complete_request(now, can_keep_alive=False)
 
     def _is_at_end(self, data: bytes) -> bool:
         """Return whether a complete response ends with the end of `data`.
@@ -327,11 +324,18 @@ class Connection(asyncio.Protocol):
             self._fail_request(Fault.TLS, describe_tls_error(exc))
         elif not self._received_bytes:
             self._fail_request(Fault.RESET, CLOSED_WITHOUT_RESPONSE)
-        elif self._has_headers and not self._is_framed and exc is None:
-            self._complete_request()  # the close marks the end of the body
+        elif self._has_headers and not self._is_framed() and exc is None:
+            # The close marks the end of the body.
+            self._complete_request(self._clock(), can_keep_alive=False)
         else:
             part = "body" if self._has_headers else "headers"
             self._fail_request(Fault.RESET, f"The connection was closed within the {part}")
+
+    def _is_framed(self) -> bool:
+        """Return whether the headers, not the close of the connection, end the response."""
+        return self._status in _STATUSES_WITHOUT_BODY or any(
+            name in _FRAMING_HEADERS for name, _ in self._headers
+        )
 
     # --- callbacks of the parser ------------------------------------------------------------------
 
@@ -349,74 +353,76 @@ class Connection(asyncio.Protocol):
             self._headers.append(header)
 
     def on_headers_complete(self) -> None:
-        """Determine whether the headers or the close of the connection mark the end of the body."""
-        assert self._parser is not None  # noqa: S101 - the parser calls this method
-        assert self.pending is not None  # noqa: S101 - data without a request is not parsed
-        self._status = status = self._parser.get_status_code()
-        version = self._parser.get_http_version()
+        """Check the headers, and prepare for the body of a final response."""
+        parser, pending = self._parser, self.pending
+        assert parser is not None  # noqa: S101 - the parser calls this method
+        assert pending is not None  # noqa: S101 - data without a request is not parsed
+        self._status = status = parser.get_status_code()
+        version = parser.get_http_version()
         if version not in _HTTP_VERSIONS or status < _FIRST_STATUS:
             raise ValueError(f"its version is {version}, and its status {status}")
         if status < _FIRST_FINAL_STATUS:
             return
         self._has_headers = True
-        self._is_framed = status in _STATUSES_WITHOUT_BODY
+        self._excerpt = b""
+        self._body_bytes = 0
+        self._is_chunked = False
         for name, value in self._headers:
-            if name in _FRAMING_HEADERS:
-                self._is_framed = True
-                if name == "transfer-encoding":
-                    self._is_chunked = True
-                    if value.lower() != "chunked":
-                        raise ValueError("its Transfer-Encoding is not chunked")
-        if self.pending.request.method == "HEAD":
+            if name == "transfer-encoding":
+                self._is_chunked = True
+                if value.lower() != "chunked":
+                    raise ValueError("its Transfer-Encoding is not chunked")
+        if pending.request.method == "HEAD":
             # A response to HEAD has no body, but the parser would wait for one.
             self._is_complete = True
 
     def on_body(self, body: bytes) -> None:
         """Keep a part of the body, up to the size of the excerpt."""
-        assert self.pending is not None  # noqa: S101 - data without a request is not parsed
+        pending, excerpt = self.pending, self._excerpt
+        assert pending is not None  # noqa: S101 - data without a request is not parsed
         if self._is_complete:  # a response to HEAD, which has no body
             return
         self._last_body_part = body
-        kept_bytes = len(self._excerpt)
         self._body_bytes += len(body)
-        max_kept_bytes = min(self.pending.request.max_excerpt, self._pool.max_response_bytes)
-        if kept_bytes < max_kept_bytes:
-            addition = body[: max_kept_bytes - kept_bytes]
-            self._excerpt = self._excerpt + addition if kept_bytes else addition
+        missing = min(pending.request.max_excerpt, self._pool.max_response_bytes) - len(excerpt)
+        if missing > 0:
+            self._excerpt = excerpt + body[:missing]
 
     def on_message_complete(self) -> None:
         """Record that a final response is complete."""
-        assert self._parser is not None  # noqa: S101 - the parser calls this method
+        parser = self._parser
+        assert parser is not None  # noqa: S101 - the parser calls this method
         if self._has_headers and not self._is_complete:
             self._is_complete = True
             # HTTP/1.0 has no Transfer-Encoding, so the framing is not certain (RFC 9112, 6.1).
-            is_certain = not self._is_chunked or self._parser.get_http_version() == "1.1"
-            self._can_keep_alive = is_certain and self._parser.should_keep_alive()
+            is_certain = not self._is_chunked or parser.get_http_version() == "1.1"
+            self._can_keep_alive = is_certain and parser.should_keep_alive()
 
     # --- completing the request -------------------------------------------------------------------
 
-    def _complete_request(self) -> None:
+    def _complete_request(self, now: float, *, can_keep_alive: bool) -> None:
         """Complete the request with the response, and release or close the connection."""
-        if len(self._headers) > MAX_RESPONSE_HEADERS or (
+        headers, status = self._headers, self._status
+        if len(headers) > MAX_RESPONSE_HEADERS or (
             self._received_bytes > MAX_RESPONSE_HEADER_BYTES
-            and sum(len(name) + len(value) + 4 for name, value in self._headers)
+            and sum(len(name) + len(value) + 4 for name, value in headers)
             > MAX_RESPONSE_HEADER_BYTES
         ):
             self._fail_request(Fault.PROTOCOL, "The response has too many or too long headers")
             return
-        if self._status == _PROXY_AUTHENTICATION_REQUIRED and self._pool.url_prefix:
+        if status == _PROXY_AUTHENTICATION_REQUIRED and self._pool.url_prefix:
             # Only this lane waits, because the target can send this status through the proxy, too.
-            message = f"The egress proxy refused the request: status {self._status}"
+            message = f"The egress proxy refused the request: status {status}"
             self._fail_request(Fault.INTERNAL, message, pause_s=_PROXY_PAUSE_S)
             return
-        pending, raw_transport, now = self.pending, self._raw_transport, self._clock()
+        pending, raw_transport, excerpt = self.pending, self._raw_transport, self._excerpt
         assert pending is not None  # noqa: S101 - the response belongs to it
         assert raw_transport is not None  # noqa: S101 - the response came from it
         result = DeliveryResult(
-            status=self._status,
-            headers=self._headers,
-            excerpt=self._excerpt,
-            truncated=self._body_bytes > len(self._excerpt),
+            status=status,
+            headers=headers,
+            excerpt=excerpt,
+            truncated=self._body_bytes > len(excerpt),
             remote=self._remote,
             first_byte_ms=(self._first_byte_at - self._sent_at) * 1000,
         )
@@ -424,11 +430,14 @@ class Connection(asyncio.Protocol):
             self._add_connect_phases(phases, result)
         self.pending = pending.connection = None
         self._is_unused = False
-        # While the request is still being written, the next one cannot be sent.
-        is_sent = not raw_transport.get_write_buffer_size()
-        # A server that has not read a body would parse it as the next request.
-        is_body_unusual = pending.request.body and pending.request.method in METHODS_WITHOUT_BODY
-        if self._is_complete and self._can_keep_alive and is_sent and not is_body_unusual:
+        request = pending.request
+        if (
+            can_keep_alive
+            # While the request is still being written, the next one cannot be sent.
+            and not raw_transport.get_write_buffer_size()
+            # A server that has not read a body would parse it as the next request.
+            and not (request.method in METHODS_WITHOUT_BODY and request.body)
+        ):
             self._pool.release(self, now)
         else:
             self.close()

@@ -100,8 +100,9 @@ class ConnectionPool:
 
     def send(self, pending: PendingRequest, now: float) -> None:
         """Send a request on an idle or a new connection, or queue it for the next free one."""
-        while self._idle_connections:
-            connection, _ = self._idle_connections.popitem()
+        idle_connections = self._idle_connections
+        while idle_connections:
+            connection, _ = idle_connections.popitem()
             del self._limit.idle_connections[connection]
             if now - connection.idle_since < _MAX_IDLE_S and connection.is_reusable():
                 connection.send(pending, now)
