@@ -112,10 +112,8 @@ def classify(
     computed.
     """
     status, fault = delivery.status, delivery.fault
-    if delivery.pause_s is not None:
-        return None
     if fault is not None:
-        if fault is Fault.INTERNAL:
+        if fault is Fault.INTERNAL or delivery.pause_s is not None:
             return None
         if fault in _PERMANENT_FAULTS:
             return PERMANENT.replace(detail=str(fault))

@@ -170,7 +170,8 @@ class Connection(asyncio.Protocol):
         self._raw_transport: asyncio.Transport | None = None  # the transport below TLS
         self._parser: httptools.HttpResponseParser | None = None
         self._connect_result: ConnectResult | None = None
-        """Has the durations of the connect phases. None once a `DeliveryResult` has them."""
+        """Has the durations of the connect phases. None once a `DeliveryResult` has them, which is
+        the result of the first request."""
         self._poll: Callable[[int], object] | None = None  # polls the socket in `is_reusable`
         self._remote = ""
         self._is_secure = False
@@ -178,7 +179,6 @@ class Connection(asyncio.Protocol):
         self.pending: PendingRequest | None = None
         self.opened_at: float = 0.0
         self.idle_since: float = 0.0
-        self._is_unused = True  # whether no response was received on this connection yet
         self._sent_at = self._first_byte_at = 0.0
         self._received_bytes = self._body_bytes = self._status = 0
         self._headers: list[tuple[str, str]] = []
@@ -311,7 +311,8 @@ class Connection(asyncio.Protocol):
         self._pool.remove(self)
 
     def _end_request(self, pending: PendingRequest, exc: Exception | None) -> None:
-        if not self._received_bytes and not self._is_unused and not pending.is_resent:
+        is_reused = self._connect_result is None
+        if is_reused and not self._received_bytes and not pending.is_resent:
             # The target closed the connection while it was idle, which this side noticed only when
             # it sent a request (RFC 9112, 9.3.1). The target has most likely not read the request;
             # if it has, it recognises the idempotency key, which every request has (RFC 9110,
@@ -429,7 +430,6 @@ class Connection(asyncio.Protocol):
         if (phases := self._connect_result) is not None:
             self._add_connect_phases(phases, result)
         self.pending = pending.connection = None
-        self._is_unused = False
         request = pending.request
         if (
             can_keep_alive
