@@ -35,6 +35,8 @@ _FORBIDDEN_CHARS = re.compile(r"[\x00-\x20\x7f\\\s]")
 _CHARACTER_RULE = "must not have spaces, control characters or backslashes"
 _ORIGIN = r"([^:/?#]*+://[^/?#]*+)"  # scheme and authority
 _ORIGIN_AND_PATH = re.compile(rf"{_ORIGIN}([^#]*)")  # the path includes the query
+_HAS_CANONICAL_PATH = re.compile(rf"{_ORIGIN}(/[A-Za-z0-9/?:@!$&'()*+,;=._~\[\]-]*+)")
+"""Matches a URL whose path and query are canonical and not percent-encoded, as in most URLs."""
 _NEEDS_NO_ENCODING = re.compile(rf"{_ORIGIN}([A-Za-z0-9/?:@!$&'()*+,;=._~%\[\]-]*+)")
 """Matches a URL whose path and query need no encoding, with the groups of `_ORIGIN_AND_PATH`."""
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -82,13 +84,9 @@ def parse_target_prefix(text: str) -> Target:
         raise ConfigurationTypeError("targetUrl", f"must be a string, got {short_repr(text)}")
     if len(text) > MAX_URL_BYTES:
         _reject(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
-    match = _NEEDS_NO_ENCODING.fullmatch(text)
+    match = _HAS_CANONICAL_PATH.fullmatch(text)
     origin, path_and_query = _split_and_encode(text) if match is None else match.groups()
     scheme, host, port, canonical_origin, endpoint = _parse_origin(origin)
-    if not path_and_query.startswith("/"):
-        path_and_query = f"/{path_and_query}"
-    if "%" in path_and_query:
-        path_and_query = _PERCENT_ESCAPE.sub(lambda match: match[0].upper(), path_and_query)
     url = canonical_origin + path_and_query
     if len(url) > MAX_URL_BYTES:
         _reject(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
@@ -199,16 +197,25 @@ def _parse_port(text: str | None, scheme: str) -> int:
 
 
 def _split_and_encode(text: str) -> tuple[str, str]:
-    """Return the origin of a URL, and its path and query, percent-encoded where needed."""
-    match = _ORIGIN_AND_PATH.match(text)
-    if match is None:
-        _reject(_SCHEME_RULE)
-    if forbidden := _FORBIDDEN_CHARS.search(text, match.end(1)):
-        _reject(f"{_CHARACTER_RULE}, found {forbidden[0]!r}: write them as %XX")
-    try:
-        return match[1], quote(match[2], safe=_UNENCODED_CHARS)
-    except UnicodeEncodeError:
-        _reject("must be valid Unicode text")
+    """Return the origin of a URL, and its canonical path and query."""
+    match = _NEEDS_NO_ENCODING.fullmatch(text)
+    if match is not None:
+        path_and_query = match[2]
+    else:
+        match = _ORIGIN_AND_PATH.match(text)
+        if match is None:
+            _reject(_SCHEME_RULE)
+        if forbidden := _FORBIDDEN_CHARS.search(text, match.end(1)):
+            _reject(f"{_CHARACTER_RULE}, found {forbidden[0]!r}: write them as %XX")
+        try:
+            path_and_query = quote(match[2], safe=_UNENCODED_CHARS)
+        except UnicodeEncodeError:
+            _reject("must be valid Unicode text")
+    if not path_and_query.startswith("/"):
+        path_and_query = f"/{path_and_query}"
+    if "%" in path_and_query:
+        path_and_query = _PERCENT_ESCAPE.sub(lambda match: match[0].upper(), path_and_query)
+    return match[1], path_and_query
 
 
 def _encode_idna(host: str) -> str:
