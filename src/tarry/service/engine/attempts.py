@@ -24,7 +24,7 @@ from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.model import AttemptRecord, Decision, Status, Task
 from tarry.service.redaction import find_secrets, redact_named_values, redact_text
 from tarry.service.store import TaskResult
-from tarry.wire import http
+from tarry.wire.http import ATTEMPT_HEADER, IDEMPOTENCY_KEY_HEADER, format_idempotency_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ def build_request(
     if secret_headers is not None:
         headers.update(secret_headers)
     key_header = policy.idempotency_key_header
-    if key_header != http.IDEMPOTENCY_KEY_HEADER:
+    if key_header != IDEMPOTENCY_KEY_HEADER:
         # The API rejects a task that has the default header. Any other header can be in the task,
         # because its policy may change later. Many servers read `_` in a name as `-`.
         dropped = key_header.lower().replace("_", "-")
@@ -85,8 +85,8 @@ def build_request(
         }
     # The assignments below replace no header of the task: the key header was dropped above, and the
     # API rejects the other names in a task, and as the `idempotency_key_header` of a policy.
-    headers[key_header] = http.format_idempotency_key(task.key, policy.idempotency_key_format)
-    headers[http.ATTEMPT_HEADER] = str(content.prior_attempts + task.attempts + 1)
+    headers[key_header] = format_idempotency_key(task.key, policy.idempotency_key_format)
+    headers[ATTEMPT_HEADER] = str(content.prior_attempts + task.attempts + 1)
     if content.trace is not None:
         headers["traceparent"] = content.trace
         if content.tracestate is not None:

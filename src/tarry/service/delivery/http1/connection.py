@@ -223,7 +223,8 @@ class Connection(asyncio.Protocol):
         pending.connection = self
         self.pending = pending
         self._sent_at = now
-        self._received_bytes = 0  # `data_received` resets the other fields of the response
+        # `data_received` and `on_headers_complete` reset the other fields of the response.
+        self._received_bytes = 0
         body = pending.request.body
         if len(body) > _MAX_JOINED_BODY_BYTES:
             transport.write(pending.head)
