@@ -34,6 +34,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from itertools import chain
+from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct
@@ -49,9 +50,10 @@ R = TypeVar("R")
 
 _logger = logging.getLogger("tarry.service")
 RETRY_AFTER_S = 1.0  # for callers whose entry a full queue rejects
-MAX_GROUPS_IN_FLIGHT = 2
 EARLY_START_WEIGHT = 32
 """Number of waiting items from which a second group is worth its own store call or transaction."""
+_MIN_START_WEIGHTS = (0, EARLY_START_WEIGHT, inf)
+"""The waiting weight from which a group may start, by the number of groups in flight (0 to 2)."""
 
 
 class Entry(Struct, Generic[T], eq=False):
@@ -82,54 +84,50 @@ class GroupCommit(ABC, Generic[T]):
         """Items that wait, of both classes."""
         self._groups_in_flight: list[list[Entry[T]]] = []
         """The groups that are being committed, oldest first."""
+        self._weight_in_flight = 0
+        self._min_start_weight = 0.0
+        """The next group may start when `_waiting_weight` is not less."""
         self._is_start_scheduled = False
-        self.pending_count: int = 0
-        """Items that wait or are in flight."""
 
     @abstractmethod
     def _start_soon(self) -> None:
         """Schedule the start of the next group for the next iteration of the event loop."""
+
+    @property
+    def pending_count(self) -> int:
+        """Items that wait or are in flight."""
+        return self._waiting_weight + self._weight_in_flight
 
     def _overload_error(self) -> Exception:
         msg = f"{self.pending_count} tasks wait to be written"
         return Overloaded(msg, retry_after=RETRY_AFTER_S)
 
     def _check_capacity(self, weight: int, *, urgent: bool) -> None:
-        if self._max_pending is None or not self.pending_count:
-            return
         limit = self._max_pending
+        if limit is None:
+            return
         if not urgent:
             limit -= limit // 10
-        if self.pending_count + weight > limit:
+        pending_count = self._waiting_weight + self._weight_in_flight
+        if pending_count and pending_count + weight > limit:
             raise self._overload_error()
-
-    def _count_appended_item(self, entry: Entry[T]) -> None:
-        entry.weight += 1
-        self._waiting_weight += 1
-        self.pending_count += 1
-        # The conditions of `_can_start`, so that most items need neither of the two calls.
-        in_flight = len(self._groups_in_flight)
-        if not in_flight or (
-            in_flight < MAX_GROUPS_IN_FLIGHT and self._waiting_weight >= EARLY_START_WEIGHT
-        ):
-            self._schedule_start()
 
     def _enqueue(self, entry: Entry[T], *, urgent: bool = False) -> None:
         (self._urgent if urgent else self._bulk).append(entry)
         self._waiting_weight += entry.weight
-        self.pending_count += entry.weight
-        self._schedule_start()
+        if not self._is_start_scheduled:
+            self._schedule_start()
 
     @property
     def _has_waiting(self) -> bool:
         return bool(self._urgent or self._bulk)
 
     def _can_start(self) -> bool:
-        in_flight = len(self._groups_in_flight)
-        return self._has_waiting and (
-            not in_flight
-            or (in_flight < MAX_GROUPS_IN_FLIGHT and self._waiting_weight >= EARLY_START_WEIGHT)
-        )
+        return self._waiting_weight >= self._min_start_weight and self._has_waiting
+
+    def _update_min_start_weight(self) -> None:
+        """Called when a group starts or ends."""
+        self._min_start_weight = _MIN_START_WEIGHTS[len(self._groups_in_flight)]
 
     def _schedule_start(self) -> None:
         if not self._is_start_scheduled and self._can_start():
@@ -146,7 +144,9 @@ class GroupCommit(ABC, Generic[T]):
         weight = self._move_entries(self._urgent, group, 0, limit - reserved)
         weight = self._move_entries(self._bulk, group, weight, limit)
         self._waiting_weight -= weight
+        self._weight_in_flight += weight
         self._groups_in_flight.append(group)
+        self._update_min_start_weight()
         return group
 
     def _move_entries(
@@ -166,7 +166,8 @@ class GroupCommit(ABC, Generic[T]):
 
     def _end_group(self, group: list[Entry[T]]) -> None:
         self._groups_in_flight.remove(group)
-        self.pending_count -= sum([entry.weight for entry in group])
+        self._weight_in_flight -= sum([entry.weight for entry in group])
+        self._update_min_start_weight()
 
 
 class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
@@ -200,19 +201,21 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         More than half of `max_items` items become several consecutive entries. Raises `Overloaded`
         if too many items are pending.
         """
-        self._check_capacity(len(items), urgent=urgent)
-        size = self._max_entry_weight
-        if len(items) <= size:
-            return self._submit_entry(items, urgent=urgent)
-        parts = [items[begin : begin + size] for begin in range(0, len(items), size)]
-        futures = [self._submit_entry(part, urgent=urgent) for part in parts]
+        count, size = len(items), self._max_entry_weight
+        self._check_capacity(count, urgent=urgent)
+        if self._linger_timer is not None:
+            self.end_linger()
+        create_future = asyncio.get_running_loop().create_future
+        if count <= size:
+            future: asyncio.Future[Sequence[R]] = create_future()
+            self._enqueue(Entry(items, future, count), urgent=urgent)
+            return future
+        futures: list[asyncio.Future[Sequence[R]]] = []
+        for begin in range(0, count, size):
+            part, future = items[begin : begin + size], create_future()
+            self._enqueue(Entry(part, future, len(part)), urgent=urgent)
+            futures.append(future)
         return asyncio.ensure_future(_join_results(futures))
-
-    def _submit_entry(self, items: list[T], *, urgent: bool) -> asyncio.Future[Sequence[R]]:
-        future: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
-        self._enqueue(Entry(items, future, len(items)), urgent=urgent)
-        self.end_linger()
-        return future
 
     def post(self, item: T) -> None:
         """Submit a bulk item for whose result no caller waits; an error of the commit is logged.
@@ -221,14 +224,18 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         future for each item would cost more than the rest of the queue.
         """
         last = self._bulk[-1] if self._bulk else None
-        if self._linger_s and last is None and not self._urgent:
-            loop = asyncio.get_running_loop()
-            self._linger_timer = loop.call_later(self._linger_s, self.end_linger)
         if last is None or last.future is not None or last.weight >= self._max_entry_weight:
+            if self._linger_s and last is None and not self._urgent:
+                loop = asyncio.get_running_loop()
+                self._linger_timer = loop.call_later(self._linger_s, self.end_linger)
+                self._update_min_start_weight()
             self._enqueue(Entry([item], None, 1))
             return
         last.work.append(item)
-        self._count_appended_item(last)
+        last.weight += 1
+        self._waiting_weight += 1
+        if self._waiting_weight >= self._min_start_weight and not self._is_start_scheduled:
+            self._schedule_start()
 
     def end_linger(self) -> None:
         """Start the group of lingering items in the next iteration of the event loop."""
@@ -240,10 +247,12 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer = None
+            self._update_min_start_weight()
 
-    def _can_start(self) -> bool:
-        is_lingering = self._linger_timer is not None and self._waiting_weight < EARLY_START_WEIGHT
-        return not is_lingering and super()._can_start()
+    def _update_min_start_weight(self) -> None:
+        super()._update_min_start_weight()
+        if self._linger_timer is not None:
+            self._min_start_weight = max(self._min_start_weight, EARLY_START_WEIGHT)
 
     def _take_group(self) -> list[Entry[list[T]]]:
         self._cancel_linger_timer()
