@@ -73,7 +73,8 @@ class TaskBuilder:
         """
         context = self._context
         target = self._parse_target("targetUrl", request.target_url)
-        _check_method(request.method, target)
+        if request.method != "POST":
+            _check_method(request.method, target)
         headers, header_names, secret_headers = self._check_headers(
             tenant, target, request.headers or {}
         )
@@ -271,19 +272,24 @@ def check_headers(
         raise invalid("headers", f"must have at most {limits.max_headers} fields", len(headers))
     lower_names = check_header_names(tuple(headers))
     secret_headers: dict[str, str] | None = None
-    size = 0
-    for name, value in headers.items():
-        if not isinstance(value, str):
-            secret_headers = secret_headers or {}
-            secret_headers[name] = _parse_secret_reference(name, value)
-            continue
-        # Three quick checks accept most values. The regular expression decides about the others,
-        # which may contain tabs.
-        is_plain = value.isascii() and value.isprintable() and value == value.strip()
-        if not is_plain and not _is_header_value(value):
-            rule = "must be visible ASCII characters, with blanks only between them"
-            raise invalid(_header_path(name), rule)
-        size += len(name) + len(value) + len(": \r\n")
+    try:
+        joined = "".join(headers.values())
+    except TypeError:  # not all values are strings
+        secret_headers = {
+            name: _parse_secret_reference(name, value)
+            for name, value in headers.items()
+            if not isinstance(value, str)
+        }
+        headers = {name: headers[name] for name in headers if name not in secret_headers}
+        joined = "".join(headers.values())
+    # Quick checks of all values together accept most headers. The regular expression decides about
+    # the others, which may contain blanks or tabs.
+    if " " in joined or not (joined.isascii() and joined.isprintable()):
+        for name, value in headers.items():
+            if not _is_header_value(value):
+                rule = "must be visible ASCII characters, with blanks only between them"
+                raise invalid(_header_path(name), rule)
+    size = len(joined) + sum(map(len, headers)) + len(": \r\n") * len(headers)
     if size > limits.max_header_bytes:
         raise invalid("headers", f"must have at most {limits.max_header_bytes} bytes", size)
     return lower_names, secret_headers
@@ -341,10 +347,10 @@ def _header_path(name: str) -> str:
 
 
 def _check_method(method: str, target: Target) -> None:
-    if target.scheme in _GRPC_SCHEMES:
-        if method != "POST":
-            raise invalid("method", "must be POST for a gRPC call", method)
-    elif method not in _COMMON_METHODS and (
+    """Raise ApiError for a method that must not be sent. POST is always allowed."""
+    if method != "POST" and target.scheme in _GRPC_SCHEMES:
+        raise invalid("method", "must be POST for a gRPC call", method)
+    if method not in _COMMON_METHODS and (
         not _METHOD.fullmatch(method) or method in _FORBIDDEN_METHODS
     ):
         raise invalid("method", "must be an HTTP method in capitals, not CONNECT or TRACE", method)
@@ -371,11 +377,11 @@ def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
         fields = list(compress(("body", "bodyBase64", "bodyRef"), are_given))
         if len(fields) > 1:
             raise invalid(fields[1], f"must not be given together with {fields[0]}")
-    if request.body_base64 is not None:
-        try:
-            return b64decode(request.body_base64, validate=True), False
-        except (Base64Error, ValueError):
-            raise invalid("bodyBase64", "must be base64 (RFC 4648, section 4)") from None
+        if request.body_base64 is not None:
+            try:
+                return b64decode(request.body_base64, validate=True), False
+            except (Base64Error, ValueError):
+                raise invalid("bodyBase64", "must be base64 (RFC 4648, section 4)") from None
     if not has_body:
         return b"", False
     try:
