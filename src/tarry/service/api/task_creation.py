@@ -201,9 +201,10 @@ class TaskCreation:
             rule = f"must have at most {wire.MAX_BATCH_SIZE} entries"
             raise problems.invalid("tasks", rule, len(tasks))
         charge_rate_limit(self._rate_limiter, request.tenant, len(tasks))
-        results: list[BatchResult | None] = []  # None: the task is valid, but not added yet
+        tenant, build_task = request.tenant, self._task_builder.build_task
         new_tasks: list[NewTask] = []
         contents: list[TaskContent] = []
+        rejections: dict[int, BatchResult] = {}  # results of the other tasks, by their index
         consecutive_failures = 0
         last_error: StoreUnavailable | None = None
         for index, task in enumerate(tasks):
@@ -211,41 +212,50 @@ class TaskCreation:
                 task_request = (
                     task if isinstance(task, RetryTaskRequest) else self._decode_task(task)
                 )
-                new_task, content = self._task_builder.build_task(
-                    request.tenant, task_request, None, None
-                )
+                new_task, content = build_task(tenant, task_request, None, None)
                 if not new_task.task.packed_content:
                     if consecutive_failures == _MAX_CONSECUTIVE_STORE_FAILURES:
                         raise _not_stored_error(last_error)
                     await self._task_builder.finish_building(new_task.task, content)
                     consecutive_failures = 0
             except ApiError as error:
-                results.append(_error_result(error))
+                rejections[index] = _error_result(error)
             except RecursionError:
-                results.append(_error_result(problems.nested_too_deeply()))
+                rejections[index] = _error_result(problems.nested_too_deeply())
             except StoreUnavailable as error:
                 _logger.info("store unavailable for a task of a batch, index=%d: %s", index, error)
                 consecutive_failures += 1
                 last_error = error
-                results.append(_error_result(_not_stored_error(error)))
+                rejections[index] = _error_result(_not_stored_error(error))
             else:
-                results.append(None)
                 new_tasks.append(new_task)
                 contents.append(content)
             if not (index + 1) % _YIELD_EVERY_TASKS:
                 await asyncio.sleep(0)
         is_minimal = prefers_minimal(request)
         add_results = await self._context.engine.submit(new_tasks, contents) if new_tasks else ()
-        indexes = [i for i, result in enumerate(results) if result is None]
-        for i, add_result, content in zip(indexes, add_results, contents, strict=True):
-            if content.body_stored_by_service and add_result.status is not _ADDED:
+        results = await self._batch_results(add_results, contents, is_minimal=is_minimal)
+        for index, result in rejections.items():  # in ascending order, so that each index is right
+            results.insert(index, result)
+        document = wire.BatchResults(results=results)
+        return json_response(200, document, *((_MINIMAL_APPLIED,) if is_minimal else ()))
+
+    async def _batch_results(
+        self, add_results: Sequence[AddResult], contents: Sequence[TaskContent], *, is_minimal: bool
+    ) -> list[BatchResult]:
+        results: list[BatchResult] = []
+        for add_result, content in zip(add_results, contents, strict=True):
+            is_added = add_result.status is _ADDED
+            if is_added and is_minimal:  # without a call, because most large batches are minimal
+                results.append(BatchResult(status=201, task_id=add_result.task.id))
+                continue
+            if not is_added and content.body_stored_by_service:
                 await self._task_builder.delete_body(content)
             try:
-                results[i] = self._batch_result(add_result, content, is_minimal=is_minimal)
+                results.append(self._batch_result(add_result, content, is_minimal=is_minimal))
             except ApiError as error:
-                results[i] = _error_result(error)
-        document = wire.BatchResults(results=[result for result in results if result is not None])
-        return json_response(200, document, *((_MINIMAL_APPLIED,) if is_minimal else ()))
+                results.append(_error_result(error))
+        return results
 
     def _batch_result(
         self, add_result: AddResult, content: TaskContent, *, is_minimal: bool

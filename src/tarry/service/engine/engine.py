@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.breaker import BreakerState
@@ -59,6 +61,7 @@ _MIN_STEP_S = 1.0
 """How long a step of a shutdown may take, even if its timeout has passed."""
 _MAX_URGENT_TASKS = 8
 """The largest request that is stored before the waiting tasks of larger requests (batches)."""
+_get_lane = attrgetter("task.lane")
 _IngestItem: TypeAlias = "tuple[NewTask, TaskContent | None]"  # with the unpacked content, if known
 
 
@@ -169,7 +172,6 @@ class Engine:
         Raises `Overloaded` if too many tasks wait to be written.
         """
         leased_tasks, lanes = self.worker.leased_tasks, self._context.lanes
-        tenant_leases = fast_leases = 0
         can_lease = self._context.delivers and not self._is_stopping
         if new_tasks and can_lease and not leased_tasks.may_be_incomplete:
             # Each task that waits to be written may take one of the leases.
@@ -178,28 +180,49 @@ class Engine:
             # A tenant at its limit, for example because some of its targets hang, can still lease
             # tasks of fast lanes: these leases end soon.
             fast_leases = free_leases - lanes.reserved_leases
-        capacities: dict[str, tuple[bool, int]] = {}  # is the lane fast, capacity; by name
-        for new_task in new_tasks:
-            if tenant_leases <= 0 and fast_leases <= 0:
-                break
-            lane_name = new_task.task.lane
-            if lane_name not in capacities:
-                lane = lanes.get(lane_name)
-                capacities[lane_name] = False, tenant_leases
-                if lane is not None:
-                    capacity = 0 if lane.is_tripped else lanes.lease_capacity(lane)
-                    capacities[lane_name] = not lane.is_slow, capacity
-            is_fast, capacity = capacities[lane_name]
-            if capacity > 0 and (tenant_leases > 0 or (is_fast and fast_leases > 0)):
-                capacities[lane_name] = is_fast, capacity - 1
-                new_task.lease_on_add = True
-                tenant_leases -= 1
-                fast_leases -= 1
+            if tenant_leases > 0 or fast_leases > 0:
+                self._request_leases(new_tasks, tenant_leases, fast_leases)
         contents_or_none: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
         return self._ingest_queue.submit(
             list(zip(new_tasks, contents_or_none, strict=True)),
             urgent=len(new_tasks) <= _MAX_URGENT_TASKS,
         )
+
+    def _request_leases(
+        self, new_tasks: list[NewTask], tenant_leases: int, fast_leases: int
+    ) -> None:
+        """Set `lease_on_add` of the tasks that may be leased.
+
+        At most `tenant_leases` tasks are leased, or `fast_leases` for a task of a fast lane.
+        """
+        if len(new_tasks) == 1:
+            limits = self._lease_limits(new_tasks[0].task.lane, tenant_leases, fast_leases)
+            new_tasks[0].lease_on_add = min(limits) > 0
+            return
+        limits_by_lane: dict[str, tuple[int, int]] = {}
+        total_count = 0
+        # Consecutive tasks of a lane are handled together, because most batches have only one lane.
+        for lane_name, tasks_of_lane in groupby(new_tasks, _get_lane):
+            capacity, free_leases = limits_by_lane.get(lane_name) or self._lease_limits(
+                lane_name, tenant_leases, fast_leases
+            )
+            count = max(0, min(capacity, free_leases - total_count))
+            tasks_to_lease = list(islice(tasks_of_lane, count))
+            for new_task in tasks_to_lease:
+                new_task.lease_on_add = True
+            total_count += len(tasks_to_lease)
+            limits_by_lane[lane_name] = capacity - len(tasks_to_lease), free_leases
+
+    def _lease_limits(
+        self, lane_name: str, tenant_leases: int, fast_leases: int
+    ) -> tuple[int, int]:
+        """Return the capacity of a lane, and how many leases are free for its tasks."""
+        lanes = self._context.lanes
+        lane = lanes.get(lane_name)
+        if lane is None:
+            return tenant_leases, tenant_leases
+        capacity = 0 if lane.is_tripped else lanes.lease_capacity(lane)
+        return capacity, tenant_leases if lane.is_slow else max(tenant_leases, fast_leases)
 
     async def _add(self, items: Sequence[_IngestItem]) -> Sequence[AddResult]:
         """Store tasks, pass leased tasks to the worker, and wake the scheduler for the others.
