@@ -183,8 +183,9 @@ class SqliteStore:
         return await self._write_and_notify(operation, len(releases), urgent=False)
 
     def record_start(self, slot: int, task: model.Task) -> None:
-        if self.database.worker_lock is not None:
-            self.database.worker_lock.record_start(slot, task.id, task.version)
+        worker_lock = self.database.worker_lock
+        if worker_lock is not None:
+            worker_lock.record_start(slot, task.id, task.version)
 
     async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
         operation = OperationCall(transitions.release_unknown_leases, worker, known_ids)

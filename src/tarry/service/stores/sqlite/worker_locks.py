@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 _START_RECORD = struct.Struct("36sq")  # the id of a task, and its version
+_START_RECORD_BYTES = _START_RECORD.size
+_pack_start_into = _START_RECORD.pack_into
 _MAX_START_RECORDS = 8_192  # twice as many as a process leases tasks
 
 
@@ -77,8 +79,7 @@ class WorkerLock:
         """Record that an attempt of a task starts; see `Store.record_start`."""
         if self._starts is not None and slot < _MAX_START_RECORDS:
             # The file need not be synced: it must only survive this process.
-            offset = slot * _START_RECORD.size
-            _START_RECORD.pack_into(self._starts, offset, task_id.encode(), version)
+            _pack_start_into(self._starts, slot * _START_RECORD_BYTES, task_id.encode(), version)
 
     def read_starts(self, token: str) -> set[bytes]:
         """Return the records of `record_start` in a lock file, each as `pack_start` returns it."""
@@ -86,7 +87,7 @@ class WorkerLock:
             content = self._path(token).read_bytes()
         except OSError:
             return set()
-        size = _START_RECORD.size
+        size = _START_RECORD_BYTES
         return {content[at : at + size] for at in range(0, len(content), size)} - {bytes(size)}
 
     def find_dead_locks(self, tokens: Iterable[str]) -> list[str]:
@@ -140,7 +141,7 @@ def _map_start_records(descriptor: int) -> mmap | None:
     Writing to memory takes 1 us, `os.pwrite` 2 to 10 us. The zeros are written first, because a
     write to a part of the file that has no space on the disk would end the process with SIGBUS.
     """
-    size = _MAX_START_RECORDS * _START_RECORD.size
+    size = _MAX_START_RECORDS * _START_RECORD_BYTES
     try:
         os.pwrite(descriptor, bytes(size), 0)
         return mmap(descriptor, size)
