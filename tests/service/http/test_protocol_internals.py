@@ -30,6 +30,7 @@ METHODS = {
     "pause_writing": [],
     "resume_writing": [],
     "on_message_begin": [],
+    "on_header": ["name", "value"],
     "on_headers_complete": [],
     "on_body": ["body"],
     "on_message_complete": [],

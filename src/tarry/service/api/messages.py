@@ -28,13 +28,15 @@ use up the memory, or those of one tenant could keep other tenants from sending 
 
 IS_ABANDONED = "tarry.is_abandoned"
 """The key of the function in an ASGI scope that returns whether the client has disconnected."""
+HEADER_FIELDS = "tarry.header_fields"
+"""The key in an ASGI scope of the headers as a dict, see `ApiRequest.headers`. Optional."""
 _MAX_QUERY_BYTES = 8192
 _MAX_QUERY_FIELDS = 100
 _READ_METHODS = frozenset({"GET", "HEAD"})
 _encode = msgspec.json.Encoder().encode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _COMMON_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
-_COMMON_HEADER_LINES = b"".join(b"%b: %b\r\n" % header for header in _COMMON_HEADERS)
+_COMMON_HEADER_LINES = b"".join([b"%b: %b\r\n" % header for header in _COMMON_HEADERS])
 _JSON_CONTENT_TYPE = (b"content-type", b"application/json")
 _PROBLEM_CONTENT_TYPE = (b"content-type", PROBLEM_MEDIA_TYPE.encode())
 _NO_CONTENT = 204
@@ -186,16 +188,11 @@ class ApiResponse(msgspec.Struct, eq=False):
     body: bytes
     headers: list[tuple[bytes, bytes]]
 
-    def encode_http1(self, more_headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the HTTP/1.1 response without its status line."""
-        lines = [b"%b: %b\r\n" % header for header in (*more_headers, *self.headers)]
-        head = b"".join(lines)
-        # A line break in a header would inject another header.
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-            raise ValueError(f"a response header contains a line break: {head!r}")
-        body = self.body
-        parts = (head, _COMMON_HEADER_LINES, len(body), body)
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % parts
+    def encode_http1(self, more_lines: bytes) -> bytes:
+        """Return the HTTP/1.1 response without its status line, with more header lines."""
+        lines, body = encode_header_lines(self.headers), self.body
+        parts = (more_lines, lines, _COMMON_HEADER_LINES, len(body), body)
+        return b"%b%b%bcontent-length: %d\r\n\r\n%b" % parts
 
     async def send(self, scope: Scope, send: Send) -> None:
         """Send the response through ASGI. The response to a HEAD request has no body."""
@@ -280,6 +277,15 @@ def _to_integers(value: Any) -> Any:
         fields = cast("dict[str, Any]", value)
         return {name: _to_integers(field) for name, field in fields.items()}
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def encode_header_lines(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Return headers as lines of HTTP/1.1; raise ValueError if one contains a line break."""
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    # A line break in a header would inject another header.
+    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
+        raise ValueError(f"a response header contains a line break: {lines!r}")
+    return lines
 
 
 def json_response(status: int, document: object, *headers: tuple[bytes, bytes]) -> ApiResponse:

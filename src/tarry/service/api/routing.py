@@ -192,7 +192,7 @@ class Endpoint:
         if found is None:
             return self._handle_other_method(method)
         handler, required_role = found
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers: dict[bytes, bytes] = scope.get(messages.HEADER_FIELDS) or dict(scope["headers"])
         if len(headers) != len(scope["headers"]):
             _check_repeated_headers(scope["headers"])
         if self._check_host is not None:

@@ -284,9 +284,9 @@ class TaskCreation:
         return decode_json(_task_decoder, task)
 
     def _status_and_view(self, result: AddResult, content: TaskContent) -> tuple[int, RetryTask]:
-        status = _http_status(result, self._context.engine.limits)
         if result.status is _ADDED:
-            return status, task_view(result.task, content, _PENDING)
+            return 201, task_view(result.task, content, _PENDING)
+        status = _http_status(result, self._context.engine.limits)
         return status, stored_task_view(self._context, result.task)
 
 

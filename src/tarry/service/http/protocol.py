@@ -38,7 +38,7 @@ from httptools import (
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tarry.service.api import problems
-from tarry.service.api.messages import IS_ABANDONED
+from tarry.service.api.messages import HEADER_FIELDS, IS_ABANDONED, encode_header_lines
 from tarry.service.http.client_limit import admit
 from tarry.wire.http import PROBLEM_MEDIA_TYPE
 
@@ -142,9 +142,12 @@ class _FastPathCycle:
     response_complete = False
     message_event = asyncio.Event()  # uvicorn sets it; nothing waits for it
 
-    def __init__(self, path: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, path: bytes, headers: list[tuple[bytes, bytes]], fields: dict[bytes, bytes]
+    ) -> None:
         self.path = path
         self.headers = headers
+        self.fields = fields
 
 
 class ServiceHttpProtocol(HttpToolsProtocol):
@@ -195,6 +198,9 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     """Size of the write buffer at `_writing_paused_since`."""
     _last_host: bytes | None = None
     """The last valid `Host` header. Most clients always send the same one."""
+    _default_headers: list[tuple[bytes, bytes]] | None = None
+    """The default headers of which `_default_lines` are the encoded lines."""
+    _default_lines = b""
     idle_since: float = 0.0  # the time of the last response, or when the connection was opened
     _is_input_ended = False
     """Whether the client has closed the connection, or its sending half."""
@@ -352,7 +358,11 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             return
         problem = None
         try:
-            self._parse(data)
+            # Most requests arrive in one short read, which needs no loop.
+            if self._awaited != "body" and len(data) <= _MAX_PARSED_BYTES:
+                self._parse_part(data)
+            else:
+                self._parse_in_parts(data)
         except HttpParserCallbackError as error:
             is_trailer = isinstance(error.__context__, _InvalidTrailer)
             problem = self._problem or (_INVALID_TRAILER if is_trailer else _INVALID_URL)
@@ -369,6 +379,10 @@ class ServiceHttpProtocol(HttpToolsProtocol):
                 )
                 if candidate.body:
                     super().on_body(candidate.body)
+        self._apply_limits(data, problem)
+
+    def _apply_limits(self, data: bytes, problem: Problem | None) -> None:
+        """Reject a request that is invalid (`problem`) or too large, and set the timer."""
         if self._header_bytes_after_first_read > _MAX_HEADER_BYTES or (
             self._awaited == "headers" and self._are_headers_too_large()
         ):
@@ -384,17 +398,15 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             if self._progress_bytes >= _MIN_PROGRESS_BYTES:
                 self._progress_bytes, self._awaited_since = 0, self.loop.time()
 
-    def _parse(self, data: bytes) -> None:
+    def _parse_in_parts(self, data: bytes) -> None:
         """Parse data; stop early if pipelined requests wait for their responses."""
         start = 0
         while True:
             is_body = self._awaited == "body"
             max_bytes = _MAX_PARSED_BODY_BYTES if is_body else _MAX_PARSED_BYTES
             part = data[start : start + max_bytes]  # not a copy if the data is short
-            self._read_bytes = len(part)
             if is_body:  # `on_body` subtracts the bytes that the application reads
-                self._unused_body_bytes += self._read_bytes
-            self._header_bytes_after_first_read += self._read_bytes
+                self._unused_body_bytes += len(part)
             self._parse_part(part)
             start += max_bytes
             if start >= len(data):
@@ -413,6 +425,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._wait_for_request()
 
     def _parse_part(self, data: bytes) -> None:
+        self._read_bytes = size = len(data)
+        self._header_bytes_after_first_read += size
         unparsed: bytes | memoryview = data
         while True:
             try:
@@ -439,11 +453,19 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         """Start a request. The scope is built later: the fast path does not need it."""
         self._header_bytes_after_first_read, self._first_read_bytes = 0, self._read_bytes
         self._awaited = "headers"
-        self.url, self.headers, self.expect_100_continue = b"", [], False
+        self.url, self.headers = b"", []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header, or check a trailer."""
+        # uvicorn looks for `Expect` in each header. Here, `on_headers_complete` looks it up once.
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Choose between the fast path and uvicorn, and wait for the body."""
-        if self._are_headers_too_large():
+        # The headers are not larger than the reads in which they arrived, which are usually small.
+        read_bytes = self._first_read_bytes + self._header_bytes_after_first_read
+        is_small = read_bytes <= _MAX_HEADER_BYTES and len(self.headers) <= _MAX_HEADERS
+        if not is_small and self._are_headers_too_large():
             self._stop_parser(_HEADERS_TOO_LARGE)
         parser: Any = self.parser
         if parser.should_upgrade():
@@ -451,7 +473,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
                 self._stop_parser(_NO_TUNNELS)
             return  # `_parse_part` parses the headers again
         version = parser.get_http_version()
-        self._check_headers(version)
+        fields = dict(self.headers)
+        self._check_headers(version, fields)
         if (
             self.is_for_health_checks
             and len(self.connections) > self._max_clients
@@ -466,15 +489,17 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             and parser.get_method() == b"POST"
             and version == "1.1"
             and parser.should_keep_alive()
-            and not self.expect_100_continue
+            and b"expect" not in fields
             and not self.flow.write_paused
         ):
-            self.cycle = self._candidate = _FastPathCycle(self.url, self.headers)
+            self.cycle = self._candidate = _FastPathCycle(self.url, self.headers, fields)
             self.headers = _IGNORED_TRAILERS
         else:  # raises an error if the URL is invalid
-            self._continue_with_uvicorn(
-                self.url, self.headers, expects_continue=self.expect_100_continue
+            expects_continue = b"expect" in fields and any(
+                name == b"expect" and value.lower() == b"100-continue"
+                for name, value in self.headers
             )
+            self._continue_with_uvicorn(self.url, self.headers, expects_continue=expects_continue)
         self._awaited = "body"
         if len(self.pipeline) == 1:
             self._served_cycle = cycle
@@ -490,30 +515,30 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         return size + separators > _MAX_HEADER_BYTES
 
-    def _check_headers(self, version: str) -> None:
+    def _check_headers(self, version: str, fields: dict[bytes, bytes]) -> None:
         """Stop the parser if another server could parse the request differently.
 
         Otherwise a proxy could forward as one request what the service parses as two (request
-        smuggling, RFC 9112, 11.2).
+        smuggling, RFC 9112, 11.2). `fields` are the headers, each with its last value.
         """
         if version not in _HTTP_VERSIONS:
             self._stop_parser(_UNKNOWN_VERSION)
-        hosts = 0
-        has_coding = False
-        for name, value in self.headers:
-            if name == b"host":
-                hosts += 1
-                if value != self._last_host:
-                    if not _HOST.fullmatch(value):
-                        self._stop_parser(_INVALID_HOST)
-                    self._last_host = value
-            elif name == b"transfer-encoding":
-                has_coding = True
-        if hosts != 1 and (hosts or version == "1.1"):
+        host = fields.get(b"host")
+        if host is None:
+            if version == "1.1":
+                self._stop_parser(_INVALID_HOST)
+        elif host != self._last_host:
+            if not _HOST.fullmatch(host):
+                self._stop_parser(_INVALID_HOST)
+            self._last_host = host
+        if (
+            len(fields) < len(self.headers)
+            and [name for name, _ in self.headers].count(b"host") > 1
+        ):
             self._stop_parser(_INVALID_HOST)
         if self.url[:1] != b"/" and self.url != b"*":
-            self._use_host_of_url()
-        if has_coding:
+            fields[b"host"] = self._use_host_of_url()
+        if b"transfer-encoding" in fields:
             values = [value for name, value in self.headers if name == b"transfer-encoding"]
             codings = b",".join(values).lower().split(b",")
             if version == "1.0" or codings[-1].strip() != b"chunked":
@@ -521,13 +546,14 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             if len(codings) > 1:
                 self._stop_parser(_UNKNOWN_CODING)
 
-    def _use_host_of_url(self) -> None:
+    def _use_host_of_url(self) -> bytes:
         """Replace the Host header by the host of the URL, as RFC 9112, 3.2.2 requires."""
         match = _ABSOLUTE_URL.match(self.url)
         if match is None or not _HOST.fullmatch(match[1]):
             self._stop_parser(_INVALID_URL)
         self.headers = [header for header in self.headers if header[0] != b"host"]
         self.headers.append((b"host", match[1]))
+        return match[1]
 
     def _stop_parser(self, problem: Problem) -> NoReturn:
         """Reject the current request. Called by callbacks of the parser."""
@@ -584,7 +610,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         if self._is_input_ended and self.is_idle:
             self._close()
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         self.idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._check_idle_after(self.timeout_keep_alive)
@@ -608,6 +635,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             "method": "POST",
             "path": cycle.path.decode(),
             "headers": cycle.headers,
+            HEADER_FIELDS: cycle.fields,
             IS_ABANDONED: self.is_abandoned,
         }
         body, cycle.body = cycle.body, b""  # so that an idle connection does not keep it in memory
@@ -619,12 +647,16 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     def _respond(self, cycle: _FastPathCycle, response: ApiResponse) -> None:
         if self.transport.is_closing():
             return
-        headers = self.server_state.default_headers
-        if not cycle.keep_alive:
-            headers = [*headers, (b"connection", b"close")]
         cycle.response_started = cycle.response_complete = True
+        default_headers = self.server_state.default_headers
+        if default_headers is not self._default_headers:  # uvicorn replaces them every second
+            self._default_headers = default_headers
+            self._default_lines = encode_header_lines(default_headers)
         try:
-            self.transport.write(STATUS_LINE[response.status] + response.encode_http1(headers))
+            lines = self._default_lines
+            if not cycle.keep_alive:
+                lines += b"connection: close\r\n"
+            self.transport.write(STATUS_LINE[response.status] + response.encode_http1(lines))
         except ValueError:
             _logger.exception("response not sent: invalid header, path=%s", cycle.path)
             cycle.keep_alive = False
