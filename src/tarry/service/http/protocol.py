@@ -14,6 +14,9 @@ uvicorn handles all other requests: other methods and paths, HTTP/1.0, `Connecti
 `Expect: 100-continue`, a body that arrives later, a pipelined request whose predecessor has no
 response yet, and a request of a client that does not read its responses.
 
+If such a request has the same head as an earlier one of its connection, apart from the value of
+`Content-Length`, its head is not even parsed, see `RequestHead`.
+
 **Upgrades.** A request to switch to another protocol (WebSocket, or HTTP/2 as `h2c`) is handled as
 a request without its `Upgrade` header, as RFC 9110, 7.8 allows.
 
@@ -40,6 +43,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from tarry.service.api import problems
 from tarry.service.api.messages import HEADER_FIELDS, IS_ABANDONED, encode_header_lines
 from tarry.service.http.client_limit import admit
+from tarry.service.http.request_head import RequestHead
 from tarry.wire.http import PROBLEM_MEDIA_TYPE
 
 if TYPE_CHECKING:
@@ -97,6 +101,9 @@ reads its response only after it has sent such a body gets the response."""
 _SMALL_CHUNK_BYTES = 1024
 """Each smaller chunk after the response counts as this many bytes more. A chunk takes 1 us even if
 it has one byte: with four clients that sent such chunks, /healthz took 8 s."""
+_MAX_HEAD_CAPTURES = 4
+"""For how many requests of a connection a `RequestHead` is created. It is useless if the client
+sends another head each time, for example with `traceparent`."""
 _TOO_MANY_UNUSED_BYTES = problems.TOO_LARGE.problem(
     "The chunks of the body are too small, or their extensions are too long. Send larger chunks."
 )
@@ -196,6 +203,9 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     """Received bytes of the body since `_awaited_since`."""
     _paused_bytes = 0
     """Size of the write buffer at `_writing_paused_since`."""
+    _last_head: RequestHead | None = None
+    """The head of an earlier request on the fast path."""
+    _head_captures_left = _MAX_HEAD_CAPTURES
     _last_host: bytes | None = None
     """The last valid `Host` header. Most clients always send the same one."""
     _default_headers: list[tuple[bytes, bytes]] | None = None
@@ -356,6 +366,32 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         if self._unparsed:
             self._unparsed += data
             return
+        if self._last_head is None or not self._serve_repeated(self._last_head, data):
+            self._parse_and_serve(data)
+
+    def _serve_repeated(self, head: RequestHead, data: bytes) -> bool:
+        """Serve a request that has the same head as an earlier one; return whether it has."""
+        # The conditions of the fast path that do not depend on the head. If no more of a request is
+        # awaited, the parser expects the beginning of one.
+        cycle = self.cycle
+        if (
+            self._awaited is not None
+            or cycle is None
+            or not cycle.response_complete
+            or self.flow.write_paused
+            or self.transport.is_closing()
+        ):
+            return False
+        parsed = head.parse(data)
+        if parsed is None:
+            return False
+        fields, body = parsed
+        self.cycle = cycle = _FastPathCycle(head.path, list(fields.items()), fields)
+        cycle.more_body = False
+        self._serve(cycle, body)
+        return True
+
+    def _parse_and_serve(self, data: bytes) -> None:
         problem = None
         try:
             # Most requests arrive in one short read, which needs no loop.
@@ -371,7 +407,10 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         candidate, self._candidate = self._candidate, None
         if candidate is not None:
             if not candidate.more_body:
-                self._serve(candidate)
+                body, candidate.body = candidate.body, b""  # an idle connection must not keep it
+                if self._head_captures_left and not self.is_for_health_checks:
+                    self._capture_head(data, candidate, body)
+                self._serve(candidate, body)
             elif problem is None:  # the rest of the body has not arrived yet
                 self.cycle = None
                 self._continue_with_uvicorn(
@@ -380,6 +419,11 @@ class ServiceHttpProtocol(HttpToolsProtocol):
                 if candidate.body:
                     super().on_body(candidate.body)
         self._apply_limits(data, problem)
+
+    def _capture_head(self, data: bytes, cycle: _FastPathCycle, body: bytes) -> None:
+        self._head_captures_left -= 1
+        head = RequestHead.from_request(data, body, cycle.path, cycle.headers, cycle.fields)
+        self._last_head = head or self._last_head
 
     def _apply_limits(self, data: bytes, problem: Problem | None) -> None:
         """Reject a request that is invalid (`problem`) or too large, and set the timer."""
@@ -630,7 +674,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         if self.scope["http_version"] == "1.0":
             self.cycle.send = partial(_send_without_chunks, self.cycle, self.cycle.send)
 
-    def _serve(self, cycle: _FastPathCycle) -> None:
+    def _serve(self, cycle: _FastPathCycle, body: bytes) -> None:
         scope = {
             "method": "POST",
             "path": cycle.path.decode(),
@@ -638,7 +682,6 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             HEADER_FIELDS: cycle.fields,
             IS_ABANDONED: self.is_abandoned,
         }
-        body, cycle.body = cycle.body, b""  # so that an idle connection does not keep it in memory
         task = self._fast_routes[cycle.path](scope, body, partial(self._respond, cycle))
         if task is not None:  # the server waits for it at shutdown
             self.tasks.add(task)
