@@ -12,6 +12,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.policies import check_policy, check_policy_id, describe_versions
@@ -45,6 +46,7 @@ _MAX_HEADER_NAME_CHARS = 256
 _UNKNOWN_POLICY = "must be an existing policy (GET /retry-policies lists them)"
 
 _encode_canonically = msgspec.msgpack.Encoder(order="deterministic").encode
+_format_json = msgspec.json.format
 _decode_string = msgspec.json.Decoder(str).decode
 
 
@@ -370,7 +372,7 @@ def _choose_idempotency_key(body_key: str | None, header_key: str | None) -> str
 
 def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
     """Return the bytes to send, and whether they are JSON."""
-    raw = b"" if request.body is msgspec.UNSET else bytes(request.body)
+    raw = b"" if request.body is UNSET else bytes(request.body)
     has_body = raw not in (b"", b"null")  # a tuple, because a set would hash a long body
     if request.body_base64 is not None or request.body_ref is not None:
         are_given = (has_body, request.body_base64 is not None, request.body_ref is not None)
@@ -388,7 +390,7 @@ def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
         if raw[:1] == b'"':
             return _decode_string(raw).encode(), False
         raw.decode()
-        return msgspec.json.format(raw, indent=-1), True
+        return _format_json(raw, indent=-1), True
     except UnicodeDecodeError:  # other errors were found when the document was decoded
         raise MALFORMED.error("The JSON is not UTF-8.") from None
 

@@ -66,19 +66,18 @@ class Target(msgspec.Struct, frozen=True, gc=False):
         return self.endpoint.partition(":")[2]
 
 
-def parse_target(text: str) -> Target:
-    """Parse a target URL; raise ConfigurationError for the field `targetUrl` if it is invalid."""
-    target = parse_target_prefix(text)
-    scheme = target.scheme
-    if scheme in _GRPC_SCHEMES and _GRPC_METHOD.fullmatch(target.path_and_query) is None:
-        _reject(f"must name a gRPC method: {scheme}://host:port/package.Service/Method")
-    return target
-
-
 def parse_target_prefix(text: str) -> Target:
     """Parse the beginning of a target URL, with the whole host; see `parse_target`.
 
     A gRPC URL may have no method.
+    """
+    return parse_target(text, is_prefix=True)
+
+
+def parse_target(text: str, *, is_prefix: bool = False) -> Target:
+    """Parse a target URL; raise ConfigurationError for the field `targetUrl` if it is invalid.
+
+    With `is_prefix`, a gRPC URL may have no method.
     """
     if not isinstance(text, str):
         raise ConfigurationTypeError("targetUrl", f"must be a string, got {short_repr(text)}")
@@ -90,6 +89,8 @@ def parse_target_prefix(text: str) -> Target:
     url = canonical_origin + path_and_query
     if len(url) > MAX_URL_BYTES:
         _reject(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
+    if scheme in _GRPC_SCHEMES and not (is_prefix or _GRPC_METHOD.fullmatch(path_and_query)):
+        _reject(f"must name a gRPC method: {scheme}://host:port/package.Service/Method")
     return Target(url, scheme, host, port, endpoint, path_and_query)
 
 

@@ -108,18 +108,17 @@ class ResultWriter:
         self, result: TaskResult, leased_task: LeasedTask, delivery_result: DeliveryResult | None
     ) -> None:
         """Write the result of a leased task with the next group; do not wait for the write."""
-        content = leased_task.content
-        if content is not None and content.callback_url is not None and result.status.is_finished:
-            result.callback_task = self._context.build_callback_task(result.task, content, result)
-        self.result_queue.post((result, leased_task, delivery_result))
-        if self._is_awaited(result):
-            self.result_queue.end_linger()
-
-    def _is_awaited(self, result: TaskResult) -> bool:
-        """Return whether an API caller or the next attempt waits for the write of a result."""
         if result.status.is_finished:
-            return self._reporter.has_waiters(result.task.id)
-        return result.next_attempt_at < self._context.clock.now_ms() + _MIN_LINGER_DELAY_MS
+            task, content = result.task, leased_task.content
+            if content is not None and content.callback_url is not None:
+                result.callback_task = self._context.build_callback_task(task, content, result)
+            is_awaited = self._reporter.has_waiters(task.id)  # by a caller of the API
+        else:  # by the next attempt
+            linger_end = self._context.clock.now_ms() + _MIN_LINGER_DELAY_MS
+            is_awaited = result.next_attempt_at < linger_end
+        self.result_queue.post((result, leased_task, delivery_result))
+        if is_awaited:
+            self.result_queue.end_linger()
 
     async def write_cancelled(self, result: TaskResult) -> FinishStatus:
         """Write the result of a task that was cancelled between attempts; wait for the write."""

@@ -9,6 +9,7 @@ handles API keys, and `terminal_tasks` handles finished tasks: replays, purge an
 from __future__ import annotations
 
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.errors import ConfigurationError, StoreUnavailable
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 _MAX_LEASES_PER_TRANSACTION = 1000
 _WAKEUP_HORIZON_MS = 500
 """Other processes are woken for a task that is due sooner. For others, their polling suffices."""
+_get_callback_task = attrgetter("callback_task")
 _ADDED = AddStatus.ADDED  # read once, because it takes 0.27 us in Python 3.11
 
 
@@ -155,7 +157,8 @@ class SqliteStore:
     ) -> list[store.AddResult]:
         call = OperationCall(add.add, tasks, terms, quota, lane_quota)
         results = add.to_add_results(tasks, terms, await self.write(call, len(tasks)))
-        if any(_is_claimable(result) for result in results):
+        # Most tasks are leased by this process, so no other can claim them.
+        if any(_is_claimable(result) for result in results if not result.leased):
             self._notify()
         return results
 
@@ -171,10 +174,10 @@ class SqliteStore:
         return await self.write(operation, limit, urgent=False)
 
     async def finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
-        packed = [finish.pack_result(result) for result in results]
+        packed = list(map(finish.pack_result, results))
         call = OperationCall(finish.finish, packed)
         statuses = await self.write(call, len(packed), urgent=False)
-        if any(result.callback_task is not None for result in results):
+        if any(map(_get_callback_task, results)):
             self._notify()
         return statuses
 
@@ -459,13 +462,9 @@ class SqliteStore:
 
 
 def _is_claimable(result: store.AddResult) -> bool:
-    """Return whether another process may lease a task that was added."""
+    """Return whether another process may lease a task, if it was added without a lease."""
     task = result.task
-    return (
-        not result.leased
-        and result.status is _ADDED
-        and task.next_attempt_at <= task.created_at + _WAKEUP_HORIZON_MS
-    )
+    return result.status is _ADDED and task.next_attempt_at <= task.created_at + _WAKEUP_HORIZON_MS
 
 
 async def _submit(
