@@ -76,7 +76,10 @@ class GroupCommit(ABC, Generic[T]):
         self, *, max_weight: int, max_pending: int | None, allow_oversize: bool = False
     ) -> None:
         self._max_weight = max_weight
-        self._max_pending = max_pending
+        self._max_pending = self._max_pending_for_bulk = inf
+        if max_pending is not None:
+            self._max_pending = max_pending
+            self._max_pending_for_bulk = max_pending - max_pending // 10
         self._allow_oversize = allow_oversize
         self._urgent: deque[Entry[T]] = deque()
         self._bulk: deque[Entry[T]] = deque()
@@ -103,13 +106,9 @@ class GroupCommit(ABC, Generic[T]):
         return Overloaded(msg, retry_after=RETRY_AFTER_S)
 
     def _check_capacity(self, weight: int, *, urgent: bool) -> None:
-        limit = self._max_pending
-        if limit is None:
-            return
-        if not urgent:
-            limit -= limit // 10
         pending_count = self._waiting_weight + self._weight_in_flight
-        if pending_count and pending_count + weight > limit:
+        limit = self._max_pending if urgent else self._max_pending_for_bulk
+        if pending_count + weight > limit and pending_count:
             raise self._overload_error()
 
     def _enqueue(self, entry: Entry[T], *, urgent: bool = False) -> None:
@@ -137,12 +136,17 @@ class GroupCommit(ABC, Generic[T]):
     def _take_group(self) -> list[Entry[T]]:
         """Remove the entries of the next group from the queue, and count the group as in flight."""
         limit = self._max_weight
-        group: list[Entry[T]] = []
-        # Reserve space for one bulk entry, but at most half of the group: an oversize bulk entry,
-        # such as a claim, may weigh more than a whole group.
-        reserved = min(self._bulk[0].weight, limit // 2) if self._bulk else 0
-        weight = self._move_entries(self._urgent, group, 0, limit - reserved)
-        weight = self._move_entries(self._bulk, group, weight, limit)
+        if self._waiting_weight <= limit:  # the usual case: everything fits
+            group, weight = [*self._urgent, *self._bulk], self._waiting_weight
+            self._urgent.clear()
+            self._bulk.clear()
+        else:
+            group = []
+            # Reserve space for one bulk entry, but at most half of the group: an oversize bulk
+            # entry, such as a claim, may weigh more than a whole group.
+            reserved = min(self._bulk[0].weight, limit // 2) if self._bulk else 0
+            weight = self._move_entries(self._urgent, group, 0, limit - reserved)
+            weight = self._move_entries(self._bulk, group, weight, limit)
         self._waiting_weight -= weight
         self._weight_in_flight += weight
         self._groups_in_flight.append(group)
