@@ -14,7 +14,12 @@ import msgspec
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.runtime.clocks import environment
 from tarry.service.api import messages, problems
-from tarry.service.api.messages import ApiRequest, ApiResponse, PendingResponse
+from tarry.service.api.messages import (
+    HEADER_FIELDS,
+    ApiRequest,
+    ApiResponse,
+    PendingResponse,
+)
 from tarry.service.api.roles import Role
 
 if TYPE_CHECKING:
@@ -192,7 +197,7 @@ class Endpoint:
         if found is None:
             return self._handle_other_method(method)
         handler, required_role = found
-        headers: dict[bytes, bytes] = scope.get(messages.HEADER_FIELDS) or dict(scope["headers"])
+        headers: dict[bytes, bytes] = scope.get(HEADER_FIELDS) or dict(scope["headers"])
         if len(headers) != len(scope["headers"]):
             _check_repeated_headers(scope["headers"])
         if self._check_host is not None:

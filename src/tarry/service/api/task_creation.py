@@ -179,7 +179,8 @@ class TaskCreation:
                 raise _not_stored_error(error) from error
 
     def _build_response(self, content: TaskContent, results: Sequence[AddResult]) -> ApiResponse:
-        return _task_response(*self._status_and_view(results[0], content))
+        status, view = self._status_and_view(results[0], content)
+        return _task_response(status, view)
 
     @Operation(
         "POST",

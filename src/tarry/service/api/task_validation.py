@@ -43,6 +43,7 @@ _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
 """Matches visible ASCII with spaces or tabs inside (RFC 9110, 5.5). No header can be injected."""
 _SECRET_NAME = re.compile(SECRET_NAME_PATTERN)
 _MAX_HEADER_NAME_CHARS = 256
+_HEADER_OVERHEAD_BYTES = len(": \r\n")
 _UNKNOWN_POLICY = "must be an existing policy (GET /retry-policies lists them)"
 
 _encode_canonically = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -291,7 +292,7 @@ def check_headers(
             if not _is_header_value(value):
                 rule = "must be visible ASCII characters, with blanks only between them"
                 raise invalid(_header_path(name), rule)
-    size = len(joined) + sum(map(len, headers)) + len(": \r\n") * len(headers)
+    size = len(joined) + sum(map(len, headers)) + _HEADER_OVERHEAD_BYTES * len(headers)
     if size > limits.max_header_bytes:
         raise invalid("headers", f"must have at most {limits.max_header_bytes} bytes", size)
     return lower_names, secret_headers
@@ -417,8 +418,8 @@ def _fingerprint(task: Task, content: TaskContent, header_names: tuple[str, ...]
     # Newer fields are left out if they are not set, so that stored digests stay valid.
     if content.callback_policy_id is not None:
         request_fields += ({"callbackPolicyId": content.callback_policy_id},)
-    if lane_key := task.lane.partition("@")[2]:
-        request_fields += ({"laneKey": lane_key},)
+    if "@" in task.lane:
+        request_fields += ({"laneKey": task.lane.partition("@")[2]},)
     if content.secret_headers is not None:
         names = {name.lower(): secret for name, secret in content.secret_headers.items()}
         request_fields += ({"secretHeaders": names},)
