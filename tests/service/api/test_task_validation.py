@@ -315,3 +315,6 @@ def test_invalid_header_value_is_rejected(value: str) -> None:
     """Line breaks, control characters, outer spaces and non-ASCII characters are rejected."""
     with pytest.raises(ApiError, match="x must be visible ASCII"):
         check_headers({"x": value}, ApiLimits())
+    for others in ({"a": "a", "b": ""}, {"a": "a b"}, {"a": "a", "b": {"secret": "c"}}):
+        with pytest.raises(ApiError, match="x must be visible ASCII"):
+            check_headers({**others, "x": value, "y": "a"}, ApiLimits())

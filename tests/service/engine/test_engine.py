@@ -9,7 +9,7 @@ import pytest
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.context import EngineLimits
-from tarry.service.engine.lanes import build_breaker
+from tarry.service.engine.lanes import Lanes, LaneState, build_breaker
 from tarry.service.model import Status, Task, WorkerRecord
 from tarry.service.shutdown import GRACE_S
 from tarry.service.store import (
@@ -265,6 +265,56 @@ def test_new_task_is_sent_without_a_claim() -> None:
         assert Status.SUCCEEDED is (await harness.get_task(task)).status
         assert ["added", "attempt", "succeeded"] == harness.event_kinds()
 
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "tenant_leases", "leased"),
+    [
+        ("aaaa", 3, "1110"),
+        ("fffff", 0, "11110"),  # the limit for fast lanes is 4
+        ("fffff", 9, "11111"),
+        ("sssss", 9, "11000"),
+        ("ssfsafts", 9, "11101100"),
+        ("afafafaf", 2, "11010100"),
+        ("afafafaf", 0, "01010101"),
+        ("tttta", 9, "00001"),
+        ("sasasasa", 9, "11110101"),
+        ("a", 1, "1"),
+        ("a", 0, "0"),
+        ("f", 0, "1"),
+        ("s", 0, "0"),
+        ("t", 9, "0"),
+    ],
+)
+def test_leases_of_a_batch_are_limited_by_tenant_and_lane(
+    monkeypatch: pytest.MonkeyPatch, lanes: str, tenant_leases: int, leased: str
+) -> None:
+    """The first tasks of each lane get the leases that are free for the tenant and the lane.
+
+    The lanes: `a` is new, `f` fast, `s` slow with a capacity of 2, and the breaker of `t` is open.
+    """
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget())
+        kept: list[LaneState] = []
+        for name, capacity in (("f", 9), ("s", 2), ("t", 9)):
+            lane = harness.lanes[f"default/http:{name}.example:80"]
+            kept.append(lane)
+            capacities[lane.name] = capacity
+            lane.is_slow = name == "s"
+        free_leases = harness.engine.worker.leased_tasks.free_leases
+        monkeypatch.setattr(harness.lanes, "reserved_leases", free_leases - 4)
+        tasks = [harness.new_task(f"http://{name}.example:80/") for name in lanes]
+
+        harness.engine.submit(tasks)
+        assert leased == "".join(str(int(task.lease_on_add)) for task in tasks)
+
+    capacities: dict[str, int] = {}
+    monkeypatch.setattr(Lanes, "lease_allowance", lambda *_: tenant_leases)
+    monkeypatch.setattr(Lanes, "lease_capacity", lambda _, lane: capacities[lane.name])
+    is_tripped = property(lambda lane: "t.example" in lane.name)
+    monkeypatch.setattr(LaneState, "is_tripped", is_tripped)
     run(main)
 
 
