@@ -758,6 +758,83 @@ def test_try_count_success_is_equivalent_to_record(
         assert complete_state(slow) == complete_state(fast)
 
 
+RESULT_STEPS = [
+    *[("succeed", seconds) for seconds in (0.1, 0.1, 0.1, 0.1, 2.0)],
+    *[("fail", seconds) for seconds in (0.1, 0.1, 2.0)],
+    ("time out", 0.1),
+    ("time out, but do not fail", 0.1),
+    ("retry succeeds", 0.1),
+    ("retry fails", 0.1),
+    *[("wait", seconds) for seconds in (0.25, 0.5, 1.0, 1.0, 5.0, 9.0, 10.0, -1.0)],
+    ("read counts", 0.0),
+    *[("admit", 0.0)] * 2,
+    *[(state, 0.0) for state in ("closed", "disabled", "metrics-only")],
+]
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "min_calls": st.integers(1, 6),
+            "failure_rate": st.sampled_from([0.25, 0.5, 0.9, 1.0]),
+            "min_span": st.sampled_from([0.0, 0.0, 1.0]),
+            "count_retries": st.booleans(),
+            "consecutive": st.sampled_from([None, None, 3]),
+            "timeouts": st.sampled_from([None, 2]),
+            "slow_after": st.sampled_from([None, None, None, 1.0]),
+            "open_for": st.just(1.0),
+        }
+    ),
+    st.lists(st.sampled_from(RESULT_STEPS), min_size=10, max_size=80),
+)
+def test_try_count_success_decides_like_record(
+    arguments: dict[str, Any], steps: list[tuple[str, float]]
+) -> None:
+    """try_count_success() never hides a success that opens the breaker, whatever failed before."""
+    fast, slow = Breaker(**arguments), Breaker(**arguments)
+    now = 0.0
+    for action, value in steps:
+        if action == "wait":
+            now += value
+        elif action == "read counts":
+            assert slow.counts(now) == fast.counts(now)
+        elif action == "admit":
+            assert slow.admit(now) == fast.admit(now)
+        elif action in {"closed", "disabled", "metrics-only"}:
+            fast.force(action)
+            slow.force(action)
+        else:
+            is_success, is_retry = "succeed" in action, "retry" in action
+            for breaker in (fast, slow):
+                permit = breaker.generation
+                if breaker is fast and is_success and fast.try_count_success(permit, now, is_retry):
+                    continue
+                breaker.record(
+                    permit,
+                    failed=action in {"fail", "time out", "retry fails"},
+                    duration=value,
+                    now=now,
+                    random_number=0.5,
+                    timed_out="time out" in action,
+                    is_retry=is_retry,
+                )
+        assert complete_state(slow) == complete_state(fast)
+
+
+@pytest.mark.parametrize("reads_counts", [False, True])
+def test_try_count_success_after_the_end_of_a_bucket(*, reads_counts: bool) -> None:
+    """A success can open the breaker, and is left to record(), when others have left the window."""
+    breaker = Breaker(min_calls=4, min_span=0)
+    run(breaker, "....", now=0.0)
+    run(breaker, "xxx.", now=5.0)
+    assert breaker.try_count_success(breaker.generation, 5.5)
+    if reads_counts:
+        assert (5, 3, 0) == breaker.counts(10.5)
+    assert not breaker.try_count_success(breaker.generation, 10.5)
+    run(breaker, ".", now=10.5)
+    assert breaker.state is OPEN
+
+
 def test_half_open_continues_a_count_of_openings() -> None:
     """half_open(n) admits a probe at once, and a failed probe is opening number n + 1."""
     breaker = Breaker(open_for=10.0, growth=2.0, spread=0.0, probes=1)

@@ -95,9 +95,10 @@ class Breaker:
         "_failure_rate", "_first_failed_end", "_first_failed_start", "_growth",
         "_has_optional_rules", "_last_failed_end", "_last_failed_start", "_last_probe_permit",
         "_max_consecutive_failures", "_max_consecutive_timeouts", "_max_open", "_min_calls",
-        "_min_span", "_open_for", "_open_until", "_probe_failures", "_probe_successes",
-        "_running_probes", "_slow_after", "_slow_rate", "_spread", "_window", "can_count_success",
-        "consecutive_opens", "generation", "is_tripped", "permit_if_closed", "probes", "state",
+        "_min_span", "_only_counts_success", "_open_for", "_open_until", "_probe_failures",
+        "_probe_successes", "_running_probes", "_slow_after", "_slow_rate", "_spread", "_window",
+        "can_count_success", "consecutive_opens", "generation", "is_tripped", "permit_if_closed",
+        "probes", "state",
     )  # fmt: skip
 
     def __init__(
@@ -162,10 +163,16 @@ class Breaker:
         self.permit_if_closed: int | None = 0
         """The permit that `admit` returns while the breaker is closed; None in other states."""
         self.can_count_success: bool = self._slow_after is None
-        """Whether `try_count_success` can count a success, which then changes nothing else.
+        """Whether a success changes nothing but a counter, because there is no recent failure.
 
         Always False with `slow_after`, and in states other than closed and metrics-only. Also False
         after a failure, and in a new metrics-only state, until `record` finds no failure.
+        """
+        self._only_counts_success = self.can_count_success
+        """The same until the newest bucket ends, also if there are failures.
+
+        True after a success while the share of failures is below the limit: further successes only
+        lower it. Without a failure it rises only when a bucket leaves the window.
         """
         # The rules `consecutive`, `timeouts` and `slow_after`
         self._has_optional_rules = (consecutive, timeouts, slow_after) != (None, None, None)
@@ -204,17 +211,19 @@ class Breaker:
             return self._count_running_probes(now) < self.probes
         return not (state is _FORCED_OPEN or (state is _OPEN and now < self._open_until))
 
-    def try_count_success(self, permit: int, now: float) -> bool:
+    def try_count_success(self, permit: int, now: float, is_retry: bool = False) -> bool:  # noqa: FBT001, FBT002 - positional for speed
         """Count a success if this changes nothing but a counter.
 
         Return whether it was counted; if not, the caller must use `record`. This is the hot path.
         """
-        if not self.can_count_success or permit != self.generation:
+        if not self._only_counts_success or permit != self.generation:
             return False
         window = self._window
         if now >= window.bucket_end:
+            if not self.can_count_success:
+                return False
             window.advance(now)
-        window.current[_CALLS] += 1
+        window.current[_RETRIES if is_retry and not self._count_retries else _CALLS] += 1
         return True
 
     def record(
@@ -258,21 +267,26 @@ class Breaker:
         self._consecutive_timeouts = self._consecutive_timeouts + 1 if timed_out else 0
         failure_count = past[_FAILURES] + current[_FAILURES]
         self.can_count_success = slow_after is None and not failure_count
-        if not self.can_count_success and state is _CLOSED:
-            call_count = past[_CALLS] + current[_CALLS]
-            attempt_count = call_count + past[_RETRIES] + current[_RETRIES]
-            if (
-                call_count >= self._min_calls
-                # A division: 0.07 * 100 would be slightly above 7 failures of 100 attempts.
-                and failure_count / attempt_count >= self._failure_rate
-                and self._last_failed_start - self._first_failed_start >= self._min_span
-                and self._last_failed_end - self._first_failed_end >= self._min_span
-            ) or (
-                self._has_optional_rules
-                and (failed or slow_after is not None)
-                and self._is_optional_rule_met(call_count, attempt_count, failure_count)
-            ):
-                self._open(now, random_number)
+        call_count = past[_CALLS] + current[_CALLS]
+        attempt_count = call_count + past[_RETRIES] + current[_RETRIES]
+        # A division: 0.07 * 100 would be slightly above 7 failures of 100 attempts.
+        is_rate_reached = failure_count / attempt_count >= self._failure_rate
+        self._only_counts_success = slow_after is None and not (
+            is_rate_reached or failed or timed_out
+        )
+        if self._only_counts_success or state is not _CLOSED:
+            return
+        if (
+            is_rate_reached
+            and call_count >= self._min_calls
+            and self._last_failed_start - self._first_failed_start >= self._min_span
+            and self._last_failed_end - self._first_failed_end >= self._min_span
+        ) or (
+            self._has_optional_rules
+            and (failed or slow_after is not None)
+            and self._is_optional_rule_met(call_count, attempt_count, failure_count)
+        ):
+            self._open(now, random_number)
 
     def release(self, permit: int) -> None:
         """Release the permit of a call without a result; count no success or failure."""
@@ -315,6 +329,7 @@ class Breaker:
         """Return the numbers of attempts, failed attempts and slow attempts in the window."""
         if now >= self._window.bucket_end:
             self._window.advance(now)
+            self._only_counts_success = self._only_counts_success and self.can_count_success
         total = self._window.total
         return total(_CALLS) + total(_RETRIES), total(_FAILURES), total(_SLOW)
 
@@ -394,4 +409,5 @@ class Breaker:
         self.is_tripped = state is _OPEN or state is _HALF_OPEN
         self.permit_if_closed = self.generation if state is _CLOSED else None
         self.can_count_success = state is _CLOSED and self._slow_after is None
+        self._only_counts_success = self.can_count_success
         return state

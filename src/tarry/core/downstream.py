@@ -164,10 +164,7 @@ class Downstream:
         kind, breaker = outcome.kind, self.breaker
         is_success = kind is _KIND_SUCCESS
         if breaker is not None and not (
-            is_success
-            and not is_retry
-            and breaker.can_count_success
-            and breaker.try_count_success(permit, now)
+            is_success and breaker.try_count_success(permit, now, is_retry)
         ):
             before = breaker.state
             if kind is _KIND_PERMANENT:  # the caller's mistake: no evidence about the dependency
