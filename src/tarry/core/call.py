@@ -63,16 +63,19 @@ class Call:
         downstream: Downstream | None = None,
         started: float = 0.0,
         deadline: float | None = None,
+        attempts: int = 0,
+        previous_delay: float | None = None,
+        backoff_offset: int = 0,
     ) -> None:
         self.policy: Policy = policy
         self.downstream: Downstream | None = downstream
         self.started: float = started
         self.deadline: float | None = deadline
-        self.attempts: int = 0
+        self.attempts: int = attempts
         """Number of attempts started."""
-        self.previous_delay: float | None = None
+        self.previous_delay: float | None = previous_delay
         """The last wait in seconds; None before the first wait, and after an exact hint."""
-        self.backoff_offset: int = 0
+        self.backoff_offset: int = backoff_offset
         """The value of `attempts` when an exact hint last restarted the backoff; 0 if none did."""
         self._newest_step: _StepNode | None = None
         self._cleared_delay = 0.0  # the sum of the delays of steps that were cleared
@@ -324,7 +327,8 @@ class DurableCall(Call):
         downstream, policy = self.downstream, self.policy
         # No attempt is left here if the worker of the last attempt died before it recorded the
         # result, or if `max_attempts` was lowered after the last attempt.
-        if self.attempts >= policy.max_attempts:
+        number = self.attempts + 1
+        if number > policy.max_attempts:
             return Stop(Reason.ATTEMPTS)
         if policy.total_budget is not None:
             duration = 0.0 if downstream is None else downstream.expected_duration()
@@ -337,14 +341,13 @@ class DurableCall(Call):
                     return Defer(admission.reason, admission.retry_after)
                 downstream.release(admission.permit, 0.0, now, admission.token)
                 return Defer(Reason.LIMIT, admission.delay)
-            if self.attempts:
+            if number > 1:
                 paid = downstream.withdraw(last_outcome, now)
                 if paid is None:
                     downstream.release(admission, 0.0, now)
                     return Defer(Reason.BUDGET_EMPTY)
                 self._paid = paid
             self._permit, self._attempt_started = admission, now
-        number = self.attempts + 1
         self.attempts: int = number
         if number < len(policy.attempt_commands):
             return policy.attempt_commands[number]

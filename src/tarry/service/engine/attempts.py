@@ -49,12 +49,17 @@ text takes longer than the rest of a failed attempt."""
 
 def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
     """Return the core's call for a task, with its progress since it was added or last replayed."""
-    call = DurableCall(policy, downstream, task.first_due_at / 1000)
     # Lost attempts do not count: a worker that died may not have sent its leased tasks.
-    call.attempts = task.attempts - task.attempts_before_replay - task.lost_attempts
-    call.previous_delay = task.previous_delay
-    call.backoff_offset = task.backoff_offset
-    return call
+    counted_attempts = task.attempts - task.attempts_before_replay - task.lost_attempts
+    return DurableCall(
+        policy,
+        downstream,
+        task.first_due_at / 1000,
+        None,
+        counted_attempts,
+        task.previous_delay,
+        task.backoff_offset,
+    )
 
 
 def build_request(

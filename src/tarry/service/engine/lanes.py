@@ -19,6 +19,7 @@ from msgspec import Struct
 from tarry.core.adaptive_limit import AdaptiveLimit
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.downstream import Downstream
+from tarry.core.verdict import Reason, Stop
 from tarry.service.defaults import MAX_TRANSACTION_TASKS
 from tarry.service.engine.retry_budget import SharedBudget
 from tarry.service.store import LaneLimits
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from asyncio import TimerHandle
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+    from tarry.core.verdict import DelayedPermit
     from tarry.service.model import Task, TaskContent
 
 MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
@@ -72,6 +74,15 @@ class LaneDownstream(Downstream):
             max_in_flight=max_in_flight, max_wait=_MAX_LIMITER_DELAY_S
         )
         super().__init__(name, breaker=breaker, budget=budget, limiter=self.limiter)
+
+    def admit(self, now: float) -> int | DelayedPermit | Stop:
+        """Return a permit for an attempt, see `Downstream.admit`."""
+        permit = None if self.breaker is None else self.breaker.permit_if_closed
+        if permit is None or self.limiter.rate is not None:
+            return super().admit(now)
+        # The usual case, without the loop over all limiters: 44 instead of 74 instructions. Without
+        # a rate, the limiter delays no attempt.
+        return Stop(Reason.LIMIT) if self.limiter.acquire(now) is None else permit
 
 
 class SlotShares:
