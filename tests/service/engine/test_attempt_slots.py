@@ -34,7 +34,7 @@ def fill(rotation: LaneRotation, slots: AttemptSlots, lanes: list[LaneState]) ->
     for lane in lanes:
         rotation.append(lane)
     held: list[Slot] = []
-    while not slots.is_full and (admitted := rotation.pop()) is not None:
+    while slots.free_count and (admitted := rotation.pop()) is not None:
         held.append(slots.acquire(admitted, 0))
         rotation.append(admitted)
     return held
@@ -242,7 +242,7 @@ def test_limits_are_never_exceeded(limit: int, steps: list[tuple[str, int, str]]
             slots.mark_slow_lanes(1000)
         elif event == "end" and held:
             slots.release(held.pop(number % len(held)))
-        elif not slots.is_full:
+        elif slots.free_count:
             slow_count = sum(slot.is_slow for slot in held)
             if slots.check(lane) is Admission.ADMITTED:
                 held.append(slots.acquire(lane, 0))

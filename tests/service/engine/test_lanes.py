@@ -6,6 +6,8 @@ import asyncio
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tarry.core.breaker import BreakerState
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
@@ -245,6 +247,46 @@ def test_only_lanes_with_few_free_leases_limit_a_claim() -> None:
         capacities.append(lanes.claim_limits())
 
     assert [{"t/a": 50}, {}] == capacities
+
+
+class LanesWithoutShortcut(Lanes):
+    """Lanes that check the limit of a lane after each change of its leases."""
+
+    def decrement_leased(self, lane: LaneState) -> None:
+        """Stop counting a task, and check the limit of its lane."""
+        super().decrement_leased(lane)
+        self._update_limited(lane)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b"]),
+            st.sampled_from(["lease", "lease", "end", "end", "slow", "fast", "rate", "start"]),
+            st.sampled_from([1, 5, 70, 150]),
+        ),
+        max_size=60,
+    )
+)
+def test_claim_limits_are_up_to_date(steps: list[tuple[str, str, int]]) -> None:
+    """The same lanes limit a claim as if their limits were checked after each change."""
+    build = partial(build_downstream, max_in_flight=10)
+    all_lanes = Lanes(build, max_leased=200), LanesWithoutShortcut(build, max_leased=200)
+    for name, action, count in steps:
+        for lanes in all_lanes:
+            lane = lanes[f"t/{name}"]
+            if action == "lease":
+                lanes.increment_leased(lane, count)
+            elif action == "end":
+                for _ in range(min(count, lane.leased_count)):
+                    lanes.decrement_leased(lane)
+            elif action == "rate":
+                lane.downstream.limiter.restore(rate=float(count), limit=8)
+            elif action == "start":
+                lane.running_count = count
+            else:
+                lane.is_slow = action == "slow"
+        assert all_lanes[1].claim_limits() == all_lanes[0].claim_limits()
 
 
 def test_slow_lanes_lease_fewer_tasks_the_more_are_leased() -> None:

@@ -60,19 +60,20 @@ class AttemptSlots:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self.free_count: int = limit
+        """How many more attempts may start."""
         self._max_slow = limit - 2 * (limit // 5)
         self._shares = SlotShares(limit)
         self._slow_shares = SlotShares(self._max_slow)
-        self.running_count: int = 0
         self._slow_count = 0
         self._fast_slots: dict[Slot, int] = {}
         """The slots of attempts in flight that started in a fast lane less than about a second ago,
         with their start times, oldest first."""
 
     @property
-    def is_full(self) -> bool:
-        """Whether no attempt may start."""
-        return self.running_count >= self._limit
+    def running_count(self) -> int:
+        """The number of attempts in flight."""
+        return self._limit - self.free_count
 
     @property
     def has_fast_slots(self) -> bool:
@@ -80,9 +81,9 @@ class AttemptSlots:
         return bool(self._fast_slots)
 
     def check(self, lane: LaneState) -> Admission:
-        """Return whether a lane may start an attempt; the caller has checked `is_full`."""
+        """Return whether a lane may start an attempt; the caller has checked `free_count`."""
         tenant = lane.tenant
-        left = self._shares.remaining(self._limit - self.running_count, tenant.running_count)
+        left = self._shares.remaining(self.free_count, tenant.running_count)
         if lane.is_slow:
             free_slow = self._max_slow - self._slow_count
             if free_slow <= 0:
@@ -95,13 +96,14 @@ class AttemptSlots:
 
     def acquire(self, lane: LaneState, now_ms: int) -> Slot:
         """Return a slot for an attempt that starts now."""
-        slot = Slot(lane, lane.is_slow)
-        self.running_count += 1
+        is_slow, tenant = lane.is_slow, lane.tenant
+        slot = Slot(lane, is_slow)
+        self.free_count -= 1
         lane.running_count += 1
-        lane.tenant.running_count += 1
-        if slot.is_slow:
+        tenant.running_count += 1
+        if is_slow:
             self._slow_count += 1
-            lane.tenant.slow_count += 1
+            tenant.slow_count += 1
         else:
             self._fast_slots[slot] = now_ms
         return slot
@@ -109,7 +111,7 @@ class AttemptSlots:
     def release(self, slot: Slot) -> None:
         """Release the slot of an attempt that has ended."""
         lane = slot.lane
-        self.running_count -= 1
+        self.free_count += 1
         lane.running_count -= 1
         lane.tenant.running_count -= 1
         if slot.is_slow:

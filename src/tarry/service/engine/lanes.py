@@ -178,7 +178,7 @@ class LaneState:
             self.due_retries = deque()
         return self.due_retries
 
-    def should_limiter_ignore(self, now: int, *, is_retry: bool) -> bool:
+    def should_limiter_ignore(self, now: int, is_retry: bool) -> bool:  # noqa: FBT001 - positional for speed
         """Return whether the limiter must ignore the outcome of an attempt that starts now.
 
         Also records the start of a first attempt, see `_MAX_EVIDENCE_AGE_MS`.
@@ -188,9 +188,10 @@ class LaneState:
         elif now < self._first_attempt_at + _MAX_EVIDENCE_AGE_MS:
             return True
         # The breaker alone evaluates probes. The limiter starts over when the breaker closes.
-        return self.is_tripped
+        breaker = self.downstream.breaker  # not `is_tripped`: this is called for each attempt
+        return breaker is not None and breaker.is_tripped
 
-    def record_duration(self, duration_ms: float, *, timed_out: bool) -> None:
+    def record_duration(self, duration_ms: float, timed_out: bool) -> None:  # noqa: FBT001 - positional for speed
         """Update `is_slow` after an attempt."""
         mean = self._mean_duration_ms
         mean = duration_ms if mean is None else mean + (duration_ms - mean) * _DURATION_WEIGHT
@@ -233,8 +234,7 @@ class LaneState:
     @property
     def is_tripped(self) -> bool:
         """Whether the breaker is open or half-open."""
-        breaker = self.downstream.breaker  # not `self.breaker`: this is called for each attempt
-        return breaker is not None and breaker.is_tripped
+        return self.breaker.is_tripped
 
 
 class LeasedTask(Struct, eq=False):
@@ -335,25 +335,30 @@ class Lanes(dict[str, LaneState]):
     def _lanes_of(self, tenant: str | None) -> Iterator[LaneState]:
         return (lane for lane in self.values() if tenant in {None, lane.name.partition("/")[0]})
 
-    def increment_leased(self, lane: LaneState) -> None:
-        """Count a task that was leased to this process."""
+    def increment_leased(self, lane: LaneState, count: int = 1) -> None:
+        """Count tasks that were leased to this process."""
         lane.was_used = True
-        self._change_leased(lane, 1)
+        self._leased_count += count
+        lane.leased_count += count
+        lane.tenant.leased_count += count
+        self._update_limited(lane)
 
     def decrement_leased(self, lane: LaneState) -> None:
         """Stop counting a task that is no longer leased."""
-        self._change_leased(lane, -1)
+        self._leased_count -= 1
+        lane.leased_count -= 1
+        lane.tenant.leased_count -= 1
+        # Otherwise, the limit is constant and no lane is near it: most tasks end so.
+        if self._limited or lane.is_slow or lane.downstream.limiter.rate is not None:
+            self._update_limited(lane)
 
-    def _change_leased(self, lane: LaneState, change: int) -> None:
-        self._leased_count += change
-        lane.leased_count += change
-        lane.tenant.leased_count += change
+    def _update_limited(self, lane: LaneState) -> None:
         limit = self._max_lane_leased
         if lane.is_slow or lane.downstream.limiter.rate is not None:
             limit = self._lease_limit(lane)
         if lane.leased_count and limit - lane.leased_count < MAX_TRANSACTION_TASKS:
             self._limited.add(lane.name)
-        elif self._limited:
+        else:
             self._limited.discard(lane.name)
 
     def lease_capacity(self, lane: LaneState) -> int:

@@ -80,16 +80,21 @@ class LeasedTasks(dict[str, LeasedTask]):
     ) -> None:
         """Add tasks that were leased to this process; a task that is already here is replaced."""
         now, lanes = self._now(), self._lanes
-        is_due = False
+        is_due, lane, lane_count = False, None, 0
         for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
             task_id = task.id
             if task_id in self:  # it was leased again, or made due by `retry_now`
                 self.drop(self[task_id])
-            lane = lanes[task.lane]
+            if lane is None or task.lane != lane.name:
+                if lane is not None:  # counted before a new lane may replace one without leases
+                    lanes.increment_leased(lane, lane_count)
+                lane, lane_count = lanes[task.lane], 0
+            lane_count += 1
             leased_task = self[task_id] = LeasedTask(task, lane, content)
-            # Counted at once: the next new lane may replace a lane without leased tasks.
-            lanes.increment_leased(lane)
-            is_due = self._enqueue(leased_task, now) or is_due
+            if self._enqueue(leased_task, now):
+                is_due = True
+        if lane is not None:
+            lanes.increment_leased(lane, lane_count)
         if is_due:
             self._on_due()
 
@@ -178,10 +183,9 @@ class LeasedTasks(dict[str, LeasedTask]):
         A lane that has become fast or slow moves from the other rotation. There, a fast lane would
         wait behind slow lanes that are not admitted, and a slow lane would keep fast lanes waiting.
         """
-        if lane.has_due_tasks:
-            rotation = self._slow_lanes if lane.is_slow else self._fast_lanes
-            if lane.rotation is not rotation:
-                rotation.append(lane)
+        rotation = self._slow_lanes if lane.is_slow else self._fast_lanes
+        if lane.rotation is not rotation and lane.has_due_tasks:
+            rotation.append(lane)
 
     def stop_timer(self) -> None:
         """Cancel the timer, so that no more tasks become due."""

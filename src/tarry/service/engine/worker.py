@@ -155,7 +155,7 @@ class Worker:
         `lane` is a lane that may start a task now, and is not in the rotation.
         """
         started_count = 0
-        while not (self._is_start_scheduled or self._slots.is_full or self._is_stopping):
+        while self._slots.free_count and not (self._is_start_scheduled or self._is_stopping):
             if started_count == _MAX_CONSECUTIVE_STARTS:
                 # A claim returns many due tasks. If all started now, API requests would wait.
                 self._is_start_scheduled = True
@@ -217,7 +217,10 @@ class Worker:
         if now < task.next_attempt_at:  # the store's clock was set back after the task was due
             self.leased_tasks.requeue(leased_task)
             return True
-        if task.lost_attempts >= _MAX_LOST_ATTEMPTS or task.attempts >= _MAX_TASK_ATTEMPTS:
+        # Lost attempts are also counted in `attempts`.
+        if task.attempts and (
+            task.lost_attempts >= _MAX_LOST_ATTEMPTS or task.attempts >= _MAX_TASK_ATTEMPTS
+        ):
             self._exhaust(leased_task, str(Reason.ATTEMPTS))
             return True
         secrets: ResolvedSecrets | None = None
@@ -227,7 +230,7 @@ class Worker:
                 return True
         call = attempts.build_call(task, policy, lane.downstream)
         is_retry = call.attempts > 0
-        suspect = lane.should_limiter_ignore(now, is_retry=is_retry)
+        suspect = lane.should_limiter_ignore(now, is_retry)
         # The retry budget distinguishes throttling from any other failure.
         is_throttled = is_retry and task.last_outcome_kind == _KIND_THROTTLED
         last_outcome = _THROTTLED if is_throttled else TRANSIENT
@@ -538,7 +541,7 @@ class Worker:
             return
         if lane.wait_reason is not None:
             self.result_writer.end_wait(lane)
-        lane.record_duration(now - started_at, timed_out=delivery_result.fault is _TIMEOUT)
+        lane.record_duration(now - started_at, delivery_result.fault is _TIMEOUT)
         if context.health.failing:
             context.health.mark_healthy("delivery")
         worker = context.lease_terms.worker
