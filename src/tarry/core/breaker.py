@@ -93,9 +93,9 @@ class Breaker:
     __slots__ = (
         "_close_after", "_consecutive_failures", "_consecutive_timeouts", "_count_retries",
         "_failure_rate", "_first_failed_end", "_first_failed_start", "_growth",
-        "_has_optional_rules", "_last_failed_end", "_last_failed_start", "_last_probe_permit",
-        "_max_consecutive_failures", "_max_consecutive_timeouts", "_max_open", "_min_calls",
-        "_min_span", "_only_counts_success", "_open_for", "_open_until", "_probe_failures",
+        "_has_optional_rules", "_is_below_rate", "_last_failed_end", "_last_failed_start",
+        "_last_probe_permit", "_max_consecutive_failures", "_max_consecutive_timeouts", "_max_open",
+        "_min_calls", "_min_span", "_open_for", "_open_until", "_probe_failures",
         "_probe_successes", "_running_probes", "_slow_after", "_slow_rate", "_spread", "_window",
         "can_count_success", "consecutive_opens", "generation", "is_tripped", "permit_if_closed",
         "probes", "state",
@@ -168,11 +168,11 @@ class Breaker:
         Always False with `slow_after`, and in states other than closed and metrics-only. Also False
         after a failure, and in a new metrics-only state, until `record` finds no failure.
         """
-        self._only_counts_success = self.can_count_success
-        """The same until the newest bucket ends, also if there are failures.
+        self._is_below_rate = self.can_count_success
+        """Whether no success can open the breaker until the newest bucket ends.
 
-        True after a success while the share of failures is below the limit: further successes only
-        lower it. Without a failure it rises only when a bucket leaves the window.
+        True while the share of failures is below the limit: successes only lower the share. Without
+        a failure, it rises only when a bucket leaves the window.
         """
         # The rules `consecutive`, `timeouts` and `slow_after`
         self._has_optional_rules = (consecutive, timeouts, slow_after) != (None, None, None)
@@ -212,11 +212,11 @@ class Breaker:
         return not (state is _FORCED_OPEN or (state is _OPEN and now < self._open_until))
 
     def try_count_success(self, permit: int, now: float, is_retry: bool = False) -> bool:  # noqa: FBT001, FBT002 - positional for speed
-        """Count a success if this changes nothing but a counter.
+        """Count a success if it cannot open or close the breaker.
 
         Return whether it was counted; if not, the caller must use `record`. This is the hot path.
         """
-        if not self._only_counts_success or permit != self.generation:
+        if not self._is_below_rate or permit != self.generation:
             return False
         window = self._window
         if now >= window.bucket_end:
@@ -224,6 +224,7 @@ class Breaker:
                 return False
             window.advance(now)
         window.current[_RETRIES if is_retry and not self._count_retries else _CALLS] += 1
+        self._consecutive_failures = self._consecutive_timeouts = 0
         return True
 
     def record(
@@ -271,10 +272,8 @@ class Breaker:
         attempt_count = call_count + past[_RETRIES] + current[_RETRIES]
         # A division: 0.07 * 100 would be slightly above 7 failures of 100 attempts.
         is_rate_reached = failure_count / attempt_count >= self._failure_rate
-        self._only_counts_success = slow_after is None and not (
-            is_rate_reached or failed or timed_out
-        )
-        if self._only_counts_success or state is not _CLOSED:
+        self._is_below_rate = slow_after is None and not is_rate_reached
+        if state is not _CLOSED:
             return
         if (
             is_rate_reached
@@ -329,7 +328,7 @@ class Breaker:
         """Return the numbers of attempts, failed attempts and slow attempts in the window."""
         if now >= self._window.bucket_end:
             self._window.advance(now)
-            self._only_counts_success = self._only_counts_success and self.can_count_success
+            self._is_below_rate = self._is_below_rate and self.can_count_success
         total = self._window.total
         return total(_CALLS) + total(_RETRIES), total(_FAILURES), total(_SLOW)
 
@@ -409,5 +408,5 @@ class Breaker:
         self.is_tripped = state is _OPEN or state is _HALF_OPEN
         self.permit_if_closed = self.generation if state is _CLOSED else None
         self.can_count_success = state is _CLOSED and self._slow_after is None
-        self._only_counts_success = self.can_count_success
+        self._is_below_rate = self.can_count_success
         return state

@@ -96,14 +96,13 @@ class AttemptSlots:
 
     def acquire(self, lane: LaneState, now_ms: int) -> Slot:
         """Return a slot for an attempt that starts now."""
-        is_slow, tenant = lane.is_slow, lane.tenant
-        slot = Slot(lane, is_slow)
+        slot = Slot(lane, lane.is_slow)
         self.free_count -= 1
         lane.running_count += 1
-        tenant.running_count += 1
-        if is_slow:
+        lane.tenant.running_count += 1
+        if slot.is_slow:
             self._slow_count += 1
-            tenant.slow_count += 1
+            lane.tenant.slow_count += 1
         else:
             self._fast_slots[slot] = now_ms
         return slot
