@@ -154,14 +154,14 @@ class Worker:
 
         `lane` is a lane that may start a task now, and is not in the rotation.
         """
-        started_count = 0
-        while self._slots.free_count and not (self._is_start_scheduled or self._is_stopping):
+        started_count, slots, leased_tasks = 0, self._slots, self.leased_tasks
+        while slots.free_count and not (self._is_start_scheduled or self._is_stopping):
             if started_count == _MAX_CONSECUTIVE_STARTS:
                 # A claim returns many due tasks. If all started now, API requests would wait.
                 self._is_start_scheduled = True
                 asyncio.get_running_loop().call_soon(self._continue_starting)
                 break
-            leased_task = self.leased_tasks.pop_next_due(lane)
+            leased_task = leased_tasks.pop_next_due(lane)
             if leased_task is None:
                 return
             started_count += 1
@@ -174,7 +174,7 @@ class Worker:
                 _logger.exception("task could not be started, will retry, task=%s", task_id)
                 self._release_unstartable(leased_task)
         if lane is not None:
-            self.leased_tasks.add_to_rotation(lane)
+            leased_tasks.add_to_rotation(lane)
 
     def _continue_starting(self) -> None:
         self._is_start_scheduled = False
@@ -352,7 +352,9 @@ class Worker:
         leased_tasks = self.leased_tasks
         leased_tasks.on_slot_released(lane.tenant)
         leased_tasks.queue_due_tasks(now)
-        if lane.due_first_attempts or lane.due_retries or leased_tasks.has_startable_lanes:
+        if self._is_start_scheduled:
+            leased_tasks.add_to_rotation(lane)
+        elif lane.due_first_attempts or lane.due_retries or leased_tasks.has_startable_lanes:
             self._start_due_tasks(lane)
 
     def _begin_load(self, task: Task) -> list[LeasedTask]:
