@@ -1,13 +1,15 @@
 """Tests for DurableCall, whose progress is stored between attempts."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import TokenBudget
-from tarry.core.call import Defer, DurableCall
+from tarry.core.call import Defer, DurableCall, NewDurableCall
 from tarry.core.downstream import Downstream
 from tarry.core.limiter import AdaptiveRate
-from tarry.core.outcome import PERMANENT, TRANSIENT, Kind, Outcome
+from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.policy import Policy
 from tarry.core.verdict import Attempt, Progress, Reason, Stop, Wait
 
@@ -167,3 +169,94 @@ def test_last_status() -> None:
     call.record_failure(TRANSIENT, 1.0, 0.5)
 
     assert ((None, None), ("closed", 7)) == (fresh.last_status, call.last_status)
+
+
+OUTCOMES = [
+    SUCCESS,
+    TRANSIENT,
+    PERMANENT,
+    Outcome(Kind.THROTTLED),
+    Outcome(Kind.TRANSIENT, local=True),
+]
+
+
+STEPS = [(outcome, duration) for outcome in (*OUTCOMES, None) for duration in (0.0, 2.0)]
+
+
+def run_attempts(
+    call_class: type[DurableCall],
+    steps: list[tuple[Outcome | None, float]],
+    *,
+    total_budget: float | None = None,
+    max_in_flight: int | None = None,
+    suspect: bool = False,
+) -> list[object]:
+    """Make attempts of new calls (outcome None: cancelled); return everything that they changed."""
+    policy = Policy(max_attempts=4, total_budget=total_budget)
+    breaker = Breaker(min_calls=3, min_span=0.0)
+    budget, limiter = TokenBudget("aws-2020"), AdaptiveRate()
+    downstream = Downstream(
+        "d", breaker=breaker, budget=budget, limiter=limiter, max_in_flight=max_in_flight
+    )
+    now = 0.0
+    log: list[object] = []
+    for outcome, duration in steps:
+        call = call_class(policy, downstream, now - 1.0)
+        call.cancel_attempt(now)  # has no effect, because no attempt runs
+        call.record_success(now, 0.5)
+        command = call.start_or_defer(now, suspect=suspect)
+        log += [command, call.attempts]
+        now += duration
+        if outcome is None:
+            call.cancel_attempt(now)
+        elif isinstance(command, Attempt) and outcome is SUCCESS:
+            call.record_success(now, 0.5)
+        elif isinstance(command, Attempt):
+            verdict = call.record_failure(outcome, now, 0.5)
+            log += [verdict, call.last_status, call.steps, call.progress]
+        call.cancel_attempt(now)
+        log += [downstream.status(now), breaker.counts(now), limiter.rate, limiter.measured]
+        log += [len(downstream.latency), downstream.check_retry(TRANSIENT, now)]
+    return log
+
+
+@pytest.mark.parametrize("suspect", [False, True])
+@pytest.mark.parametrize("total_budget", [None, 2.5])
+@pytest.mark.parametrize(
+    "steps", [STEPS, STEPS[:2] * 3, STEPS[2:4] * 5, STEPS[6:8] * 10, STEPS[10:] * 2]
+)
+def test_new_call_is_equivalent_to_a_call_without_attempts(
+    steps: list[tuple[Outcome | None, float]], total_budget: float | None, suspect: bool
+) -> None:
+    """NewDurableCall has the same results, and the same effects on its downstream."""
+    expected, actual = (
+        run_attempts(call_class, steps, total_budget=total_budget, suspect=suspect)
+        for call_class in (DurableCall, NewDurableCall)
+    )
+    assert expected == actual
+
+
+@given(
+    st.lists(st.sampled_from(STEPS), max_size=12),
+    st.sampled_from([None, 2.5, 10.0]),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+)
+def test_any_new_call_is_equivalent_to_a_call_without_attempts(
+    steps: list[tuple[Outcome | None, float]],
+    total_budget: float | None,
+    max_in_flight: int | None,
+    suspect: bool,
+) -> None:
+    """NewDurableCall is equivalent after any outcomes."""
+    expected, actual = (
+        run_attempts(
+            call_class,
+            steps,
+            total_budget=total_budget,
+            max_in_flight=max_in_flight,
+            suspect=suspect,
+        )
+        for call_class in (DurableCall, NewDurableCall)
+    )
+    assert expected == actual

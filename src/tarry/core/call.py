@@ -337,10 +337,7 @@ class DurableCall(Call):
         if downstream is not None:
             admission = downstream.admit(now)
             if not isinstance(admission, int):
-                if isinstance(admission, Stop):
-                    return Defer(admission.reason, admission.retry_after)
-                downstream.release(admission.permit, 0.0, now, admission.token)
-                return Defer(Reason.LIMIT, admission.delay)
+                return _defer(downstream, admission, now)
             if number > 1:
                 paid = downstream.withdraw(last_outcome, now)
                 if paid is None:
@@ -375,3 +372,80 @@ class DurableCall(Call):
     def last_status(self) -> DownstreamStatus:
         """The breaker's state and the retry budget's balance at the time of the last verdict."""
         return NO_STATUS if self._newest_step is None else self._newest_step[-1]
+
+
+class NewDurableCall(DurableCall):
+    """A `DurableCall` that has made no attempt yet, for this one attempt.
+
+    Most first attempts succeed, and need few of the attributes of a call. The others are only set
+    when the attempt has failed: 100 instead of 190 instructions for a success.
+    """
+
+    __slots__ = ()
+
+    downstream: Downstream
+
+    def __init__(self, policy: Policy, downstream: Downstream, started: float) -> None:
+        self.policy: Policy = policy
+        self.downstream = downstream
+        self.started: float = started
+        self.attempts: int = 0
+        self._permit = None
+
+    def start_or_defer(
+        self,
+        now: float,
+        last_outcome: Outcome = TRANSIENT,  # noqa: ARG002 - no attempt was made
+        *,
+        suspect: bool = False,
+    ) -> Attempt | Defer | Stop:
+        """Start the attempt or defer it. Return `Stop` when no time is left."""
+        policy, downstream = self.policy, self.downstream
+        total_budget = policy.total_budget
+        if (
+            total_budget is not None
+            and now + downstream.expected_duration() >= self.started + total_budget
+        ):
+            return Stop(Reason.TOTAL_BUDGET)
+        admission = downstream.admit(now)
+        if not isinstance(admission, int):
+            return _defer(downstream, admission, now)
+        self._permit, self._attempt_started, self._suspect = admission, now, suspect
+        self.attempts = 1
+        return policy.attempt_commands[1]
+
+    def record_success(self, now: float, random_number: float) -> None:
+        """Record that the attempt succeeded."""
+        permit = self._permit
+        if permit is not None:
+            self._permit = None
+            duration = now - self._attempt_started
+            self.downstream.record(
+                permit, SUCCESS, duration, now, random_number, suspect=self._suspect
+            )
+
+    def record_failure(
+        self, outcome: Outcome, now: float, random_number: float, detail: str = ""
+    ) -> Wait | Stop:
+        """Record that the attempt failed, and return whether and when the next attempt is due."""
+        self._set_all_attributes()
+        return super().record_failure(outcome, now, random_number, detail)
+
+    def cancel_attempt(self, now: float) -> None:
+        """Release the permit of an attempt without a result; count no success or failure."""
+        if self._permit is not None:
+            self._set_all_attributes()
+            super().cancel_attempt(now)
+
+    def _set_all_attributes(self) -> None:
+        permit, attempt_started, suspect = self._permit, self._attempt_started, self._suspect
+        super().__init__(self.policy, self.downstream, self.started, attempts=self.attempts)
+        self._permit, self._attempt_started, self._suspect = permit, attempt_started, suspect
+
+
+def _defer(downstream: Downstream, rejection: Stop | DelayedPermit, now: float) -> Defer:
+    """Return the deferral of an attempt that the downstream rejects or delays."""
+    if isinstance(rejection, Stop):
+        return Defer(rejection.reason, rejection.retry_after)
+    downstream.release(rejection.permit, 0.0, now, rejection.token)
+    return Defer(Reason.LIMIT, rejection.delay)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING
 
-from tarry.core.call import DurableCall
+from tarry.core.call import DurableCall, NewDurableCall
 from tarry.core.hints import hint_from_headers
 from tarry.core.outcome import (
     PERMANENT,
@@ -49,6 +49,8 @@ text takes longer than the rest of a failed attempt."""
 
 def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
     """Return the core's call for a task, with its progress since it was added or last replayed."""
+    if not task.attempts:
+        return NewDurableCall(policy, downstream, task.first_due_at / 1000)
     # Lost attempts do not count: a worker that died may not have sent its leased tasks.
     counted_attempts = task.attempts - task.attempts_before_replay - task.lost_attempts
     return DurableCall(
