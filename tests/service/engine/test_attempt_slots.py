@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.engine.attempt_slots import Admission, AttemptSlots, LaneRotation, Slot
 from tarry.service.engine.context import EngineLimits
-from tarry.service.engine.lanes import Lanes, LaneState, TenantState, build_downstream
+from tarry.service.engine.lanes import Lanes, LaneState, SlotShares, TenantState, build_downstream
 from tarry.service.engine.leased_tasks import LeasedTasks
 from tarry.service.model import Task
 from tests.service.engine.harness import OK, EngineHarness, FakeTarget, run
@@ -254,6 +254,36 @@ def test_limits_are_never_exceeded(limit: int, steps: list[tuple[str, int, str]]
     for name in "abc":
         running = sum(slot.lane.name[0] == name for slot in held)
         assert running <= limit - limit // 5
+
+
+@given(
+    st.integers(1, 600),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 600)), max_size=4),
+    st.booleans(),
+)
+def test_check_follows_from_the_shares(
+    limit: int, running: list[tuple[int, int]], is_slow: bool
+) -> None:
+    """A lane is admitted if it holds no slot or fewer than its tenant can still acquire."""
+    lanes, slots = new_lanes(), AttemptSlots(limit)
+    all_lanes = [lanes[f"t{number // 2}/{number}"] for number in range(3)]
+    for lane in all_lanes:
+        lane.is_slow = is_slow
+    for number, count in running:
+        for _ in range(min(count, slots.free_count)):
+            slots.acquire(all_lanes[number], 0)
+    max_slow = limit - 2 * (limit // 5)
+
+    for lane in all_lanes:
+        held = lane.tenant.running_count
+        left = SlotShares(limit).remaining(limit - slots.running_count, held)
+        if is_slow:
+            free_slow = max_slow - slots.running_count
+            left = min(left, SlotShares(max_slow).remaining(free_slow, held))
+            left = min(left, free_slow)
+        is_admitted = left > 0 and (not lane.running_count or lane.running_count < left)
+        if slots.free_count:
+            assert is_admitted is (slots.check(lane) is Admission.ADMITTED)
 
 
 def test_hanging_lanes_of_a_tenant_do_not_delay_another_tenant() -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS, SlotShares
+from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS, MAX_HELD_PER_FREE, SlotShares
 
 if TYPE_CHECKING:
     from tarry.service.engine.lanes import LaneState, TenantState
@@ -83,6 +83,11 @@ class AttemptSlots:
     def check(self, lane: LaneState) -> Admission:
         """Return whether a lane may start an attempt; the caller has checked `free_count`."""
         tenant = lane.tenant
+        # The usual case, without a call: the tenant may acquire more slots than the lane holds.
+        if not lane.is_slow and lane.running_count + tenant.running_count < MAX_HELD_PER_FREE * (
+            self.free_count - self._shares.reserved
+        ):
+            return ADMITTED
         left = self._shares.remaining(self.free_count, tenant.running_count)
         if lane.is_slow:
             free_slow = self._max_slow - self._slow_count

@@ -51,7 +51,7 @@ longer are not leased yet, so that other processes can start them."""
 _MAX_SLOW_LANE_LEASED = 256
 """How many tasks of a slow lane are leased at a time. More would only wait for a slot, and their
 leases would be released before they start."""
-_MAX_HELD_PER_FREE = 4  # slots that a tenant may hold for each free one, see `SlotShares`
+MAX_HELD_PER_FREE = 4  # slots that a tenant may hold for each free one, see `SlotShares`
 MAX_FAST_ATTEMPT_MS = 1_000
 """An attempt that takes longer is slow."""
 DEFAULT_LIMITS = DownstreamLimits()  # one object for all lanes
@@ -101,7 +101,7 @@ class SlotShares:
 
     def remaining(self, free: int, held: int) -> int:
         """Return how many more slots a tenant with `held` slots may acquire; 0 or less: none."""
-        remaining = _MAX_HELD_PER_FREE * (free - self.reserved) - held
+        remaining = MAX_HELD_PER_FREE * (free - self.reserved) - held
         if remaining < self._minimum:
             remaining = max(remaining, min(self._minimum - held, free))
         return remaining
@@ -384,7 +384,7 @@ class Lanes(dict[str, LaneState]):
         state = self._tenants.get(tenant)
         left = self._lease_shares.remaining(free_leases, 0 if state is None else state.leased_count)
         # Each lease also lowers the limit by four. A tenant below its limit gets at least one.
-        return max(left // (_MAX_HELD_PER_FREE + 1), int(left > 0))
+        return max(left // (MAX_HELD_PER_FREE + 1), int(left > 0))
 
     def tenants_at_lease_limit(self, free_leases: int) -> list[str]:
         """Return the names of tenants at their limit of leases, see `lease_allowance`."""

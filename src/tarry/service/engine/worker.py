@@ -183,18 +183,9 @@ class Worker:
     def _start(self, leased_task: LeasedTask) -> bool:
         """Start, defer or finish a task; return whether its lane may start other tasks."""
         context, task, lane = self._context, leased_task.task, leased_task.lane
-        content = leased_task.content
+        content = leased_task.content or self._unpack(leased_task)
         if content is None:
-            try:
-                content = leased_task.content = context.unpack(task.packed_content)
-            except DecryptionFailed as error:
-                self._report_missing_key(error)
-                self._release_unstartable(leased_task)
-                return True
-            except MsgspecError:  # it can never be decoded
-                _logger.exception("task content is damaged, task=%s", task.id)
-                self._exhaust(leased_task, str(Reason.PERMANENT))
-                return True
+            return True
         effective_policy = context.policies.get_cached(task, content.overrides)
         # The clock is read once: `now` is in whole milliseconds, the core needs unrounded seconds.
         unrounded_ms = context.clock.unrounded_ms()
@@ -249,6 +240,19 @@ class Worker:
             return self._defer(leased_task, command)
         self._exhaust(leased_task, str(command.reason))
         return True
+
+    def _unpack(self, leased_task: LeasedTask) -> TaskContent | None:
+        """Unpack and return the content of a task; None: the task is released or finished."""
+        task = leased_task.task
+        try:
+            leased_task.content = self._context.unpack(task.packed_content)
+        except DecryptionFailed as error:
+            self._report_missing_key(error)
+            self._release_unstartable(leased_task)
+        except MsgspecError:  # it can never be decoded
+            _logger.exception("task content is damaged, task=%s", task.id)
+            self._exhaust(leased_task, str(Reason.PERMANENT))
+        return leased_task.content
 
     def _resolve_secrets(
         self, leased_task: LeasedTask, secret_headers: dict[str, str], policy: Policy, now: int
