@@ -172,13 +172,27 @@ class LeasedTasks(dict[str, LeasedTask]):
         """Whether a lane with due tasks may start an attempt."""
         return bool(self._fast_lanes.tenant_queue or self._slow_lanes.tenant_queue)
 
-    def on_slot_released(self, tenant: TenantState) -> None:
-        """Readmit tenants and lanes that are at their limit of slots; `tenant` released a slot."""
-        for rotation in self._rotations:
-            if rotation.waiting_tenants or rotation.waiting_lanes:
+    def on_slot_released(self, tenant: TenantState, now: int) -> None:
+        """Readmit tenants and lanes at their limit of slots, and queue tasks that are due by now.
+
+        `tenant` has released a slot. Tasks are queued here, too, because the event loop handles all
+        responses that have arrived before it checks its timer, 80 ms for 500 of them. Meanwhile,
+        tasks of other tenants would not be in the rotation.
+        """
+        first, second = self._rotations
+        if (
+            first.waiting_tenants
+            or first.waiting_lanes
+            or second.waiting_tenants
+            or second.waiting_lanes
+        ):
+            for rotation in self._rotations:
                 lane = rotation.readmit(tenant)
                 if lane is not None:
                     self.add_to_rotation(lane)
+        heap = self._heap
+        if heap and heap[0][0] <= now:
+            self._queue_due_tasks(now)
 
     def return_to_front(self, leased_task: LeasedTask) -> None:
         """Put a task that `pop_next_due` returned back at the front of its lane's queue."""
@@ -236,18 +250,13 @@ class LeasedTasks(dict[str, LeasedTask]):
         # A timer may fire early (uvloop's by up to 1.4 ms), so the clock decides which tasks are
         # due, and the timer is set again for the other tasks.
         self._timer = None
-        is_due = self.queue_due_tasks(self._now())
+        is_due = self._queue_due_tasks(self._now())
         self._arm_timer()
         if is_due:
             self._on_due()
 
-    def queue_due_tasks(self, now: int) -> bool:
-        """Move tasks that are due from the heap to their lanes; return whether there were any.
-
-        Called by the timer, and when an attempt has ended: the event loop handles all responses
-        that have arrived before it checks its timer, 80 ms for 500 of them. Meanwhile, tasks of
-        other tenants would not be in the rotation.
-        """
+    def _queue_due_tasks(self, now: int) -> bool:
+        """Move tasks that are due from the heap to their lanes; return whether there were any."""
         heap, is_due = self._heap, False
         while heap and heap[0][0] <= now:
             leased_task = heappop(heap)[2]

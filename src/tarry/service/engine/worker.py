@@ -354,8 +354,7 @@ class Worker:
     def _continue_lane(self, lane: LaneState, now: int) -> None:
         """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
         leased_tasks = self.leased_tasks
-        leased_tasks.on_slot_released(lane.tenant)
-        leased_tasks.queue_due_tasks(now)
+        leased_tasks.on_slot_released(lane.tenant, now)
         if self._is_start_scheduled:
             leased_tasks.add_to_rotation(lane)
         elif lane.due_first_attempts or lane.due_retries or leased_tasks.has_startable_lanes:
