@@ -216,15 +216,17 @@ class Breaker:
 
         Return whether it was counted; if not, the caller must use `record`. This is the hot path.
         """
-        if not self._is_below_rate or permit != self.generation:
+        if permit != self.generation:
             return False
         window = self._window
-        if now >= window.bucket_end:
-            if not self.can_count_success:
-                return False
-            window.advance(now)
+        if self.can_count_success:
+            if now >= window.bucket_end:
+                window.advance(now)
+        elif self._is_below_rate and now < window.bucket_end:
+            self._consecutive_failures = self._consecutive_timeouts = 0
+        else:
+            return False
         window.current[_RETRIES if is_retry and not self._count_retries else _CALLS] += 1
-        self._consecutive_failures = self._consecutive_timeouts = 0
         return True
 
     def record(
@@ -267,12 +269,12 @@ class Breaker:
             self._consecutive_failures = 0
         self._consecutive_timeouts = self._consecutive_timeouts + 1 if timed_out else 0
         failure_count = past[_FAILURES] + current[_FAILURES]
-        self.can_count_success = slow_after is None and not failure_count
+        self.can_count_success = slow_after is None and not (failure_count or timed_out)
         call_count = past[_CALLS] + current[_CALLS]
         attempt_count = call_count + past[_RETRIES] + current[_RETRIES]
         # A division: 0.07 * 100 would be slightly above 7 failures of 100 attempts.
         is_rate_reached = failure_count / attempt_count >= self._failure_rate
-        self._is_below_rate = slow_after is None and not is_rate_reached
+        self._is_below_rate = slow_after is None and not (is_rate_reached or timed_out)
         if state is not _CLOSED:
             return
         if (
@@ -328,7 +330,7 @@ class Breaker:
         """Return the numbers of attempts, failed attempts and slow attempts in the window."""
         if now >= self._window.bucket_end:
             self._window.advance(now)
-            self._is_below_rate = self._is_below_rate and self.can_count_success
+            self._is_below_rate = self.can_count_success
         total = self._window.total
         return total(_CALLS) + total(_RETRIES), total(_FAILURES), total(_SLOW)
 
