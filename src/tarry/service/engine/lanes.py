@@ -384,7 +384,7 @@ class Lanes(dict[str, LaneState]):
         state = self._tenants.get(tenant)
         left = self._lease_shares.remaining(free_leases, 0 if state is None else state.leased_count)
         # Each lease also lowers the limit by four. A tenant below its limit gets at least one.
-        return max(left // (MAX_HELD_PER_FREE + 1), int(left > 0))
+        return max(left // (MAX_HELD_PER_FREE + 1), 1) if left > 0 else 0
 
     def tenants_at_lease_limit(self, free_leases: int) -> list[str]:
         """Return the names of tenants at their limit of leases, see `lease_allowance`."""

@@ -31,6 +31,15 @@ class TenantSigners(msgspec.Struct):
     stale_at: float  # in ms; then the secrets are loaded again
     expires_at: float  # in ms; then the first secret expires, and the signers must not be used
     unix_time: Callable[[], float]
+    usable_until: float = 0.0  # in ms; set with `stale_at`, see `_MAX_STALE_MS`
+
+    def __post_init__(self) -> None:
+        self.set_stale_at(self.stale_at)
+
+    def set_stale_at(self, stale_at: float) -> None:
+        """Load the secrets again at this time, or when the first secret expires."""
+        self.stale_at = min(stale_at, self.expires_at)
+        self.usable_until = min(self.stale_at + _MAX_STALE_MS, self.expires_at)
 
     def sign(self, task: Task, body: bytes) -> list[tuple[str, str]]:
         """Return the signature headers of an attempt; none if there is no secret for its lane."""
@@ -68,14 +77,7 @@ class SignerCache:
     def get_cached(self, tenant: str, now_ms: int) -> TenantSigners | None:
         """Return the signers of a tenant, or None if they must be loaded first."""
         cached = self._signers.get(tenant)
-        # Two comparisons instead of one with `min` save 0.1 us for each attempt.
-        if (
-            cached is None
-            or now_ms >= cached.expires_at
-            or now_ms >= cached.stale_at + _MAX_STALE_MS
-        ):
-            return None
-        return cached
+        return None if cached is None or now_ms >= cached.usable_until else cached
 
     async def load(self, tenant: str) -> None:
         """Load the signers of a tenant, unless they are cached and fresh.
@@ -90,7 +92,7 @@ class SignerCache:
             records = await self._store.list_signing_secrets(tenant)
         except StoreUnavailable:
             if cached is not None:
-                cached.stale_at = min(now + _TTL_MS, cached.expires_at)
+                cached.set_stale_at(now + _TTL_MS)
             raise
         if change_count != self._change_count:  # the records may be from before the change
             await self.load(tenant)
@@ -107,11 +109,10 @@ class SignerCache:
         # At the expiry of a secret, the signers are loaded again without it.
         expiry_times = (record.expires_at for record in records if record.expires_at is not None)
         expires_at = min(expiry_times, default=inf)
-        stale_at = min(now + _TTL_MS, expires_at)
         if tenant not in self._signers and len(self._signers) >= _MAX_CACHED_TENANTS:
             del self._signers[next(iter(self._signers))]
         self._signers[tenant] = TenantSigners(
-            records, by_lane, stale_at, expires_at, self._unix_time
+            records, by_lane, now + _TTL_MS, expires_at, self._unix_time
         )
 
     def invalidate(self, tenant: str) -> None:
