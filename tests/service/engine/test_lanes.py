@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarry.core.breaker import BreakerState
-from tarry.service.delivery import DeliveryRequest, DeliveryResult
+from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.engine import lanes as lanes_module
-from tarry.service.engine.lanes import Lanes, LaneState, LeasedTask, build_downstream
+from tarry.service.engine.lanes import (
+    Lanes,
+    LaneState,
+    LeasedTask,
+    build_breaker,
+    build_downstream,
+)
 from tarry.service.model import Status, Task
 from tarry.service.store import LaneLimits
 from tests.service.engine.harness import (
@@ -123,6 +129,28 @@ def test_lane_keys_separate_customers_of_one_host() -> None:
         assert parked is not None
         assert parked.parked_until is not None
         assert {Status.SUCCEEDED} == {(await harness.get_task(task)).status for task in tasks}
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_lane_with_few_attempts_is_parked_after_three_timeouts() -> None:
+    """A target that never responds is detected without the 20 attempts of the failure rate."""
+
+    async def main() -> None:
+        async def time_out(_request: DeliveryRequest) -> DeliveryResult:
+            await asyncio.sleep(30)
+            return DeliveryResult(fault=Fault.TIMEOUT, duration_ms=30_000.0)
+
+        harness = EngineHarness(FakeTarget(time_out), build_breaker=build_breaker)
+        await harness.engine.start()
+        is_parked: list[bool] = []
+        for _ in range(3):
+            await harness.add(harness.new_task(overrides={"maxAttempts": 1}))
+            await asyncio.sleep(60)
+            is_parked.append("parked" in harness.event_kinds())
+
+        assert [False, False, True] == is_parked
         await harness.engine.stop(1)
 
     run(main)
