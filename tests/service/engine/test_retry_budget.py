@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from math import e
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from tarry.core.outcome import SUCCESS, TRANSIENT
 from tarry.service.engine.retry_budget import SharedBudget
 from tarry.service.store import LeaseTerms
+from tarry.service.stores.sqlite.transaction import Transaction
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
 from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
+T = TypeVar("T")
 LANE = "default/http:a.example:80"
 NOW_S = 1000.0
 
@@ -72,10 +76,31 @@ def test_each_process_has_an_equal_share_of_the_balance() -> None:
     assert 0 == budget.balance(NOW_S)
 
 
+class KillableStore(SynchronousSqliteStore):
+    """A store whose process can be killed: further calls have no effect and never return."""
+
+    def __init__(self, path: Path, clock: Callable[[], int]) -> None:
+        super().__init__(path, clock)
+        self._is_killed = False
+
+    async def kill(self) -> None:
+        """End the process as SIGKILL does: it stores nothing, and the system frees its locks."""
+        self._is_killed = True
+        await self.close()
+
+    async def write(
+        self, operation: Callable[[Transaction], T], weight: int = 1, *, urgent: bool = True
+    ) -> T:
+        """Run an operation, unless the process was killed."""
+        if self._is_killed:
+            await asyncio.Event().wait()
+        return await super().write(operation, weight, urgent=urgent)
+
+
 async def start_process(path: Path, number: int) -> EngineHarness:
     """Start a process on the file; its lane exists."""
     loop = asyncio.get_running_loop()
-    store = SynchronousSqliteStore(path, lambda: int((EPOCH_S + loop.time()) * 1000))
+    store = KillableStore(path, lambda: int((EPOCH_S + loop.time()) * 1000))
     store.database.worker_lock = WorkerLock(path)  # shows how many processes there are
     await store.open()
     lease = LeaseTerms(f"process {number}", 70_000, 1_000)
@@ -126,6 +151,24 @@ def test_restart_does_not_fill_the_budget(tmp_path: Path) -> None:
         await stop_process(first)
 
         second = await start_process(tmp_path / "tasks.db", 2)
+        assert await spend(second, 10) <= 120
+        await stop_process(second)
+
+    run(main)
+
+
+def test_kill_does_not_fill_the_budget(tmp_path: Path) -> None:
+    """Only the retries of the last second are not charged if a process is killed."""
+
+    async def main() -> None:
+        first = await start_process(tmp_path / "tasks.db", 1)
+        await spend(first, 30)
+        assert isinstance(first.store, KillableStore)
+        await first.store.kill()
+
+        second = await start_process(tmp_path / "tasks.db", 2)
+        [value] = (await second.store.add_to_budgets({LANE: 0.0})).values()
+        assert -100 <= value <= -80
         assert await spend(second, 10) <= 120
         await stop_process(second)
 
