@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import http.client
 import json
+import resource
 import shlex
 import signal
 import socket
@@ -25,9 +26,14 @@ SECRET = f"whsec_{'c2hoaGho' * 4}"
 
 
 @contextmanager
-def run_serve(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `tarry serve` on a free port; yield the process and its greeting."""
-    command = [sys.executable, "-m", "tarry", "serve", "--port", "0", *flags]
+def run_serve(
+    folder: Path, *flags: str, command_prefix: tuple[str, ...] = ()
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `tarry serve` on a free port; yield the process and its greeting.
+
+    `command_prefix` is put before the command.
+    """
+    command = [*command_prefix, sys.executable, "-m", "tarry", "serve", "--port", "0", *flags]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
     ) as process:
@@ -65,6 +71,15 @@ def run_curl(curl: str) -> tuple[int, bytes]:
         return response.status, response.read()
     finally:
         connection.close()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="prlimit needs Linux")
+def test_soft_limit_of_open_files_is_raised_at_start(tmp_path: Path) -> None:
+    """The process may open as many files as its hard limit allows."""
+    limited = ("sh", "-c", 'ulimit -Sn 200; ulimit -Hn 300; exec "$@"', "sh")
+    with run_serve(tmp_path, "--store", "memory:", command_prefix=limited) as (process, _):
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    assert (300, 300) == limits
 
 
 def test_greeting_has_a_working_example(tmp_path: Path) -> None:
