@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -22,9 +23,15 @@ from tarry.service.app import (
 )
 from tarry.service.delivery import Fault
 from tarry.service.delivery import dns as dns_module
-from tarry.service.settings import Settings
+from tarry.service.settings import Settings, load_settings
 from tarry.service.store import TransferMark
 from tests.service.delivery.harness import new_request, send_all
+
+
+def connect(service: Service) -> httpx.AsyncClient:
+    """Return a client whose requests the service handles without a server."""
+    transport = httpx.ASGITransport(app=service)
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +123,71 @@ def test_a_tenant_limit_of_zero_is_no_limit(tmp_path: Path) -> None:
         return [(each.max_tenant_unfinished_tasks, each.max_tenant_lanes) for each in limits]
 
     assert [(None, None), (5, 10)] == asyncio.run(main())
+
+
+@pytest.mark.parametrize(("limit", "status"), [(2, 429), (0, 201)])
+def test_policy_versions_of_a_tenant_are_limited_by_the_settings(
+    tmp_path: Path, limit: int, status: int
+) -> None:
+    """Above `tenant_policy_versions`, a new policy is a 429; 0 is no limit."""
+    settings = Settings(store="memory:", bodies=str(tmp_path), tenant_policy_versions=limit)
+
+    async def main() -> list[int]:
+        service = Service(settings)
+        await service.open()
+        async with connect(service) as client:
+            responses = [
+                await client.post("/retry-policies", json={"policyId": f"p{number}"})
+                for number in (1, 2, 3)
+            ]
+        await service.close()
+        return [response.status_code for response in responses]
+
+    assert [201, 201, status] == asyncio.run(main())
+
+
+def test_limits_of_downstreams_in_the_settings_apply(tmp_path: Path) -> None:
+    """A lane that matches a pattern of the settings file has its limits, others do not."""
+    file = tmp_path / "tarry.toml"
+    file.write_text("""
+[[downstreams]]
+tenant = "trial-*"
+lane = "https:*.example.com:443"
+rate_per_second = 3
+concurrency = 2
+""")
+    loaded = load_settings({"store": "memory:", "bodies": str(tmp_path)}, {}, file)
+
+    async def main() -> list[tuple[float | None, int]]:
+        lanes = Service(loaded.settings).engine._context.lanes
+        names = ("trial-1/https:a.example.com:443", "acme/https:a.example.com:443")
+        limiters = [lanes[name].downstream.limiter for name in names]
+        return [(limiter.rate, limiter._max_in_flight) for limiter in limiters]
+
+    assert [(3.0, 2), (None, 128)] == asyncio.run(main())
+
+
+@pytest.mark.parametrize(("is_writable", "status"), [(True, 200), (False, 503)])
+def test_a_service_that_cannot_store_bodies_is_not_ready(
+    tmp_path: Path, *, is_writable: bool, status: int
+) -> None:
+    """`/readyz` writes to the storage of bodies and names it if this fails."""
+    bodies = tmp_path / "bodies"
+
+    async def main() -> httpx.Response:
+        service = Service(Settings(store="memory:", bodies=str(bodies)))
+        await service.open()
+        if not is_writable:
+            bodies.rmdir()
+            bodies.touch()
+        async with connect(service) as client:
+            response = await client.get("/readyz")
+        await service.close()
+        return response
+
+    response = asyncio.run(main())
+    assert status == response.status_code
+    assert ([] if is_writable else ["bodies"]) == list(response.json().get("failing", {}))
 
 
 @pytest.mark.parametrize(
