@@ -30,7 +30,14 @@ from tarry.service.stores.sqlite.writer_process import (
 from tests.service.delivery.harness import LOOPS, use_loop
 from tests.service.delivery.harness import run as run_on_loop
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
-from tests.service.stores.harness import LEASE, success_result, task, task_numbers
+from tests.service.stores.harness import (
+    HOUR_MS,
+    LEASE,
+    OTHER_LEASE,
+    success_result,
+    task,
+    task_numbers,
+)
 from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
 T = TypeVar("T")
@@ -153,6 +160,37 @@ def test_lease_of_an_unacknowledged_task_can_be_released(
         assert [] == (await store.claim(LEASE, limit=10, per_lane=10)).tasks
         assert 1 == await store.release_unknown_leases(LEASE.worker, [])
         assert [1] == task_numbers((await store.claim(LEASE, limit=10, per_lane=10)).tasks)
+
+    run_on_store(tmp_path / "tasks.db", main)
+
+
+SHIFTED_CLOCK = """
+import time
+from pathlib import Path
+
+unix_time, shift = time.time, Path({path!r})
+shift.write_text("0")
+time.time = lambda: unix_time() + float(shift.read_text())
+"""
+
+
+def test_a_jump_of_the_wall_clock_changes_no_due_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the clock of the machine is set, the writer ends no lease and no wait too early."""
+    shift = tmp_path / "shift"
+    (tmp_path / "sitecustomize.py").write_text(SHIFTED_CLOCK.format(path=str(shift)))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+
+    async def main(store: SqliteStore) -> None:
+        await store.add([NewTask(task(1), lease_on_add=True)], LEASE)
+        [waiting] = await store.add([NewTask(task(2), delay_ms=HOUR_MS)])
+        assert "0" == shift.read_text()  # the writer uses the clock that is shifted here
+        shift.write_text("7200")
+        [added] = await store.add([NewTask(task(3), delay_ms=HOUR_MS)])
+
+        assert added.task.next_attempt_at - waiting.task.next_attempt_at < HOUR_MS
+        assert [] == (await store.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
 
     run_on_store(tmp_path / "tasks.db", main)
 
