@@ -27,6 +27,7 @@ import pytest
 from tarry.service.api.context import ApiLimits
 from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.service.delivery import Fault
+from tarry.service.delivery.guard import Guard
 from tarry.service.engine.context import EngineLimits
 from tarry.service.file_descriptors import share_descriptors
 from tarry.service.model import TRANSITIONS
@@ -302,6 +303,17 @@ def test_limits_on_the_page_match_the_code() -> None:
     expected += [api.max_waiting_requests, api.max_event_streams, 429, 503]
     expected += share_descriptors(1_000_000, in_flight=engine.max_running_attempts)
     assert expected == documented
+
+
+def test_setting_for_a_blocked_target_is_on_the_page(caplog: pytest.LogCaptureFixture) -> None:
+    """The page has the error and the log line of a blocked host name, with the value to paste."""
+    text = " ".join((DOCS / "service-security.md").read_text("utf-8").split())
+
+    error = Guard().report_blocked("billing.internal", ["10.1.2.3"])
+
+    assert error.endswith("--allow-target billing.internal (setting allow_target)")
+    assert f"(blocked: {error})" in text
+    assert caplog.messages[0].removesuffix("billing.internal (setting allow_target)") in text
 
 
 def test_error_classes_on_the_page_match_the_code() -> None:

@@ -226,17 +226,54 @@ def test_on_blocked_decides_whether_tasks_wait(tmp_path: Path) -> None:
     assert [None, 60.0] == asyncio.run(main())
 
 
-def test_http_and_grpc_share_the_slots_for_lookups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name is looked up once for both clients, so a tenant does not have a share in each."""
-    lookups: list[str] = []
+@pytest.fixture
+def lookups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Answer each DNS lookup with a private address; return the list of the names."""
+    names: list[str] = []
 
     def start_lookup(host: str, on_answer: Callable[[str, Any], None]) -> None:
-        lookups.append(host)
+        names.append(host)
         asyncio.get_running_loop().call_soon(on_answer, host, ("10.0.0.1",))
 
     monkeypatch.setattr(dns_module, "start_lookup_thread", start_lookup)
+    return names
+
+
+LONGEST_HOST = f"{'.'.join(['x' * 61] * 4)}.local"
+
+
+@pytest.mark.usefixtures("lookups")
+@pytest.mark.parametrize("host", ["billing.internal", LONGEST_HOST], ids=len)
+def test_dead_letter_of_a_blocked_target_has_the_setting(tmp_path: Path, host: str) -> None:
+    """Lists and the attempt log have the value to paste, also for the longest host name."""
+
+    async def main() -> list[str]:
+        service = Service(Settings(store="memory:", bodies=str(tmp_path)))
+        await service.open()
+        async with connect(service) as client:
+            created = await client.post(
+                "/retry-tasks",
+                json={"targetUrl": f"http://{host}/"},
+                headers={"Prefer": "wait=10"},
+            )
+            attempts = f"/retry-tasks/{created.json()['taskId']}/attempts"
+            fields = [
+                ("/dead-letters", "lastError"),
+                ("/dead-letters/groups", "newestError"),
+                ("/retry-tasks", "lastError"),
+                (attempts, "errorMessage"),
+            ]
+            errors = [(await client.get(path)).json()["items"][0][name] for path, name in fields]
+        await service.close()
+        assert "EXHAUSTED" == created.json()["status"]
+        return errors
+
+    setting = f"the operator can allow it: --allow-target {host} (setting allow_target)"
+    assert [setting] * 4 == [error.partition("; ")[2] for error in asyncio.run(main())]
+
+
+def test_http_and_grpc_share_the_slots_for_lookups(tmp_path: Path, lookups: list[str]) -> None:
+    """A name is looked up once for both clients, so a tenant does not have a share in each."""
 
     async def main() -> list[Fault | None]:
         delivery = Service(Settings(store="memory:", bodies=str(tmp_path)))._delivery_client

@@ -105,7 +105,7 @@ def found_task_view(found: FoundTask, now: int) -> RetryTask:
         view.last_status, view.last_attempt_at = attempt.status, attempt.started_at
         message = attempt.error
         if message is not None:
-            message = redact_text(message, find_secrets(found.content))[:_MAX_ERROR_CHARS]
+            message = _shorten_error(redact_text(message, find_secrets(found.content)), attempt)
         view.last_error = ": ".join(filter(None, (last_error_class(attempt), message))) or None
     return view
 
@@ -416,9 +416,7 @@ def _describe_attempt(
     else:
         cause = attempt.error_class or attempt.outcome
         if error and cause != "refused":  # the message of a refused connection adds nothing
-            if attempt.error_class != Fault.BLOCKED:  # this error ends with the setting to change
-                error = error[:_MAX_ERROR_CHARS]
-            cause += f": {error.rstrip('.')}"
+            cause += f": {_shorten_error(error, attempt).rstrip('.')}"
         result = f"attempt {attempt.number} failed ({cause})"
     if attempt.decision is None or attempt.decision.action == "done":
         return result
@@ -427,6 +425,11 @@ def _describe_attempt(
         waited_ms = wait_end - attempt.started_at - (attempt.duration_ms or 0.0)
     decision = _describe_decision(attempt.decision, waited_ms, is_cancelled=is_cancelled)
     return f"{result}; {decision}"
+
+
+def _shorten_error(error: str, attempt: AttemptRecord) -> str:
+    """Return the beginning of an error, or all of it if it ends with the setting to change."""
+    return error if attempt.error_class == Fault.BLOCKED else error[:_MAX_ERROR_CHARS]
 
 
 def _describe_decision(decision: Decision, waited_ms: float | None, *, is_cancelled: bool) -> str:
