@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,11 @@ from tarry.service.api import large_responses
 from tarry.service.api.messages import _MAX_BODY_PART_BYTES
 from tests.service.api.harness import TARGET, ApiHarness, run_with_api
 from tests.service.api.test_auth import create_key
+from tests.service.http.harness import (
+    MAX_WRITE_BUFFER_BYTES,
+    ConnectionHarness,
+    UnreadTransport,
+)
 
 EMPTY_PAGE = b'{"items":[],"nextCursor":null}'
 
@@ -132,3 +138,36 @@ def test_few_pages_of_a_tenant_are_built_at_the_same_time() -> None:
         assert [200] * 20 == [response.status for response in responses]
 
     run_with_api(test, keys=True)
+
+
+@pytest.mark.parametrize(("client_count", "max_mib"), [(12, 40), (40, 56)])
+def test_memory_of_unread_pages_is_bounded(client_count: int, max_mib: int) -> None:
+    """Clients that do not read pages of large tasks use 3 MiB each, and less if they are many.
+
+    A page has 2 MiB. Its buffer may be up to 1.5 times as large: msgspec does not shrink it.
+    """
+
+    async def test(api: ApiHarness) -> None:
+        for _ in range(600):
+            await api.create(headers={"X-Data": "x" * 30_000})
+        request = b"GET /retry-tasks?limit=1000 HTTP/1.1\r\nHost: tarry.test\r\n\r\n"
+        transports = [UnreadTransport() for _ in range(client_count)]
+        connections = [ConnectionHarness(api.api, transport=each) for each in transports]
+        tracemalloc.start()
+        try:
+            for connection, transport in zip(connections, transports, strict=True):
+                transport.pause_writing = connection.protocol.pause_writing
+                connection.protocol.data_received(request)
+            for transport in transports:
+                await transport.is_settled.wait()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        for connection in connections:
+            connection.protocol.connection_lost(None)
+            await connection.wait_until_served()
+
+        assert any(transport.write_buffer_size > MAX_WRITE_BUFFER_BYTES for transport in transports)
+        assert peak <= max_mib << 20
+
+    run_with_api(test)

@@ -20,6 +20,7 @@ POST = HEAD + b"Content-Length: 5\r\n\r\nhello"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
 KEEP_ALIVE_S = 75
 REQUEST_TIMEOUT_S = 10.0
+MAX_WRITE_BUFFER_BYTES = 65_536  # as in asyncio; above, writing is paused
 
 
 class FakeTransport:
@@ -59,6 +60,28 @@ class FakeTransport:
 
     def resume_reading(self) -> None:
         """Do nothing."""
+
+
+class UnreadTransport(FakeTransport):
+    """A transport whose client reads nothing, so that writing is soon paused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pause_writing: Callable[[], None] = lambda: None
+        """Set to the method of the protocol."""
+        self.is_settled = asyncio.Event()
+        """Whether writing is paused, or the response is complete, because it is a problem."""
+
+    def write(self, data: bytes) -> None:
+        """Keep the data in the write buffer, and pause writing if the buffer is full."""
+        super().write(data)
+        is_full = self.write_buffer_size > MAX_WRITE_BUFFER_BYTES
+        self.write_buffer_size += len(data)
+        if not is_full and self.write_buffer_size > MAX_WRITE_BUFFER_BYTES:
+            self.pause_writing()
+            self.is_settled.set()
+        if b"problem+json" in data:
+            self.is_settled.set()
 
 
 class FakeTimer:
@@ -116,6 +139,7 @@ class ConnectionHarness:
         state: ServerState | None = None,
         loop: FakeLoop | None = None,
         max_clients: int = 1000,
+        transport: FakeTransport | None = None,
     ) -> None:
         config = uvicorn.Config(
             cast("Any", app),
@@ -125,7 +149,7 @@ class ConnectionHarness:
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         config.load()
-        self.transport = FakeTransport()
+        self.transport = transport or FakeTransport()
         self.loop, self.state = loop or FakeLoop(), state or ServerState()
         self.protocol = ServiceHttpProtocol(
             config=config,
