@@ -6,14 +6,19 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from jsonschema_rs import Draft202012Validator
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from tarry.service.analysis_process import AnalysisRunner
+from tarry.service.api.events import EventStream
 from tarry.service.api.problems import PROBLEM_TYPES
+from tarry.wire.http import Send
 from tarry.wire.policies import JSON_FIELDS
+from tarry.wire.tasks import PolicySimulation
 from tests.service.api.harness import ApiHarness, run_with_api
 from tests.service.api.schemathesis_hooks import valid_request_is_accepted
 from tests.service.api.test_policy_analysis import record_attempts
@@ -22,8 +27,24 @@ api = ApiHarness()
 schema = schemathesis.openapi.from_asgi("/openapi.json", api.api)
 
 
-# `/events` is an endless stream; a simulation of a generated policy takes up to 10 s.
-@schema.exclude(path=["/events", "/policy-simulations"]).parametrize()
+@pytest.fixture
+def short_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End event streams, and skip the simulation of a policy, which takes up to 10 s."""
+    responses = schema.raw_schema["paths"]["/policy-simulations"]["post"]["responses"]
+    example = responses["200"]["content"]["application/json"]["example"]
+
+    async def send_first_line(_stream: EventStream, send: Send) -> None:
+        await send({"type": "http.response.body", "body": b": hello\n\n", "more_body": True})
+
+    async def simulate_storm(_runner: AnalysisRunner, _policy: dict[str, Any]) -> PolicySimulation:
+        return msgspec.convert(example, PolicySimulation)
+
+    monkeypatch.setattr(EventStream, "_send_events", send_first_line)
+    monkeypatch.setattr(AnalysisRunner, "simulate_storm", simulate_storm)
+
+
+@pytest.mark.usefixtures("short_operations")
+@schema.parametrize()
 @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_generated_requests_get_documented_responses(case: Any) -> None:
     """Statuses, content types and bodies match the schema; only invalid requests are rejected."""
