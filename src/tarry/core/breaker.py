@@ -166,13 +166,14 @@ class Breaker:
         """Whether a success changes nothing but a counter, because there is no recent failure.
 
         Always False with `slow_after`, and in states other than closed and metrics-only. Also False
-        after a failure, and in a new metrics-only state, until `record` finds no failure.
+        after a failure or timeout, and in a new metrics-only state, until `record` finds none.
         """
         self._is_below_rate = self.can_count_success
-        """Whether no success can open the breaker until the newest bucket ends.
+        """Whether the share of failures is so low that no success can open the breaker.
 
-        True while the share of failures is below the limit: successes only lower the share. Without
-        a failure, it rises only when a bucket leaves the window.
+        Valid until the newest bucket ends: until then, successes only lower the share. Without a
+        new failure, it rises only when a bucket leaves the window. False with `slow_after`, and
+        after a timeout.
         """
         # The rules `consecutive`, `timeouts` and `slow_after`
         self._has_optional_rules = (consecutive, timeouts, slow_after) != (None, None, None)

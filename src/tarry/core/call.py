@@ -375,10 +375,11 @@ class DurableCall(Call):
 
 
 class NewDurableCall(DurableCall):
-    """A `DurableCall` that has made no attempt yet, for this one attempt.
+    """A `DurableCall` for the first attempt of a task.
 
-    Most first attempts succeed, and need few of the attributes of a call. The others are only set
-    when the attempt has failed: 100 instead of 190 instructions for a success.
+    Most first attempts succeed and need few attributes of a call. The other attributes are set only
+    if the attempt fails or is cancelled. For a success, the methods of this class execute about 90
+    bytecode instructions, those of `DurableCall` 160.
     """
 
     __slots__ = ()

@@ -53,7 +53,7 @@ RETRY_AFTER_S = 1.0  # for callers whose entry a full queue rejects
 EARLY_START_WEIGHT = 32
 """Number of waiting items from which a second group is worth its own store call or transaction."""
 _MIN_START_WEIGHTS = (0, EARLY_START_WEIGHT, inf)
-"""The waiting weight from which a group may start, by the number of groups in flight (0 to 2)."""
+"""The waiting weight at which a group may start, by the number of groups in flight (0 to 2)."""
 
 
 class Entry(Struct, Generic[T], eq=False):
@@ -89,7 +89,7 @@ class GroupCommit(ABC, Generic[T]):
         """The groups that are being committed, oldest first."""
         self._weight_in_flight = 0
         self._min_start_weight = 0.0
-        """The next group may start when `_waiting_weight` is not less."""
+        """The next group may start once `_waiting_weight` is at least this."""
         self._is_start_scheduled = False
 
     @abstractmethod
@@ -125,7 +125,7 @@ class GroupCommit(ABC, Generic[T]):
         return self._waiting_weight >= self._min_start_weight and self._has_waiting
 
     def _update_min_start_weight(self) -> None:
-        """Called when a group starts or ends."""
+        """Compute `_min_start_weight` again, because a group or a linger has started or ended."""
         self._min_start_weight = _MIN_START_WEIGHTS[len(self._groups_in_flight)]
 
     def _schedule_start(self) -> None:
@@ -136,7 +136,7 @@ class GroupCommit(ABC, Generic[T]):
     def _take_group(self) -> list[Entry[T]]:
         """Remove the entries of the next group from the queue, and count the group as in flight."""
         limit = self._max_weight
-        if self._waiting_weight <= limit:  # the usual case: everything fits
+        if self._waiting_weight <= limit:  # the usual case: all entries fit
             group, weight = [*self._urgent, *self._bulk], self._waiting_weight
             self._urgent.clear()
             self._bulk.clear()

@@ -269,7 +269,7 @@ def redact_named_values(text: str) -> str:
     if "@" in text:
         text = _USER_INFO_IN_TEXT.sub(rf"\1{REDACTED}@", text)
     lower_text = text.lower()
-    # `map` and not a generator, whose code would run for each part: up to 0.8 us more.
+    # A generator expression instead of `map` would take up to 0.8 us more.
     if "\\u" not in text and not any(map(lower_text.__contains__, _SECRET_NAME_PARTS)):
         return text
     if "form-data" in lower_text:

@@ -297,10 +297,8 @@ def test_leases_of_a_batch_are_limited_by_tenant_and_lane(
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget())
-        kept: list[LaneState] = []
         for name, capacity in (("f", 9), ("s", 2), ("t", 9)):
             lane = harness.lanes[f"default/http:{name}.example:80"]
-            kept.append(lane)
             capacities[lane.name] = capacity
             lane.is_slow = name == "s"
         free_leases = harness.engine.worker.leased_tasks.free_leases

@@ -60,7 +60,7 @@ NEXT_REQUESTS = {
 
 
 async def serve(requests: list[bytes]) -> tuple[list[Any], list[bytes], bytes, bool]:
-    """Return what the fast route and uvicorn got, what was written, and whether it is open."""
+    """Return what the fast route and uvicorn got, what was written, and whether it is closed."""
     route = FastRoute()
     for request in requests:
         route.receive(request)
@@ -129,8 +129,6 @@ def test_repeated_head_is_not_parsed(monkeypatch: pytest.MonkeyPatch, first: byt
             assert (body, length) == (received, dict(scope["headers"])[b"content-length"])
         assert 4 == route.connection.state.total_requests
 
-    if first is EMPTY:
-        first = POST
     asyncio.run(run())
 
 

@@ -29,7 +29,7 @@ use up the memory, or those of one tenant could keep other tenants from sending 
 IS_ABANDONED = "tarry.is_abandoned"
 """The key of the function in an ASGI scope that returns whether the client has disconnected."""
 HEADER_FIELDS = "tarry.header_fields"
-"""The key in an ASGI scope of the headers as a dict, see `ApiRequest.headers`. Optional."""
+"""The optional key in an ASGI scope for the headers as a dict, see `ApiRequest.headers`."""
 _MAX_QUERY_BYTES = 8192
 _MAX_QUERY_FIELDS = 100
 _READ_METHODS = frozenset({"GET", "HEAD"})
@@ -189,7 +189,10 @@ class ApiResponse(msgspec.Struct, eq=False):
     headers: list[tuple[bytes, bytes]]
 
     def encode_http1(self, more_lines: bytes) -> bytes:
-        """Return the HTTP/1.1 response without its status line, with more header lines."""
+        """Return the HTTP/1.1 response without its status line.
+
+        `more_lines` are the encoded lines of headers to add, see `encode_header_lines`.
+        """
         lines, body = encode_header_lines(self.headers), self.body
         parts = (more_lines, lines, _COMMON_HEADER_LINES, len(body), body)
         return b"%b%b%bcontent-length: %d\r\n\r\n%b" % parts
@@ -280,7 +283,7 @@ def _to_integers(value: Any) -> Any:
 
 
 def encode_header_lines(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Return headers as lines of HTTP/1.1; raise ValueError if one contains a line break."""
+    """Return headers as HTTP/1.1 lines; raise ValueError if a header contains a line break."""
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     # A line break in a header would inject another header.
     if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):

@@ -205,7 +205,7 @@ class TaskCreation:
         tenant, build_task = request.tenant, self._task_builder.build_task
         new_tasks: list[NewTask] = []
         contents: list[TaskContent] = []
-        rejections: dict[int, BatchResult] = {}  # results of the other tasks, by their index
+        rejections: dict[int, BatchResult] = {}  # by index, of tasks that are not submitted
         consecutive_failures = 0
         last_error: StoreUnavailable | None = None
         for index, task in enumerate(tasks):
@@ -236,7 +236,7 @@ class TaskCreation:
         is_minimal = prefers_minimal(request)
         add_results = await self._context.engine.submit(new_tasks, contents) if new_tasks else ()
         results = await self._batch_results(add_results, contents, is_minimal=is_minimal)
-        for index, result in rejections.items():  # in ascending order, so that each index is right
+        for index, result in rejections.items():  # ascending, so that no result moves later
             results.insert(index, result)
         document = wire.BatchResults(results=results)
         return json_response(200, document, *((_MINIMAL_APPLIED,) if is_minimal else ()))

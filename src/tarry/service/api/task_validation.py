@@ -285,8 +285,8 @@ def check_headers(
         }
         headers = {name: headers[name] for name in headers if name not in secret_headers}
         joined = "".join(headers.values())
-    # Quick checks of all values together accept most headers. The regular expression decides about
-    # the others, which may contain blanks or tabs.
+    # Quick checks of all values together accept most requests. Otherwise, the regular expression
+    # checks each value, because blanks and tabs are valid only between visible characters.
     if " " in joined or not (joined.isascii() and joined.isprintable()):
         for name, value in headers.items():
             if not _is_header_value(value):

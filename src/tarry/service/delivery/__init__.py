@@ -88,10 +88,10 @@ class DeliveryError(Exception):
 
 
 class PendingDelivery(Protocol):
-    """A delivery that was started and has not ended yet."""
+    """A delivery in progress."""
 
     def cancel(self) -> object:
-        """Abort the delivery; its callback gets a CancelledError, at once or later."""
+        """Abort the delivery; its callback is called with a CancelledError, at once or later."""
         ...
 
 
@@ -112,17 +112,17 @@ class DeliveryClient(Protocol):
 
 @runtime_checkable
 class CallbackDeliveryClient(DeliveryClient, Protocol):
-    """A client that can also call back: this takes less time than a coroutine or a future."""
+    """A client that can also pass results to a callback, which is faster than a coroutine."""
 
     def start(self, request: DeliveryRequest, on_done: DeliveryCallback) -> PendingDelivery:
-        """Send a request, and call `on_done` when it has ended, always after `start` returned."""
+        """Send a request; call `on_done` when it has ended, never before `start` returns."""
         ...
 
 
 def start_function(
     client: DeliveryClient,
 ) -> Callable[[DeliveryRequest, DeliveryCallback], PendingDelivery]:
-    """Return the method `start` of a client, or a function that does the same with `send`."""
+    """Return `client.start`, or an equivalent function that uses `send` if there is no `start`."""
     if isinstance(client, CallbackDeliveryClient):
         return client.start
     return lambda request, on_done: call_when_done(client.send(request), on_done)
@@ -131,7 +131,7 @@ def start_function(
 def call_when_done(
     delivery: Awaitable[DeliveryResult], on_done: DeliveryCallback
 ) -> asyncio.Future[DeliveryResult]:
-    """Call `on_done` when a coroutine or future is done; return its task, or the future itself."""
+    """Call `on_done` when a coroutine or future is done; return the future or the new task."""
 
     def on_future_done(future: asyncio.Future[DeliveryResult]) -> None:
         if future.cancelled():

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS, MAX_HELD_PER_FREE, SlotShares
+from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS, MAX_SLOTS_PER_FREE_SLOT, SlotShares
 
 if TYPE_CHECKING:
     from tarry.service.engine.lanes import LaneState, TenantState
@@ -81,11 +81,14 @@ class AttemptSlots:
         return bool(self._fast_slots)
 
     def check(self, lane: LaneState) -> Admission:
-        """Return whether a lane may start an attempt; the caller has checked `free_count`."""
+        """Return whether a lane may start an attempt; `free_count` must not be 0."""
         tenant = lane.tenant
-        # The usual case, without a call: the tenant may acquire more slots than the lane holds.
-        if not lane.is_slow and lane.running_count + tenant.running_count < MAX_HELD_PER_FREE * (
-            self.free_count - self._shares.reserved
+        # The usual case, computed without a call of `remaining`: the tenant may acquire more slots
+        # than the lane holds.
+        if (
+            not lane.is_slow
+            and lane.running_count + tenant.running_count
+            < MAX_SLOTS_PER_FREE_SLOT * (self.free_count - self._shares.reserved)
         ):
             return ADMITTED
         left = self._shares.remaining(self.free_count, tenant.running_count)

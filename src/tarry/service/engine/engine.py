@@ -61,7 +61,7 @@ _MIN_STEP_S = 1.0
 """How long a step of a shutdown may take, even if its timeout has passed."""
 _MAX_URGENT_TASKS = 8
 """The largest request that is stored before the waiting tasks of larger requests (batches)."""
-_get_lane = attrgetter("task.lane")
+_get_lane_name = attrgetter("task.lane")
 _IngestItem: TypeAlias = "tuple[NewTask, TaskContent | None]"  # with the unpacked content, if known
 
 
@@ -193,7 +193,8 @@ class Engine:
     ) -> None:
         """Set `lease_on_add` of the tasks that may be leased.
 
-        At most `tenant_leases` tasks are leased, or `fast_leases` for a task of a fast lane.
+        At most `tenant_leases` tasks are leased. Tasks of fast lanes are leased until
+        `fast_leases` tasks are leased, if this is more.
         """
         if len(new_tasks) == 1:
             limits = self._lease_limits(new_tasks[0].task.lane, tenant_leases, fast_leases)
@@ -202,7 +203,7 @@ class Engine:
         limits_by_lane: dict[str, tuple[int, int]] = {}
         total_count = 0
         # Consecutive tasks of a lane are handled together, because most batches have only one lane.
-        for lane_name, tasks_of_lane in groupby(new_tasks, _get_lane):
+        for lane_name, tasks_of_lane in groupby(new_tasks, _get_lane_name):
             capacity, free_leases = limits_by_lane.get(lane_name) or self._lease_limits(
                 lane_name, tenant_leases, fast_leases
             )
@@ -216,7 +217,7 @@ class Engine:
     def _lease_limits(
         self, lane_name: str, tenant_leases: int, fast_leases: int
     ) -> tuple[int, int]:
-        """Return the capacity of a lane, and how many leases are free for its tasks."""
+        """Return how many tasks a lane may lease, and how many leases are free for its tasks."""
         lanes = self._context.lanes
         lane = lanes.get(lane_name)
         if lane is None:

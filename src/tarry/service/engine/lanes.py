@@ -51,7 +51,7 @@ longer are not leased yet, so that other processes can start them."""
 _MAX_SLOW_LANE_LEASED = 256
 """How many tasks of a slow lane are leased at a time. More would only wait for a slot, and their
 leases would be released before they start."""
-MAX_HELD_PER_FREE = 4  # slots that a tenant may hold for each free one, see `SlotShares`
+MAX_SLOTS_PER_FREE_SLOT = 4  # of a tenant, see `SlotShares`
 MAX_FAST_ATTEMPT_MS = 1_000
 """An attempt that takes longer is slow."""
 DEFAULT_LIMITS = DownstreamLimits()  # one object for all lanes
@@ -80,8 +80,8 @@ class LaneDownstream(Downstream):
         permit = None if self.breaker is None else self.breaker.permit_if_closed
         if permit is None or self.limiter.rate is not None:
             return super().admit(now)
-        # The usual case, without the loop over all limiters: 44 instead of 74 instructions. Without
-        # a rate, the limiter delays no attempt.
+        # The usual case, without the loop over all limiters: 44 instead of 74 bytecode
+        # instructions. Without a rate, the limiter delays no attempt.
         return Stop(Reason.LIMIT) if self.limiter.acquire(now) is None else permit
 
 
@@ -101,7 +101,7 @@ class SlotShares:
 
     def remaining(self, free: int, held: int) -> int:
         """Return how many more slots a tenant with `held` slots may acquire; 0 or less: none."""
-        remaining = MAX_HELD_PER_FREE * (free - self.reserved) - held
+        remaining = MAX_SLOTS_PER_FREE_SLOT * (free - self.reserved) - held
         if remaining < self._minimum:
             remaining = max(remaining, min(self._minimum - held, free))
         return remaining
@@ -348,11 +348,12 @@ class Lanes(dict[str, LaneState]):
         self._leased_count -= 1
         lane.leased_count -= 1
         lane.tenant.leased_count -= 1
-        # Otherwise, the limit is constant and no lane is near it: most tasks end so.
+        # Skipped for most tasks: no lane is near its limit, and the limit of this lane is constant.
         if self._limited or lane.is_slow or lane.downstream.limiter.rate is not None:
             self._update_limited(lane)
 
     def _update_limited(self, lane: LaneState) -> None:
+        """Add a lane to the lanes near their limit of leases, or remove it."""
         limit = self._max_lane_leased
         if lane.is_slow or lane.downstream.limiter.rate is not None:
             limit = self._lease_limit(lane)
@@ -384,7 +385,7 @@ class Lanes(dict[str, LaneState]):
         state = self._tenants.get(tenant)
         left = self._lease_shares.remaining(free_leases, 0 if state is None else state.leased_count)
         # Each lease also lowers the limit by four. A tenant below its limit gets at least one.
-        return max(left // (MAX_HELD_PER_FREE + 1), 1) if left > 0 else 0
+        return max(left // (MAX_SLOTS_PER_FREE_SLOT + 1), 1) if left > 0 else 0
 
     def tenants_at_lease_limit(self, free_leases: int) -> list[str]:
         """Return the names of tenants at their limit of leases, see `lease_allowance`."""

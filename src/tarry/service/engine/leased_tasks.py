@@ -86,7 +86,7 @@ class LeasedTasks(dict[str, LeasedTask]):
             if task_id in self:  # it was leased again, or made due by `retry_now`
                 self.drop(self[task_id])
             if lane is None or task.lane != lane.name:
-                if lane is not None:  # counted before a new lane may replace one without leases
+                if lane is not None:  # now: a new lane may replace a lane without leases
                     lanes.increment_leased(lane, lane_count)
                 lane, lane_count = lanes[task.lane], 0
             lane_count += 1
@@ -134,8 +134,8 @@ class LeasedTasks(dict[str, LeasedTask]):
     def pop_next_due(self, last_lane: LaneState | None = None) -> LeasedTask | None:
         """Return the next due task that may start, or None; its lane leaves the rotation.
 
-        `last_lane` is the lane of the last task. It returns to the end of the rotation, unless no
-        other lane is there: then its next task is returned at once, which saves 4 us.
+        `last_lane` is the lane of the last task. It returns to the end of the rotation, unless the
+        rotation has no other lane: then its next task is returned at once, which saves 4 us.
         """
         lane = last_lane
         if lane is not None and (
@@ -173,11 +173,11 @@ class LeasedTasks(dict[str, LeasedTask]):
         return bool(self._fast_lanes.tenant_queue or self._slow_lanes.tenant_queue)
 
     def on_slot_released(self, tenant: TenantState, now: int) -> None:
-        """Readmit tenants and lanes at their limit of slots, and queue tasks that are due by now.
+        """Readmit tenants and lanes that waited for a slot, and queue the tasks that are due.
 
-        `tenant` has released a slot. Tasks are queued here, too, because the event loop handles all
-        responses that have arrived before it checks its timer, 80 ms for 500 of them. Meanwhile,
-        tasks of other tenants would not be in the rotation.
+        `tenant` has released a slot. The tasks are queued here and not only by the timer, because
+        the event loop handles all responses that have arrived before it checks its timers: 500
+        responses take 80 ms. Meanwhile, tasks of other tenants would not be in the rotation.
         """
         first, second = self._rotations
         if (

@@ -112,8 +112,8 @@ class ResultWriter:
             task, content = result.task, leased_task.content
             if content is not None and content.callback_url is not None:
                 result.callback_task = self._context.build_callback_task(task, content, result)
-            is_awaited = self._reporter.has_waiters(task.id)  # by a caller of the API
-        else:  # by the next attempt
+            is_awaited = self._reporter.has_waiters(task.id)  # by an API caller
+        else:  # the next attempt waits for the write
             linger_end = self._context.clock.now_ms() + _MIN_LINGER_DELAY_MS
             is_awaited = result.next_attempt_at < linger_end
         self.result_queue.post((result, leased_task, delivery_result))

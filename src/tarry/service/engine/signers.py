@@ -31,13 +31,13 @@ class TenantSigners(msgspec.Struct):
     stale_at: float  # in ms; then the secrets are loaded again
     expires_at: float  # in ms; then the first secret expires, and the signers must not be used
     unix_time: Callable[[], float]
-    usable_until: float = 0.0  # in ms; set with `stale_at`, see `_MAX_STALE_MS`
+    usable_until: float = 0.0  # in ms; computed by `set_stale_at`
 
     def __post_init__(self) -> None:
         self.set_stale_at(self.stale_at)
 
     def set_stale_at(self, stale_at: float) -> None:
-        """Load the secrets again at this time, or when the first secret expires."""
+        """Set when the secrets are loaded again, in ms; at the latest when a secret expires."""
         self.stale_at = min(stale_at, self.expires_at)
         self.usable_until = min(self.stale_at + _MAX_STALE_MS, self.expires_at)
 

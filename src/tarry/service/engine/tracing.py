@@ -128,7 +128,7 @@ class AttemptTracer:
             )
         return span, content
 
-    def end_span(
+    def report_and_end_span(
         self,
         span: Span,
         policy: Policy,

@@ -208,7 +208,7 @@ class Worker:
         if now < task.next_attempt_at:  # the store's clock was set back after the task was due
             self.leased_tasks.requeue(leased_task)
             return True
-        # Lost attempts are also counted in `attempts`.
+        # `attempts` includes lost attempts, so a new task needs neither check.
         if task.attempts and (
             task.lost_attempts >= _MAX_LOST_ATTEMPTS or task.attempts >= _MAX_TASK_ATTEMPTS
         ):
@@ -242,7 +242,7 @@ class Worker:
         return True
 
     def _unpack(self, leased_task: LeasedTask) -> TaskContent | None:
-        """Unpack and return the content of a task; None: the task is released or finished."""
+        """Return the unpacked content of a task, or None if the task was released or finished."""
         task = leased_task.task
         try:
             leased_task.content = self._context.unpack(task.packed_content)
@@ -441,7 +441,7 @@ class Worker:
             if tracer is not None:
                 span, content = tracer.start_span(task, content)
                 if span is not None:
-                    on_done = partial(tracer.end_span, span, policy, on_done)
+                    on_done = partial(tracer.report_and_end_span, span, policy, on_done)
             if content.body_ref is None and secrets is None:
                 body = content.body
                 signatures = signers.sign(task, body) if signers.by_lane else []
@@ -661,6 +661,7 @@ class Worker:
             deliveries = tuple(self._deliveries.values())
             for delivery in deliveries:
                 delivery.cancel()
+            # Futures call back later. Other deliveries have called back within `cancel`.
             cancelled = [each for each in deliveries if isinstance(each, asyncio.Future)]
             await cancel_and_wait([*self._jobs, *cancelled])
             await self.result_writer.stop()

@@ -7,15 +7,15 @@ read their responses.
 **Fast path.** For each request uvicorn creates an asyncio task, which receives the body and sends
 the response as ASGI messages. If the headers and the body of a `POST /retry-tasks` arrive in one
 read, neither the asyncio task nor the messages are needed: the protocol calls the API with headers
-and body, and the API calls back with the response once the new task is stored. The time that the
-protocol takes per request falls from 37.5 us to 26.8 us.
+and body, and the API calls back with the response once the new task is stored. Without the time of
+the API, a request takes about 9 us instead of 30 us.
+
+If the head of such a request equals the head of an earlier request on the connection, except for
+the value of `Content-Length`, the head is not even parsed, see `RequestHead`.
 
 uvicorn handles all other requests: other methods and paths, HTTP/1.0, `Connection: close`,
 `Expect: 100-continue`, a body that arrives later, a pipelined request whose predecessor has no
 response yet, and a request of a client that does not read its responses.
-
-If such a request has the same head as an earlier one of its connection, apart from the value of
-`Content-Length`, its head is not even parsed, see `RequestHead`.
 
 **Upgrades.** A request to switch to another protocol (WebSocket, or HTTP/2 as `h2c`) is handled as
 a request without its `Upgrade` header, as RFC 9110, 7.8 allows.
@@ -102,8 +102,8 @@ _SMALL_CHUNK_BYTES = 1024
 """Each smaller chunk after the response counts as this many bytes more. A chunk takes 1 us even if
 it has one byte: with four clients that sent such chunks, /healthz took 8 s."""
 _MAX_HEAD_CAPTURES = 4
-"""For how many requests of a connection a `RequestHead` is created. It is useless if the client
-sends another head each time, for example with `traceparent`."""
+"""Number of requests of a connection for which a `RequestHead` is created. It is limited because
+some clients send a different head each time, for example with `traceparent`."""
 _TOO_MANY_UNUSED_BYTES = problems.TOO_LARGE.problem(
     "The chunks of the body are too small, or their extensions are too long. Send larger chunks."
 )
@@ -209,7 +209,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     _last_host: bytes | None = None
     """The last valid `Host` header. Most clients always send the same one."""
     _default_headers: list[tuple[bytes, bytes]] | None = None
-    """The default headers of which `_default_lines` are the encoded lines."""
+    """The default headers that `_default_lines` encodes."""
     _default_lines = b""
     idle_since: float = 0.0  # the time of the last response, or when the connection was opened
     _is_input_ended = False
@@ -370,9 +370,9 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._parse_and_serve(data)
 
     def _serve_repeated(self, head: RequestHead, data: bytes) -> bool:
-        """Serve a request that has the same head as an earlier one; return whether it has."""
-        # The conditions of the fast path that do not depend on the head. If no more of a request is
-        # awaited, the parser expects the beginning of one.
+        """Serve a request with this head; return False if the data is not such a request."""
+        # The conditions of the fast path that do not depend on the head. If `_awaited` is None, the
+        # data begins a new request.
         cycle = self.cycle
         if (
             self._awaited is not None
@@ -392,9 +392,10 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         return True
 
     def _parse_and_serve(self, data: bytes) -> None:
+        """Parse the data, and serve a complete request that takes the fast path."""
         problem = None
         try:
-            # Most requests arrive in one short read, which needs no loop.
+            # Most requests arrive in one short read, which is parsed at once.
             if self._awaited != "body" and len(data) <= _MAX_PARSED_BYTES:
                 self._parse_part(data)
             else:
@@ -407,7 +408,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         candidate, self._candidate = self._candidate, None
         if candidate is not None:
             if not candidate.more_body:
-                body, candidate.body = candidate.body, b""  # an idle connection must not keep it
+                body, candidate.body = candidate.body, b""  # frees the body
                 if self._head_captures_left and not self.is_for_health_checks:
                     self._capture_head(data, candidate, body)
                 self._serve(candidate, body)
@@ -426,7 +427,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         self._last_head = head or self._last_head
 
     def _apply_limits(self, data: bytes, problem: Problem | None) -> None:
-        """Reject a request that is invalid (`problem`) or too large, and set the timer."""
+        """Reject a request that is too large or has a `problem`, and update the timer."""
         if self._header_bytes_after_first_read > _MAX_HEADER_BYTES or (
             self._awaited == "headers" and self._are_headers_too_large()
         ):
@@ -501,7 +502,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header, or check a trailer."""
-        # uvicorn looks for `Expect` in each header. Here, `on_headers_complete` looks it up once.
+        # uvicorn compares each name with `Expect`; `on_headers_complete` looks it up once instead.
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -591,7 +592,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
                 self._stop_parser(_UNKNOWN_CODING)
 
     def _use_host_of_url(self) -> bytes:
-        """Replace the Host header by the host of the URL, as RFC 9112, 3.2.2 requires."""
+        """Replace the Host header by the host of the URL (RFC 9112, 3.2.2), and return it."""
         match = _ABSOLUTE_URL.match(self.url)
         if match is None or not _HOST.fullmatch(match[1]):
             self._stop_parser(_INVALID_URL)

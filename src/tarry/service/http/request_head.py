@@ -1,9 +1,9 @@
-"""The head of a request, with which the next requests of its connection are compared."""
+"""Recognises requests that have the same head as an earlier request of their connection."""
 
 from __future__ import annotations
 
 _MAX_HEAD_BYTES = 2_048
-"""A longer head is not kept, because each connection would keep one."""
+"""A longer head is not kept, because every connection may keep one."""
 _MAX_LENGTH_DIGITS = 8
 _LENGTH_LINE = b"\r\ncontent-length:"
 
@@ -14,8 +14,8 @@ class RequestHead:
     Most clients send the same head with each request of a connection, except for the value of
     `Content-Length`. The parser would report the same headers again, and all checks of the headers
     would have the same results. So a request with this head needs neither the parser nor the
-    checks: the protocol takes 4.3 us instead of 8.7 us for it. Everything else, such as
-    authentication, is done for each request.
+    checks, and takes 4.3 us instead of 8.7 us, without the time of the API. The API does everything
+    else for each request, such as authentication.
     """
 
     __slots__ = ("_fields", "_prefix", "_suffix", "path")
@@ -23,7 +23,7 @@ class RequestHead:
     def __init__(
         self, prefix: bytes, suffix: bytes, path: bytes, fields: dict[bytes, bytes]
     ) -> None:
-        """The value of `Content-Length` is between `prefix` and `suffix`."""
+        """Keep the parts of the head before and after the value of `Content-Length`."""
         self._prefix = prefix
         self._suffix = suffix
         self.path = path
@@ -38,12 +38,12 @@ class RequestHead:
         headers: list[tuple[bytes, bytes]],
         fields: dict[bytes, bytes],
     ) -> RequestHead | None:
-        """Return the head of a parsed request; None if `data` is not certainly head and body only.
+        """Return the head of a parsed request, or None if it cannot be recognised later.
 
         `headers` and `body` are as the parser reported them, and `fields` are the headers as a
-        dict. The request line must be the beginning of the data, and have no other format. Each
-        line of the head must end with CRLF, and have one header. There must be no other framing
-        than one `Content-Length`, and no byte before the head or after the body.
+        dict. The data must be exactly one request: it must begin with the request line, each line
+        of the head must end with CRLF and have one header, only one `Content-Length` may determine
+        where the body ends, and the data must end with the body.
         """
         end = data.find(b"\r\n\r\n") + 4
         head = data[:end]
@@ -61,7 +61,7 @@ class RequestHead:
         before, line_name, after = head.lower().partition(_LENGTH_LINE)
         begin = len(before) + len(line_name) + len(after) - len(after.lstrip(b" \t"))
         digits = b"%d" % len(body)
-        if head[begin : begin + len(digits) + 1] != digits + b"\r":  # perhaps blanks at the end
+        if head[begin : begin + len(digits) + 1] != digits + b"\r":  # blanks may follow the digits
             return None
         return cls(head[:begin], head[begin + len(digits) :], path, fields)
 

@@ -115,8 +115,9 @@ class DeadlineTimer:
 class PendingRequest(msgspec.Struct, eq=False):
     """A request without a response yet.
 
-    It calls back, because a future would call back only in the next iteration of the event loop,
-    and the event loop would have to resume a coroutine for each step of the exchange.
+    Its result is passed to a callback, for speed: a future would call its callbacks only in the
+    next iteration of the event loop, and a coroutine would be resumed for each step of the
+    exchange.
     """
 
     pool: _Pool
@@ -131,9 +132,9 @@ class PendingRequest(msgspec.Struct, eq=False):
     is_resent: bool = False  # whether it was sent before, on a connection that was closed
 
     def complete(self, result: DeliveryResult | BaseException, now: float) -> None:
-        """Call back with a result or an unexpected error, unless the request is complete.
+        """Call `on_done` with a result or an unexpected error, unless the request is complete.
 
-        The callback may start the next request, so the connection must be released before.
+        The callback may send the next request, so the connection must be released before this call.
         """
         on_done, deadline = self.on_done, self.deadline
         if on_done is None:
@@ -145,7 +146,7 @@ class PendingRequest(msgspec.Struct, eq=False):
             result.duration_ms = (now - self.started_at) * 1000
         try:
             on_done(result)
-        except Exception:  # the callers continue with other requests and connections
+        except Exception:  # the caller may have to complete other requests, too
             _logger.exception("callback of a delivery failed, delivery=%r", result)
 
     def on_deadline(self) -> None:
@@ -170,8 +171,8 @@ class Connection(asyncio.Protocol):
         self._raw_transport: asyncio.Transport | None = None  # the transport below TLS
         self._parser: httptools.HttpResponseParser | None = None
         self._connect_result: ConnectResult | None = None
-        """Has the durations of the connect phases. None once a `DeliveryResult` has them, which is
-        the result of the first request."""
+        """The durations of the connect phases. None once the result of the first request has them:
+        later requests reuse the connection."""
         self._poll: Callable[[int], object] | None = None  # polls the socket in `is_reusable`
         self._remote = ""
         self._is_secure = False
@@ -223,7 +224,8 @@ class Connection(asyncio.Protocol):
         pending.connection = self
         self.pending = pending
         self._sent_at = now
-        # `data_received` and `on_headers_complete` reset the other fields of the response.
+        # `data_received` and `on_headers_complete` reset the other fields of the response, except
+        # `_last_body_part`, which is read only after `on_body` has set it.
         self._received_bytes = 0
         body = pending.request.body
         if len(body) > _MAX_JOINED_BODY_BYTES:
@@ -334,7 +336,7 @@ class Connection(asyncio.Protocol):
             self._fail_request(Fault.RESET, f"The connection was closed within the {part}")
 
     def _is_framed(self) -> bool:
-        """Return whether the headers, not the close of the connection, end the response."""
+        """Return whether the headers, not the close of the connection, mark the end of the body."""
         return self._status in _STATUSES_WITHOUT_BODY or any(
             name in _FRAMING_HEADERS for name, _ in self._headers
         )
@@ -386,9 +388,9 @@ class Connection(asyncio.Protocol):
             return
         self._last_body_part = body
         self._body_bytes += len(body)
-        missing = min(pending.request.max_excerpt, self._pool.max_response_bytes) - len(excerpt)
-        if missing > 0:
-            self._excerpt = excerpt + body[:missing]
+        remaining = min(pending.request.max_excerpt, self._pool.max_response_bytes) - len(excerpt)
+        if remaining > 0:
+            self._excerpt = excerpt + body[:remaining]
 
     def on_message_complete(self) -> None:
         """Record that a final response is complete."""

@@ -127,7 +127,7 @@ class ConnectionPool:
     async def _connect(
         self, pending: PendingRequest, connection: Connection
     ) -> DeliveryResult | None:
-        """Open a connection and send a request on it; return its result if this fails."""
+        """Open a connection and send a request on it; return the result if connecting fails."""
         try:
             connect_result = await self._connector.connect(connection)
         except DeliveryError as error:

@@ -157,7 +157,7 @@ class SqliteStore:
     ) -> list[store.AddResult]:
         call = OperationCall(add.add, tasks, terms, quota, lane_quota)
         results = add.to_add_results(tasks, terms, await self.write(call, len(tasks)))
-        # Most tasks are leased by this process, so no other can claim them.
+        # Most tasks are leased by this process, so other processes cannot claim them.
         if any(_is_claimable(result) for result in results if not result.leased):
             self._notify()
         return results
@@ -462,7 +462,7 @@ class SqliteStore:
 
 
 def _is_claimable(result: store.AddResult) -> bool:
-    """Return whether another process may lease a task, if it was added without a lease."""
+    """Return whether other processes may soon lease a task that was added without a lease."""
     task = result.task
     return result.status is _ADDED and task.next_attempt_at <= task.created_at + _WAKEUP_HORIZON_MS
 
