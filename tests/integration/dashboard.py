@@ -15,6 +15,9 @@ from tests.integration.browser import PAGE_TIMEOUT_MS
 from tests.integration.service import Service
 
 Scheme = Literal["light", "dark"]
+IDLE_CHECK_MS = 200
+READ_INTERVAL_MS = 500
+"""The interval at which a page reads its data while they change."""
 
 XSS = "<img/src=x/onerror='window.pwned=1'><svg/onload=\"window.pwned=1\">"
 """HTML that sets a variable of the page if it is not shown as text. Valid in a URL: no spaces."""
@@ -37,8 +40,14 @@ class OpenedDashboard:
         self.page.on("console", lambda message: self.messages.append(message.text))
         self.page.on("pageerror", lambda error: self.messages.append(str(error)))
         self.page.on("request", self._check_host)
+        self._open_streams: set[Request] = set()
+        """Requests for `/events` that have not ended."""
+        self.page.on("requestfinished", lambda request: self._open_streams.discard(request))
+        self.page.on("requestfailed", lambda request: self._open_streams.discard(request))
 
     def _check_host(self, request: Request) -> None:
+        if request.url == f"{self.url}events":
+            self._open_streams.add(request)
         if urlsplit(request.url).netloc != urlsplit(self.url).netloc:
             self.messages.append(f"requested: {request.url}")
 
@@ -53,6 +62,23 @@ class OpenedDashboard:
     def wait_until_shown(self) -> None:
         """Wait until the data of the page is shown."""
         self.page.wait_for_selector("main:not([aria-busy]) h1")
+
+    @contextmanager
+    def read_after_event(self, url: str) -> Iterator[None]:
+        """Stop the timers of a live page; at the end wait until it has read `url` after an event.
+
+        Call `page.clock.install()` before the page is loaded, and `page.clock.resume()` at the end.
+        """
+        page = self.page
+        live = page.get_by_role("status").get_by_text("Live", exact=True)
+        live.wait_for()
+        page.clock.pause_at(page.evaluate("Date.now()") / 1000 + 1)
+        page.wait_for_timeout(IDLE_CHECK_MS)
+        while not self._open_streams:  # the page still reads changes of its data
+            page.clock.run_for(READ_INTERVAL_MS)
+            page.wait_for_timeout(IDLE_CHECK_MS)
+        with page.expect_response(url):
+            yield
 
     def check(self) -> None:
         """Check that nothing failed, no HTML of others was used, and the page is not too wide."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 expect.set_options(timeout=PAGE_TIMEOUT_MS)
 
+ONE_SECOND_MS = 1000
 FAST_POLICY = {"initialDelayMs": 20, "maxDelayMs": 20, "maxAttempts": 2}
 
 
@@ -68,22 +69,29 @@ def post_dead_letter(tarry_service: Service, target: HtmlTarget, path: str, key:
 def test_overview_follows_attempts(
     browser: Browser, tmp_path: Path, target: HtmlTarget, width: int, scheme: Scheme
 ) -> None:
-    """The first page shows new attempts without a reload; they and the time range are kept."""
+    """The first page follows `/events` without a reload; its figures and time range are kept."""
     target.statuses |= {"/retried-once": [503, 200], "/overview-dead": [500]}
     with (
         service(tmp_path) as tarry_service,
         open_dashboard(browser, tarry_service, width=width, scheme=scheme) as dashboard,
     ):
         page = dashboard.page
+        page.clock.install()
         page.goto(dashboard.url)
         attempts = page.get_by_role("region", name="Attempts per second")
         expect(page.get_by_role("heading", name="Overview")).to_be_visible()
         expect(attempts.get_by_text("None in this time.")).to_be_visible()
         expect(page.get_by_role("status").get_by_text("Live")).to_be_visible()
-        for path in ("/once", "/retried-once", "/overview-dead"):
+        with dashboard.read_after_event("**/overview*"):
+            first = tarry_service.post(targetUrl=f"{target.url}/once")
+        for path in ("/retried-once", "/overview-dead"):
             task = tarry_service.post(targetUrl=target.url + path, policy=FAST_POLICY)
             tarry_service.wait_until_finished(task["taskId"])
+        tarry_service.wait_until_finished(first["taskId"])
+        tarry_service.wait_for(lambda: 5 == count_attempts(tarry_service))
+        page.clock.run_for(ONE_SECOND_MS)
         expect_tile(page, "Attempts", "5", "60 % failed")
+        page.clock.resume()
         expect_tile(page, "Success at the first attempt", "33.3 %", "1 at once, 1 after retries")
         expect_tile(page, "New dead letters", "1", "1 stored now")
         delays = page.get_by_role("region", name="Delays before retries")
@@ -106,6 +114,12 @@ def test_overview_follows_attempts(
         expect(page.locator(".segments [aria-current]")).to_have_text("3 hours")
         # While the service was stopped, Chromium has logged failed requests.
         dashboard.messages[:] = [message for message in dashboard.messages if "ERR_" not in message]
+
+
+def count_attempts(tarry_service: Service) -> int:
+    """Return the number of attempts of the overview."""
+    points = tarry_service.request("GET", "/overview")[1]["points"]
+    return sum(sum(point["attempts"].values()) for point in points)
 
 
 def expect_tile(page: Page, label: str, value: str, note: str) -> None:
@@ -450,13 +464,19 @@ def test_downstream_has_breaker_history_and_latency(
     first = tarry_service.post(targetUrl=f"{target.url}{path}", laneKey=key)
     tarry_service.wait_until_finished(first["taskId"])
     with open_dashboard(browser, tarry_service, width=390, scheme="dark") as dashboard:
-        page = dashboard.show("downstreams")
+        page = dashboard.page
+        page.clock.install()
+        dashboard.show("downstreams")
         page.get_by_role("link", name=lane, exact=True).click()
         history = page.get_by_role("region", name="Breaker history")
         expect(history.get_by_text("The breaker is closed. No change is recorded.")).to_be_visible()
-        tarry_service.post(targetUrl=f"{target.url}{path}", laneKey=key)
+        with dashboard.read_after_event(f"**/{quote(lane, safe='')}"):
+            tarry_service.post(targetUrl=f"{target.url}{path}", laneKey=key)
+        tarry_service.wait_for(lambda: 2 == count_lane_attempts(tarry_service, lane))
+        page.clock.run_for(ONE_SECOND_MS)
         changes = history.get_by_role("listitem").filter(has=page.get_by_role("strong"))
-        expect(changes).to_have_count(1)  # the page reads its data every 5 s
+        expect(changes).to_have_count(1)
+        page.clock.resume()
         expect(changes).to_contain_text("closed → open")
         expect(changes).to_contain_text("Too many attempts failed, the last one: status 503.")
         tiles = page.get_by_role("region", name="Latency of attempts")
@@ -473,6 +493,13 @@ def test_downstream_has_breaker_history_and_latency(
         expect(changes.first).to_contain_text("open → closed")
         expect(changes.first).to_contain_text("An operator resumed the downstream.")
         expect(history.get_by_role("img", name="opened 1 time, now closed")).to_be_visible()
+
+
+def count_lane_attempts(tarry_service: Service, lane: str) -> int:
+    """Return the number of attempts in the latency of a downstream."""
+    latency = tarry_service.request("GET", f"/downstreams/{lane}")[1]["latency"]
+    attempts: int = latency["attempts"]
+    return attempts
 
 
 def test_limits_of_a_downstream_are_set_and_removed(

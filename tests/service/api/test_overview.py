@@ -127,7 +127,7 @@ def test_the_overview_includes_counts_of_this_process_at_once() -> None:
 
 
 def test_a_response_is_used_again_for_a_moment() -> None:
-    """Requests within half a second get the same response, so that many dashboards cost little."""
+    """Requests within 0.4 seconds get the same response, so that many dashboards cost little."""
 
     async def test(api: ApiHarness) -> None:
         first = await api.request("GET", "/overview")

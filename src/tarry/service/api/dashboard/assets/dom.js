@@ -47,6 +47,14 @@ export function row(columns, item) {
     : h("td", { role: "cell", "data-label": column.label, class: column.class }, h("span", null, column.cell(item)))));
 }
 
+/** Replace the cells of a table row that differ from those of `nextRow`; the others keep the focus, and a click that has begun. */
+export function updateRow(element, nextRow) {
+  [...nextRow.cells].forEach((cell, index) => {
+    const shown = element.cells[index];
+    if (!shown.isEqualNode(cell)) replaceContent(shown, ...cell.childNodes);
+  });
+}
+
 /** Replace the children of an element. If one of them has the focus, the same control among the new children gets it, or else the element. */
 export function replaceContent(element, ...children) {
   const focused = element.contains(document.activeElement) ? document.activeElement : null;

@@ -1,12 +1,12 @@
 /** The page Downstreams: one row per lane, and the actions of an operator on it. The page of one lane has its latency and breaker history. */
 import { call, get } from "./api.js";
 import { breakerTimeline, latencyTiles } from "./breaker.js";
-import { field, h, notify, openDialog, pageLink, row, showError, table } from "./dom.js";
+import { field, h, notify, openDialog, pageLink, row, table, updateRow } from "./dom.js";
 import { count, decimal, duration, relative, statusBadge, time } from "./format.js";
+import { connectionState, follow } from "./live.js";
 import { pager } from "./tasks.js";
 
 const PAGE_SIZE = 50;
-const REFRESH_MS = 5000;
 const BREAKER_FIELDS = [
   ["failureRate", "Failure rate (0 to 1)", 0.01], ["minCalls", "Minimum attempts", 1], ["windowMs", "Window (ms)", 1],
   ["consecutiveFailures", "Failures in a row", 1], ["openForMs", "Open for (ms)", 1], ["maxOpenMs", "Open for at most (ms)", 1], ["probes", "Probes", 1],
@@ -57,8 +57,8 @@ function describeLimits(item) {
   return [parts.join(", ") || "default", current ? h("div", { class: "hint" }, current) : null];
 }
 
-/** Return the buttons of a lane; `onChange(item)` is called with the changed lane. */
-function laneActions(item, onChange) {
+/** Return the buttons of a lane; `latest()` returns the lane as it was read last, `onChange(item)` is called with the changed lane. */
+function laneActions(item, latest, onChange) {
   const confirm = (verb, title, text, done, danger) => () => openDialog({
     title, label: title.replace(/\?$/, ""), danger, content: [h("p", { class: "mono" }, item.lane), h("p", null, text)],
     submit: async () => {
@@ -71,7 +71,7 @@ function laneActions(item, onChange) {
     item.state === "PAUSED" ? null : button("Pause", confirm("pause", "Pause this downstream?", "No attempt starts until it is resumed. The pause counts towards the total budget of waiting tasks.", "Paused", true)),
     item.state === "ACTIVE" ? null : button("Resume", confirm("resume", "Resume this downstream?", "Attempts start again, slowly at first, even if the breaker is open.", "Resumed")),
     button("Reset", confirm("reset", "Reset this downstream?", "Breaker, retry budget, latency and current limits start from their initial state, and the downstream is resumed. Limits that were set stay.", "Reset")),
-    button("Limits…", () => editLimits(item, onChange)));
+    button("Limits…", () => editLimits(latest(), onChange)));
 }
 
 function numberInput(name, value, step) {
@@ -117,42 +117,38 @@ function editLimits(item, onChange) {
   });
 }
 
-/** Show lanes and read them again every few seconds; `read()` returns a page of lanes. `onItem(item)` is called for each lane that was read. */
-async function showLanes({ signal }, section, read, footer, onItem = () => {}) {
+/** Show lanes and keep them up to date; `read()` returns a page of lanes. `onItem(item)` is called for each lane that was read. */
+async function showLanes({ signal }, setState, section, read, footer, onItem = () => {}) {
   const rows = new Map();
-  const shown = columns((item) => laneActions(item, update));
-  const body = () => section.querySelector("tbody");
+  let shownText = "";
+  const shown = columns((item) => laneActions(item, () => rows.get(item.lane).item, update));
   function update(item) {
     onItem(item);
-    const previous = rows.get(item.lane);
-    // The buttons of an unchanged row keep the focus.
-    if (!previous || JSON.stringify(previous.item) === JSON.stringify(item)) return;
-    const element = row(shown, item);
-    const focused = previous.element.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
-    previous.element.replaceWith(element);
-    rows.set(item.lane, { item, element });
-    if (focused) element.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
+    const known = rows.get(item.lane);
+    if (!known) return;
+    known.item = item;
+    updateRow(known.element, row(shown, item));
   }
   function show(page) {
+    // A retry budget fills up again for seconds after an attempt: this is no reason to read more often.
+    const text = JSON.stringify(page, (name, value) => (name === "budget" && typeof value === "number" ? null : value));
+    const hasChanged = text !== shownText;
+    shownText = text;
     const isSame = page.items.length === rows.size && page.items.every((item) => rows.has(item.lane));
-    if (isSame && body()) return page.items.forEach(update);
+    if (isSame && (rows.size || !hasChanged)) {
+      page.items.forEach(update); // also if nothing has changed: the time until a lane is tried again has
+      return hasChanged;
+    }
     section.replaceChildren(page.items.length ? table("Lanes of downstreams, sorted by name", shown, page.items)
       : h("p", { class: "empty panel" }, "There are no downstreams."), ...footer(page));
     rows.clear();
     page.items.forEach(onItem);
-    page.items.forEach((item, index) => rows.set(item.lane, { item, element: body().rows[index] }));
+    page.items.forEach((item, index) => rows.set(item.lane, { item, element: section.querySelector("tbody").rows[index] }));
+    return hasChanged;
   }
-  async function refresh() {
-    if (signal.aborted) return;
-    try {
-      if (document.visibilityState === "visible") show(await read());
-    } catch (error) {
-      if (!signal.aborted) showError(error);
-    }
-    setTimeout(refresh, REFRESH_MS);
-  }
-  show(await read());
-  setTimeout(refresh, REFRESH_MS);
+  const readAndShow = async () => show(await read());
+  await readAndShow();
+  follow(signal, readAndShow, setState);
 }
 
 export async function render(view) {
@@ -163,31 +159,43 @@ export async function render(view) {
     if (input.value.trim()) location.hash = pageLink(lanePath(input.value.trim()));
   };
   const section = h("section", { "aria-label": "Downstreams" }, h("p", { class: "soft" }, "Loading…"));
-  root.replaceChildren(h("h1", null, "Downstreams"),
+  const { element: state, setState } = connectionState();
+  root.replaceChildren(h("div", { class: "heading" }, h("h1", null, "Downstreams"), state),
     h("form", { class: "filters panel", role: "search", "aria-label": "Find a downstream", submit },
       field("Exact name of a downstream", input), h("div", { class: "actions" }, h("button", { type: "submit", class: "primary" }, "Show"))),
     section);
-  await showLanes(view, section, () => get("downstreams", { cursor: query.cursor, limit: PAGE_SIZE }, signal),
+  await showLanes(view, setState, section, () => get("downstreams", { cursor: query.cursor, limit: PAGE_SIZE }, signal),
     (page) => [pager("downstreams", query, page)]);
+}
+
+/** Return a section that `build(item)` returns again when `parts(item)` has changed; until then a screen reader keeps its position. */
+function activitySection(parts, build) {
+  const section = { element: h("section"), update };
+  let shownText = null;
+  function update(item) {
+    const text = JSON.stringify(parts(item));
+    if (text === shownText) return;
+    shownText = text;
+    const next = build(item);
+    section.element.replaceWith(next);
+    section.element = next;
+  }
+  return section;
 }
 
 export async function renderItem(view) {
   const { root, id, signal } = view;
   const section = h("section", { "aria-label": "Downstream" }, h("p", { class: "soft" }, "Loading…"));
-  const activity = h("div");
-  let shownActivity = null;
-  const showActivity = (item) => {
-    const { latency, breakerHistory } = item;
-    const current = JSON.stringify([latency, breakerHistory, item.breaker]);
-    if (current === shownActivity) return; // a screen reader keeps its position
-    shownActivity = current;
-    activity.replaceChildren(latencyTiles(latency), breakerTimeline(item.breaker, breakerHistory ?? []));
-  };
+  const { element: state, setState } = connectionState();
+  const latency = activitySection((item) => [item.latency], (item) => latencyTiles(item.latency));
+  const breaker = activitySection((item) => [item.breaker, item.breakerHistory], (item) => breakerTimeline(item.breaker, item.breakerHistory ?? []));
+  const activity = h("div", null, latency.element, breaker.element);
   root.replaceChildren(
     h("p", { class: "hint" }, h("a", { href: "#/downstreams" }, "Downstreams")),
-    h("h1", null, "Downstream ", h("span", { class: "mono" }, id)), section, activity);
+    h("div", { class: "heading" }, h("h1", null, "Downstream ", h("span", { class: "mono" }, id)), state), section, activity);
   const read = async () => ({ items: [await get(lanePath(id), {}, signal)], nextCursor: null });
-  await showLanes(view, section, read, () => [h("p", { class: "actions" },
+  const showActivity = (item) => [latency, breaker].forEach(({ update }) => update(item));
+  await showLanes(view, setState, section, read, () => [h("p", { class: "actions" },
     h("a", { class: "button", href: pageLink("tasks", { lane: id }) }, "Tasks of this downstream"),
     h("a", { class: "button", href: pageLink("tasks", { lane: id, status: "EXHAUSTED" }) }, "Its dead letters"))], showActivity);
 }

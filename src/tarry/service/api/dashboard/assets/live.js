@@ -1,7 +1,10 @@
 /** Keep a page up to date: `/events` reports that something has happened, and the page then reads its data. */
 import { ApiError, send } from "./api.js";
+import { h } from "./dom.js";
 
-const BUSY_INTERVAL_MS = 1000;
+const BUSY_INTERVAL_MS = 500;
+/** If a read takes long, the next one starts later: a page reads during at most a fifth of the time. */
+const MIN_PAUSE_PER_READ = 4;
 const IDLE_INTERVAL_MS = 10_000;
 const RETRY_INTERVAL_MS = 5000;
 const UNCHANGED_READS = 3;
@@ -50,19 +53,31 @@ async function openEvents(signal) {
   return { first };
 }
 
+/** Return an element with the state of the connection, and the function that sets its text; without a text it is hidden. */
+export function connectionState() {
+  const element = h("span", { class: "live hint", role: "status" });
+  const setState = (text) => {
+    if (element.textContent === text) return;
+    element.textContent = text;
+    element.hidden = text === "";
+    element.classList.toggle("stale", text !== "Live");
+  };
+  return { element, setState };
+}
+
 /**
  * Call `read()` whenever there may be new data, until `signal` is aborted. `read` returns whether the data has changed;
  * `setState(text)` is called when the state of the connection changes.
  *
  * While nothing happens, an open stream of events tells when to read again, and the page also reads every 10 seconds,
- * because the stream has only the events of one process. While tasks run, the stream is closed, and the page reads every second:
+ * because the stream has only the events of one process. While tasks run, the stream is closed, and the page reads twice a second:
  * this costs the service less than sending each event.
  */
 export async function follow(signal, read, setState) {
   let hasEvents = true;
   const readAndReport = async () => {
     const hasChanged = await read();
-    setState("Live");
+    if (!signal.aborted) setState("Live");
     return hasChanged;
   };
   while (!signal.aborted) {
@@ -88,8 +103,9 @@ export async function follow(signal, read, setState) {
       }
       close();
       for (let unchanged = 0; unchanged < UNCHANGED_READS && !signal.aborted && document.visibilityState === "visible";) {
+        const startedAt = performance.now();
         unchanged = await readAndReport() ? 0 : unchanged + 1;
-        await sleep(BUSY_INTERVAL_MS, signal);
+        await sleep(Math.max(BUSY_INTERVAL_MS, MIN_PAUSE_PER_READ * (performance.now() - startedAt)), signal);
       }
     } catch (error) {
       if (signal.aborted) return;

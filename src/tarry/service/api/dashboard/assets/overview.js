@@ -3,7 +3,7 @@ import { get } from "./api.js";
 import { histogram, timeChart } from "./charts.js";
 import { h, pageLink } from "./dom.js";
 import { count, decimal, duration, outcomeTone, OUTCOMES } from "./format.js";
-import { follow } from "./live.js";
+import { connectionState, follow } from "./live.js";
 
 const RANGES = [["15m", "15 minutes"], ["1h", "1 hour"], ["3h", "3 hours"], ["24h", "24 hours"], ["7d", "7 days"]];
 const DEFAULT_RANGE = "1h";
@@ -93,7 +93,7 @@ function delayBuckets(delays) {
 
 export async function render({ root, query, signal }) {
   const range = RANGES.some(([name]) => name === query.range) ? query.range : DEFAULT_RANGE;
-  const state = h("span", { class: "live hint", role: "status" });
+  const { element: state, setState } = connectionState();
   const tiles = h("dl", { class: "tiles" });
   const charts = h("div", { class: "columns" });
   const links = RANGES.map(([name, label]) => h("a", { class: "button small", href: pageLink("overview", { range: name }), "aria-current": name === range ? "true" : null }, label));
@@ -120,9 +120,5 @@ export async function render({ root, query, signal }) {
     h("div", { class: "heading" }, h("h1", null, "Overview"), h("nav", { class: "segments", "aria-label": "Time range" }, links), state),
     hint, tiles, charts);
   await read();
-  follow(signal, read, (text) => {
-    if (state.textContent === text) return;
-    state.textContent = text;
-    state.classList.toggle("stale", text !== "Live");
-  });
+  follow(signal, read, setState);
 }
