@@ -42,14 +42,17 @@ class OpenedDashboard:
         self.page.on("request", self._check_host)
         self._open_streams: set[Request] = set()
         """Requests for `/events` that have not ended."""
-        self.page.on("requestfinished", lambda request: self._open_streams.discard(request))
-        self.page.on("requestfailed", lambda request: self._open_streams.discard(request))
+        self.page.on("requestfinished", self._remove_stream)
+        self.page.on("requestfailed", self._remove_stream)
 
     def _check_host(self, request: Request) -> None:
         if request.url == f"{self.url}events":
             self._open_streams.add(request)
         if urlsplit(request.url).netloc != urlsplit(self.url).netloc:
             self.messages.append(f"requested: {request.url}")
+
+    def _remove_stream(self, request: Request) -> None:
+        self._open_streams.discard(request)
 
     def show(self, fragment: str) -> Page:
         """Open a page of the dashboard, such as `tasks?status=PENDING`."""
@@ -113,6 +116,8 @@ class HtmlTarget:
     def __init__(self) -> None:
         self.statuses: dict[str, list[int]] = {}
         """By path; the last status is repeated. Other paths have the status 200."""
+        self.retry_after: dict[str, str] = {}
+        """The header of the next response, by path."""
         target = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -123,6 +128,8 @@ class HtmlTarget:
                 statuses = target.statuses.get(self.path, [200])
                 body = XSS.encode()
                 self.send_response(statuses.pop(0) if len(statuses) > 1 else statuses[0])
+                if self.path in target.retry_after:
+                    self.send_header("retry-after", target.retry_after.pop(self.path))
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -57,6 +57,7 @@ def post_dead_letter(tarry_service: Service, target: HtmlTarget, path: str, key:
         targetUrl=f"{target.url}{path}",
         headers={"X-Note": XSS},
         body=XSS,
+        callbackUrl=f"{target.url}/callback?{XSS}",
         idempotencyKey=f"{key} {XSS}",
         policy=FAST_POLICY,
     )
@@ -303,6 +304,40 @@ def test_task_page_shows_the_timeline(
         expect(facts.get_by_text(f"X-Note: {XSS}")).to_be_visible()
         expect(facts.get_by_text(f"timeline {XSS}")).to_be_visible()
         assert [XSS] == facts.locator("pre").all_inner_texts()
+        expect(facts.get_by_text(f"{target.url}/callback?")).to_be_visible()
+
+
+def test_task_page_follows_changes_of_breaker_and_budget(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """The timeline shows hints, budget, breaker and its changes; it follows `/events`."""
+    path, key = "/changes", "changes"
+    lane = f"http:127.0.0.1:{target.port}@{key}"
+    limits = {"breaker": {"consecutiveFailures": 2, "openForMs": 600_000, "maxOpenMs": 600_000}}
+    tarry_service.request("PUT", f"/downstreams/{lane}", limits)
+    target.statuses[path], target.retry_after[path] = [503, 503, 200], "1"
+    policy = FAST_POLICY | {"maxAttempts": 3}
+    task = tarry_service.post(targetUrl=f"{target.url}{path}", laneKey=key, policy=policy)
+    tarry_service.wait_for(lambda: 2 == len(tarry_service.attempts(task["taskId"])))
+    with open_dashboard(browser, tarry_service, width=390) as dashboard:
+        dashboard.page.clock.install()
+        page = dashboard.show(f"tasks/{task['taskId']}")
+        items = page.get_by_role("region", name="Timeline").get_by_role("listitem")
+        expect(items.nth(2)).to_contain_text("retry-after: 1 s")
+        expect(items.nth(2)).to_contain_text(re.compile(r"retry budget [\d.]+breaker closed"))
+        expect(items.nth(4)).to_contain_text(re.compile(r"retry budget [\d.]+, before: [\d.]+"))
+        expect(items.nth(4)).to_contain_text("breaker open, before: closed")
+        expect(items.nth(5)).to_contain_text("Breaker closed → open")
+        expect(items.nth(5)).to_contain_text("the last one: status 503.")
+        with dashboard.read_after_event("**/explain"):
+            tarry_service.request("POST", f"/downstreams/{lane}/resume")
+        tarry_service.wait_until_finished(task["taskId"])
+        page.clock.run_for(ONE_SECOND_MS)
+        expect(page.get_by_role("status").get_by_text("SUCCEEDED")).to_be_visible()
+        expect(items.nth(6)).to_contain_text("Breaker open → closed")
+        expect(items.nth(6)).to_contain_text("An operator resumed the downstream.")
+        expect(items.nth(7)).to_contain_text("Attempt 3")
+        page.clock.resume()
 
 
 def test_task_is_retried(browser: Browser, tarry_service: Service, target: HtmlTarget) -> None:

@@ -27,9 +27,14 @@ export function breakerTimeline(state, changes) {
 }
 
 function entry(change, next) {
+  return changeItem(change, "", next ? `for ${duration(Math.max(0, next.at - change.at))}` : "the last change");
+}
+
+/** Return a change of a breaker as an item of a timeline, with a text before the states and a note after the time. */
+export function changeItem(change, prefix, note) {
   return h("li", { class: `tone-${breakerTone(change.to)}` },
-    h("p", { class: "line" }, h("strong", null, change.from, " → ", change.to), time(change.at, { withMs: true }),
-      next ? h("span", { class: "soft" }, `for ${duration(Math.max(0, next.at - change.at))}`) : h("span", { class: "soft" }, "the last change")),
+    h("p", { class: "line" }, h("strong", null, prefix, change.from, " → ", change.to), time(change.at, { withMs: true }),
+      note ? h("span", { class: "soft" }, note) : null),
     change.reason ? h("p", null, change.reason) : null);
 }
 
