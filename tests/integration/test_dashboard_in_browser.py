@@ -23,6 +23,13 @@ pytestmark = pytest.mark.timeout(300)
 expect.set_options(timeout=PAGE_TIMEOUT_MS)
 
 ONE_SECOND_MS = 1000
+OVERVIEW_CHARTS = {
+    "Finished tasks per second": re.compile(r"Highest [\d.]+.s at"),
+    "Scheduling lag": re.compile(r"Highest [\d.]+ m?s .*latest [\d.]+ m?s"),
+    "Backlog": re.compile("Highest [01]|No data in this time"),
+    "Age of the oldest due task": re.compile("Highest .*latest|No data in this time"),
+}
+"""The charts of the overview without a test of their own. The last two have samples of 10 s."""
 FAST_POLICY = {"initialDelayMs": 20, "maxDelayMs": 20, "maxAttempts": 2}
 
 
@@ -95,6 +102,12 @@ def test_overview_follows_attempts(
         page.clock.resume()
         expect_tile(page, "Success at the first attempt", "33.3 %", "1 at once, 1 after retries")
         expect_tile(page, "New dead letters", "1", "1 stored now")
+        expect_tile(page, "Scheduling lag, p99", re.compile(r"[\d.]+ m?sp50 [\d.]+ m?s"))
+        expect_tile(page, "Pending now", "0", "0 in flight")
+        expect_tile(page, "Oldest due task", "on time", "no due task waits")
+        for title, values in OVERVIEW_CHARTS.items():
+            chart = page.get_by_role("region", name=title, exact=True)
+            expect(chart.get_by_role("img", name=values)).to_be_visible()
         delays = page.get_by_role("region", name="Delays before retries")
         expect(delays.get_by_text(re.compile("^2 in "))).to_be_visible()
 
@@ -123,10 +136,13 @@ def count_attempts(tarry_service: Service) -> int:
     return sum(sum(point["attempts"].values()) for point in points)
 
 
-def expect_tile(page: Page, label: str, value: str, note: str) -> None:
+def expect_tile(page: Page, label: str, value: str | re.Pattern[str], note: str = "") -> None:
     """Wait until a tile of the overview has this value and note."""
     tile = page.locator(".tile").filter(has=page.get_by_text(label, exact=True))
-    expect(tile).to_have_text(f"{label}{value}{note}")
+    if isinstance(value, str):
+        expect(tile).to_have_text(f"{label}{value}{note}")
+    else:
+        expect(tile).to_have_text(re.compile(f"^{re.escape(label)}{value.pattern}$"))
 
 
 def test_tasks_are_searched_and_paged(
@@ -428,23 +444,46 @@ def test_api_key_is_needed_to_sign_in(browser: Browser, tmp_path: Path) -> None:
         assert 0 == page.evaluate("sessionStorage.length + localStorage.length")
 
 
-def test_buttons_that_the_key_may_not_use_are_hidden(browser: Browser, tmp_path: Path) -> None:
-    """A key with the role read sees no button that creates a policy; a key of an admin does."""
-    reader, admin = create_api_key(tmp_path, "--role", "read"), create_api_key(tmp_path)
+BUTTONS = {
+    "dead-letters": ("Replay…", "Select all on this page", "Replay selected…"),
+    "downstreams": ("Pause", "Reset", "Limits…"),
+    "policies": ("New policy",),
+}
+"""Buttons of the pages, as texts. The page of a task is added by the test."""
+
+
+def test_buttons_that_the_key_may_not_use_are_hidden(
+    browser: Browser, tmp_path: Path, target: HtmlTarget
+) -> None:
+    """Buttons are shown to the roles that may use them: write, and for policies admin."""
+    keys = {role: create_api_key(tmp_path, "--role", role) for role in ("read", "write", "admin")}
+    target.statuses["/roles"] = [410]
     with (
         service(tmp_path, "--set", "require_keys=true") as tarry_service,
         open_dashboard(browser, tarry_service) as dashboard,
     ):
-        page, new_policy = dashboard.page, dashboard.page.get_by_text("New policy", exact=True)
-        page.goto(f"{dashboard.url}#/policies")
-        sign_in(page, reader)
-        expect(page.locator("html")).to_have_attribute("data-key-role", "read")
-        expect(page.get_by_role("heading", name="Policies")).to_be_visible()
-        expect(new_policy).to_be_hidden()
-        page.get_by_role("button", name="Sign out").click()
-        sign_in(page, admin)
-        expect(page.locator("html")).to_have_attribute("data-key-role", "admin")
-        expect(new_policy).to_be_visible()
+        headers = {"Authorization": f"Bearer {keys['admin']}"}
+        body = {"targetUrl": f"{target.url}/roles", "idempotencyKey": "roles"}
+        created = tarry_service.request("POST", "/retry-tasks", body, headers)
+        path = f"/retry-tasks/{created[1]['taskId']}"
+        tarry_service.wait_for(
+            lambda: "EXHAUSTED" == tarry_service.request("GET", path, None, headers)[1]["status"]
+        )
+        buttons = {f"tasks/{created[1]['taskId']}": ("Retry now",), **BUTTONS}
+        page = dashboard.page
+        page.goto(dashboard.url)
+        for role, key in keys.items():
+            sign_in(page, key)
+            expect(page.locator("html")).to_have_attribute("data-key-role", role)
+            for fragment, texts in buttons.items():
+                dashboard.show(fragment)
+                expect(page.locator("html")).to_have_attribute("data-key-role", role)
+                is_shown = role == "admin" or (role == "write" and fragment != "policies")
+                for text in texts:
+                    button = page.get_by_text(text, exact=True).first
+                    expect(button).to_be_visible() if is_shown else expect(button).to_be_hidden()
+                    expect(button).to_be_attached()
+            page.get_by_role("button", name="Sign out").click()
 
 
 def create_api_key(folder: Path, *flags: str) -> str:
@@ -521,6 +560,8 @@ def test_downstream_has_breaker_history_and_latency(
         row = page.get_by_role("row").filter(has=page.get_by_role("link", name=lane, exact=True))
         expect(row.get_by_role("cell", name="open since")).to_be_visible()
         expect(row.get_by_role("cell", name=re.compile(r"\d m?s . \d.* m?s$"))).to_be_visible()
+        for label, text in LANE_CELLS.items():
+            expect(row.locator(f"[data-label='{label}']")).to_have_text(text)
         page.get_by_role("link", name=lane, exact=True).click()
         page.get_by_role("button", name=f"Resume {lane}").click()
         page.get_by_role("button", name="Resume this downstream").click()
@@ -528,6 +569,17 @@ def test_downstream_has_breaker_history_and_latency(
         expect(changes.first).to_contain_text("open → closed")
         expect(changes.first).to_contain_text("An operator resumed the downstream.")
         expect(history.get_by_role("img", name="opened 1 time, now closed")).to_be_visible()
+
+
+LANE_CELLS = {
+    "State": re.compile(r"^PARKEDuntil in (9|10) min"),
+    "Retry budget": re.compile(r"^[\d.]+$"),
+    "Limits": re.compile(r"^breaker setnow \d+ at a time$"),
+    "In flight": "0",
+    "Pending": "1",
+    "Dead": "0",
+}
+"""The cells of a parked downstream with a waiting task."""
 
 
 def count_lane_attempts(tarry_service: Service, lane: str) -> int:
@@ -843,6 +895,8 @@ def test_policy_is_created_edited_and_deleted(browser: Browser, tarry_service: S
         delays = page.get_by_role("region", name="Delays")
         expect(delays.get_by_text("At most 3 retries, longest wait 1.4 s.")).to_be_visible()
         expect(delays.get_by_role("img", name="from 200 ms to 800 ms")).to_be_visible()
+        expect(delays.locator("rect.band")).to_have_count(3)
+        expect(delays.locator("line.ceiling")).to_have_count(3)
         page.get_by_label("Multiplier").fill("0.5")
         expect(page.get_by_role("alert").get_by_text("multiplier must be")).to_be_visible()
         expect(page.get_by_label("Multiplier")).to_have_attribute("aria-invalid", "true")
