@@ -199,6 +199,44 @@ def test_image_copies_files_that_the_build_context_has(tmp_path: Path) -> None:
     assert 1 == len(list(tmp_path.glob("tarry-*.whl")))
 
 
+COMPOSE_SERVICES = {"tarry", "postgres", "prometheus", "grafana"}
+COMPOSE_KEYS = {"name", "services", "secrets", "volumes"}
+SERVICE_KEYS = {
+    "build",
+    "cap_drop",
+    "command",
+    "depends_on",
+    "environment",
+    "healthcheck",
+    "image",
+    "ports",
+    "read_only",
+    "restart",
+    "secrets",
+    "security_opt",
+    "stop_grace_period",
+    "tmpfs",
+    "ulimits",
+    "volumes",
+}
+"""Keys that the file uses. A key may be added if the Compose specification has it."""
+
+
+def test_compose_has_its_services_and_known_keys() -> None:
+    """The file has the service, its store and its monitoring, and only keys that Compose knows."""
+    services = COMPOSE["services"]
+    keys = {key for service in services.values() for key in service}
+    dependencies = {name for service in services.values() for name in service.get("depends_on", ())}
+    secrets = {name for service in services.values() for name in service.get("secrets", ())}
+
+    assert services.keys() == COMPOSE_SERVICES
+    assert set() == COMPOSE.keys() - COMPOSE_KEYS
+    assert set() == keys - SERVICE_KEYS
+    assert dependencies <= COMPOSE_SERVICES
+    assert secrets == COMPOSE["secrets"].keys()
+    assert all("image" in service and "restart" in service for service in services.values())
+
+
 def test_files_that_compose_mounts_exist() -> None:
     """Each mounted file exists, except the API key of Prometheus, which the operator creates."""
     mounts = [
