@@ -83,6 +83,11 @@ class OpenedDashboard:
         with page.expect_response(url):
             yield
 
+    def check_text(self) -> None:
+        """Check that the page has not used HTML of others."""
+        assert self.page.evaluate("window.pwned") is None
+        assert 0 == self.page.locator("main img, main script").count()
+
     def check(self) -> None:
         """Check that nothing failed, no HTML of others was used, and the page is not too wide."""
         expected = [f"responded with a status of {status} " for status in self.expected_statuses]
@@ -90,8 +95,7 @@ class OpenedDashboard:
             message for message in self.messages if not any(text in message for text in expected)
         ]
         assert [] == unexpected
-        assert self.page.evaluate("window.pwned") is None
-        assert 0 == self.page.locator("main img, main script").count()
+        self.check_text()
         assert self.width == self.page.evaluate("document.documentElement.scrollWidth")
         unnamed: list[str] = self.page.evaluate(UNNAMED_CONTROLS)
         assert [] == unnamed

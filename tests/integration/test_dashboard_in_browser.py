@@ -309,7 +309,12 @@ def test_task_page_shows_the_timeline(
     task_id = post_dead_letter(tarry_service, target, "/timeline", "timeline")
     with open_dashboard(browser, tarry_service) as dashboard:
         page = dashboard.show("tasks?status=EXHAUSTED")
-        page.get_by_role("link", name=task_id).click()
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("main")).to_be_focused()
+        page.get_by_role("link", name=task_id).press("Enter")
+        expect(page.get_by_role("heading", name=f"Task {task_id}")).to_be_focused()
         timeline = page.get_by_role("region", name="Timeline")
         expect(timeline.get_by_text("Attempt 2")).to_be_visible()
         expect(timeline.get_by_role("img", name="of a ceiling of 20 ms")).to_be_visible()
@@ -354,6 +359,61 @@ def test_task_page_follows_changes_of_breaker_and_budget(
         expect(items.nth(6)).to_contain_text("An operator resumed the downstream.")
         expect(items.nth(7)).to_contain_text("Attempt 3")
         page.clock.resume()
+
+
+def test_texts_of_responses_and_of_the_address_are_not_html(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """HTML in any text of a response or of the page's own address is shown as text."""
+    task_id = post_dead_letter(tarry_service, target, "/poisoned", "poisoned")
+    payload = quote(XSS, safe="")
+
+    def poison_response(route: Route) -> None:
+        response = route.fetch()
+        poisoned = poison_texts(response.json())
+        if "headers" in poisoned and "requestExcerpt" not in poisoned:
+            poisoned["headers"]["X-Token"] = {"secret": XSS}
+        route.fulfill(response=response, json=poisoned)
+
+    with open_dashboard(browser, tarry_service) as dashboard:
+        dashboard.expected_statuses |= {404, 422}
+        main = dashboard.page.get_by_role("main")
+        for fragment in (
+            f"{payload}",
+            f"overview?range={payload}",
+            f"tasks?urlPrefix={payload}&lane={payload}&createdAfter={payload}",
+            f"tasks/{payload}",
+            f"downstreams/{payload}",
+            f"dead-letters?reason={payload}&error={payload}",
+            f"policies/{payload}?new=1",
+        ):
+            dashboard.show(fragment)
+            dashboard.check()
+        expect(main.get_by_role("heading", name=XSS)).to_be_visible()
+        for path in ("retry-tasks", "downstreams", "dead-letters", "retry-policies"):
+            dashboard.page.route(re.compile(f"/{path}([/?].*)?$"), poison_response)
+        lane = quote(f"http:127.0.0.1:{target.port}", safe="")
+        pages = ("tasks", f"tasks/{task_id}", "downstreams", f"downstreams/{lane}", "dead-letters")
+        for fragment in (*pages, "policies", "policies/webhook"):
+            dashboard.show(fragment)
+            if fragment != "policies/webhook":  # its texts are values of fields
+                expect(main.get_by_text(XSS).first).to_be_visible()
+            if fragment.endswith(task_id):
+                expect(main.get_by_text(f"X-Token: [secret {XSS}]")).to_be_visible()
+            dashboard.check_text()
+        dashboard.show("overview")  # the badges of statuses with HTML are too wide
+
+
+def poison_texts(value: Any) -> Any:
+    """Return decoded JSON with HTML at the end of each text."""
+    if isinstance(value, dict):
+        return {
+            name: entry if name == "nextCursor" else poison_texts(entry)
+            for name, entry in value.items()
+        }
+    if isinstance(value, list):
+        return [poison_texts(entry) for entry in value]
+    return value + XSS if isinstance(value, str) else value
 
 
 def test_task_is_retried(browser: Browser, tarry_service: Service, target: HtmlTarget) -> None:
