@@ -631,7 +631,7 @@ def test_downstream_has_breaker_history_and_latency(
         expect(history.get_by_role("img", name="opened 1 time, now closed")).to_be_visible()
 
 
-LANE_CELLS = {
+LANE_CELLS: dict[str, str | re.Pattern[str]] = {
     "State": re.compile(r"^PARKEDuntil in (9|10) min"),
     "Retry budget": re.compile(r"^[\d.]+$"),
     "Limits": re.compile(r"^breaker setnow \d+ at a time$"),
