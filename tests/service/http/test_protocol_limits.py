@@ -178,6 +178,19 @@ def test_a_client_may_close_its_sending_half(path: bytes) -> None:
     asyncio.run(run())
 
 
+def test_a_client_may_close_its_sending_half_after_pipelined_requests() -> None:
+    """The responses to earlier pipelined requests do not count as the response that is awaited."""
+
+    async def run() -> None:
+        route = FastRoute()
+        route.receive(GET * 2)
+        await route.connection.wait_until_served()
+        route.receive(POST)
+        assert route.connection.protocol.eof_received()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("data", [b"", GET[:-2], POST[:-1], POST + GET[:-2]])
 def test_an_idle_or_incomplete_connection_is_closed_by_the_client(data: bytes) -> None:
     """The connection does not stay open: there is no complete request to respond to."""

@@ -111,6 +111,34 @@ def test_head_of_a_split_request_is_not_kept_in_part(
     asyncio.run(run())
 
 
+UPGRADES = b"Connection: Upgrade\r\n" + 2 * b"Upgrade: h2c\r\n"
+SECOND_READS = {
+    "an upgrade": UPGRADES.replace(b"Upgrade: h2c\r\n", b"", 1),
+    "two upgrades": UPGRADES,
+    "a folded header": b"X-B: 1\r\n 2\r\n",
+}
+
+
+@pytest.mark.parametrize("lines", SECOND_READS.values(), ids=SECOND_READS)
+@pytest.mark.parametrize("host", [b"", b"Host: h\r\n"], ids=["no host", "host"])
+@pytest.mark.parametrize("secret", [b"", b"Authorization: Bearer S\r\n"], ids=["no key", "key"])
+def test_head_has_no_headers_of_an_earlier_read(
+    monkeypatch: pytest.MonkeyPatch, lines: bytes, host: bytes, secret: bytes
+) -> None:
+    """Headers that arrived before the last read of a request are not those of the next request."""
+
+    async def run() -> None:
+        begin = b"POST /hot HTTP/1.1\r\n" + secret + host + b"X-A: "
+        rest = b"POST /hot HTTP/1.1\r\n" + lines + b"Host: h\r\nContent-Length: 5\r\n\r\nhello"
+        rest = rest.replace(b"Host: h\r\n", b"") if host else rest
+        requests = [begin, rest, rest]
+        results = await serve(requests)
+        monkeypatch.setattr(protocol.ServiceHttpProtocol, "_head_captures_left", 0)
+        assert await serve(requests) == results
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("first", [POST, LOWER_CASE, LENGTH_FIRST, EMPTY], ids=range(4))
 def test_repeated_head_is_not_parsed(monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
     """After one request, others that differ in length and body only are served without parsing."""

@@ -394,6 +394,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     def _parse_and_serve(self, data: bytes) -> None:
         """Parse the data, and serve a complete request that takes the fast path."""
         problem = None
+        begins_here = self._awaited in {None, "first"}  # not the rest of a request
         try:
             # Most requests arrive in one short read, which is parsed at once.
             if self._awaited != "body" and len(data) <= _MAX_PARSED_BYTES:
@@ -409,7 +410,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         if candidate is not None:
             if not candidate.more_body:
                 body, candidate.body = candidate.body, b""  # frees the body
-                if self._head_captures_left and not self.is_for_health_checks:
+                if self._head_captures_left and begins_here and not self.is_for_health_checks:
                     self._capture_head(data, candidate, body)
                 self._serve(candidate, body)
             elif problem is None:  # the rest of the body has not arrived yet
@@ -642,6 +643,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             else:  # uvicorn has resumed reading, but the pipeline has to be served first
                 self.flow.pause_reading()
             return
+        self._served_cycle = None
         self.server_state.total_requests += 1
         if self._rejection is not None:
             self._send_rejection(self._rejection)

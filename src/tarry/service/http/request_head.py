@@ -54,6 +54,7 @@ class RequestHead:
             or not head.count(b"\n") == head.count(b"\r") == head.count(b"\r\n") == line_count
             or len(fields) < len(headers)
             or b"transfer-encoding" in fields
+            or b"\r\nupgrade" in head.lower()  # the parser does not report `Upgrade`
             or fields.get(b"content-length") != b"%d" % len(body)
             or data[end:] != body
         ):
