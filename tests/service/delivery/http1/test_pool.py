@@ -365,6 +365,35 @@ def test_callback_of_a_failed_request_may_send_the_next_one() -> None:
     assert ([protocol, refused, refused, protocol], 1) == run(main())
 
 
+def test_next_request_uses_the_slot_of_a_lost_connection() -> None:
+    """At the limit of connections, no idle connection is closed when a lost one leaves a slot."""
+
+    async def main() -> tuple[int, int]:
+        async with (
+            run_server(respond_with(OK, then_close=False)) as healthy,
+            run_server(respond_with()) as failing,
+        ):
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=2)
+            await delivery.send(new_request(healthy.url))
+            faults: list[Any] = []
+            is_done = asyncio.Event()
+
+            def start_next(result: Any) -> None:
+                faults.append(result.fault)
+                if len(faults) < 3:
+                    delivery.start(new_request(failing.url), start_next)
+                else:
+                    is_done.set()
+
+            delivery.start(new_request(failing.url), start_next)
+            await is_done.wait()
+            open_connections = sum(len(pool._connections) for pool in delivery._pools.values())
+            await close_and_wait(delivery)
+            return open_connections, faults.count(Fault.RESET)
+
+    assert (1, 3) == run(main())
+
+
 def test_error_in_a_callback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """An error in a callback is logged without secrets, and its connection is used again."""
 

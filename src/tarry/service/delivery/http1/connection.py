@@ -308,14 +308,8 @@ class Connection(asyncio.Protocol):
         self._parser = None
         if self._shutdown_timer is not None:
             self._shutdown_timer.cancel()
-        if self.pending is not None:
-            self._end_request(self.pending, exc)
-        # After `_end_request`, which may queue the request again: an empty pool is dropped.
-        self._pool.remove(self)
-
-    def _end_request(self, pending: PendingRequest, exc: Exception | None) -> None:
-        is_reused = self._connect_result is None
-        if is_reused and not self._received_bytes and not pending.is_resent:
+        pending, is_reused = self.pending, self._connect_result is None
+        if pending is not None and is_reused and not (self._received_bytes or pending.is_resent):
             # The target closed the connection while it was idle, which this side noticed only when
             # it sent a request (RFC 9112, 9.3.1). The target has most likely not read the request;
             # if it has, it recognises the idempotency key, which every request has (RFC 9110,
@@ -323,7 +317,14 @@ class Connection(asyncio.Protocol):
             self.pending = pending.connection = None
             pending.is_resent = True
             self._pool.resend(pending)
-        elif not self._received_bytes and isinstance(exc, ssl.SSLError):
+        # After `resend`, because an empty pool is dropped. Before the request calls back, which may
+        # start another one: at the limit, that would close an idle connection of another pool.
+        self._pool.remove(self)
+        if self.pending is not None:
+            self._end_request(exc)
+
+    def _end_request(self, exc: Exception | None) -> None:
+        if not self._received_bytes and isinstance(exc, ssl.SSLError):
             # With TLS 1.3, the target checks a client certificate after the handshake of this side.
             self._fail_request(Fault.TLS, describe_tls_error(exc))
         elif not self._received_bytes:
