@@ -384,11 +384,9 @@ class NewDurableCall(DurableCall):
 
     __slots__ = ()
 
-    downstream: Downstream
-
     def __init__(self, policy: Policy, downstream: Downstream, started: float) -> None:
         self.policy: Policy = policy
-        self.downstream = downstream
+        self.downstream: Downstream | None = downstream
         self.started: float = started
         self.attempts: int = 0
         self._permit = None
@@ -402,6 +400,7 @@ class NewDurableCall(DurableCall):
     ) -> Attempt | Defer | Stop:
         """Start the attempt or defer it. Return `Stop` when no time is left."""
         policy, downstream = self.policy, self.downstream
+        assert downstream is not None  # noqa: S101 - set by `__init__`
         total_budget = policy.total_budget
         if (
             total_budget is not None
@@ -417,13 +416,11 @@ class NewDurableCall(DurableCall):
 
     def record_success(self, now: float, random_number: float) -> None:
         """Record that the attempt succeeded."""
-        permit = self._permit
-        if permit is not None:
+        permit, downstream = self._permit, self.downstream
+        if permit is not None and downstream is not None:
             self._permit = None
             duration = now - self._attempt_started
-            self.downstream.record(
-                permit, SUCCESS, duration, now, random_number, suspect=self._suspect
-            )
+            downstream.record(permit, SUCCESS, duration, now, random_number, suspect=self._suspect)
 
     def record_failure(
         self, outcome: Outcome, now: float, random_number: float, detail: str = ""

@@ -136,6 +136,7 @@ class GroupCommit(ABC, Generic[T]):
     def _take_group(self) -> list[Entry[T]]:
         """Remove the entries of the next group from the queue, and count the group as in flight."""
         limit = self._max_weight
+        group: list[Entry[T]]
         if self._waiting_weight <= limit:  # the usual case: all entries fit
             group, weight = [*self._urgent, *self._bulk], self._waiting_weight
             self._urgent.clear()

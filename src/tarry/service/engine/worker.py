@@ -662,7 +662,9 @@ class Worker:
             for delivery in deliveries:
                 delivery.cancel()
             # Futures call back later. Other deliveries have called back within `cancel`.
-            cancelled = [each for each in deliveries if isinstance(each, asyncio.Future)]
+            cancelled: list[asyncio.Future[Any]] = [
+                each for each in deliveries if isinstance(each, asyncio.Future)
+            ]
             await cancel_and_wait([*self._jobs, *cancelled])
             await self.result_writer.stop()
 
