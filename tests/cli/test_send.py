@@ -110,6 +110,18 @@ def test_failed_call_exits_with_1(run_cli: RunCli, target: FlakyServer) -> None:
     assert "tarry tasks explain " in result.out
 
 
+def test_the_error_of_a_call_without_a_response_is_printed(run_cli: RunCli) -> None:
+    """With --wait, a call that no server has answered prints the error of its last attempt."""
+    options = ("send", "http://127.0.0.1:1", "--policy", "quick", "--wait", "30")
+    result = run_cli(*options)
+
+    summary, error, hint = result.out.splitlines()
+    assert 1 == result.code
+    assert summary.endswith(" EXHAUSTED after 5 attempts: attempts")
+    assert error.startswith("the last attempt failed: refused")
+    assert hint.startswith("to see why: tarry tasks explain ")
+
+
 def test_unfinished_call_exits_with_1(run_cli: RunCli) -> None:
     """A call that is unfinished after --wait exits with 1; the task continues."""
     options = ("send", "http://127.0.0.1:1", "--delay", "1h", "--wait", "500ms")

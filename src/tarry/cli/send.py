@@ -129,6 +129,10 @@ def _print_task(task: RetryTask) -> None:
             print_text(line)
         if task.response.truncated:
             print_text("... (the service keeps only the beginning of a response)")
+    elif task.status != "SUCCEEDED" and task.last_error is not None:
+        print_text(f"the last attempt failed: {task.last_error}")
+    elif task.last_status is not None:  # another process of the service has made the attempt
+        print_text(f"the target answered {task.last_status}")
     if task.status == "EXHAUSTED":
         print_text(f"to see why: tarry tasks explain {task.task_id}")
 

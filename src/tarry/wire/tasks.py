@@ -183,8 +183,8 @@ class RetryTask(_Body, kw_only=False):
     version: int
     """Incremented by every change of the task, except a request to cancel it."""
     last_status: int | str | None = None
-    """The status of the last attempt; null without a response. Set only in lists, like the next
-    two fields."""
+    """The status of the last attempt; null without a response. Like the next two fields, it is not
+    set in the response to the creation of a task, unless the request waited for the result."""
     last_error: str | None = None
     """The error of the last attempt: its class, and the message if there is one."""
     last_attempt_at: int | None = None

@@ -157,6 +157,55 @@ def test_a_list_has_the_last_result_of_each_task() -> None:
     run_with_api(test)
 
 
+@pytest.mark.parametrize("wait", [None, "wait=5"])
+def test_a_single_task_has_its_last_result(wait: str | None) -> None:
+    """A dead letter without a response has its cause in its own response, without secrets."""
+
+    async def test(api: ApiHarness) -> None:
+        headers = {"Authorization": "Bearer sesame-two"}
+        task = await api.create(headers=headers, idempotencyKey="k")
+        (leased,) = await api.lease_due_tasks()
+        attempt = AttemptRecord(
+            number=1,
+            scheduled_at=NOW,
+            started_at=NOW + 5,
+            outcome="transient",
+            error_class="tls",
+            error="certificate of sesame-two",
+        )
+        await api.store.finish([
+            TaskResult(task=leased, attempt=attempt, status=Status.EXHAUSTED, reason="attempts")
+        ])  # fmt: skip
+        prefer = {} if wait is None else {"Prefer": wait}
+        path = f"/retry-tasks/{task['taskId']}"
+        responses = [await api.request("GET", path, headers=prefer)]
+        if wait is not None:
+            body = {"targetUrl": TARGET, "headers": headers, "idempotencyKey": "k"}
+            responses.append(await api.request("POST", "/retry-tasks", body, headers=prefer))
+        responses.append(await api.request("POST", f"{path}/retry"))
+        responses.append(await api.request("DELETE", path))
+        for response in responses:
+            assert 200 == response.status
+            fields = ("lastStatus", "lastError", "lastAttemptAt")
+            expected = (None, "tls: certificate of [redacted]", NOW + 5)
+            assert expected == tuple(response.json[field] for field in fields)
+
+    run_with_api(test)
+
+
+def test_a_task_without_attempts_is_read_without_its_last_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A single read of the store is enough for a task that no attempt was made for."""
+
+    async def test(api: ApiHarness) -> None:
+        monkeypatch.delattr(type(api.store), "last_attempts")
+        task = await api.create()
+        assert 200 == (await api.request("GET", f"/retry-tasks/{task['taskId']}")).status
+
+    run_with_api(test)
+
+
 def test_the_status_of_a_cancel_depends_on_the_task() -> None:
     """A pending task gets a 200, a task with a running attempt 202, a finished task 409."""
 

@@ -46,12 +46,11 @@ _TASK = {
     "cancelling": False,
     "replays": 0,
     "version": 2,
-    "lastStatus": None,
+    "lastStatus": 503,
     "lastError": None,
-    "lastAttemptAt": None,
+    "lastAttemptAt": _CREATED_AT + 2,
     "response": None,
 }
-_LISTED_TASK = {**_TASK, "lastStatus": 503, "lastAttemptAt": _CREATED_AT + 2}
 _ATTEMPT = {
     "taskId": _TASK_ID,
     "attemptNumber": 1,
@@ -300,7 +299,7 @@ EXAMPLES: dict[str, Any] = {
         (PolicyFields, {"initialDelayMs": 60_000, "totalBudgetMs": 28_800_000}),
         (wire.RetryTask, _TASK),
         (wire.BatchResults, {"results": [{"status": 201, "task": _TASK}]}),
-        (wire.Page[wire.RetryTask], _page(_LISTED_TASK, "34")),
+        (wire.Page[wire.RetryTask], _page(_TASK, "34")),
         (wire.Page[wire.AttemptLog], _page(_ATTEMPT)),
         (wire.Explanation, _EXPLANATION),
         (wire.RetryPolicy, _POLICY),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
@@ -141,10 +142,10 @@ class ResultWaiter:
     ) -> tuple[RetryTask, list[tuple[bytes, bytes]]]:
         """Wait until a task is finished, for at most as long as `Prefer: wait` says.
 
-        Return the current view of the task, and the response header that confirms the wait. If this
-        process finished the task during the wait, the view has the response of the target. There is
-        no wait if the request has no valid `Prefer: wait`, or if too many requests of the tenant
-        wait already.
+        Return the current view of the task with its last attempt, and the response header that
+        confirms the wait. If this process finished the task during the wait, the view has the
+        response of the target. If the request has no valid `Prefer: wait`, or if too many requests
+        of the tenant wait already, return `view` unchanged and no header.
         """
         wait_match = _WAIT_PREFERENCE.search(b",".join(request.header_values(b"prefer")))
         if wait_match is None or not self._slots.is_available(request.tenant):
@@ -156,6 +157,8 @@ class ResultWaiter:
                 view = await self._poll(request, task, view, seconds)
             finally:
                 self._slots.release(request.tenant)
+        with suppress(StoreUnavailable):  # the task was stored, and the response must say so
+            await views.read_last_attempt(self._context, task, view)
         return view, [(b"preference-applied", b"wait=%d" % seconds)]
 
     def close(self) -> None:
@@ -230,6 +233,8 @@ class TaskResource:
         task = await self._find(request)
         view = stored_task_view(self._context, task)
         view, headers = await self._result_waiter.wait(request, task, view)
+        if not headers:  # otherwise `wait` has read the last attempt
+            await views.read_last_attempt(self._context, task, view)
         return json_response(200, view, *headers)
 
     @Operation("DELETE", _TASK_PATH, "cancelTask", RetryTask, statuses=(200, 202), errors=(409,))
@@ -242,7 +247,9 @@ class TaskResource:
         if cancel_status is CancelStatus.FINISHED:
             raise problems.ALREADY_FINISHED.error(f"The task is {status}.", taskStatus=status)
         http_status = 202 if cancel_status is CancelStatus.REQUESTED else 200
-        return json_response(http_status, stored_task_view(self._context, task))
+        view = stored_task_view(self._context, task)
+        await views.read_last_attempt(self._context, task, view)
+        return json_response(http_status, view)
 
     @Operation("POST", _CANCELLATIONS_PATH, "cancelTasks", BulkCancelResult, body=BulkCancelRequest)
     async def cancel_many(self, request: ApiRequest) -> ApiResponse:
@@ -373,7 +380,9 @@ class TaskResource:
         if is_running and task.cancelling:
             detail = "The task is being cancelled. Retry it when it is CANCELLED."
             raise problems.ALREADY_FINISHED.error(detail, taskStatus=status)
-        return json_response(202 if is_running else 200, stored_task_view(self._context, task))
+        view = stored_task_view(self._context, task)
+        await views.read_last_attempt(self._context, task, view)
+        return json_response(202 if is_running else 200, view)
 
     async def _find(self, request: ApiRequest) -> Task:
         task = await self._context.store.get_task(request.tenant, _task_id(request))

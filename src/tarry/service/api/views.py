@@ -102,12 +102,27 @@ def found_task_view(found: FoundTask, now: int) -> RetryTask:
     task, attempt = found.task, found.last_attempt
     view = task_view(task, found.content or _UNREADABLE_CONTENT, task.status_at(now))
     if attempt is not None:
-        view.last_status, view.last_attempt_at = attempt.status, attempt.started_at
-        message = attempt.error
-        if message is not None:
-            message = _shorten_error(redact_text(message, find_secrets(found.content)), attempt)
-        view.last_error = ": ".join(filter(None, (last_error_class(attempt), message))) or None
+        _set_last_attempt(view, found.content, attempt)
     return view
+
+
+async def read_last_attempt(context: ApiContext, task: Task, view: RetryTask) -> None:
+    """Set the result of the last attempt in the view of a task, unless no attempt has ended."""
+    if not view.attempt_number:
+        return
+    attempt = (await context.store.last_attempts(task.tenant, [task.id])).get(task.id)
+    if attempt is not None:
+        (attempt,) = read_attempts(context, [attempt])
+        _set_last_attempt(view, read_content(context, task), attempt)
+
+
+def _set_last_attempt(view: RetryTask, content: TaskContent | None, attempt: AttemptRecord) -> None:
+    """Set the result of the last attempt, with the secrets in `content` redacted."""
+    view.last_status, view.last_attempt_at = attempt.status, attempt.started_at
+    message = attempt.error
+    if message is not None:
+        message = _shorten_error(redact_text(message, find_secrets(content)), attempt)
+    view.last_error = ": ".join(filter(None, (last_error_class(attempt), message))) or None
 
 
 def dead_letter_group_view(group: TaskGroup, now: int) -> wire.DeadLetterGroup:
