@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from tarry.cli.tasks import explanation_lines
+from tarry.cli.tasks import explanation_lines, print_explanation
 from tarry.client import Client, ServiceUnreachable
 from tarry.runtime.clocks import environment
 from tarry.wire.tasks import BulkCancelResult
@@ -144,14 +146,26 @@ def test_show_of_a_pending_task(run_cli: RunCli, pending_task: str) -> None:
 
 
 def test_explain_has_a_line_for_each_attempt(run_cli: RunCli, failed_task: str) -> None:
-    """`explain` prints a line for each attempt, and what happens next."""
+    """`explain` prints a line for each attempt, the last response, and what happens next."""
     result = run_cli("tasks", "explain", failed_task)
 
-    first, second, following = result.out.splitlines()
+    first, second, response, following = result.out.splitlines()
     assert first.startswith("attempt 1 got 503; waited ")
     assert "attempt 2 got 404; stopped: the error is not retryable" == second
+    assert "response to attempt 2: answer 2" == response
     assert following.startswith("It is a dead letter: no attempt follows")
     assert 2 == len(run_cli("tasks", "explain", failed_task, "--json").json["steps"])
+
+
+def test_explained_response_is_escaped(client: Client, failed_task: str) -> None:
+    """`explain` prints an excerpt as one line without control characters, and marks a cut."""
+    explanation = client.explain(failed_task)
+    last_attempt = explanation.steps[-1].attempt
+    last_attempt.response_excerpt, last_attempt.response_truncated = "no\n\x1b[31mstock", True
+    with redirect_stdout(io.StringIO()) as out:
+        print_explanation(explanation)
+
+    assert "response to attempt 2: no \\x1b[31mstock ...\n" in out.getvalue()
 
 
 def test_explanation_lines_keep_all_text() -> None:

@@ -175,7 +175,10 @@ def explain(
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain why a task was retried or not, and what happens next."""
+    """Explain why a task was retried or not, and what happens next.
+
+    If a failed attempt got a response, the beginning of the last one is printed.
+    """
     with connect(server, api_key) as client:
         explanation = client.explain(task_id)
     if as_json:
@@ -337,9 +340,17 @@ def _csv_lines(attempts: Iterable[AttemptLog]) -> Iterator[str]:
 
 
 def print_explanation(explanation: Explanation) -> None:
-    """Print a line for each attempt, and a last line for the next step."""
-    for line in explanation_lines(explanation.text, explanation.next.text):
+    """Print a line for each attempt, the last response excerpt, and a line for the next step."""
+    *history, next_step = explanation_lines(explanation.text, explanation.next.text)
+    for line in history:
         output.print_text(line)
+    for step in reversed(explanation.steps):
+        if step.attempt.response_excerpt:
+            excerpt = step.attempt.response_excerpt
+            ellipsis = " ..." if step.attempt.response_truncated else ""
+            output.print_text(f"response to attempt {step.attempt_number}: {excerpt}{ellipsis}")
+            break
+    output.print_text(next_step)
 
 
 def explanation_lines(text: str, next_step: str) -> list[str]:
