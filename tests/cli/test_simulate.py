@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, MissingExtra
 from tarry.simulator.scenarios import STUDIES
 from tests.cli.harness import run_process
 from tests.cli.harness import run_simulate as run
@@ -94,6 +95,19 @@ def test_reports_are_written(tmp_path: Path) -> None:
     assert f"tarry simulate {CHECKOUT} --set" in html.read_text("utf-8")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert svg.read_text("utf-8").startswith("<svg")
+
+
+@pytest.mark.parametrize("option", ["--html", "--png", "--svg"])
+def test_missing_extra_of_a_report_is_reported_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """Without the package that draws the charts, the command fails and simulates nothing."""
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    monkeypatch.setattr("tarry.simulator.study.run_study", lambda *_, **__: pytest.fail("was run"))
+    result = run("storm", option, tmp_path / f"report.{option[2:]}")
+
+    assert isinstance(result.exception, MissingExtra)
+    assert "pip install 'tarry[sim]'" in str(result.exception)
 
 
 def test_scenario_files_are_compared(tmp_path: Path) -> None:

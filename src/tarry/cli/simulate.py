@@ -122,6 +122,8 @@ def simulate(
     ):
         # A path without a suffix may be a pipe or a device.
         check_output_path(path, suffixes if path and path.suffix else (), option)
+        if path is not None:
+            report.import_vl_convert()  # raises MissingExtra before the long run
     with progress_bar("simulating", hidden=quiet) as update_progress:
         results = run_study(
             study,
