@@ -155,8 +155,8 @@ def test_greeting_says_how_to_allow_internal_targets(tmp_path: Path) -> None:
         assert "--allow-target" not in greeting
 
 
-def test_bind_error_is_reported(tmp_path: Path) -> None:
-    """A bind error exits with 4 and a hint."""
+def test_bind_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A bind error exits with 4 and a hint, and is not logged a second time."""
     with run_serve(tmp_path, "--store", "memory:") as (_, greeting):
         port = greeting.split()[2].rpartition(":")[2]
         port_in_use = run_command("serve", "--store", "memory:", "--port", port)
@@ -165,6 +165,7 @@ def test_bind_error_is_reported(tmp_path: Path) -> None:
     )
 
     assert (4, "") == (port_in_use.code, port_in_use.out)
+    assert not any("Errno" in record.getMessage() for record in caplog.records)
     assert port_in_use.err.endswith(
         f"error: port {port} of 127.0.0.1 is already in use: choose another with --port\n"
     )

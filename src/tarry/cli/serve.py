@@ -203,7 +203,8 @@ def _run_service(
         if not exit_.code:
             raise
         if isinstance(exit_.__context__, OSError):
-            reason = _explain_bind_error(exit_.__context__, settings.host, settings.port) or reason
+            error = exit_.__context__
+            reason = _explain_bind_error(error, settings.host, settings.port) or str(error)
     if not is_ready:
         typer.echo(f"error: {reason}", err=True)
         raise typer.Exit(EXIT_SERVICE_ERROR)
@@ -321,6 +322,12 @@ def _configure_logging(settings: Settings) -> None:
     handler.setFormatter(JsonFormatter() if settings.log == "json" else text_formatter)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # hides its start message
+    logging.getLogger("uvicorn.error").addFilter(_is_no_bind_error)
+
+
+def _is_no_bind_error(record: logging.LogRecord) -> bool:
+    """Return False for the record of a bind error, which the command reports with what to do."""
+    return not isinstance(record.msg, OSError)  # uvicorn logs the exception itself
 
 
 def _print_greeting(loaded: LoadedSettings, address: str) -> None:

@@ -132,10 +132,9 @@ class Server(uvicorn.Server):
                 handshake_timeout_s=self._service.settings.head_timeout_ms / 1000,
             )
             listener.start(config.backlog)
-        except OSError as error:
-            _logger.error("cannot listen: %s", error)  # noqa: TRY400 - the trace is of no use
+        except OSError:
             await self.lifespan.shutdown()
-            sys.exit(1)  # as uvicorn does
+            sys.exit(1)  # as uvicorn does; `tarry serve` reports the error
         servers: list[Any] = self.servers
         servers.append(listener)
         self._check_certificate(certificate)
