@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import re
 from importlib.resources import files
 
 import pytest
 
+from tarry.core.verdict import Reason
 from tests.service.api.harness import ApiHarness, run_with_api
 
 ASSETS = sorted(
@@ -12,6 +14,17 @@ ASSETS = sorted(
     for file in files("tarry.service.api.dashboard").joinpath("assets").iterdir()
     if file.name != "index.html"
 )
+
+
+def test_dead_letters_can_be_filtered_by_every_reason() -> None:
+    """The page Dead letters offers the reasons that the API accepts."""
+    assets = files("tarry.service.api.dashboard").joinpath("assets")
+    match = re.search(
+        r"const REASONS = (.+);", assets.joinpath("dead_letters.js").read_text("utf-8")
+    )
+    assert match is not None
+    reasons = json.loads(match[1])
+    assert sorted(Reason) == sorted(reasons)
 
 
 def test_page_has_a_strict_content_security_policy() -> None:

@@ -13,7 +13,8 @@ const REFRESH_MS = 1000;
 /** While a replay runs, the dead letters are listed and counted again after this time. */
 const LIST_REFRESH_MS = 5000;
 const DEFAULT_RATE = 50;
-const REASONS = ["attempts", "total-budget", "permanent", "overloaded", "hint-too-long", "not-repeatable", "deadline", "stopped", "retries-off"];
+/** The reasons of the API (`Reason` in tarry.core.verdict), the most frequent ones first. */
+const REASONS = ["attempts", "total-budget", "permanent", "overloaded", "hint-too-long", "not-repeatable", "deadline", "stopped", "retries-off", "retried-below", "breaker-open", "budget-empty", "limit"];
 const FILTERS = ["idempotencyKey", "urlPrefix", "lane", "policyId", "lastStatus", "error"];
 
 /** Return the filter of a replay for the query of the page. */
