@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import http.client
+import io
 import json
 import resource
 import shlex
@@ -12,14 +13,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from tarry.cli.exit_codes import EXIT_SERVICE_ERROR
-from tarry.cli.serve import _explain_bind_error
+from tarry.cli.serve import _explain_bind_error, _print_greeting
+from tarry.service.settings import load_settings
 from tests.cli.harness import run_command
 
 SECRET = f"whsec_{'c2hoaGho' * 4}"
@@ -145,6 +147,18 @@ def test_greeting_says_for_whom_the_signing_secrets_sign(tmp_path: Path) -> None
         assert "only for the tenant default; others: tarry secrets create" in greeting
     with run_serve(tmp_path, *flags) as (_, greeting):
         assert "signing_secrets" not in greeting
+
+
+def test_greeting_has_the_address_for_other_commands(tmp_path: Path) -> None:
+    """The greeting sets TARRY_SERVER, unless the service has the default address."""
+    line = "export TARRY_SERVER="
+    with run_serve(tmp_path, "--store", "memory:") as (_, greeting):
+        address = greeting.split()[2]
+        assert f"{line}{address}\n" in greeting
+    with redirect_stdout(io.StringIO()) as out:
+        _print_greeting(load_settings({"store": "memory:"}), "http://127.0.0.1:8080")
+    assert "tarry serves http://127.0.0.1:8080" in out.getvalue()
+    assert line not in out.getvalue()
 
 
 def test_greeting_says_how_to_allow_internal_targets(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tarry.cli.exit_codes import EXIT_SERVICE_ERROR
-from tarry.cli.options import JsonOption  # noqa: TC001 - typer reads annotations
+from tarry.cli.options import DEFAULT_SERVER, JsonOption
 from tarry.cli.output import console, print_json, table
 from tarry.errors import ConfigurationError, MissingExtra
 
@@ -368,6 +368,8 @@ def _print_greeting(loaded: LoadedSettings, address: str) -> None:
         lines += ["role worker: send requests to a process with the role api or all", ""]
         typer.echo("\n".join(lines))
         return
+    if local_url != DEFAULT_SERVER:
+        lines.append(f"for the tarry command in another terminal: export TARRY_SERVER={local_url}")
     # With --dev, the target in the example is the service itself, so that the call succeeds.
     task: dict[str, Any] = {"targetUrl": f"{local_url}/healthz", "method": "GET"}
     if not settings.dev:
