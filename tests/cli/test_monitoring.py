@@ -16,10 +16,17 @@ from typing import IO, Any
 
 import pytest
 
-from tarry.cli.monitoring import Snapshot, event_details, parse_metrics, summarize, wait_for_quit
+from tarry.cli.monitoring import (
+    Snapshot,
+    busiest_first,
+    event_details,
+    parse_metrics,
+    summarize,
+    wait_for_quit,
+)
 from tarry.client import Client
 from tarry.runtime.clocks import environment
-from tarry.wire.tasks import DownstreamInfo, ServiceEvent
+from tarry.wire.tasks import DownstreamInfo, LaneStateName, ServiceEvent
 from tests.cli.harness import CommandResult, run_command
 from tests.integration.flaky import FlakyServer
 from tests.integration.tenants import two_tenants
@@ -233,20 +240,63 @@ def test_rates_are_differences_over_time() -> None:
     assert [25.0, 0.0] == rates
 
 
+def make_downstream(
+    host: str,
+    state: LaneStateName = "ACTIVE",
+    *,
+    pending: int = 0,
+    in_flight: int = 0,
+    dead: int = 0,
+) -> DownstreamInfo:
+    """Return a downstream without limits and statistics."""
+    return DownstreamInfo(
+        lane=f"http:{host}:80",
+        state=state,
+        parked_until=None,
+        consecutive_opens=0,
+        pending=pending,
+        in_flight=in_flight,
+        dead=dead,
+        last_claim_at=None,
+        local=None,
+    )
+
+
+def test_top_reads_all_downstreams(
+    run_cli: RunCli, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The busiest downstream comes first, also if more than 1,000 names precede its name."""
+    idle = [make_downstream(f"idle-{number:04}") for number in range(1_110)]
+    busy = make_downstream("waiting", "PAUSED", pending=30)
+    monkeypatch.setattr("tarry.cli.monitoring.REFRESH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(Client, "downstreams", lambda _: iter([*idle, busy]))
+
+    _tasks, _rates, _blank, _headings, first, *others = run_cli("top").out.splitlines()
+
+    assert [busy.lane, "PAUSED", "30"] == first.split()[:3]
+    assert 999 == len(others)
+
+
+def test_order_of_downstreams_in_top() -> None:
+    """Downstreams with tasks come before idle ones; in both groups, those with problems first."""
+    ordered = [
+        make_downstream("paused", "PAUSED", pending=30),
+        make_downstream("probing", "PROBING", in_flight=1),
+        make_downstream("busy", in_flight=900),
+        make_downstream("calm", pending=1, dead=7),
+        make_downstream("parked", "PARKED"),
+        make_downstream("failed", dead=5),
+        make_downstream("idle"),
+    ]
+    shuffled = ordered[::-1]
+
+    assert ordered == sorted(shuffled, key=busiest_first)
+
+
 def test_tasks_are_counted_by_downstream_if_another_process_reports_them() -> None:
     """Without `retry_tasks`, the unfinished tasks and dead letters of all downstreams are added."""
     downstreams = [
-        DownstreamInfo(
-            lane=f"http:{host}:80",
-            state="ACTIVE",
-            parked_until=None,
-            consecutive_opens=0,
-            pending=2,
-            in_flight=1,
-            dead=dead,
-            last_claim_at=None,
-            local=None,
-        )
+        make_downstream(host, pending=2, in_flight=1, dead=dead)
         for host, dead in (("a", 0), ("b", 5))
     ]
     snapshot = Snapshot(10.0, parse_metrics(""), downstreams)

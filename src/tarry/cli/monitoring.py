@@ -241,8 +241,13 @@ def event_details(event: ServiceEvent) -> str:
 
 
 REFRESH_INTERVAL_S = 1.0
-_MAX_DOWNSTREAMS = 1_000
-"""Maximum number of downstreams to fetch; the busiest of them are shown."""
+_MAX_REFRESH_LOAD = 0.2
+"""Maximum share of the time for requests: the service needs up to 60 us for each downstream, and
+10,000 of them would keep one of its processes busy if they were read once a second."""
+_MAX_DOWNSTREAMS = 10_000
+"""Maximum number of downstreams to fetch, which is how many a service usually has at most."""
+_MAX_ROWS = 1_000
+"""Maximum number of downstreams to print, the busiest first."""
 _LINES_OUTSIDE_ROWS = 5
 """Terminal lines kept free for the totals and the headings."""
 _SAMPLE = re.compile(r"(retry_\w+)\{(.*)\} (\S+)")
@@ -289,7 +294,7 @@ def top(
             for previous, current in snapshot_pairs:
                 output.print_json(summarize(previous, current), indent=None)
         elif not terminal.is_terminal:
-            terminal.print(_render(*next(snapshot_pairs), max_rows=_MAX_DOWNSTREAMS))
+            terminal.print(_render(*next(snapshot_pairs), max_rows=_MAX_ROWS))
         else:
             with Live(console=terminal, auto_refresh=False, screen=True) as live:
                 for previous, current in snapshot_pairs:
@@ -303,7 +308,7 @@ def summarize(previous: Snapshot, current: Snapshot) -> dict[str, Any]:
         "tasks": _count_tasks(current),
         "attemptsPerSecond": _rates("retry_attempts_total", previous, current),
         "finishedPerSecond": _rates("retry_task_outcomes_total", previous, current),
-        "downstreams": output.to_builtins(current.downstreams),
+        "downstreams": output.to_builtins(current.downstreams[:_MAX_ROWS]),
     }
 
 
@@ -374,17 +379,30 @@ def wait_for_quit(descriptor: int, seconds: float) -> bool:
 def _snapshots(
     client: Client, server: str, api_key: str | None, wait: Callable[[float], bool]
 ) -> Iterator[Snapshot]:
-    """Yield a snapshot every `REFRESH_INTERVAL_S` seconds until `wait` returns True."""
+    """Yield snapshots until `wait` returns True.
+
+    There are `REFRESH_INTERVAL_S` seconds between them, or more if their requests take long.
+    """
     is_quit = False
     while not is_quit:
-        downstreams = sorted(
-            islice(client.downstreams(), _MAX_DOWNSTREAMS),
-            key=lambda info: (-info.pending - info.in_flight, -info.dead, info.lane),
-        )
+        started_at = environment.now()
+        downstreams = sorted(islice(client.downstreams(), _MAX_DOWNSTREAMS), key=busiest_first)
         text = _fetch_metrics(server, api_key)
         has_counters = "retry_attempts_total" in text
-        yield Snapshot(environment.now(), parse_metrics(text), downstreams, has_counters)
-        is_quit = wait(REFRESH_INTERVAL_S)
+        now = environment.now()
+        yield Snapshot(now, parse_metrics(text), downstreams, has_counters)
+        is_quit = wait(max(REFRESH_INTERVAL_S, (now - started_at) * (1 / _MAX_REFRESH_LOAD - 1)))
+
+
+def busiest_first(downstream: DownstreamInfo) -> tuple[object, ...]:
+    """Return the sort key of a downstream in `tarry top`.
+
+    First come downstreams with unfinished tasks, those that are paused or failing before all
+    others; then idle downstreams, in the same order.
+    """
+    unfinished_count = downstream.pending + downstream.in_flight
+    is_active = downstream.state == "ACTIVE"
+    return not unfinished_count, is_active, -unfinished_count, -downstream.dead, downstream.lane
 
 
 def _fetch_metrics(server: str, api_key: str | None) -> str:
