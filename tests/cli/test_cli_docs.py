@@ -104,6 +104,16 @@ def test_help_of_a_command_has_an_example(command: str) -> None:
     assert command in text
 
 
+@pytest.mark.parametrize("command", ["tarry", "tarry tasks", *COMMANDS])
+def test_help_of_flags_has_no_type(command: str) -> None:
+    """The help shows no type for flags, because `--dry-run true` is not valid."""
+    words = command.split()[1:]
+    help_ = CliRunner(env={"COLUMNS": "100", "TERM": "dumb"}).invoke(app, [*words, "--help"])
+
+    assert "--help" in help_.stdout
+    assert "bool" not in help_.stdout.lower()
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_wrapped_at_the_terminal_width(command: str) -> None:
     """Help paragraphs are wrapped at the terminal's width, not at source lines."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import getdoc
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from tarry.cli import keys, policy, signing_secrets
 from tarry.cli.backup import backup
@@ -115,14 +116,40 @@ _add_command(_POLICY_PANEL, "tarry tune attempts.csv --out policy.toml", tune)
 _add_command(_HELP_PANEL, "tarry docs quickstart", docs)
 
 
-def _unwrap_help(group: typer.Typer) -> None:
-    """Join the lines of each help paragraph, so that typer can wrap the paragraph."""
+class _Command(TyperCommand):
+    """A command whose help shows flags without a type, because they take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of the command, with the option --help."""
+        return _hide_flag_types(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    """A group of commands whose help shows flags without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of the group, with the option --help."""
+        return _hide_flag_types(super().get_params(ctx))
+
+
+def _hide_flag_types(params: list[Any]) -> list[Any]:
+    """Remove the type from the help of flags: typer shows `--dry-run <bool>`."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+def _adjust_help(group: typer.Typer) -> None:
+    """Join the lines of each help paragraph, so that typer can wrap it; hide the types of flags."""
+    group.info.cls = _Group
     for command in group.registered_commands:
+        command.cls = _Command
         paragraphs = (getdoc(command.callback) or "").split("\n\n")
         command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     for subgroup in group.registered_groups:
         if subgroup.typer_instance is not None:
-            _unwrap_help(subgroup.typer_instance)
+            _adjust_help(subgroup.typer_instance)
 
 
-_unwrap_help(app)
+_adjust_help(app)
