@@ -104,9 +104,10 @@ def test_limited_list_is_reported(
     )
 
 
+@pytest.mark.usefixtures("pending_task")
 def test_empty_list(run_cli: RunCli, lane: str) -> None:
     """An empty list prints "none"."""
-    assert "none\n" == run_cli("tasks", "list", "--lane", lane).out
+    assert "none\n" == run_cli("tasks", "list", "--lane", lane, "--status", "succeeded").out
 
 
 def test_unknown_status_is_rejected(run_cli: RunCli) -> None:
@@ -493,7 +494,11 @@ def test_replay_without_match_creates_no_job(
         ("dead", "replay"),
         ("dead", "replay", "--dry-run"),
         ("dead", "purge", "--yes"),
+        ("tasks", "cancel", "--dry-run"),
+        ("tasks", "cancel", "--yes"),
         ("tasks", "export"),
+        ("tasks", "list"),
+        ("tasks", "list", "--status", "PENDING", "--json"),
     ],
 )
 @pytest.mark.parametrize(

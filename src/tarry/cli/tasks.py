@@ -131,7 +131,7 @@ def list_tasks(
     }
     with connect(server, api_key) as client:
         tasks = client.tasks(status=_parse_status(status), **filters)
-        _print_tasks(tasks, limit, as_json=as_json)
+        _print_tasks(_check_if_empty(client, tasks, lane, policy), limit, as_json=as_json)
 
 
 def _parse_status(status: str | None) -> StatusName | None:
@@ -251,6 +251,8 @@ def _cancel_many(
         raise ConfigurationError("--yes", rule)
     with connect(server, api_key) as client:
         result = client.cancel_many(**filters, dry_run=True)
+        if not result.matched:
+            _check_names(client, filters.get("lane"), filters.get("policy"))
         tasks = format_count(result.matched, "task")
         text = f"{tasks} would be cancelled" if result.matched else "no unfinished tasks match"
         if result.matched and not dry_run:
