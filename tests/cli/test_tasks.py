@@ -531,6 +531,29 @@ def test_unknown_downstream_or_policy(
     assert before == [job.replay_id for job in client.replays()]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("tasks", "cancel", "--yes"),
+        ("tasks", "list"),
+        ("dead", "replay"),
+        ("dead", "purge", "--yes"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--url", "http://127.1."), ("--last-status", "9"), ("--idempotency-key", "")],
+)
+def test_invalid_filter_names_the_option(
+    run_cli: RunCli, command: tuple[str, ...], option: str, value: str
+) -> None:
+    """An invalid filter is reported under the name of the option, not of the API's field."""
+    result = run_cli(*command, option, value)
+
+    assert (2, "") == (result.code, result.out)
+    assert result.err.startswith(f"error: {option} ")
+
+
 def test_replay_of_one_dead_letter(
     run_cli: RunCli, client: Client, lane: str, dead_letters: list[str]
 ) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from tarry.cli.output import to_printable_line
-from tarry.client.errors import NotFound, ServiceUnreachable
+from tarry.client.errors import InvalidRequest, NotFound, ServiceUnreachable
 from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
     from tarry.client import Client
 
@@ -45,8 +45,13 @@ class _WaitReporter(logging.Handler):
 
 
 @contextmanager
-def connect(server: str, api_key: str | None) -> Generator[Client]:
-    """Open a client; if the service is unreachable, the error says how to start a service."""
+def connect(
+    server: str, api_key: str | None, *, option_by_field: Mapping[str, str] | None = None
+) -> Generator[Client]:
+    """Open a client; if the service is unreachable, the error says how to start a service.
+
+    Errors about the fields of the API in `option_by_field` name the option instead of the field.
+    """
     new_client = _make_client(server, api_key)
     logger = logging.getLogger("tarry.client")
     level = logger.level
@@ -60,9 +65,21 @@ def connect(server: str, api_key: str | None) -> Generator[Client]:
             f"no service answers at {server} ({_cause_of(server, error)}): start one with "
             "`tarry serve`, or set another address with --server or TARRY_SERVER"
         ) from error
+    except InvalidRequest as error:
+        raise _with_option_name(error, option_by_field or {}) from None
     finally:
         logger.removeHandler(reporter)
         logger.setLevel(level)
+
+
+def _with_option_name(error: InvalidRequest, option_by_field: Mapping[str, str]) -> InvalidRequest:
+    """Return the error with the option instead of the API's field in its message."""
+    field, detail = error.field or "", error.detail or ""
+    option = option_by_field.get(field.removeprefix("filter."))
+    if option is None or not detail.startswith(f"{field} "):
+        return error
+    problem = {**error.problem, "detail": option + detail.removeprefix(field)}
+    return InvalidRequest(str(error), status=error.status, problem=problem)
 
 
 def check_downstream_exists(client: Client, option: str, lane: str) -> None:

@@ -88,6 +88,20 @@ ErrorFilter = Annotated[
 StatusFilter = Annotated[str | None, typer.Option(help="Only tasks with this status.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
+_OPTION_BY_FIELD = {
+    "createdAfter": "--since",
+    "createdBefore": "--until",
+    "error": "--error",
+    "finishedAfter": "--since",
+    "finishedBefore": "--until",
+    "idempotencyKey": "--idempotency-key",
+    "lane": "--lane",
+    "lastStatus": "--last-status",
+    "policyId": "--policy",
+    "reason": "--reason",
+    "urlPrefix": "--url",
+}
+"""The options of the commands by the API's names of the filters."""
 _NO_MATCH = "no dead letters match"
 _EXPORT_FORMATS = ("csv", "jsonl")
 _CSV_COLUMNS = (
@@ -129,7 +143,7 @@ def list_tasks(
         "created_after": parse_time("--since", since),
         "created_before": parse_time("--until", until),
     }
-    with connect(server, api_key) as client:
+    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
         tasks = client.tasks(status=_parse_status(status), **filters)
         _print_tasks(_check_if_empty(client, tasks, lane, policy), limit, as_json=as_json)
 
@@ -249,7 +263,7 @@ def _cancel_many(
     if not (yes or dry_run) and not sys.stdin.isatty():
         rule = "is required when standard input is not a terminal"
         raise ConfigurationError("--yes", rule)
-    with connect(server, api_key) as client:
+    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
         result = client.cancel_many(**filters, dry_run=True)
         if not result.matched:
             _check_names(client, filters.get("lane"), filters.get("policy"))
@@ -308,7 +322,7 @@ def export(
     """Write the attempt log of all tasks, or of those that match, for `tarry tune`."""
     check_one_of("--format", format_, _EXPORT_FORMATS)
     output.check_output_path(out)
-    with connect(server, api_key) as client:
+    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
         attempts = client.export_attempts(
             status=_parse_status(status),
             policy=policy,
@@ -444,7 +458,7 @@ def list_dead_letters(
     filters = _dead_letter_filters(
         policy, lane, reason, url, key, last_status, error, since=since, until=until
     )
-    with connect(server, api_key) as client:
+    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
         dead_letters = _check_if_empty(client, client.dead_letters(**filters), lane, policy)
         _print_tasks(dead_letters, limit, as_json=as_json, are_dead=True)
 
@@ -500,7 +514,7 @@ def replay(
     if needs_confirmation and not sys.stdin.isatty():
         rule = "or a filter is required when standard input is not a terminal"
         raise ConfigurationError("--yes", rule)
-    with connect(server, api_key) as client:
+    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
         from tarry.wire.tasks import DEFAULT_REPLAY_RATE
 
         match_count = _count_matches(client, filters)
@@ -550,7 +564,7 @@ def purge(
     filters = _dead_letter_filters(
         policy, lane, reason, url, key, last_status, error, since=since, until=until
     )
-    with connect(server, api_key) as client:
+    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
         match_count = _count_matches(client, filters)
         if match_count and not yes:
             dead_letters = format_count(match_count, "dead letter")
