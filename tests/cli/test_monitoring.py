@@ -435,6 +435,30 @@ def test_limits_are_set_and_removed(run_cli: RunCli, lane: str) -> None:
     assert f"{lane} ACTIVE, limits: {{}}\n" == removed.out
 
 
+@pytest.mark.parametrize("options", [("pause",), ("set", "--rate", "5"), ("pause", "--json")])
+def test_unused_downstream_is_reported(
+    run_cli: RunCli, client: Client, target: FlakyServer, lane: str, options: tuple[str, ...]
+) -> None:
+    """A note says that no task has used the downstream, whose name may be misspelt."""
+    action, *others = options
+    unused = run_cli("downstreams", action, lane, *others)
+    client.resume(lane)
+    client.enqueue(target.url, wait=30)
+    after_a_task = run_cli("downstreams", action, lane, *others)
+    client.reset(lane)
+    after_reset = run_cli("downstreams", action, lane, *others)
+    client.enqueue(target.url, delay=3600)
+    with_pending_task = run_cli("downstreams", action, lane, *others)
+    client.resume(lane)
+    client.set_limits(lane)
+
+    note = f"note: no task has used {lane} yet; check that its name is correct\n"
+    assert (0, note) == (unused.code, unused.err)
+    assert [(0, "")] * 3 == [
+        (each.code, each.err) for each in (after_a_task, after_reset, with_pending_task)
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

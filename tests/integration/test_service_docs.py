@@ -204,8 +204,8 @@ def test_output_on_the_page_matches(
     if "import Webhook" in page.read_text("utf-8"):
         pytest.importorskip("standardwebhooks")
     with page_runner(page, tmp_path) as (runner, running_service):
-        if page.stem == "service-operations":
-            # The page shows the lane of this task.
+        if page.stem in {"incidents", "service-operations"}:
+            # The page shows or pauses the lane of this task.
             task = {"targetUrl": runner.substitute_actual_values(f"http://{DOCUMENTED_TARGET}/")}
             running_service.request("POST", "/retry-tasks", task, {"Prefer": "wait=30"})
         for block, following in pairwise([*blocks_of(page), Block("", "", 0)]):

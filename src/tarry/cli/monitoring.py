@@ -110,6 +110,10 @@ def downstreams(
                 ),
             }
             downstream = methods[action](lane)
+            is_unused = action in {"pause", "set"} and _is_unused(client, downstream)
+        if is_unused:
+            note = f"note: no task has used {downstream.lane} yet; check that its name is correct"
+            typer.echo(output.to_printable_line(note), err=True)
         if action == "show" and not as_json:
             _print_downstream(downstream)
             return
@@ -131,6 +135,16 @@ def downstreams(
         if_empty=if_empty,
         cut_column="downstream",
     )
+
+
+def _is_unused(client: Client, downstream: DownstreamInfo) -> bool:
+    """Return whether no task has used a downstream, as far as the service still knows."""
+    has_tasks = downstream.pending or downstream.in_flight or downstream.dead
+    has_attempts = downstream.last_claim_at is not None or downstream.latency is not None
+    if has_tasks or has_attempts:
+        return False
+    # After a reset, only the tasks that have succeeded show that the downstream was used.
+    return next(client.tasks(lane=downstream.lane), None) is None
 
 
 def _parse_fields(option: str, text: str | None) -> dict[str, Any] | None:
