@@ -26,7 +26,7 @@ from tarry.cli.monitoring import (
 )
 from tarry.client import Client
 from tarry.runtime.clocks import environment
-from tarry.wire.tasks import DownstreamInfo, LaneStateName, ServiceEvent
+from tarry.wire.tasks import DownstreamInfo, LaneStateName, Page, ServiceEvent
 from tests.cli.harness import CommandResult, run_command
 from tests.integration.flaky import FlakyServer
 from tests.integration.tenants import two_tenants
@@ -337,6 +337,105 @@ def test_downstreams_have_state_backlog_and_latency(
     assert {"ms", "s"} >= {row[6], row[8], row[10]}
     assert "0" == row[11]
     assert 1 == document["pending"]
+
+
+class FakeDownstreams:
+    """Pages of downstreams, and the sizes of the pages that were requested."""
+
+    def __init__(self, downstreams: list[DownstreamInfo]) -> None:
+        self.page_sizes: list[int] = []
+        self._downstreams = downstreams
+
+    def read_page(
+        self, cursor: str | None = None, *, limit: int | None = None
+    ) -> Page[DownstreamInfo]:
+        """Return a page, as `Client.downstream_page` does."""
+        assert limit is not None
+        self.page_sizes.append(limit)
+        first = int(cursor or 0)
+        end = first + limit
+        next_cursor = str(end) if end < len(self._downstreams) else None
+        return Page(items=self._downstreams[first:end], next_cursor=next_cursor)
+
+
+@pytest.fixture
+def fake_downstreams(monkeypatch: pytest.MonkeyPatch) -> FakeDownstreams:
+    """1,110 downstreams, of which numbers 500 and 1,100 are parked and number 1,105 is paused."""
+    states: dict[int, LaneStateName] = {500: "PARKED", 1_100: "PARKED", 1_105: "PAUSED"}
+    downstreams = [
+        make_downstream(f"host-{number:04}", states.get(number, "ACTIVE"))
+        for number in range(1_110)
+    ]
+    pages = FakeDownstreams(downstreams)
+    monkeypatch.setattr(Client, "downstream_page", pages.read_page)
+    return pages
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "is_cut"),
+    [
+        (("--state", "PARKED"), ["0500", "1100"], False),
+        (("--state", "parked", "--state", "PAUSED"), ["0500", "1100", "1105"], False),
+        (("--state", "PARKED", "--limit", "2"), ["0500", "1100"], False),
+        (("--state", "PARKED", "--limit", "1"), ["0500"], True),
+        (("--limit", "2"), ["0000", "0001"], True),
+        (("--limit", "1105"), [f"{number:04}" for number in range(1_105)], True),
+        (("--limit", "1110"), [f"{number:04}" for number in range(1_110)], False),
+    ],
+)
+def test_list_of_many_downstreams(
+    run_cli: RunCli,
+    fake_downstreams: FakeDownstreams,
+    options: tuple[str, ...],
+    expected: list[str],
+    is_cut: bool,
+) -> None:
+    """All pages are searched for a state; a cut list has a note and the cursor of the next page."""
+    result = run_cli("downstreams", *options, "--json")
+
+    document: Any = result.json
+    numbers = [info["lane"].removeprefix("http:host-")[:4] for info in document["items"]]
+    note = f"only the first {len(expected)} are listed; use --limit to list more\n"
+    assert (0, note if is_cut else "") == (result.code, result.err)
+    assert expected == numbers
+    # The cursor continues after the last listed downstream.
+    assert (str(int(expected[-1]) + 1) if is_cut else None) == document.get("nextCursor")
+    assert max(fake_downstreams.page_sizes) <= 1_000
+
+
+def test_cut_list_continues_at_its_cursor(run_cli: RunCli, client: Client) -> None:
+    """The cursor in the JSON of a cut list is valid for the API, and continues the list."""
+    lanes = [f"https:cut-{number}.example:443" for number in range(3)]
+    for lane in lanes:
+        client.pause(lane)
+    cut = run_cli("downstreams", "--state", "PAUSED", "--limit", "2", "--json").json
+    complete = run_cli("downstreams", "--state", "PAUSED")
+    following = client.downstream_page(cut["nextCursor"])
+    for lane in lanes:
+        client.resume(lane)
+    none = run_cli("downstreams", "--state", "PAUSED", "--state", "PARKED")
+
+    assert lanes[:2] == [info["lane"] for info in cut["items"]]
+    assert lanes[2] == following.items[0].lane
+    assert lanes == [line.split()[0] for line in complete.out.splitlines()[1:]]
+    assert (0, "no downstream is PAUSED or PARKED\n") == (none.code, none.out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--state", "down"), "--state must be one of ACTIVE, PARKED, PAUSED, PROBING, got 'DOWN'"),
+        (("pause", "http:a:80", "--state", "PAUSED"), "--state can only be given for the list"),
+    ],
+)
+def test_invalid_state_is_reported(
+    run_cli: RunCli, arguments: tuple[str, ...], message: str
+) -> None:
+    """An unknown state, and a state for another action than the list, are rejected."""
+    result = run_cli("downstreams", *arguments)
+
+    assert (2, "") == (result.code, result.out)
+    assert message in result.err
 
 
 def test_tasks_that_wait_for_a_slot_are_not_counted_as_running(

@@ -413,6 +413,16 @@ def test_lane_name_is_one_path_segment(
     assert [path, path] == [request.path for request in service.requests[1:]]
 
 
+def test_page_of_downstreams(driver: ClientDriver, service: FakeService) -> None:
+    """`downstream_page` requests one page, with a limit and a cursor if they are given."""
+    service.responses["GET /downstreams"] = (200, {"items": [DOWNSTREAM], "nextCursor": "n"})
+    page = driver.call("downstream_page")
+    driver.call("downstream_page", page.next_cursor, limit=5)
+
+    assert (1, "n") == (len(page.items), page.next_cursor)
+    assert [{}, {"limit": "5", "cursor": "n"}] == [request.query for request in service.requests]
+
+
 def test_limits_are_sent_with_the_names_of_the_api(
     driver: ClientDriver, service: FakeService
 ) -> None:

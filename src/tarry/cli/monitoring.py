@@ -80,6 +80,12 @@ def downstreams(
     budget: Annotated[
         str | None, typer.Option(help="set: `off`, or fields of the API: ratio=0.1,minPerSecond=1.")
     ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only downstreams in this state: ACTIVE, PAUSED, PARKED or PROBING. Repeatable."
+        ),
+    ] = None,
     limit: LimitOption = DEFAULT_LIMIT,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
@@ -91,6 +97,8 @@ def downstreams(
         if value is not None and action != "set":
             raise ConfigurationError(f"--{name}", "can only be given with `tarry downstreams set`")
     if action is not None:
+        if state:
+            raise ConfigurationError("--state", "can only be given for the list of downstreams")
         check_one_of("the first argument", action, ACTIONS)
         if lane is None:
             rule = f"is required: the downstream to {action}; `tarry downstreams` lists all of them"
@@ -124,9 +132,14 @@ def downstreams(
             text += f", limits: {json.dumps(output.to_builtins(downstream.limits))}"
         output.print_result(downstream, text, as_json=as_json)
         return
+    states = _parse_states(state or [])
     with connect(server, api_key) as client:
-        listed = list(islice(client.downstreams(), limit))
+        listed, next_cursor = _list_downstreams(client, states, limit)
+    if next_cursor is not None:
+        output.print_limit_note(limit)
     if_empty = "none yet: a downstream is created with the first task for its host"
+    if states:
+        if_empty = f"no downstream is {' or '.join(states)}"
     output.print_list(
         listed,
         _HEADINGS,
@@ -134,7 +147,44 @@ def downstreams(
         as_json=as_json,
         if_empty=if_empty,
         cut_column="downstream",
+        next_cursor=next_cursor,
     )
+
+
+def _parse_states(names: list[str]) -> list[str]:
+    from tarry.wire.tasks import LANE_STATE_NAMES
+
+    states = [name.upper() for name in names]
+    for state in states:
+        check_one_of("--state", state, LANE_STATE_NAMES)
+    return states
+
+
+def _list_downstreams(
+    client: Client, states: list[str], limit: int
+) -> tuple[list[DownstreamInfo], str | None]:
+    """Return up to `limit` downstreams, in one of the states if given, and the next cursor."""
+    from tarry.wire.tasks import MAX_PAGE_SIZE
+
+    listed: list[DownstreamInfo] = []
+    cursor: str | None = None
+    last_page_cursor, last_number = cursor, 0  # page of the last listed downstream, and its number
+    while True:
+        # One more than the limit, which shows whether the list is complete.
+        wanted_count = MAX_PAGE_SIZE if states else min(limit + 1 - len(listed), MAX_PAGE_SIZE)
+        page = client.downstream_page(cursor, limit=wanted_count)
+        for number, info in enumerate(page.items, 1):
+            if states and info.state not in states:
+                continue
+            if len(listed) == limit:
+                # The next cursor of the last downstream that is listed, not of its page.
+                last_page = client.downstream_page(last_page_cursor, limit=last_number)
+                return listed, last_page.next_cursor
+            listed.append(info)
+            last_page_cursor, last_number = cursor, number
+        if page.next_cursor is None:
+            return listed, None
+        cursor = page.next_cursor
 
 
 def _is_unused(client: Client, downstream: DownstreamInfo) -> bool:

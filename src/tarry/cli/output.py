@@ -14,6 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import typer
+
 from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
 
@@ -117,6 +119,11 @@ def print_result(value: object, text: str, *, as_json: bool) -> None:
         print_text(text)
 
 
+def print_limit_note(limit: int) -> None:
+    """Print to standard error that a list has more entries than --limit."""
+    typer.echo(f"only the first {limit} are listed; use --limit to list more", err=True)
+
+
 def print_list(
     values: Sequence[T],
     headings: Sequence[str],
@@ -125,10 +132,14 @@ def print_list(
     as_json: bool,
     if_empty: str = "none",
     cut_column: str | None = None,
+    next_cursor: str | None = None,
 ) -> None:
     """Print values as JSON, like a page of the API, or as a table of the cells of `to_row`."""
     if as_json:
-        print_json({"items": values})
+        document: dict[str, object] = {"items": values}
+        if next_cursor is not None:
+            document["nextCursor"] = next_cursor
+        print_json(document)
     elif not values:
         print_text(if_empty)
     else:

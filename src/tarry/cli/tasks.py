@@ -382,7 +382,7 @@ def _print_tasks(
     """Print up to `limit` tasks or dead letters, and a note on standard error if there are more."""
     listed = list(islice(tasks, limit))
     if next(tasks, None) is not None:
-        typer.echo(f"only the first {limit} are listed; use --limit to list more", err=True)
+        output.print_limit_note(limit)
     now = environment.unix_time()
 
     def to_row(task: RetryTask) -> tuple[object, ...]:

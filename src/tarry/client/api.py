@@ -434,6 +434,13 @@ class ServiceApi:
         """List downstreams."""
         return _page_request("/downstreams", _decoder(Page[wire.DownstreamInfo]), cursor)
 
+    def downstream_page(
+        self, cursor: str | None, limit: int | None
+    ) -> ClientRequest[Page[wire.DownstreamInfo]]:
+        """List up to `limit` downstreams."""
+        path = _with_query("/downstreams", {"limit": limit, "cursor": cursor})
+        return ClientRequest("GET", path, _decoder(Page[wire.DownstreamInfo]))
+
     def downstream(self, lane: str) -> ClientRequest[wire.DownstreamInfo]:
         """Get a downstream."""
         path = f"/downstreams/{_path_segment('lane', lane)}"

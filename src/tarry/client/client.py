@@ -244,6 +244,12 @@ class Client:
         """Iterate over all downstreams, each with its lane (queue of tasks), state and latency."""
         return self._iterate_pages(self._api.downstreams)
 
+    def downstream_page(
+        self, cursor: str | None = None, *, limit: int | None = None
+    ) -> Page[DownstreamInfo]:
+        """Return a page of up to `limit` downstreams; `next_cursor` is the cursor of the next."""
+        return self._send(self._api.downstream_page(cursor, limit))
+
     def downstream(self, lane: str) -> DownstreamInfo:
         """Return a downstream, with the history of its breaker."""
         return self._send(self._api.downstream(lane))
@@ -535,6 +541,12 @@ class AsyncClient:
     def downstreams(self) -> AsyncIterator[DownstreamInfo]:
         """Iterate over all downstreams, each with its lane (queue of tasks), state and latency."""
         return self._iterate_pages(self._api.downstreams)
+
+    async def downstream_page(
+        self, cursor: str | None = None, *, limit: int | None = None
+    ) -> Page[DownstreamInfo]:
+        """Return a page of up to `limit` downstreams; `next_cursor` is the cursor of the next."""
+        return await self._send(self._api.downstream_page(cursor, limit))
 
     async def downstream(self, lane: str) -> DownstreamInfo:
         """Return a downstream, with the history of its breaker."""

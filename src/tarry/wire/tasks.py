@@ -33,6 +33,7 @@ STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
 BreakerStateName: TypeAlias = Literal["closed", "open", "half-open"]
 LaneStateName: TypeAlias = Literal["ACTIVE", "PAUSED", "PARKED", "PROBING"]
 """PAUSED: by an operator. PARKED: its breaker is open. PROBING: half-open. ACTIVE: otherwise."""
+LANE_STATE_NAMES: tuple[LaneStateName, ...] = get_args(LaneStateName)
 LimitsSource: TypeAlias = Literal["API", "SETTINGS", "DEFAULT"]
 BackoffType: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
 JitterType: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
