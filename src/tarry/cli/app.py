@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import getdoc
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from tarry.cli import keys, policy, signing_secrets
 from tarry.cli.backup import backup
@@ -17,7 +16,7 @@ from tarry.cli.exit_codes import EXIT_CODES
 from tarry.cli.health import health
 from tarry.cli.migrate import migrate
 from tarry.cli.monitoring import downstreams, tail, top
-from tarry.cli.options import example_epilog
+from tarry.cli.options import Command, Group, example_epilog
 from tarry.cli.send import send
 from tarry.cli.serve import config, serve
 from tarry.cli.simulate import simulate
@@ -116,35 +115,12 @@ _add_command(_POLICY_PANEL, "tarry tune attempts.csv --out policy.toml", tune)
 _add_command(_HELP_PANEL, "tarry docs quickstart", docs)
 
 
-class _Command(TyperCommand):
-    """A command whose help shows flags without a type, because they take no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters of the command, with the option --help."""
-        return _hide_flag_types(super().get_params(ctx))
-
-
-class _Group(TyperGroup):
-    """A group of commands whose help shows flags without a type."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters of the group, with the option --help."""
-        return _hide_flag_types(super().get_params(ctx))
-
-
-def _hide_flag_types(params: list[Any]) -> list[Any]:
-    """Remove the type from the help of flags: typer shows `--dry-run <bool>`."""
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    return params
-
-
 def _adjust_help(group: typer.Typer) -> None:
     """Join the lines of each help paragraph, so that typer can wrap it; hide the types of flags."""
-    group.info.cls = _Group
+    group.info.cls = Group
     for command in group.registered_commands:
-        command.cls = _Command
+        if command.cls is None or not issubclass(command.cls, Command):
+            command.cls = Command
         paragraphs = (getdoc(command.callback) or "").split("\n\n")
         command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     for subgroup in group.registered_groups:

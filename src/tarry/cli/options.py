@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from tarry.core.checks import check_positive
 from tarry.errors import ConfigurationError
@@ -31,6 +32,30 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 LimitOption = Annotated[
     int, typer.Option("--limit", min=1, help="Maximum number of entries to list.")
 ]
+
+
+class Command(TyperCommand):
+    """A command whose help shows flags without a type, because they take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of the command, with the option --help."""
+        return _hide_flag_types(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands whose help shows flags without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of the group, with the option --help."""
+        return _hide_flag_types(super().get_params(ctx))
+
+
+def _hide_flag_types(params: list[Any]) -> list[Any]:
+    """Remove the type from the help of flags: typer shows `--dry-run <bool>`."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
 
 
 def example_epilog(command: str) -> str:

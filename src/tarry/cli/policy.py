@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from tarry.cli import output
-from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption, example_epilog
+from tarry.cli.options import (
+    DEFAULT_SERVER,
+    ApiKeyOption,
+    Command,
+    JsonOption,
+    ServerOption,
+    example_epilog,
+)
 from tarry.cli.remote import connect
 from tarry.client.errors import InvalidRequest, NotFound
 from tarry.core.checks import check_one_of
@@ -66,7 +72,7 @@ MethodOption = Annotated[
 ]
 
 
-class _CommandWithFields(TyperCommand):
+class _CommandWithFields(Command):
     """A command whose help ends with a table of the fields that a policy file may have."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
