@@ -26,7 +26,7 @@ class RequestHead:
         """Keep the parts of the head before and after the value of `Content-Length`."""
         self._prefix = prefix
         self._suffix = suffix
-        self.path = path
+        self.path: bytes = path
         self._fields = fields
 
     @classmethod
