@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -36,6 +37,27 @@ from tests.service.stores.harness import (
     task_numbers,
 )
 from tests.service.stores.sqlite.harness import open_error, run_on_store
+
+
+def test_a_new_file_may_be_opened_by_two_processes_at_once(tmp_path: Path) -> None:
+    """While the version is read, another process may create the tables; the file is still valid."""
+    path = tmp_path / "tasks.db"
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as connection,
+        closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other,
+    ):
+
+        def create_tables(statement: str) -> None:
+            if "sqlite_schema" in statement:  # the last statement of `read_version`
+                with contextlib.suppress(sqlite3.OperationalError):  # the file is being read
+                    schema.upgrade(other, path, 0)
+
+        connection.set_trace_callback(create_tables)
+        assert 0 == schema.read_version(connection, path)
+        connection.set_trace_callback(None)
+        other.rollback()
+        schema.upgrade(connection, path, 0)
+        assert len(schema.MIGRATIONS) == schema.read_version(other, path)
 
 
 def test_a_file_of_an_older_version_is_upgraded(
