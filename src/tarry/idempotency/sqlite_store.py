@@ -17,6 +17,7 @@ from tarry.idempotency.store import ExistingRecord, Record, decode_response, enc
 from tarry.runtime.clocks import in_trio
 from tarry.runtime.downstream import internal_downstream
 from tarry.runtime.retry import call
+from tarry.runtime.sqlite import begin_write, is_busy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -162,9 +163,11 @@ class SqliteStore:
         The time is read under the lock, so that times have the same order as writes.
         """
         if self._connection is None:
-            self._connection = call(self._connect, on=_is_busy, downstream=_FILE)
+            # When two processes open a new file at the same time, one of them fails to switch it to
+            # WAL, because SQLite ignores the busy timeout for this switch.
+            self._connection = call(self._connect, on=is_busy, downstream=_FILE)
         with self._connection as connection:
-            connection.execute("BEGIN IMMEDIATE")
+            begin_write(connection, self._busy_timeout)
             now = connection.execute(_NOW).fetchone()[0] if self._clock is None else self._clock()
             yield connection, now
 
@@ -230,13 +233,3 @@ def _row(
     if response is None:
         return row | {"status": None, "headers": None, "body": None}
     return row | response._asdict() | {"headers": encode_headers(response.headers)}
-
-
-def _is_busy(error: BaseException) -> bool:
-    """Return whether the error means that the file is locked.
-
-    When two processes open a new file at the same time, one of them fails to switch it to WAL,
-    because SQLite ignores the busy timeout for this switch.
-    """
-    busy_codes = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in busy_codes

@@ -30,6 +30,7 @@ from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.downstream import internal_downstream
 from tarry.runtime.retry import call
+from tarry.runtime.sqlite import begin_write, is_busy
 from tarry.service.stores.sqlite import schema
 from tarry.service.stores.sqlite.clock import AnchoredClock
 from tarry.service.stores.sqlite.transaction import InternedNames, ReadTransaction, Transaction
@@ -87,12 +88,11 @@ _INVALID_OPERATION_CODES = {
     sqlite3.SQLITE_RANGE,
 }
 """Errors that are caused by the operation, not by the database."""
-_BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _CONNECT_POLICY = Policy(max_attempts=5, backoff=Schedule((0.0, 0.1, 0.2, 0.4)))
 """The first retry is made at once. Without it, a file could not be opened on an event loop, on
 which tarry refuses plain functions that wait before their first retry."""
 # In the next two sets, None stands for an error that the operation caused.
-_CONNECTION_USABLE_CODES = {None, *_BUSY_CODES, sqlite3.SQLITE_FULL}
+_CONNECTION_USABLE_CODES = {None, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL}
 """Errors after which the connection can still be used."""
 _MAY_SUCCEED_ALONE_CODES = {None, sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR}
 """After these errors, the operations of a transaction may still succeed one by one. For example, a
@@ -206,7 +206,7 @@ class Database:
         else:
             # Under the write lock, so that of two processes that start at the same time only the
             # first sets the clock, and the second uses its time.
-            connection.execute("BEGIN IMMEDIATE")
+            begin_write(connection, _BUSY_TIMEOUT_MS / 1000)
             worker_lock.acquire()
             is_alone = worker_lock.token is not None and not worker_lock.has_other_holders()
             if clock is not None and (is_alone or not clock.load_offset(connection)):
@@ -281,7 +281,7 @@ class Database:
                 raise self._unavailable("its file is read-only")
             if self._read_wal_ids() == self._wal_ids:
                 self._truncate_wal_if_long(connection)
-                connection.execute("BEGIN IMMEDIATE")
+                begin_write(connection, _BUSY_TIMEOUT_MS / 1000)
                 # Checked again under the write lock: another process may have replaced the WAL
                 # while this one waited for the lock, and would not see this transaction.
                 if self._read_wal_ids() == self._wal_ids:
@@ -406,7 +406,7 @@ def connect(path: StorePath) -> sqlite3.Connection:
     return call(
         _connect,
         path,
-        on=lambda error: _database_error_code(error) in _BUSY_CODES,
+        on=is_busy,
         policy=_CONNECT_POLICY,
         downstream=_FILE,
     )
