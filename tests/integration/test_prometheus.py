@@ -66,14 +66,19 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, scraped_port: int) -> Iterator[Prometheus]:
+def prometheus(
+    folder: Path, *scraped_ports: int, rules: Path = RULES, interval: str = "1s"
+) -> Iterator[Prometheus]:
     """Run Prometheus with the configuration in deploy/, but with short intervals."""
     config = yaml.safe_load(RULES.with_name("prometheus.yml").read_text("utf-8"))
-    config["global"] = dict.fromkeys(
-        ("scrape_interval", "scrape_timeout", "evaluation_interval"), "1s"
-    )
-    config["rule_files"] = [str(RULES)]
-    config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{scraped_port}"]
+    config["global"] = {
+        "scrape_interval": interval,
+        "scrape_timeout": interval,
+        "evaluation_interval": interval,
+    }
+    config["rule_files"] = [str(rules)]
+    addresses = [f"127.0.0.1:{port}" for port in scraped_ports]
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = addresses
     (folder / "prometheus.yml").write_text(json.dumps(config))
     address = f"127.0.0.1:{free_port()}"
     api = Prometheus(address)

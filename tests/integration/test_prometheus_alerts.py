@@ -1,0 +1,195 @@
+"""The alerts of deploy/prometheus fire in a real Prometheus that scrapes services with failures.
+
+The rules are those of the file, but a minute of them lasts half a second.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.deploy.test_alerts import ALERTS
+from tests.integration.service import Service, Target, service, target
+from tests.integration.test_prometheus import Prometheus, prometheus
+from tests.prometheus import RULES
+
+pytestmark = pytest.mark.timeout(300)
+
+MINUTE_MS = 500
+"""The length of a minute in the rules. A rate over 5 minutes needs several scrapes."""
+SCRAPE_INTERVAL = "200ms"
+MAX_DUE_AGE_S = 1
+"""The age of the oldest due task at which an alert fires. In the file it is 60 s."""
+FLAPPING_PERIOD_S = 1.0
+"""The flapping target fails for this time, and then works for the same time."""
+SLOW_TASKS, SLOW_RESPONSE_S = 300, 0.2
+"""Tasks of a process that makes one attempt at a time: they wait for a minute."""
+STEP_INTERVAL_S = 0.1
+
+
+def write_fast_rules(folder: Path) -> Path:
+    """Write the rules with shorter durations; return the file."""
+    rules = RULES.read_text("utf-8")
+    assert 1 == rules.count("age_seconds) > 60\n")
+    rules = rules.replace("age_seconds) > 60\n", f"age_seconds) > {MAX_DUE_AGE_S}\n")
+    path = folder / "rules.yml"
+    path.write_text(
+        re.sub(r"\b(\d+)m\b", lambda minutes: f"{int(minutes[1]) * MINUTE_MS}ms", rules)
+    )
+    return path
+
+
+def respond(path: str, number: int) -> int:
+    """Return the status of the `number`th request for a path of the target."""
+    match path.split("/")[1]:
+        case "healthy":
+            return 200
+        case "retried":
+            return 503 if number == 1 else 200
+        case "refused":
+            return 410
+        case "flapping":
+            return 503 if time.monotonic() % (2 * FLAPPING_PERIOD_S) < FLAPPING_PERIOD_S else 200
+        case "slow":
+            time.sleep(SLOW_RESPONSE_S)
+            return 200
+        case _:
+            return 503
+
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "retried": {"breaker": {"enabled": False}},
+    "broken": {"breaker": {"enabled": False}},
+    "flapping": {"breaker": {"consecutiveFailures": 1, "openForMs": 200, "maxOpenMs": 200}},
+    "poor": {"breaker": {"enabled": False}, "budget": {"ratio": 0.01, "minPerSecond": 0}},
+}
+"""Limits by lane key. A breaker would reduce the number of failing attempts."""
+POLICY = {"maxAttempts": 1_000, "initialDelayMs": 200, "maxDelayMs": 200}
+
+
+class LoadedService:
+    """A service that gets tasks for lanes of a target, with a lane key for each kind of failure."""
+
+    def __init__(self, running_service: Service, failing_target: Target) -> None:
+        self.service = running_service
+        self._target = failing_target
+        self._task_count = 0
+
+    def lane(self, key: str) -> str:
+        """Return the name of a lane."""
+        return f"{self._target.url.replace('//', '')}@{key}"
+
+    def set_limits(self) -> None:
+        """Set the limits of all lanes."""
+        for key, limits in LIMITS.items():
+            path = f"/downstreams/{quote(self.lane(key), safe='')}"
+            assert 200 == self.service.request("PUT", path, limits)[0]
+
+    def post(self, *keys: str) -> None:
+        """Create a task in each of these lanes."""
+        for key in keys:
+            self._task_count += 1
+            url = f"{self._target.url}/{key}/{self._task_count}"
+            self.service.post(targetUrl=url, laneKey=key, policy=POLICY)
+
+
+@contextmanager
+def repeat(step: Callable[[], object]) -> Iterator[None]:
+    """Call a function in a thread until the end of the block."""
+    is_ended = threading.Event()
+
+    def run() -> None:
+        while not is_ended.wait(STEP_INTERVAL_S):
+            step()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_ended.set()
+        thread.join()
+
+
+def wait_until_firing(api: Prometheus, expected: set[tuple[str, str, str]]) -> set[str]:
+    """Wait until alerts fire; return the lanes of all alerts that have fired.
+
+    An alert is (name, label, value); the label is empty for an alert of all processes.
+    """
+    firing_lanes: set[str] = set()
+    missing = expected
+    while missing:
+        time.sleep(STEP_INTERVAL_S)
+        alerts = [alert for alert in api.get("alerts")["alerts"] if alert["state"] == "firing"]
+        firing_lanes |= {alert["labels"].get("lane", "") for alert in alerts}
+        missing = missing - {
+            (alert["labels"]["alertname"], label, value)
+            for alert in alerts
+            for label, value in (alert["labels"] | {"": ""}).items()
+        }
+    return firing_lanes
+
+
+def test_every_alert_fires(tmp_path: Path) -> None:
+    """Each alert fires for the lane or the process that fails, and no alert for a healthy lane."""
+    folders = [tmp_path / name for name in ("failing", "busy", "locked", "prometheus")]
+    for folder in folders:
+        folder.mkdir()
+    bodies = folders[1] / "bodies"
+    busy_flags = ("--set", "in_flight=1", "--set", f"bodies={bodies}")
+    with ExitStack() as stack:
+        failing_target = stack.enter_context(target(respond))
+        failing, busy, locked = (
+            LoadedService(running_service, failing_target)
+            for running_service in (
+                stack.enter_context(service(folders[0])),
+                stack.enter_context(service(folders[1], *busy_flags)),
+                stack.enter_context(service(folders[2])),
+            )
+        )
+        ports = [each.service.port for each in (failing, busy, locked)]
+        rules = write_fast_rules(folders[3])
+        api = stack.enter_context(
+            prometheus(folders[3], *ports, rules=rules, interval=SCRAPE_INTERVAL)
+        )
+        assert set() == api.wait_for_results({"sum(up) == 3"})
+
+        failing.set_limits()
+        keys = ("healthy", "retried", "broken", "refused", "flapping", "poor")
+        stack.enter_context(repeat(lambda: failing.post(*keys)))
+        # A probe checks the storage of bodies, which otherwise is used by large bodies only.
+        stack.enter_context(repeat(lambda: busy.service.request("GET", "/readyz")))
+        busy.post(*["slow"] * SLOW_TASKS)
+        shutil.rmtree(bodies, ignore_errors=True)
+        bodies.touch()  # a file where the service needs a folder
+        database = stack.enter_context(closing(sqlite3.connect(folders[2] / "tarry.db")))
+        database.execute("BEGIN IMMEDIATE")
+
+        expected = {
+            ("TarryStoreFailing", "instance", f"127.0.0.1:{locked.service.port}"),
+            ("TarryComponentFailing", "instance", f"127.0.0.1:{busy.service.port}"),
+            ("TarryOldestDueTask", "", ""),
+            ("TarrySchedulingLag", "", ""),
+            ("TarryDeadLetters", "", ""),
+            ("TarryRetriesWithoutErrors", "lane", f"default/{failing.lane('retried')}"),
+            ("TarryRetriesNeverConverge", "lane", f"default/{failing.lane('broken')}"),
+            ("TarryBreakerFlapping", "lane", f"default/{failing.lane('flapping')}"),
+            ("TarryBudgetEmpty", "lane", f"default/{failing.lane('poor')}"),
+        }
+        firing_lanes = wait_until_firing(api, expected)
+        assert f"default/{failing.lane('healthy')}" not in firing_lanes
+
+        locked.service.kill()
+        down = ("TarryProcessDown", "instance", f"127.0.0.1:{locked.service.port}")
+        wait_until_firing(api, {down})
+        assert ALERTS.keys() == {name for name, *_ in expected | {down}}
