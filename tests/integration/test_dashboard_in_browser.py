@@ -632,7 +632,7 @@ def test_downstream_has_breaker_history_and_latency(
 
 
 LANE_CELLS: dict[str, str | re.Pattern[str]] = {
-    "State": re.compile(r"^PARKEDuntil in (9|10) min"),
+    "State": re.compile(r"^PARKEDends in (9|10) min"),
     "Retry budget": re.compile(r"^[\d.]+$"),
     "Limits": re.compile(r"^breaker setnow \d+ at a time$"),
     "In flight": "0",
@@ -920,6 +920,35 @@ def test_tables_are_not_wider_than_the_window(
         for fragment in ("tasks", "downstreams", "dead-letters"):
             dashboard.show(fragment)
             dashboard.check()
+
+
+def test_long_url_does_not_fill_the_list(
+    browser: Browser, tarry_service: Service, target: HtmlTarget
+) -> None:
+    """A list shows three lines of a long URL, its tooltip and the page of the task all of it."""
+    url = f"{target.url}/long/{'a-part-of-a-path/' * 60}"
+    task = tarry_service.post(targetUrl=url, delayMs=3_600_000)
+    with open_dashboard(browser, tarry_service, width=390) as dashboard:
+        page = dashboard.show(f"tasks?urlPrefix={quote(f'{target.url}/long/', safe='')}")
+        text = page.get_by_title(url, exact=True)
+        expect(text).to_contain_text(url)
+        line_height = 1.5 * 16
+        assert text.evaluate("each => each.parentElement.offsetHeight") <= 3 * line_height
+        page = dashboard.show(f"tasks/{task['taskId']}")
+        details = page.get_by_role("region", name="Details").get_by_text(f"POST {url}")
+        assert details.evaluate("each => each.parentElement.offsetHeight") > 3 * line_height
+
+
+@pytest.mark.parametrize("fragment", ["tasks/no-such-task", "downstreams/no-such-downstream"])
+def test_page_of_an_unknown_item_has_only_the_error(
+    browser: Browser, tarry_service: Service, fragment: str
+) -> None:
+    """The page of an unknown task or downstream shows the error, and no empty boxes."""
+    with open_dashboard(browser, tarry_service) as dashboard:
+        dashboard.expected_statuses.add(404)
+        page = dashboard.show(fragment)
+        expect(page.get_by_role("alert").get_by_text("There is no such")).to_be_visible()
+        expect(page.locator("main .panel:visible, main .loading")).to_have_count(0)
 
 
 def test_replay_is_cancelled(browser: Browser, tarry_service: Service, target: HtmlTarget) -> None:

@@ -1,6 +1,6 @@
 /** The page Dead letters: groups, filters, and replays with their progress. */
 import { call, get, getPage } from "./api.js";
-import { field, h, notify, openDialog, pageLink, replaceContent, select, showError, table } from "./dom.js";
+import { breakable, field, h, notify, openDialog, pageLink, replaceContent, select, showError, table } from "./dom.js";
 import { count, decimal, relative, statusBadge, time } from "./format.js";
 import { filterFields, pager, readFilters, taskColumns } from "./tasks.js";
 
@@ -145,7 +145,7 @@ export async function render({ root, query, signal, show }) {
     h("a", { class: "button", href: "#/dead-letters" }, "Clear"),
     h("button", { type: "button", "data-needs": "write", click: () => openReplay(readFilters(form), showReplays) }, "Replay…")));
   const replays = h("section", { "aria-labelledby": "replays" });
-  const groups = h("section", { "aria-labelledby": "groups" }, h("p", { class: "soft" }, "Loading…"));
+  const groups = h("section", { "aria-labelledby": "groups" }, h("p", { class: "soft loading" }, "Loading…"));
   const list = h("section", { "aria-label": "Dead letters" });
   root.replaceChildren(h("h1", null, "Dead letters"), form, replays, groups, list);
 
@@ -172,8 +172,8 @@ export async function render({ root, query, signal, show }) {
   }
   const { cursor, ...filters } = query;
   const groupColumns = [
-    { label: "Reason", cell: (group) => h("strong", null, group.reason) },
-    { label: "Downstream", class: "mono", cell: (group) => group.lane },
+    { label: "Reason", class: "nowrap", cell: (group) => h("strong", null, group.reason) },
+    { label: "Downstream", class: "mono", cell: (group) => h("a", { href: pageLink(`downstreams/${encodeURIComponent(group.lane)}`) }, breakable(group.lane)) },
     { label: "Count", class: "number", cell: (group) => count(group.count) },
     { label: "Last error", cell: (group) => [group.newestStatus, group.newestError].filter((text) => text !== null).join(" ") },
     { label: "Latest", class: "nowrap", cell: (group) => (group.newestFinishedAt === null ? "" : relative(group.newestFinishedAt)) },

@@ -22,6 +22,11 @@ export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 }
 
+/** Return a name or URL as text that breaks after its separators where it is too long for a line. */
+export function breakable(text) {
+  return text.split(/(?<=[@?&=,;]|[^/:]\/)(?![@/?&=,;])/).flatMap((part, index) => (index ? [h("wbr"), part] : [part]));
+}
+
 /** Return a definition list of [name, value] pairs; pairs without a value are left out. */
 export function details(pairs) {
   const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");

@@ -1,8 +1,8 @@
 /** The page Downstreams: one row per lane, and the actions of an operator on it. The page of one lane has its latency and breaker history. */
 import { call, get } from "./api.js";
 import { breakerTimeline, latencyTiles } from "./breaker.js";
-import { field, h, notify, openDialog, pageLink, row, table, updateRow } from "./dom.js";
-import { count, decimal, duration, relative, statusBadge, time } from "./format.js";
+import { breakable, field, h, notify, openDialog, pageLink, row, table, updateRow } from "./dom.js";
+import { count, decimal, duration, relative, shortTime, statusBadge } from "./format.js";
 import { connectionState, follow } from "./live.js";
 import { pager } from "./tasks.js";
 
@@ -17,7 +17,7 @@ const lanePath = (lane) => `downstreams/${encodeURIComponent(lane)}`;
 
 function columns(actions) {
   return [
-    { label: "Downstream", class: "mono", cell: (item) => h("a", { href: pageLink(lanePath(item.lane)) }, item.lane) },
+    { label: "Downstream", class: "mono lane", cell: (item) => h("a", { href: pageLink(lanePath(item.lane)) }, breakable(item.lane)) },
     { label: "State", cell: (item) => [statusBadge(item.state), stateNote(item)] },
     { label: "Breaker", cell: (item) => [item.breaker, item.consecutiveOpens > 1 ? ` (opened ${item.consecutiveOpens} times)` : null, breakerNote(item)] },
     { label: "Retry budget", class: "number", cell: (item) => decimal(item.local?.budget) },
@@ -32,7 +32,7 @@ function columns(actions) {
 
 function stateNote(item) {
   const notes = [item.local?.waitReason];
-  if (item.parkedUntil !== null && item.state === "PARKED") notes.unshift(`until ${relative(item.parkedUntil)}`);
+  if (item.parkedUntil !== null && item.state === "PARKED") notes.unshift(`ends ${relative(item.parkedUntil)}`);
   return notes.filter(Boolean).map((note) => h("div", { class: "hint" }, note));
 }
 
@@ -40,7 +40,7 @@ function breakerNote(item) {
   // A breaker is half-open as soon as its open period ends, but the change is recorded when the first probe starts. Until
   // then, the last recorded change is an older one.
   if (item.breakerChangedAt == null || item.breaker === "half-open") return null;
-  return h("div", { class: "hint" }, "since ", time(item.breakerChangedAt));
+  return h("div", { class: "hint" }, "since ", shortTime(item.breakerChangedAt));
 }
 
 function describeLimits(item) {
@@ -117,8 +117,11 @@ function editLimits(item, onChange) {
   });
 }
 
-/** Show lanes and keep them up to date; `read()` returns a page of lanes. `onItem(item)` is called for each lane that was read. */
-async function showLanes({ signal }, setState, section, read, footer, onItem = () => {}) {
+/**
+ * Show lanes and keep them up to date; `read()` returns a page of lanes. `caption` is that of the table,
+ * and `empty` the text without lanes. `onItem(item)` is called for each lane that was read.
+ */
+async function showLanes({ signal }, setState, section, { read, caption, empty = "", footer, onItem = () => {} }) {
   const rows = new Map();
   let shownText = "";
   const shown = columns((item) => laneActions(item, () => rows.get(item.lane).item, update));
@@ -139,8 +142,8 @@ async function showLanes({ signal }, setState, section, read, footer, onItem = (
       page.items.forEach(update); // also if nothing has changed: the time until a lane is tried again has
       return hasChanged;
     }
-    section.replaceChildren(page.items.length ? table("Lanes of downstreams, sorted by name", shown, page.items)
-      : h("p", { class: "empty panel" }, "There are no downstreams."), ...footer(page));
+    section.replaceChildren(page.items.length ? table(caption, shown, page.items)
+      : h("p", { class: "empty panel" }, empty), ...footer(page));
     rows.clear();
     page.items.forEach(onItem);
     page.items.forEach((item, index) => rows.set(item.lane, { item, element: section.querySelector("tbody").rows[index] }));
@@ -158,14 +161,18 @@ export async function render(view) {
     event.preventDefault();
     if (input.value.trim()) location.hash = pageLink(lanePath(input.value.trim()));
   };
-  const section = h("section", { "aria-label": "Downstreams" }, h("p", { class: "soft" }, "Loading…"));
-  const { element: state, setState } = connectionState();
-  root.replaceChildren(h("div", { class: "heading" }, h("h1", null, "Downstreams"), state),
+  const section = h("section", { "aria-label": "Downstreams" }, h("p", { class: "soft loading" }, "Loading…"));
+  const { element: connection, setState } = connectionState();
+  root.replaceChildren(h("div", { class: "heading" }, h("h1", null, "Downstreams"), connection),
     h("form", { class: "filters panel", role: "search", "aria-label": "Find a downstream", submit },
       field("Exact name of a downstream", input), h("div", { class: "actions" }, h("button", { type: "submit", class: "primary" }, "Show"))),
     section);
-  await showLanes(view, setState, section, () => get("downstreams", { cursor: query.cursor, limit: PAGE_SIZE }, signal),
-    (page) => [pager("downstreams", query, page)]);
+  await showLanes(view, setState, section, {
+    read: () => get("downstreams", { cursor: query.cursor, limit: PAGE_SIZE }, signal),
+    caption: "Lanes of downstreams, sorted by name",
+    empty: "There are no downstreams.",
+    footer: (page) => [pager("downstreams", query, page)],
+  });
 }
 
 /** Return a section that `build(item)` returns again when `parts(item)` has changed; until then a screen reader keeps its position. */
@@ -185,17 +192,18 @@ function activitySection(parts, build) {
 
 export async function renderItem(view) {
   const { root, id, signal } = view;
-  const section = h("section", { "aria-label": "Downstream" }, h("p", { class: "soft" }, "Loading…"));
-  const { element: state, setState } = connectionState();
+  const section = h("section", { "aria-label": "Downstream" }, h("p", { class: "soft loading" }, "Loading…"));
+  const { element: connection, setState } = connectionState();
   const latency = activitySection((item) => [item.latency], (item) => latencyTiles(item.latency));
   const breaker = activitySection((item) => [item.breaker, item.breakerHistory], (item) => breakerTimeline(item.breaker, item.breakerHistory ?? []));
   const activity = h("div", null, latency.element, breaker.element);
   root.replaceChildren(
     h("p", { class: "hint" }, h("a", { href: "#/downstreams" }, "Downstreams")),
-    h("div", { class: "heading" }, h("h1", null, "Downstream ", h("span", { class: "mono" }, id)), state), section, activity);
+    h("div", { class: "heading" }, h("h1", null, "Downstream ", h("span", { class: "mono" }, id)), connection), section, activity);
   const read = async () => ({ items: [await get(lanePath(id), {}, signal)], nextCursor: null });
   const showActivity = (item) => [latency, breaker].forEach(({ update }) => update(item));
-  await showLanes(view, setState, section, read, () => [h("p", { class: "actions" },
+  const footer = () => [h("p", { class: "actions" },
     h("a", { class: "button", href: pageLink("tasks", { lane: id }) }, "Tasks of this downstream"),
-    h("a", { class: "button", href: pageLink("tasks", { lane: id, status: "EXHAUSTED" }) }, "Its dead letters"))], showActivity);
+    h("a", { class: "button", href: pageLink("tasks", { lane: id, status: "EXHAUSTED" }) }, "Its dead letters"))];
+  await showLanes(view, setState, section, { read, caption: "State, limits and backlog", footer, onItem: showActivity });
 }

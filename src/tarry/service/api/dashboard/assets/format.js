@@ -36,6 +36,13 @@ export function time(epochMs, { withMs = false } = {}) {
   return h("time", { datetime: at.toISOString(), title: at.toISOString() }, text);
 }
 
+/** Return a `time` element with the local time of day, and with the day unless it is today; its tooltip has UTC. */
+export function shortTime(epochMs) {
+  const at = new Date(epochMs);
+  const withDay = at.toDateString() !== new Date().toDateString();
+  return h("time", { datetime: at.toISOString(), title: at.toISOString() }, clockTime(epochMs, { withDay }));
+}
+
 /** Return a local time as text, such as "14:05:10" or "11-18 14:05:10". */
 export function clockTime(epochMs, { withDay = false, withSeconds = true } = {}) {
   const at = new Date(epochMs);

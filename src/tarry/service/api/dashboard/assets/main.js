@@ -65,7 +65,9 @@ async function show() {
   try {
     await render(view);
   } catch (error) {
-    if (!signal.aborted) showError(error);
+    if (signal.aborted) return;
+    main.querySelectorAll(".loading").forEach((note) => note.remove());
+    showError(error);
   } finally {
     if (!signal.aborted) {
       main.removeAttribute("aria-busy");

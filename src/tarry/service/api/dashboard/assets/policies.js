@@ -36,7 +36,7 @@ const CHOICES = [
 const LABELS = Object.fromEntries(NUMBER_FIELDS.map(([name, label]) => [name, label]));
 
 const policyPath = (id) => `retry-policies/${encodeURIComponent(id)}`;
-const versionText = (policy) => (policy.version === null ? "built in" : `version ${policy.version}`);
+const versionText = (policy) => (policy.version === null ? "Built in" : `Version ${policy.version}`);
 
 function columns() {
   return [
@@ -57,7 +57,7 @@ export async function render({ root, query, signal }) {
     event.preventDefault();
     location.hash = pageLink(`policies/${encodeURIComponent(input.value)}`, { new: 1 });
   };
-  const results = h("section", { "aria-label": "Policies" }, h("p", { class: "soft" }, "Loading…"));
+  const results = h("section", { "aria-label": "Policies" }, h("p", { class: "soft loading" }, "Loading…"));
   root.replaceChildren(h("h1", null, "Policies"),
     h("form", { class: "filters panel", "aria-label": "New policy", submit },
       field("Name of a new policy", input), h("div", { class: "actions" }, h("button", { type: "submit", class: "primary", "data-needs": "admin" }, "New policy"))),
@@ -94,12 +94,13 @@ function markProblem(form, error) {
 
 function buildForm(policy) {
   const number = ([name, label, hint]) => field(label, h("input", { name, type: "number", step: "any", min: "0", value: policy[name] ?? null }), hint);
-  const list = ([name, label, hint]) => field(label, h("input", { name, value: (policy[name] ?? []).join(", "), autocomplete: "off", spellcheck: "false" }), hint);
+  const list = ([name, label, hint]) => field(label, h("input", { class: "list", name, value: (policy[name] ?? []).join(", "), autocomplete: "off", spellcheck: "false" }), hint);
   const choice = ([name, label, options]) => field(label, select(name, options.map((option) => [option, option]), policy[name]));
   return h("form", { class: "panel", "aria-label": "Policy", novalidate: true },
     h("div", { class: "form-grid top" },
-      NUMBER_FIELDS.slice(0, 2).map(number), choice(CHOICES[0]), choice(CHOICES[1]), NUMBER_FIELDS.slice(2).map(number), LIST_FIELDS.map(list),
-      field("Header of the idempotency key", h("input", { name: "idempotencyKeyHeader", value: policy.idempotencyKeyHeader, autocomplete: "off" })), choice(CHOICES[2])),
+      NUMBER_FIELDS.slice(0, 2).map(number), choice(CHOICES[0]), choice(CHOICES[1]), NUMBER_FIELDS.slice(2).map(number),
+      field("Header of the idempotency key", h("input", { name: "idempotencyKeyHeader", value: policy.idempotencyKeyHeader, autocomplete: "off" })), choice(CHOICES[2]),
+      LIST_FIELDS.map(list)),
     h("p", { class: "field-problem", role: "alert" }));
 }
 
@@ -264,15 +265,16 @@ export async function renderItem(view) {
     event.preventDefault(); // else the form would be saved
     adviseButton.click();
   });
-  const hint = "proposes values for the saved policy, from the recorded attempts of this downstream";
-  form.append(laneNames, h("div", { class: "form-grid" }, field("Downstream", laneInput, hint), h("div", { class: "actions" }, adviseButton)));
+  form.append(h("fieldset", null, h("legend", null, "Advice"), laneNames,
+    h("p", { class: "hint" }, "Proposes values for the saved policy, from the recorded attempts of a downstream."),
+    h("div", { class: "form-row" }, field("Downstream", laneInput), h("div", { class: "actions" }, adviseButton))));
   form.append(h("div", { class: "actions" },
     h("button", { type: "submit", class: "primary", "data-needs": "admin" }, "Save"),
     simulateButton,
     isNew ? null : h("a", { class: "button", href: pageLink("tasks", { policyId: id }) }, "Tasks of this policy"),
     isNew || policy.version === null ? null : h("button", { type: "button", class: "danger", "data-needs": "admin", click: remove }, "Delete…")));
   const state = isNew ? "Not saved yet; the fields are those of the policy default."
-    : [versionText(policy), policy.createdAt === null ? "; saving creates your own policy of this name, which replaces the built-in one." : [", saved ", time(policy.createdAt)]];
+    : [versionText(policy), policy.createdAt === null ? "; saving creates your own policy of this name, which replaces the built-in one." : [", saved ", time(policy.createdAt), "."]];
   root.replaceChildren(
     h("p", { class: "hint" }, h("a", { href: "#/policies" }, "Policies")),
     h("h1", null, "Policy ", h("span", { class: "mono" }, id)),

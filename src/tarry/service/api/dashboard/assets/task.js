@@ -77,7 +77,7 @@ export async function render({ root, id, signal }) {
 
   root.replaceChildren(
     h("p", { class: "hint" }, h("a", { href: "#/tasks" }, "Tasks")),
-    h("div", { class: "heading" }, h("h1", null, "Task ", h("span", { class: "mono" }, id)), status, connection),
+    h("div", { class: "heading" }, h("div", { class: "title" }, h("h1", null, "Task ", h("span", { class: "mono" }, id)), status), connection),
     summary, actions, h("div", { class: "columns" }, timeline, facts));
   await load();
 }

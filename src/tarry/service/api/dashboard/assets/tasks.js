@@ -1,6 +1,6 @@
 /** The page Tasks: search with filters, in pages. */
 import { getPage } from "./api.js";
-import { field, h, pageLink, select, table } from "./dom.js";
+import { breakable, field, h, pageLink, select, table } from "./dom.js";
 import { count, relative, statusBadge, time } from "./format.js";
 
 const PAGE_SIZE = 50;
@@ -47,7 +47,7 @@ export function taskColumns() {
   return [
     { label: "Task", class: "mono", cell: (task) => h("a", { href: pageLink(`tasks/${encodeURIComponent(task.taskId)}`) }, task.taskId) },
     { label: "Status", cell: (task) => [statusBadge(task.status), task.cancelling ? " cancelling" : null] },
-    { label: "Target", class: "target", cell: (task) => `${task.method} ${task.targetUrl}` },
+    { label: "Target", class: "target", cell: (task) => h("span", { title: task.targetUrl }, `${task.method} `, breakable(task.targetUrl)) },
     { label: "Key", class: "key", cell: (task) => (task.idempotencyKey === task.taskId ? "" : task.idempotencyKey) },
     { label: "Policy", class: "policy", cell: (task) => task.policyId },
     { label: "Attempts", class: "number", cell: (task) => count(task.attemptNumber) },
@@ -58,12 +58,13 @@ export function taskColumns() {
 }
 
 function nextOrEnd(task) {
-  if (task.nextAttemptAt !== null) return relative(task.nextAttemptAt);
+  if (task.nextAttemptAt !== null) return `${task.nextAttemptAt < Date.now() ? "due " : ""}${relative(task.nextAttemptAt)}`;
   return [task.finishedAt === null ? null : relative(task.finishedAt), task.reason === null ? null : h("div", { class: "hint" }, task.reason)];
 }
 
 /** Return links to the first and the next page of a list. */
 export function pager(path, query, page) {
+  if (!page.items.length && !query.cursor && page.nextCursor === null) return "";
   return h("nav", { class: "pager", "aria-label": "Pages of the list" },
     query.cursor ? h("a", { class: "button", href: pageLink(path, { ...query, cursor: "" }) }, "First page") : null,
     page.nextCursor === null ? h("span", { class: "soft" }, "End of the list.")
@@ -91,7 +92,7 @@ export async function render({ root, query, signal, show }) {
     h("div", { class: "actions" },
       h("button", { type: "submit", class: "primary" }, "Search"),
       h("a", { class: "button", href: "#/tasks" }, "Clear")));
-  const results = h("section", { "aria-label": "Search results" }, h("p", { class: "soft" }, "Searching…"));
+  const results = h("section", { "aria-label": "Search results" }, h("p", { class: "soft loading" }, "Searching…"));
   root.replaceChildren(h("h1", null, "Tasks"), form, results);
   const page = await getPage("retry-tasks", { ...query, limit: PAGE_SIZE }, signal);
   const list = page.items.length
