@@ -586,6 +586,42 @@ def test_downstream_is_paused_reset_and_resumed(
         expect(page.get_by_role("status").get_by_text(f"Reset: {lane}")).to_be_visible()
 
 
+def test_downstreams_are_searched_by_state(
+    browser: Browser, tmp_path: Path, target: HtmlTarget
+) -> None:
+    """A search by state finds downstreams of all pages, and keeps a row that has changed."""
+    with (
+        service(tmp_path) as tarry_service,
+        open_dashboard(browser, tarry_service, width=1440) as dashboard,
+    ):
+        keys = [f"customer-{number:03}" for number in range(SEARCHED_LANES)]
+        tasks = [{"targetUrl": target.url, "laneKey": key, "delayMs": 3_600_000} for key in keys]
+        assert 200 == tarry_service.request("POST", "/retry-tasks/batch", {"tasks": tasks})[0]
+        lane = f"http:127.0.0.1:{target.port}@{keys[-1]}"
+        assert 200 == tarry_service.request("POST", f"/downstreams/{lane}/pause")[0]
+        page = dashboard.show("downstreams")
+        page.get_by_role("combobox", name="State").select_option("PAUSED")
+        page.get_by_role("button", name="Show").click()
+        page.wait_for_url(re.compile("state=PAUSED$"))
+        row = page.get_by_role("row").filter(has=page.get_by_role("link", name=lane, exact=True))
+        expect(row.get_by_text("PAUSED")).to_be_visible()
+        expect(page.get_by_role("row")).to_have_count(2)  # with the header
+        buttons = row.get_by_role("button").all()
+        assert 1 == len({button.evaluate("each => each.offsetTop") for button in buttons})
+        page.get_by_role("button", name=f"Resume {lane}").click()
+        page.get_by_role("button", name="Resume this downstream").click()
+        expect(row.get_by_text("ACTIVE")).to_be_visible()
+        page.get_by_role("combobox", name="State").select_option("PARKED")
+        page.get_by_role("button", name="Show").click()
+        expect(page.get_by_text("No downstream is in the state PARKED.")).to_be_visible()
+        page.get_by_role("link", name="Clear").click()
+        expect(page.get_by_role("row")).to_have_count(51)
+
+
+SEARCHED_LANES = 201
+"""A search reads pages of 200 downstreams."""
+
+
 def test_downstream_has_breaker_history_and_latency(
     browser: Browser, tarry_service: Service, target: HtmlTarget
 ) -> None:

@@ -1,12 +1,17 @@
 /** The page Downstreams: one row per lane, and the actions of an operator on it. The page of one lane has its latency and breaker history. */
 import { call, get } from "./api.js";
 import { breakerTimeline, latencyTiles } from "./breaker.js";
-import { breakable, field, h, notify, openDialog, pageLink, row, table, updateRow } from "./dom.js";
+import { breakable, field, h, notify, openDialog, pageLink, replaceContent, row, select, table, updateRow } from "./dom.js";
 import { count, decimal, duration, relative, shortTime, statusBadge } from "./format.js";
 import { connectionState, follow } from "./live.js";
 import { pager } from "./tasks.js";
 
 const PAGE_SIZE = 50;
+const STATES = ["PARKED", "PAUSED", "PROBING", "ACTIVE"];
+/** The API has no filter by state: a search reads all downstreams in pages of this size until enough of them match. */
+const SEARCH_PAGE_SIZE = 200;
+/** A search of 10,000 downstreams takes the service about a second, so an open page repeats it less often than other reads. */
+const SEARCH_INTERVAL_MS = 10_000;
 const BREAKER_FIELDS = [
   ["failureRate", "Failure rate (0 to 1)", 0.01], ["minCalls", "Minimum attempts", 1], ["windowMs", "Window (ms)", 1],
   ["consecutiveFailures", "Failures in a row", 1], ["openForMs", "Open for (ms)", 1], ["maxOpenMs", "Open for at most (ms)", 1], ["probes", "Probes", 1],
@@ -118,8 +123,8 @@ function editLimits(item, onChange) {
 }
 
 /**
- * Show lanes and keep them up to date; `read()` returns a page of lanes. `caption` is that of the table,
- * and `empty` the text without lanes. `onItem(item)` is called for each lane that was read.
+ * Show lanes and keep them up to date; `read()` returns a page of lanes, or null if the last page stays. `caption` is that of
+ * the table, and `empty` the text without lanes. `onItem(item)` is called for each lane that was read.
  */
 async function showLanes({ signal }, setState, section, { read, caption, empty = "", footer, onItem = () => {} }) {
   const rows = new Map();
@@ -133,6 +138,10 @@ async function showLanes({ signal }, setState, section, { read, caption, empty =
     updateRow(known.element, row(shown, item));
   }
   function show(page) {
+    if (page === null) {
+      rows.forEach(({ item }) => update(item)); // the time until a lane is tried again has changed
+      return false;
+    }
     // A retry budget fills up again for seconds after an attempt: this is no reason to read more often.
     const text = JSON.stringify(page, (name, value) => (name === "budget" && typeof value === "number" ? null : value));
     const hasChanged = text !== shownText;
@@ -142,7 +151,7 @@ async function showLanes({ signal }, setState, section, { read, caption, empty =
       page.items.forEach(update); // also if nothing has changed: the time until a lane is tried again has
       return hasChanged;
     }
-    section.replaceChildren(page.items.length ? table(caption, shown, page.items)
+    replaceContent(section, page.items.length ? table(caption, shown, page.items)
       : h("p", { class: "empty panel" }, empty), ...footer(page));
     rows.clear();
     page.items.forEach(onItem);
@@ -154,23 +163,52 @@ async function showLanes({ signal }, setState, section, { read, caption, empty =
   follow(signal, readAndShow, setState);
 }
 
+/** Return the lanes with a state from a cursor on: all of a few pages, until there are enough of them. */
+async function searchLanes(state, cursor, signal) {
+  const items = [];
+  let nextCursor = cursor;
+  do {
+    const page = await get("downstreams", { cursor: nextCursor, limit: SEARCH_PAGE_SIZE }, signal);
+    items.push(...page.items.filter((item) => item.state === state));
+    nextCursor = page.nextCursor;
+  } while (items.length < PAGE_SIZE && nextCursor !== null);
+  return { items, nextCursor };
+}
+
+/** Return a function that searches lanes by their state, or returns null if the last search was a moment ago. */
+function laneSearch(state, cursor, signal) {
+  let nextSearchAt = 0;
+  return async () => {
+    if (performance.now() < nextSearchAt) return null;
+    const page = await searchLanes(state, cursor, signal);
+    nextSearchAt = performance.now() + SEARCH_INTERVAL_MS;
+    return page;
+  };
+}
+
 export async function render(view) {
-  const { root, query, signal } = view;
+  const { root, query, signal, show } = view;
   const input = h("input", { name: "lane", autocomplete: "off", spellcheck: "false", placeholder: "https:api.example.com:443" });
   const submit = (event) => {
     event.preventDefault();
     if (input.value.trim()) location.hash = pageLink(lanePath(input.value.trim()));
+    else show({ state: states.value });
   };
+  const state = STATES.includes(query.state) ? query.state : "";
+  const states = select("state", [["", "any"], ...STATES.map((name) => [name, name])], state);
   const section = h("section", { "aria-label": "Downstreams" }, h("p", { class: "soft loading" }, "Loading…"));
   const { element: connection, setState } = connectionState();
   root.replaceChildren(h("div", { class: "heading" }, h("h1", null, "Downstreams"), connection),
     h("form", { class: "filters panel", role: "search", "aria-label": "Find a downstream", submit },
-      field("Exact name of a downstream", input), h("div", { class: "actions" }, h("button", { type: "submit", class: "primary" }, "Show"))),
+      field("Exact name of a downstream", input), field("State", states),
+      h("div", { class: "actions" },
+        h("button", { type: "submit", class: "primary" }, "Show"),
+        h("a", { class: "button", href: "#/downstreams" }, "Clear"))),
     section);
   await showLanes(view, setState, section, {
-    read: () => get("downstreams", { cursor: query.cursor, limit: PAGE_SIZE }, signal),
-    caption: "Lanes of downstreams, sorted by name",
-    empty: "There are no downstreams.",
+    read: state ? laneSearch(state, query.cursor, signal) : () => get("downstreams", { cursor: query.cursor, limit: PAGE_SIZE }, signal),
+    caption: `Lanes of downstreams${state ? ` in the state ${state}` : ""}, sorted by name`,
+    empty: state ? `No downstream is in the state ${state}.` : "There are no downstreams.",
     footer: (page) => [pager("downstreams", query, page)],
   });
 }
