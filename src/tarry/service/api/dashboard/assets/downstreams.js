@@ -26,12 +26,12 @@ function columns(actions) {
     { label: "State", cell: (item) => [statusBadge(item.state), stateNote(item)] },
     { label: "Breaker", cell: (item) => [item.breaker, item.consecutiveOpens > 1 ? ` (opened ${item.consecutiveOpens} times)` : null, breakerNote(item)] },
     { label: "Retry budget", class: "number", cell: (item) => decimal(item.local?.budget) },
-    { label: "Limits", cell: (item) => describeLimits(item) },
+    { label: "Limits", class: "limits", cell: (item) => describeLimits(item) },
     { label: "In flight", class: "number", cell: (item) => count(item.inFlight) },
     { label: "Pending", class: "number", cell: (item) => count(item.pending) },
     { label: "Dead", class: "number", cell: (item) => count(item.dead) },
     { label: "p50 / p99", class: "number", cell: ({ latency }) => (latency ? `${duration(latency.p50Ms)} / ${duration(latency.p99Ms)}` : "") },
-    { label: "Actions", cell: actions },
+    { label: "Actions", class: "lane-actions", cell: actions },
   ];
 }
 
