@@ -17,7 +17,7 @@ from tarry.idempotency.store import ExistingRecord, Record, decode_response, enc
 from tarry.runtime.clocks import in_trio
 from tarry.runtime.downstream import internal_downstream
 from tarry.runtime.retry import call
-from tarry.runtime.sqlite import begin_write, is_busy
+from tarry.runtime.sqlite import begin_write, is_busy_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -164,8 +164,8 @@ class SqliteStore:
         """
         if self._connection is None:
             # When two processes open a new file at the same time, one of them fails to switch it to
-            # WAL, because SQLite ignores the busy timeout for this switch.
-            self._connection = call(self._connect, on=is_busy, downstream=_FILE)
+            # WAL, because SQLite ignores the busy timeout for this switch. So opening is retried.
+            self._connection = call(self._connect, on=is_busy_error, downstream=_FILE)
         with self._connection as connection:
             begin_write(connection, self._busy_timeout)
             now = connection.execute(_NOW).fetchone()[0] if self._clock is None else self._clock()

@@ -61,6 +61,12 @@ def read_boot_ms() -> int:
     return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
 
 
+system_now: Callable[[], float] = time.monotonic
+system_sleep: Callable[[float], None] = time.sleep
+"""The monotonic clock and a blocking sleep, for a wait for another process. Unlike the functions of
+`environment`, `tarry.testing` does not replace them."""
+
+
 class CancelToken:
     """Interrupts the waits of functions that are not coroutines, for example at shutdown.
 

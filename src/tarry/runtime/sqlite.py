@@ -4,45 +4,45 @@ from __future__ import annotations
 
 import sqlite3
 
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import system_now, system_sleep
 
-_PAUSE_S = 0.000_2  # between two tries to get the write lock
-_LONG_WAIT_S, _LONG_PAUSE_S = 0.1, 0.002  # after this time, the pause is longer
+_PAUSE_S = 0.000_2
+"""The pause between two tries to acquire the write lock: 4 % of a core while a process waits. If
+the pause grew, processes that wait for long would acquire the lock less often than others."""
 
 
-def is_busy(error: BaseException) -> bool:
+def is_busy_error(error: BaseException) -> bool:
     """Return whether the error means that another process or connection has locked the file."""
-    if not isinstance(error, sqlite3.OperationalError):
-        return False
-    primary_code = error.sqlite_errorcode & 0xFF  # the higher bits are the extended code
-    return primary_code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are the extended code
+    return code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
 def begin_write(connection: sqlite3.Connection, timeout_s: float) -> None:
-    """Begin a write transaction, after the one of another process has ended.
+    """Begin a write transaction; wait while another connection holds the write lock.
 
-    Raises `sqlite3.OperationalError` if the other one has not ended after `timeout_s`. Afterwards
-    the busy timeout of the connection is `timeout_s`.
+    Raises `sqlite3.OperationalError` if the lock is not free after `timeout_s`. Sets the busy
+    timeout of the connection to `timeout_s`, also if it raises.
 
-    SQLite's own wait, the busy timeout, sleeps for 1, 2, 5, 10 and more milliseconds between its
-    tries, and in the end for 100 ms. While several processes write, the others get the lock
-    meanwhile. With 1,000 tasks a second for two (four) processes of the service, the p99 of a POST
-    was 11 to 85 ms (28 to 112 ms) and its maximum up to 535 ms (445 ms). With the short pauses of
-    this function, the p99 is 4 to 11 ms (9 to 44 ms) and the maximum up to 22 ms (75 ms). The tries
-    cost up to a quarter of the processor time with four processes.
+    SQLite's own wait (the busy timeout) sleeps for 1, 2, 5, 10 ms and so on between its tries, and
+    finally for 100 ms. During each sleep, another process can acquire the lock, so a process may
+    miss it many times in a row. Times of a POST in ms, with 1,000 tasks per second on 2 cores:
+
+        processes   busy timeout: p99, max   this function: p99, max
+        2           11 to 85, up to 535      4 to 11, up to 22
+        4           28 to 112, up to 445     9 to 44, up to 75
+
+    With four processes, the tries use up to a quarter of the processor time of the service.
     """
-    begin = environment.now()
+    begin = system_now()
     connection.execute("PRAGMA busy_timeout = 0")
     try:
         while True:
             try:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                waited_s = environment.now() - begin
-                if not is_busy(error) or waited_s >= timeout_s:
+                if not is_busy_error(error) or system_now() - begin >= timeout_s:
                     raise
-                pause_s = _LONG_PAUSE_S if waited_s > _LONG_WAIT_S else _PAUSE_S
-                environment.blocking_sleep(pause_s, None)
+                system_sleep(_PAUSE_S)
             else:
                 return
     finally:

@@ -40,7 +40,7 @@ from tests.service.stores.sqlite.harness import open_error, run_on_store
 
 
 def test_a_new_file_may_be_opened_by_two_processes_at_once(tmp_path: Path) -> None:
-    """While the version is read, another process may create the tables; the file is still valid."""
+    """A new file is valid if another process creates the tables while its version is read."""
     path = tmp_path / "tasks.db"
     with (
         closing(sqlite3.connect(path, isolation_level=None)) as connection,
@@ -48,8 +48,8 @@ def test_a_new_file_may_be_opened_by_two_processes_at_once(tmp_path: Path) -> No
     ):
 
         def create_tables(statement: str) -> None:
-            if "sqlite_schema" in statement:  # the last statement of `read_version`
-                with contextlib.suppress(sqlite3.OperationalError):  # the file is being read
+            if "sqlite_schema" in statement:  # the last query of `read_version`
+                with contextlib.suppress(sqlite3.OperationalError):  # "database is locked"
                     schema.upgrade(other, path, 0)
 
         connection.set_trace_callback(create_tables)

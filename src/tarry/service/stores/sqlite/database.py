@@ -30,7 +30,7 @@ from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.downstream import internal_downstream
 from tarry.runtime.retry import call
-from tarry.runtime.sqlite import begin_write, is_busy
+from tarry.runtime.sqlite import begin_write, is_busy_error
 from tarry.service.stores.sqlite import schema
 from tarry.service.stores.sqlite.clock import AnchoredClock
 from tarry.service.stores.sqlite.transaction import InternedNames, ReadTransaction, Transaction
@@ -406,7 +406,7 @@ def connect(path: StorePath) -> sqlite3.Connection:
     return call(
         _connect,
         path,
-        on=is_busy,
+        on=is_busy_error,
         policy=_CONNECT_POLICY,
         downstream=_FILE,
     )

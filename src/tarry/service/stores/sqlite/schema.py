@@ -302,13 +302,16 @@ def read_version(connection: sqlite3.Connection, path: StorePath) -> int:
     """Return the schema version of the file (0: empty); raise if the file cannot be used."""
     is_in_transaction = connection.in_transaction
     if not is_in_transaction:
-        # All values of one moment: another process may be creating the tables of a new file.
+        # Read all three values in one transaction: between two statements, another process may
+        # create the tables of a new file.
         connection.execute("BEGIN")
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    is_empty = not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
-    if not is_in_transaction:
-        connection.execute("COMMIT")
+    try:
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        is_empty = not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+    finally:
+        if not is_in_transaction:
+            connection.rollback()
     if application == _UNRELEASED_APPLICATION_ID:
         raise ConfigurationError(
             f"{path} was written by an unreleased version of tarry, whose files cannot be "
