@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,11 @@ class StoreFolder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> StoreFolder:
+def folder(tmp_path: Path) -> Iterator[StoreFolder]:
     """A store in a temporary folder."""
-    return StoreFolder(tmp_path)
+    store_folder = StoreFolder(tmp_path)
+    yield store_folder
+    store_folder.database.database.close()
 
 
 def test_database_and_bodies_are_copied(folder: StoreFolder) -> None:

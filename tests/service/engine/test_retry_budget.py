@@ -13,7 +13,7 @@ import pytest
 from tarry.core.outcome import SUCCESS, TRANSIENT
 from tarry.service.engine.retry_budget import SharedBudget
 from tarry.service.store import LeaseTerms
-from tarry.service.stores.sqlite.transaction import Transaction
+from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
 from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.synchronous_store import SynchronousSqliteStore
@@ -95,6 +95,12 @@ class KillableStore(SynchronousSqliteStore):
         if self._is_killed:
             await asyncio.Event().wait()
         return await super().write(operation, weight, urgent=urgent)
+
+    async def read(self, query: Callable[[ReadTransaction], T]) -> T:
+        """Run a query, unless the process was killed."""
+        if self._is_killed:
+            await asyncio.Event().wait()
+        return await super().read(query)
 
 
 async def start_process(path: Path, number: int) -> EngineHarness:
