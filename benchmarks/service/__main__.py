@@ -108,6 +108,24 @@ def print_part(lines: Iterable[str], checks: list[LimitCheck]) -> list[LimitChec
     return checks
 
 
+def measure_ingest(seconds: float, *, quick: bool) -> list[LimitCheck]:
+    """Run the part ingest; return its checks."""
+    result = ingest.run(seconds, print_progress)
+    checks = print_part(ingest.table_lines(result), ingest.check_limits(result))
+    for processes in ingest.PROCESS_COUNTS:
+        times_ms, rate = ingest.run_processes(processes, seconds, print_progress)
+        lines = ingest.processes_lines(processes, times_ms, rate)
+        checks += print_part(lines, ingest.check_processes(processes, times_ms))
+    overdue = 20_000 if quick else ingest.OVERDUE_TASKS
+    for name, single_tasks in (
+        ("during batches", ingest.run_bulk(seconds, print_progress)),
+        ("overdue backlog", ingest.run_overdue(overdue, seconds, print_progress)),
+    ):
+        lines = ingest.single_tasks_lines(name, single_tasks)
+        checks += print_part(lines, ingest.check_single_tasks(name, single_tasks))
+    return checks
+
+
 def measure_stores(args: argparse.Namespace, parts: Sequence[str]) -> list[LimitCheck]:
     """Run the parts that compare stores; return their checks."""
     checks = []
@@ -182,15 +200,7 @@ def main() -> None:
         results = run_backlog(small), run_backlog(large)
         checks += print_part(backlog.memory_lines(*results), backlog.check_memory(*results))
     if "ingest" in parts:
-        result = ingest.run(seconds, print_progress)
-        checks += print_part(ingest.table_lines(result), ingest.check_limits(result))
-        overdue = 20_000 if quick else ingest.OVERDUE_TASKS
-        for name, single_tasks in (
-            ("during batches", ingest.run_bulk(seconds, print_progress)),
-            ("overdue backlog", ingest.run_overdue(overdue, seconds, print_progress)),
-        ):
-            lines = ingest.single_tasks_lines(name, single_tasks)
-            checks += print_part(lines, ingest.check_single_tasks(name, single_tasks))
+        checks += measure_ingest(seconds, quick=quick)
     if "events" in parts:
         result = events.run(seconds, print_progress)
         checks += print_part(events.table_lines(result), events.check_limits(result))

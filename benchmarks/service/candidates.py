@@ -1,4 +1,4 @@
-"""The candidates of the job, each with the fastest settings found in a search.
+"""The candidates of the job. The peers have the fastest settings found in a search.
 
 The search ran on two cores; other settings may be faster on another machine.
 """
@@ -17,9 +17,11 @@ from benchmarks.service.tarry_server import SERVE_COMMAND
 Command = tuple[str, ...]
 
 BARE_LOOP, TARRY_SINGLE, TARRY_BATCH = "bare-loop", "tarry", "tarry-batch"
+TARRY_ONE_PROCESS, TARRY_BATCH_ONE_PROCESS = "tarry-1-process", "tarry-batch-1-process"
 CLIENT, CLIENT_THREADS, CLIENT_BATCH = "client", "client-threads", "client-batch"
 """The candidates that are not peers. `bare-loop`, a client without a queue, shows the highest rate
-that the machine allows. The last three use tarry's own clients."""
+that the machine allows. `tarry` and `tarry-batch` have two processes. The last three candidates
+use tarry's own clients."""
 OTHER_STORES = {
     f"tarry-{server}{suffix}": server
     for server in ("postgres", "redis")
@@ -42,7 +44,9 @@ class Candidate:
     """The server that it needs: `redis`, `postgres` or none."""
     processes: int = 1
     """Number of processes of `tarry serve`."""
-    warm_up_tasks: int = 200
+    warm_up_tasks: int = 2_000
+    """Enough for V8 to compile the code of the peers on Node, and for the limiter in each process
+    of tarry to find that a fifth of the attempts fail at every rate: it first tries lower rates."""
     packages: Path | None = None
     """A folder with packages for this candidate only."""
 
@@ -72,12 +76,21 @@ _CELERY = _python_module(
 _DRAMATIQ = ("dramatiq", f"{_PEERS}.dramatiq", "-p", "4", "-t", "8", "--skip-logging")
 _HUEY = ("huey.bin.huey_consumer", f"{_PEERS}.huey.queue", "-w", "8", "-k", "thread")
 _TASKIQ = ("taskiq", "worker", f"{_PEERS}.taskiq:broker", "-w", "2", "--max-async-tasks", "100")
+_SERVE_TWO_PROCESSES = (*SERVE_COMMAND, "--workers", "2")
 _TASKIQ_SCHEDULER = ("taskiq", "scheduler", f"{_PEERS}.taskiq:scheduler", "--update-interval", "1")
 
 CANDIDATES = {
     BARE_LOOP: Candidate(enqueuer=_peer_module("bare")),
-    TARRY_SINGLE: Candidate(enqueuer=_peer_module("tarry"), workers=(SERVE_COMMAND,)),
-    TARRY_BATCH: Candidate(enqueuer=_peer_module("tarry", "batch"), workers=(SERVE_COMMAND,)),
+    TARRY_SINGLE: Candidate(
+        enqueuer=tarry_enqueuer(), workers=(_SERVE_TWO_PROCESSES,), processes=2
+    ),
+    TARRY_BATCH: Candidate(
+        enqueuer=tarry_enqueuer(batch=True), workers=(_SERVE_TWO_PROCESSES,), processes=2
+    ),
+    TARRY_ONE_PROCESS: Candidate(enqueuer=tarry_enqueuer(), workers=(SERVE_COMMAND,)),
+    TARRY_BATCH_ONE_PROCESS: Candidate(
+        enqueuer=tarry_enqueuer(batch=True), workers=(SERVE_COMMAND,)
+    ),
     **{
         name: Candidate(enqueuer=_peer_module("tarry", name), workers=(SERVE_COMMAND,))
         for name in (CLIENT, CLIENT_THREADS, CLIENT_BATCH)
@@ -133,13 +146,13 @@ CANDIDATES = {
     ),
     "bullmq": Candidate(
         enqueuer=_node_script("bullmq", "enqueue"),
-        workers=(_node_script("bullmq", "work"),),
+        workers=(_node_script("bullmq", "work"),) * 2,
         server="redis",
     ),
     "graphile-worker": Candidate(
         set_up=_node_script("graphile", "set-up"),
         enqueuer=_node_script("graphile", "enqueue"),
-        workers=(_node_script("graphile", "work"),),
+        workers=(_node_script("graphile", "work"),) * 2,
         server="postgres",
     ),
 }
@@ -147,7 +160,7 @@ CANDIDATES = {
 
 def is_peer(name: str) -> bool:
     return name not in {
-        *(BARE_LOOP, TARRY_SINGLE, TARRY_BATCH),
+        *(BARE_LOOP, TARRY_SINGLE, TARRY_BATCH, TARRY_ONE_PROCESS, TARRY_BATCH_ONE_PROCESS),
         *(CLIENT, CLIENT_THREADS, CLIENT_BATCH),
         *OTHER_STORES,
     }

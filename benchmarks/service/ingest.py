@@ -1,6 +1,7 @@
-"""Latency of adding a task, in three situations.
+"""Latency of adding a task, in four situations.
 
 * stream: 1,000 new tasks per second, which are all delivered at once;
+* processes: the same stream for two and four processes that share one SQLite file;
 * bulk: 50 single tasks per second, while other clients send batches without a pause;
 * overdue: 50 single tasks per second, after a start with many overdue tasks in the store.
 
@@ -36,7 +37,8 @@ TASKS_PER_SECOND = 1_000
 SINGLE_TASKS_PER_SECOND = 50
 BULK_CLIENTS, BULK_BATCH_SIZE = 4, 1_000
 OVERDUE_TASKS = 300_000
-MAX_P99_MS = 50.0  # of single tasks
+PROCESS_COUNTS = (2, 4)
+MAX_P99_MS = 50.0  # of single tasks, and of the stream with several processes
 CONNECTIONS = 256
 SINGLE_TASKS_CONNECTIONS = 16  # the service accepts about one new connection every 10 ms when busy
 WARM_UP_S = 2.0
@@ -76,6 +78,15 @@ def run(seconds: float, progress: Callable[[str], None], *, event_readers: int =
         return IngestResult(*measured, event_counts)
 
 
+def run_processes(
+    processes: int, seconds: float, progress: Callable[[str], None]
+) -> tuple[list[float], float]:
+    """Send the stream to several processes; return the ms of each POST, and deliveries/s."""
+    progress(f"ingest: {processes} processes, {TASKS_PER_SECOND}/s for {seconds:g} s")
+    with _running_service(0, progress, processes) as (_, port, target):
+        return uvloop.run(_measure(tarry_server.address(port), target, seconds))
+
+
 def run_bulk(seconds: float, progress: Callable[[str], None]) -> SingleTasksResult:
     """Add single tasks while other clients add batches."""
     progress(f"ingest: during batches of {BULK_BATCH_SIZE:,} for {seconds:g} s")
@@ -94,9 +105,9 @@ def run_overdue(overdue: int, seconds: float, progress: Callable[[str], None]) -
 
 @contextmanager
 def _running_service(
-    overdue: int, progress: Callable[[str], None]
+    overdue: int, progress: Callable[[str], None], processes: int = 1
 ) -> Iterator[tuple[ProcessGroup, int, Target]]:
-    """Run the service on a store with overdue tasks; yield its processes, port and target."""
+    """Run the service on a store with overdue tasks; yield its process group, port and target."""
     with (
         tempfile.TemporaryDirectory(prefix="tarry-bench-") as home,
         running_target(Path(home)) as target,
@@ -109,7 +120,7 @@ def _running_service(
                 backlog.fill_store(tarry_server.store_url(folder), tasks, overdue, progress)
             )
         with ProcessGroup(tarry_server.environ(folder, port), folder) as group:
-            tarry_server.start(group, port)
+            tarry_server.start(group, port, processes)
             yield group, port, target
 
 
@@ -197,6 +208,15 @@ def table_lines(result: IngestResult) -> Iterator[str]:
     yield _quantile_line(result.times_ms)
 
 
+def processes_lines(
+    processes: int, times_ms: list[float], deliveries_per_second: float
+) -> Iterator[str]:
+    """Yield the lines of the table for a run with several processes."""
+    posts, rate = f"{len(times_ms):,} POSTs at {TASKS_PER_SECOND}/s", deliveries_per_second
+    yield f"\ningest, {processes} processes, {posts}, {rate:,.0f} deliveries/s (ms)"
+    yield _quantile_line(times_ms)
+
+
 def single_tasks_lines(name: str, result: SingleTasksResult) -> Iterator[str]:
     """Yield the lines of the table for single tasks during other work."""
     rate = result.other_tasks_per_second
@@ -215,6 +235,12 @@ def check_limits(result: IngestResult) -> list[LimitCheck]:
     return [
         LimitCheck("deliveries/s", result.deliveries_per_second, minimum=0.98 * TASKS_PER_SECOND)
     ]
+
+
+def check_processes(processes: int, times_ms: list[float]) -> list[LimitCheck]:
+    """Return the check of the p99 of the stream with several processes."""
+    name = f"POST p99 ms, {processes} processes"
+    return [LimitCheck(name, quantile(times_ms, 0.99), maximum=MAX_P99_MS)]
 
 
 def check_single_tasks(name: str, result: SingleTasksResult) -> list[LimitCheck]:

@@ -77,8 +77,9 @@ def wait_until_ready(
         time.sleep(0.05)
 
 
-def start(group: ProcessGroup, port: int) -> int:
-    """Start the service and wait until it is ready; return its process id."""
-    process = group.start(SERVE_COMMAND)
-    wait_until_ready(port, group.check)
+def start(group: ProcessGroup, port: int, processes: int = 1) -> int:
+    """Start the service, wait until all its processes are ready; return the id of the first."""
+    workers = ("--workers", str(processes)) if processes > 1 else ()
+    process = group.start((*SERVE_COMMAND, *workers))
+    wait_until_ready(port, group.check, processes)
     return process.pid

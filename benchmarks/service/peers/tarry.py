@@ -19,7 +19,7 @@ from benchmarks.service.client import Connections
 from benchmarks.service.peers import common
 from benchmarks.service.tarry_server import address, wait_until_ready
 
-SINGLE_CONNECTIONS, BATCH_CONNECTIONS = 128, 4
+SINGLE_CONNECTIONS, BATCH_CONNECTIONS = 128, 8
 CLIENT_COROUTINES, CLIENT_THREADS = 64, 8
 JSON_HEADERS = {"Content-Type": "application/json"}
 MINIMAL_RESPONSE_HEADERS = {"Prefer": "return=minimal"}
