@@ -668,7 +668,7 @@ def test_downstream_has_breaker_history_and_latency(
 
 
 LANE_CELLS: dict[str, str | re.Pattern[str]] = {
-    "State": re.compile(r"^PARKEDends in (9|10) min"),
+    "State": re.compile(r"^PARKEDprobes in (9|10) min"),
     "Retry budget": re.compile(r"^[\d.]+$"),
     "Limits": re.compile(r"^breaker setnow \d+ at a time$"),
     "In flight": "0",
@@ -961,7 +961,7 @@ def test_tables_are_not_wider_than_the_window(
 def test_long_url_does_not_fill_the_list(
     browser: Browser, tarry_service: Service, target: HtmlTarget
 ) -> None:
-    """A list shows three lines of a long URL, its tooltip and the page of the task all of it."""
+    """A list shows three lines of a long URL; its tooltip and the page of the task show all."""
     url = f"{target.url}/long/{'a-part-of-a-path/' * 60}"
     task = tarry_service.post(targetUrl=url, delayMs=3_600_000)
     with open_dashboard(browser, tarry_service, width=390) as dashboard:

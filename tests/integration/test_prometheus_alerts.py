@@ -1,6 +1,6 @@
 """The alerts of deploy/prometheus fire in a real Prometheus that scrapes services with failures.
 
-The rules are those of the file, but a minute of them lasts half a second.
+The test shortens the rules of the file: one minute becomes 500 ms.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ from tests.prometheus import RULES
 pytestmark = pytest.mark.timeout(300)
 
 MINUTE_MS = 500
-"""The length of a minute in the rules. A rate over 5 minutes needs several scrapes."""
+"""Replaces a minute in the rules. A rate over 5 minutes then covers 2.5 s, which are 12 scrapes."""
 SCRAPE_INTERVAL = "200ms"
-MAX_DUE_AGE_S = 1
-"""The age of the oldest due task at which an alert fires. In the file it is 60 s."""
-FLAPPING_PERIOD_S = 1.0
-"""The flapping target fails for this time, and then works for the same time."""
+DUE_AGE_THRESHOLD_S = 1
+"""The threshold of `TarryOldestDueTask`, which is 60 s in the file."""
+FLAPPING_PHASE_S = 1.0
+"""The flapping target fails for this time, then succeeds for the same time, and so on."""
 SLOW_TASKS, SLOW_RESPONSE_S = 300, 0.2
-"""Tasks of a process that makes one attempt at a time: they wait for a minute."""
-STEP_INTERVAL_S = 0.1
+"""A service that runs one attempt at a time starts the last of these tasks after 60 s."""
+POLL_INTERVAL_S = 0.1
+MAX_WAIT_S = 120.0  # on a busy machine; usually all alerts fire within 30 s
 
 
 def write_fast_rules(folder: Path) -> Path:
     """Write the rules with shorter durations; return the file."""
     rules = RULES.read_text("utf-8")
     assert 1 == rules.count("age_seconds) > 60\n")
-    rules = rules.replace("age_seconds) > 60\n", f"age_seconds) > {MAX_DUE_AGE_S}\n")
+    rules = rules.replace("age_seconds) > 60\n", f"age_seconds) > {DUE_AGE_THRESHOLD_S}\n")
     path = folder / "rules.yml"
     path.write_text(
         re.sub(r"\b(\d+)m\b", lambda minutes: f"{int(minutes[1]) * MINUTE_MS}ms", rules)
@@ -50,7 +51,7 @@ def write_fast_rules(folder: Path) -> Path:
 
 
 def respond(path: str, number: int) -> int:
-    """Return the status of the `number`th request for a path of the target."""
+    """Return the status of a response; `number` counts the requests for this path from 1."""
     match path.split("/")[1]:
         case "healthy":
             return 200
@@ -59,7 +60,7 @@ def respond(path: str, number: int) -> int:
         case "refused":
             return 410
         case "flapping":
-            return 503 if time.monotonic() % (2 * FLAPPING_PERIOD_S) < FLAPPING_PERIOD_S else 200
+            return 503 if time.monotonic() % (2 * FLAPPING_PHASE_S) < FLAPPING_PHASE_S else 200
         case "slow":
             time.sleep(SLOW_RESPONSE_S)
             return 200
@@ -71,14 +72,14 @@ LIMITS: dict[str, dict[str, Any]] = {
     "retried": {"breaker": {"enabled": False}},
     "broken": {"breaker": {"enabled": False}},
     "flapping": {"breaker": {"consecutiveFailures": 1, "openForMs": 200, "maxOpenMs": 200}},
-    "poor": {"breaker": {"enabled": False}, "budget": {"ratio": 0.01, "minPerSecond": 0}},
+    "small-budget": {"breaker": {"enabled": False}, "budget": {"ratio": 0.01, "minPerSecond": 0}},
 }
-"""Limits by lane key. A breaker would reduce the number of failing attempts."""
+"""Limits by lane key. Breakers are disabled where they would stop the failing attempts."""
 POLICY = {"maxAttempts": 1_000, "initialDelayMs": 200, "maxDelayMs": 200}
 
 
-class LoadedService:
-    """A service that gets tasks for lanes of a target, with a lane key for each kind of failure."""
+class TaskProducer:
+    """Creates tasks. Their lane key begins the path of the URL, and selects the responses."""
 
     def __init__(self, running_service: Service, failing_target: Target) -> None:
         self.service = running_service
@@ -105,11 +106,11 @@ class LoadedService:
 
 @contextmanager
 def repeat(step: Callable[[], object]) -> Iterator[None]:
-    """Call a function in a thread until the end of the block."""
-    is_ended = threading.Event()
+    """Call a function every `POLL_INTERVAL_S` in a thread until the block ends."""
+    stop_event = threading.Event()
 
     def run() -> None:
-        while not is_ended.wait(STEP_INTERVAL_S):
+        while not stop_event.wait(POLL_INTERVAL_S):
             step()
 
     thread = threading.Thread(target=run, daemon=True)
@@ -117,19 +118,22 @@ def repeat(step: Callable[[], object]) -> Iterator[None]:
     try:
         yield
     finally:
-        is_ended.set()
+        stop_event.set()
         thread.join()
 
 
 def wait_until_firing(api: Prometheus, expected: set[tuple[str, str, str]]) -> set[str]:
     """Wait until alerts fire; return the lanes of all alerts that have fired.
 
-    An alert is (name, label, value); the label is empty for an alert of all processes.
+    `expected` has tuples of alert name, label name and label value. Both are empty for alerts that
+    are aggregated over all processes.
     """
     firing_lanes: set[str] = set()
     missing = expected
+    deadline = time.monotonic() + MAX_WAIT_S
     while missing:
-        time.sleep(STEP_INTERVAL_S)
+        assert time.monotonic() < deadline, f"these alerts do not fire: {missing}"
+        time.sleep(POLL_INTERVAL_S)
         alerts = [alert for alert in api.get("alerts")["alerts"] if alert["state"] == "firing"]
         firing_lanes |= {alert["labels"].get("lane", "") for alert in alerts}
         missing = missing - {
@@ -141,7 +145,7 @@ def wait_until_firing(api: Prometheus, expected: set[tuple[str, str, str]]) -> s
 
 
 def test_every_alert_fires(tmp_path: Path) -> None:
-    """Each alert fires for the lane or the process that fails, and no alert for a healthy lane."""
+    """Every alert fires, for the failing lane or process if it has such a label, not for others."""
     folders = [tmp_path / name for name in ("failing", "busy", "locked", "prometheus")]
     for folder in folders:
         folder.mkdir()
@@ -150,7 +154,7 @@ def test_every_alert_fires(tmp_path: Path) -> None:
     with ExitStack() as stack:
         failing_target = stack.enter_context(target(respond))
         failing, busy, locked = (
-            LoadedService(running_service, failing_target)
+            TaskProducer(running_service, failing_target)
             for running_service in (
                 stack.enter_context(service(folders[0])),
                 stack.enter_context(service(folders[1], *busy_flags)),
@@ -165,13 +169,14 @@ def test_every_alert_fires(tmp_path: Path) -> None:
         assert set() == api.wait_for_results({"sum(up) == 3"})
 
         failing.set_limits()
-        keys = ("healthy", "retried", "broken", "refused", "flapping", "poor")
+        keys = ("healthy", "retried", "broken", "refused", "flapping", "small-budget")
         stack.enter_context(repeat(lambda: failing.post(*keys)))
-        # A probe checks the storage of bodies, which otherwise is used by large bodies only.
-        stack.enter_context(repeat(lambda: busy.service.request("GET", "/readyz")))
         busy.post(*["slow"] * SLOW_TASKS)
         shutil.rmtree(bodies, ignore_errors=True)
         bodies.touch()  # a file where the service needs a folder
+        assert bodies.is_file()
+        # GET /readyz checks the storage of bodies, which otherwise only large bodies use.
+        stack.enter_context(repeat(lambda: busy.service.request("GET", "/readyz")))
         database = stack.enter_context(closing(sqlite3.connect(folders[2] / "tarry.db")))
         database.execute("BEGIN IMMEDIATE")
 
@@ -184,7 +189,7 @@ def test_every_alert_fires(tmp_path: Path) -> None:
             ("TarryRetriesWithoutErrors", "lane", f"default/{failing.lane('retried')}"),
             ("TarryRetriesNeverConverge", "lane", f"default/{failing.lane('broken')}"),
             ("TarryBreakerFlapping", "lane", f"default/{failing.lane('flapping')}"),
-            ("TarryBudgetEmpty", "lane", f"default/{failing.lane('poor')}"),
+            ("TarryBudgetEmpty", "lane", f"default/{failing.lane('small-budget')}"),
         }
         firing_lanes = wait_until_firing(api, expected)
         assert f"default/{failing.lane('healthy')}" not in firing_lanes

@@ -22,9 +22,11 @@ export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 }
 
-/** Return a name or URL as text that breaks after its separators where it is too long for a line. */
+/** Return the child nodes of a long name or URL: its text, with an optional line break (`<wbr>`) after each group of separators, but not after the `//` of a URL. */
 export function breakable(text) {
-  return text.split(/(?<=[@?&=,;]|[^/:]\/)(?![@/?&=,;])/).flatMap((part, index) => (index ? [h("wbr"), part] : [part]));
+  // Without a lookbehind, which Safari supports only from version 16.4 on.
+  const parts = text.match(/[^]*?(?:(?:[@?&=,;]|[^/:]\/)(?![@/?&=,;])|$)/g).filter(Boolean);
+  return parts.flatMap((part, index) => (index ? [h("wbr"), part] : [part]));
 }
 
 /** Return a definition list of [name, value] pairs; pairs without a value are left out. */

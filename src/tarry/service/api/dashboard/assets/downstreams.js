@@ -8,7 +8,7 @@ import { pager } from "./tasks.js";
 
 const PAGE_SIZE = 50;
 const STATES = ["PARKED", "PAUSED", "PROBING", "ACTIVE"];
-/** The API has no filter by state: a search reads all downstreams in pages of this size until enough of them match. */
+/** The API has no filter by state: a search reads all downstreams in pages of this size until `PAGE_SIZE` of them match. */
 const SEARCH_PAGE_SIZE = 200;
 /** A search of 10,000 downstreams takes the service about a second, so an open page repeats it less often than other reads. */
 const SEARCH_INTERVAL_MS = 10_000;
@@ -37,7 +37,9 @@ function columns(actions) {
 
 function stateNote(item) {
   const notes = [item.local?.waitReason];
-  if (item.parkedUntil !== null && item.state === "PARKED") notes.unshift(`ends ${relative(item.parkedUntil)}`);
+  if (item.parkedUntil !== null && item.state === "PARKED") {
+    notes.unshift(item.parkedUntil > Date.now() ? `probes ${relative(item.parkedUntil)}` : "probes are due");
+  }
   return notes.filter(Boolean).map((note) => h("div", { class: "hint" }, note));
 }
 
@@ -123,13 +125,18 @@ function editLimits(item, onChange) {
 }
 
 /**
- * Show lanes and keep them up to date; `read()` returns a page of lanes, or null if the last page stays. `caption` is that of
- * the table, and `empty` the text without lanes. `onItem(item)` is called for each lane that was read.
+ * Show lanes and keep them up to date; `read()` returns a page of lanes, or null to keep the current rows. `caption` is the
+ * caption of the table. `emptyText` is shown if there are no lanes. `onItem(item)` is called for each lane that was read.
  */
-async function showLanes({ signal }, setState, section, { read, caption, empty = "", footer, onItem = () => {} }) {
+async function showLanes({ signal }, setState, section, { read, caption, emptyText = "", footer, onItem = () => {} }) {
   const rows = new Map();
   let shownText = "";
-  const shown = columns((item) => laneActions(item, () => rows.get(item.lane).item, update));
+  let actionCount = 0;
+  const onAction = (item) => {
+    actionCount += 1;
+    update(item);
+  };
+  const shown = columns((item) => laneActions(item, () => rows.get(item.lane).item, onAction));
   function update(item) {
     onItem(item);
     const known = rows.get(item.lane);
@@ -139,7 +146,7 @@ async function showLanes({ signal }, setState, section, { read, caption, empty =
   }
   function show(page) {
     if (page === null) {
-      rows.forEach(({ item }) => update(item)); // the time until a lane is tried again has changed
+      rows.forEach(({ item }) => update(item)); // relative times, such as "in 9 min", change even if the data has not
       return false;
     }
     // A retry budget fills up again for seconds after an attempt: this is no reason to read more often.
@@ -148,22 +155,27 @@ async function showLanes({ signal }, setState, section, { read, caption, empty =
     shownText = text;
     const isSame = page.items.length === rows.size && page.items.every((item) => rows.has(item.lane));
     if (isSame && (rows.size || !hasChanged)) {
-      page.items.forEach(update); // also if nothing has changed: the time until a lane is tried again has
+      page.items.forEach(update); // relative times, such as "in 9 min", change even if the data has not
       return hasChanged;
     }
     replaceContent(section, page.items.length ? table(caption, shown, page.items)
-      : h("p", { class: "empty panel" }, empty), ...footer(page));
+      : h("p", { class: "empty panel" }, emptyText), ...footer(page));
     rows.clear();
     page.items.forEach(onItem);
     page.items.forEach((item, index) => rows.set(item.lane, { item, element: section.querySelector("tbody").rows[index] }));
     return hasChanged;
   }
-  const readAndShow = async () => show(await read());
+  const readAndShow = async () => {
+    const countBefore = actionCount;
+    const page = await read();
+    // A read that began before an action may have the lane as it was before: the row keeps the result of the action.
+    return actionCount === countBefore ? show(page) : true;
+  };
   await readAndShow();
   follow(signal, readAndShow, setState);
 }
 
-/** Return the lanes with a state from a cursor on: all of a few pages, until there are enough of them. */
+/** Return the lanes in `state` from `cursor` on. Reads pages until `PAGE_SIZE` lanes match, and returns all matches on these pages. */
 async function searchLanes(state, cursor, signal) {
   const items = [];
   let nextCursor = cursor;
@@ -175,13 +187,15 @@ async function searchLanes(state, cursor, signal) {
   return { items, nextCursor };
 }
 
-/** Return a function that searches lanes by their state, or returns null if the last search was a moment ago. */
+/** Return a function that searches lanes by state. It returns null if its last search was less than `SEARCH_INTERVAL_MS` ago. */
 function laneSearch(state, cursor, signal) {
   let nextSearchAt = 0;
   return async () => {
     if (performance.now() < nextSearchAt) return null;
+    const begin = performance.now();
     const page = await searchLanes(state, cursor, signal);
-    nextSearchAt = performance.now() + SEARCH_INTERVAL_MS;
+    const end = performance.now();
+    nextSearchAt = end + Math.max(SEARCH_INTERVAL_MS, 4 * (end - begin)); // searches take at most a fifth of the time
     return page;
   };
 }
@@ -200,20 +214,21 @@ export async function render(view) {
   const { element: connection, setState } = connectionState();
   root.replaceChildren(h("div", { class: "heading" }, h("h1", null, "Downstreams"), connection),
     h("form", { class: "filters panel", role: "search", "aria-label": "Find a downstream", submit },
-      field("Exact name of a downstream", input), field("State", states),
+      field("Exact name of a downstream (opens its page)", input), field("State", states),
       h("div", { class: "actions" },
         h("button", { type: "submit", class: "primary" }, "Show"),
         h("a", { class: "button", href: "#/downstreams" }, "Clear"))),
     section);
+  const more = query.cursor ? "more " : "";
   await showLanes(view, setState, section, {
     read: state ? laneSearch(state, query.cursor, signal) : () => get("downstreams", { cursor: query.cursor, limit: PAGE_SIZE }, signal),
-    caption: `Lanes of downstreams${state ? ` in the state ${state}` : ""}, sorted by name`,
-    empty: state ? `No downstream is in the state ${state}.` : "There are no downstreams.",
+    caption: `Downstreams${state ? ` in the state ${state}` : ""}, sorted by name`,
+    emptyText: state ? `No ${more}downstream is in the state ${state}.` : `There are no ${more}downstreams.`,
     footer: (page) => [pager("downstreams", query, page)],
   });
 }
 
-/** Return a section that `build(item)` returns again when `parts(item)` has changed; until then a screen reader keeps its position. */
+/** Return a section that `build(item)` builds again only when `parts(item)` has changed, so that a screen reader keeps its position otherwise. */
 function activitySection(parts, build) {
   const section = { element: h("section"), update };
   let shownText = null;

@@ -36,7 +36,7 @@ export function time(epochMs, { withMs = false } = {}) {
   return h("time", { datetime: at.toISOString(), title: at.toISOString() }, text);
 }
 
-/** Return a `time` element with the local time of day, and with the day unless it is today; its tooltip has UTC. */
+/** Return a `time` element with the local time of day, preceded by the date unless that is today; its tooltip has UTC. */
 export function shortTime(epochMs) {
   const at = new Date(epochMs);
   const withDay = at.toDateString() !== new Date().toDateString();
