@@ -17,11 +17,10 @@ from benchmarks.service.tarry_server import SERVE_COMMAND
 Command = tuple[str, ...]
 
 BARE_LOOP, TARRY_SINGLE, TARRY_BATCH = "bare-loop", "tarry", "tarry-batch"
-TARRY_ONE_PROCESS, TARRY_BATCH_ONE_PROCESS = "tarry-1-process", "tarry-batch-1-process"
+TARRY_TWO_PROCESSES, TARRY_BATCH_TWO_PROCESSES = "tarry-2-processes", "tarry-batch-2-processes"
 CLIENT, CLIENT_THREADS, CLIENT_BATCH = "client", "client-threads", "client-batch"
 """The candidates that are not peers. `bare-loop`, a client without a queue, shows the highest rate
-that the machine allows. `tarry` and `tarry-batch` have two processes. The last three candidates
-use tarry's own clients."""
+that the machine allows. The last three candidates use tarry's own clients."""
 OTHER_STORES = {
     f"tarry-{server}{suffix}": server
     for server in ("postgres", "redis")
@@ -81,15 +80,13 @@ _TASKIQ_SCHEDULER = ("taskiq", "scheduler", f"{_PEERS}.taskiq:scheduler", "--upd
 
 CANDIDATES = {
     BARE_LOOP: Candidate(enqueuer=_peer_module("bare")),
-    TARRY_SINGLE: Candidate(
+    TARRY_SINGLE: Candidate(enqueuer=tarry_enqueuer(), workers=(SERVE_COMMAND,)),
+    TARRY_BATCH: Candidate(enqueuer=tarry_enqueuer(batch=True), workers=(SERVE_COMMAND,)),
+    TARRY_TWO_PROCESSES: Candidate(
         enqueuer=tarry_enqueuer(), workers=(_SERVE_TWO_PROCESSES,), processes=2
     ),
-    TARRY_BATCH: Candidate(
+    TARRY_BATCH_TWO_PROCESSES: Candidate(
         enqueuer=tarry_enqueuer(batch=True), workers=(_SERVE_TWO_PROCESSES,), processes=2
-    ),
-    TARRY_ONE_PROCESS: Candidate(enqueuer=tarry_enqueuer(), workers=(SERVE_COMMAND,)),
-    TARRY_BATCH_ONE_PROCESS: Candidate(
-        enqueuer=tarry_enqueuer(batch=True), workers=(SERVE_COMMAND,)
     ),
     **{
         name: Candidate(enqueuer=_peer_module("tarry", name), workers=(SERVE_COMMAND,))
@@ -160,7 +157,7 @@ CANDIDATES = {
 
 def is_peer(name: str) -> bool:
     return name not in {
-        *(BARE_LOOP, TARRY_SINGLE, TARRY_BATCH, TARRY_ONE_PROCESS, TARRY_BATCH_ONE_PROCESS),
+        *(BARE_LOOP, TARRY_SINGLE, TARRY_BATCH, TARRY_TWO_PROCESSES, TARRY_BATCH_TWO_PROCESSES),
         *(CLIENT, CLIENT_THREADS, CLIENT_BATCH),
         *OTHER_STORES,
     }
