@@ -298,6 +298,7 @@ def test_latencies_of_many_lanes_are_stored() -> None:
         stored = await harness.store.read_lane_activity([task.lane for task in tasks])
         assert {task.lane for task in tasks} == set(stored)
         assert {} == harness.metrics.take_latencies()
+        await harness.engine.stop(1)
 
     run(main)
 
