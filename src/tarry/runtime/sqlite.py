@@ -31,7 +31,7 @@ def begin_write(connection: sqlite3.Connection, timeout_s: float) -> None:
         2           11 to 85, up to 535      4 to 11, up to 22
         4           28 to 112, up to 445     9 to 44, up to 75
 
-    With four processes, the tries use up to a quarter of the processor time of the service.
+    With four processes, the service took up to a third more processor time for a task.
     """
     begin = system_now()
     connection.execute("PRAGMA busy_timeout = 0")
