@@ -659,6 +659,46 @@ class CallbackDelivery:
         self._on_done(asyncio.CancelledError())
 
 
+class SlowStartTarget(CallbackTarget):
+    """A target for which each start of a delivery takes a millisecond of processor time."""
+
+    def __init__(self) -> None:
+        super().__init__(delay_s=0.5)
+        self.elapsed_s = 0.0
+
+    def start(self, request: DeliveryRequest, on_done: DeliveryCallback) -> PendingDelivery:
+        """Start a delivery after a millisecond."""
+        self.elapsed_s += 0.001
+        return super().start(request, on_done)
+
+
+def test_task_that_becomes_due_during_many_starts_waits_for_few_of_them() -> None:
+    """While many tasks of one tenant are started, the due task of another tenant has its turn."""
+
+    async def main() -> None:
+        target, loop = SlowStartTarget(), asyncio.get_running_loop()
+        harness = EngineHarness(
+            target,
+            limits=EngineLimits(max_running_attempts=1_000, max_lane_running_attempts=1_000),
+            monotonic=lambda: loop.time() + target.elapsed_s,
+        )
+        new_task, url = harness.new_task, "http://b.example:80/"
+        await harness.add(new_task(), new_task(url, tenant="b"))  # loads the policies
+        await asyncio.sleep(1)
+        target.requests.clear()
+        many = [new_task(f"http://host{number}.example:80/") for number in range(50)]
+        await harness.store.add([*many, new_task(url, tenant="b", delay_ms=20)])
+        claimed = await harness.store.claim(harness.context.lease_terms, limit=60, per_lane=60)
+        assert 51 == len(claimed.tasks)
+        harness.engine.worker.add(claimed.tasks)
+        urls = [request.url for request in target.requests]
+        assert 51 == len(urls)
+        assert 10 < urls.index(url) < 30
+        await harness.engine.stop(60)
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     ("delay_s", "status", "cancelled_count"),
     [(3.0, Status.SUCCEEDED, 0), (30.0, Status.IN_FLIGHT, 2)],

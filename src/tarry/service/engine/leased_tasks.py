@@ -192,7 +192,7 @@ class LeasedTasks(dict[str, LeasedTask]):
                     self.add_to_rotation(lane)
         heap = self._heap
         if heap and heap[0][0] <= now:
-            self._queue_due_tasks(now)
+            self.queue_due_tasks(now)
 
     def return_to_front(self, leased_task: LeasedTask) -> None:
         """Put a task that `pop_next_due` returned back at the front of its lane's queue."""
@@ -250,12 +250,12 @@ class LeasedTasks(dict[str, LeasedTask]):
         # A timer may fire early (uvloop's by up to 1.4 ms), so the clock decides which tasks are
         # due, and the timer is set again for the other tasks.
         self._timer = None
-        is_due = self._queue_due_tasks(self._now())
+        is_due = self.queue_due_tasks(self._now())
         self._arm_timer()
         if is_due:
             self._on_due()
 
-    def _queue_due_tasks(self, now: int) -> bool:
+    def queue_due_tasks(self, now: int) -> bool:
         """Move tasks that are due from the heap to their lanes; return whether there were any."""
         heap, is_due = self._heap, False
         while heap and heap[0][0] <= now:
