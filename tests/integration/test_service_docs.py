@@ -11,12 +11,13 @@ import io
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ _NUMBER = re.compile(r"\b\d[\d,]*")
 _REPEATED_COMMAND = re.compile(r"tarry (tasks (show|explain) .*|downstreams)")
 _OUTPUT_TIMEOUT_S = 30.0
 """A repeated command must print the output on the page within this time."""
+_START_TIMEOUT_S = 30.0
 _SHELL_SYNTAX = re.compile(r"[$`|<>;&]")
 _NOT_RUN = ("pip install", "tarry serve", "make serve", "python examples/")
 """Commands that are not run here: the fixture has done their work, or other tests run them."""
@@ -150,11 +152,24 @@ class PageRunner:
             cwd=self._service.folder,
         )
         self._processes.append(process)
+        target = self._actual_addresses[DOCUMENTED_TARGET]
+        host, _, port = target.partition(":")
+        if port in arguments:  # else the first attempts of the next command could be refused
+            deadline = time.monotonic() + _START_TIMEOUT_S
+            while not _is_listening(host, int(port)):
+                assert time.monotonic() < deadline, f"{command} did not start"
+                time.sleep(0.01)
 
     def _matches(self, expected: str, printed: str) -> bool:
         parts = _normalize(self.substitute_actual_values(expected)).split("...")
         pattern = ".*".join(re.escape(part.strip()) for part in parts)
         return re.fullmatch(pattern, _normalize(printed), re.DOTALL) is not None
+
+
+def _is_listening(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), _START_TIMEOUT_S):
+        return True
+    return False
 
 
 def _normalize(text: str) -> str:
