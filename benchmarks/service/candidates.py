@@ -54,9 +54,9 @@ def _peer_module(name: str, *role: str) -> Command:
     return (sys.executable, "-m", f"benchmarks.service.peers.{name}", *role)
 
 
-def tarry_enqueuer(*, batch: bool = False) -> Command:
+def tarry_enqueuer(*, batch: bool = False, processes: int = 1) -> Command:
     """Return the command that adds the tasks of the job to `tarry serve`."""
-    return _peer_module("tarry", *(["batch"] if batch else []))
+    return _peer_module("tarry", "batch" if batch else "single", str(processes))
 
 
 def _python_module(*arguments: str) -> Command:

@@ -2,7 +2,7 @@
 
 In the rows `all`, N processes accept and deliver tasks (`tarry serve --workers N`). In the rows
 `worker`, one process accepts tasks (`--role api`), and N other processes deliver them, so that each
-task is claimed.
+task is claimed. The connections of the enqueuing process and the tasks of the warm-up grow with N.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 PROCESS_COUNTS = (1, 2, 4)
 ROLES = ("all", "worker")
-TASKS, ROUNDS = 10_000, 3
+TASKS, ROUNDS = 30_000, 3
 WARM_UP_TASKS = 2_000
-"""Each process must have learned that a fifth of the attempts fail at any rate. Until then, its
-limiter of the target tries lower rates."""
+"""Tasks for each process: it must have learned that a fifth of the attempts fail at any rate. Until
+then, its limiter of the target tries lower rates."""
 MAX_CPU_RATIO = 1.15
 
 
@@ -65,11 +65,11 @@ def _build_candidate(setup: Setup) -> Candidate:
         commands, total = ((*SERVE_COMMAND, "--role", "api"), worker), setup.processes + 1
     server = "" if setup.engine == "sqlite" else setup.engine
     return Candidate(
-        enqueuer=tarry_enqueuer(),
+        enqueuer=tarry_enqueuer(processes=setup.processes),
         workers=commands,
         server=server,
         processes=total,
-        warm_up_tasks=WARM_UP_TASKS,
+        warm_up_tasks=WARM_UP_TASKS * setup.processes,
     )
 
 

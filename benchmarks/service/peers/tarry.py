@@ -1,14 +1,16 @@
 """tarry: five ways to add tasks to `tarry serve`; each task has an idempotency key.
 
-Without a role, or with the role `batch`, the fast client of the benchmark sends a POST for each
-task or batch: this shows the limit of the server. `client` calls `AsyncClient.enqueue` in 64
-coroutines, `client-threads` calls `Client.enqueue` in 8 threads, and `client-batch` calls
+With the roles `single` and `batch`, the fast client of the benchmark sends a POST for each task or
+batch: this shows the limit of the server. It has a fixed number of connections for each process of
+the service; the second argument is the number of processes. `client` calls `AsyncClient.enqueue` in
+64 coroutines, `client-threads` calls `Client.enqueue` in 8 threads, and `client-batch` calls
 `AsyncClient.enqueue_many`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
@@ -57,7 +59,8 @@ def build_arguments(task_id):
 
 async def connect_enqueuer():
     is_batch = common.role() == "batch"
-    connection_count = BATCH_CONNECTIONS if is_batch else SINGLE_CONNECTIONS
+    processes = int(sys.argv[2])
+    connection_count = processes * (BATCH_CONNECTIONS if is_batch else SINGLE_CONNECTIONS)
     headers = JSON_HEADERS | MINIMAL_RESPONSE_HEADERS if is_batch else JSON_HEADERS
     connections = await Connections.open(address(), connection_count, headers)
     path = "/retry-tasks/batch" if is_batch else "/retry-tasks"
