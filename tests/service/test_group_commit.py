@@ -419,6 +419,34 @@ def test_end_linger_starts_the_group() -> None:
     asyncio.run(main())
 
 
+def test_end_linger_with_a_delay_ends_it_earlier() -> None:
+    """Of several delays the shortest counts, and a delay never makes the linger longer."""
+
+    async def main() -> None:
+        commit = DoublingCommit()
+        commit.may_finish.set()
+        group_commit = AsyncGroupCommit(commit, max_items=100, max_pending=None, linger_s=10)
+        group_commit.end_linger(1)
+        group_commit.post(1)
+        for delay_s in (20, 6, 8):
+            group_commit.end_linger(delay_s)
+        await asyncio.sleep(5)
+        assert [] == commit.calls
+        group_commit.post(2)
+        group_commit.end_linger(5)
+        await asyncio.sleep(2)
+        assert [[1, 2]] == commit.calls
+        group_commit.post(3)
+        await asyncio.sleep(9)
+        assert [[1, 2]] == commit.calls
+        group_commit.end_linger(-1)
+        await asyncio.sleep(0)
+        assert [[1, 2], [3]] == commit.calls
+
+    with VirtualClock() as clock:
+        clock.run(main)
+
+
 def test_many_posted_items_do_not_linger() -> None:
     """A group starts at once when enough items wait."""
 

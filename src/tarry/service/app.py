@@ -37,6 +37,7 @@ try:
     from tarry.service.delivery.signing import Signer
     from tarry.service.delivery.targets import parse_target
     from tarry.service.encryption import Codec
+    from tarry.service.engine.claim_turns import ClaimTurns
     from tarry.service.engine.context import (
         BODY_STORE,
         EngineContext,
@@ -210,6 +211,7 @@ class Service:
                 policies=PolicyCache(self.store, clock.now_ms),
                 lanes=lanes,
                 limit_table=limit_table,
+                claim_turns=ClaimTurns(),
                 clock=clock,
                 reporter=Reporter(self.metrics, clock.now_ms),
                 health=health,

@@ -191,7 +191,7 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         linger_s: float = 0.0,
     ) -> None:
         super().__init__(max_weight=max_items, max_pending=max_pending)
-        self._linger_s = linger_s
+        self.linger_s: float = linger_s
         self._linger_timer: asyncio.TimerHandle | None = None
         """Not None while posted items linger; then nothing else waits."""
         # Half of a group, so that a bulk entry and urgent entries fit in one group.
@@ -230,9 +230,9 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         """
         last = self._bulk[-1] if self._bulk else None
         if last is None or last.future is not None or last.weight >= self._max_entry_weight:
-            if self._linger_s and last is None and not self._urgent:
+            if self.linger_s and last is None and not self._urgent:
                 loop = asyncio.get_running_loop()
-                self._linger_timer = loop.call_later(self._linger_s, self.end_linger)
+                self._linger_timer = loop.call_later(self.linger_s, self.end_linger)
                 self._update_min_start_weight()
             self._enqueue(Entry([item], None, 1))
             return
@@ -242,11 +242,22 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         if self._waiting_weight >= self._min_start_weight and not self._is_start_scheduled:
             self._schedule_start()
 
-    def end_linger(self) -> None:
-        """Start the group of lingering items in the next iteration of the event loop."""
-        if self._linger_timer is not None:
-            self._cancel_linger_timer()
-            self._schedule_start()
+    def end_linger(self, delay_s: float = 0.0) -> None:
+        """Start the group of lingering items after `delay_s` at the latest.
+
+        Without a delay, it starts in the next iteration of the event loop.
+        """
+        timer = self._linger_timer
+        if timer is None:
+            return
+        if delay_s > 0:
+            loop = asyncio.get_running_loop()
+            if timer.when() > loop.time() + delay_s:
+                timer.cancel()
+                self._linger_timer = loop.call_later(delay_s, self.end_linger)
+            return
+        self._cancel_linger_timer()
+        self._schedule_start()
 
     def _cancel_linger_timer(self) -> None:
         if self._linger_timer is not None:

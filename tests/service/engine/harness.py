@@ -15,6 +15,7 @@ from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.delivery.signing import Signer
 from tarry.service.delivery.targets import lane_name, parse_target
 from tarry.service.encryption import Codec
+from tarry.service.engine.claim_turns import ClaimTurns
 from tarry.service.engine.context import (
     BODY_STORE,
     EngineContext,
@@ -124,6 +125,7 @@ class EngineHarness:
             policies=PolicyCache(self.store, clock.now_ms),
             lanes=self.lanes,
             limit_table=limit_table,
+            claim_turns=ClaimTurns(),
             clock=clock,
             reporter=reporter,
             health=health,

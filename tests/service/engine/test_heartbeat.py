@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
+from tarry.service.engine.claim_turns import TURN_MS
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import Status, WorkerRecord
 from tarry.service.store import ClaimResult, LeaseTerms
@@ -116,6 +118,91 @@ def test_an_api_process_stores_tasks_and_wakes_a_worker() -> None:
         assert [] == no_target.requests
         for harness in (api, worker):
             await harness.engine.stop(1)
+
+    run(main)
+
+
+class ClaimTimesStore(FailingStore):
+    """A store that records the milliseconds of each claim within a round of two turns."""
+
+    def __init__(self, clock: Callable[[], int], state: ReferenceState) -> None:
+        super().__init__(clock, state)
+        self.claim_times: list[int] = []
+
+    async def claim(
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
+    ) -> ClaimResult:
+        """Claim, and record the time."""
+        result = await super().claim(terms, limit=limit, per_lane=per_lane, lane_limits=lane_limits)
+        self.claim_times.append(result.now % (2 * TURN_MS))
+        return result
+
+
+def test_processes_claim_in_turns_while_tasks_arrive() -> None:
+    """While another process adds tasks, each of two workers claims in its own turn."""
+
+    async def main() -> None:
+        state, loop = ReferenceState(), asyncio.get_running_loop()
+
+        def now_ms() -> int:
+            return int((EPOCH_S + loop.time()) * 1000)
+
+        target = FakeTarget(OK)
+        api = EngineHarness(target, store=new_store(state), role="api")
+        stores = [ClaimTimesStore(now_ms, state) for _ in range(2)]
+        workers = [
+            EngineHarness(target, store=store, lease=lease, seed=seed, role="worker")
+            for seed, (store, lease) in enumerate(zip(stores, (LEASE, OTHER_LEASE), strict=True), 2)
+        ]
+        for harness in (api, *workers):
+            await harness.engine.start()
+        await asyncio.sleep(6)
+        assert [2, 2] == [worker.context.claim_turns.process_count for worker in workers]
+        assert {2} == {worker.context.claim_turns.claim_factor for worker in workers}
+        tasks = await api.add(*(api.new_task() for _ in range(200)))
+        await asyncio.sleep(0.5)
+        for store in stores:
+            store.claim_times.clear()
+        for _ in range(1_000):
+            tasks += await api.add(api.new_task())
+            await asyncio.sleep(0.001)
+        times = [store.claim_times for store in stores]
+        for claim_times in times:
+            assert 20 <= len(claim_times) <= 50
+        await asyncio.sleep(0.1)
+        # The first claims were made at once. The name "worker" is after "other".
+        assert [{TURN_MS}, {0}] == [set(claim_times[1:]) for claim_times in times]
+        for harness in (*workers, api):
+            await harness.engine.stop(1)
+        assert len(tasks) == len(target.requests) == 1_200
+
+    run(main)
+
+
+def test_results_of_several_processes_wait_longer() -> None:
+    """Results linger for 5 ms with one process, and for up to 40 ms while there are several."""
+
+    async def main() -> None:
+        state = ReferenceState()
+        harness = EngineHarness(FakeTarget(OK), store=new_store(state))
+        queue = harness.engine.worker.result_writer.result_queue
+        await harness.engine.start()
+        await asyncio.sleep(6)
+        assert 0.005 == queue.linger_s
+        others = []
+        for count, linger_s in enumerate((0.02, 0.03, 0.04, 0.04), 2):
+            lease = LeaseTerms(f"other-{count}", LEASE.length_ms, LEASE.horizon_ms)
+            other = EngineHarness(FakeTarget(OK), store=new_store(state), lease=lease, seed=count)
+            others.append(other)
+            await other.engine.start()
+            await asyncio.sleep(6)
+            assert count == harness.context.claim_turns.process_count
+            assert linger_s == queue.linger_s
+        for other in others:
+            await other.engine.stop(1)
+        await asyncio.sleep(6)
+        assert 0.005 == queue.linger_s
+        await harness.engine.stop(1)
 
     run(main)
 

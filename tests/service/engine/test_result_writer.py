@@ -217,6 +217,27 @@ def test_retry_without_a_delay_is_not_late() -> None:
     run(main)
 
 
+def test_retry_with_a_short_delay_is_not_late() -> None:
+    """A result that may linger longer is written in time for the next attempt."""
+
+    async def main() -> None:
+        target = FakeTarget(BUSY, OK)
+        store = RecordingStore(EngineHarness(FakeTarget()).store)
+        harness = EngineHarness(target, store=cast("Any", store))
+        # With this random number, full jitter chooses 3 % of the first delay of a second.
+        harness.engine = Engine(msgspec.structs.replace(harness.context, draw=lambda: 0.03))
+        harness.engine.worker.result_writer.share_store(process_count=4)
+        begin = asyncio.get_running_loop().time()
+        await harness.add(harness.new_task())
+        await asyncio.sleep(1)
+        [_, (name, written_at), _] = store.calls
+        assert ("finish", 25) == (name, round((written_at - begin) * 1000))
+        assert 30 == round((target.times[1] - begin) * 1000)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
 def test_result_after_a_lost_lease_is_discarded() -> None:
     """After another worker has claimed a task, a result of the first worker is discarded."""
 

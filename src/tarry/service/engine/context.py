@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tarry.service.delivery import DeliveryClient
+    from tarry.service.engine.claim_turns import ClaimTurns
     from tarry.service.engine.lanes import Lanes
     from tarry.service.engine.limits import LimitTable
     from tarry.service.engine.policies import PolicyCache
@@ -46,7 +47,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_lane_leased: int = 1024  # tasks of one lane that are leased to this process
     max_unwritten: int = 10_000  # new tasks that wait to be written
     max_claimed: int = defaults.MAX_TRANSACTION_TASKS  # by one call of `Store.claim`
-    max_lane_claimed: int = 100  # tasks of one lane that one call of `Store.claim` leases
+    max_lane_claimed: int = 128  # tasks of one lane that one call of `Store.claim` leases
     max_tenant_unfinished_tasks: int | None = defaults.MAX_TENANT_UNFINISHED_TASKS
     """PENDING or IN_FLIGHT tasks of one tenant (setting `tenant_pending`); None: no limit."""
     max_tenant_lanes: int | None = defaults.MAX_TENANT_LANES
@@ -171,6 +172,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     policies: PolicyCache
     lanes: Lanes
     limit_table: LimitTable
+    claim_turns: ClaimTurns
     clock: StoreClock
     reporter: Reporter
     health: Health

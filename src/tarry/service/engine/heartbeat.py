@@ -1,4 +1,4 @@
-"""The heartbeat: records this process in the store, and counts the other processes.
+"""The heartbeat: records this process in the store, and finds the other processes.
 
 Heartbeats have their own loop, because a step of the maintenance may take longer than the time
 after which a process without a heartbeat is considered dead (`WORKER_EXPIRY_MS`).
@@ -53,8 +53,9 @@ class Heartbeat:
             await asyncio.sleep(self._interval_s)
 
     async def send(self) -> None:
-        """Record this process, and share rate limits with the processes that accept requests."""
-        store, worker = self._context.store, self._worker
+        """Record this process, and share rate limits and turns with the other processes."""
+        context, worker = self._context, self._worker
+        store = context.store
         await store.record_worker(
             replace(
                 self._process,
@@ -62,12 +63,16 @@ class Heartbeat:
                 leased_tasks=len(worker.leased_tasks),
             )
         )
+        workers = await store.list_workers()
         if self._rate_limiter is not None:
-            workers = await store.list_workers()
             self._rate_limiter.share(sum(other.role != "worker" for other in workers))
-        if not self._context.delivers:  # without claims, which synchronize the clock otherwise
-            sent_at = self._context.clock.local_ms()
-            self._context.clock.synchronize(sent_at, await store.ping())
+        if context.delivers:
+            claiming = (other.name for other in workers if other.role != "api")
+            context.claim_turns.assign(self._process.name, claiming)
+            worker.result_writer.share_store(context.claim_turns.process_count)
+        else:  # without claims, which synchronize the clock otherwise
+            sent_at = context.clock.local_ms()
+            context.clock.synchronize(sent_at, await store.ping())
 
     async def remove(self) -> None:
         """Remove this process from the store. If the store fails, the entry expires."""

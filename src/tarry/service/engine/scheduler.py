@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
+from tarry.service.engine.claim_turns import TURN_MS
 from tarry.service.store import ConfiguredLimits
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _logger = logging.getLogger("tarry.service")
 _RELEASE_INTERVAL_MS = 5_000  # between two searches for leases that expire soon
 _SURPLUS_INTERVAL_MS = 1_000  # between two searches for leases that others need
 _NO_LIMITS = ConfiguredLimits(version=-1)
-_MIN_PAUSE_S = 0.02  # pause between two claims, unless the first has left due tasks unclaimed
+_MIN_PAUSE_S = TURN_MS / 1000  # between two claims, unless the first has left due tasks unclaimed
 
 
 class Scheduler:
@@ -51,6 +52,7 @@ class Scheduler:
         self._was_capacity_limited = self._is_stopping = False
         self._next_release_at_ms = self._next_surplus_at_ms = 0.0
         self._started_loads = self._applied_load = 0
+        self._last_claim_ms = float("-inf")
         # Half the horizon, so that tasks added by other processes are claimed before they are due.
         self._poll_interval_s = context.lease_terms.horizon_ms / 2000
 
@@ -82,11 +84,13 @@ class Scheduler:
         lane_limits = lanes.claim_limits()
         if 0 < capacity <= limits.max_leased // 4:  # with more, no tenant is at its limit
             lane_limits |= dict.fromkeys(lanes.tenants_at_lease_limit(capacity), 0)
-        self._was_capacity_limited = capacity < limits.max_claimed or 0 in lane_limits.values()
+        max_claimed = limits.max_claimed * context.claim_turns.claim_factor
+        self._was_capacity_limited = capacity < max_claimed or 0 in lane_limits.values()
         # A quarter of the free leases, so that one claim exceeds a tenant's limit only by a few.
-        limit = max(0, min(limits.max_claimed, ceil(capacity / 4)))
+        limit = max(0, min(max_claimed, ceil(capacity / 4)))
         parked_before = set(lanes.parked)
         sent_at = context.clock.local_ms()
+        self._last_claim_ms = context.clock.unrounded_ms()
         claim = await context.store.claim(
             context.lease_terms,
             limit=limit,
@@ -181,6 +185,14 @@ class Scheduler:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_interval_s):
                     await self._wakeup.wait()
+            await self._wait_for_turn()
+
+    async def _wait_for_turn(self) -> None:
+        """Wait until other processes that share the store have had time to claim."""
+        context = self._context
+        delay_ms = context.claim_turns.delay_ms(context.clock.unrounded_ms(), self._last_claim_ms)
+        if delay_ms and not self._is_stopping:
+            await asyncio.sleep(delay_ms / 1000)
 
     def _adopt_lane_state(
         self, name: str, consecutive_opens: int | None, *, was_parked: bool
