@@ -24,10 +24,10 @@ that the machine allows. The last three candidates use tarry's own clients."""
 OTHER_STORES = {
     f"tarry-{server}{suffix}": server
     for server in ("postgres", "redis")
-    for suffix in ("", "-batch")
+    for suffix in ("", "-batch", "-2-processes", "-batch-2-processes")
 }
-"""tarry with its store in a server: single tasks and batches. They are compared only with the peers
-that use the same server."""
+"""tarry with its store in a server: single tasks and batches, with one and two processes. They are
+compared only with the peers that use the same server."""
 NODE_SOURCES = Path(__file__).with_name("node")
 NODE_INSTALL = ROOT / ".venv" / "bench-node"
 
@@ -43,9 +43,10 @@ class Candidate:
     """The server that it needs: `redis`, `postgres` or none."""
     processes: int = 1
     """Number of processes of `tarry serve`."""
-    warm_up_tasks: int = 2_000
-    """Enough for V8 to compile the code of the peers on Node, and for the limiter in each process
-    of tarry to find that a fifth of the attempts fail at every rate: it first tries lower rates."""
+    warm_up_tasks: int = 4_000
+    """Enough for V8 to compile the code of the peers on Node, and for the limiter in each of two
+    processes of tarry to find that a fifth of the attempts fail at every rate: it first tries lower
+    rates."""
     packages: Path | None = None
     """A folder with packages for this candidate only."""
 
@@ -57,6 +58,16 @@ def _peer_module(name: str, *role: str) -> Command:
 def tarry_enqueuer(*, batch: bool = False, processes: int = 1) -> Command:
     """Return the command that adds the tasks of the job to `tarry serve`."""
     return _peer_module("tarry", "batch" if batch else "single", str(processes))
+
+
+def tarry_candidate(*, processes: int = 1, batch: bool = False, server: str = "") -> Candidate:
+    """Return tarry with a number of processes, which both accept and deliver tasks."""
+    return Candidate(
+        enqueuer=tarry_enqueuer(batch=batch, processes=processes),
+        workers=((*SERVE_COMMAND, "--workers", str(processes)),),
+        server=server,
+        processes=processes,
+    )
 
 
 def _python_module(*arguments: str) -> Command:
@@ -75,27 +86,22 @@ _CELERY = _python_module(
 _DRAMATIQ = ("dramatiq", f"{_PEERS}.dramatiq", "-p", "4", "-t", "8", "--skip-logging")
 _HUEY = ("huey.bin.huey_consumer", f"{_PEERS}.huey.queue", "-w", "8", "-k", "thread")
 _TASKIQ = ("taskiq", "worker", f"{_PEERS}.taskiq:broker", "-w", "2", "--max-async-tasks", "100")
-_SERVE_TWO_PROCESSES = (*SERVE_COMMAND, "--workers", "2")
 _TASKIQ_SCHEDULER = ("taskiq", "scheduler", f"{_PEERS}.taskiq:scheduler", "--update-interval", "1")
 
 CANDIDATES = {
     BARE_LOOP: Candidate(enqueuer=_peer_module("bare")),
-    TARRY_SINGLE: Candidate(enqueuer=tarry_enqueuer(), workers=(SERVE_COMMAND,)),
-    TARRY_BATCH: Candidate(enqueuer=tarry_enqueuer(batch=True), workers=(SERVE_COMMAND,)),
-    TARRY_TWO_PROCESSES: Candidate(
-        enqueuer=tarry_enqueuer(), workers=(_SERVE_TWO_PROCESSES,), processes=2
-    ),
-    TARRY_BATCH_TWO_PROCESSES: Candidate(
-        enqueuer=tarry_enqueuer(batch=True), workers=(_SERVE_TWO_PROCESSES,), processes=2
-    ),
+    TARRY_SINGLE: tarry_candidate(),
+    TARRY_BATCH: tarry_candidate(batch=True),
+    TARRY_TWO_PROCESSES: tarry_candidate(processes=2),
+    TARRY_BATCH_TWO_PROCESSES: tarry_candidate(processes=2, batch=True),
     **{
         name: Candidate(enqueuer=_peer_module("tarry", name), workers=(SERVE_COMMAND,))
         for name in (CLIENT, CLIENT_THREADS, CLIENT_BATCH)
     },
     **{
-        name: Candidate(
-            enqueuer=tarry_enqueuer(batch=name.endswith("-batch")),
-            workers=(SERVE_COMMAND,),
+        name: tarry_candidate(
+            processes=2 if name.endswith("-2-processes") else 1,
+            batch="-batch" in name,
             server=server,
         )
         for name, server in OTHER_STORES.items()

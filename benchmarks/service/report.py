@@ -40,6 +40,7 @@ MAX_CPU = {
 }
 """Upper limits of the processor time, relative to the peer with the least."""
 MAX_GAP_P99_MS = 150.0
+_NAME_WIDTH = max(map(len, CANDIDATES))
 
 
 class Report:
@@ -77,14 +78,14 @@ class Report:
 
     def table_lines(self) -> Iterator[str]:
         """Yield the lines of the table, the fastest candidate first."""
-        yield f"\n{'job':22}" + "".join(f"{title:>11}" for title in TITLES)
+        yield f"\n{'job':{_NAME_WIDTH}}" + "".join(f"{title:>11}" for title in TITLES)
         finished = {name: row for name, row in self._rows.items() if row.runs}
         for name in sorted(finished, key=lambda name: -finished[name].median("rate")):
-            yield f"{name:22}{''.join(f'{cell:>11}' for cell in self._cells(name))}"
+            yield f"{name:{_NAME_WIDTH}}{''.join(f'{cell:>11}' for cell in self._cells(name))}"
         for name, row in self._rows.items():
             if row.error:
                 first, *rest = row.error.splitlines()
-                yield f"{name:22}  failed: {first}"
+                yield f"{name:{_NAME_WIDTH}}  failed: {first}"
                 yield from (f"{'':24}{line}" for line in rest)
         for name in ("", *OTHER_STORES):
             fastest, least_cpu = self._best_peers(name)
@@ -92,7 +93,7 @@ class Report:
                 suffix = f", for {name}" if name else ""
                 yield f"best peer: {fastest} in tasks/s, {least_cpu} in CPU{suffix}"
         for name in self._rows:
-            yield from (f"{name:22}  {check}" for check in self.check_limits(name))
+            yield from (f"{name:{_NAME_WIDTH}}  {check}" for check in self.check_limits(name))
 
     def _cells(self, name: str) -> list[str]:
         row = self._rows[name]

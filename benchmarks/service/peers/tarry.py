@@ -1,10 +1,10 @@
 """tarry: five ways to add tasks to `tarry serve`; each task has an idempotency key.
 
 With the roles `single` and `batch`, the fast client of the benchmark sends a POST for each task or
-batch: this shows the limit of the server. It has a fixed number of connections for each process of
-the service; the second argument is the number of processes. `client` calls `AsyncClient.enqueue` in
-64 coroutines, `client-threads` calls `Client.enqueue` in 8 threads, and `client-batch` calls
-`AsyncClient.enqueue_many`.
+batch: this shows the limit of the server. The second argument is the number of processes of the
+service; single tasks get a fixed number of connections for each of them. `client` calls
+`AsyncClient.enqueue` in 64 coroutines, `client-threads` calls `Client.enqueue` in 8 threads, and
+`client-batch` calls `AsyncClient.enqueue_many`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from benchmarks.service.peers import common
 from benchmarks.service.tarry_server import address, wait_until_ready
 
 SINGLE_CONNECTIONS, BATCH_CONNECTIONS = 128, 8
+"""The warm-up must use all connections: the service closes unused ones after ten seconds."""
 CLIENT_COROUTINES, CLIENT_THREADS = 64, 8
 JSON_HEADERS = {"Content-Type": "application/json"}
 MINIMAL_RESPONSE_HEADERS = {"Prefer": "return=minimal"}
@@ -60,7 +61,7 @@ def build_arguments(task_id):
 async def connect_enqueuer():
     is_batch = common.role() == "batch"
     processes = int(sys.argv[2])
-    connection_count = processes * (BATCH_CONNECTIONS if is_batch else SINGLE_CONNECTIONS)
+    connection_count = BATCH_CONNECTIONS if is_batch else SINGLE_CONNECTIONS * processes
     headers = JSON_HEADERS | MINIMAL_RESPONSE_HEADERS if is_batch else JSON_HEADERS
     connections = await Connections.open(address(), connection_count, headers)
     path = "/retry-tasks/batch" if is_batch else "/retry-tasks"
