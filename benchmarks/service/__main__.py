@@ -70,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--rounds", type=parse_positive,
-        help="number of rounds of the job (5), or of loads of each page of the dashboard (5)",
+        help="number of rounds of the job (5) or workers (3), or loads of each dashboard page (5)",
     )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", choices=CANDIDATES, metavar="NAME", help=", ".join(CANDIDATES)

@@ -61,7 +61,7 @@ def tarry_enqueuer(*, batch: bool = False, processes: int = 1) -> Command:
 
 
 def tarry_candidate(*, processes: int = 1, batch: bool = False, server: str = "") -> Candidate:
-    """Return tarry with a number of processes, which both accept and deliver tasks."""
+    """Return the candidate of tarry with processes that both accept and deliver tasks."""
     return Candidate(
         enqueuer=tarry_enqueuer(batch=batch, processes=processes),
         workers=((*SERVE_COMMAND, "--workers", str(processes)),),

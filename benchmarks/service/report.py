@@ -86,7 +86,7 @@ class Report:
             if row.error:
                 first, *rest = row.error.splitlines()
                 yield f"{name:{_NAME_WIDTH}}  failed: {first}"
-                yield from (f"{'':24}{line}" for line in rest)
+                yield from (f"{'':{_NAME_WIDTH + 2}}{line}" for line in rest)
         for name in ("", *OTHER_STORES):
             fastest, least_cpu = self._best_peers(name)
             if fastest is not None and (not name or name in self._rows):

@@ -27,8 +27,8 @@ PROCESS_COUNTS = (1, 2, 4)
 ROLES = ("all", "worker")
 TASKS, ROUNDS = 30_000, 3
 WARM_UP_TASKS = 2_000
-"""Tasks for each process: it must have learned that a fifth of the attempts fail at any rate. Until
-then, its limiter of the target tries lower rates."""
+"""Tasks of the warm-up for each process. Its limiter of the target must find out that a fifth of
+the attempts fail at any rate; until then, it tries lower rates."""
 MAX_CPU_RATIO = 1.15
 
 

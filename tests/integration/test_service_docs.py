@@ -55,6 +55,7 @@ _REPEATED_COMMAND = re.compile(r"tarry (tasks (show|explain) .*|downstreams)")
 _OUTPUT_TIMEOUT_S = 30.0
 """A repeated command must print the output on the page within this time."""
 _START_TIMEOUT_S = 30.0
+"""A server that a page starts must accept connections within this time."""
 _SHELL_SYNTAX = re.compile(r"[$`|<>;&]")
 _NOT_RUN = ("pip install", "tarry serve", "make serve", "python examples/")
 """Commands that are not run here: the fixture has done their work, or other tests run them."""
@@ -154,7 +155,7 @@ class PageRunner:
         self._processes.append(process)
         target = self._actual_addresses[DOCUMENTED_TARGET]
         host, _, port = target.partition(":")
-        if port in arguments:  # else the first attempts of the next command could be refused
+        if port in arguments:  # otherwise, attempts of the next command could be refused
             deadline = time.monotonic() + _START_TIMEOUT_S
             while not _is_listening(host, int(port)):
                 assert time.monotonic() < deadline, f"{command} did not start"

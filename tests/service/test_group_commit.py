@@ -419,8 +419,8 @@ def test_end_linger_starts_the_group() -> None:
     asyncio.run(main())
 
 
-def test_end_linger_with_a_delay_ends_it_earlier() -> None:
-    """Of several delays the shortest counts, and a delay never makes the linger longer."""
+def test_end_linger_with_a_delay_shortens_it() -> None:
+    """The shortest of several delays applies, and a delay never extends the linger."""
 
     async def main() -> None:
         commit = DoublingCommit()

@@ -2,7 +2,7 @@
 
 With the roles `single` and `batch`, the fast client of the benchmark sends a POST for each task or
 batch: this shows the limit of the server. The second argument is the number of processes of the
-service; single tasks get a fixed number of connections for each of them. `client` calls
+service; single tasks get a fixed number of connections for each process. `client` calls
 `AsyncClient.enqueue` in 64 coroutines, `client-threads` calls `Client.enqueue` in 8 threads, and
 `client-batch` calls `AsyncClient.enqueue_many`.
 """
@@ -22,7 +22,8 @@ from benchmarks.service.peers import common
 from benchmarks.service.tarry_server import address, wait_until_ready
 
 SINGLE_CONNECTIONS, BATCH_CONNECTIONS = 128, 8
-"""The warm-up must use all connections: the service closes unused ones after ten seconds."""
+"""Connections for single tasks, for each process of the service, and for batches. The warm-up must
+use all of them (8 batches of 500 tasks): the service closes unused ones after ten seconds."""
 CLIENT_COROUTINES, CLIENT_THREADS = 64, 8
 JSON_HEADERS = {"Content-Type": "application/json"}
 MINIMAL_RESPONSE_HEADERS = {"Prefer": "return=minimal"}

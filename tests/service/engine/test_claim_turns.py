@@ -12,7 +12,7 @@ NEVER = float("-inf")
 
 
 def new_turns(*processes: str) -> list[ClaimTurns]:
-    """Return the turns of processes that know each other."""
+    """Return the turns of each of these processes."""
     turns = [ClaimTurns() for _ in processes]
     for name, each in zip(processes, turns, strict=True):
         each.assign(name, processes)
@@ -43,14 +43,14 @@ def test_a_process_claims_at_once_after_a_round_without_claims() -> None:
 
 
 def test_a_process_that_is_not_listed_has_a_turn() -> None:
-    """The own process counts, even if the store has not recorded it yet."""
+    """A process counts itself, even if the store has not recorded it yet."""
     turns = ClaimTurns()
     turns.assign("b", ["a"])
     assert 2 == turns.process_count
     assert TURN_MS == turns.delay_ms(4.0 * TURN_MS, 4.0 * TURN_MS)
 
 
-def test_a_process_that_stays_alone_claims_at_once() -> None:
+def test_the_last_process_claims_at_once() -> None:
     """The turns end when the other processes have stopped."""
     [turns, _] = new_turns("a", "b")
     turns.assign("a", ["a"])

@@ -123,7 +123,7 @@ def test_an_api_process_stores_tasks_and_wakes_a_worker() -> None:
 
 
 class ClaimTimesStore(FailingStore):
-    """A store that records the milliseconds of each claim within a round of two turns."""
+    """A store that records when each claim is made: ms since the start of a round of two turns."""
 
     def __init__(self, clock: Callable[[], int], state: ReferenceState) -> None:
         super().__init__(clock, state)
@@ -170,7 +170,7 @@ def test_processes_claim_in_turns_while_tasks_arrive() -> None:
         for claim_times in times:
             assert 20 <= len(claim_times) <= 50
         await asyncio.sleep(0.1)
-        # The first claims were made at once. The name "worker" is after "other".
+        # The first claims were made at once. "other" has the first turn, "worker" the second.
         assert [{TURN_MS}, {0}] == [set(claim_times[1:]) for claim_times in times]
         for harness in (*workers, api):
             await harness.engine.stop(1)
