@@ -34,5 +34,9 @@ Groups of 500 to 1,000 tasks took 25 to 75 ms, and the p99 delay of retries was 
 times as long with 500 tasks as with 128, and the number of deliveries per second was the same.
 After a start with 20,000 overdue tasks of one host, on a busy machine with 2 cores, the p50 was 56
 to 67 ms with 128 tasks and 39 to 47 ms with 64, at 3,100 and 2,800 deliveries per second."""
+MAX_LANE_CLAIMED: Final = 128
+"""Maximum number of tasks of one lane (the queue of a downstream) that one claim leases. In all, a
+claim leases up to `MAX_TRANSACTION_TASKS` tasks, or twice as many if several processes share the
+store: see `ClaimTurns.claim_factor`."""
 MAX_LANE_IN_FLIGHT: Final = 128
 """Maximum number of attempts in flight of one lane (the queue of a downstream), in one process."""

@@ -19,7 +19,8 @@ results or leases. All queues follow the same rules:
   single task 10 % less.
 * **Linger.** With `linger_s`, posted items wait for up to that time before their group starts, or
   until `EARLY_START_WEIGHT` items are waiting. If a group of another queue starts meanwhile, its
-  owner calls `end_linger`, and both groups share one transaction of the SQLite executor.
+  owner calls `end_linger`, and both groups share one transaction of the SQLite executor. A caller
+  that needs the result at a certain time calls `end_linger` with a delay.
 * **Backpressure.** Pending items are waiting or in flight. A queue rejects an entry that would
   raise their number above `max_pending`, unless nothing is pending: then it accepts an entry of
   any weight. A tenth of `max_pending` is reserved for urgent entries. With `max_pending=None`, a
@@ -245,7 +246,7 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
     def end_linger(self, delay_s: float = 0.0) -> None:
         """Start the group of lingering items after `delay_s` at the latest.
 
-        Without a delay, it starts in the next iteration of the event loop.
+        With a delay of 0 or less, it starts in the next iteration of the event loop.
         """
         timer = self._linger_timer
         if timer is None:

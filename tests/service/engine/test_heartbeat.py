@@ -16,13 +16,23 @@ from tests.service.engine.harness import EPOCH_S, LEASE, OK, EngineHarness, Fake
 from tests.service.stores.reference_store import ReferenceState, ReferenceStore
 
 OTHER_LEASE = LeaseTerms("other", LEASE.length_ms, LEASE.horizon_ms)
+API_LEASE = LeaseTerms("api", LEASE.length_ms, LEASE.horizon_ms)
 LANE = "default/http:a.example:80"
 
 
 class FailingStore(ReferenceStore):
-    """A store that cannot record or remove workers while `fails` is true."""
+    """A store that cannot record or remove workers while `fails` is true.
 
-    fails = False
+    While `list_fails` is true, it cannot list them.
+    """
+
+    fails = list_fails = False
+
+    async def list_workers(self) -> list[WorkerRecord]:
+        """Return the workers."""
+        if self.list_fails:
+            raise StoreUnavailable("the server is unavailable")
+        return await super().list_workers()
 
     async def record_worker(self, worker: WorkerRecord) -> None:
         """Record a worker."""
@@ -122,6 +132,23 @@ def test_an_api_process_stores_tasks_and_wakes_a_worker() -> None:
     run(main)
 
 
+def test_an_api_process_adopts_the_clock_of_the_store_if_it_cannot_list_workers() -> None:
+    """After the clock of the store is set back, the clock of the process follows."""
+
+    async def main() -> None:
+        loop, offset_s = asyncio.get_running_loop(), 0
+        store = FailingStore(lambda: int((EPOCH_S + loop.time() - offset_s) * 1000))
+        api = EngineHarness(FakeTarget(OK), store=store, role="api")
+        await api.engine.start()
+        await asyncio.sleep(1)
+        store.list_fails, offset_s = True, 60
+        await asyncio.sleep(30)
+        assert abs(api.context.clock.now_ms() - await store.ping()) <= 1
+        await api.engine.stop(1)
+
+    run(main)
+
+
 class ClaimTimesStore(FailingStore):
     """A store that records when each claim is made: ms since the start of a round of two turns."""
 
@@ -148,7 +175,7 @@ def test_processes_claim_in_turns_while_tasks_arrive() -> None:
             return int((EPOCH_S + loop.time()) * 1000)
 
         target = FakeTarget(OK)
-        api = EngineHarness(target, store=new_store(state), role="api")
+        api = EngineHarness(target, store=new_store(state), lease=API_LEASE, role="api")
         stores = [ClaimTimesStore(now_ms, state) for _ in range(2)]
         workers = [
             EngineHarness(target, store=store, lease=lease, seed=seed, role="worker")
@@ -156,7 +183,8 @@ def test_processes_claim_in_turns_while_tasks_arrive() -> None:
         ]
         for harness in (api, *workers):
             await harness.engine.start()
-        await asyncio.sleep(6)
+        await asyncio.sleep(20)
+        assert 3 == len(await api.store.list_workers())
         assert [2, 2] == [worker.context.claim_turns.process_count for worker in workers]
         assert {2} == {worker.context.claim_turns.claim_factor for worker in workers}
         tasks = await api.add(*(api.new_task() for _ in range(200)))

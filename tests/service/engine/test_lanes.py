@@ -277,6 +277,17 @@ def test_only_lanes_with_few_free_leases_limit_a_claim() -> None:
     assert [{"t/a": 50}, {}] == capacities
 
 
+def test_lane_with_fewer_free_leases_than_a_claim_takes_limits_it() -> None:
+    """A claim takes up to 128 tasks of a lane, so a lane with 127 free leases limits the claim."""
+    lanes = Lanes(partial(build_downstream, max_in_flight=10), max_leased=300)
+    lane = lanes["t/a"]
+    lane.record_duration(5.0, timed_out=False)
+    lanes.increment_leased(lane, 172)
+    assert {} == lanes.claim_limits()
+    lanes.increment_leased(lane)
+    assert {"t/a": 127} == lanes.claim_limits()
+
+
 class LanesWithoutShortcut(Lanes):
     """Lanes that check the limit of a lane after each change of its leases."""
 

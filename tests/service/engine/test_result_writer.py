@@ -218,7 +218,7 @@ def test_retry_without_a_delay_is_not_late() -> None:
 
 
 def test_retry_with_a_short_delay_is_not_late() -> None:
-    """A result that may linger longer is written in time for the next attempt."""
+    """A result lingers for half of the time until the next attempt, the rest is for the write."""
 
     async def main() -> None:
         target = FakeTarget(BUSY, OK)
@@ -226,13 +226,31 @@ def test_retry_with_a_short_delay_is_not_late() -> None:
         harness = EngineHarness(target, store=cast("Any", store))
         # With this random number, full jitter chooses 3 % of the first delay of a second.
         harness.engine = Engine(msgspec.structs.replace(harness.context, draw=lambda: 0.03))
-        harness.engine.worker.result_writer.share_store(process_count=4)
+        harness.engine.worker.result_writer.set_process_count(process_count=4)
         begin = asyncio.get_running_loop().time()
         await harness.add(harness.new_task())
         await asyncio.sleep(1)
         [_, (name, written_at), _] = store.calls
-        assert ("finish", 25) == (name, round((written_at - begin) * 1000))
+        assert ("finish", 15) == (name, round((written_at - begin) * 1000))
         assert 30 == round((target.times[1] - begin) * 1000)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_caller_does_not_wait_for_the_end_of_a_linger() -> None:
+    """If a caller begins to wait for a task whose result lingers, the result is written at once."""
+
+    async def main() -> None:
+        harness, loop = EngineHarness(FakeTarget(OK)), asyncio.get_running_loop()
+        harness.engine.worker.result_writer.set_process_count(4)
+        (task,) = await harness.add(harness.new_task())
+        await asyncio.sleep(0.01)
+        assert Status.IN_FLIGHT is (await harness.get_task(task)).status
+        began_at = loop.time()
+        finished_task = await harness.engine.wait_until_finished(task.id, 1.0)
+        assert finished_task is not None
+        assert began_at == loop.time()
         await harness.engine.stop(1)
 
     run(main)

@@ -56,6 +56,36 @@ def test_retry_beyond_the_horizon_is_claimed() -> None:
     run(main)
 
 
+class ClaimLimitStore(ReferenceStore):
+    """A store that records the limits of each claim."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(lambda: int((EPOCH_S + loop.time()) * 1000))
+        self.limits: list[tuple[int, int]] = []
+
+    async def claim(
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
+    ) -> ClaimResult:
+        """Claim, and record the limits."""
+        self.limits.append((limit, per_lane))
+        return await super().claim(terms, limit=limit, per_lane=per_lane, lane_limits=lane_limits)
+
+
+def test_claims_of_several_processes_are_larger() -> None:
+    """A claim leases up to 64 tasks, or 128 if several processes share the store."""
+
+    async def main() -> None:
+        store = ClaimLimitStore()
+        harness = EngineHarness(FakeTarget(OK), store=store)
+        for names in ([], ["other"], []):
+            harness.context.claim_turns.assign("worker", names)
+            await harness.engine.scheduler.run_once()
+        assert [(64, 128), (128, 128), (64, 128)] == store.limits
+
+    run(main)
+
+
 class SlowClaimStore(ReferenceStore):
     """A store that replies to a claim one second after it has leased the tasks."""
 

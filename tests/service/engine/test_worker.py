@@ -725,6 +725,30 @@ def test_stop_waits_for_deliveries_that_call_back(
     run(main)
 
 
+def test_result_shortly_before_the_end_of_a_stop_is_written() -> None:
+    """During a stop, results do not linger: the stop may end before they are written."""
+
+    async def main() -> None:
+        async def respond_slowly(_request: DeliveryRequest) -> DeliveryResult:
+            await asyncio.sleep(0.99)
+            return OK
+
+        async def hang(_request: DeliveryRequest) -> DeliveryResult:
+            await asyncio.sleep(30)
+            return OK
+
+        harness = EngineHarness(FakeTarget(respond_slowly, hang))
+        worker = harness.engine.worker
+        worker.result_writer.set_process_count(4)
+        tasks = await harness.add(harness.new_task(), harness.new_task())
+        asyncio.get_running_loop().call_later(0.5, worker.result_writer.set_process_count, 4)
+        await worker.stop(1.0)
+        statuses = [(await harness.get_task(task)).status for task in tasks]
+        assert [Status.SUCCEEDED, Status.IN_FLIGHT] == statuses
+
+    run(main)
+
+
 def test_attempt_that_fails_during_stop_keeps_no_lease() -> None:
     """After a failed attempt during a stop, the task is PENDING, although its retry is near."""
 

@@ -1,12 +1,16 @@
-"""Turns in which the processes that share a store claim, one after another.
+"""Turns: the times at which the processes that share a store claim tasks.
 
 New tasks wake all processes at the same time. If all of them claimed at once, each would lease a
 few of the tasks, so four processes would make several times as many claims as one process for the
-same tasks. Therefore time is divided into turns of `TURN_MS`, and each process claims in its own
-turns. While tasks arrive, some process claims every `TURN_MS`.
+same tasks. Therefore the turns of the processes follow each other every `TURN_MS`. After a round,
+in which each process has had one turn, the first process has its turn again. A process claims at
+the start of its turn.
 
-A process that has not claimed for a whole round claims at once. So if few tasks arrive, they do not
-wait for a turn.
+A process that has made no claim for a whole round claims at once. So a task does not wait if less
+than one task arrives in a round. A claim that leaves due tasks is followed by the next one at once,
+too.
+
+A process that drains or was killed has a turn until it is removed from the list of processes.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
 
 TURN_MS = 20
 _MAX_TURNS = 5
-"""Turns of a round. With more processes, several have the same turn."""
+"""Maximum number of turns in a round. With more processes, some share a turn."""
 _CLAIM_FACTOR = 2
 """With claims of 128 instead of 64 tasks, four processes on PostgreSQL need 4 to 6 % less processor
 time for a task; with 256, no less."""
@@ -34,11 +38,14 @@ class ClaimTurns:
 
     @property
     def claim_factor(self) -> int:
-        """How many times as many tasks as with one process a claim may lease."""
+        """The factor by which a claim may exceed `EngineLimits.max_claimed`."""
         return 1 if self.process_count == 1 else _CLAIM_FACTOR
 
     def assign(self, process: str, processes: Iterable[str]) -> None:
-        """Give a process the turn of its position among the names of the processes that claim."""
+        """Compute the turn of `process` from its position in the sorted names of all processes.
+
+        `processes` are the names of the processes that claim.
+        """
         names = sorted({process, *processes})
         self.process_count = len(names)
         turns = min(len(names), _MAX_TURNS)

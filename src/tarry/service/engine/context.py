@@ -46,8 +46,10 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_leased: int = 4096  # tasks that are leased to this process
     max_lane_leased: int = 1024  # tasks of one lane that are leased to this process
     max_unwritten: int = 10_000  # new tasks that wait to be written
-    max_claimed: int = defaults.MAX_TRANSACTION_TASKS  # by one call of `Store.claim`
-    max_lane_claimed: int = 128  # tasks of one lane that one call of `Store.claim` leases
+    max_claimed: int = defaults.MAX_TRANSACTION_TASKS
+    """Tasks that one call of `Store.claim` leases; more if several processes claim, see
+    `ClaimTurns.claim_factor`."""
+    max_lane_claimed: int = defaults.MAX_LANE_CLAIMED  # of one lane, by one call of `Store.claim`
     max_tenant_unfinished_tasks: int | None = defaults.MAX_TENANT_UNFINISHED_TASKS
     """PENDING or IN_FLIGHT tasks of one tenant (setting `tenant_pending`); None: no limit."""
     max_tenant_lanes: int | None = defaults.MAX_TENANT_LANES

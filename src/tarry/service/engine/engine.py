@@ -287,6 +287,9 @@ class Engine:
 
     async def wait_until_finished(self, task_id: str, timeout_s: float) -> FinishedTask | None:
         """Wait until this process finishes a task; return None after `timeout_s`."""
+        leased_task = self.worker.leased_tasks.get(task_id)
+        if leased_task is not None and leased_task.is_busy:  # its result may linger already
+            self.worker.result_writer.result_queue.end_linger()
         return await self._reporter.wait_until_finished(task_id, timeout_s)
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:

@@ -53,7 +53,7 @@ class Heartbeat:
             await asyncio.sleep(self._interval_s)
 
     async def send(self) -> None:
-        """Record this process, and share rate limits and turns with the other processes."""
+        """Record this process, and divide rate limits and turns among all processes."""
         context, worker = self._context, self._worker
         store = context.store
         await store.record_worker(
@@ -63,16 +63,16 @@ class Heartbeat:
                 leased_tasks=len(worker.leased_tasks),
             )
         )
-        workers = await store.list_workers()
-        if self._rate_limiter is not None:
-            self._rate_limiter.share(sum(other.role != "worker" for other in workers))
-        if context.delivers:
-            claiming = (other.name for other in workers if other.role != "api")
-            context.claim_turns.assign(self._process.name, claiming)
-            worker.result_writer.share_store(context.claim_turns.process_count)
-        else:  # without claims, which synchronize the clock otherwise
+        if not context.delivers:  # without claims, which synchronize the clock otherwise
             sent_at = context.clock.local_ms()
             context.clock.synchronize(sent_at, await store.ping())
+        workers = await store.list_workers()
+        if self._rate_limiter is not None:
+            self._rate_limiter.share(sum(each.role != "worker" for each in workers))
+        if context.delivers:
+            claiming_names = (each.name for each in workers if each.role != "api")
+            context.claim_turns.assign(self._process.name, claiming_names)
+            worker.result_writer.set_process_count(context.claim_turns.process_count)
 
     async def remove(self) -> None:
         """Remove this process from the store. If the store fails, the entry expires."""

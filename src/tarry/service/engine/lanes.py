@@ -20,7 +20,7 @@ from tarry.core.adaptive_limit import AdaptiveLimit
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.downstream import Downstream
 from tarry.core.verdict import Reason, Stop
-from tarry.service.defaults import MAX_TRANSACTION_TASKS
+from tarry.service.defaults import MAX_LANE_CLAIMED
 from tarry.service.engine.retry_budget import SharedBudget
 from tarry.service.store import LaneLimits
 from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
@@ -353,11 +353,11 @@ class Lanes(dict[str, LaneState]):
             self._update_limited(lane)
 
     def _update_limited(self, lane: LaneState) -> None:
-        """Add a lane to the lanes near their limit of leases, or remove it."""
+        """Add a lane to the lanes whose limit the next claim could exceed, or remove it."""
         limit = self._max_lane_leased
         if lane.is_slow or lane.downstream.limiter.rate is not None:
             limit = self._lease_limit(lane)
-        if lane.leased_count and limit - lane.leased_count < MAX_TRANSACTION_TASKS:
+        if lane.leased_count and limit - lane.leased_count < MAX_LANE_CLAIMED:
             self._limited.add(lane.name)
         else:
             self._limited.discard(lane.name)

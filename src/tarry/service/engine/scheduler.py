@@ -27,7 +27,9 @@ _logger = logging.getLogger("tarry.service")
 _RELEASE_INTERVAL_MS = 5_000  # between two searches for leases that expire soon
 _SURPLUS_INTERVAL_MS = 1_000  # between two searches for leases that others need
 _NO_LIMITS = ConfiguredLimits(version=-1)
-_MIN_PAUSE_S = TURN_MS / 1000  # between two claims, unless the first has left due tasks unclaimed
+_MIN_PAUSE_S = TURN_MS / 1000
+"""Pause between two claims, unless the first has left due tasks unclaimed. It is as long as a turn,
+so that a single process claims as often as several processes together."""
 
 
 class Scheduler:
@@ -166,7 +168,10 @@ class Scheduler:
                 self._worker.release_lane(lane.name)
 
     async def run(self) -> None:
-        """Claim until stopped: at once while due tasks are left, else after `wake` or a timeout."""
+        """Claim until stopped: at once while due tasks are left, else after `wake` or a timeout.
+
+        Several processes then wait for their turns.
+        """
         while not self._is_stopping:
             self._wakeup.clear()
             try:
@@ -188,7 +193,7 @@ class Scheduler:
             await self._wait_for_turn()
 
     async def _wait_for_turn(self) -> None:
-        """Wait until other processes that share the store have had time to claim."""
+        """Wait for the next turn of this process, unless it may claim at once."""
         context = self._context
         delay_ms = context.claim_turns.delay_ms(context.clock.unrounded_ms(), self._last_claim_ms)
         if delay_ms and not self._is_stopping:
