@@ -609,8 +609,8 @@ def test_stop_releases_waiting_tasks_and_waits_for_attempts() -> None:
     run(main)
 
 
-def test_stop_cancels_an_attempt_that_exceeds_the_timeout() -> None:
-    """An attempt that exceeds the stop timeout is cancelled, and its task stays leased."""
+def test_stop_cancels_an_attempt_that_exceeds_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
+    """An attempt that exceeds the stop timeout is cancelled and logged, its task stays leased."""
 
     async def main() -> None:
         async def never_respond(_request: DeliveryRequest) -> DeliveryResult:
@@ -625,6 +625,8 @@ def test_stop_cancels_an_attempt_that_exceeds_the_timeout() -> None:
         assert Status.IN_FLIGHT is (await harness.get_task(task)).status
 
     run(main)
+    [message] = caplog.messages
+    assert "attempts cancelled by the stop, will be repeated after their leases, count=1" == message
 
 
 class CallbackTarget(FakeTarget):

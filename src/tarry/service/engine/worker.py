@@ -664,6 +664,11 @@ class Worker:
                 await self._drain()
         except TimeoutError:  # attempts are cancelled; their leases expire by themselves
             deliveries = tuple(self._deliveries.values())
+            if deliveries:
+                _logger.warning(
+                    "attempts cancelled by the stop, will be repeated after their leases, count=%d",
+                    len(deliveries),
+                )
             for delivery in deliveries:
                 delivery.cancel()
             # Futures call back later. Other deliveries have called back within `cancel`.
