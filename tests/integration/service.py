@@ -129,6 +129,7 @@ class Service:
         """The flags of the next start."""
         self._command_prefix = command_prefix
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -152,20 +153,27 @@ class Service:
         command += ["--port", str(self.port)]
         command += ["--store", self._store, *self.flags]
         with (self.folder / "log").open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
 
     def wait_until_ready(self) -> None:
-        """Wait until the process can serve requests."""
+        """Wait until the process can serve requests; with `--workers`, all its processes."""
         deadline = time.monotonic() + STARTUP_TIMEOUT_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise AssertionError((self.folder / "log").read_text())
             try:
-                if self.request("GET", "/readyz")[0] == 200:
+                if self.request("GET", "/readyz")[0] == 200 and self._are_all_ready():
                     return
             except OSError:
-                time.sleep(0.05)
+                pass
+            time.sleep(0.05)
         raise AssertionError((self.folder / "log").read_text())
+
+    def _are_all_ready(self) -> bool:
+        # A supervisor prints the address when all its processes are ready.
+        log = (self.folder / "log").read_bytes()[self._log_start :]
+        return "--workers" not in self.flags or b"tarry serves " in log
 
     def kill(self) -> None:
         """Kill the process, as in a power failure."""
