@@ -626,7 +626,7 @@ def test_stop_cancels_an_attempt_that_exceeds_the_timeout(caplog: pytest.LogCapt
 
     run(main)
     [message] = caplog.messages
-    assert "attempts cancelled by the stop, will be repeated after their leases, count=1" == message
+    assert "attempts cancelled at stop, tasks wait until their leases expire, count=1" == message
 
 
 class CallbackTarget(FakeTarget):

@@ -50,8 +50,7 @@ for each request (median of 22 rounds, quartiles 5 % and 25 %). A crash within t
 attempts. This is the time with one process."""
 _LINGER_PER_PROCESS_S, _MAX_LINGER_S = 0.01, 0.04
 """The time with several processes that share the store: for each process, and at most. Each process
-has fewer results in the same time, so they wait longer to form groups. Four processes on PostgreSQL
-need 290 instead of 420 writes for 12,000 results."""
+has fewer results in the same time, so they wait longer to form groups."""
 _MIN_LINGER_DELAY_MS = 10
 """A result does not linger if the next attempt is due earlier than this."""
 
@@ -89,7 +88,7 @@ class ResultWriter:
         self._is_stopping = False
 
     def set_process_count(self, process_count: int) -> None:
-        """Let results linger longer if several processes share the store, to form larger groups."""
+        """Set the linger of results for this number of processes that share the store."""
         if self._is_stopping:
             return
         linger_s = _RESULT_LINGER_S
@@ -98,7 +97,7 @@ class ResultWriter:
         self.result_queue.linger_s = linger_s
 
     def stop_lingering(self) -> None:
-        """Write all results at once from now on, because the process stops."""
+        """Write all results at once from now on: a stop may end before a linger does."""
         self._is_stopping = True
         self.result_queue.linger_s = 0.0
         self.result_queue.end_linger()
@@ -135,7 +134,7 @@ class ResultWriter:
                 result.callback_task = self._context.build_callback_task(task, content, result)
             if self._reporter.has_waiters(task.id):  # API callers
                 max_linger_s = 0.0
-        else:  # the next attempt waits for the write, for which half of the time is left
+        else:  # the next attempt waits for the write, which gets at least half of the time
             delay_ms = result.next_attempt_at - self._context.clock.now_ms()
             max_linger_s = delay_ms / 2000 if delay_ms >= _MIN_LINGER_DELAY_MS else 0.0
         self.result_queue.post((result, leased_task, delivery_result))

@@ -666,7 +666,7 @@ class Worker:
             deliveries = tuple(self._deliveries.values())
             if deliveries:
                 _logger.warning(
-                    "attempts cancelled by the stop, will be repeated after their leases, count=%d",
+                    "attempts cancelled at stop, tasks wait until their leases expire, count=%d",
                     len(deliveries),
                 )
             for delivery in deliveries:
