@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.integration.ports import CLUSTER_BUS_OFFSET, free_port
 from tests.integration.servers import (
     SERVER_TIMEOUT_S,
     Server,
@@ -18,13 +19,10 @@ from tests.integration.servers import (
     redis_command,
     run_server,
 )
-from tests.integration.service import free_port
 
 redis = import_module("redis")
 
 SLOTS = 16_384
-CLUSTER_BUS_OFFSET = 10_000
-"""A node listens also at the port that is this much higher."""
 
 
 class ClusterNode(NamedTuple):

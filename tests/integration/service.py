@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -14,32 +13,15 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from random import SystemRandom
 from typing import Any, NamedTuple
 
+from tests.integration.ports import free_port
+
 STARTUP_TIMEOUT_S = 60.0
-PORTS_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-MIN_PORT = 10_000
 TERMINAL_STATUSES = {"SUCCEEDED", "EXHAUSTED", "CANCELLED"}
-
-
-def free_port(*offsets: int) -> int:
-    """Return a port that is not in use, and whose neighbours at `offsets` are not in use.
-
-    The system gives ports of another range to connections. So no connection of another test takes
-    the port before a server listens there, or while the server is restarted.
-    """
-    first_port_of_connections = int(PORTS_OF_CONNECTIONS.read_text().split()[0])
-    while True:
-        port = SystemRandom().randrange(MIN_PORT, first_port_of_connections - max((0, *offsets)))
-        with ExitStack() as sockets, suppress(OSError):
-            for offset in (0, *offsets):
-                probe = sockets.enter_context(socket.socket())
-                probe.bind(("127.0.0.1", port + offset))
-            return port
 
 
 class Response(NamedTuple):

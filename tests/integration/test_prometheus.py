@@ -16,8 +16,9 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
+from tests.integration.ports import free_port
 from tests.integration.servers import Server
-from tests.integration.service import Service, free_port, service, target
+from tests.integration.service import Service, service, target
 from tests.prometheus import ROOT, RULES, find_program
 from tests.test_docs import DOCS, table_of
 

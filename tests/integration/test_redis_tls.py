@@ -19,13 +19,12 @@ from tarry.errors import StoreUnavailable
 from tarry.service.store import NewTask
 from tarry.service.stores.redis import RedisStore
 from tests.certificates import Authority, PemFiles
+from tests.integration.ports import CLUSTER_BUS_OFFSET, free_port
 from tests.integration.servers import Server, ServerFailed, create_directory, run_server
-from tests.integration.service import free_port
 from tests.service.stores.harness import LEASE, task, task_numbers
 
 redis = import_module("redis")
 
-CLUSTER_BUS_OFFSET = 10_000
 _numbers = count()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tarry.service.payloads import BodyStore, BodyStoreUnavailable
-from tests.integration.service import free_port
+from tests.integration.ports import free_port
 from tests.service.body_store_cases import CASES, Case
 
 KEY, SECRET = "test-access-key-of-20", "test-secret-key-of-normal-length-of-40-c"

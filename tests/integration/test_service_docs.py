@@ -34,7 +34,8 @@ from tarry.service.file_descriptors import share_descriptors
 from tarry.service.model import TRANSITIONS
 from tarry.service.settings import Settings, load_settings
 from tests.cli.harness import run_command
-from tests.integration.service import Service, Target, free_port, service, target
+from tests.integration.ports import free_port
+from tests.integration.service import Service, Target, service, target
 from tests.test_docs import DOCS, Block, blocks_of, relative_path, table_of
 
 PAGES = [

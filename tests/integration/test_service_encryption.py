@@ -6,7 +6,8 @@ from pathlib import Path
 
 from cryptography.fernet import Fernet
 
-from tests.integration.service import free_port, service
+from tests.integration.ports import free_port
+from tests.integration.service import service
 
 
 def test_errors_in_the_attempt_log_are_encrypted(tmp_path: Path) -> None:

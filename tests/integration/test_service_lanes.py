@@ -16,7 +16,8 @@ from tarry.service.encryption import Codec
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
-from tests.integration.service import Service, free_port, service, target
+from tests.integration.ports import free_port
+from tests.integration.service import Service, service, target
 
 DEAD_LANE_TASKS = 100_000
 HEALTHY_LANE_TASKS = 100

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests.cli.harness import run_command
+from tests.integration.ports import free_port
 from tests.integration.servers import postgres_server, redis_server
-from tests.integration.service import Service, free_port, service, target
+from tests.integration.service import Service, service, target
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -14,7 +14,7 @@ from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.http1.connector import select_allowed
 from tarry.service.delivery.targets import parse_target
 from tarry.testing import VirtualClock
-from tests.integration.service import free_port
+from tests.integration.ports import free_port
 from tests.service.delivery.harness import LOOPBACK_GUARD, new_request, run, send_all
 
 
