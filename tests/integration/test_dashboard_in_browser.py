@@ -278,10 +278,14 @@ def expect_only_second(page: Page, tasks: list[dict[str, Any]]) -> None:
 
 
 def local_second(page: Page, task: dict[str, Any], offset: int) -> str:
-    """Return the second in which a task was created, plus `offset`, as local time."""
+    """Return the second in which a task was created, plus `offset`, as local time.
+
+    Like the value of a field, it has no seconds at the start of a minute.
+    """
     script = """(ms) => {
       const time = new Date(ms);
-      return new Date(ms - time.getTimezoneOffset() * 60000).toISOString().slice(0, 19);
+      const local = new Date(ms - time.getTimezoneOffset() * 60000).toISOString();
+      return local.slice(0, 19).replace(/:00$/, "");
     }"""
     local: str = page.evaluate(script, (task["createdAt"] // 1000 + offset) * 1000)
     return local
