@@ -1,8 +1,9 @@
 """Exports a defence to the Gateway API: an HTTPRoute, and an XBackendTrafficPolicy for a budget.
 
-Retries and budgets of this API are experimental (GEP-1731 and GEP-3388). The route is attached to
-the Service itself, as in a mesh; for a gateway, change `parentRefs`. Of a defence (a policy or
-hedging, with its breaker, budget and limiter), the API can express only the policy and the budget.
+Retries (GEP-1731) are in the Standard channel of this API since version 1.7.0, and experimental
+before; budgets (GEP-3388) are experimental. The route is attached to the Service itself, as in a
+mesh; for a gateway, change `parentRefs`. Of a defence (a policy or hedging, with its components),
+the API can express only the policy and the budget.
 """
 
 from __future__ import annotations
