@@ -287,7 +287,7 @@ def test_help_lists_the_fields_of_a_policy(command: str) -> None:
         "0 retries at once). (seconds >= 0; 0.1)",
         "Time for one attempt. (seconds > 0; none)",
         "with each retry. (fixed, linear, exponential; exponential)",
-        "that are retried. (list of statuses from 100 to 599; 408, 425, 429, 500, 502, 503, 504)",
+        "(list of 100 to 599, or a class such as 5xx; 408, 425, 429, 500, 502-504, 507, 509, 512",
         "that are retried. (list of code names; RESOURCE_EXHAUSTED, UNAVAILABLE)",
         "multiplies attempts. (true, false; false)",
         "A field can also have its name and unit in the API: initialDelayMs = 50",

@@ -69,6 +69,15 @@ def test_show_output_can_be_applied(
     }
 
 
+def test_show_prints_classes_of_statuses(run_cli: RunCli, file: Path) -> None:
+    """A complete class of statuses is shown by name, and not as a hundred numbers."""
+    file.write_text('retryable_statuses = ["5xx", 429, 404]\n')
+    run_cli("policy", "apply", file, "--name", "classes")
+
+    shown = run_cli("policy", "show", "classes").out
+    assert 'retryable_statuses = [404, 429, "5xx"]' in shown.splitlines()
+
+
 def test_list_has_stored_and_built_in_policies(run_cli: RunCli, file: Path) -> None:
     """The list has stored and built-in policies with their settings."""
     run_cli("policy", "apply", file, "--name", "listed")

@@ -116,11 +116,13 @@ def test_successful_statuses(status: int) -> None:
         *((status, Kind.TRANSIENT) for status in (408, 425, 500, 502, 503, 504)),
         (429, Kind.THROTTLED),
         *((status, Kind.PERMANENT) for status in (400, 401, 403, 404, 405, 409, 410, 422, 451)),
-        *((status, Kind.PERMANENT) for status in (501, 505, 511, 599)),
+        *((status, Kind.TRANSIENT) for status in (507, 509, 512, 520, 524, 527, 530, 598, 599)),
+        (529, Kind.THROTTLED),
+        *((status, Kind.PERMANENT) for status in (501, 505, 506, 508, 510, 511)),
     ],
 )
 def test_statuses(status: int, kind: Kind) -> None:
-    """The retryable statuses are transient, 429 is throttled, and the others are permanent."""
+    """The retryable statuses are transient, 429 and 529 throttled, and the others permanent."""
     timeout = status in {408, 504}
     assert Outcome(kind, timeout=timeout, detail=str(status)) == classify_status(status)
     assert (kind is not Kind.PERMANENT) == (status in RETRYABLE_STATUSES)
@@ -130,8 +132,15 @@ def test_statuses(status: int, kind: Kind) -> None:
 def test_custom_retryable_statuses(status: int, retryable: frozenset[int]) -> None:
     """With custom retryable statuses exactly these are retryable."""
     outcome = outcome_of_status(status, now=NOW, retryable=retryable)
-    expected = Kind.THROTTLED if status == 429 else Kind.TRANSIENT
+    expected = Kind.THROTTLED if status in {429, 529} else Kind.TRANSIENT
     assert (expected if status in retryable else Kind.PERMANENT) is outcome.kind
+
+
+@pytest.mark.parametrize("status", [409, 423, 451, 507, 520, 529, 599])
+def test_retry_after_of_any_retryable_status(status: int) -> None:
+    """A `Retry-After` is honoured with each status that the policy retries, 4xx and 5xx."""
+    outcome = outcome_of_status(status, {"Retry-After": "7"}, now=NOW, retryable={status})
+    assert (True, 7.0) == (outcome.counts_as_failure, outcome.hint and outcome.hint.delay)
 
 
 def test_a_successful_status_can_be_retryable() -> None:

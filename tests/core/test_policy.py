@@ -86,7 +86,7 @@ def test_defaults() -> None:
         "attempt_timeout": None,
         "backoff": "exponential",
         "jitter": "full",
-        "retryable_statuses": {408, 425, 429, 500, 502, 503, 504},
+        "retryable_statuses": {408, 425, 429, 500, 502, 503, 504, 507, 509, *range(512, 600)},
         "retryable_codes": {"UNAVAILABLE", "RESOURCE_EXHAUSTED"},
         "throttled_delay": 1.0,
         "max_hint": 120.0,
@@ -226,12 +226,28 @@ def test_values_of_the_wrong_type(field: str, value: Any, rule: str) -> None:
     assert f"{field} must be {rule}, got {value!r}" == str(caught.value)
 
 
-@pytest.mark.parametrize("status", ["503", 503.0, True])
+def test_classes_of_statuses() -> None:
+    """The text "5xx" stands for all statuses from 500 to 599; it can be mixed with numbers."""
+    policy = Policy(retryable_statuses=[429, "5xx"])
+    assert {429, *range(500, 600)} == policy.retryable_statuses
+    assert {*range(300, 500)} == Policy(retryable_statuses=("3xx", "4xx")).retryable_statuses
+    assert policy == Policy.from_dict({"retryable_statuses": ["5xx", 429]})
+    assert policy == Policy.from_dict(policy.to_dict())
+
+
+def test_webhook_preset_retries_what_is_not_2xx_or_410() -> None:
+    """As Standard Webhooks says, only 2xx is a success and only 410 ends the attempts."""
+    statuses = Policy.preset("webhook").retryable_statuses
+    assert {*range(300, 600)} - {410} == statuses
+
+
+@pytest.mark.parametrize("status", ["503", "2xx", "6xx", "5XX", 503.0, True, None])
 def test_statuses_of_the_wrong_type(status: Any) -> None:
     """A status that is not an int raises an error with its index in the collection."""
     with pytest.raises(ConfigurationTypeError) as caught:
         Policy(retryable_statuses=[503, status])
-    assert f"retryable_statuses[1] must be a whole number, got {status!r}" == str(caught.value)
+    rule = "must be a whole number, '3xx', '4xx' or '5xx'"
+    assert f"retryable_statuses[1] {rule}, got {status!r}" == str(caught.value)
 
 
 class Code(Enum):

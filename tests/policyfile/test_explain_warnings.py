@@ -148,6 +148,7 @@ def test_presets_have_no_warnings(name: str) -> None:
     "defence",
     [
         Defence(Policy(retryable_statuses=[409, 423, 429, 503])),
+        Defence(Policy(retryable_statuses=[429, "5xx"])),
         Defence(Policy(max_attempts=1, initial_delay=20, total_budget=5)),
         Defence(Policy(initial_delay=4, total_budget=5)),
         Defence(hedging=Hedging(after=0.1)),

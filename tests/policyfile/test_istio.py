@@ -20,7 +20,7 @@ from tests.policyfile.builders import (
 )
 
 HOST = "payments.prod.svc.cluster.local"
-COMMON_DIFFERENCES = ["repeatable", "max_hint"]
+COMMON_DIFFERENCES = ["repeatable", "max_hint", "retryable_statuses"]
 """The fields with a difference in every policy with retries."""
 ROUTE_FIELDS = {"route", "timeout", "retries"}
 RETRY_FIELDS = {"attempts", "perTryTimeout", "retryOn", "backoff"}
@@ -57,8 +57,8 @@ def test_policy_becomes_a_virtual_service() -> None:
                         "attempts": 3,
                         "perTryTimeout": "0.5s",
                         "retryOn": (
-                            "408,425,429,500,502,503,504,connect-failure,refused-stream,reset,"
-                            "resource-exhausted,unavailable"
+                            "408,425,429,500,502,503,504,507,connect-failure,refused-stream,"
+                            "reset,resource-exhausted,unavailable"
                         ),
                         "backoff": "0.1s",
                     },
@@ -153,6 +153,25 @@ def test_too_early_is_retried_without_delay() -> None:
     )
 
 
+def test_statuses_without_a_name_are_left_out() -> None:
+    """Istio rejects a route with a status that Go has no text for; leaving it out is reported."""
+    policy = Policy(retryable_statuses=[418, 503, 520, 529])
+
+    assert export_retries(policy)["retryOn"].startswith("418,503,connect-failure,")
+    assert (
+        "retryable_statuses = 520, 529: Istio accepts only statuses that have a name in Go, so "
+        "these are not retried" == difference_text(export(policy), "retryable_statuses")
+    )
+
+
+def test_all_server_errors_are_one_condition() -> None:
+    """A policy that retries each status 5xx is exported with Envoy's condition of that name."""
+    policy = Policy(retryable_statuses=[429, "5xx"])
+
+    assert export_retries(policy)["retryOn"].startswith("5xx,429,connect-failure,")
+    assert "retryable_statuses" not in differing_fields(export(policy))
+
+
 def test_breaker_by_rate_is_left_out() -> None:
     """A breaker without `consecutive` is left out, because Istio counts consecutive errors only."""
     result = to_istio(new_defence(breaker={}), host=HOST)
@@ -172,6 +191,7 @@ def test_differences_of_a_breaker() -> None:
         "breaker.failure_rate",
         "breaker.probes",
         "max_hint",
+        "retryable_statuses",
         "breaker.growth",
     ]
     assert expected == differing_fields(result)

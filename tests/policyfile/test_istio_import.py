@@ -25,7 +25,12 @@ def test_policy_survives_a_round_trip(preset: str) -> None:
         to_istio(Defence(policy, budget=budget, limiter=limiter), host="payments").documents
     )
 
-    changed = {"max_delay": 10 * policy.initial_delay, "throttled_delay": policy.initial_delay}
+    changed = {
+        "max_delay": 10 * policy.initial_delay,
+        "throttled_delay": policy.initial_delay,
+        # Istio accepts no status without a name, such as 520.
+        "retryable_statuses": {408, 425, 429, 500, 502, 503, 504, 507},
+    }
     assert policy.replace(**changed) == result.defence.policy
     assert budget == result.defence.budget
     assert limiter == result.defence.limiter
@@ -85,7 +90,7 @@ def test_delay_after_too_early_is_reported() -> None:
     ("retry_on", "statuses", "codes"),
     [
         ("gateway-error, 429", {429, 502, 503, 504}, set()),
-        ("5xx", set(range(500, 512)), set()),
+        ("5xx", set(range(500, 600)), set()),
         ("retriable-4xx,reset", {409}, set()),
         ("retriable-status-codes,503,deadline-exceeded", {503}, {"DEADLINE_EXCEEDED"}),
         ("retriable-headers,internal", set(), {"INTERNAL"}),
@@ -118,7 +123,6 @@ def test_unread_keys_are_reported() -> None:
     expected = [
         "[2].kind",
         "[0].spec.http[1]",
-        "[0].spec.http[0].retries.retryOn",
         "[0].spec.http[0].retries",
         "[0].spec.http[0].retries.retryRemoteLocalities",
         "[1].spec.trafficPolicy.connectionPool.tcp",

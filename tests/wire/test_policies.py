@@ -149,7 +149,11 @@ def test_fractions_of_a_millisecond_are_kept() -> None:
         ({"scheduleMs": [5], "backoffType": "FIXED"}, ["requires backoffType SCHEDULE", "FIXED"]),
         ({"jitterType": "SOME"}, ["jitterType must be one of", "DECORRELATED"]),
         ({"retryableStatusCodes": 503}, ["retryableStatusCodes must be a list"]),
-        ({"retryableStatusCodes": ["503"]}, ["retryableStatusCodes[0] must be a whole number"]),
+        (
+            {"retryableStatusCodes": ["503"]},
+            ["retryableStatusCodes[0] must be a whole number"],
+        ),
+        ({"retryableStatusCodes": ["2xx"]}, ["retryableStatusCodes[0]", "got '2xx'"]),
         ({"retryableStatusCodes": [700]}, ["from 100 to 599", "700"]),
         ({"retryableGrpcCodes": ["AWAY"]}, ["retryableGrpcCodes[0] must be one of"]),
         ({"maxHintMs": -1}, ["maxHintMs must be at least 0"]),

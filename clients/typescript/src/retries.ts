@@ -1,6 +1,8 @@
 import { ServiceError, ServiceUnreachableError } from "./errors.js";
 
-const RETRYABLE_STATUSES = new Set([429, 502, 503, 504]);
+const RETRYABLE_CLIENT_ERRORS = new Set([408, 425, 429]);
+/** Statuses 5xx with which the same request fails again, as in the default policy of the service. */
+const PERMANENT_SERVER_ERRORS = new Set([501, 505, 506, 508, 510, 511]);
 const INITIAL_DELAY_MS = 100;
 const MAX_DELAY_MS = 5_000;
 /** A request is not repeated if the service asks for a longer wait. */
@@ -29,9 +31,13 @@ export async function withRetries<T>(
 
 function isRetryable(error: unknown): boolean {
   if (error instanceof ServiceError) {
-    return RETRYABLE_STATUSES.has(error.status);
+    return isRetryableStatus(error.status);
   }
   return error instanceof ServiceUnreachableError;
+}
+
+export function isRetryableStatus(status: number): boolean {
+  return status >= 500 ? !PERMANENT_SERVER_ERRORS.has(status) : RETRYABLE_CLIENT_ERRORS.has(status);
 }
 
 /** Resolve after a time; reject with the reason of the signal if it is aborted before. */

@@ -28,7 +28,7 @@ from tarry.core.checks import check_one_of
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from tarry.core.policy import Policy, PolicyField
     from tarry.policyfile.defence import Defence
@@ -88,19 +88,22 @@ class _CommandWithFields(Command):
 
 def _describe_field(field: PolicyField) -> str:
     from tarry.core.policy import HIGHEST_STATUS
+    from tarry.core.text import format_ranges
 
     bound = f"{'>=' if field.is_minimum_allowed else '>'} {field.minimum:g}"
     allowed = {
         "count": f"whole number {bound}",
         "choice": ", ".join(field.choices),
-        "statuses": f"list of statuses from {field.minimum:g} to {HIGHEST_STATUS}",
+        "statuses": f"list of {field.minimum:g} to {HIGHEST_STATUS}, or a class such as 5xx",
         "codes": "list of code names",
         "flag": "true, false",
         "header": "name of a header",
     }.get(field.type, f"{field.type} {bound}")
     default = field.default
-    if field.type in {"statuses", "codes"}:
-        default = ", ".join(map(str, sorted(default)))
+    if field.type == "statuses":
+        default = format_ranges(default)
+    elif field.type == "codes":
+        default = ", ".join(sorted(default))
     elif not isinstance(default, str):
         default = "none" if default is None else json.dumps(default)
     return f"{field.help} ({allowed}; {default})"
@@ -131,6 +134,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Print a policy of a service as TOML, in the format that `tarry policy apply` reads."""
+    from tarry.core.outcome import RETRYABLE_STATUSES
     from tarry.policyfile import toml
 
     with connect(server, api_key) as client:
@@ -146,10 +150,25 @@ def show(
         output.print_json(policy)
         return
     file_fields = to_core_policy(policy).to_dict()
+    statuses = frozenset(file_fields["retryable_statuses"])
+    if statuses == RETRYABLE_STATUSES:  # a hundred numbers
+        del file_fields["retryable_statuses"]
+    else:
+        file_fields["retryable_statuses"] = _group_statuses(statuses)
     if "total_budget" not in file_fields:
         # TOML has no null, and a file without a preset gets the total budget of the default.
         file_fields = {"preset": "quick", **file_fields}
     typer.echo(toml.dumps(file_fields), nl=False)
+
+
+def _group_statuses(statuses: Collection[int]) -> list[int | str]:
+    """Return statuses as in a policy file: complete classes by name, such as "5xx"."""
+    from tarry.core.policy import STATUS_CLASSES
+
+    rest = set(statuses)
+    classes = [name for name, members in STATUS_CLASSES.items() if rest.issuperset(members)]
+    rest.difference_update(*(STATUS_CLASSES[name] for name in classes))
+    return [*sorted(rest), *classes]
 
 
 def to_core_policy(stored_policy: RetryPolicy) -> Policy:

@@ -19,6 +19,7 @@ from tarry.client import errors, options
 from tarry.client.transport import STREAM_READ_TIMEOUT_S, is_event_stream
 from tarry.core.checks import check_at_least, check_positive
 from tarry.core.hints import parse_retry_after
+from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, TarryError, short_repr
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
@@ -53,12 +54,8 @@ _ERROR_TYPE_BY_STATUS: dict[int, type[errors.ServiceError]] = {
     404: errors.NotFound,
     409: errors.Conflict,
     429: errors.TooManyRequests,
-    502: errors.ServiceUnavailable,
-    503: errors.ServiceUnavailable,
-    504: errors.ServiceUnavailable,
 }
 _FIRST_CLIENT_ERROR, _FIRST_SERVER_ERROR = 400, 500
-_RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
 _CONFLICT_STATUS = 409
 _UNAVAILABLE_STATUS = 503
 _JSON_HEADERS = {"content-type": "application/json"}
@@ -119,6 +116,8 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
         if error_type is None:
             is_client_error = _FIRST_CLIENT_ERROR <= status < _FIRST_SERVER_ERROR
             error_type = errors.InvalidRequest if is_client_error else errors.ServiceError
+            if status > _FIRST_SERVER_ERROR and status in RETRYABLE_STATUSES:
+                error_type = errors.ServiceUnavailable
         message = f"{self} was answered with {status}: {explanation}"
         return error_type(message, status=status, problem=problem, retry_after=retry_after)
 
@@ -172,7 +171,7 @@ def _task_or_error(
 ) -> RetryTask | errors.ServiceError | None:
     if result.task is not None:
         return result.task
-    if result.status in _RETRYABLE_STATUSES:
+    if result.status in RETRYABLE_STATUSES:
         return None
     return request.build_error(result.status, result.problem or {})
 

@@ -54,7 +54,7 @@ class ServiceUnreachable(ServiceError, ConnectionError):
 
 
 class ServiceUnavailable(ServiceError):
-    """The service, or a proxy in front of it, cannot process the request now (502, 503, 504)."""
+    """The service, or a proxy in front of it, cannot process the request now (503, 502, 504)."""
 
 
 class InvalidRequest(ServiceError):

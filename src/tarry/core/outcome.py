@@ -87,7 +87,17 @@ SUCCESS = Outcome(Kind.SUCCESS)
 TRANSIENT = Outcome(Kind.TRANSIENT)
 PERMANENT = Outcome(Kind.PERMANENT)
 
-RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+PERMANENT_SERVER_ERRORS = frozenset({501, 505, 506, 508, 510, 511})
+"""Statuses 5xx with which the same request fails again: the server lacks a feature that the request
+needs (501, 505, 510) or is not configured correctly (506, 508), or the network has a login (511).
+"""
+# Proxies and CDNs send many other statuses 5xx when a server is down or overloaded: 520 to 530
+# (Cloudflare), 529, 598, 599. So each status 5xx is retryable, except for the few above.
+RETRYABLE_STATUSES = frozenset({408, 425, 429, *range(500, 600)}) - PERMANENT_SERVER_ERRORS
+FAILURE_STATUSES = frozenset(range(300, 600))
+"""All statuses that are not a success."""
+THROTTLED_STATUSES = frozenset({429, 529})
+"""Too Many Requests, and "overloaded" of several APIs, among them Anthropic's."""
 RETRYABLE_CODES = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 
 GRPC_CODES = (
@@ -98,7 +108,6 @@ GRPC_CODES = (
 """The names of the gRPC status codes; the index is the number of the code."""
 
 _MIN_ERROR_STATUS = 400
-_TOO_MANY_REQUESTS = 429
 _TIMEOUT_STATUSES = frozenset({408, 504})
 _CONNECT_ERRNOS = frozenset({ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH})
 
@@ -142,7 +151,7 @@ def _build_status_outcome(
     is_retryable: bool,  # noqa: FBT001 - called with the arguments of `outcome_of_error_status`
     repeatable: bool,  # noqa: FBT001 - see above
 ) -> Outcome:
-    kind = Kind.THROTTLED if status == _TOO_MANY_REQUESTS else Kind.TRANSIENT
+    kind = Kind.THROTTLED if status in THROTTLED_STATUSES else Kind.TRANSIENT
     kind = _apply_should_retry(kind, hint, is_retryable=is_retryable)
     timeout = status in _TIMEOUT_STATUSES
     return Outcome(kind, hint, repeatable=repeatable, timeout=timeout, detail=str(status))

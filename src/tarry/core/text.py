@@ -33,6 +33,20 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def format_ranges(numbers: Iterable[int]) -> str:
+    """Return sorted whole numbers as text, three or more in a row as a range: "429, 502-504"."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    return ", ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))  # noqa: PLR2004 - as above
+        for run in ranges
+    )
+
+
 def suggest(word: str, candidates: Iterable[str], *, similarity: float = 0.6) -> str | None:
     """Return the candidate that is most like `word`, or None when none is similar enough.
 

@@ -11,7 +11,8 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.budget import PRICES, RatioBudget
-from tarry.core.policy import POLICY_FIELDS
+from tarry.core.outcome import PERMANENT_SERVER_ERRORS
+from tarry.core.policy import POLICY_FIELDS, STATUS_CLASSES
 from tarry.core.text import format_duration
 from tarry.policyfile.defence import Defence, component_arguments
 from tarry.policyfile.translation import BudgetSummary, format_value, summarize_budget
@@ -43,9 +44,11 @@ _MIN_SUSPICIOUS_S = {
 second or more. Limits of some minutes are common, such as a timeout of 100 s."""
 _QUARTER_HOUR_S, _HOUR_S = 900, 3600
 _PERMANENT_STATUSES = frozenset(
-    {*range(400, 408), *range(410, 418), 422, 426, 428, 431, 451, 501, 505}
+    {*range(400, 408), *range(410, 418), 422, 426, 428, 431, 451, *PERMANENT_SERVER_ERRORS}
 )
 """Statuses for which the same request fails again (RFC 9110, RFC 6585), unlike 409 and 423."""
+_FEW_STATUSES = 10
+"""A class of statuses is listed as a whole if fewer of its statuses than this are missing."""
 _PERMANENT_CODES = frozenset({
     "ALREADY_EXISTS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE",
     "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED",
@@ -223,14 +226,19 @@ def _looks_like_ms(value: float) -> bool:
 
 
 def _warn_about_outcomes(policy: Policy) -> Iterator[str]:
-    non_errors = {status for status in policy.retryable_statuses if status < _LOWEST_ERROR_STATUS}
+    # Most statuses of a class are listed on purpose, as in "5xx" or the preset `webhook`.
+    retryable = policy.retryable_statuses
+    classes = (set(statuses) for statuses in STATUS_CLASSES.values())
+    listed_classes = (statuses for statuses in classes if len(statuses - retryable) < _FEW_STATUSES)
+    single_statuses = retryable.difference(*listed_classes)
+    non_errors = {status for status in single_statuses if status < _LOWEST_ERROR_STATUS}
     if non_errors:
         statuses = format_value(non_errors)
         yield f"retryable_statuses has {statuses}: responses without an error are retried"
     if "OK" in policy.retryable_codes:
         yield "retryable_codes has OK, which has no effect: a success is never retried"
     for field, permanent in (
-        ("retryable_statuses", policy.retryable_statuses & _PERMANENT_STATUSES),
+        ("retryable_statuses", single_statuses & _PERMANENT_STATUSES),
         ("retryable_codes", policy.retryable_codes & _PERMANENT_CODES),
     ):
         if permanent:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.outcome import GRPC_CODES
-from tarry.core.policy import HIGHEST_STATUS, LOWEST_STATUS, Policy
+from tarry.core.outcome import GRPC_CODES, RETRYABLE_STATUSES
+from tarry.core.policy import HIGHEST_STATUS, LOWEST_STATUS, STATUS_CLASSES, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile import envoy, translation
 from tarry.policyfile.defence import Defence, component_arguments
@@ -29,10 +29,15 @@ _DEFAULT_RETRY_COUNT = 2
 _DEFAULT_RETRY_ON = "connect-failure,refused-stream,unavailable,cancelled"
 _DEFAULT_BACKOFF_S = 0.025
 _CONDITION_STATUSES = {
-    "5xx": frozenset(range(500, 512)),
+    "5xx": frozenset(STATUS_CLASSES["5xx"]),
     "gateway-error": frozenset({502, 503, 504}),
     "retriable-4xx": frozenset({409}),
 }
+_NAMED_STATUSES = frozenset({
+    *range(100, 104), *range(200, 209), 226, *range(300, 306), 307, 308, *range(400, 419),
+    *range(421, 427), 428, 429, 431, 451, *range(500, 509), 510, 511,
+})  # fmt: skip
+"""The statuses that have a text in Go's net/http. Istio rejects a route with another one."""
 _EXCEPTION_CONDITIONS = ("connect-failure", "refused-stream", "reset", "reset-before-request")
 """Failures that are exceptions in tarry; the argument `on` of `tarry.retry` selects exceptions."""
 _UNSUPPORTED_CONDITIONS = ("retriable-headers", "envoy-ratelimited", "http3-post-connect-failure")
@@ -71,8 +76,10 @@ def _export_retries(policy: Policy, converter: Converter) -> dict[str, Any]:
     if policy.max_attempts == 1:
         return {"attempts": 0}  # explicit, because the default is 2
     base = round_to_ms(translation.delay_bounds(policy)[0])
-    statuses = map(str, sorted(policy.retryable_statuses))
-    conditions = [*statuses, *envoy.retry_conditions(policy, converter)]
+    conditions = [
+        *_status_conditions(policy.retryable_statuses, converter),
+        *envoy.retry_conditions(policy, converter),
+    ]
     retries: dict[str, Any] = {"attempts": policy.max_attempts - 1}
     if policy.attempt_timeout is not None:
         timeout = converter.format_rounded("attempt_timeout", policy.attempt_timeout)
@@ -83,6 +90,20 @@ def _export_retries(policy: Policy, converter: Converter) -> dict[str, Any]:
     converter.report("max_hint", policy.max_hint, "Istio does not read Retry-After")
     converter.report_proxy_behaviour(policy)
     return retries
+
+
+def _status_conditions(statuses: frozenset[int], converter: Converter) -> list[str]:
+    """Return the retry conditions for HTTP statuses, and report those that Istio rejects."""
+    severity = Severity.DETAIL if statuses == RETRYABLE_STATUSES else Severity.LOAD
+    conditions: list[str] = []
+    if statuses.issuperset(_CONDITION_STATUSES["5xx"]):
+        conditions.append("5xx")
+        statuses -= _CONDITION_STATUSES["5xx"]
+    unsupported = statuses - _NAMED_STATUSES
+    if unsupported:
+        effect = "Istio accepts only statuses that have a name in Go, so these are not retried"
+        converter.report("retryable_statuses", unsupported, effect, severity)
+    return [*conditions, *map(str, sorted(statuses & _NAMED_STATUSES))]
 
 
 def _export_traffic_policy(defence: Defence, converter: Converter) -> dict[str, Any]:
@@ -212,8 +233,6 @@ def _import_conditions(retries: DocumentTable, converter: Converter) -> tuple[se
     for condition in filter(None, map(str.strip, conditions)):
         if condition in _CONDITION_STATUSES:
             statuses |= _CONDITION_STATUSES[condition]
-            if condition == "5xx":
-                converter.report(path, condition, "imported as 500 to 511")
         elif condition in _CONDITION_CODES:
             codes.add(_CONDITION_CODES[condition])
         elif condition.isdecimal() and LOWEST_STATUS <= int(condition) <= HIGHEST_STATUS:

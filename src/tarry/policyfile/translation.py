@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tarry.core.backoff import Schedule
 from tarry.core.budget import PRICES
-from tarry.core.outcome import RETRYABLE_CODES
+from tarry.core.outcome import RETRYABLE_CODES, THROTTLED_STATUSES
 from tarry.core.policy import PRESETS, Policy
-from tarry.core.text import format_duration
+from tarry.core.text import format_duration, format_ranges
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence, component_arguments
 from tarry.policyfile.documents import DocumentTable, format_proto_duration, round_to_ms
@@ -37,7 +37,7 @@ _COMMON_MULTIPLIER = 2
 _CRITICAL_RATIO, _MIN_CRITICAL_S = 10, 60.0
 """The other system cannot express the schedule if the longer of the two total waits (tarry's and
 that of the other system) is at least 60 s and at least 10 times the shorter."""
-_THROTTLED_STATUS, _THROTTLED_CODE = 429, "RESOURCE_EXHAUSTED"
+_THROTTLED_CODE = "RESOURCE_EXHAUSTED"
 
 
 class Severity(IntEnum):
@@ -181,7 +181,7 @@ class Converter:
         effect = f"{self.system} also retries POST: restrict the route to idempotent methods"
         self.report("repeatable", "per call", effect, Severity.LOAD)
         has_custom_codes = policy.retryable_codes != RETRYABLE_CODES
-        retries_throttled = _THROTTLED_STATUS in policy.retryable_statuses or (
+        retries_throttled = not THROTTLED_STATUSES.isdisjoint(policy.retryable_statuses) or (
             has_custom_codes and _THROTTLED_CODE in policy.retryable_codes
         )
         self.report_tarry_settings(policy, "throttling" if retries_throttled else None, "failure")
@@ -263,13 +263,17 @@ def format_value(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.10g}"
-    if isinstance(value, (set, frozenset)):  # pyright does not know the type of the items
-        return _join(sorted(map(str, value)))  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, (set, frozenset)):
+        items = cast("set[object]", value)
+        numbers = [item for item in items if isinstance(item, int)]
+        if numbers and len(numbers) == len(items):
+            return _join(format_ranges(numbers).split(", "))
+        return _join(sorted(map(str, items)))
     if isinstance(value, (list, tuple)):
         return _join(list(map(format_value, value)))  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, Mapping):
-        items = cast("Mapping[str, object]", value).items()
-        nested = {name: "{...}" if isinstance(item, Mapping) else item for name, item in items}
+        fields = cast("Mapping[str, object]", value).items()
+        nested = {name: "{...}" if isinstance(item, Mapping) else item for name, item in fields}
         return _join([f"{name} {format_value(item)}" for name, item in nested.items()])
     return "a function" if callable(value) else str(value)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.backoff import Schedule
 from tarry.core.checks import check_number, check_one_of, check_positive
+from tarry.core.outcome import FAILURE_STATUSES
 from tarry.core.policy import POLICY_FIELDS, PRESETS, Policy, PolicyField, uses_max_delay
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
@@ -52,7 +53,6 @@ SERVICE_PRESETS["default"] = SERVICE_PRESETS["patient"].replace(max_attempts=MAX
 QSTASH_POLICY, CLOUD_TASKS_POLICY = "qstash", "cloud-tasks"
 """The policies of tasks that are created through the APIs of QStash and Cloud Tasks: the delays and
 the numbers of attempts of these vendors, which retry after every response except 2xx."""
-_ALL_FAILURES = frozenset(range(300, 600))
 _NOT_RETRIED_BY_QSTASH = 489
 SERVICE_PRESETS[QSTASH_POLICY] = SERVICE_PRESETS["webhook"].replace(
     max_attempts=4,
@@ -60,10 +60,10 @@ SERVICE_PRESETS[QSTASH_POLICY] = SERVICE_PRESETS["webhook"].replace(
     # e**(2.5 * n) seconds before retry n, and at most a day
     backoff=Schedule((*(round(exp(2.5 * retry), 3) for retry in range(1, 5)), _DAY_S)),
     jitter="equal",
-    retryable_statuses=_ALL_FAILURES - {_NOT_RETRIED_BY_QSTASH},
+    retryable_statuses=FAILURE_STATUSES - {_NOT_RETRIED_BY_QSTASH},
 )
 SERVICE_PRESETS[CLOUD_TASKS_POLICY] = SERVICE_PRESETS["patient"].replace(
-    max_attempts=100, initial_delay=0.1, total_budget=None, retryable_statuses=_ALL_FAILURES
+    max_attempts=100, initial_delay=0.1, total_budget=None, retryable_statuses=FAILURE_STATUSES
 )
 
 

@@ -114,6 +114,18 @@ def test_a_deleted_policy_cannot_be_used() -> None:
     run_with_api(test)
 
 
+def test_classes_of_statuses() -> None:
+    """The text "5xx" stands for all statuses from 500 to 599, also in the overrides of a task."""
+
+    async def test(api: ApiHarness) -> None:
+        fields = {"retryableStatusCodes": [429, "5xx"]}
+        stored = await api.request("PUT", "/retry-policies/mine", fields)
+        assert [429, *range(500, 600)] == stored.json["retryableStatusCodes"]
+        await api.create(policy=fields)
+
+    run_with_api(test)
+
+
 def test_built_in_policies_are_listed_last() -> None:
     """All pages together contain each policy once, also a replaced built-in policy."""
 
@@ -228,6 +240,7 @@ def test_a_schedule_is_returned_as_a_list() -> None:
         ({"policyId": "x" * 101}, "policyId"),
         ({"policyId": "a", "maxAttempts": 0}, "maxAttempts"),
         ({"policyId": "a", "retryableStatusCodes": "503"}, "retryableStatusCodes"),
+        ({"policyId": "a", "retryableStatusCodes": ["2xx"]}, "retryableStatusCodes[0]"),
         ({"policyId": "a", "attemptTimeoutMs": 10**9}, "attemptTimeoutMs"),
         ({"policyId": "a", "version": 3}, "version"),
         ({"policyId": "a", "jitter": "FULL"}, "jitter"),

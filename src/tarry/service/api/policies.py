@@ -12,6 +12,7 @@ from tarry.core.policy import (
     HEADER_NAME_PATTERN,
     HIGHEST_STATUS,
     LOWEST_STATUS,
+    STATUS_CLASSES,
     PolicyField,
     plan_retries,
 )
@@ -57,7 +58,8 @@ def _json_type(field: PolicyField) -> Any:
         case "statuses":
             not_success = {"not": {"minimum": 200, "maximum": 299}}
             status = Meta(ge=LOWEST_STATUS, le=HIGHEST_STATUS, extra_json_schema=not_success)
-            json_type = list[Annotated[int, status]]
+            status_class = Meta(extra_json_schema={"enum": sorted(STATUS_CLASSES)})
+            json_type = list[Annotated[int, status] | Annotated[str, status_class]]
             bounds = {"max_length": wire.MAX_ENTRIES}
         case "codes":
             code_schema = {"enum": sorted(field.choices)}

@@ -24,7 +24,7 @@ const NUMBER_FIELDS = [
 ];
 const LIST_FIELDS = [
   ["scheduleMs", "Schedule (ms)", "delays with commas between them, for the backoff SCHEDULE", Number],
-  ["retryableStatusCodes", "Retried statuses", "with commas between them", Number],
+  ["retryableStatusCodes", "Retried statuses", "with commas between them: 429, 502-504, 5xx", readStatuses],
   ["retryableGrpcCodes", "Retried gRPC codes", "with commas between them", String],
 ];
 const CHOICES = [
@@ -66,6 +66,24 @@ export async function render({ root, query, signal }) {
   results.replaceChildren(table("Your policies, then the built-in ones", columns(), page.items), pager("policies", query, page));
 }
 
+/** Return the statuses of "503", "5xx" or "502-504": a class stays as it is, a range becomes numbers. */
+function readStatuses(text) {
+  if (/^[345]xx$/.test(text)) return text;
+  const [first, last = first] = text.split("-").map(Number);
+  if (!(last >= first && last < 1000)) return NaN;
+  return Array.from({ length: last - first + 1 }, (_, index) => first + index);
+}
+
+/** Return statuses as text. Three or more in a row are a range, because most 5xx are retried by default. */
+function statusText(statuses) {
+  const runs = [];
+  for (const status of statuses) {
+    if (status === runs.at(-1)?.at(-1) + 1) runs.at(-1).push(status);
+    else runs.push([status]);
+  }
+  return runs.map((run) => (run.length > 2 ? `${run[0]}-${run.at(-1)}` : run.join(", "))).join(", ");
+}
+
 /** Return the fields of a policy as the API expects them; throws an error if a list of numbers is invalid. */
 function readForm(form) {
   const fields = {};
@@ -74,7 +92,7 @@ function readForm(form) {
     fields[name] = value === "" ? null : Number(value);
   }
   for (const [name, , , convert] of LIST_FIELDS) {
-    const entries = form.elements.namedItem(name).value.split(",").map((text) => text.trim()).filter(Boolean).map(convert);
+    const entries = form.elements.namedItem(name).value.split(",").map((text) => text.trim()).filter(Boolean).flatMap(convert);
     if (entries.some(Number.isNaN)) throw Object.assign(new Error(`${name} must be a list of numbers`), { problem: { field: name, detail: `${name} must be a list of numbers` } });
     fields[name] = entries;
   }
@@ -94,7 +112,7 @@ function markProblem(form, error) {
 
 function buildForm(policy) {
   const number = ([name, label, hint]) => field(label, h("input", { name, type: "number", step: "any", min: "0", value: policy[name] ?? null }), hint);
-  const list = ([name, label, hint]) => field(label, h("input", { class: "list", name, value: (policy[name] ?? []).join(", "), autocomplete: "off", spellcheck: "false" }), hint);
+  const list = ([name, label, hint, convert]) => field(label, h("input", { class: "list", name, value: convert === readStatuses ? statusText(policy[name]) : (policy[name] ?? []).join(", "), autocomplete: "off", spellcheck: "false" }), hint);
   const choice = ([name, label, options]) => field(label, select(name, options.map((option) => [option, option]), policy[name]));
   return h("form", { class: "panel", "aria-label": "Policy", novalidate: true },
     h("div", { class: "form-grid top" },
