@@ -456,7 +456,7 @@ def test_a_balance_is_never_negative() -> None:
     [
         pytest.param(budget, *case.values, id=f"{budget.__name__}-{case.id}")
         for budget, cases in [
-            (TokenBudget, invalid_values(capacity="positive")),
+            (TokenBudget, invalid_values(capacity="at least 0")),
             (
                 RatioBudget,
                 invalid_values(ratio="ratio", window="positive", min_per_second="at least 0"),
@@ -496,3 +496,9 @@ def test_window_of_a_ratio_budget_can_be_a_timedelta() -> None:
     budget = RatioBudget(window=timedelta(minutes=1), min_per_second=2)
 
     assert 120 == budget.balance(0.0)
+
+
+def test_capacity_of_zero() -> None:
+    """A bucket without capacity pays for no retry."""
+    budget = TokenBudget(capacity=0)
+    assert (0, False) == (budget.balance(0.0), budget.withdraw(1.0, 0.0))

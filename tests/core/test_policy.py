@@ -148,12 +148,19 @@ def test_unknown_presets(name: Any) -> None:
     assert f"{known}, got {name!r}" == str(caught.value)
 
 
+def test_delays_may_shrink_and_be_zero() -> None:
+    """A multiplier below 1 shrinks the delays; a `max_delay` of 0 retries at once."""
+    shrinking = Policy(multiplier=0.5, jitter="none")
+    assert [0.1, 0.05, 0.025] == shrinking.delays(Random(7))
+    assert [0.0, 0.0, 0.0] == Policy(max_delay=0).delays(Random(7))
+
+
 # --- validation ----------------------------------------------------------------------------------
 
 TOO_LARGE_FOR_A_FLOAT = 10**400
 HEADER_RULE = "the name of a header: a token (RFC 9110) of 1 to 64 characters"
 POSITIVE_FIELDS = [
-    "max_delay",
+    "multiplier",
     "total_budget",
     "attempt_timeout",
     "throttled_delay",
@@ -166,14 +173,12 @@ POSITIVE_FIELDS = [
         *((field, value, "greater than 0") for field in POSITIVE_FIELDS for value in (0, -0.0, -1)),
         *(
             (field, value, "finite")
-            for field in [*POSITIVE_FIELDS, "initial_delay", "multiplier", "max_hint"]
+            for field in [*POSITIVE_FIELDS, "initial_delay", "max_delay", "max_hint"]
             for value in (nan, inf, -inf, TOO_LARGE_FOR_A_FLOAT)
         ),
         ("max_attempts", 0, "at least 1"),
         ("max_attempts", -1, "at least 1"),
-        ("multiplier", 0, "at least 1"),
-        ("multiplier", 0.999, "at least 1"),
-        ("multiplier", -2, "at least 1"),
+        ("max_delay", -1, "at least 0"),
         ("max_hint", -1, "at least 0"),
         ("initial_delay", -0.1, "at least 0"),
         ("backoff", "expo", "one of exponential, fixed, linear"),
@@ -199,7 +204,7 @@ def test_invalid_values(field: str, value: float | str, rule: str) -> None:
     [
         *(
             (field, value, "a number")
-            for field in [*POSITIVE_FIELDS, "initial_delay", "multiplier", "max_hint"]
+            for field in [*POSITIVE_FIELDS, "initial_delay", "max_delay", "max_hint"]
             for value in (True, "1", b"1", [1], 1j)
         ),
         *((field, None, "a number") for field in ("initial_delay", "max_delay", "multiplier")),

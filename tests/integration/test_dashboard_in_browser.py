@@ -1026,7 +1026,7 @@ def test_policy_is_created_edited_and_deleted(browser: Browser, tarry_service: S
         expect(delays.get_by_role("img", name="from 200 ms to 800 ms")).to_be_visible()
         expect(delays.locator("rect.band")).to_have_count(3)
         expect(delays.locator("line.ceiling")).to_have_count(3)
-        page.get_by_label("Multiplier").fill("0.5")
+        page.get_by_label("Multiplier").fill("-1")
         expect(page.get_by_role("alert").get_by_text("multiplier must be")).to_be_visible()
         expect(page.get_by_label("Multiplier")).to_have_attribute("aria-invalid", "true")
         dashboard.expected_statuses.add(422)
@@ -1092,7 +1092,7 @@ def test_problem_of_a_policy_stays_until_a_later_request(
         page.route("**/policy-schedules", hold_first)
         with page.expect_request("**/policy-schedules"):
             page.get_by_label("First delay (ms)").fill("200")
-        page.get_by_label("Multiplier").fill("0.5")
+        page.get_by_label("Multiplier").fill("-1")
         expect(problem).to_be_visible()
         with page.expect_response(lambda response: response.status == 200):
             held[0].continue_()

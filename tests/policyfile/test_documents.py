@@ -58,7 +58,7 @@ def test_proto_duration_round_trips(seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "correction"),
-    [("50ms", "0.05s"), ("1m", "60s"), ("1h30m", "5400s"), (".5s", "0.5s"), ("3us", "0.000003s")],
+    [("50ms", "0.05s"), ("1m", "60s"), ("1h30m", "5400s"), ("3us", "0.000003s")],
 )
 def test_proto_duration_accepts_seconds_only(text: str, correction: str) -> None:
     """A duration that Go reads and proto3 JSON does not is rejected with a correction."""

@@ -97,21 +97,19 @@ def test_no_retry_policy_is_one_attempt(document: dict[str, Any]) -> None:
 
 def test_limits_of_grpc_are_applied() -> None:
     """Numbers beyond gRPC's limits are imported as gRPC uses them, and are differences."""
-    retry = RETRY | {"maxAttempts": 9, "maxBackoff": "0.1s", "backoffMultiplier": 0.5}
+    retry = RETRY | {"maxAttempts": 9, "maxBackoff": "0.1s", "backoffMultiplier": "0.5"}
 
     result = from_grpc(config(retryPolicy=retry))
 
     policy = result.defence.policy
-    assert (5, 0.1, 0.1, 1.0) == (
+    assert (5, 0.1, 0.1, 0.5) == (
         policy.max_attempts,
         policy.initial_delay,
         policy.max_delay,
         policy.multiplier,
     )
     path = "methodConfig[0].retryPolicy"
-    assert [f"{path}.maxAttempts", f"{path}.backoffMultiplier", path, path] == differing_fields(
-        result
-    )
+    assert [f"{path}.maxAttempts", path, path] == differing_fields(result)
 
 
 def test_unread_keys_are_reported() -> None:
@@ -244,3 +242,11 @@ def test_policy_file_has_only_fields_of_the_config() -> None:
     }
     assert expected == result.to_dict()
     assert result.defence == Defence.from_dict(result.to_dict())
+
+
+def test_durations_of_proto3_json() -> None:
+    """A duration without digits before the point is read; one of over 10,000 years is an error."""
+    retry = RETRY | {"initialBackoff": ".050s"}
+    assert 0.05 == from_grpc(config(retryPolicy=retry)).defence.policy.initial_delay
+    with pytest.raises(ConfigurationError, match="maxBackoff must be at most 315576000000 s"):
+        from_grpc(config(retryPolicy=RETRY | {"maxBackoff": "315576000001s"}))

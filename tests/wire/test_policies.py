@@ -137,7 +137,7 @@ def test_fractions_of_a_millisecond_are_kept() -> None:
         ({"initialDelayMs": -5}, ["initialDelayMs must be greater than 0", "-5"]),
         ({"initialDelayMs": 0}, ["initialDelayMs must be greater than 0", "0"]),
         ({"initialDelayMs": "5"}, ["initialDelayMs must be a number"]),
-        ({"multiplier": 0.5}, ["multiplier must be at least 1"]),
+        ({"multiplier": 0}, ["multiplier must be greater than 0"]),
         ({"totalBudgetMs": 0}, ["totalBudgetMs must be greater than 0"]),
         ({"attemptTimeoutMs": None}, ["attemptTimeoutMs must be a number"]),
         ({"backoffType": "exponential"}, ["backoffType must be one of", "EXPONENTIAL"]),

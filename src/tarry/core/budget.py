@@ -84,7 +84,7 @@ class TokenBudget:
     def __init__(self, preset: str = "classic", *, capacity: float = 500) -> None:
         check_one_of("preset", preset, PRICES)
         self._prices = PRICES[preset]
-        self._capacity = self._tokens = check_positive("capacity", capacity)
+        self._capacity = self._tokens = check_at_least("capacity", capacity, 0)
 
     def cost(self, outcome: Outcome) -> float:
         """Return the cost of a retry after this outcome."""

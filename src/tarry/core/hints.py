@@ -99,7 +99,8 @@ def parse_retry_after(value: str, now: float) -> float | None:
     `value` is a number of seconds or one of the three HTTP date formats (RFC 9110 sections 10.2.3
     and 5.6.7); `now` is in epoch seconds. A date in the past gives 0.0. More than `MAX_DELAY_S`
     seconds give `MAX_DELAY_S`. A number may have a decimal fraction, which the RFC does not allow
-    but Shopify sends. In a date, UTC means the same as GMT, and a wrong weekday is ignored.
+    but Shopify sends. In a date, UTC and +0000 mean the same as GMT, the day may have one
+    digit, and a wrong weekday is ignored.
     """
     value = value.strip(OWS)
     seconds = _parse_decimal(value)
@@ -255,9 +256,10 @@ def parse_rate_limit(text: str) -> list[float]:
 
 
 # HTTP dates have three formats (RFC 9110 section 5.6.7).
-# The parser applies the grammar strictly: case, single spaces, number of digits. The only exception
-# is "UTC" for "GMT", which some servers send. `datetime` is not used, because it rejects second 60
-# and year 0, which the grammar allows, and takes longer to import than this module.
+# The parser applies the grammar strictly: case, single spaces, number of digits. Exceptions
+# are "UTC" or "+0000" for "GMT", and a day with one digit, which some servers send. `datetime` is
+# not used, because it rejects second 60 and year 0, which the grammar allows, and takes longer to
+# import than this module.
 _MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, start=1)}
 _DAY_NAMES = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -281,11 +283,11 @@ def parse_http_date(text: str, now: float) -> int | None:
     try:
         # With an extra space or a tab the parts match no case.
         match text.split(" "):
-            case [name, day, month, year, clock, "GMT" | "UTC"] if name in _IMF_DAYS:
-                year_digits, day_digits = 4, 2
-            case [name, date, clock, "GMT" | "UTC"] if name in _RFC850_DAYS:
+            case [name, day, month, year, clock, "GMT" | "UTC" | "+0000"] if name in _IMF_DAYS:
+                year_digits, day_digits = 4, 1 if len(day) == 1 else 2
+            case [name, date, clock, "GMT" | "UTC" | "+0000"] if name in _RFC850_DAYS:
                 day, month, year = date.split("-")
-                year_digits, day_digits = 2, 2
+                year_digits, day_digits = 2, 1 if len(day) == 1 else 2
             # asctime pads a short day with a space, which leaves an empty part here.
             case [name, month, "", day, clock, year] if name in _ASCTIME_DAYS:
                 year_digits, day_digits = 4, 1

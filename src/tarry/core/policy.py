@@ -168,11 +168,11 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
     PolicyField(
         "multiplier", "multiplier", "number", 2.0,
         "Factor by which the delay grows with each retry in an exponential backoff.",
-        minimum=1, is_minimum_allowed=True,
     ),
     PolicyField(
         "max_delay", "maxDelayMs", "seconds", _DEFAULT_MAX_DELAY_S,
-        "Longest delay of a linear or exponential backoff.",
+        "Longest delay of a linear or exponential backoff (in the library, 0 retries at once).",
+        is_minimum_allowed=True, service_rejects_zero=True,
     ),
     PolicyField(
         "total_budget", "totalBudgetMs", "seconds", None,
@@ -346,7 +346,7 @@ class Policy(ImmutableValue):
         reject_unknown_arguments("tarry.Policy", unknown, self._fields, OTHER_FIELD_NAMES)
         arguments = locals()  # the fields by name
         self._set_fields(*(field.check(arguments[field.name]) for field in POLICY_FIELDS))
-        if self.max_delay < self.initial_delay and uses_max_delay(self.backoff, self.jitter):
+        if 0 < self.max_delay < self.initial_delay and uses_max_delay(self.backoff, self.jitter):
             self._reject_max_delay(initial_delay)
         self._set(
             _jitter=JITTERS[jitter] if isinstance(jitter, str) else partial(call_jitter, jitter),

@@ -23,7 +23,8 @@ _UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs"
 _DURATION_PART_PATTERN = r"(\d+(?:\.\d*)?|\.\d+)(h|ms|us|µs|ns|m|s)"
 _DURATION_PART = re.compile(_DURATION_PART_PATTERN)
 _DURATION = re.compile(rf"(?:{_DURATION_PART_PATTERN})+")
-_PROTO_DURATION = re.compile(r"\d+(?:\.\d{1,9})?s")
+_PROTO_DURATION = re.compile(r"(?:\d+(?:\.\d{1,9})?|\.\d{1,9})s")
+_PROTO_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _RESOURCE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TYPO_SIMILARITY = 0.8
 """A key that is this similar (0 to 1) to a known key is taken for a misspelling."""
@@ -67,6 +68,8 @@ def parse_proto_duration(path: str, text: object) -> float:
         corrected = format_proto_duration(path, seconds)
         rule = f'must be a duration in seconds such as "0.1s", got {text!r}: write "{corrected}"'
         raise ConfigurationError(path, rule)
+    if seconds > _MAX_PROTO_S:
+        raise ConfigurationError(path, f"must be at most {_MAX_PROTO_S} s", text)
     return seconds
 
 
@@ -167,9 +170,21 @@ class DocumentTable:
             raise ConfigurationError(self.path_of(key), "must be longer than 0 s", self.get(key))
         return seconds
 
-    def number(self, key: str, default: float | None = None, *, minimum: float = 0.0) -> float:
-        """Return a number of at least `minimum`; a missing key without a default is an error."""
+    def number(
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        minimum: float = 0.0,
+        accept_text: bool = False,
+    ) -> float:
+        """Return a number of at least `minimum`; a missing key without a default is an error.
+
+        `accept_text`: the number may be a string, as in proto3 JSON.
+        """
         value = self.get(key)
+        if accept_text and isinstance(value, str) and _PROTO_NUMBER.fullmatch(value):
+            value = float(value)
         if value is None and default is not None:
             return default
         return check_at_least(self.path_of(key), value, minimum)

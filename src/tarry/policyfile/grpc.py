@@ -42,7 +42,6 @@ _RETRY_POLICY_FIELDS = {
 }
 """The keys of a retryPolicy and the corresponding fields of a policy."""
 _HEDGING_POLICY_KEYS = ("maxAttempts", "hedgingDelay", "nonFatalStatusCodes")
-_MIN_TARRY_MULTIPLIER = 1.0
 _PUSHBACK_BEHAVIOUR = "gRPC follows a pushback of any length"
 """A pushback is a delay that the server asks for, in the trailer `grpc-retry-pushback-ms`."""
 
@@ -259,13 +258,10 @@ def _import_policy(table: DocumentTable, converter: Converter) -> Policy:
     max_attempts = _import_attempts(table, converter)
     initial_delay = _required_seconds(table, "initialBackoff")
     max_delay = _required_seconds(table, "maxBackoff")
-    multiplier = table.number("backoffMultiplier")
+    multiplier = table.number("backoffMultiplier", accept_text=True)
     if multiplier <= 0:
         rule = "must be greater than 0"
         raise ConfigurationError(table.path_of("backoffMultiplier"), rule, multiplier)
-    if multiplier < _MIN_TARRY_MULTIPLIER:
-        effect = "imported as 1: delays do not shrink in tarry"
-        converter.report(table.path_of("backoffMultiplier"), multiplier, effect)
     codes = _import_codes(table, "retryableStatusCodes")
     if not codes:
         rule = "must name at least one code, got none"
@@ -276,7 +272,7 @@ def _import_policy(table: DocumentTable, converter: Converter) -> Policy:
     policy = Policy(
         max_attempts=max_attempts,
         initial_delay=min(initial_delay, max_delay),
-        multiplier=max(_MIN_TARRY_MULTIPLIER, multiplier),
+        multiplier=multiplier,
         max_delay=max_delay,
         jitter="equal",
         retryable_codes=codes,

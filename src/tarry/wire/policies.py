@@ -112,8 +112,8 @@ def check_limits(document: Mapping[str, Any]) -> None:
     for name, value in document.items():
         field = JSON_FIELDS[name]
         _check_size(name, value, json_maximum(field))
-        is_positive_duration = field.type == "seconds" and not field.is_json_minimum_allowed
-        if is_positive_duration and isinstance(value, float) and 0 < value < MIN_DURATION_MS:
+        is_positive = field.type in {"seconds", "number"} and not field.is_json_minimum_allowed
+        if is_positive and isinstance(value, float) and 0 < value < MIN_DURATION_MS:
             raise ConfigurationError(name, f"must be at least {MIN_DURATION_MS}", value)
         if field.type == "statuses" and isinstance(value, (list, tuple)):
             for number, status in enumerate(cast("list[object]", value)):
