@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     )
     from tarry.runtime.attempt_number import current_attempt
     from tarry.runtime.call_records import record_calls
-    from tarry.runtime.clocks import CancelToken, set_active
+    from tarry.runtime.clocks import CancelToken, configure, set_active
     from tarry.runtime.config import AsyncOn, On, OnRetry
     from tarry.runtime.deadlines import deadline, remaining
     from tarry.runtime.downstream import Downstream
@@ -115,7 +115,7 @@ _NAMES_BY_MODULE = {
     "tarry.runtime.config": "AsyncOn On OnRetry",
     "tarry.runtime.events": "Listener listen",
     "tarry.runtime.call_records": "record_calls",
-    "tarry.runtime.clocks": "CancelToken set_active",
+    "tarry.runtime.clocks": "CancelToken configure set_active",
     "tarry.runtime.deadlines": "deadline remaining",
     "tarry.runtime.downstream": "Downstream",
     "tarry.runtime.hedge": "hedge hedge_sync",
@@ -136,7 +136,8 @@ __all__ = [
     "LimitReached", "Limiter", "Listener", "MissingExtra", "On", "OnRetry", "Outcome", "Overloaded",
     "Policy", "Progress", "RatioBudget", "Reason", "Rejected", "ResultNotAccepted", "Schedule",
     "Seconds", "Step", "Stop", "StoreUnavailable", "Succeeded", "TarryError", "ThrottleBudget",
-    "TokenBudget", "Wait", "Waited", "WillWait", "acall", "attempts", "call", "current_attempt",
+    "TokenBudget", "Wait", "Waited", "WillWait", "acall", "attempts", "call", "configure",
+    "current_attempt",
     "deadline", "decide", "hedge", "hedge_sync", "hint_from_grpc", "hint_from_headers", "listen",
     "load_policy", "outcome_of_code", "outcome_of_exception", "outcome_of_status",
     "parse_retry_after", "record_calls", "record_of", "remaining", "retry", "retrying",

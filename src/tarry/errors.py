@@ -130,7 +130,7 @@ class Cancelled(TarryError):
 
 
 class BlockingWait(TarryError, RuntimeError):
-    """The waits of a plain function would block the running event loop."""
+    """The wait of a plain function for a rate limiter would block the running event loop."""
 
 
 class MissingExtra(TarryError, ImportError):

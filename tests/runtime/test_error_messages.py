@@ -232,7 +232,7 @@ def test_argument_of_the_function(entry_point: str) -> None:
     message = str(caught.value)
     assert message.startswith(f"tarry.{entry_point} has no argument sep=; it has on, until, ")
     assert message.endswith(
-        "on_retry, kwargs; for an argument of the function, use kwargs={'sep': ...}"
+        "on_retry, blocking, kwargs; for an argument of the function, use kwargs={'sep': ...}"
     )
 
 

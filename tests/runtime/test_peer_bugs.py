@@ -260,88 +260,104 @@ def test_predicate_is_not_called_for_a_cancellation(driver: Driver, clock: Virtu
 # --- event loops ----------------------------------------------------------------------------------
 
 
+LOOPS = ["asyncio", "trio"]
+
+
+def run_in_loop(clock: VirtualClock, loop: str, function: Callable[[], object]) -> object:
+    """Call a plain function in a coroutine of an event loop."""
+
+    async def main() -> object:
+        return function()
+
+    result: object = (clock.run if loop == "asyncio" else clock.run_trio)(main)
+    return result
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
-@pytest.mark.parametrize("loop", ["asyncio", "trio"])
 @pytest.mark.parametrize(
     "options",
     [{}, {"deadline": 5}, {"downstream": Downstream("payments", breaker=tarry.Breaker())}],
     ids=["fast path", "slow path", "downstream"],
 )
-def test_plain_function_on_an_event_loop_is_refused(
+def test_plain_function_runs_on_an_event_loop(
     driver: Driver, loop: str, options: dict[str, Any], clock: VirtualClock
 ) -> None:
-    """A plain function whose waits would block an event loop is refused before it has run."""
-    dependency = Dependency(clock, FAIL, OK)
-    call = driver.wrap(dependency.call, **options)
-
-    async def main() -> None:
-        call()
-
-    for _ in range(2):
-        with pytest.raises(tarry.BlockingWait, match="would block the running event loop"):
-            (clock.run if loop == "asyncio" else clock.run_trio)(main)
-
-    assert [] == dependency.starts
-    assert "done" == call()
+    """A plain function that succeeds runs on an event loop as anywhere else."""
+    call = driver.wrap(Dependency(clock, OK, OK).call, **options)
+    assert ["done", "done"] == [run_in_loop(clock, loop, call) for _ in range(2)]
 
 
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
-@pytest.mark.parametrize(
-    "options", [{"attempts": 1}, {"policy": tarry.Policy(backoff=lambda _: 0.0)}], ids=str
-)
-def test_plain_function_without_waits_may_run_on_an_event_loop(
-    driver: Driver, options: dict[str, Any], clock: VirtualClock
-) -> None:
-    """A plain function runs on an event loop if its policy has no waits."""
-    call = driver.wrap(Dependency(clock, OK).call, **options)
-
-    async def main() -> object:
-        return call()
-
-    assert "done" == clock.run(main)
-
-
-@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+@pytest.mark.parametrize("options", [{}, {"deadline": 50}], ids=["fast path", "slow path"])
 @pytest.mark.parametrize("has_downstream", [True, False])
-def test_wait_of_a_plain_function_on_an_event_loop_raises(
-    loop: str, has_downstream: bool, clock: VirtualClock
+def test_error_is_raised_instead_of_a_wait_on_an_event_loop(
+    driver: Driver, loop: str, options: dict[str, Any], has_downstream: bool, clock: VirtualClock
 ) -> None:
-    """A function that was first called without an event loop may run on one, but not wait.
+    """Where a wait would block a loop, the error of the attempt is raised, with a note."""
+    payments = Downstream("payments", budget=tarry.TokenBudget(), max_in_flight=1)
+    dependency = Dependency(clock, FAIL, OK)
+    call = driver.wrap(
+        dependency.call, **options | ({"downstream": payments} if has_downstream else {})
+    )
 
-    The error names the error of the attempt, which is its cause.
-    """
-    payments = Downstream("payments", budget=tarry.TokenBudget())
-    dependency = Dependency(clock, OK, FAIL, OK)
-    options: dict[str, Any] = {"downstream": payments} if has_downstream else {}
-    call = tarry.retry(on=ConnectionError, **options)(dependency.call)
+    with pytest.raises(ConnectionError) as caught:
+        run_in_loop(clock, loop, call)
 
-    async def main() -> None:
-        call()
-
-    assert "done" == call()
-    message = "the attempt failed with ConnectionError, and a wait of .* would block the running"
-    with pytest.raises(tarry.BlockingWait, match=message) as caught:
-        (clock.run if loop == "asyncio" else clock.run_trio)(main)
-
-    assert isinstance(caught.value.__cause__, ConnectionError)
-    assert [0, 0] == dependency.starts
-    assert 0 == clock.elapsed
+    (note,) = caught.value.__notes__
+    for part in (
+        "was not retried, because a wait of ",
+        "would block the running event loop",
+        "`await`",
+        'blocking="allow"',
+        "tarry.configure",
+    ):
+        assert part in note
+    assert ([0], 0) == (dependency.starts, clock.elapsed)
     assert 500 == payments.balance
     assert "done" == call()
 
 
-@pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
-def test_blocking_wait_is_not_retried_by_an_outer_loop(driver: Driver, clock: VirtualClock) -> None:
-    """An outer loop does not retry BlockingWait."""
-    dependency = Dependency(clock, FAIL)
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
+def test_wait_that_may_block_an_event_loop(driver: Driver, loop: str, clock: VirtualClock) -> None:
+    """With `blocking="allow"`, the waits of a call block the loop, and it is retried."""
+    call = driver.wrap(Dependency(clock, FAIL, OK).call, blocking="allow")
+    assert "done" == run_in_loop(clock, loop, call)
 
-    async def work() -> None:
-        tarry.call(dependency.call, on=ConnectionError)
 
-    with pytest.raises(tarry.BlockingWait):
-        driver.run_function(clock, driver.wrap(work, on=Exception))
+def test_waits_of_the_process_may_block_an_event_loop(clock: VirtualClock) -> None:
+    """`tarry.configure` applies to the whole process; the argument of a call takes precedence."""
 
-    assert [] == dependency.starts
+    def fetch(**options: Any) -> object:
+        dependency = Dependency(clock, FAIL, OK)
+        return tarry.call(dependency.call, on=ConnectionError, **options)
+
+    tarry.configure(blocking="allow")
+    try:
+        assert "done" == run_in_loop(clock, "asyncio", fetch)
+        with pytest.raises(ConnectionError):
+            run_in_loop(clock, "asyncio", lambda: fetch(blocking="raise"))
+    finally:
+        tarry.configure(blocking="raise")
+    with pytest.raises(ConnectionError):
+        run_in_loop(clock, "asyncio", fetch)
+
+
+def test_invalid_blocking() -> None:
+    """A value other than "allow" and "raise" is rejected."""
+    with pytest.raises(tarry.ConfigurationError, match="blocking must be one of allow, raise"):
+        tarry.configure(blocking="yes")  # type: ignore[arg-type] # rejected at run time
+    with pytest.raises(tarry.ConfigurationError, match="blocking must be one of allow, raise"):
+        tarry.retry(on=OSError, blocking="yes")  # type: ignore[arg-type] # rejected at run time
+
+
+def test_rejected_result_on_an_event_loop(clock: VirtualClock) -> None:
+    """Where a wait for a better result would block a loop, `ResultNotAccepted` is raised."""
+    with pytest.raises(tarry.ResultNotAccepted) as caught:
+        run_in_loop(clock, "asyncio", lambda: tarry.call(lambda: 1, until=lambda n: n > 1))
+    assert "would block the running event loop" in caught.value.__notes__[-1]
 
 
 # --- clocks and random numbers --------------------------------------------------------------------

@@ -37,7 +37,7 @@ from tarry.runtime.events import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
+    from typing import Never, Self
 
     from tarry.core.events import Event, GaveUp, WillWait
     from tarry.core.hints import Hint
@@ -499,47 +499,44 @@ def _is_own_timeout(error: Exception) -> bool:
     return isinstance(error, errors.AttemptTimeout) and not hasattr(error, RECORD_ATTRIBUTE)
 
 
-def check_no_event_loop(config: RetryConfig) -> None:
-    """Raise `BlockingWait` if this thread runs an event loop that waits of the call would block.
-
-    Called before the first attempt, so that a mistake in the program shows before anything fails.
-    Adapters are exempt: instead of waiting, they return the last response or raise its error.
-    """
-    if (
-        config.release_connection is None
-        and clocks.in_event_loop()
-        and config.policy.max_attempts > 1
-        and environment.max_attempts != 1
-        and config.policy.ceiling(1) > 0
-    ):
-        raise errors.BlockingWait(
-            f"{config.operation}: the waits between attempts of a plain function would block the "
-            f"running event loop; {config.blocking_wait_advice}"
-        )
-
-
 def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) -> None:
-    """Sleep; raise, from `error`, if the sleep would block an event loop or is cancelled."""
+    """Sleep; raise if the sleep would block an event loop, or if it is cancelled."""
     if delay > 0:
-        if clocks.in_event_loop():
-            failure = ""
-            if isinstance(error, errors.ResultNotAccepted):
-                failure = "the result was not accepted, and "
-                if config.release_connection is not None:  # of an adapter
-                    status = str(error).removeprefix(f"{config.operation}: ")
-                    failure = f"the attempt failed with {status}, and "
-            elif error is not None:
-                # Only the type: the text of the error may contain secrets, and it is the cause.
-                failure = f"the attempt failed with {type(error).__name__}, and "
-            raise errors.BlockingWait(
-                f"{config.operation}: {failure}a wait of {format_duration(delay)} would block the "
-                f"running event loop; {config.blocking_wait_advice}"
-            ) from error
+        is_allowed = config.allows_blocking
+        if is_allowed is None:
+            is_allowed = environment.allows_blocking
+        if not is_allowed and clocks.in_event_loop():
+            _raise_instead_of_wait(config, delay, error)
         sleep = environment.blocking_sleep
         sleep(delay, config.cancel)
     if config.cancel is not None and config.cancel.cancelled:
         msg = f"{config.operation}: cancelled while waiting for the next attempt"
         raise errors.Cancelled(msg) from error
+
+
+def _raise_instead_of_wait(config: RetryConfig, delay: float, error: Exception | None) -> Never:
+    """Raise the error of the last attempt, with a note, because a wait would block an event loop.
+
+    Raise a `BlockingWait` if no attempt has failed (the wait is that of a rate limiter), and for an
+    adapter, which returns a response instead of raising an error.
+    """
+    wait = f"a wait of {format_duration(delay)} would block the running event loop"
+    advice = (
+        f'{config.blocking_wait_advice}; or let it block the loop, with blocking="allow" or, for '
+        'the whole process, tarry.configure(blocking="allow")'
+    )
+    is_adapter = config.release_connection is not None
+    if error is not None and not is_adapter:
+        error.add_note(f"tarry: {config.operation} was not retried, because {wait}; {advice}")
+        raise error
+    failure = ""
+    if isinstance(error, errors.ResultNotAccepted):
+        status = str(error).removeprefix(f"{config.operation}: ")
+        failure = f"the attempt failed with {status}, and "
+    elif error is not None:
+        # Only the type: the text of the error may contain secrets, and it is the cause.
+        failure = f"the attempt failed with {type(error).__name__}, and "
+    raise errors.BlockingWait(f"{config.operation}: {failure}{wait}; {advice}") from error
 
 
 def fallback_result(fallback: Any, error: Exception) -> Any:

@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
+from tarry.core.checks import check_one_of
 from tarry.errors import ConfigurationTypeError
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ system_now: Callable[[], float] = time.monotonic
 system_sleep: Callable[[float], None] = time.sleep
 """The monotonic clock and a blocking sleep, for a wait for another process. Unlike the functions of
 `environment`, `tarry.testing` does not replace them."""
+
+
+Blocking: TypeAlias = Literal["allow", "raise"]
+"""Whether the waits of a plain function may block a running event loop."""
 
 
 class CancelToken:
@@ -176,8 +181,8 @@ class Environment:
     """
 
     __slots__ = (
-        "async_sleep", "blocking_sleep", "draw_random", "is_active", "max_attempts", "now",
-        "unix_time",
+        "allows_blocking", "async_sleep", "blocking_sleep", "draw_random", "is_active",
+        "max_attempts", "now", "unix_time",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -190,6 +195,8 @@ class Environment:
         self.blocking_sleep: Callable[[float, CancelToken | None], None] = _blocking_sleep
         """Blocks for some seconds, or until the token is cancelled."""
         self.async_sleep: Callable[[float], Awaitable[None]] = async_sleep
+        self.allows_blocking: bool = False
+        """Whether waits may block a running event loop, see `configure`."""
         self.max_attempts: int | None = None
         """An upper limit for the `max_attempts` of every policy; None: no limit."""
         self.is_active: bool = True
@@ -197,6 +204,22 @@ class Environment:
 
 
 environment: Environment = Environment()
+
+
+def check_blocking(blocking: object) -> bool:
+    """Return whether `blocking` allows waits that block an event loop; reject an unknown value."""
+    check_one_of("blocking", blocking, ("allow", "raise"))
+    return blocking == "allow"
+
+
+def configure(*, blocking: Blocking) -> None:
+    """Set what happens in the whole process before a wait that would block a running event loop.
+
+    The attempts of a plain function are always made. By default ("raise"), the error of an attempt
+    is raised instead of a wait, with a note. With "allow", the wait blocks the loop, as in a
+    notebook, where nothing else runs. The argument `blocking` of a call takes precedence.
+    """
+    environment.allows_blocking = check_blocking(blocking)
 
 
 def set_active(active: bool, /) -> None:  # noqa: FBT001 - as in stamina

@@ -18,7 +18,7 @@ from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.policy import POLICY_FIELDS, PRESETS, UNLIMITED_ATTEMPTS, Policy
 from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
-from tarry.runtime.clocks import CancelToken
+from tarry.runtime.clocks import CancelToken, check_blocking
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, has_record_since
 from tarry.runtime.events import log_listener_for
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tarry.core.events import WillWait
     from tarry.core.policy import Random
     from tarry.core.verdict import CallState
+    from tarry.runtime.clocks import Blocking
     from tarry.runtime.downstream import Downstream
 
 On: TypeAlias = (
@@ -103,7 +104,11 @@ class RetryConfig:
     """Called with the event before each wait."""
     logs_retries: bool = False
     """Whether retries are logged by a logger of the user, instead of the logger "tarry"."""
-    blocking_wait_advice: str = "retry a coroutine function (a block: `async for`), or use a thread"
+    allows_blocking: bool | None = None
+    """Whether waits may block a running event loop; None: as `tarry.configure` says."""
+    blocking_wait_advice: str = (
+        "`await` a coroutine function (a block: `async for`), or use a thread"
+    )
     """What to do if a wait would block an event loop."""
     async_argument: tuple[str, object] | None = None
     """The name and value of an argument that is a coroutine function, which only async calls can
@@ -125,6 +130,7 @@ class RetryConfig:
         fallback: Any = NO_FALLBACK,
         stop: Callable[[CallState], bool] | None = None,
         on_retry: OnRetry | None = None,
+        blocking: Blocking | None = None,
         classify_result: Callable[[Any], Outcome] | None = None,
         release_connection: Callable[[Any], Any] | None = None,
         repeatable: bool | None = None,
@@ -175,6 +181,8 @@ class RetryConfig:
         HTTP request that failed returns a response."""
         if until is not None:
             self._set_until(until)
+        if blocking is not None:
+            self.allows_blocking = check_blocking(blocking)
         if fallback is not NO_FALLBACK or stop is not None or on_retry is not None:
             self._set_hooks(fallback, stop, on_retry)
         self.release_connection: Callable[[Any], Any] | None = release_connection
@@ -269,7 +277,7 @@ class RetryConfig:
 
 _OPTIONS = (
     "on", "until", "attempts", "timeout", "deadline", "policy", "downstream", "name", "cancel",
-    "random", "fallback", "stop", "on_retry",
+    "random", "fallback", "stop", "on_retry", "blocking",
 )  # fmt: skip
 _OPTIONS_OF_OTHER_LIBRARIES = {
     "tries": "attempts", "max_tries": "attempts", "max_attempts": "attempts",

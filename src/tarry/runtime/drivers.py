@@ -18,7 +18,6 @@ from tarry.runtime import clocks, deadlines
 from tarry.runtime.call import (
     RunningCall,
     blocking_wait,
-    check_no_event_loop,
     decide_after_first_failure,
     fallback_result,
     fallback_result_async,
@@ -61,7 +60,6 @@ def wrap(
 
         @wraps(fn, _WRAPPER_ATTRIBUTES)
         def call(*args: Any, **kwargs: Any) -> T:
-            check_no_event_loop(config)
             return drive_call(RunningCall.new(config), fn, args, kwargs)
 
         return call
@@ -93,14 +91,9 @@ def _wrap_without_downstream(fn: Callable[..., T], config: RetryConfig) -> Calla
     If no listener, log or `on_retry` needs events, a `RunningCall` is created only after two failed
     attempts. After one, `decide_after_first_failure` returns a `FirstFailure`, a cheaper tuple.
     """
-    is_first_call = True
 
     @wraps(fn, _WRAPPER_ATTRIBUTES)
     def call(*args: Any, **kwargs: Any) -> T:
-        nonlocal is_first_call
-        if is_first_call:  # not each call: the check takes longer than the rest of it
-            check_no_event_loop(config)
-            is_first_call = False
         if bus.listeners or _get_deadline_scope() is not None:
             return drive(RunningCall.new(config), fn, args, kwargs)
         last_record_number = bus.last_record_number
@@ -183,14 +176,9 @@ def _wrap_with_downstream(
     """
     breaker, count_success = downstream.breaker, downstream.success_counter()
     classify_result = config.classify_result
-    is_first_call = True
 
     @wraps(fn, _WRAPPER_ATTRIBUTES)
     def call(*args: Any, **kwargs: Any) -> T:
-        nonlocal is_first_call
-        if is_first_call:  # see `_wrap_without_downstream`
-            check_no_event_loop(config)
-            is_first_call = False
         # Read without the downstream's lock. A call that starts while another thread opens the
         # breaker is therefore treated as if it had started just before.
         permit = 0 if breaker is None else breaker.permit_if_closed

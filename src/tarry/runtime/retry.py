@@ -17,7 +17,6 @@ from tarry.runtime import clocks, deadlines, drivers
 from tarry.runtime.call import (
     RunningBlockCall,
     RunningCall,
-    check_no_event_loop,
 )
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import (
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy, Random
     from tarry.core.verdict import Attempt, CallState
-    from tarry.runtime.clocks import CancelToken
+    from tarry.runtime.clocks import Blocking, CancelToken
     from tarry.runtime.config import AsyncOn, On, OnRetry
     from tarry.runtime.downstream import Downstream
 
@@ -69,6 +68,7 @@ if TYPE_CHECKING:
         fallback: Any
         stop: Callable[[CallState], bool] | None
         on_retry: OnRetry | None
+        blocking: Blocking | None
 
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -102,6 +102,7 @@ def retry(
     fallback: Any = NO_FALLBACK,
     stop: Callable[[CallState], bool] | None = None,
     on_retry: OnRetry | None = None,
+    blocking: Blocking | None = None,
     hedging: None = None,
     **unknown: Never,
 ) -> Decorator:
@@ -132,6 +133,8 @@ def retry(
         function that takes the error. Errors that `on` does not match are still raised. The
         fallback of a coroutine function may be a coroutine function.
     stop: a function that gets a `CallState` before each wait, and returns True to give up.
+    blocking: "allow" lets the waits of a plain function block a running event loop. By default, the
+        error is raised instead of such a wait: see `tarry.configure`.
     on_retry: a function that gets the event `WillWait` before each wait, or a `logging.Logger` that
         logs the retries instead of the logger "tarry". For a coroutine function, `on_retry` may be
         a coroutine function. An error that it raises is logged and ignored.
@@ -160,6 +163,7 @@ def retry(
         "fallback": fallback,
         "stop": stop,
         "on_retry": on_retry,
+        "blocking": blocking,
     }
     config = RetryConfig(**options)
 
@@ -262,6 +266,7 @@ def call(
     fallback: T | Callable[[Exception], T] = NO_FALLBACK,
     stop: Callable[[CallState], bool] | None = None,
     on_retry: OnRetry | None = None,
+    blocking: Blocking | None = None,
     **unknown: Never,
 ) -> T:
     """Call a plain function with retries: `tarry.call(fetch, url, on=OSError)`.
@@ -294,9 +299,9 @@ def call(
         fallback=fallback,
         stop=stop,
         on_retry=on_retry,
+        blocking=blocking,
     )
     config.check_no_async_argument()
-    check_no_event_loop(config)
     drive = drivers.drive if fallback is NO_FALLBACK else drivers.drive_with_fallback
     return drive(RunningCall.new(config), fn, args, kwargs or {})
 
@@ -367,6 +372,7 @@ def attempts(
     random: Random | None = None,
     stop: Callable[[CallState], bool] | None = None,
     on_retry: OnRetry | None = None,
+    blocking: Blocking | None = None,
     **unknown: Never,
 ) -> Attempts:
     """Retry a block: `for attempt in tarry.attempts(on=OSError):` and `with attempt:` inside.
@@ -395,6 +401,7 @@ def attempts(
             random,
             stop=stop,
             on_retry=on_retry,
+            blocking=blocking,
         )
     )
 
@@ -600,7 +607,6 @@ class Attempts:
                 "or set a timeout on the client that the body uses"
             )
         self._config.check_no_async_argument()
-        check_no_event_loop(self._config)
         return AttemptIterator(self._config)
 
     def __aiter__(self) -> AttemptIterator:
