@@ -16,7 +16,7 @@ from tarry.adapters.http import messages
 from tarry.adapters.http.hand_off import HandOffSender
 from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
 from tarry.adapters.http.send import OriginRegistry, reject_unknown_arguments
-from tarry.core.checks import require_extra
+from tarry.core.checks import check_flag, require_extra
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import ResultNotAccepted
 from tarry.runtime import clocks, drivers
@@ -64,6 +64,8 @@ class RetryMiddleware:
             request that is being handled; otherwise it is random.
         hand_off: a `tarry.AsyncClient` or `tarry.HandOff`. A repeatable request that cannot succeed
             now is enqueued there, and `HandedOff` is raised.
+        mark_given_up: whether a response that is returned after the last attempt gets the header
+            `x-should-retry: false`, so that an SDK that obeys it does not retry again.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class RetryMiddleware:
         downstream: DownstreamArgument = None,
         idempotency_key: KeyOption = None,
         hand_off: AsyncHandOff | None = None,
+        mark_given_up: bool = True,
         **unknown: Never,
     ) -> None:
         reject_unknown_arguments(self, unknown)
@@ -80,6 +83,7 @@ class RetryMiddleware:
         self._origins = OriginRegistry(
             policy, downstream, _classify_error, _classify_response, _release_connection
         )
+        self._mark_given_up = check_flag("mark_given_up", mark_given_up)
         self._attempt_timeout = self._origins.policy.attempt_timeout
         self._hand_off = HandOffSender(hand_off, self._origins.policy, _HTTP_FUNCTIONS)
 
@@ -93,6 +97,11 @@ class RetryMiddleware:
         except ResultNotAccepted as error:  # given up: the last response is a failure
             await self._hand_off.async_try_hand_off(request, error)
             response: Any = messages.final_response(error)
+            if self._mark_given_up and messages.forbids_more_retries(error):
+                headers = response.headers.copy()
+                headers[http.SHOULD_RETRY_HEADER] = "false"
+                response._headers = type(response.headers)(headers)  # noqa: SLF001 - no setter
+                response._cache.pop("headers", None)  # noqa: SLF001 - where the property is cached
             return response  # type: ignore[no-any-return]  # `final_response` returns Any
         except Exception as error:
             messages.add_not_repeatable_note(error, can_resend_body=can_resend_body)

@@ -286,6 +286,7 @@ class _RetryTransportBase(Generic[H]):
         downstream: DownstreamArgument = None,
         idempotency_key: KeyOption = None,
         hand_off: H | None = None,
+        mark_given_up: bool = True,
         **unknown: Never,
     ) -> None:
         reject_unknown_arguments(self, unknown)
@@ -298,9 +299,16 @@ class _RetryTransportBase(Generic[H]):
             downstream=downstream,
             idempotency_key=idempotency_key,
             hand_off=hand_off,
+            mark_given_up=mark_given_up,
         )
         self._send_cache: LRUCache[_CacheKey, Callable[..., Any]] = LRUCache()
         """The functions that send requests with an idempotent method and a body of bytes."""
+
+    def _final_response(self, error: errors.ResultNotAccepted) -> Any:
+        response = messages.final_response(error)
+        if self._sender.mark_given_up and messages.forbids_more_retries(error):
+            response.headers[http.SHOULD_RETRY_HEADER] = "false"
+        return response
 
     def _send_function(self, request: Any, cache_key: _CacheKey) -> Callable[..., Any]:
         """Return the function that sends this request with retries; cache it if possible."""
@@ -342,6 +350,8 @@ class RetryTransport(_RetryTransportBase["SyncHandOff"], _BaseTransport):
             request that is being handled; otherwise it is random.
         hand_off: a `tarry.Client` or `tarry.HandOff`. A repeatable request that cannot succeed now
             is enqueued there, and `HandedOff` is raised.
+        mark_given_up: whether a response that is returned after the last attempt gets the header
+            `x-should-retry: false`, so that an SDK that obeys it does not retry again.
     """
 
     _http_functions = _HTTP_FUNCTIONS
@@ -358,7 +368,7 @@ class RetryTransport(_RetryTransportBase["SyncHandOff"], _BaseTransport):
             return (self._send_cache.get(key) or self._send_function(request, key))(request)
         except errors.ResultNotAccepted as error:  # given up: the last response is a failure
             self._sender.hand_off.try_hand_off(request, error)
-            return messages.final_response(error)
+            return self._final_response(error)
         except errors.BlockingWait as error:  # given up: a wait would block the event loop
             return messages.last_response_or_raise(error)
         except Exception as error:
@@ -402,7 +412,7 @@ class AsyncRetryTransport(_RetryTransportBase["AsyncHandOff"], _AsyncBaseTranspo
             return await (self._send_cache.get(key) or self._send_function(request, key))(request)
         except errors.ResultNotAccepted as error:
             await self._sender.hand_off.async_try_hand_off(request, error)
-            return messages.final_response(error)
+            return self._final_response(error)
         except Exception as error:
             self._explain_error(request, error)
             await self._sender.hand_off.async_try_hand_off(request, error)

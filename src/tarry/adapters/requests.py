@@ -20,6 +20,7 @@ from tarry.adapters.http.send import RequestSender, reject_unknown_arguments
 from tarry.core.checks import require_extra
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import BlockingWait, ConfigurationError, ResultNotAccepted
+from tarry.wire import http
 
 with require_extra("tarry.adapters.requests needs requests", "requests"):
     from requests.adapters import DEFAULT_POOLSIZE, HTTPAdapter
@@ -59,6 +60,8 @@ class RetryAdapter(HTTPAdapter):
             request that is being handled; otherwise it is random.
         hand_off: a `tarry.Client` or `tarry.HandOff`. A repeatable request that cannot succeed now
             is enqueued there, and `HandedOff` is raised.
+        mark_given_up: whether a response that is returned after the last attempt gets the header
+            `x-should-retry: false`, so that an SDK that obeys it does not retry again.
         max_retries: must be 0, so that urllib3 does not retry too.
 
     The other arguments are those of `HTTPAdapter`.
@@ -72,6 +75,7 @@ class RetryAdapter(HTTPAdapter):
         downstream: DownstreamArgument = None,
         idempotency_key: KeyOption = None,
         hand_off: SyncHandOff | None = None,
+        mark_given_up: bool = True,
         pool_connections: int = DEFAULT_POOLSIZE,
         pool_maxsize: int = DEFAULT_POOLSIZE,
         pool_block: bool = False,
@@ -91,6 +95,7 @@ class RetryAdapter(HTTPAdapter):
             "downstream": downstream,
             "idempotency_key": idempotency_key,
             "hand_off": hand_off,
+            "mark_given_up": mark_given_up,
         }
         self._sender = RequestSender(_HTTP_FUNCTIONS, _send_attempt, **self._options)
         super().__init__(pool_connections, pool_maxsize, 0, pool_block)
@@ -133,6 +138,8 @@ class RetryAdapter(HTTPAdapter):
         except ResultNotAccepted as error:  # given up: the last response is a failure
             self._sender.hand_off.try_hand_off(request, error)
             response = messages.final_response(error)
+            if self._sender.mark_given_up and messages.forbids_more_retries(error):
+                response.headers[http.SHOULD_RETRY_HEADER] = "false"
         except BlockingWait as error:  # given up: the wait for a retry would block the event loop
             response = messages.last_response_or_raise(error)
         except Exception as error:

@@ -75,6 +75,13 @@ def check_count(field: str, value: object, minimum: int = 1) -> int:
     return value
 
 
+def check_flag(field: str, value: object) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationTypeError(field, "must be True or False", value)
+    return value
+
+
 def check_one_of(field: str, value: object, choices: Iterable[str]) -> None:
     """Raise ConfigurationError unless the value is one of `choices`."""
     names = sorted(choices)

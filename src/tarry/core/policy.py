@@ -28,6 +28,7 @@ from tarry.core.checks import (
     Seconds,
     check_at_least,
     check_count,
+    check_flag,
     check_one_of,
     check_positive,
     reject_unknown_arguments,
@@ -149,8 +150,7 @@ class PolicyField(NamedTuple):
                 if not re.fullmatch(HEADER_NAME_PATTERN, value):
                     raise ConfigurationError(name, rule, value)
             case _:  # a flag
-                if not isinstance(value, bool):
-                    raise ConfigurationTypeError(name, "must be True or False", value)
+                return check_flag(name, value)
         return value
 
 

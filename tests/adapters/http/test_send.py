@@ -35,9 +35,8 @@ def make_sender(send: Any, first: Any = None, **options: Any) -> RequestSender:
     )
     replaced = {name: options.pop(name) for name in functions._fields if name in options}
     option_names = ("policy", "hedging", "downstream", "idempotency_key", "hand_off")
-    return RequestSender(
-        functions._replace(**replaced), send, first, **dict.fromkeys(option_names) | options
-    )
+    defaults: dict[str, Any] = dict.fromkeys(option_names)
+    return RequestSender(functions._replace(**replaced), send, first, **defaults | options)
 
 
 def make_response(status: int) -> Any:

@@ -40,6 +40,8 @@ DRAIN_TIMEOUT_S = 0.1
 MIN_TIMEOUT_S = 0.001
 """The shortest timeout passed to HTTP clients. Some reject 0, or treat it as non-blocking."""
 
+_REASONS_WITHOUT_RETRIES = (Reason.NOT_REPEATABLE, Reason.PERMANENT, Reason.RETRIES_OFF)
+
 _NO_KEY_NOTE = (
     "tarry: the server may have read the request, and its method is not idempotent; an "
     'Idempotency-Key (idempotency_key="auto") makes it repeatable'
@@ -209,6 +211,18 @@ def final_response(error: ResultNotAccepted) -> Any:
     """Return the last response of a call that was given up, with the record for `record_of`."""
     object.__setattr__(error.result, RECORD_ATTRIBUTE, getattr(error, RECORD_ATTRIBUTE, None))
     return error.result
+
+
+def forbids_more_retries(error: ResultNotAccepted) -> bool:
+    """Return whether the layers above must not retry a call that was given up.
+
+    They may retry what this layer has not: a request that is not repeatable here, or any request if
+    the policy has a single attempt or retries are off.
+    """
+    call_record = record_of(error)
+    if call_record is None or call_record.reason in _REASONS_WITHOUT_RETRIES:
+        return False
+    return call_record.attempts > 1 or call_record.reason is not Reason.ATTEMPTS
 
 
 def last_response_or_raise(error: BlockingWait) -> Any:

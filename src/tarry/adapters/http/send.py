@@ -15,6 +15,7 @@ from tarry.adapters.http.hand_off import HandOffSender
 from tarry.adapters.http.messages import check_idempotency_key
 from tarry.core.breaker import Breaker
 from tarry.core.budget import TokenBudget
+from tarry.core.checks import check_flag
 from tarry.core.hedging import Hedging
 from tarry.core.policy import OTHER_FIELD_NAMES, POLICY_FIELDS, Policy
 from tarry.core.text import did_you_mean
@@ -179,6 +180,7 @@ class RequestSender:
         send_unchanged: sends a first attempt that has no time limit. Takes only the request. Faster
             than `send`, because it adds no headers or timeouts to the request.
         hand_off: hands failed requests off to the service.
+        mark_given_up: whether a response that was given up gets the header `x-should-retry: false`.
     """
 
     def __init__(
@@ -192,8 +194,10 @@ class RequestSender:
         downstream: DownstreamArgument,
         idempotency_key: KeyOption,
         hand_off: SyncHandOff | AsyncHandOff | None,
+        mark_given_up: bool = True,
     ) -> None:
         check_policy(policy)
+        self.mark_given_up: bool = check_flag("mark_given_up", mark_given_up)
         check_instance("hedging", hedging, Hedging, 'a tarry.Hedging(after="p95")')
         if policy is not None and hedging is not None:
             raise ConfigurationError(
