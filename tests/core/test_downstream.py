@@ -570,3 +570,66 @@ def test_on_recovery() -> None:
 
         assert isinstance(downstream.admit(1.0), int)
         assert isinstance(downstream.admit(1.0), Stop)
+
+
+@pytest.mark.parametrize(
+    "limiter",
+    [InFlight(2), AIMD(initial=2, min_limit=1, max_limit=2), AdaptiveLimit(max_in_flight=2)],
+    ids=lambda limiter: type(limiter).__name__,
+)
+def test_forgotten_attempts(limiter: Limiter) -> None:
+    """Attempts that are forgotten free their slots once: their release has no effect later."""
+    downstream = Downstream("payments", limiter=limiter)
+    permits = [admit_attempt(downstream, 0.0), admit_attempt(downstream, 0.0)]
+    assert Stop(Reason.LIMIT) == downstream.admit(0.0)
+
+    downstream.forget_attempts()
+    for permit in permits:
+        downstream.release(permit, 1.0, 1.0)
+
+    assert [0, 0, Stop(Reason.LIMIT)] == [downstream.admit(2.0) for _ in range(3)]
+
+
+def test_forgotten_attempts_of_a_limiter_of_the_user() -> None:
+    """A limiter without the optional method is left as it is."""
+
+    class Own:
+        def acquire(self, now: float) -> float | None:
+            return 0.0
+
+        def release(self, outcome: Outcome | None, duration: float, now: float) -> None: ...
+        def on_recovery(self, now: float) -> None: ...
+
+    downstream = Downstream("payments", limiter=Own())
+    downstream.forget_attempts()
+    assert 0 == downstream.admit(0.0)
+
+
+def test_forgotten_probes() -> None:
+    """A half-open breaker admits new probes in place of those that are forgotten."""
+    breaker = Breaker(consecutive=1, min_span=0, open_for=1, spread=0, probes=1)
+    downstream = Downstream("payments", breaker=breaker)
+    run(downstream, TRANSIENT)
+    assert isinstance(downstream.admit(1.0), int)
+    assert isinstance(downstream.admit(1.5), Stop)
+
+    downstream.forget_attempts()
+
+    assert isinstance(downstream.admit(1.5), int)
+
+
+def test_forgotten_waiting_attempts() -> None:
+    """An adaptive rate has no debt for forgotten attempts that waited for a token."""
+    limiter = AdaptiveRate()
+    downstream = Downstream("payments", limiter=limiter)
+    for now in (0.0, 0.6, 1.2):
+        downstream.admit(now)
+        downstream.record(0, Outcome(Kind.THROTTLED), 0.1, now, 0.5)
+    waits = [downstream.admit(1.2) for _ in range(3)]
+    assert isinstance(waits[-1], DelayedPermit)
+
+    downstream.forget_attempts()
+    new = downstream.admit(1.2)
+
+    assert isinstance(new, DelayedPermit)
+    assert new.delay < waits[-1].delay

@@ -297,7 +297,8 @@ class AdaptiveLimit:
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
         """Release the slot and adapt both limits to the outcome."""
-        self._in_flight -= 1
+        if self._in_flight:  # not an attempt that `forget_attempts` has forgotten
+            self._in_flight -= 1
         if outcome is None and duration <= 0:  # the attempt was not sent
             if self.rate is not None:
                 self._tokens += 1
@@ -331,6 +332,11 @@ class AdaptiveLimit:
             self._first_result_at = self._tested_at = now
         self._window.advance(now)
         return self._window
+
+    def forget_attempts(self) -> None:
+        """Free all slots: see `Downstream.forget_attempts`."""
+        self._in_flight = 0
+        self._tokens = max(0.0, self._tokens)
 
     def on_recovery(self, now: float) -> None:
         """Restart with half of the old rate, at least 10 per second, and 8 attempts at a time."""

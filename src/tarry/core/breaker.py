@@ -290,6 +290,10 @@ class Breaker:
         ):
             self._open(now, random_number)
 
+    def forget_probes(self) -> None:
+        """Admit new probes in place of those that run: their results will never be recorded."""
+        self._running_probes.clear()
+
     def release(self, permit: int) -> None:
         """Release the permit of a call without a result; count no success or failure."""
         self._running_probes.pop(permit, None)

@@ -274,6 +274,18 @@ class Downstream:
         for limiter in self._limiters:
             limiter.on_recovery(now)
 
+    def forget_attempts(self) -> None:
+        """Forget all running attempts, because their results will never be recorded here.
+
+        A forked child calls this: the attempts run in threads of its parent.
+        """
+        if self.breaker is not None:
+            self.breaker.forget_probes()
+        for limiter in self._limiters:
+            forget = getattr(limiter, "forget_attempts", None)  # optional in a limiter of the user
+            if forget is not None:
+                forget()
+
     def _acquire_limiters(self, permit: int, now: float) -> int | DelayedPermit | Stop:
         delay = 0.0
         acquired_count = 0

@@ -20,7 +20,8 @@ class Limiter(Protocol):
     """The interface of a limiter.
 
     If a limiter also has an attribute `handles_throttling` that is true, the breaker of its
-    downstream does not count throttled attempts as failures.
+    downstream does not count throttled attempts as failures. If it has a method `forget_attempts`,
+    that is called in a forked child, where the running attempts of the parent do not end.
     """
 
     def acquire(self, now: float) -> float | None:
@@ -76,7 +77,12 @@ class InFlight:
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:  # noqa: ARG002 - part of the protocol
         """Release the slot."""
-        self._in_flight -= 1
+        if self._in_flight:  # not an attempt that `forget_attempts` has forgotten
+            self._in_flight -= 1
+
+    def forget_attempts(self) -> None:
+        """Free all slots: see `Downstream.forget_attempts`."""
+        self._in_flight = 0
 
     def on_recovery(self, now: float) -> None:
         """Start the ramp."""
@@ -128,7 +134,8 @@ class AIMD:
         """Release the slot and adapt the limit to the outcome."""
         # If less than half of the limit is used, a success is no evidence for a higher limit.
         is_half_used = self._in_flight * 2 > self._limit
-        self._in_flight -= 1
+        if self._in_flight:  # not an attempt that `forget_attempts` has forgotten
+            self._in_flight -= 1
         if outcome is None:
             return
         if outcome.counts_as_failure:
@@ -137,6 +144,10 @@ class AIMD:
                 self._last_decrease_at = now
         elif is_half_used and outcome.kind is Kind.SUCCESS:
             self._limit = min(self._max, self._limit + 1 / self._limit)
+
+    def forget_attempts(self) -> None:
+        """Free all slots: see `Downstream.forget_attempts`."""
+        self._in_flight = 0
 
     def on_recovery(self, now: float) -> None:
         """Start again from the lowest limit."""
@@ -245,6 +256,11 @@ class AdaptiveRate:
         self._set_bucket_rate(max_rate if new_rate > max_rate else new_rate, now)  # noqa: FURB136 - for speed
         if is_throttled or self.rate is not None:
             self.rate = self._bucket_rate
+
+    def forget_attempts(self) -> None:
+        """Forget the attempts that wait for a token: see `Downstream.forget_attempts`."""
+        self._tokens = max(0.0, self._tokens)
+        self._cancelled.clear()
 
     def on_recovery(self, now: float) -> None:
         """Set the lowest rate; it rises slowly at first, from the flat part of the cubic curve."""

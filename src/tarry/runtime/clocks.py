@@ -30,6 +30,12 @@ def after_fork(function: Callable[[], None]) -> None:
         os.register_at_fork(after_in_child=function)
 
 
+def around_fork(before: Callable[[], object], after: Callable[[], object]) -> None:
+    """Call `before` and `after` in a process that forks, just before and after the fork."""
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(before=before, after_in_parent=after)
+
+
 class PerProcess(Generic[T]):
     """A value that each forked child creates again, such as a lock that another thread may hold."""
 

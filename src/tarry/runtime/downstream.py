@@ -46,10 +46,9 @@ _downstreams: WeakSet[Downstream] = WeakSet()
 
 
 @after_fork
-def _replace_locks() -> None:
+def _reset_all() -> None:
     for downstream in list(_downstreams):
-        lock = threading.Lock()
-        downstream._lock = lock  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - same module
+        downstream.reset_after_fork()
 
 
 def live_downstreams() -> list[Downstream]:
@@ -94,6 +93,13 @@ class LockedDownstream(CoreDownstream):
         """Called with all events of the downstream and its calls instead of the log and the
         listeners of the program. Set for the calls of tarry itself, such as those of the service's
         client, so that they do not appear in the metrics of the program."""
+
+    def reset_after_fork(self) -> None:
+        """Forget, in a forked child, the lock and the attempts of the threads of the parent."""
+        self._lock = threading.Lock()
+        self.abandoned_permits.clear()
+        self.uncounted_successes.clear()
+        self.forget_attempts()
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
         """Return a permit for an attempt, possibly with a delay, or a `Stop` to reject it."""

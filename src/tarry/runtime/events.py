@@ -14,7 +14,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from tarry.errors import ConfigurationTypeError
-from tarry.runtime.clocks import PerProcess, environment  # environment: clock, sleep, random
+from tarry.runtime.clocks import (  # environment: clock, sleep, random
+    PerProcess,
+    around_fork,
+    environment,
+)
 
 if TYPE_CHECKING:
     from tarry.core.events import Event
@@ -30,6 +34,37 @@ LOG_WARNING = 30
 _LOG_LISTENER_MODULE = "tarry.telemetry.logs"
 """The module of the built-in log listener. It is imported on first use, because programs without
 failures do not need it, and by name, because `runtime` must not depend on `telemetry`."""
+
+_IMPORTED_LATE = (
+    "difflib", "opcode", "tarry.core.events", "tarry.core.hints", "tarry.runtime.downstream",
+    "tarry.runtime.hedge", "tarry.runtime.parallel",
+)  # fmt: skip
+"""The modules that calls import on first use, for example after the first failure, except
+`logging` and the log listener."""
+
+_log_import_lock = PerProcess(threading.RLock)
+"""Held while a thread imports `logging`."""
+
+
+def _finish_imports() -> None:
+    """Wait until no thread is importing a module that calls import late.
+
+    A child inherits the lock of a module that another thread is importing. As the child does not
+    have that thread, it would wait for the lock for ever.
+
+    `logging` cannot be imported here: it registers functions for forks, and those for the time
+    before the fork would not be called any more. So its import waits until the fork is over.
+    """
+    for name in _IMPORTED_LATE:
+        import_module(name)
+    _log_import_lock.value.acquire()
+
+
+def _allow_imports() -> None:
+    _log_import_lock.value.release()
+
+
+around_fork(_finish_imports, _allow_imports)
 
 
 class EventBus:
@@ -91,7 +126,7 @@ class EventBus:
         return self.is_log_enabled(level)
 
     def _load_log_listener(self) -> Listener:
-        logs: Any = import_module(_LOG_LISTENER_MODULE)
+        logs = _import_log_module()
         log_listener: Listener = logs.log
         self.log_listener, self.is_log_enabled = log_listener, logs.is_enabled
         return log_listener
@@ -130,18 +165,20 @@ async def call_on_retry_async(on_retry: Callable[[Any], object], event: Event) -
         _log_ignored_error("on_retry", "function", on_retry, error)
 
 
-def _log_ignored_error(caller: str, label: str, function: object, error: Exception) -> None:
-    import logging
+def _import_log_module() -> Any:
+    with _log_import_lock.value:
+        return import_module(_LOG_LISTENER_MODULE)
 
+
+def _log_ignored_error(caller: str, label: str, function: object, error: Exception) -> None:
     function = getattr(function, "func", function)  # unwraps the partial of `listen`
     message = "%s raised an error, which is ignored, %s=%r"
-    logging.getLogger("tarry").error(message, caller, label, function, exc_info=error)
+    _import_log_module().logger.error(message, caller, label, function, exc_info=error)
 
 
 def log_listener_for(logger: object) -> Listener:
     """Return a listener that logs events to this logger, as the built-in listener does."""
-    logs: Any = import_module(_LOG_LISTENER_MODULE)
-    return partial(logs.log, logger=logger)
+    return partial(_import_log_module().log, logger=logger)
 
 
 bus: EventBus = EventBus()
