@@ -623,3 +623,18 @@ def test_failure_after_a_cancelled_attempt_is_not_counted() -> None:
     call.cancel_attempt(0.0)
     assert isinstance(call.record_failure(Outcome(Kind.TRANSIENT), 0.0, 0.5), Wait)
     assert "closed" == downstream.status(0.0)[0]
+
+
+def test_interrupted_attempt_of_a_call() -> None:
+    """`forget_attempt` frees the slot of an attempt whose permit was lost."""
+    downstream = Downstream("payments", max_in_flight=1)
+    call = Call(Policy(), downstream)
+    call.forget_attempt()
+    call.start(0.0)
+    call._permit = None  # as if an interrupt had come before the permit was stored
+
+    call.forget_attempt()
+    call.forget_attempt()
+
+    assert isinstance(Call(Policy(), downstream).start(0.0), Attempt)
+    Call(Policy()).forget_attempt()

@@ -633,3 +633,35 @@ def test_forgotten_waiting_attempts() -> None:
 
     assert isinstance(new, DelayedPermit)
     assert new.delay < waits[-1].delay
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+@pytest.mark.parametrize(
+    "limiter",
+    [InFlight(2), AIMD(initial=2, min_limit=1, max_limit=2), AdaptiveLimit(max_in_flight=2)],
+    ids=lambda limiter: type(limiter).__name__,
+)
+def test_interrupted_attempt(limiter: Any, is_counted: bool) -> None:
+    """The slot of an interrupted attempt is free, whether or not the limiter has counted it."""
+    downstream = Downstream("payments", max_in_flight=9, limiter=limiter)
+    ids = [downstream.new_attempt_id() for _ in range(2)]
+    assert [0, 0] == [downstream.admit(0.0, attempt_id) for attempt_id in ids]
+    if not is_counted:
+        limiter._in_flight -= 1  # as if an interrupt had come between the set and the counter
+
+    downstream.forget_attempt(ids[0])
+    downstream.forget_attempt(ids[0])
+
+    assert [0, Stop(Reason.LIMIT)] == [downstream.admit(1.0, id_) for id_ in (98, 99)]
+    downstream.release(0, 1.0, 2.0, attempt_id=ids[1])
+    downstream.record(0, SUCCESS, 1.0, 2.0, 0.5, attempt_id=98)
+    assert (0, set()) == (limiter._in_flight, limiter.attempts)
+
+
+def test_interrupted_attempt_with_a_limiter_of_the_user() -> None:
+    """A limiter of the user that has no `attempts` is not changed by an interrupt."""
+    limiter = SpyLimiter(0.0)
+    downstream = Downstream("payments", limiter=limiter)
+    downstream.admit(0.0, 1)
+    downstream.forget_attempt(1)
+    assert 0 == downstream.admit(0.0, 2)

@@ -527,3 +527,15 @@ def test_min_samples_above_the_window() -> None:
 def test_after_may_be_a_timedelta() -> None:
     """`after` accepts a `timedelta`, which is stored as seconds."""
     assert Hedging(after=timedelta(milliseconds=50)) == Hedging(after=0.05)
+
+
+def test_interrupted_attempts_of_a_hedged_call() -> None:
+    """`forget_attempts` frees the slots of attempts whose permits were lost."""
+    downstream = Downstream("payments", max_in_flight=1)
+    call = HedgedCall(Hedging(after=1.0), downstream)
+    call.start(0.0)
+    call._running.clear()  # as if an interrupt had come before the permit was stored
+
+    call.forget_attempts()
+
+    assert isinstance(HedgedCall(Hedging(after=1.0), downstream).start(0.0), Attempt)

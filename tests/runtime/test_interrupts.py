@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -425,3 +425,126 @@ def test_permits_of_a_hedged_call_are_released_when_a_limiter_raises(
     limiter._times = 0
 
     assert 3 == free_slots(downstream)
+
+
+# --- An interrupt at any point -------------------------------------------------------------------
+
+
+@contextmanager
+def interrupt_at_point(number: int) -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt at a point of the code of tarry, counted from 1.
+
+    The points are where CPython runs signal handlers: when a function starts and after a call. The
+    yielded list has the number of points that were passed.
+    """
+    passed = [0]
+
+    def profile(frame: FrameType, kind: str, arg: object) -> None:
+        in_tarry = str(frame.f_globals.get("__name__", "")).startswith("tarry.")
+        caller = frame.f_back
+        names = frame.f_code.co_name, caller.f_code.co_name if caller else ""
+        # Python ignores an exception that is raised in a finalizer.
+        if (
+            kind == "c_call"
+            or not in_tarry
+            or {"__del__", "release_permit_in_finalizer"} & {*names}
+        ):
+            return
+        passed[0] += 1
+        if passed[0] == number:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield passed
+    finally:
+        sys.setprofile(None)
+
+
+def succeed(downstream: Downstream) -> Callable[[], object]:
+    """Return a call that succeeds."""
+    return tarry.retry(on=ConnectionError, downstream=downstream)(lambda: None)
+
+
+def fail_twice(downstream: Downstream) -> Callable[[], object]:
+    """Return a call with two attempts that fail."""
+
+    @tarry.retry(on=ConnectionError, downstream=downstream, attempts=2, fallback=None)
+    def fail() -> None:
+        raise ConnectionError
+
+    return fail
+
+
+def run_blocks(downstream: Downstream) -> Callable[[], object]:
+    """Return a call whose attempt is a `with` block."""
+    attempts = tarry.attempts(on=ConnectionError, downstream=downstream)
+
+    def run() -> None:
+        for attempt in attempts:
+            with attempt:
+                pass
+
+    return run
+
+
+LIMITERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "max_in_flight": lambda: {"max_in_flight": 2},
+    "two limiters": lambda: {
+        "max_in_flight": 2,
+        "limiter": tarry.AIMD(initial=2, min_limit=2, max_limit=2),
+    },
+    "AdaptiveLimit": lambda: {"limiter": tarry.AdaptiveLimit(max_in_flight=2)},
+}
+
+
+@pytest.mark.parametrize("limiter", LIMITERS)
+@pytest.mark.parametrize("make_call", [succeed, fail_twice, run_blocks])
+def test_interrupt_at_any_point(
+    make_call: Callable[[Downstream], Callable[[], object]], limiter: str
+) -> None:
+    """An exception of a signal handler leaves all slots free, wherever it is raised."""
+    leaks: list[int] = []
+    point, is_reached = 1, True
+    with no_wait():
+        while is_reached:
+            downstream = Downstream("payments", **LIMITERS[limiter]())
+            call = make_call(downstream)
+            with suppress(KeyboardInterrupt), interrupt_at_point(point) as passed:
+                call()
+            is_reached = passed[0] >= point
+            if admitted_calls(downstream) != 2:
+                leaks.append(point)
+            point += 1
+    assert point > 20
+    assert [] == leaks
+
+
+def admitted_calls(downstream: Downstream) -> int:
+    """Return how many calls the downstream admits at a time, after finalizers have run."""
+    gc.collect()
+
+    @tarry.retry(on=ConnectionError, downstream=downstream, attempts=1)
+    def call_again(number: int) -> int:
+        try:
+            return call_again(number + 1)
+        except tarry.LimitReached:
+            return number
+
+    return call_again(1)
+
+
+def test_interrupt_at_any_point_of_a_hedged_call() -> None:
+    """An exception of a signal handler leaves all slots free, also those of hedged calls."""
+    leaks: list[int] = []
+    point, is_reached = 1, True
+    while is_reached:
+        downstream = Downstream("payments", max_in_flight=2)
+        with suppress(KeyboardInterrupt), interrupt_at_point(point) as passed:
+            tarry.hedge_sync(bool, after=30, downstream=downstream)
+        is_reached = passed[0] >= point
+        if admitted_calls(downstream) != 2:
+            leaks.append(point)
+        point += 1
+    assert [] == leaks

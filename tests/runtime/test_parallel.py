@@ -11,7 +11,7 @@ from contextvars import ContextVar, copy_context
 import pytest
 
 import tarry
-from tarry.runtime.parallel import ThreadCopies
+from tarry.runtime.parallel import ThreadCopies, _thread_slots
 from tarry.testing import no_wait
 
 MAX_THREADS = 256
@@ -259,3 +259,42 @@ def test_deadline_alone_needs_no_thread() -> None:
 
     load()
     assert [threading.current_thread()] == threads
+
+
+def test_interrupt_while_a_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot of a thread is released once, although the start of the thread was interrupted."""
+    start = threading.Thread.start
+
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    errors: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(args.exc_value))
+    slots, done = _thread_slots.value, threading.Event()
+    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    before = len(slots._taken)
+    with pytest.raises(KeyboardInterrupt):
+        tarry.call(done.wait, on=OSError, timeout=30)
+    monkeypatch.undo()
+
+    assert before + 1 == len(slots._taken)
+    done.set()
+    for thread in threading.enumerate():
+        if thread.name == "tarry-attempt":
+            thread.join(30)
+    assert (before, []) == (len(slots._taken), errors)
+
+
+def test_thread_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot of a thread that was not started is free."""
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    slots = _thread_slots.value
+    before = len(slots._taken)
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError):
+        tarry.call(bool, on=OSError, timeout=30)
+    assert before == len(slots._taken)

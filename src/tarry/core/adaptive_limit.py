@@ -196,8 +196,8 @@ class AdaptiveLimit:
     __slots__ = (
         "_base", "_capacity", "_cusum", "_evidence_from", "_filled_at", "_first_result_at",
         "_hint_until", "_in_flight", "_last_timeout_at", "_latency", "_limit", "_max_in_flight",
-        "_max_rate", "_max_wait", "_period", "_rate_limited_at", "_test", "_tested_at",
-        "_tokens", "_window", "rate",
+        "_max_rate", "_max_wait", "_period", "_rate_before_throttling", "_rate_limited_at",
+        "_test", "_tested_at", "_tokens", "_window", "attempts", "rate",
     )  # fmt: skip
 
     handles_throttling: bool = True
@@ -215,6 +215,8 @@ class AdaptiveLimit:
         """The current limit in attempts per second; None while the rate is not limited."""
         self._limit = float(_START_LIMIT)
         self._in_flight = 0
+        self.attempts: set[int] = set()
+        """The ids of attempts with a slot: see `Downstream.forget_attempt`."""
         self._tokens = 0.0  # negative while attempts wait for a token
         self._max_rate = inf
         self._reset_history(0.0)
@@ -336,7 +338,12 @@ class AdaptiveLimit:
     def forget_attempts(self) -> None:
         """Free all slots: see `Downstream.forget_attempts`."""
         self._in_flight = 0
+        self.attempts.clear()
         self._tokens = max(0.0, self._tokens)
+
+    def count_attempts(self) -> None:
+        """Set the number of taken slots to that of `attempts`: see `Downstream.forget_attempt`."""
+        self._in_flight = len(self.attempts)
 
     def on_recovery(self, now: float) -> None:
         """Restart with half of the old rate, at least 10 per second, and 8 attempts at a time."""

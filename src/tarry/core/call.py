@@ -47,9 +47,9 @@ class Call:
     """The state of one call. All times are of one clock; a `random_number` is from [0, 1)."""
 
     __slots__ = (
-        "_attempt_started", "_cleared_delay", "_latest_start", "_max_delay", "_newest_step",
-        "_paid", "_permit", "_suspect", "_token", "attempts", "backoff_offset", "deadline",
-        "downstream", "policy", "previous_delay", "started",
+        "_attempt_id", "_attempt_started", "_cleared_delay", "_latest_start", "_max_delay",
+        "_newest_step", "_paid", "_permit", "_suspect", "_token", "attempts", "backoff_offset",
+        "deadline", "downstream", "policy", "previous_delay", "started",
     )  # fmt: skip
 
     # Set for an attempt that a rate limiter delays:
@@ -81,6 +81,7 @@ class Call:
         self._cleared_delay = 0.0  # the sum of the delays of steps that were cleared
         if downstream is not None:  # without a downstream these attributes are not needed
             self._permit: int | None = None
+            self._attempt_id = 0  # set before an attempt takes slots of limiters
             self._token = None
             self._attempt_started = started
             self._paid = 0.0  # what the retry budget charged for the attempt
@@ -121,7 +122,9 @@ class Call:
         delay = 0.0
         downstream = self.downstream
         if downstream is not None:
-            admission = downstream.admit(now)
+            if downstream.has_limiters:
+                self._attempt_id = downstream.new_attempt_id()
+            admission = downstream.admit(now, self._attempt_id)
             if isinstance(admission, Stop):
                 return self._refund_and_stop(admission, now)
             if isinstance(admission, DelayedPermit):
@@ -130,7 +133,9 @@ class Call:
                 if (deadline is not None and now + delay >= deadline) or (
                     total_budget is not None and now + delay >= self.started + total_budget
                 ):
-                    downstream.release(admission.permit, 0.0, now, admission.token)
+                    downstream.release(
+                        admission.permit, 0.0, now, admission.token, self._attempt_id
+                    )
                     self._permit = None
                     return self._refund_and_stop(Stop(Reason.LIMIT, delay), now)
             else:
@@ -248,9 +253,16 @@ class Call:
         """
         permit = self.take_permit()
         if self.downstream is not None and permit is not None:
-            self.downstream.release(permit, now - self._attempt_started, now, self._token)
+            duration = now - self._attempt_started
+            self.downstream.release(permit, duration, now, self._token, self._attempt_id)
             if now < self._attempt_started:  # the attempt was still waiting for the rate limiter
                 self.refund_retry(now)
+
+    def forget_attempt(self) -> None:
+        """Release the slots of an attempt that was interrupted while it took or released them."""
+        if self.downstream is not None and self._attempt_id:
+            self.downstream.forget_attempt(self._attempt_id)
+            self._attempt_id = 0
 
     def take_permit(self) -> int | None:
         """Remove and return the permit of the running attempt, or None. The caller releases it."""
@@ -280,7 +292,9 @@ class Call:
                 paid,
                 suspect=self._suspect,
                 is_retry=self.attempts > 1,
+                attempt_id=self._attempt_id,
             )
+            self._attempt_id = 0
 
     def _append_step(
         self, outcome: Outcome, detail: str, verdict: Wait | Stop, status: DownstreamStatus

@@ -6,6 +6,7 @@ Not thread-safe: `tarry.runtime.downstream` adds a lock around every method.
 from __future__ import annotations
 
 from collections import deque
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.checks import check_count
@@ -74,9 +75,12 @@ class Downstream:
     """Breaker, retry budget, limiters and latency of one dependency."""
 
     __slots__ = (
-        "_adaptive_rate", "_handles_throttling", "_hedge_credit", "_limiters", "breaker", "budget",
-        "has_limiters", "latency", "name", "transitions",
+        "_adaptive_rate", "_attempt_sets", "_handles_throttling", "_hedge_credit", "_limiters",
+        "breaker", "budget", "has_limiters", "latency", "name", "transitions",
     )  # fmt: skip
+
+    new_attempt_id: staticmethod[[], int] = staticmethod(count(1).__next__)
+    """Return an id for `admit` that is unique in the process."""
 
     def __init__(
         self,
@@ -100,12 +104,20 @@ class Downstream:
         if max_in_flight is not None:
             in_flight = InFlight(check_count("max_in_flight", max_in_flight))
             self._limiters = (in_flight, *self._limiters)
+        attempt_sets: list[set[int] | None] = [
+            getattr(limiter, "attempts", None) for limiter in self._limiters
+        ]
+        self._attempt_sets = tuple(ids for ids in attempt_sets if ids is not None)
         self.has_limiters: bool = bool(self._limiters)
         """Whether a limiter can reject or delay an attempt."""
         self._hedge_credit = 0.0
 
-    def admit(self, now: float) -> int | DelayedPermit | Stop:
-        """Return a permit for an attempt, at once or after a delay, or `Stop` to reject it."""
+    def admit(self, now: float, attempt_id: int = 0) -> int | DelayedPermit | Stop:
+        """Return a permit for an attempt, at once or after a delay, or `Stop` to reject it.
+
+        With an `attempt_id`, `forget_attempt` can release the slots of the attempt at any time,
+        also if an exception of a signal handler interrupted this method or `record`.
+        """
         permit: int | None
         breaker = self.breaker
         if breaker is None:
@@ -117,7 +129,7 @@ class Downstream:
                 self._on_breaker_change(before, now)
             if permit is None:
                 return Stop(Reason.BREAKER_OPEN, breaker.retry_after(now))
-        return self._acquire_limiters(permit, now) if self._limiters else permit
+        return self._acquire_limiters(permit, now, attempt_id) if self._limiters else permit
 
     def try_record_success(self, permit: int, duration: float, now: float) -> bool:
         """Record the success of a first attempt if this changes nothing but counters.
@@ -146,6 +158,7 @@ class Downstream:
         *,
         suspect: bool = False,
         is_retry: bool = False,
+        attempt_id: int = 0,
     ) -> None:
         """Record the outcome of an attempt; `paid` is what the retry budget charged for it.
 
@@ -154,13 +167,16 @@ class Downstream:
         outcome, because other attempts show the state of the dependency better.
         """
         if outcome.local:  # the attempt failed before the dependency was called
-            Downstream.release(self, permit, duration, now)  # a subclass's release may lock again
+            # A subclass's release may lock again.
+            Downstream.release(self, permit, duration, now, attempt_id=attempt_id)
             return
         for limiter in self._limiters:  # first, so that an error below leaves no slot taken
             if suspect:  # a duration of 0 would mean that the attempt was not sent
                 limiter.release(None, max(duration, _MIN_SENT_DURATION_S), now)
             else:
                 limiter.release(outcome, duration, now)
+        if attempt_id:
+            self._discard(attempt_id)
         kind, breaker = outcome.kind, self.breaker
         is_success = kind is _KIND_SUCCESS
         if breaker is not None and not (
@@ -189,7 +205,14 @@ class Downstream:
         if is_success:
             self.latency.add(duration)
 
-    def release(self, permit: int, duration: float, now: float, token: int | None = None) -> None:
+    def release(
+        self,
+        permit: int,
+        duration: float,
+        now: float,
+        token: int | None = None,
+        attempt_id: int = 0,
+    ) -> None:
         """Release the permit of an attempt without a result; count no success or failure.
 
         `token` is that of its `DelayedPermit`, and returned if the attempt was not sent.
@@ -198,6 +221,8 @@ class Downstream:
             self.breaker.release(permit)
         for limiter in self._limiters:
             limiter.release(None, duration, now)
+        if attempt_id:
+            self._discard(attempt_id)
         if token is not None and duration <= 0 and self._adaptive_rate is not None:
             self._adaptive_rate.leave_line(token)
 
@@ -274,6 +299,24 @@ class Downstream:
         for limiter in self._limiters:
             limiter.on_recovery(now)
 
+    def forget_attempt(self, attempt_id: int) -> None:
+        """Release the slots of an attempt that was interrupted; no effect if it has none.
+
+        An exception of a signal handler can be raised between any two instructions of `admit`,
+        `record` and `release`, so a limiter may or may not have counted the attempt. Adding an id
+        to a set is one instruction. The set contains an attempt from before the first limiter
+        counts it until all have released it, so the limiters set their counts to its size.
+        """
+        self._discard(attempt_id)
+        for limiter in self._limiters:
+            count_again: Callable[[], None] | None = getattr(limiter, "count_attempts", None)
+            if count_again is not None:
+                count_again()
+
+    def _discard(self, attempt_id: int) -> None:
+        for attempts in self._attempt_sets:
+            attempts.discard(attempt_id)
+
     def forget_attempts(self) -> None:
         """Forget all running attempts, because their results will never be recorded here.
 
@@ -286,20 +329,25 @@ class Downstream:
             if forget is not None:
                 forget()
 
-    def _acquire_limiters(self, permit: int, now: float) -> int | DelayedPermit | Stop:
+    def _acquire_limiters(
+        self, permit: int, now: float, attempt_id: int
+    ) -> int | DelayedPermit | Stop:
         delay = 0.0
         acquired_count = 0
         try:
+            if attempt_id:
+                for attempts in self._attempt_sets:
+                    attempts.add(attempt_id)
             for limiter in self._limiters:
                 wait = limiter.acquire(now)
                 if wait is None:
-                    self._release_acquired(permit, acquired_count, now)
+                    self._release_acquired(permit, acquired_count, now, attempt_id)
                     return Stop(Reason.LIMIT)
                 acquired_count += 1
                 if wait:
                     delay = max(delay, wait)
         except BaseException:  # raised by a limiter of the user
-            self._release_acquired(permit, acquired_count, now)
+            self._release_acquired(permit, acquired_count, now, attempt_id)
             raise
         if not delay:
             return permit
@@ -308,9 +356,13 @@ class Downstream:
             return DelayedPermit(permit, delay)
         return DelayedPermit(permit, delay, rate.last_token, rate.max_wait)
 
-    def _release_acquired(self, permit: int, acquired_count: int, now: float) -> None:
+    def _release_acquired(
+        self, permit: int, acquired_count: int, now: float, attempt_id: int
+    ) -> None:
         for limiter in self._limiters[:acquired_count]:
             limiter.release(None, 0.0, now)
+        if attempt_id:
+            self._discard(attempt_id)
         if self.breaker is not None:
             self.breaker.release(permit)
 

@@ -85,6 +85,7 @@ class _RunningAttempt(NamedTuple):
     paid: float
     token: int | None
     """The token of a rate limiter for which the attempt waited; None if it did not wait."""
+    attempt_id: int
 
 
 class HedgedCall:
@@ -94,7 +95,8 @@ class HedgedCall:
     """
 
     __slots__ = (
-        "_delay", "_downstream", "_has_result", "_hedging", "_running", "attempts", "next_hedge_at",
+        "_attempt_ids", "_delay", "_downstream", "_has_result", "_hedging", "_running", "attempts",
+        "next_hedge_at",
     )  # fmt: skip
 
     def __init__(self, hedging: Hedging, downstream: Downstream) -> None:
@@ -102,6 +104,7 @@ class HedgedCall:
         self._downstream = downstream
         self._delay: float | None = None  # from the start of an attempt to the next hedge
         self._has_result = False  # whether the result of an attempt was recorded
+        self._attempt_ids: list[int] = []  # of all attempts, if the downstream has limiters
         self._running: dict[int, _RunningAttempt] = {}
         self.attempts: int = 0  # the number of attempts started
         self.next_hedge_at: float | None = None
@@ -194,7 +197,7 @@ class HedgedCall:
     def record_unsent(self, number: int, now: float) -> bool:
         """Record that a hedge could not be sent; return whether other attempts still run."""
         attempt = self._running.pop(number)
-        self._downstream.release(attempt.permit, 0.0, now, attempt.token)
+        self._downstream.release(attempt.permit, 0.0, now, attempt.token, attempt.attempt_id)
         self._downstream.refund(attempt.paid, now)
         if self._hedging.max_extra_load is not None:
             self._downstream.return_hedge_credit()
@@ -207,7 +210,8 @@ class HedgedCall:
         while self._running:
             _, attempt = self._running.popitem()
             try:
-                self._downstream.release(attempt.permit, now - attempt.started, now, attempt.token)
+                permit, started, _, token, attempt_id = attempt
+                self._downstream.release(permit, now - started, now, token, attempt_id)
                 if now < attempt.started:  # the attempt was still waiting for the rate limiter
                     self._downstream.refund(attempt.paid, now)
             except BaseException as error:  # noqa: BLE001 - a limiter may raise: release all first
@@ -215,15 +219,24 @@ class HedgedCall:
         if first_error is not None:
             raise first_error
 
+    def forget_attempts(self) -> None:
+        """Release the slots of all attempts after an interrupt: see `Downstream.forget_attempt`."""
+        while self._attempt_ids:
+            self._downstream.forget_attempt(self._attempt_ids.pop())
+
     def _start_attempt(self, now: float, paid: float) -> Attempt | Stop:
-        admission = self._downstream.admit(now)
+        attempt_id = 0
+        if self._downstream.has_limiters:
+            attempt_id = self._downstream.new_attempt_id()
+            self._attempt_ids.append(attempt_id)
+        admission = self._downstream.admit(now, attempt_id)
         if isinstance(admission, Stop):
             return admission
         if not isinstance(admission, DelayedPermit):
             admission = DelayedPermit(admission, 0.0)
         permit, delay, token, _ = admission
         self.attempts += 1
-        self._running[self.attempts] = _RunningAttempt(permit, now + delay, paid, token)
+        self._running[self.attempts] = _RunningAttempt(permit, now + delay, paid, token, attempt_id)
         return Attempt(self.attempts, delay=delay)
 
     def _schedule_hedge(self, started_at: float) -> None:
@@ -231,10 +244,17 @@ class HedgedCall:
             self.next_hedge_at = started_at + self._delay
 
     def _record(self, number: int, outcome: Outcome, now: float, random_number: float) -> None:
-        permit, started, paid, _ = self._running.pop(number)
+        permit, started, paid, _, attempt_id = self._running.pop(number)
         # The breaker counts a call once. That is its first result, which may be that of a hedge.
         is_retry, self._has_result = self._has_result, True
         duration = now - started
         self._downstream.record(
-            permit, outcome, duration, now, random_number, paid, is_retry=is_retry
+            permit,
+            outcome,
+            duration,
+            now,
+            random_number,
+            paid,
+            is_retry=is_retry,
+            attempt_id=attempt_id,
         )

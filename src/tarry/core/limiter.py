@@ -47,12 +47,14 @@ class InFlight:
     After an outage the limit grows from 1 to `limit` within `ramp` seconds.
     """
 
-    __slots__ = ("_in_flight", "_limit", "_ramp", "_recovered_at")
+    __slots__ = ("_in_flight", "_limit", "_ramp", "_recovered_at", "attempts")
 
     def __init__(self, limit: int, *, ramp: Seconds = 10.0) -> None:
         self._limit = check_count("limit", limit)
         self._ramp = check_positive("ramp", to_seconds(ramp))
         self._in_flight = 0
+        self.attempts: set[int] = set()
+        """The ids of attempts with a slot: see `Downstream.forget_attempt`."""
         self._recovered_at: float | None = None
 
     def limit(self, now: float) -> int:
@@ -83,6 +85,11 @@ class InFlight:
     def forget_attempts(self) -> None:
         """Free all slots: see `Downstream.forget_attempts`."""
         self._in_flight = 0
+        self.attempts.clear()
+
+    def count_attempts(self) -> None:
+        """Set the number of taken slots to that of `attempts`: see `Downstream.forget_attempt`."""
+        self._in_flight = len(self.attempts)
 
     def on_recovery(self, now: float) -> None:
         """Start the ramp."""
@@ -97,7 +104,9 @@ class AIMD:
     the attempt started before the last decrease: that is no evidence about the current limit.
     """
 
-    __slots__ = ("_decrease_factor", "_in_flight", "_last_decrease_at", "_limit", "_max", "_min")
+    __slots__ = (
+        "_decrease_factor", "_in_flight", "_last_decrease_at", "_limit", "_max", "_min", "attempts",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -116,6 +125,8 @@ class AIMD:
             raise ConfigurationError("decrease_factor", "must be less than 1", decrease_factor)
         self._decrease_factor = decrease_factor
         self._in_flight = 0
+        self.attempts: set[int] = set()
+        """The ids of attempts with a slot: see `Downstream.forget_attempt`."""
         self._last_decrease_at = float("-inf")
 
     @property
@@ -148,6 +159,11 @@ class AIMD:
     def forget_attempts(self) -> None:
         """Free all slots: see `Downstream.forget_attempts`."""
         self._in_flight = 0
+        self.attempts.clear()
+
+    def count_attempts(self) -> None:
+        """Set the number of taken slots to that of `attempts`: see `Downstream.forget_attempt`."""
+        self._in_flight = len(self.attempts)
 
     def on_recovery(self, now: float) -> None:
         """Start again from the lowest limit."""

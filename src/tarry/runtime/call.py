@@ -261,7 +261,10 @@ class RunningCall(Call):
     def abort(self) -> None:
         """Release the permit that the downstream gave the running attempt, before a raise."""
         if self.downstream is not None:
-            self.cancel_attempt(environment.now())
+            try:
+                self.cancel_attempt(environment.now())
+            finally:
+                self.forget_attempt()
 
     def timeout_error(self, timeout: float) -> Exception:
         """Return the error for an attempt that was stopped after `timeout` seconds."""
@@ -456,9 +459,12 @@ class RunningBlockCall(RunningCall):
 
         A finalizer must not acquire the downstream's lock: its thread may already hold the lock.
         """
-        downstream, permit = self.config.downstream, self.take_permit()
-        if downstream is not None and permit is not None:
-            downstream.abandoned_permits.append(permit)
+        try:
+            downstream, permit = self.config.downstream, self.take_permit()
+        except AttributeError:  # `__init__` was interrupted
+            return
+        if downstream is not None and (permit is not None or self._attempt_id):
+            downstream.abandoned_permits.append((permit, self._attempt_id))
 
 
 def decide_after_first_failure(

@@ -79,9 +79,10 @@ class LockedDownstream(CoreDownstream):
     def _create_lock_and_queues(self) -> None:
         """Create the lock, and the two queues to which other code appends without the lock."""
         self._lock = threading.Lock()
-        self.abandoned_permits: deque[int] = deque(maxlen=MAX_ABANDONED_PERMITS)
-        """Permits of attempts that were garbage collected. Their finalizers append them here: a
-        finalizer may run in a thread that holds the lock. The next `admit` releases the permits."""
+        self.abandoned_permits: deque[tuple[int | None, int]] = deque(maxlen=MAX_ABANDONED_PERMITS)
+        """Permits (None if not known) and ids of attempts that were garbage collected. Their
+        finalizers append them here: a finalizer may run in a thread that holds the lock. The next
+        `admit` releases the permits."""
         self.uncounted_successes: deque[tuple[int, float, float]] = deque()
         """The permit, start and end of successful first attempts that are not counted yet. Each
         method that uses the counts first counts these attempts. Counting in bulk saves a lock and
@@ -101,13 +102,17 @@ class LockedDownstream(CoreDownstream):
         self.uncounted_successes.clear()
         self.forget_attempts()
 
-    def admit(self, now: float) -> int | DelayedPermit | Stop:
+    def admit(self, now: float, attempt_id: int = 0) -> int | DelayedPermit | Stop:
         """Return a permit for an attempt, possibly with a delay, or a `Stop` to reject it."""
         with self._lock:
             self._count_successes_locked()
             while self.abandoned_permits:
-                super().release(self.abandoned_permits.popleft(), 0.0, now)
-            permit_or_stop = super().admit(now)
+                permit, abandoned_id = self.abandoned_permits.popleft()
+                if permit is not None:
+                    super().release(permit, 0.0, now, attempt_id=abandoned_id)
+                elif abandoned_id:
+                    super().forget_attempt(abandoned_id)
+            permit_or_stop = super().admit(now, attempt_id)
         if self.transitions:
             self._emit_transitions()
         return permit_or_stop
@@ -154,6 +159,7 @@ class LockedDownstream(CoreDownstream):
         *,
         suspect: bool = False,
         is_retry: bool = False,
+        attempt_id: int = 0,
     ) -> None:
         """Count an attempt that ended.
 
@@ -172,6 +178,7 @@ class LockedDownstream(CoreDownstream):
                 paid,
                 suspect=suspect,
                 is_retry=is_retry,
+                attempt_id=attempt_id,
             )
         if self.transitions:
             self._emit_transitions()
@@ -182,10 +189,22 @@ class LockedDownstream(CoreDownstream):
         if breaker is not None and breaker.is_tripped and outcome.kind is not Kind.PERMANENT:
             self.last_error = _copy_error(error)
 
-    def release(self, permit: int, duration: float, now: float, token: int | None = None) -> None:
+    def release(
+        self,
+        permit: int,
+        duration: float,
+        now: float,
+        token: int | None = None,
+        attempt_id: int = 0,
+    ) -> None:
         """Release the permit of an attempt without an outcome, such as a cancelled attempt."""
         with self._lock:
-            super().release(permit, duration, now, token)
+            super().release(permit, duration, now, token, attempt_id)
+
+    def forget_attempt(self, attempt_id: int) -> None:
+        """Release the slots of an attempt that was interrupted; no effect if it has none."""
+        with self._lock:
+            super().forget_attempt(attempt_id)
 
     def remaining_wait(self, token: int, now: float) -> float:
         """Return the seconds until a token of the rate limiter is available at its current rate."""

@@ -394,7 +394,10 @@ class RunningHedgedCall:
 
     def abort(self) -> None:
         """Release the permits of the copies that still run."""
-        self._call.cancel(environment.now())
+        try:
+            self._call.cancel(environment.now())
+        finally:
+            self._call.forget_attempts()
 
     def _raise_final_error(self, stop: Stop) -> Never:
         """Raise the error of the copy that failed last; a `Rejected` if no copy has failed."""

@@ -32,8 +32,30 @@ T = TypeVar("T")
 MAX_ATTEMPT_THREADS = 256
 """How many copies of all calls may run in threads, including those that have timed out."""
 
-# A forked child has none of its parent's threads, so its semaphore starts with all slots free.
-_thread_slots = PerProcess(lambda: threading.BoundedSemaphore(MAX_ATTEMPT_THREADS))
+
+class _ThreadSlots:
+    """The slots of the copies that run in threads.
+
+    A slot is an object in a set, and not a number in a semaphore. So it can be released a second
+    time without effect, after an exception of a signal handler that leaves open who must do it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: set[object] = set()
+        self.release: Callable[[object], None] = self._taken.discard
+
+    def take(self, slot: object) -> bool:
+        """Take a slot; return False if all are taken."""
+        with self._lock:
+            if len(self._taken) >= MAX_ATTEMPT_THREADS:
+                return False
+            self._taken.add(slot)
+            return True
+
+
+_thread_slots = PerProcess(_ThreadSlots)
+"""A forked child has none of the threads of its parent, so it starts with all slots free."""
 
 
 class FinishedCopy(Generic[T]):
@@ -83,18 +105,20 @@ class ThreadCopies(Generic[T]):
 
         Raises LimitReached if `MAX_ATTEMPT_THREADS` threads run already.
         """
-        semaphore = _thread_slots.value
-        if not semaphore.acquire(blocking=False):
-            raise LimitReached(
-                f"{MAX_ATTEMPT_THREADS} attempts run in threads already. Most of them have "
-                "probably timed out without being stopped; give the client that they use a "
-                "timeout, for example timeout=tarry.remaining()"
-            )
-        run, args = copy_context().run, (self._run, semaphore, number, delay)
+        slots, slot, thread = _thread_slots.value, object(), None
         try:
-            threading.Thread(target=run, args=args, name="tarry-attempt", daemon=True).start()
+            if not slots.take(slot):
+                raise LimitReached(
+                    f"{MAX_ATTEMPT_THREADS} attempts run in threads already. Most of them have "
+                    "probably timed out without being stopped; give the client that they use a "
+                    "timeout, for example timeout=tarry.remaining()"
+                )
+            run, args = copy_context().run, (self._run, slots, slot, number, delay)
+            thread = threading.Thread(target=run, args=args, name="tarry-attempt", daemon=True)
+            thread.start()
         except BaseException:
-            semaphore.release()
+            if thread is None or thread.ident is None:  # else the thread runs, and releases it
+                slots.release(slot)
             raise
 
     def next_finished(self, timeout: float | None) -> FinishedCopy[T] | None:
@@ -104,7 +128,7 @@ class ThreadCopies(Generic[T]):
         except Empty:
             return None
 
-    def _run(self, semaphore: threading.Semaphore, number: int, delay: float) -> None:
+    def _run(self, slots: _ThreadSlots, slot: object, number: int, delay: float) -> None:
         try:
             if delay:
                 environment.blocking_sleep(delay, None)
@@ -114,7 +138,7 @@ class ThreadCopies(Generic[T]):
         except BaseException as error:
             finished = FinishedCopy[T](number, None, error)
         finally:
-            semaphore.release()
+            slots.release(slot)
         with self._lock:
             if not self._is_closed:
                 self._finished.put(finished)
