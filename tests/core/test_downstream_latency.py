@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -58,12 +60,12 @@ def test_one_duration_is_every_quantile(duration: float, q: float) -> None:
 @example([1.0, 1.0, 2.0], 0.5)
 @example([1.0, 2.0], 0.5)
 def test_definition_of_a_quantile(values: list[float], q: float) -> None:
-    """A quantile is one of the durations: at least q are at or below it, at most q below it."""
+    """A quantile is one of n durations: at least q are at or below it, at most q (n + 1) below."""
     quantile = measure(values).quantile(q)
     assert quantile in values
     assert quantile is not None
     assert sum(value <= quantile for value in values) >= q * len(values)
-    assert sum(value < quantile for value in values) <= q * len(values)
+    assert sum(value < quantile for value in values) <= q * (len(values) + 1)
 
 
 @given(st.lists(durations, min_size=1, max_size=30), quantiles, quantiles)
@@ -84,8 +86,8 @@ def test_quantiles_of_few_durations_are_exact(rounds: list[tuple[float, float]])
     for duration, q in rounds:
         latency.add(duration)
         added.append(duration)
-        index = min(int(q * len(added)), len(added) - 1)
-        assert sorted(added)[index] == latency.quantile(q)
+        rank = min(max(1, ceil(q * (len(added) + 1))), len(added))
+        assert sorted(added)[rank - 1] == latency.quantile(q)
 
 
 @pytest.mark.parametrize("count", [511, 512, 513, 1_000, 10_000])
@@ -117,3 +119,20 @@ def test_replaced_durations_have_no_effect() -> None:
     for _ in range(512):
         latency.add(2.0)
     assert (1.0, 2.0) == (before, latency.quantile(0.5))
+
+
+def test_tail_of_a_full_window() -> None:
+    """The quantile 0.99 of 512 durations has five of them at or above it: 1 % of 513."""
+    latency = measure([float(n) for n in range(512)])
+    assert 507.0 == latency.quantile(0.99)
+
+
+@pytest.mark.parametrize(
+    ("bound", "random_number", "expected"),
+    [(2.0, 0.0, 3.0), (2.0, 0.99, 4.0), (0.0, 0.5, 3.0), (4.0, 0.5, 4.0), (9.0, 0.0, 9.0)],
+)
+def test_longer_than(bound: float, random_number: float, expected: float) -> None:
+    """One of the longer durations is drawn; the bound itself if there is none."""
+    latency = measure([4.0, 1.0, 3.0, 2.0])
+    assert 2.0 < (latency.quantile(0.5) or 0.0)
+    assert expected == latency.longer_than(bound, random_number)

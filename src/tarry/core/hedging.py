@@ -154,15 +154,17 @@ class HedgedCall:
     def record_success(self, number: int, now: float, random_number: float) -> None:
         """Record a success and release the permits of the other attempts. The driver cancels them.
 
-        The time that a cancelled attempt has run so far is a lower bound of its latency. This time
-        is added to the measured latencies if the attempt started before the successful one. Without
-        it, slow calls would never be measured, and the percentile would fall with each hedge.
+        The time that a cancelled attempt has run so far is a lower bound of its latency. If the
+        attempt started before the successful one, a longer one of the measured latencies is added
+        for it. Without it, slow calls would never be measured, and the percentile would fall with
+        each hedge. With the bound itself, a percentile that is too low would rise only slowly.
         """
         winner_started = self._running[number].started
         self._record(number, SUCCESS, now, random_number)
         for attempt in self._running.values():
             if attempt.started < winner_started:
-                self._downstream.latency.add(now - attempt.started)
+                latency = self._downstream.latency
+                latency.add(latency.longer_than(now - attempt.started, random_number))
         self.cancel(now)
 
     def record_failure(
