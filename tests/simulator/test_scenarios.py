@@ -122,7 +122,8 @@ def test_ramp_fails_fewer_attempts_and_finishes_sooner(seed: int) -> None:
 def test_metastable_failures_need_more_than_backoff() -> None:
     """Without a defence at most half of 10 trials recover, with backoff at most 7.
 
-    With a budget, with a breaker or without retries, all of them recover.
+    With the waits of the study (up to 20 s and 40 s), with a budget, with a breaker or without
+    retries, all of them recover. The program of the study: 12 of 40 without backoff, 40 of 40 with.
     """
     recovered = {
         name: sum(run.recovered for run in metastable(defence=name, trials=10, seed=1))
@@ -130,7 +131,8 @@ def test_metastable_failures_need_more_than_backoff() -> None:
     }
 
     assert recovered["retries"] <= 5
-    assert recovered["backoff"] <= 7
+    assert recovered["short-backoff"] <= 7
+    assert 10 == recovered["backoff"]
     assert 10 == recovered["budget"] == recovered["breaker"] == recovered["no-retries"]
 
 

@@ -178,15 +178,21 @@ _AMPLIFICATION = Study(
 
 # A metastable failure: retries keep an outage alive after its trigger is gone.
 # This is the model of Marc Brooker's 2023 study. Calls arrive at 40 per second, and at 80 per
-# second for five seconds. A request takes 1 s, plus 10 ms for each other request in progress, and
-# the server also finishes requests whose client has timed out. Attempts time out after 3 s, and a
-# call makes three: 3 x 40 requests per second exceed the server's capacity of 100.
+# second for five seconds. A request takes 1 s, plus 10 ms for each request in progress, itself
+# included, and the server also finishes requests whose client has timed out. Attempts time out
+# after 3 s, and a call makes three: 3 x 40 requests per second exceed the server's capacity of 100.
+# Its backoff waits up to 20 s and 40 s, longer than the surge and the outage that it causes.
 _SURGE_START_S, _SURGE_END_S = 20.0, 25.0
 _SURGE = ((_SURGE_START_S, _SURGE_END_S, "surge"),)
 _NO_BACKOFF_POLICY = Policy(max_attempts=3, attempt_timeout=3.0, backoff=no_delay, jitter="none")
 _SURGE_DEFENCES: dict[str, Defence] = {
     "retries": Defence(_NO_BACKOFF_POLICY),
     "backoff": Defence(
+        _NO_BACKOFF_POLICY.replace(
+            backoff="exponential", initial_delay=20.0, max_delay=40.0, jitter="full"
+        )
+    ),
+    "short-backoff": Defence(
         _NO_BACKOFF_POLICY.replace(backoff="exponential", initial_delay=1.0, jitter="full")
     ),
     "budget": Defence(_NO_BACKOFF_POLICY, budget=_RATIO_BUDGET),
@@ -207,7 +213,7 @@ def metastable(
 def _build_metastable(defence: Defence, *, surge: float = 80.0) -> Scenario:
     surges = (Surge(start=_SURGE_START_S, end=_SURGE_END_S, rate=surge),)
     return Scenario(
-        servers={"server": Server(latency=Fixed(1.0), slowdown=0.01)},
+        servers={"server": Server(latency=Fixed(1.01), slowdown=0.01)},
         clients=Clients(rate=40.0, surges=surges, defence=defence),
         network=Exponential(0.1),
         duration=120.0,
@@ -222,9 +228,11 @@ _METASTABLE = Study(
     ),
     lesson=(
         "The trigger is gone, but the retries of timed-out calls keep the load above the capacity "
-        "of the service, and so calls keep timing out. Backoff only postpones that load, and "
-        "rarely saves a run. A budget limits the load and ends the outage. So does a breaker, "
-        "which fails more calls meanwhile, and so does a policy without retries."
+        "of the service, and so calls keep timing out. Backoff ends the outage if it waits longer "
+        "than the outage lasts: with waits of up to 20 s and 40 s every run recovers, and nearly "
+        "every call succeeds, late; with 1 s and 2 s more than half of the runs stay down. A "
+        "budget limits the load whatever the waits are. So does a breaker, which fails more calls "
+        "meanwhile, and so does a policy without retries."
     ),
     run=metastable,
     variant_parameter="defence",
