@@ -181,7 +181,7 @@ def test_tests_shown_to_users_pass(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)  # an example may start several processes, which is slow on a busy machine
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative_path)
-def test_example_prints_what_a_page_shows(example: Path) -> None:
+def test_example_prints_what_a_page_shows(example: Path, tmp_path: Path) -> None:
     """Exactly one page shows the output of an example, word for word."""
     command = f"$ python {relative_path(example)}\n"
     documented_outputs = [
@@ -197,7 +197,7 @@ def test_example_prints_what_a_page_shows(example: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         check=True,
-        cwd=ROOT,
+        cwd=tmp_path,
     )
 
     assert [done.stdout] == documented_outputs

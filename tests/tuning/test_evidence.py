@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -224,9 +225,27 @@ def test_permanent_failures_neither_make_nor_hide_an_outage() -> None:
     assert (20, 1.0) == (found.start, found.share)
 
 
-def test_throttled_attempts_count_as_failures() -> None:
-    """A dependency that throttles all clients has an outage."""
-    assert 1 == len(find_outages(log_from_pattern("." * 20 + "t" * 40)))
+def test_throttled_attempts_neither_make_nor_hide_an_outage() -> None:
+    """A dependency that limits the rate of its clients works."""
+    assert () == find_outages(log_from_pattern("." * 20 + "t" * 400))
+    (found,) = find_outages(log_from_pattern("." * 20 + "xttt" * 40 + "." * 20))
+    assert (20, 1.0) == (found.start, found.share)
+
+
+def test_tasks_that_always_fail_are_no_outage() -> None:
+    """A tenth of the tasks fails in each of four attempts: 27 % of all attempts, but no outage."""
+
+    def attempts() -> Iterator[LoggedAttempt]:
+        source = Random(3)
+        for call in range(20_000):
+            always_fails = source.random() < 0.1
+            for number in range(1, 5):
+                kind = BAD if always_fails or source.random() < 0.03 else OK
+                yield LoggedAttempt(str(call), number, call / 20 + number * 0.3, 0.05, kind)
+                if kind is OK:
+                    break
+
+    assert () == find_outages(AttemptLog(attempts()))
 
 
 def test_outage_may_last_until_the_end_of_the_log() -> None:

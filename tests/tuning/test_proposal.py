@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from random import Random
 
 import pytest
 
 from tarry.core.backoff import Schedule
 from tarry.core.hedging import Hedging
+from tarry.core.outcome import Kind
 from tarry.core.policy import Policy
 from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
-from tarry.tuning.attempt_log import AttemptLog
+from tarry.tuning.attempt_log import AttemptLog, LoggedAttempt
 from tarry.tuning.evidence import analyze_log
 from tarry.tuning.proposal import propose
+from tarry.tuning.rules import drop_unreachable_max_delay, suggest_max_delay
 from tests.tuning.builders import LOG_MODEL, LogModel, analyze_model, suggestion_for
 
 
@@ -33,7 +39,7 @@ def test_initial_delay_has_a_minimum() -> None:
 
 def test_max_delay_is_a_quarter_of_the_median_outage() -> None:
     """Three outages of 40 s give a maximum delay of 10 s."""
-    suggestion = suggestion_for(LOG_MODEL, "max_delay")
+    suggestion = suggest_max_delay(analyze_model(LOG_MODEL), Policy(), None)
 
     assert 10.0 == pytest.approx(suggestion.proposed, rel=0.05)
     assert suggestion.basis.startswith("3 outages of 40 s to 40")
@@ -206,7 +212,7 @@ def test_latency_target_does_not_drop_attempts() -> None:
     )
     longest = 3 * (policy.attempt_timeout or 0.0) + policy.ceiling(1) + policy.ceiling(2)
 
-    assert (3, 0.6, 0.6) == (policy.max_attempts, policy.total_budget, policy.max_delay)
+    assert (3, 0.6, 30.0) == (policy.max_attempts, policy.total_budget, policy.max_delay)
     assert 0.6 < longest
     assert suggestion.reason.endswith(
         f" of the time: drop it; 3 can take {format_duration(longest)}, which total_budget limits"
@@ -219,7 +225,6 @@ def test_wide_latency_target_sets_only_the_total_budget() -> None:
     policy = propose(analyze_model(LOG_MODEL), None, 60.0).proposed.policy
 
     assert (3, 60.0) == (policy.max_attempts, policy.total_budget)
-    assert 10.0 == pytest.approx(policy.max_delay, rel=0.05)
 
 
 def test_a_latency_target_below_the_p995_is_the_timeout() -> None:
@@ -363,3 +368,65 @@ def test_max_delay_is_at_least_the_initial_delay() -> None:
 
     assert policy.initial_delay == policy.max_delay == pytest.approx(6.0, rel=0.1)
     assert "no less than initial_delay" == suggestion_for(slow, "max_delay").reason
+
+
+def test_max_delay_that_no_wait_reaches_is_not_proposed() -> None:
+    """With three attempts the longest wait is twice the first one, whatever the outages were."""
+    suggestion = suggestion_for(LOG_MODEL, "max_delay")
+
+    assert 30.0 == suggestion.proposed
+    assert "3 attempts wait at most 200 ms; kept at 30 s" == suggestion.reason
+
+
+def test_max_delay_that_waits_reach_is_proposed() -> None:
+    """The wait before the third attempt can be as long as the proposed maximum."""
+    evidence = analyze_model(LOG_MODEL)
+    suggestion = suggest_max_delay(evidence, Policy(), None)
+
+    for initial_delay, expected in ((6.0, suggestion.proposed), (4.0, 30.0)):
+        policy = Policy(max_attempts=3, initial_delay=initial_delay)
+        assert expected == drop_unreachable_max_delay(suggestion, policy).proposed
+
+
+def rate_limited_log() -> AttemptLog:
+    """Return a log of 70 calls per second to a dependency that accepts 50 attempts."""
+
+    def attempts() -> Iterator[LoggedAttempt]:
+        accepted: Counter[int] = Counter()
+        due = [(call / 70, call, 1) for call in range(70 * 120)]
+        heapify(due)
+        source = Random(5)
+        while due:
+            start, call, number = heappop(due)
+            accepted[int(start)] += 1
+            is_accepted = accepted[int(start)] <= 50
+            kind = Kind.SUCCESS if is_accepted else Kind.THROTTLED
+            yield LoggedAttempt(str(call), number, 1_800_000_000.0 + start, 0.02, kind)
+            if not is_accepted and number < 4:
+                heappush(due, (start + source.random() * 0.1 * 2**number, call, number + 1))
+
+    return AttemptLog(attempts())
+
+
+def test_a_rate_limit_is_no_outage_and_needs_a_limiter() -> None:
+    """Throttled attempts are named, with the rate that was accepted, and a limiter is advised."""
+    evidence = analyze_log(rate_limited_log())
+    proposal = propose(evidence)
+    suggestion = proposal.suggestions[0]
+
+    assert () == evidence.outages
+    assert ("limiter", {"kind": "adaptive-limit"}, True) == (
+        suggestion.field,
+        suggestion.proposed,
+        suggestion.is_advice,
+    )
+    assert "use a limiter" in suggestion.reason
+    assert "50 attempts per second succeeded meanwhile" in suggestion.basis
+    assert None is proposal.proposed.limiter
+
+    limited = Defence(limiter={"kind": "adaptive-limit"})
+    kept = propose(evidence, limited).suggestions[0]
+    assert ("limiter", limited.limiter) == (kept.field, kept.proposed)
+    assert "in spite of the limiter" in kept.reason
+    hedged = propose(evidence, Defence(hedging=Hedging(after="p95")))
+    assert ["limiter", "hedging.after", "budget"] == [each.field for each in hedged.suggestions]

@@ -5,19 +5,22 @@ with increasing attempt numbers. A replayed task keeps its id, so a new call of 
 where the number does not increase. If the first attempt of a call is not in the log, its other
 attempts are counted as attempts, but the call is not counted.
 
-To find outages, the attempts are ordered by start time and divided into blocks of 20. An outage is
-a sequence of blocks in which at least a quarter of the attempts failed, if in two neighbouring
-blocks of the sequence at least half failed. The reasons:
+To find outages, the attempts are ordered by start time and divided into blocks with 20 first
+attempts of calls. An outage is a sequence of blocks in which at least a quarter of the first
+attempts failed, if in two neighbouring blocks of the sequence at least half failed. The reasons:
 
 * A block is a number of attempts and not of seconds, because an open breaker or a quiet night
   leaves periods without data.
+* Only first attempts count. A few tasks that always fail would otherwise, with their retries, be
+  the larger part of a block.
 * Half must fail in two blocks, because in one block half can fail by chance if a fifth of all
-  attempts always fails.
+  tasks always fails.
 * In the other blocks a quarter is enough, so that an unstable service has one outage and not ten.
 
 An outage lasts from the start of its first failed attempt to the start of its last failed attempt.
 The end of that attempt would be wrong: if it hung, it ended long after the recovery. Permanent
-failures are ignored, because the request causes them and not the dependency.
+failures are ignored, because the request causes them and not the dependency, and so are throttled
+attempts: a dependency that limits the rate of its clients works.
 """
 
 from __future__ import annotations
@@ -54,6 +57,8 @@ of the quantile's confidence interval."""
 _ROUNDING_ERROR = 1e-12
 _SIGNIFICANT_DIGITS = 2
 _SUCCESS, _PERMANENT = OUTCOME_KINDS.index(Kind.SUCCESS), OUTCOME_KINDS.index(Kind.PERMANENT)
+_THROTTLED = OUTCOME_KINDS.index(Kind.THROTTLED)
+_NO_SIGN_OF_OUTAGE = frozenset({_PERMANENT, _THROTTLED})
 _MIN_CORE_FAILURE_SHARE = 0.5
 """The lowest share of failures in two neighbouring blocks of an outage."""
 _MIN_FAILURE_SHARE = 0.25
@@ -137,6 +142,10 @@ class Evidence:
     healthy_retries: int
     """The number of retries of the calls that started outside outages."""
     retries: int  # the number of retries of all calls
+    throttled: int
+    """The number of throttled attempts."""
+    accepted_rate: float
+    """Successful attempts per second, in the seconds in which an attempt was throttled."""
     max_concurrency: int
     """The highest number of healthy attempts that ran at the same time and succeeded."""
     outages: tuple[Outage, ...]
@@ -211,6 +220,8 @@ def analyze_log(log: AttemptLog) -> Evidence:
         healthy_calls=healthy_calls,
         healthy_retries=healthy_retries,
         retries=retries,
+        throttled=log.kinds.count(_THROTTLED),
+        accepted_rate=_accepted_rate(log),
         max_concurrency=_max_concurrency(log, in_outage),
         outages=outages,
         hedges=tuple(estimate_hedge(success_durations, name) for name in percentiles),
@@ -247,7 +258,7 @@ def find_outages(log: AttemptLog) -> tuple[Outage, ...]:
 def _divide_into_blocks(log: AttemptLog) -> Iterator[_Block]:
     first = attempt_count = failure_count = 0
     for index, kind in enumerate(log.kinds):
-        if kind == _PERMANENT:
+        if log.numbers[index] != 1 or kind in _NO_SIGN_OF_OUTAGE:
             continue
         attempt_count += 1
         failure_count += kind != _SUCCESS
@@ -259,7 +270,7 @@ def _divide_into_blocks(log: AttemptLog) -> Iterator[_Block]:
 
 
 def _make_outage(log: AttemptLog, first: int, stop: int) -> Outage:
-    indexes = [index for index in range(first, stop) if log.kinds[index] != _PERMANENT]
+    indexes = [index for index in range(first, stop) if log.kinds[index] not in _NO_SIGN_OF_OUTAGE]
     failed_indexes = [index for index in indexes if log.kinds[index] != _SUCCESS]
     return Outage(
         start=log.starts[failed_indexes[0]],
@@ -277,6 +288,18 @@ def _durations(log: AttemptLog, in_outage: Sequence[int], *, failed: bool) -> ar
         if not is_in_outage and kind != _PERMANENT and (kind != _SUCCESS) is failed:
             durations.append(duration)
     return array("d", sorted(durations))
+
+
+def _accepted_rate(log: AttemptLog) -> float:
+    throttled_seconds: set[int] = set()
+    successes: Counter[int] = Counter()
+    for kind, start in zip(log.kinds, log.starts, strict=True):
+        if kind == _THROTTLED:
+            throttled_seconds.add(int(start))
+        elif kind == _SUCCESS:
+            successes[int(start)] += 1
+    accepted = sum(successes[second] for second in throttled_seconds)
+    return accepted / max(1, len(throttled_seconds))
 
 
 def _max_concurrency(log: AttemptLog, in_outage: Sequence[int]) -> int:

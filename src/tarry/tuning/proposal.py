@@ -83,6 +83,8 @@ def propose(
     current = current or Defence()
     budget_suggestion = rules.suggest_retry_budget(evidence, current)
     hedge_suggestion = rules.suggest_hedging(evidence, current)
+    limiter_suggestion = rules.suggest_limiter(evidence, current)
+    advice = () if limiter_suggestion is None else (limiter_suggestion,)
     parts: dict[str, Any] = {
         "breaker": current.breaker,
         "budget": budget_suggestion.proposed,
@@ -93,7 +95,8 @@ def propose(
         if latency_target is not None:
             warnings.append("a hedged call has no total_budget: the latency target has no effect")
         proposed = Defence(hedging=hedging, **parts)
-        return Proposal((hedge_suggestion, budget_suggestion), current, proposed, tuple(warnings))
+        suggested = (*advice, hedge_suggestion, budget_suggestion)
+        return Proposal(suggested, current, proposed, tuple(warnings))
     policy = current.policy
     suggestions: list[Suggestion] = []
     for rule in _POLICY_RULES:
@@ -106,9 +109,16 @@ def propose(
         suggestions = [each for each in suggestions if each.field not in _DELAY_FIELDS]
         parts["budget"] = current.budget
     else:
+        suggestions = [
+            rules.drop_unreachable_max_delay(each, policy) if each.field == "max_delay" else each
+            for each in suggestions
+        ]
+        policy = policy.replace(
+            **{each.field: each.proposed for each in suggestions if each.field == "max_delay"}
+        )
         suggestions.append(budget_suggestion)
     proposed = Defence(policy, **parts)
-    return Proposal((*suggestions, hedge_suggestion), current, proposed, tuple(warnings))
+    return Proposal((*advice, *suggestions, hedge_suggestion), current, proposed, tuple(warnings))
 
 
 def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | None = None) -> str:

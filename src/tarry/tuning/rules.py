@@ -43,6 +43,8 @@ MIN_INITIAL_DELAY_S = 0.01
 LONGEST_MAX_DELAY_S = 3600.0
 MIN_HEALTHY_CALLS = 1_000
 MIN_RETRY_RATIO, MAX_RETRY_RATIO = 0.02, 0.2
+MIN_THROTTLED_SHARE = 0.01
+"""If a smaller share of the attempts is throttled, no limiter is advised."""
 MAX_HEDGE_LOAD = 0.05
 MIN_HEDGE_SAVING = 0.1
 TIMEOUT_QUANTILE = 0.995
@@ -217,6 +219,37 @@ def suggest_retry_budget(evidence: Evidence, current: Defence) -> Suggestion:
         f"{format_percent(evidence.retries / evidence.calls)} of all"
     )
     return Suggestion("budget", current_budget, proposed, reason, basis)
+
+
+def suggest_limiter(evidence: Evidence, current: Defence) -> Suggestion | None:
+    """Advise a limiter if many attempts were throttled; return None if few were."""
+    field, throttled = "limiter", evidence.throttled
+    share = throttled / evidence.attempts
+    if throttled < MIN_CLEAR_ATTEMPTS or share < MIN_THROTTLED_SHARE:
+        return None
+    limiter = None if current.limiter is None else dict(current.limiter)
+    accepted = f"{evidence.accepted_rate:.3g} attempts per second succeeded meanwhile"
+    basis = f"{throttled:,} of {evidence.attempts:,}; {accepted}"
+    reason = f"{format_percent(share)} of the attempts were throttled"
+    if limiter is not None:
+        reason += " in spite of the limiter: limit the rate of all processes together"
+        return keep_value(field, limiter, reason, basis)._replace(is_advice=True)
+    reason = f"advice: use a limiter: {reason}, and so are retries"
+    return Suggestion(field, None, {"kind": "adaptive-limit"}, reason, basis, is_advice=True)
+
+
+def drop_unreachable_max_delay(suggestion: Suggestion, policy: Policy) -> Suggestion:
+    """Return the suggestion for `max_delay`; without a change if no wait of `policy` is as long."""
+    waits = policy.replace(max_delay=max(policy.max_delay, LONGEST_MAX_DELAY_S))
+    retries = range(1, policy.max_attempts)
+    if suggestion.proposed == suggestion.current or any(
+        waits.ceiling(retry) >= suggestion.proposed for retry in retries
+    ):
+        return suggestion
+    longest = max(map(waits.ceiling, retries))
+    attempts = format_count(policy.max_attempts, "attempt")
+    reason = f"{attempts} wait at most {format_duration(longest)}"
+    return keep_value(suggestion.field, suggestion.current, reason, suggestion.basis)
 
 
 def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
