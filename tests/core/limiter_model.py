@@ -1,11 +1,13 @@
-"""A model of a dependency with a limited capacity, and of a backlog that a limiter paces.
+"""A model of a dependency with a limited capacity, and of a backlog that limiters pace.
 
-The model has no clock and no threads: `run` processes events in the order of their virtual times.
+There is one limiter for each process. The model has no clock and no threads: `run` processes events
+in the order of their virtual times.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
@@ -132,34 +134,51 @@ class Result:
         return sum(start <= time < end for time in self.successes)
 
 
-def run(limiter: Limiter, target: Target, *, seconds: float = 400.0, **options: Any) -> Result:
+def run(
+    limiter: Limiter | Sequence[Limiter], target: Target, *, seconds: float = 400.0, **options: Any
+) -> Result:
     """Return the result of a `Simulation` of at most `seconds`."""
-    return Simulation(limiter, target, **options).run(seconds)
+    limiters = limiter if isinstance(limiter, Sequence) else [limiter]
+    return Simulation(limiters, target, **options).run(seconds)
+
+
+class Process:
+    """A process with its limiter; a task that it has attempted is retried by the same process."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        self.limiter = limiter
+        self.retries: deque[Task] = deque()
+        self.timer = self.first_attempt_at = -1.0
+        self.start_count = 0
 
 
 class Simulation:
-    """A queue of tasks, whose attempts a limiter paces, and their target.
+    """A queue of tasks, whose attempts the limiters of several processes pace, and their target.
 
     `backlog` tasks wait at the start, and `arrivals_per_s` arrive per second. The share
-    `failing_share` of them fails always. Refused attempts get a 503, or with `retry_after` a 429
-    with this hint. Failed tasks are retried with exponential backoff and full jitter. As in the
-    service, the limiter gets no outcome of a retry that starts within a second of a first attempt.
+    `failing_share` of them fails always, and the share `failing_attempts` of all accepted attempts
+    fails, whatever the task. Refused attempts get a 503, or with `retry_after` a 429 with this
+    hint. Failed tasks are retried with exponential backoff and full jitter. As in the service, the
+    limiter gets no outcome of a retry that starts within a second of a first attempt.
     """
 
     def __init__(
         self,
-        limiter: Limiter,
+        limiters: Sequence[Limiter],
         target: Target,
         *,
         backlog: int = 0,
         arrivals_per_s: float = 0.0,
         failing_share: float = 0.0,
+        failing_attempts: float = 0.0,
         latency: float = 0.02,
         retry_after: float | None = None,
         seed: int = 0,
     ) -> None:
-        self.limiter, self.target = limiter, target
+        self.processes = [Process(limiter) for limiter in limiters]
+        self.target = target
         self.arrivals_per_s, self.failing_share = arrivals_per_s, failing_share
+        self.failing_attempts = failing_attempts
         self.latency, self.retry_after = latency, retry_after
         self.refusal = TRANSIENT
         if retry_after is not None:
@@ -169,9 +188,7 @@ class Simulation:
         self.events: list[tuple[float, int, Callable[[float], None]]] = []
         self.numbers = count()
         self.new = deque(self.create_task() for _ in range(backlog))
-        self.retries: deque[Task] = deque()
         self.remaining = sum(not task.always_fails for task in self.new)
-        self.timer = self.first_attempt_at = -1.0
         if arrivals_per_s:
             self.schedule(0.0, self.arrive)
 
@@ -199,39 +216,47 @@ class Simulation:
         self.schedule(now + self.random.expovariate(self.arrivals_per_s), self.arrive)
 
     def start_due(self, now: float) -> None:
-        """Start as many attempts as the limiter allows."""
-        while self.new or self.retries:
-            wait = self.limiter.acquire(now)
-            if wait is None:
-                return
-            if wait:  # as the service does: release the slot and set a timer
-                self.limiter.release(None, 0.0, now)
-                if not now < self.timer <= now + wait:
-                    self.timer = now + max(wait, 0.0005)
-                    self.schedule(self.timer, lambda _: None)
-                return
-            is_retry_turn = not len(self.result.starts) % (FIRST_ATTEMPTS_PER_RETRY + 1)
-            is_retry = self.retries and (is_retry_turn or not self.new)
-            self.start((self.retries if is_retry else self.new).popleft(), now)
+        """Start as many attempts as the limiters allow; the processes have no fixed order."""
+        if len(self.processes) > 1:
+            self.random.shuffle(self.processes)
+        for process in self.processes:
+            while self.new or process.retries:
+                wait = process.limiter.acquire(now)
+                if wait is None:
+                    break
+                if wait:  # as the service does: release the slot and set a timer
+                    process.limiter.release(None, 0.0, now)
+                    if not now < process.timer <= now + wait:
+                        process.timer = now + max(wait, 0.0005)
+                        self.schedule(process.timer, lambda _: None)
+                    break
+                is_retry_turn = not process.start_count % (FIRST_ATTEMPTS_PER_RETRY + 1)
+                is_retry = process.retries and (is_retry_turn or not self.new)
+                process.start_count += 1
+                self.start(process, (process.retries if is_retry else self.new).popleft(), now)
 
-    def start(self, task: Task, now: float) -> None:
+    def start(self, process: Process, task: Task, now: float) -> None:
         """Send an attempt to the target."""
         self.result.starts.append(now)
         outcome = TRANSIENT if task.always_fails else SUCCESS
+        if self.failing_attempts and self.random.random() < self.failing_attempts:
+            outcome = TRANSIENT
         if not self.target.accept(now):
             outcome = self.refusal
             self.result.refused += 1
         ended = now + self.latency * self.random.uniform(0.8, 1.2)
         if not task.attempts:
-            self.first_attempt_at = now
-        evidence = outcome if self.first_attempt_at <= now - 1 or not task.attempts else None
-        self.schedule(ended, lambda end: self.finish(task, outcome, evidence, now, end))
+            process.first_attempt_at = now
+        is_evidence = process.first_attempt_at <= now - 1 or not task.attempts
 
-    def finish(
-        self, task: Task, outcome: Outcome, evidence: Outcome | None, started: float, now: float
-    ) -> None:
+        def finish(end: float) -> None:
+            process.limiter.release(outcome if is_evidence else None, end - now, end)
+            self.finish(process, task, outcome, end)
+
+        self.schedule(ended, finish)
+
+    def finish(self, process: Process, task: Task, outcome: Outcome, now: float) -> None:
         """Record the outcome of an attempt, and schedule a retry."""
-        self.limiter.release(evidence, now - started, now)
         if outcome is SUCCESS:
             self.result.successes.append(now)
             self.remaining -= 1
@@ -240,4 +265,4 @@ class Simulation:
         if outcome.kind is Kind.THROTTLED and self.retry_after is not None:
             delay = self.retry_after * self.random.uniform(1.0, 1.1)
         retry = task._replace(attempts=task.attempts + 1)
-        self.schedule(now + delay, lambda _: self.retries.append(retry))
+        self.schedule(now + delay, lambda _: process.retries.append(retry))

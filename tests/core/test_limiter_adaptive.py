@@ -182,6 +182,50 @@ def test_a_share_of_failures_is_measured_again() -> None:
     assert result.successes_between(120, 150) >= 0.8 * starts
 
 
+@pytest.mark.parametrize("rate_before", [None, 0.9])
+def test_all_attempts_are_throttled_for_half_a_minute(rate_before: float | None) -> None:
+    """After 30 s of 429 with `Retry-After: 2`, a backlog of 20 s is drained in 1.3 x this time.
+
+    Meanwhile the target gets about one attempt per 2 s.
+    """
+    limiter = AdaptiveLimit(max_in_flight=4000)
+    if rate_before is not None:
+        limiter.restore(rate=70 * rate_before, limit=100)
+    target = SlidingWindowTarget(lambda now: 0 if now < 30 else 70)
+    result = run(limiter, target, backlog=20 * 70, retry_after=2.0, seed=1)
+    assert result.ended <= 30 + 1.3 * 20
+    assert result.peak() <= 1.2 * 70
+    assert sum(10 <= start < 30 for start in result.starts) <= 11
+
+
+@pytest.mark.parametrize(
+    ("capacity", "failing_attempts"),
+    [
+        (100, 0.2),
+        pytest.param(23, 0.05, marks=pytest.mark.long_run),
+        pytest.param(310, 0.05, marks=pytest.mark.long_run),
+    ],
+)
+def test_a_share_of_all_attempts_fails(capacity: int, failing_attempts: float) -> None:
+    """A capacity is found although a share of the accepted attempts fails, too."""
+    limits = {"seconds": 60.0, "seed": 1}
+    target = SlidingWindowTarget(lambda _: capacity)
+    result = run(
+        recovered(), target, backlog=100 * capacity, failing_attempts=failing_attempts, **limits
+    )
+    assert result.successes_between(20, 60) >= 0.8 * (1 - failing_attempts) * capacity * 40
+    assert result.peak() <= 1.3 * capacity
+    assert result.refused <= 0.1 * len(result.starts)
+
+
+def test_the_capacity_drops_to_a_quarter() -> None:
+    """A backlog takes at most 1.35 x the ideal time when the capacity drops to a quarter."""
+    target = SlidingWindowTarget(lambda now: 310 if now < 10 else 77)
+    result = run(recovered(), target, backlog=5000, seed=1)
+    assert result.ended <= 1.35 * (10 + (5000 - 3100) / 77)
+    assert result.waste < 0.1
+
+
 # --- the rate ------------------------------------------------------------------------------------
 
 
@@ -230,8 +274,8 @@ def test_limits_stay_within_their_bounds(
 ) -> None:
     """No sequence of results leaves the bounds, and each result moves the rate in its direction.
 
-    Exceptions: a failure may end a test and restore the rate before it, and a success may end a
-    test that lowers the rate again.
+    Exceptions: a failure may end a test and restore the rate before it, a success may end a test
+    that lowers the rate again, and a permanent failure shows that a target throttles no more.
     """
     limiter, now = AdaptiveLimit(max_in_flight=40, max_wait=1e9), 100.0
     min_rate, max_rate, rate_before_test = 0.93, inf, inf
@@ -258,7 +302,7 @@ def test_limits_stay_within_their_bounds(
             assert 1 <= limiter.limit <= 40
             if outcome is SUCCESS:
                 assert new_rate >= rate or is_testing
-            else:
+            elif outcome is not PERMANENT:
                 assert new_rate <= rate_before_test
 
 
@@ -311,6 +355,36 @@ def test_recovery_starts_at_half_of_the_rate_before() -> None:
         assert (expected, 8) == (limiter.rate, limiter.limit)
 
 
+def test_recovery_keeps_the_base() -> None:
+    """After an outage, a lane in which a fifth always fails needs no new tests of the rate."""
+    limiter = recovered()
+    target = UnlimitedTarget()
+    run(limiter, target, backlog=3000, failing_attempts=0.2, seconds=12.0, seed=1)
+    assert 0.1 < limiter._base < 0.3
+    base = limiter._base
+    for _ in range(2):
+        limiter.on_recovery(20.0)
+        assert base == limiter._base
+        for number in range(100):  # the next outage begins during a test
+            record(limiter, TRANSIENT, 21.0 + 0.001 * number)
+        assert limiter._test is not None
+
+
+def test_phases() -> None:
+    """The phase shows what the control loop does; "waiting" is tested with throttled attempts."""
+    limiter = AdaptiveLimit()
+    phases = [limiter.phase]
+    limiter.on_recovery(0.0)
+    phases.append(limiter.phase)
+    for number in range(3):
+        record(limiter, TRANSIENT, 1.0 + 0.01 * number)
+    phases.append(limiter.phase)
+    limiter = AdaptiveLimit()
+    limiter.restore(rate=20.0, limit=8)
+    phases.append(limiter.phase)
+    assert ["unlimited", "slow-start", "test", "probing"] == phases
+
+
 def test_recovery_during_a_test_uses_the_rate_before_the_test() -> None:
     """An outage that begins with a cut does not lower the rate after it."""
     limiter = AdaptiveLimit()
@@ -333,6 +407,30 @@ def test_most_attempts_are_throttled() -> None:
     assert 6.9 < wait < 7.1
 
 
+@pytest.mark.parametrize("last_outcome", [SUCCESS, PERMANENT], ids=["success", "permanent"])
+def test_one_attempt_at_a_time_while_all_are_throttled(last_outcome: Outcome) -> None:
+    """While all attempts are throttled, each one waits for the end of the last `Retry-After`."""
+    limiter = AdaptiveLimit()
+    limiter.restore(rate=200.0, limit=100)
+    for number in range(20):
+        record(limiter, SUCCESS, 4.0 + 0.01 * number)
+    for number in range(40):
+        record(limiter, THROTTLED, 4.4 + 0.04 * number)
+    assert (1.0, 1, 200.0) == (limiter.rate, limiter.limit, limiter.settled_rate)
+    assert "waiting" == limiter.phase
+    wait = limiter.acquire(7.0)
+    assert wait is not None
+    assert 5.0 < wait < 7.0
+    assert limiter.acquire(21.0) is None  # one attempt at a time
+    limiter.release(THROTTLED, 0.1, 21.0)
+    assert pytest.approx(7.0) == limiter.acquire(21.0)
+    limiter.release(TIMEOUT, 1.0, 29.0)
+    assert 1 == limiter.limit
+    assert pytest.approx(1.0) == limiter.acquire(29.0)
+    limiter.release(last_outcome, 0.1, 30.0)
+    assert (100.0, 8) == (limiter.rate, limiter.limit)
+
+
 def test_few_attempts_are_throttled() -> None:
     """If most attempts succeed, a hint delays only its own task."""
     limiter = recovered(200.0)
@@ -350,7 +448,7 @@ def test_an_old_hint_is_ignored() -> None:
     limiter = AdaptiveLimit(max_in_flight=100)
     record(limiter, THROTTLED, 1.0)
     for number in range(10):
-        record(limiter, TRANSIENT, 8.1 + 0.01 * number)
+        record(limiter, Outcome(Kind.THROTTLED), 8.1 + 0.01 * number)
     assert limiter.rate is not None
     wait = limiter.acquire(8.2)
     assert wait is not None
@@ -473,6 +571,31 @@ def test_restore() -> None:
     assert (None, 30) == (limiter.rate, limiter.limit)
     limiter.restore(rate=120.0, limit=100)
     assert (120.0, 50) == (limiter.rate, limiter.limit)
+
+
+def test_rate_of_a_single_caller_recovers() -> None:
+    """A caller that waits for each turn is limited by the rate, also if the turn is a second away.
+
+    After an outage its rate is at the minimum, at which each wait takes longer than a second.
+    """
+    limiter, now = AdaptiveLimit(max_in_flight=64, max_wait=60.0), 0.0
+
+    def call(outcome: Outcome) -> None:
+        nonlocal now
+        delay = limiter.acquire(now)
+        assert delay is not None
+        now += delay + 0.02
+        limiter.release(outcome, 0.02, now)
+
+    while now < 5:
+        call(SUCCESS)
+    while now < 35:
+        call(TRANSIENT)
+    assert limiter.rate is not None
+    assert limiter.rate < 1
+    while now < 60:
+        call(SUCCESS)
+    assert limiter.rate > 10
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,25 @@
 """A limiter that finds the capacity of a dependency: a rate and a concurrency limit that adapt.
 
-A control loop sets the rate, in three phases:
+A control loop sets the rate. It has two unknowns: the *capacity*, which is the rate above which
+attempts are refused, and the *base*, which is the share of attempts that fail at any rate, because
+some tasks always fail. Below the capacity the share of successes is 1 - base. Above it, the number
+of successes per second stays the same, so their share falls as the rate grows. A single share
+cannot tell a high base from a low capacity. Two shares at different rates can. The phases:
 
 * Slow start: the rate doubles about every half second while calls succeed.
-* Test: after too many failures the rate is lowered to the successes of the last second, and the
-  results at the lower rate show why the calls failed. If nearly all calls succeed now, the old rate
-  was above the capacity. Otherwise the rate is lowered again. If the share of failures is still the
-  same, the failures do not depend on the rate: some calls always fail. Then the old rate is
-  restored, and this share of failures (the *base*) is tolerated for a minute.
+* Test: after too many failures the rate is lowered to the estimated capacity, which is the
+  successes of the last second divided by 1 - base. The results at the lower rate show why the calls
+  failed. If the share of successes is 1 - base now, the old rate was above the capacity. Otherwise
+  the rate is lowered again. If the share is still the same, the failures do not depend on the rate.
+  Then the old rate is restored, and this share of failures is the new base for a minute. But if one
+  of several cuts has helped, only the last cut is undone: the rate before the first one was
+  refused.
 * Probing: the rate follows a cubic curve as in TCP CUBIC (RFC 9438). It returns quickly to the
   capacity that was found, stays there for a while, and then probes for more.
+* Waiting: while all attempts are throttled (429), one attempt at a time is started, after the time
+  of the last `Retry-After`. The first success has the effect of a recovery from an outage: slow
+  start from half of the old rate, with the old base. (If all attempts fail otherwise, the breaker
+  opens.)
 
 The constants were chosen in simulations of targets with capacities of 20 to 2,000 calls per second
 and latencies of 2 to 500 ms; tests/core/limiter_model.py has the model.
@@ -81,51 +91,59 @@ _MOST_REFUSED_SHARE = 0.5  # of successes, below which most attempts were refuse
 _DEAD_SHARE = 0.1  # of successes, below which the capacity cannot be estimated
 _BELOW_CAPACITY_SHARE = 0.97  # expected share of successes if the rate is below the capacity
 _MAX_SHARE_BEFORE = 0.9  # of successes before the cut; a test against a higher share takes too long
+_MAX_BASE = 0.85  # keeps the expected share of successes above `_DEAD_SHARE`
+_MAX_KEPT_BASE = 0.5  # the largest base that is kept over an outage
 _DECISION_LEVEL = 4.0  # log likelihood ratio of Wald's sequential test: 2 % of wrong decisions
 _MAX_SMALL_BASE = 0.06  # the largest base that a passed test keeps
 _BASE_WEIGHT = 64.0  # weight of that base, in results
 _MAX_BASE_AGE_S = 60.0  # a base is measured again, because the target may have recovered
 
-_PASSED, _REFUSED, _UNRELATED, _CHANGED = range(4)
+_PASSED, _REFUSED, _UNRELATED, _CHANGED, _DEAD = range(5)
 """Verdicts of a test: the rate is now below the capacity; it is still above it; the failures do not
-depend on the rate; the capacity has probably dropped during the test."""
+depend on the rate; the capacity has probably dropped during the test; all attempts are throttled.
+"""
 
 
 class _RateTest:
     """The results of attempts at a lowered rate, and the state before the rate was lowered."""
 
     __slots__ = (
-        "earlier_results", "earlier_successes", "has_changed", "has_history", "is_repeated",
-        "likelihood_ratio", "max_ratio", "old_base", "old_capacity", "old_rate", "results",
-        "share_before", "successes", "was_unlimited",
+        "earlier_results", "earlier_successes", "has_changed", "has_history", "has_improved",
+        "is_repeated", "likelihood_ratio", "max_ratio", "old_base", "old_capacity", "old_rate",
+        "rate_before", "results", "results_before", "share_before", "successes", "throttled",
+        "was_unlimited",
     )  # fmt: skip
 
-    old_base: float
     old_capacity: float  # 0: not known
-    old_rate: float
     was_unlimited: bool
 
-    def __init__(self, *, results: int, successes: int, has_history: bool) -> None:
+    def __init__(
+        self, *, rate: float, base: float, results: int, successes: int, has_history: bool
+    ) -> None:
+        self.old_rate, self.old_base = rate, base
         self.earlier_results = self.earlier_successes = 0
         self.is_repeated = False  # whether the rate was lowered more than once
         self.has_changed = False  # whether there was a verdict `_CHANGED`
+        self.has_improved = False  # whether a cut has raised the share of successes
         self.results, self.successes = results, successes
-        self.restart(has_history=has_history)
+        self.restart(rate, has_history=has_history)
 
-    def restart(self, *, has_history: bool) -> None:
-        """Start a test at another rate.
+    def restart(self, rate: float, *, has_history: bool) -> None:
+        """Start a test at a lower rate than `rate`.
 
         `has_history`: the results so far are enough to estimate the capacity.
         """
         self.has_history = has_history
-        self.share_before = min(_MAX_SHARE_BEFORE, max(_DEAD_SHARE, self.share))
+        self.rate_before, self.results_before = rate, self.results
+        highest = _MAX_SHARE_BEFORE * (1 - self.old_base)
+        self.share_before = max(_DEAD_SHARE, min(highest, self.share))
         self.earlier_results += self.results
         self.earlier_successes += self.successes
         self.discard_results()
 
     def discard_results(self) -> None:
         """Start the test again, at the same rate."""
-        self.results = self.successes = 0
+        self.results = self.successes = self.throttled = 0
         self.likelihood_ratio = self.max_ratio = 0.0
 
     @property
@@ -140,19 +158,26 @@ class _RateTest:
         return total / (self.results + self.earlier_results)
 
     @property
+    def is_better(self) -> bool:
+        """Whether the share of successes is significantly higher than before the cut."""
+        before, results = self.share_before, self.results
+        deviation = sqrt(before * (1 - before) * (1 / results + 1 / self.results_before))
+        return self.share > before + 2 * deviation + 0.02
+
+    @property
     def is_certain(self) -> bool:
         """Whether a passed test has found the capacity."""
         has_results = self.results >= _MIN_PASSED_RESULTS and self.has_history
         return has_results and self.likelihood_ratio >= _DECISION_LEVEL
 
-    def record(self, is_success: bool, elapsed: float) -> int | None:  # noqa: FBT001
-        """Count a result. Return the verdict, or None if more results are needed."""
+    def record(self, is_success: bool, elapsed: float, rate: float) -> int | None:  # noqa: FBT001
+        """Count a result at `rate`. Return the verdict, or None if more results are needed."""
         self.results += 1
         self.successes += is_success
         results, before = self.results, self.share_before
         # Wald's sequential test: is the share of successes as high as below the capacity, or is it
         # the same as before the cut?
-        below = _BELOW_CAPACITY_SHARE
+        below = _BELOW_CAPACITY_SHARE * (1 - self.old_base)
         self.likelihood_ratio += (
             log(below / before) if is_success else log((1 - below) / (1 - before))
         )
@@ -161,22 +186,26 @@ class _RateTest:
         change_level = max(_DECISION_LEVEL, self.likelihood_ratio + 2 * _DECISION_LEVEL)
         if can_change and self.max_ratio >= change_level:
             return _CHANGED
+        if elapsed < _MIN_TEST_S:
+            return None
+        if self.throttled == results and results >= _MIN_TEST_RESULTS:
+            return _DEAD
         is_late = elapsed >= _MAX_TEST_S and results >= _MIN_TEST_RESULTS
-        is_decided = is_late or abs(self.likelihood_ratio) >= _DECISION_LEVEL
-        if elapsed < _MIN_TEST_S or not is_decided:
+        if not is_late and abs(self.likelihood_ratio) < _DECISION_LEVEL:
             return None
         if self.likelihood_ratio > 0:
             if not is_late and results < _MIN_PASSED_RESULTS:
                 return None
-            return _PASSED if self.share >= _PASSING_SHARE else _REFUSED
+            return _PASSED if self.share >= _PASSING_SHARE * (1 - self.old_base) else _REFUSED
         if self.total_share < _DEAD_SHARE:
             is_dead = results + self.earlier_results >= _MIN_DEAD_RESULTS
             return _REFUSED if is_dead else None
         # If the share has changed, the failures depend on the rate. The share before the first cut
         # is not comparable, because the rate was rising.
         is_worse = self.share < before - 2 * sqrt(before * (1 - before) / results)
-        better_share = min((1 + before) / 2, before + 3 * sqrt(before * (1 - before) / results))
-        is_better = results >= 2 * _MIN_TEST_RESULTS and self.share > better_share
+        # Above the capacity, the accepted calls per second stay the same, so their share rises.
+        above_share = min(below, before * self.rate_before / rate)
+        is_better = results >= 2 * _MIN_TEST_RESULTS and self.share > (before + above_share) / 2
         return _UNRELATED if self.is_repeated and not (is_worse or is_better) else _REFUSED
 
 
@@ -231,6 +260,8 @@ class AdaptiveLimit:
         self._first_result_at = inf
         self._latency = self._cusum = 0.0
         self._base = 0.0
+        self._rate_before_throttling: float | None = None
+        """The rate before all attempts were throttled; None: not all attempts are throttled."""
         self._capacity: float | None = None  # None in slow start
         self._period = _MIN_PERIOD_S
         self._test: _RateTest | None = None
@@ -247,7 +278,20 @@ class AdaptiveLimit:
 
         Store this rate, so that a restarted process continues with it.
         """
-        return self.rate if self._test is None else self._test.old_rate
+        if self._test is not None:
+            return self._test.old_rate
+        return self.rate if self._rate_before_throttling is None else self._rate_before_throttling
+
+    @property
+    def phase(self) -> str:
+        """The phase of the control loop: unlimited, slow-start, test, probing or waiting."""
+        if self._test is not None:
+            return "test"
+        if self.rate is None:
+            return "unlimited"
+        if self._rate_before_throttling is not None:
+            return "waiting"
+        return "slow-start" if self._capacity is None else "probing"
 
     @property
     def is_full(self) -> bool:
@@ -290,7 +334,7 @@ class AdaptiveLimit:
         if wait < _CLOCK_ERROR_S:
             wait = 0.0
         else:
-            self._rate_limited_at = now
+            self._rate_limited_at = now + wait
             if wait > self._max_wait:
                 return None
         self._tokens -= 1
@@ -312,8 +356,13 @@ class AdaptiveLimit:
         counts[_SENT] += 1
         if outcome is None or outcome.kind is _PERMANENT:
             counts[_IGNORED] += 1
+            if outcome is not None and self._rate_before_throttling is not None:
+                self.on_recovery(now)  # the target has not throttled this attempt
             return
         is_success = outcome.kind is _SUCCESS
+        if self._rate_before_throttling is not None:
+            self._react_to_single_attempt(outcome, duration, now)
+            return
         if is_success:
             limit = self._limit
             if limit < self._max_in_flight and (self._in_flight + 1) * 2 > limit:
@@ -347,8 +396,12 @@ class AdaptiveLimit:
 
     def on_recovery(self, now: float) -> None:
         """Restart with half of the old rate, at least 10 per second, and 8 attempts at a time."""
-        rate_before = self.settled_rate or 0.0
+        rate_before, base = self.settled_rate or 0.0, self._base
+        if self._test is not None:
+            base = self._test.old_base
         self._reset_history(now)
+        # An outage does not change the share of attempts that always fail.
+        self._base = min(base, _MAX_KEPT_BASE)
         self._set_rate(max(_START_RATE, rate_before / 2))
         self._tokens, self._filled_at = 0.0, now
         self._limit = float(min(_START_LIMIT, self._max_in_flight))
@@ -362,8 +415,20 @@ class AdaptiveLimit:
             # them would hide the capacity of the target.
             self._limit = max(1.0, self._limit / 2)
             self._last_timeout_at = now
-        if outcome.kind is _THROTTLED and outcome.hint is not None and outcome.hint.delay:
-            self._hint_until = now + min(outcome.hint.delay, _MAX_HINT_S)
+        if outcome.kind is _THROTTLED:
+            if self._test is not None and started >= self._evidence_from:
+                self._test.throttled += 1
+            if outcome.hint is not None and outcome.hint.delay:
+                self._hint_until = now + min(outcome.hint.delay, _MAX_HINT_S)
+
+    def _react_to_single_attempt(self, outcome: Outcome, duration: float, now: float) -> None:
+        """Continue to wait, or start again if the target has accepted an attempt."""
+        if outcome.kind is _SUCCESS:
+            self.on_recovery(now)
+            return
+        self._record_failure(outcome, now - duration, now)
+        self._limit = 1.0
+        self._delay_next_attempt(now)
 
     def _adapt_rate(self, is_success: bool, duration: float, now: float) -> None:  # noqa: FBT001
         self._latency += (duration - self._latency) / 16
@@ -416,18 +481,22 @@ class AdaptiveLimit:
         results = sent - total(_IGNORED)
         successes = results - total(_FAILURES)
         has_history = now - self._first_result_at >= _MIN_HISTORY_S
-        self._test = test = _RateTest(results=results, successes=successes, has_history=has_history)
-        test.was_unlimited = self.rate is None
         rate = max(float(sent), _START_RATE) if self.rate is None else self.rate
+        base, self._base = self._base, 0.0
+        self._test = test = _RateTest(
+            rate=rate, base=base, results=results, successes=successes, has_history=has_history
+        )
+        test.was_unlimited = self.rate is None
         old_capacity = self._capacity
         is_confirmed = old_capacity is not None and old_capacity < rate < 1.25 * old_capacity
         self._period = _PERIOD_GROWTH * self._period if is_confirmed else _MIN_PERIOD_S
         # If attempts failed at a rate below the known capacity, this is probably a false alarm.
         test.old_capacity = 0.0 if old_capacity is None or rate >= old_capacity else old_capacity
-        test.old_rate, test.old_base, self._base = rate, self._base, 0.0
-        # The accepted attempts of the last second are the best estimate of the capacity.
+        # The accepted attempts of the last second are the best estimate of the capacity. Of these,
+        # only the share 1 - base succeeds.
         covered_s = max(0.9, now - self._window.bucket_end + 1)  # the newest bucket is not complete
-        capacity = min(_MAX_CAPACITY_FACTOR * rate, sent * successes / results / covered_s)
+        accepted = sent * successes / results / (1 - base)
+        capacity = min(_MAX_CAPACITY_FACTOR * rate, accepted / covered_s)
         pause = 0.0 if capacity >= 0.8 * rate else _PAUSE_S
         if test.was_unlimited:
             capacity, pause = max(capacity, _START_RATE), _LONG_PAUSE_S
@@ -447,23 +516,28 @@ class AdaptiveLimit:
         self._evidence_from = now + (pause or _SETTLING_S)
 
     def _record_test(self, test: _RateTest, is_success: bool, now: float) -> None:  # noqa: FBT001
-        verdict = test.record(is_success, now - self._evidence_from)
+        rate = self.rate or _MIN_RATE
+        verdict = test.record(is_success, now - self._evidence_from, rate)
         if verdict == _PASSED:
             if not test.is_certain:
                 self._capacity = None
-            elif not test.is_repeated:
+            elif not (test.is_repeated or test.is_better):
                 known_capacity = _MAX_CAPACITY_FACTOR * test.old_capacity
                 self._capacity = max(self._capacity or 0.0, known_capacity)
             # A small share of failures becomes the base, so that it does not cause another test.
-            failures = _BASE_WEIGHT * min(test.old_base, _MAX_SMALL_BASE)
-            failures += test.results - test.successes
+            old_base = test.old_base
+            if test.share > 1 - old_base + 2 * sqrt(old_base * (1 - old_base) / test.results):
+                old_base = min(old_base, _MAX_SMALL_BASE)  # fewer attempts fail now
+            failures = _BASE_WEIGHT * old_base + test.results - test.successes
             self._finish_test(failures / (test.results + _BASE_WEIGHT), now)
         elif verdict == _REFUSED:
             share = test.share
             is_dead = share < _DEAD_SHARE
-            capacity = (self.rate or _MIN_RATE) * (_MIN_CUT_FACTOR if is_dead else share)
+            test.has_improved |= test.is_better
+            accepted_share = min(1.0, share / (1 - test.old_base))
+            capacity = rate * (_MIN_CUT_FACTOR if is_dead else accepted_share)
             test.is_repeated = True
-            test.restart(has_history=not is_dead)
+            test.restart(rate, has_history=not is_dead)
             self._lower_rate(capacity, _PAUSE_S, share, now)
             if share < _MOST_REFUSED_SHARE:
                 self._evidence_from += _TARGET_WINDOW_S
@@ -471,16 +545,39 @@ class AdaptiveLimit:
             test.has_changed = True
             test.discard_results()
             self._evidence_from = now
-        elif verdict == _UNRELATED:  # restore the rate, and tolerate this share of failures
-            self._capacity = None
+        elif verdict == _DEAD:
+            self._wait_for_success(test.old_rate, now)
+        elif verdict == _UNRELATED:  # restore a rate, and tolerate this share of failures
+            if test.has_improved:
+                # The rate before the first cut was too high, but not the rate before the last one.
+                self._capacity = test.rate_before
+                self._set_rate(test.rate_before)
+                self._finish_test(1 - test.share, now)
+                return
+            self._capacity = test.old_rate if test.old_capacity else None
             self._set_rate(test.old_rate)
             if test.was_unlimited and self._max_rate == inf:
                 self.rate = None
             self._finish_test(1 - test.total_share, now)
 
+    def _wait_for_success(self, rate_before: float, now: float) -> None:
+        """Start one attempt at a time, because the target throttles all of them.
+
+        Each attempt waits for the end of the last `Retry-After`, at least a second.
+        """
+        self._rate_before_throttling = rate_before
+        self._test = None
+        self._set_rate(_MIN_RATE)
+        self._limit = 1.0
+        self._delay_next_attempt(now)
+
+    def _delay_next_attempt(self, now: float) -> None:
+        self._tokens = 0.0
+        self._filled_at = max(now, self._hint_until - 1 / _MIN_RATE)
+
     def _finish_test(self, base: float, now: float) -> None:
         self._test = None
-        self._base, self._cusum, self._tested_at = base, 0.0, now
+        self._base, self._cusum, self._tested_at = min(base, _MAX_BASE), 0.0, now
         if self._capacity is not None:
             shortest = min(_MAX_FIRST_PERIOD_S, _MIN_PERIOD_RESULTS / self._capacity)
             self._period = min(_MAX_PERIOD_S, max(self._period, shortest))
