@@ -50,6 +50,21 @@ def test_two_workers_run_two_requests_at_a_time() -> None:
     assert [4.0, 1.0, 2.0, 3.0] == response_times(node, [0.0] * 4)
 
 
+def test_rate_limit_admits_a_number_of_requests_in_any_second() -> None:
+    """The third request within a second is rejected; a rejected request does not count."""
+    server = Server(latency=Fixed(0.1), rate_limit=2.5, reject_status=429, retry_after=1.0)
+    _, node = make_leaf_node(server)
+
+    outcomes = []
+    for now in (0.0, 0.5, 0.9, 0.99, 1.0, 1.4, 1.5):
+        response = immediate_response(node, now)
+        assert response is not None
+        outcomes.append(response.outcome)
+
+    assert [True, True, False, False, True, False, True] == [each is SUCCESS for each in outcomes]
+    assert Kind.THROTTLED is outcomes[2].kind
+
+
 @given(
     workers=st.integers(1, 4),
     work=st.lists(st.tuples(quarters, quarters), min_size=1, max_size=30),

@@ -51,6 +51,7 @@ FIELDS: list[tuple[type, dict[str, Any], dict[str, str]]] = [
         {},
         {
             "concurrency": "count",
+            "rate_limit": "at least 1",
             "slowdown": "at least 0",
             "retry_after": "at least 0",
             "crash_above": "count",
@@ -319,6 +320,9 @@ def test_disruption_after_the_run_is_ignored() -> None:
         (Server(concurrency=5), None),
         (Server(latency=Fixed(0.1), concurrency=5), 50.0),
         (Server(latency=Exponential(0.5), concurrency=1, queue=3), 2.0),
+        (Server(rate_limit=30.0), 30.0),
+        (Server(latency=Fixed(0.1), concurrency=5, rate_limit=30.0), 30.0),
+        (Server(latency=Fixed(0.1), concurrency=2, rate_limit=30.0), 20.0),
         (Server(slowdown=0.01), 100.0),
         (Server(latency=Fixed(0.1), slowdown=0.01), 100.0),
         (Server(concurrency=5, slowdown=0.01), 125.0),

@@ -15,6 +15,7 @@ from tarry.simulator import (
     metastable,
     recovery,
     retry_after,
+    shared_capacity,
     storm,
 )
 from tarry.simulator.scenarios import STUDIES
@@ -119,8 +120,28 @@ def test_ramp_fails_fewer_attempts_and_finishes_sooner(seed: int) -> None:
     assert ramp.recovered_after < wall.recovered_after
 
 
-def test_metastable_failures_need_more_than_backoff() -> None:
-    """Without a defence at most half of 10 trials recover, with backoff at most 7.
+@pytest.mark.parametrize("seed", SEEDS)
+def test_one_process_exceeds_a_rate_limit_least(seed: int) -> None:
+    """Limits in flight do not limit the rate; adaptive limits do, and one process does it best."""
+    none, aimd, adaptive, one = _run_variants(STUDIES["shared-capacity"], seed).values()
+
+    assert all(run.succeeded >= 1990 for run in (none, aimd, adaptive, one))
+    assert one.peak_load < adaptive.peak_load < none.peak_load / 2
+    assert one.peak_load <= 1.5
+    assert one.failures < adaptive.failures < aimd.failures < none.failures / 2
+
+
+def test_three_processes_share_a_capacity_of_which_nothing_fails() -> None:
+    """Without failing requests, three limiters do not exceed the rate by 20 %."""
+    (run,) = shared_capacity(failing=0.0)
+
+    assert 2000 == run.succeeded
+    assert run.peak_load <= 1.2
+    assert run.p99 <= 20 + 1.3 * 20
+
+
+def test_metastable_failures_need_long_waits_or_less_load() -> None:
+    """Without a defence at most half of 10 trials recover, with short waits at most 7.
 
     With the waits of the study (up to 20 s and 40 s), with a budget, with a breaker or without
     retries, all of them recover. The program of the study: 12 of 40 without backoff, 40 of 40 with.

@@ -94,6 +94,7 @@ def servers(draw: st.DrawFn, calls: str | None) -> Server:
         latency=draw(durations),
         concurrency=concurrency,
         queue=queue,
+        rate_limit=draw(st.none() | st.floats(1, 20)),
         slowdown=draw(st.sampled_from([0.0, 0.01])) if calls is None else 0.0,
         failure_rate=draw(st.sampled_from([0.0, 0.2])),
         retry_after=draw(st.none() | st.floats(0, 2)),

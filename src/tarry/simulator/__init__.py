@@ -30,6 +30,7 @@ from tarry.simulator.scenarios import (
     retry_after,
     storm,
 )
+from tarry.simulator.shared_capacity import shared_capacity
 from tarry.simulator.simulate import simulate
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "metastable",
     "recovery",
     "retry_after",
+    "shared_capacity",
     "simulate",
     "storm",
 ]

@@ -74,6 +74,8 @@ class Node(ABC):
         self._max_load: float = min(self._max_requests, server.crash_above or inf)
         """With this many requests, the next request is rejected or crashes the server."""
         self._rejection = _error_outcome(server.reject_status, server.retry_after)
+        self._accepted_at: deque[float] = deque()
+        """With a rate limit: the times at which requests were accepted within the last second."""
         self._frozen_requests: dict[Failure, list[_Request]] = {}
         """For each failure of the kind "freeze": the requests without a response until its end."""
         self._random = loop.random_source(f"failures of {name}")
@@ -101,7 +103,21 @@ class Node(ABC):
                 failure.rate >= 1 or self._random.random() < failure.rate
             ):
                 return self._apply_failure(now, failure, requester, number)
+        if self._server.rate_limit is not None and not self._is_within_rate(
+            now, self._server.rate_limit
+        ):
+            return now, self._rejection
         return self.accept(now, requester, number)
+
+    def _is_within_rate(self, now: float, rate_limit: float) -> bool:
+        """Return whether the rate limit admits a request, and count the request."""
+        accepted_at = self._accepted_at
+        while accepted_at and accepted_at[0] <= now - 1:
+            accepted_at.popleft()
+        if len(accepted_at) + 1 > rate_limit:
+            return False
+        accepted_at.append(now)
+        return True
 
     def reject_or_crash(self, now: float, load: int) -> tuple[float, Outcome]:
         """Reject a request because the node is full, or crash because the load is too high."""

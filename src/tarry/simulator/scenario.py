@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 
 from tarry.core.checks import (
     check_at_least,
@@ -86,6 +87,8 @@ class Server:
         a call to another server; None for no limit.
     queue: the number of requests that can wait to run; None for no limit. When the queue is full,
         a request is rejected with `reject_status` (429 counts as throttling) and `retry_after`.
+    rate_limit: the number of requests that the server accepts within any second; None for no limit.
+        A further request is rejected, as when the queue is full.
     slowdown: seconds by which each request that is running or queued delays an arriving request.
     crash_above: with more running and queued requests than this, the server crashes, drops them
         all and restarts after `restart_after` seconds; None for no crashes.
@@ -99,6 +102,7 @@ class Server:
     latency: Distribution = field(default_factory=lambda: Fixed(0.0))
     concurrency: int | None = None
     queue: int | None = None
+    rate_limit: float | None = None
     slowdown: float = 0.0
     failure_rate: float = 0.0
     reject_status: int = 503
@@ -122,6 +126,8 @@ class Server:
                 )
         _check_distribution("latency", self.latency)
         _check_error_status("reject_status", self.reject_status)
+        if self.rate_limit is not None:
+            check_at_least("rate_limit", self.rate_limit, 1)
         check_at_least("slowdown", self.slowdown, 0)
         if not 0 <= check_number("failure_rate", self.failure_rate) <= 1:
             raise ConfigurationError("failure_rate", "must be from 0 to 1", self.failure_rate)
@@ -149,10 +155,13 @@ class Server:
     @property
     def capacity(self) -> float | None:
         """The number of requests per second that the server can process; None for no limit."""
-        if self.concurrency is None:
-            return 1 / self.slowdown if self.slowdown else None
-        duration = self.latency.mean + self.slowdown * (self.concurrency - 1)
-        return self.concurrency / duration if duration else None
+        capacity = inf if self.rate_limit is None else self.rate_limit
+        if self.concurrency is not None:
+            duration = self.latency.mean + self.slowdown * (self.concurrency - 1)
+            capacity = min(capacity, self.concurrency / duration if duration else inf)
+        elif self.slowdown:
+            capacity = min(capacity, 1 / self.slowdown)
+        return None if capacity == inf else capacity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """For each built-in scenario, a function that runs one variant and a `Study` that compares all.
 
 The variants differ in one parameter, often in the defence: a policy or hedging, with an optional
-breaker, retry budget and limiter. The scenarios `blip` and `contention` have modules of their own.
+breaker, retry budget and limiter. The scenarios `blip`, `contention` and
+`shared-capacity` have modules of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tarry.simulator.blip import BLIP_STUDY
 from tarry.simulator.contention import CONTENTION_STUDY, no_delay
 from tarry.simulator.distributions import Exponential, Fixed, HeavyTail, Lognormal
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
+from tarry.simulator.shared_capacity import SHARED_CAPACITY_STUDY
 from tarry.simulator.simulate import run_trials
 from tarry.simulator.study import Column, Plot, Study, run_with_defence, with_defences_as_variants
 
@@ -441,5 +443,5 @@ _RECOVERY = Study(
 
 _STUDIES = (_STORM, _AMPLIFICATION, _METASTABLE, _HEDGING, _RETRY_AFTER, _RECOVERY)
 STUDIES: dict[str, Study] = {
-    study.name: study for study in (CONTENTION_STUDY, *_STUDIES, BLIP_STUDY)
+    study.name: study for study in (CONTENTION_STUDY, *_STUDIES, SHARED_CAPACITY_STUDY, BLIP_STUDY)
 }
