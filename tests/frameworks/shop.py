@@ -28,7 +28,9 @@ from tarry.testing import no_wait
 from tarry.wire.http import App, Message
 from tests.idempotency.asgi_client import make_scope
 
-KEY = {"Idempotency-Key": '"4f2a"'}
+CREDENTIALS = "Bearer customer-7"
+"""Identifies the caller: the shop sets a cookie, and a cookie alone does not identify it."""
+KEY = {"Idempotency-Key": '"4f2a"', "Authorization": CREDENTIALS}
 CLIENT_TIMEOUT_S = 30.0
 CHUNKS = ("one ", "two ", "three")
 
@@ -120,7 +122,9 @@ async def send_and_disconnect(
     app: App, path: str, shop: Shop, key: bytes | None = b'"4f2a"'
 ) -> None:
     """Send a request, and disconnect as soon as its handler has started."""
-    headers = [(b"host", b"shop"), *([] if key is None else [(b"idempotency-key", key)])]
+    headers = [(b"host", b"shop"), (b"authorization", CREDENTIALS.encode())]
+    if key is not None:
+        headers.append((b"idempotency-key", key))
     unread = [b"}", b"{"]
 
     async def receive() -> Message:

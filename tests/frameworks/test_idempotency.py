@@ -59,7 +59,7 @@ def test_key_with_and_without_quotes_is_one_key(integration: Integration) -> Non
         async with open_asgi_client(integration.build(shop, IdempotencyMiddleware)) as client:
             responses = [
                 await client.post("/pay", json=ORDER, headers={"Idempotency-Key": key})
-                for key in ("order_7 of {shop}", '"order_7 of {shop}"')
+                for key in ("order_7 of shop", '"order_7 of shop"')
             ]
 
         assert is_stored_copy(*responses)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware
-from tarry.idempotency.request import warn_of_unstable_credentials
+from tarry.idempotency.request import _log_unknown_caller
 from tarry.wire.http import Message, Receive, Scope, Send
 from tests.idempotency.asgi_client import HeaderPairs, PaymentsApp, run_sequentially, send_request
 
@@ -45,30 +45,103 @@ def test_keys_belong_to_a_caller_and_a_route(
     assert [b"run 1", b"run 2", b"run 1"] == [response.body for response in responses]
 
 
-SIGNED_CREDENTIALS = [
-    'Digest username="alice", nc={}',
-    "AWS4-HMAC-SHA256 Credential=alice, Signature={}",
-    "Negotiate {}",
+UNKNOWN_CALLERS: list[HeaderPairs] = [
+    *(
+        [(b"authorization", value)]
+        for value in (
+            b'Digest username="alice", nc=1',
+            b"AWS4-HMAC-SHA256 Credential=alice, Signature=1",
+            b"Negotiate YIIabc",
+            b"Negotiate",
+            b"Custom abc",
+            b"Bearer",
+            b"Bearer\tabc",
+            b"abc\xff",
+            b"abc def",
+        )
+    ),
+    [(b"cookie", b"session=alice")],
+    [(b"cookie", b"session=alice"), (b"x-api-key", b""), (b"authorization", b"")],
+    [(b"x-api-key", b"app"), (b"authorization", b"Negotiate YIIabc")],
+    [*ALICE, (b"authorization", b"Digest abc")],
 ]
 
 
-@pytest.mark.parametrize("credentials", SIGNED_CREDENTIALS)
-def test_signatures_do_not_identify_callers(
-    credentials: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("headers", UNKNOWN_CALLERS)
+def test_callers_that_cannot_be_distinguished_are_rejected(
+    headers: HeaderPairs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Credentials that change with each request are ignored, and one warning is logged."""
-    warn_of_unstable_credentials.cache_clear()
+    """Otherwise one of them could get the response of another; the text has the fix."""
+    _log_unknown_caller.cache_clear()
+    payments = PaymentsApp()
+    app = IdempotencyMiddleware(payments)
+
+    responses = run_sequentially(*(send_request(app, headers=headers) for _ in range(2)))
+
+    assert [400, 400] == [response.status for response in responses]
+    assert "urn:tarry:idempotency:unknown-caller" == responses[0].problem["type"]
+    assert "identity=" in responses[0].problem["detail"]
+    assert not payments.runs
+    assert 1 == caplog.text.count("pass a function that returns")
+    [accepted] = run_sequentially(
+        send_request(IdempotencyMiddleware(payments, identity=lambda _: "alice"), headers=headers)
+    )
+    assert 201 == accepted.status
+    # Without a key, the request is passed through.
+    [unkeyed] = run_sequentially(send_request(app, headers=headers, key=None))
+    assert 201 == unkeyed.status
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "authorization: Bearer {}",
+        "authorization: bearer {}",
+        "authorization: Basic {}",
+        "authorization: Token {}",
+        "authorization: ApiKey {}",
+        "authorization: DPoP {}",
+        "authorization: JWT {}",
+        "authorization: {}",
+        "authorization: {}.e30.c2ln",
+        "x-api-key: {}",
+    ],
+)
+@pytest.mark.parametrize("extra", [[], [(b"cookie", b"session=1")]])
+def test_callers_with_stable_credentials_have_own_keys(form: str, extra: HeaderPairs) -> None:
+    """Each caller gets only its own response, also if cookies are sent as well."""
+    name, _, value = form.partition(": ")
+    callers = [
+        [(name.encode(), value.format(secret).encode()), *extra] for secret in ("abc", "ABD")
+    ]
     app = IdempotencyMiddleware(PaymentsApp())
 
-    _, second = run_sequentially(
-        *(
-            send_request(app, headers=[(b"authorization", credentials.format(number).encode())])
-            for number in range(2)
-        )
+    responses = run_sequentially(
+        *(send_request(app, headers=headers) for headers in [*callers, *callers])
     )
 
+    assert [b"run 1", b"run 2", b"run 1", b"run 2"] == [each.body for each in responses]
+
+
+@pytest.mark.parametrize("headers", [[], [(b"authorization", b""), (b"cookie", b"")]])
+def test_requests_without_credentials_share_their_keys(headers: HeaderPairs) -> None:
+    """An API without callers needs no `identity`."""
+    app = IdempotencyMiddleware(PaymentsApp())
+
+    _, second = run_sequentially(*(send_request(app, headers=headers) for _ in range(2)))
+
     assert second.is_replayed
-    assert 1 == caplog.text.count("pass a function that returns")
+
+
+def test_problem_names_the_request() -> None:
+    """`instance` is the path of the request, as the client has sent it."""
+    app = IdempotencyMiddleware(PaymentsApp(), require_key=["/pay ments/\xe9"])
+    rejected, mounted = run_sequentially(
+        send_request(app, key=None, path="/pay ments/\xe9"),
+        send_request(app, key=b'"', path="/v2/x", root_path="/v2"),
+    )
+    assert "/pay%20ments/%C3%A9" == rejected.problem["instance"]
+    assert "/v2/x" == mounted.problem["instance"]
 
 
 def test_mounted_path_with_and_without_root_path() -> None:

@@ -79,7 +79,8 @@ class IdempotencyMiddleware:
             died. While the request runs, its lease is renewed.
         retention: time for which a response is stored; at most 10 minutes for a status of 4xx.
         identity: a function that gets the scope and returns a string that identifies the caller.
-            By default the Authorization and X-API-Key headers identify the caller.
+            By default the Authorization and X-API-Key headers identify the caller. A request with a
+            key is rejected if its Authorization differs in a retry, or if it has only cookies.
         max_request_bytes: the largest request body that is accepted with a key.
         max_response_bytes: the largest response body that is stored. A larger body is sent to the
             client once, but a repeated request gets a 409 instead.
@@ -148,7 +149,7 @@ class IdempotencyMiddleware:
         except ClientDisconnected:
             return
         except Rejection as rejection:
-            await self._problems.send_rejection(send, rejection)
+            await self._problems.send_rejection(send, rejection, request.instance_of(scope))
 
     async def _serve_with_key(
         self, headers: RequestHeaders, scope: Scope, receive: Receive, send: Send
@@ -160,13 +161,15 @@ class IdempotencyMiddleware:
             raise Rejection("missing", detail)
         try:
             key = request.parse_key(headers[KEY_HEADER])
+            if self._identity is None:
+                caller = request.caller_credentials(headers)
+            else:
+                caller = request.check_caller(self._identity(scope))
         except request.MalformedKey as error:
             raise Rejection("malformed", str(error)) from None
+        except request.UnknownCaller as error:
+            raise Rejection("unknown-caller", str(error)) from None
         body = await _read_body(headers, receive, self._max_request_bytes)
-        if self._identity is None:
-            caller = request.caller_credentials(headers)
-        else:
-            caller = request.check_caller(self._identity(scope))
         name, fingerprint = request.record_name_and_fingerprint(scope, headers, caller, key, body)
         lease = KeyLease(self._lease_context, name, fingerprint, scope, caller)
         try:

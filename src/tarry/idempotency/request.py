@@ -3,8 +3,12 @@
 The draft (draft-ietf-httpapi-idempotency-key-header) defines the value as a String of RFC 9651: in
 double quotes, followed by optional parameters, which have no meaning here. Many clients send the
 key without quotes. Therefore a value that does not begin with a quote is the key itself: `order-7`
-and `"order-7"` are the same key. A malformed value raises `MalformedKey`. It must not be ignored,
-because a client that sends a key relies on it.
+and `"order-7"` are the same key. Without quotes a key must not have quotes, commas or brackets:
+these are values that a proxy joined from two headers, or whose first quote is missing. A malformed
+value raises `MalformedKey`. It must not be ignored, because a client that sends a key relies on it.
+
+A request with a key whose caller cannot be distinguished from other callers raises `UnknownCaller`:
+one caller could otherwise get the stored response of another.
 
 The name of a record in the store is a digest of the request's host, method, path, caller and key,
 so equal keys of different callers have different records. Stores get this name as `key`.
@@ -21,7 +25,7 @@ from functools import cache, lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from tarry.errors import ConfigurationTypeError
 from tarry.wire.http import Scope
@@ -40,6 +44,7 @@ MAX_KEY_LENGTH = 255
 
 _COMMON_KEY = re.compile(rb'"?([A-Za-z0-9][A-Za-z0-9._~:/+=-]{0,254})"?')
 """Fast path: nearly all keys match this, quoted or not, and need no further parsing."""
+_QUOTES_COMMAS_BRACKETS = re.compile(r"""[",()\[\]{}]""")
 _QUOTED_TEXT = r'"((?:[ !#-\[\]-~]|\\["\\])*)"'
 _STRING = re.compile(_QUOTED_TEXT)
 _ESCAPED = re.compile(r"\\(.)")
@@ -61,16 +66,34 @@ _PARAMETER = re.compile(
 
 KEY_HEADER = b"idempotency-key"
 _RELEVANT_HEADERS = frozenset(
-    {KEY_HEADER, b"authorization", b"x-api-key", b"host", b"content-type", b"content-length"}
+    {
+        KEY_HEADER,
+        b"authorization",
+        b"cookie",
+        b"x-api-key",
+        b"host",
+        b"content-type",
+        b"content-length",
+    }
 )
 _NO_VALUES: list[bytes] = []
-_STABLE_SCHEMES = frozenset({b"basic", b"bearer", b"token", b"apikey", b"dpop"})
+_STABLE_SCHEMES = frozenset({b"basic", b"bearer", b"token", b"apikey", b"dpop", b"jwt"})
 """Authorization schemes whose credentials stay the same in a retry. Other schemes may sign each
 request, so that their value differs in a retry."""
+_SCHEMES = _STABLE_SCHEMES | {
+    b"concealed", b"digest", b"gnap", b"hoba", b"mutual", b"negotiate", b"ntlm", b"oauth",
+    b"privatetoken", b"scram-sha-1", b"scram-sha-256", b"signature", b"vapid",
+}  # fmt: skip
+"""Names of schemes. A value that is only such a name is not a token."""
+_TOKEN = re.compile(rb"[!-~]+")
 
 
 class MalformedKey(Exception):
     """The header is malformed. The message is a sentence for the client."""
+
+
+class UnknownCaller(Exception):
+    """The caller cannot be distinguished from others. The message is for client and operator."""
 
 
 def parse_key(lines: Sequence[bytes]) -> str:
@@ -86,6 +109,11 @@ def parse_key(lines: Sequence[bytes]) -> str:
         key = _parse_quoted(text)
     elif text.isascii() and text.isprintable():
         key = text
+        if found := _QUOTES_COMMAS_BRACKETS.search(text):
+            raise MalformedKey(
+                f"Idempotency-Key: a key without quotes must not have {found[0]!r}. If two headers "
+                "were joined, send only one; otherwise send the key in double quotes."
+            )
     else:
         raise MalformedKey("Idempotency-Key must be visible ASCII characters and spaces.")
     if not 1 <= len(key) <= MAX_KEY_LENGTH:
@@ -133,23 +161,48 @@ def relevant_headers(scope: Scope) -> RequestHeaders:
 
 
 def caller_credentials(headers: RequestHeaders) -> str:
-    """Return the credentials that identify the caller. Stores only get a digest of them."""
-    credentials = headers.get(b"x-api-key", _NO_VALUES)
+    """Return the credentials that identify the caller, or raise UnknownCaller.
+
+    They are empty for a request without credentials. Stores only get a digest of them.
+    """
+    credentials = [value for value in headers.get(b"x-api-key", _NO_VALUES) if value]
     for value in headers.get(b"authorization", _NO_VALUES):
-        if value.partition(b" ")[0].lower() in _STABLE_SCHEMES:
-            credentials = [*credentials, value]
-        else:
-            warn_of_unstable_credentials()
+        if not value:
+            continue
+        if not _is_stable(value):
+            raise UnknownCaller(_rejection_text("The Authorization header"))
+        credentials.append(value)
+    if not credentials and any(headers.get(b"cookie", _NO_VALUES)):
+        raise UnknownCaller(_rejection_text("A cookie"))
     return b"\n".join(credentials).decode("latin-1")
 
 
+def _is_stable(authorization: bytes) -> bool:
+    """Return whether an Authorization value identifies its caller, also in a retry."""
+    scheme, _, credentials = authorization.partition(b" ")
+    if credentials.strip():
+        return scheme.lower() in _STABLE_SCHEMES
+    # A value of one word is a token without a scheme.
+    return _TOKEN.fullmatch(scheme) is not None and scheme.lower() not in _SCHEMES
+
+
+def _rejection_text(header: str) -> str:
+    _log_unknown_caller(header)
+    return (
+        f"{header} of this request does not identify its caller, so the key cannot be kept apart "
+        "from the same key of another caller. Callers are identified by X-API-Key, by "
+        "Authorization with Basic, Bearer, Token, ApiKey, DPoP or JWT, or by a token without a "
+        "scheme. The server can identify them in another way with the argument identity= of "
+        "IdempotencyMiddleware: a function that returns the caller."
+    )
+
+
 @cache  # once per process, because clients could fill the log with such requests
-def warn_of_unstable_credentials() -> None:
-    """Log that the Authorization header of a request does not identify its caller."""
-    logger.warning(
-        "Authorization header ignored as caller identity: its scheme is not Basic, Bearer, Token, "
-        "ApiKey or DPoP, so its value may differ in each attempt; pass a function that returns the "
-        "caller as `identity`"
+def _log_unknown_caller(header: str) -> None:
+    logger.error(
+        "request with Idempotency-Key rejected, because its caller is not known: %s does not "
+        "identify it; pass a function that returns the caller as `identity`",
+        header,
     )
 
 
@@ -214,3 +267,8 @@ def external_and_internal_path(scope: Scope) -> tuple[str, str]:
     if path == root or path.startswith(f"{root}/"):
         return path, path[len(root) :] or "/"
     return root + path, path
+
+
+def instance_of(scope: Scope) -> str:
+    """Return the `instance` of a problem (RFC 9457): the path of the request."""
+    return quote(external_and_internal_path(scope)[0], errors="surrogatepass")

@@ -47,6 +47,7 @@ _URL = re.compile(r"https?://[!#-;=?-~]+")
 _PROBLEMS = {
     "missing": (400, "Idempotency-Key is missing"),
     "malformed": (400, "Idempotency-Key is malformed"),
+    "unknown-caller": (400, "The caller of this Idempotency-Key is not known"),
     "reused": (422, "Idempotency-Key is already used"),
     "outstanding": (409, "A request is outstanding for this Idempotency-Key"),
     # 409, because the requested effect exists and a retry would conflict with it. Not 410, because
@@ -244,12 +245,14 @@ class ProblemSender:
         self._fixed_type = docs_url if docs_url is not None and "#" in docs_url else None
         self._link = f'<{docs_url or _DRAFT}>; rel="describedby"'.encode()
 
-    async def send_rejection(self, send: Send, rejection: Rejection) -> None:
+    async def send_rejection(self, send: Send, rejection: Rejection, instance: str) -> None:
         """Send the problem of a rejected request."""
         status, title = _PROBLEMS[rejection.anchor]
         problem_type = self._fixed_type or self._type_prefix + rejection.anchor
         extensions = rejection.extensions or {}
-        problem = Problem(status, title, rejection.detail, problem_type, extensions=extensions)
+        problem = Problem(
+            status, title, rejection.detail, problem_type, instance, extensions=extensions
+        )
         body = problem.to_json()
         retry_after = rejection.retry_after
         headers = [

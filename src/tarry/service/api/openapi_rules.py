@@ -77,7 +77,8 @@ PARAMETER_RULES: dict[str, dict[str, Any]] = {
     "lane": _LANE,
     "policyId": {"pattern": "^[A-Za-z0-9][A-Za-z0-9._-]*$", "maxLength": 100},
     "Idempotency-Key": {
-        "pattern": r'^(?:[!#-~](?:[ -~]*[!-~])?|"(?:[ !#-\[\]-~]|\\["\\])+")$',
+        "pattern": r"^(?:[!#-'*+\--Z\\^-z|~](?:[ !#-'*+\--Z\\^-z|~]*[!#-'*+\--Z\\^-z|~])?"
+        r'|"(?:[ !#-\[\]-~]|\\["\\])+")$',
         "maxLength": 255,
     },
 }
