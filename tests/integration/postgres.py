@@ -11,12 +11,14 @@ from typing import Any
 from tarry.idempotency.postgres_store import PostgresStore
 
 asyncpg = import_module("asyncpg")
+SEARCH_PATH = "pg_catalog, pg_temp"
+"""With this `search_path`, only built-in functions are called."""
 
 
 @asynccontextmanager
-async def connected(dsn: str) -> AsyncGenerator[Any]:
-    """Open a connection that the store does not use."""
-    connection = await asyncpg.connect(dsn)
+async def connected(dsn: str, **settings: str) -> AsyncGenerator[Any]:
+    """Open a connection that the store does not use, with settings of the server."""
+    connection = await asyncpg.connect(dsn, server_settings=settings)
     try:
         yield connection
     finally:

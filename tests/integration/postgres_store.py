@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from importlib import import_module
 from itertools import count
+from typing import Any
+
+import pytest
 
 from tarry.service.stores.postgres import PostgresStore
+from tarry.service.stores.postgres.database import Database
+from tests.integration.postgres import SEARCH_PATH, connected
+from tests.integration.postgres_parameters import find_wrong_parameters
 from tests.service.stores.harness import ManualClock, StoreHarness
 
-asyncpg = import_module("asyncpg")
 _numbers = count()
 
 _EMPTY_TABLES = """
@@ -29,12 +33,9 @@ END $$;
 
 async def empty_tables(dsn: str) -> None:
     """Delete all rows, which is faster than a new schema; tables that are missing are ignored."""
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connected(dsn, search_path=SEARCH_PATH) as connection:
         if await connection.fetchval("SELECT to_regclass('tarry.meta') IS NOT NULL"):
             await connection.execute(_EMPTY_TABLES)
-    finally:
-        await connection.close()
 
 
 def new_schema_url(dsn: str) -> str:
@@ -56,11 +57,30 @@ def run_on_store(url: str, main: Callable[[PostgresStore], Awaitable[None]]) -> 
     asyncio.run(run())
 
 
-def run_case(url: str, case: Callable[[StoreHarness], Awaitable[None]]) -> None:
-    """Run a case of the conformance suite on an empty store."""
+def run_case(
+    url: str, case: Callable[[StoreHarness], Awaitable[None]], dsn: str | None = None
+) -> None:
+    """Run a case of the conformance suite on an empty store, and check the types of parameters.
+
+    `dsn` is the address of the server, if `url` is that of a pooler.
+    """
+    dsn = url if dsn is None else dsn
 
     async def main() -> None:
-        await empty_tables(url)
-        await StoreHarness(lambda clock: PostgresStore(url, clock=clock)).run(case)
+        await empty_tables(dsn)
+        queries: list[Any] = []
+        with pytest.MonkeyPatch.context() as patch:
+            connect = Database.connect
+
+            async def connect_with_logger(database: Database, *args: Any, **options: Any) -> Any:
+                connection = await connect(database, *args, **options)
+                connection.add_query_logger(queries.append)
+                return connection
+
+            patch.setattr(Database, "connect", connect_with_logger)
+            await StoreHarness(lambda clock: PostgresStore(url, clock=clock)).run(case)
+        statements = [(query.query, query.args) for query in queries if query.exception is None]
+        assert statements
+        assert [] == await find_wrong_parameters(dsn, statements)
 
     asyncio.run(main())

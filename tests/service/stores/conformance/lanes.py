@@ -567,3 +567,38 @@ async def values_of_retry_budgets_decay(harness: StoreHarness) -> None:
     assert {LANE: pytest.approx(-10 / math.e + 1.5)} == values
     harness.clock.advance(100 * BUDGET_DECAY_MS)
     assert {LANE: pytest.approx(0.0)} == await harness.store.add_to_budgets({LANE: 0.0})
+
+
+@conformance_case
+async def values_of_retry_budgets_decay_in_steps_of_any_length(harness: StoreHarness) -> None:
+    """Many short decays have the effect of one long decay, above and below zero."""
+    below, above, elapsed = LANE, BETA, 0
+    await harness.add(task(1), task(2, "a", "beta"))
+    await harness.store.add_to_budgets({below: -110.0, above: 97.25})
+    for step in (1000, 15_000, 700, 333, 9_999, 10_001, *[1] * 30, *[17] * 30, *[1000] * 10):
+        harness.clock.advance(step)
+        elapsed += step
+        remaining = math.exp(-elapsed / BUDGET_DECAY_MS)
+        values = await harness.store.add_to_budgets({below: 0.0, above: 0.0})
+        assert {below: -110 * remaining, above: 97.25 * remaining} == pytest.approx(values)
+
+
+@conformance_case
+async def frequent_changes_of_retry_budgets_add_up(harness: StoreHarness) -> None:
+    """With a change each second, each change decays from its own time on."""
+    await harness.add(task(1))
+    value, changes = 0.0, (-31.0, 0.2, 0.0, -1.0, 12.4, -0.8)
+    for number in range(24):
+        value = value * math.exp(-1000 / BUDGET_DECAY_MS) + changes[number % len(changes)]
+        harness.clock.advance(1000)
+        stored = await harness.store.add_to_budgets({LANE: changes[number % len(changes)]})
+        assert {LANE: pytest.approx(value)} == stored
+
+
+@conformance_case
+async def a_clock_that_goes_back_does_not_raise_retry_budgets(harness: StoreHarness) -> None:
+    """A value does not change while the clock is behind the time of its last change."""
+    await harness.add(task(1))
+    await harness.store.add_to_budgets({LANE: -8.5})
+    harness.clock.advance(-2500)
+    assert {LANE: -8.5} == await harness.store.add_to_budgets({LANE: 0.0})

@@ -72,13 +72,15 @@ _CONFIGURED_LIMITS = """
 SELECT name, limits, paused FROM tarry.lane WHERE limits IS NOT NULL
 UNION ALL SELECT name, NULL, paused FROM tarry.lane WHERE paused AND limits IS NULL
 """
-# PostgreSQL raises an error if the result of exp() is too small for a float, below exp(-700).
+# Without its cast, $4 would be an integer, and the quotient 0 for less than ten seconds. PostgreSQL
+# raises an error if the result of exp() is too small for a float, below exp(-700).
 _ADD_TO_BUDGETS = """
 UPDATE tarry.lane AS l
-SET budget = i.change + l.budget * exp(-least(700, greatest(0, i.now - l.budget_at) / $4)),
+SET budget = i.change + l.budget
+        * exp(-least(700, greatest(0, i.now - l.budget_at) / $4::double precision)),
     budget_at = i.now
 FROM (SELECT l.id, i.change, i.now
-    FROM (SELECT *, tarry.now_1($3) AS now
+    FROM (SELECT *, tarry.now_1($3::bigint) AS now
         FROM unnest($1::text[], $2::double precision[]) AS i (name, change)) AS i
     JOIN tarry.lane AS l ON l.name = i.name ORDER BY l.id FOR NO KEY UPDATE OF l) AS i
 WHERE l.id = i.id RETURNING l.name, l.budget
