@@ -33,6 +33,15 @@ DO $$ BEGIN
     END LOOP;
 END $$
 """
+CREATE_META = "CREATE TABLE tarry.meta (name text PRIMARY KEY, value bigint NOT NULL)"
+LOCK_MIGRATIONS = f"SELECT pg_advisory_xact_lock({schema._MIGRATION_LOCK}, hashtext($1))"
+WAIT_FOR_BOTH = """
+DO $$ BEGIN
+    WHILE (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted) < 2 LOOP
+        PERFORM pg_sleep(0.01);
+    END LOOP;
+END $$
+"""
 FIRST_VERSION_ROWS = """
 INSERT INTO tarry.tenant (name, pending, lanes, ready, last_turn) VALUES ('acme', 2, 2, true, 7);
 INSERT INTO tarry.policy_use (tenant, policy, live_tasks, tasks) VALUES (1, '', 2, 2);
@@ -99,6 +108,49 @@ def test_an_older_process_continues_after_an_upgrade(
         assert 2 == (await store.counters()).task_counts[Status.SUCCEEDED]
 
     run_on_store(url, main)
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "serializable"])
+def test_a_process_that_waited_for_the_lock_finds_the_tables(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch, isolation: str
+) -> None:
+    """A process creates no tables if another has created them while it waited for the lock.
+
+    PostgreSQL keeps names that it has not found in a cache. A migration with many tables usually
+    makes the server clear it, so this one has a single table.
+    """
+    monkeypatch.setattr(schema, "MIGRATIONS", (CREATE_META,))
+    tables = schema.Schema(database.parse_url(new_schema_url(postgres_dsn)).schema)
+
+    async def main() -> None:
+        settings = {"default_transaction_isolation": isolation}
+        async with (
+            connected(postgres_dsn) as holder,
+            connected(postgres_dsn, **settings) as first,
+            connected(postgres_dsn, **settings) as second,
+        ):
+            async with holder.transaction():
+                await holder.execute(LOCK_MIGRATIONS, tables.name)
+                upgrades = [asyncio.create_task(tables.upgrade(each)) for each in (first, second)]
+                await holder.execute(WAIT_FOR_BOTH)
+            await asyncio.gather(*upgrades)
+
+    asyncio.run(main())
+
+
+def test_processes_that_start_together_create_the_tables_once(postgres_dsn: str) -> None:
+    """All of several processes that start on an empty database can use it."""
+
+    async def start_together() -> None:
+        url = new_schema_url(postgres_dsn)
+        opened = [database.Database(url) for _ in range(6)]
+        await asyncio.gather(*(each.open() for each in opened))
+        for each in opened:
+            assert 0 == await each.fetch_value("SELECT count(*) FROM tarry.live")
+            await each.close()
+
+    for _ in range(8):
+        asyncio.run(start_together())
 
 
 def test_a_migration_may_take_longer_than_a_call(

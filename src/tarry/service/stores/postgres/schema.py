@@ -61,6 +61,13 @@ _MIGRATION_LOCK = 0x74617279
 _SET_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
 """A migration locks several tables, in another order than the calls of running processes. It gives
 up before PostgreSQL would find a deadlock (after 1 s) and perhaps end a call."""
+# Not to_regclass(), which may still return what was found before the lock was granted. And without
+# functions, because the search_path may not be set yet.
+_FIND_META = """
+SELECT true FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = 'meta'
+"""
 _LOCK_TIMEOUT_STATE = "55P03"
 _LOCK_PAUSES_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 30.0, 30.0)
 """Pauses between the tries of a migration that did not get its locks."""
@@ -439,7 +446,8 @@ class Schema:
         await self._migrate(connection)
 
     async def _migrate(self, connection: Any) -> None:
-        async with connection.transaction():
+        # When the lock is granted, statements must see what the process that held it has committed.
+        async with connection.transaction(isolation="read_committed"):
             await connection.execute(
                 "SELECT pg_advisory_xact_lock($1, hashtext($2))", _MIGRATION_LOCK, self.name
             )
@@ -471,8 +479,7 @@ class Schema:
 
     async def _read_version(self, connection: Any) -> int:
         """Return the schema version (0: there are no tables); raise if it is not supported."""
-        table = f"{self._quoted_prefix}meta"
-        if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", table):
+        if not await connection.fetchval(_FIND_META, self.name):
             return 0
         versions: dict[str, int] = dict(
             await connection.fetch(self.sql("SELECT name, value FROM tarry.meta"))
