@@ -1,8 +1,11 @@
 """Connections to PostgreSQL: a bounded pool, timeouts, retries, and errors of the store port.
 
-No statement depends on the state of its connection. So without a cache of prepared statements, the
-store works behind a pooler that may use a different connection of the server for each transaction
-(such as PgBouncer in transaction mode).
+Only the `search_path` of a connection matters to a statement. So without a cache of prepared
+statements, the store works behind a pooler that may use a different connection of the server for
+each transaction (such as PgBouncer in transaction mode).
+
+The `search_path` must not find functions and operators of other roles. It is a parameter of each
+connection, and of each function, and behind a pooler it is set for each transaction.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
@@ -21,11 +25,12 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.clocks import environment
 from tarry.service.store_url import redact_store_url
 from tarry.service.stores.postgres.connection_pool import ConnectionPool
+from tarry.service.stores.postgres.functions.constants import SEARCH_PATH, SET_LOCAL_SEARCH_PATH
 from tarry.service.stores.postgres.group_flush import DEFER_FLUSH, DO_NOT_DEFER_FLUSH, GroupFlush
 from tarry.service.stores.postgres.schema import DEFAULT_SCHEMA, Schema
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
 T = TypeVar("T")
 
@@ -125,10 +130,11 @@ class Database:
         """Connect, and create or upgrade the tables."""
         if self._pool is not None:
             return
+        self.is_pooled = False
         with self.map_errors():
             connection = await self.connect(_MIGRATION_TIMEOUT_S)
             try:
-                self.is_pooled = await _is_pooled(connection)
+                self.is_pooled = self.is_pooled or await _is_pooled(connection)
                 await self.schema.upgrade(connection)
                 await connection.close(timeout=CONNECT_TIMEOUT_S)
             finally:
@@ -173,6 +179,15 @@ class Database:
                     timeout=CONNECT_TIMEOUT_S,
                     command_timeout=command_timeout,
                     statement_cache_size=statement_cache_size,
+                    server_settings={} if self.is_pooled else {"search_path": SEARCH_PATH},
+                )
+            except errors.ProtocolViolationError as error:
+                # PgBouncer refuses parameters that it does not know.
+                if self._pool is not None or self.is_pooled or "startup" not in str(error):
+                    raise
+                self.is_pooled = True
+                return await self.connect(
+                    command_timeout, statement_cache_size=statement_cache_size
                 )
             except (
                 ValueError,  # a port that is not a number, a missing certificate
@@ -192,7 +207,16 @@ class Database:
         # Without the cache, asyncpg prepares the statement first, in a round trip of its own. It
         # does not end the implicit transaction in between (it sends Flush, not Sync), so a pooler
         # sends both messages to the same connection of the server.
-        return await self._run(lambda connection: connection.fetch(self.sql(statement), *arguments))
+        text = self.sql(statement)
+        if not self.is_pooled or DEFER_FLUSH in statement:  # see `live_tasks`
+            return await self._run(lambda connection: connection.fetch(text, *arguments))
+
+        async def run(connection: Any) -> list[Any]:
+            async with self._transaction(connection):
+                rows: list[Any] = await connection.fetch(text, *arguments)
+                return rows
+
+        return await self._run(run)
 
     async def fetch_row(self, statement: str, *arguments: object) -> Any:
         """Run one statement, and return its first row, or None."""
@@ -208,10 +232,17 @@ class Database:
         """Run an action in a transaction; retry it after a deadlock or a serialization failure."""
 
         async def run(connection: Any) -> T:
-            async with connection.transaction():
+            async with self._transaction(connection):
                 return await action(Transaction(connection, self))
 
         return await self._run(run)
+
+    @asynccontextmanager
+    async def _transaction(self, connection: Any) -> AsyncGenerator[None]:
+        async with connection.transaction():
+            if self.is_pooled:
+                await connection.execute(SET_LOCAL_SEARCH_PATH)
+            yield
 
     async def begin_deferred_flush(self) -> int:
         """Return a number for `flush`; call it before a transaction with `DEFER_FLUSH`."""
@@ -291,10 +322,13 @@ async def _is_pooled(connection: Any) -> bool:
     """Return whether a pooler is between this process and the server.
 
     A pooler sends a process id of its own when a client connects, because the connection of the
-    server may change.
+    server may change. It may ignore the `search_path` of the connection.
     """
-    process_id = await connection.fetchval("SELECT pg_backend_pid()", timeout=CALL_TIMEOUT_S)
-    return bool(process_id != connection.get_server_pid())
+    process_id, search_path = await connection.fetchrow(
+        "SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('search_path')",
+        timeout=CALL_TIMEOUT_S,
+    )
+    return bool(process_id != connection.get_server_pid() or search_path != SEARCH_PATH)
 
 
 class Transaction:

@@ -27,13 +27,13 @@ from tarry.errors import StoreUnavailable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-DEFER_FLUSH = "set_config('synchronous_commit', 'off', true)"
+DEFER_FLUSH = "pg_catalog.set_config('synchronous_commit', 'off', true)"
 """An expression for statements whose caller waits for `GroupFlush`; it applies to the transaction
 only."""
-DO_NOT_DEFER_FLUSH = "current_setting('synchronous_commit')"
+DO_NOT_DEFER_FLUSH = "pg_catalog.current_setting('synchronous_commit')"
 """The expression that replaces it behind a pooler."""
 # Any write would do. A message is part of the log only, so it needs no table, lock or vacuum.
-FLUSH = "SELECT pg_logical_emit_message(true, 'tarry', '')"
+FLUSH = "SELECT pg_catalog.pg_logical_emit_message(true, 'tarry', '')"
 
 
 class GroupFlush:

@@ -49,18 +49,23 @@ if TYPE_CHECKING:
     from tarry.service.store import LeaseTerms, Release, TaskResult
     from tarry.service.stores.postgres.database import Database, Transaction
 
-# The transactions of these four statements are flushed by `Database.flush`.
+# The transactions of these four statements are flushed by `Database.flush`. Behind a pooler, their
+# search_path is not set, so all names are qualified.
 _ADD = f"""
-SELECT r.* FROM {DEFER_FLUSH}, tarry.add_1($1, $2, $3, $4, $5, $6::text::uuid[],
-    $7::text::integer[], $8::text::integer[], $9::text::integer[], $10, $11, $12, $13,
-    $14::text::integer[], $15::text::bigint[], $16::text::bigint[], $17::text::boolean[], $18, $19,
-    $20, $21, $22, $23) AS r
+SELECT r.* FROM {DEFER_FLUSH}, tarry.add_1($1, $2, $3, $4, $5,
+    $6::pg_catalog.text::pg_catalog.uuid[], $7::pg_catalog.text::integer[],
+    $8::pg_catalog.text::integer[], $9::pg_catalog.text::integer[], $10, $11, $12, $13,
+    $14::pg_catalog.text::integer[], $15::pg_catalog.text::bigint[],
+    $16::pg_catalog.text::bigint[], $17::pg_catalog.text::boolean[], $18, $19, $20, $21, $22, $23)
+    AS r
 """
 _CLAIM = f"SELECT r.* FROM {DEFER_FLUSH}, tarry.claim_1($1, $2, $3, $4, $5, $6, $7, $8) AS r"
 _FINISH = f"""
-SELECT tarry.finish_1($1, $2::text::integer[], $3::text::uuid[], $4::text::integer[], $5, $6,
-    $7::text::smallint[], $8, $9::text::bigint[], $10::text::bigint[], $11,
-    $12::text::double precision[], $13::text::integer[], $14, $15), {DEFER_FLUSH}
+SELECT tarry.finish_1($1, $2::pg_catalog.text::integer[],
+    $3::pg_catalog.text::pg_catalog.uuid[], $4::pg_catalog.text::integer[], $5, $6,
+    $7::pg_catalog.text::smallint[], $8, $9::pg_catalog.text::bigint[],
+    $10::pg_catalog.text::bigint[], $11, $12::pg_catalog.text::double precision[],
+    $13::pg_catalog.text::integer[], $14, $15), {DEFER_FLUSH}
 """
 _RELEASE = f"SELECT tarry.release_1($1, $2, $3, $4), {DEFER_FLUSH}"
 _LOCK = "SELECT tarry.lock_1($1, $2, $3, $4)"

@@ -48,6 +48,11 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError
 from tarry.service.stores.postgres.functions import FUNCTIONS
+from tarry.service.stores.postgres.functions.constants import (
+    PLPGSQL,
+    SEARCH_PATH,
+    SET_LOCAL_SEARCH_PATH,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -311,7 +316,7 @@ def _names_table(table: str) -> str:
     );
     INSERT INTO tarry.{table}_name SELECT name, id FROM tarry.{table};
     -- A row with a name that exists already is not inserted, as with ON CONFLICT DO NOTHING.
-    CREATE FUNCTION tarry.insert_{table}_name_1() RETURNS trigger LANGUAGE plpgsql AS $$
+    CREATE FUNCTION tarry.insert_{table}_name_1() RETURNS trigger {PLPGSQL} AS $$
     BEGIN
         INSERT INTO tarry.{table}_name (name, id) VALUES (NEW.name, NEW.id) ON CONFLICT DO NOTHING;
         IF FOUND THEN
@@ -319,7 +324,7 @@ def _names_table(table: str) -> str:
         END IF;
         RETURN NULL;
     END $$;
-    CREATE FUNCTION tarry.delete_{table}_name_1() RETURNS trigger LANGUAGE plpgsql AS $$
+    CREATE FUNCTION tarry.delete_{table}_name_1() RETURNS trigger {PLPGSQL} AS $$
     BEGIN
         DELETE FROM tarry.{table}_name WHERE id = OLD.id;
         RETURN NULL;
@@ -377,7 +382,7 @@ CREATE INDEX policy_use_by_name ON tarry.policy_use (tenant, policy, generation)
 -- A call that has started before this migration, and waits for it, continues with the old
 -- functions. They do not maintain the bounds with which the new ones search for lanes. So the call
 -- fails when it changes a lane or a tenant, and is retried with the new functions.
-CREATE FUNCTION tarry.refuse_update_1() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION tarry.refuse_update_1() RETURNS trigger {PLPGSQL} AS $$
 BEGIN
     RAISE SQLSTATE '40001' USING MESSAGE = 'the tables were upgraded meanwhile';
 END $$;
@@ -399,8 +404,17 @@ CREATE TABLE tarry.lane_activity ( -- see Store.read_lane_activity
     activity bytea NOT NULL -- the LaneActivity
 ) WITH (fillfactor = 50, {_HOT});
 """
+# The functions of triggers of earlier migrations; `FUNCTIONS` has the others.
+_SEARCH_PATHS = "".join(
+    f"ALTER FUNCTION tarry.{name}_1() SET search_path = {SEARCH_PATH};\n"
+    for name in (
+        "insert_tenant_name", "delete_tenant_name", "insert_lane_name", "delete_lane_name",
+        "refuse_update",
+    )
+)  # fmt: skip
 MIGRATIONS: tuple[str, ...] = (
-    _TABLES, _GENERATIONS, _SERIES_POINTS, _API_KEY_ROLES, _LANE_ACTIVITY + FUNCTIONS,
+    _TABLES, _GENERATIONS, _SERIES_POINTS, _API_KEY_ROLES, _LANE_ACTIVITY,
+    _SEARCH_PATHS + FUNCTIONS,
 )  # fmt: skip
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is a schema without tables.
 
@@ -448,6 +462,7 @@ class Schema:
     async def _migrate(self, connection: Any) -> None:
         # When the lock is granted, statements must see what the process that held it has committed.
         async with connection.transaction(isolation="read_committed"):
+            await connection.execute(SET_LOCAL_SEARCH_PATH)
             await connection.execute(
                 "SELECT pg_advisory_xact_lock($1, hashtext($2))", _MIGRATION_LOCK, self.name
             )

@@ -13,6 +13,7 @@ from tarry.service.stores.postgres.functions.constants import (
     LEASED_QUEUE,
     OVER_QUOTA,
     PLAN_SETTINGS,
+    PLPGSQL,
     TOO_MANY_LANES,
     newest,
     newest_first,
@@ -231,7 +232,7 @@ CREATE OR REPLACE FUNCTION tarry.reject_1(
     p_tenant_ids integer[], p_lane_names text[], p_lane_tenants integer[], p_lane_ids integer[],
     p_ids uuid[], p_tenants integer[], p_lanes integer[], p_keys text[], p_quota bigint,
     p_lane_quota bigint
-) RETURNS smallint[] LANGUAGE plpgsql AS $$
+) RETURNS smallint[] {PLPGSQL} AS $$
 DECLARE
     v_count integer := array_length(p_ids, 1);
     v_new_lane_count integer := cardinality(p_lane_names)

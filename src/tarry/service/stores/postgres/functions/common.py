@@ -7,6 +7,7 @@ from tarry.service.stores.postgres.functions.constants import (
     EXHAUSTED,
     NEXT_GENERATION,
     PLAN_SETTINGS,
+    PLPGSQL,
     QUOTA_LOCK,
     SUCCEEDED,
     lock_rows,
@@ -16,29 +17,26 @@ from tarry.service.stores.postgres.functions.constants import (
 
 _MAX_UPDATE_TRIES = 10
 
-_HELPERS = """
-CREATE OR REPLACE FUNCTION tarry.now_1(p_now bigint) RETURNS bigint LANGUAGE sql AS $$
-    SELECT coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
-$$;
+_HELPERS = f"""
+CREATE OR REPLACE FUNCTION tarry.now_1(p_now bigint) RETURNS bigint LANGUAGE sql
+    RETURN coalesce(p_now, (extract(epoch FROM clock_timestamp()) * 1000)::bigint);
 
 -- The check times of a lane that is asleep. No task of a parked lane is leased before the parking
 -- ends: if a task is due before that time, the lane is visited exactly when the parking ends.
 CREATE OR REPLACE FUNCTION tarry.due_check_1(
     p_paused boolean, p_parked_until bigint, p_due_at bigint
-) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_paused OR p_due_at <= p_parked_until THEN NULL ELSE p_due_at END
-$$;
+) RETURNS bigint LANGUAGE sql IMMUTABLE
+    RETURN CASE WHEN p_paused OR p_due_at <= p_parked_until THEN NULL ELSE p_due_at END;
 CREATE OR REPLACE FUNCTION tarry.expiry_check_1(
     p_paused boolean, p_parked_until bigint, p_due_at bigint, p_lease_end_at bigint
-) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN p_paused THEN NULL
+) RETURNS bigint LANGUAGE sql IMMUTABLE
+    RETURN CASE WHEN p_paused THEN NULL
         WHEN p_due_at <= p_parked_until THEN p_parked_until
         WHEN p_lease_end_at IS NULL THEN NULL
-        ELSE greatest(p_lease_end_at, p_parked_until) END
-$$;
+        ELSE greatest(p_lease_end_at, p_parked_until) END;
 
 -- Return the ids of tenants, in the order of their names; create tenants that are missing.
-CREATE OR REPLACE FUNCTION tarry.tenants_1(p_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION tarry.tenants_1(p_names text[]) RETURNS integer[] {PLPGSQL} AS $$
 DECLARE v_ids integer[];
 BEGIN
     FOR v_try IN 1..2 LOOP
@@ -55,7 +53,7 @@ BEGIN
 END $$;
 
 -- Return the ids of lanes, in the order of their names; NULL for lanes that are missing.
-CREATE OR REPLACE FUNCTION tarry.lanes_1(p_names text[]) RETURNS integer[] LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION tarry.lanes_1(p_names text[]) RETURNS integer[] {PLPGSQL} AS $$
 BEGIN
     RETURN (SELECT array_agg(l.id ORDER BY i.ord)
         FROM unnest(p_names) WITH ORDINALITY AS i (name, ord)
@@ -65,28 +63,27 @@ END $$;
 -- Return the number of live tasks of a tenant after locking its quota, so that two processes
 -- cannot exceed the quota together. While many more tasks are allowed, the lock is shared.
 CREATE OR REPLACE FUNCTION tarry.lock_quota_1(p_tenant integer, p_count integer, p_quota bigint)
-RETURNS bigint LANGUAGE plpgsql AS $$
+RETURNS bigint {PLPGSQL} AS $$
 DECLARE
     v_margin bigint := greatest(p_quota / 10, 20 * p_count);
     v_is_exclusive boolean;
     v_live bigint;
 BEGIN
     SELECT t.pending + t.in_flight + p_count > p_quota - v_margin INTO v_is_exclusive
-    FROM tarry.tenant AS t WHERE {newest_tenant};
+    FROM tarry.tenant AS t WHERE {newest_first("p_tenant", "t")};
     IF v_is_exclusive THEN
-        PERFORM pg_advisory_xact_lock({quota_lock}, p_tenant);
+        PERFORM pg_advisory_xact_lock({QUOTA_LOCK}, p_tenant);
     ELSE
-        PERFORM pg_advisory_xact_lock_shared({quota_lock}, p_tenant);
+        PERFORM pg_advisory_xact_lock_shared({QUOTA_LOCK}, p_tenant);
     END IF;
-    SELECT t.pending + t.in_flight INTO v_live FROM tarry.tenant AS t WHERE {newest_tenant};
+    SELECT t.pending + t.in_flight INTO v_live FROM tarry.tenant AS t
+    WHERE {newest_first("p_tenant", "t")};
     IF NOT v_is_exclusive AND v_live + p_count > p_quota THEN
         RAISE SQLSTATE '40001' USING MESSAGE = 'the quota was reached meanwhile';
     END IF;
     RETURN v_live;
 END $$;
-""".replace("{quota_lock}", str(QUOTA_LOCK)).replace(
-    "{newest_tenant}", newest_first("p_tenant", "t")
-)
+"""
 
 
 def _lane_changes(change: str) -> str:
@@ -150,7 +147,7 @@ CREATE OR REPLACE FUNCTION tarry.apply_1(
     p_tenants integer[], p_lanes integer[], p_policies integer[], p_pending integer[],
     p_in_flight integer[], p_succeeded integer[], p_exhausted integer[], p_cancelled integer[],
     p_superseded integer[], p_new_lanes integer[], p_due bigint[], p_lease_end bigint[]
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void {PLPGSQL} AS $$
 DECLARE
     v_lane_count integer;
     v_changed integer;
@@ -269,7 +266,7 @@ END $$;
 -- processes do not wait for each other.
 CREATE OR REPLACE FUNCTION tarry.count_attempts_1(
     p_tenants integer[], p_outcomes text[], p_now bigint
-) RETURNS void LANGUAGE plpgsql AS $$
+) RETURNS void {PLPGSQL} AS $$
 BEGIN
     INSERT INTO tarry.series AS s (tenant, minute, outcome, shard, count)
     SELECT g.tenant, p_now - p_now % 60000, i.outcome, pg_backend_pid() % 16, count(*)

@@ -8,8 +8,13 @@ PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED = (int(status) for status in
 FINISHED_STATUSES = f"({SUCCEEDED}, {EXHAUSTED}, {CANCELLED})"
 """All statuses of `finished`. With this condition, a search by tenant and seq uses its index."""
 
-PLAN_SETTINGS = """
-LANGUAGE plpgsql
+SEARCH_PATH = "pg_catalog, pg_temp"
+"""Without it, a function or operator that another role has created in a schema of the search_path,
+such as `public.cardinality(integer[])`, could be called instead of the built-in one."""
+SET_LOCAL_SEARCH_PATH = f"SET LOCAL search_path = {SEARCH_PATH}"
+PLPGSQL = f"LANGUAGE plpgsql SET search_path = {SEARCH_PATH}"
+PLAN_SETTINGS = f"""
+{PLPGSQL}
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET enable_bitmapscan = off SET join_collapse_limit = 1 SET plan_cache_mode = force_generic_plan
 SET jit = off

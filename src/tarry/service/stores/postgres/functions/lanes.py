@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from tarry.service.stores.postgres.functions.constants import LANE_QUOTA_LOCK, NEXT_GENERATION
+from tarry.service.stores.postgres.functions.constants import (
+    LANE_QUOTA_LOCK,
+    NEXT_GENERATION,
+    PLPGSQL,
+    SEARCH_PATH,
+)
 
 LANE_FUNCTIONS = f"""
 -- Create a lane if it is missing, and lock it, so that it is not swept before it is changed. Return
 -- its id, or NULL if its tenant has `p_lane_quota` lanes.
 CREATE OR REPLACE FUNCTION tarry.lane_1(p_name text, p_lane_quota bigint) RETURNS integer
-LANGUAGE plpgsql AS $$
+{PLPGSQL} AS $$
 DECLARE v_id integer; v_tenant integer;
 BEGIN
     SELECT l.id INTO v_id FROM tarry.lane AS l WHERE l.name = p_name FOR NO KEY UPDATE;
@@ -38,7 +43,7 @@ END $$;
 CREATE OR REPLACE FUNCTION tarry.change_lane_1(
     p_name text, p_changes_parking boolean, p_parked_until bigint, p_probes integer,
     p_consecutive_opens integer, p_paused boolean
-) RETURNS void LANGUAGE sql AS $$
+) RETURNS void LANGUAGE sql SET search_path = {SEARCH_PATH} AS $$
     WITH changed AS (
         UPDATE tarry.lane AS l
         SET {NEXT_GENERATION.format("l")}, parked_until = x.parked_until, paused = x.paused,

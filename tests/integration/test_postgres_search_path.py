@@ -1,0 +1,121 @@
+"""Attacks of another role of the database on the store in PostgreSQL.
+
+The role has no right on the tables, but may create functions in the schema public, as each role may
+by default up to PostgreSQL 14. `test_conformance` runs on a database with such functions, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tarry.service.store import LeaseTerms, NewTask
+from tarry.service.stores.postgres import PostgresStore
+from tests.integration.postgres import SEARCH_PATH, connected
+from tests.integration.postgres_shadows import create_as_attacker
+from tests.integration.postgres_store import new_schema_url, run_case, run_on_store
+from tests.integration.servers import pgbouncer_server
+from tests.service.stores.conformance.suite import CASES, Case, case_name
+from tests.service.stores.harness import success_result, task
+
+LEASE = LeaseTerms("worker", 30_000, 1000)
+ADD_API_KEY = """
+CREATE FUNCTION public.cardinality(integer[]) RETURNS integer LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO tarry.api_key VALUES ('attack', 'acme', '', '', 0, NULL, 'admin')
+    ON CONFLICT DO NOTHING;
+    RETURN pg_catalog.cardinality($1);
+END $$
+"""
+
+
+@pytest.fixture(scope="module")
+def pgbouncer_dsn(shadowed_dsn: str) -> Iterator[str]:
+    """Run PgBouncer, which does not forward the `search_path` of its clients."""
+    with pgbouncer_server(shadowed_dsn, pool_size=4) as server:
+        yield server.address.replace("/postgres?", "/shadowed?")
+
+
+def test_a_function_of_another_role_is_not_called(postgres_dsn: str) -> None:
+    """A role that creates a function with the name of a built-in one does not get an API key."""
+
+    async def main(store: PostgresStore) -> None:
+        await create_as_attacker(postgres_dsn, store.database.sql(ADD_API_KEY))
+        try:
+            await store.add([NewTask(task(1)), NewTask(task(2, "other"))])
+            leased = (await store.claim(LEASE, limit=2, per_lane=2)).tasks
+            await store.finish([success_result(each) for each in leased])
+            assert 2 == len(leased)
+            assert [] == await store.list_api_keys("acme")
+        finally:
+            async with connected(postgres_dsn) as connection:
+                await connection.execute("DROP FUNCTION public.cardinality(integer[])")
+
+    run_on_store(new_schema_url(postgres_dsn), main)
+
+
+@pytest.mark.parametrize("case", CASES[::5], ids=case_name)
+def test_only_built_in_functions_are_called_behind_a_pooler(
+    case: Case, pgbouncer_dsn: str, shadowed_dsn: str
+) -> None:
+    """Behind a pooler, each statement finds the built-in functions and operators."""
+    run_case(pgbouncer_dsn, case, shadowed_dsn)
+
+
+OLD_FUNCTIONS = """
+DO $$
+DECLARE v regprocedure;
+BEGIN
+    FOR v IN SELECT p.oid FROM pg_proc AS p WHERE p.pronamespace = 'tarry'::regnamespace LOOP
+        EXECUTE format('ALTER FUNCTION %s RESET ALL', v);
+    END LOOP;
+END $$;
+CREATE OR REPLACE FUNCTION tarry.now_1(p_now bigint) RETURNS bigint LANGUAGE sql AS $$
+    SELECT p_now
+$$;
+UPDATE tarry.meta SET value = 5 WHERE name = 'schema_version';
+"""
+"""Makes the functions those of schema version 5, which had no search_path."""
+
+
+@pytest.mark.parametrize("is_upgraded", [False, True], ids=["created", "upgraded"])
+def test_each_function_has_a_search_path(postgres_dsn: str, *, is_upgraded: bool) -> None:
+    """A function finds built-in functions only, or its names were resolved when it was created."""
+    functions = """
+        SELECT p.proname, p.proconfig, p.prosqlbody IS NOT NULL FROM pg_proc AS p
+        WHERE p.pronamespace = $1::regnamespace
+    """
+
+    async def main(store: PostgresStore) -> None:
+        async with connected(postgres_dsn) as connection:
+            rows = await connection.fetch(functions, store.database.options.schema)
+        unsafe = [
+            name
+            for name, settings, is_resolved in rows
+            if not is_resolved and f"search_path={SEARCH_PATH}" not in (settings or [])
+        ]
+        assert len(rows) > 20
+        assert [] == unsafe
+
+    async def make_old(store: PostgresStore) -> None:
+        async with connected(postgres_dsn) as connection:
+            statements = store.database.sql(OLD_FUNCTIONS)
+            schema = f"'{store.database.options.schema}'"
+            await connection.execute(statements.replace("'tarry'", schema))
+
+    url = new_schema_url(postgres_dsn)
+    if is_upgraded:
+        run_on_store(url, make_old)
+    run_on_store(url, main)
+
+
+def test_each_connection_has_a_search_path(postgres_dsn: str) -> None:
+    """A setting in the URL or of the role does not change the search_path of the store."""
+
+    async def main(store: PostgresStore) -> None:
+        assert not store.database.is_pooled
+        path = await store.database.fetch_value("SHOW search_path")
+        assert path == SEARCH_PATH
+
+    run_on_store(f"{new_schema_url(postgres_dsn)}&search_path=public", main)
