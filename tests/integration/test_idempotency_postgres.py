@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,8 @@ from tarry.idempotency.postgres_store import PostgresStore
 from tarry.idempotency.store import ExistingRecord, StoredResponse
 from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
 from tests.integration.claimants import CLAIMS_PER_PROCESS, count_winners
-from tests.integration.postgres import connected, with_store
+from tests.integration.postgres import asyncpg, connected, with_store
+from tests.integration.postgres_parameters import find_wrong_parameters
 from tests.integration.servers import Server, postgres_server
 
 OK = StoredResponse(200, ((b"content-type", b"text/plain"),), b"done")
@@ -25,16 +27,27 @@ def restartable_server() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_conformance(case: Case, postgres_dsn: str, table: str) -> None:
-    """PostgresStore passes the conformance suite."""
+def test_conformance(case: Case, shadowed_dsn: str, table: str) -> None:
+    """PostgresStore passes the conformance suite, and calls only built-in functions.
+
+    Its arguments have exactly the types that PostgreSQL infers.
+    """
+    queries: list[Any] = []
+
+    async def log_queries(connection: Any) -> None:
+        connection.add_query_logger(queries.append)
 
     async def main() -> None:
-        async with connected(postgres_dsn) as connection:
-            store, twin = (PostgresStore(postgres_dsn, table=table) for _ in range(2))
+        async with (
+            connected(shadowed_dsn) as connection,
+            asyncpg.create_pool(shadowed_dsn, min_size=0, init=log_queries) as pool,
+        ):
+            store = PostgresStore(pool, table=table)
+            twin = PostgresStore(shadowed_dsn, table=table)
 
             async def advance(seconds: float) -> None:
                 # The clock of a database cannot be set, so the records are moved into the past.
-                move_to_past = f"UPDATE {table} SET free_at = free_at - make_interval(secs => $1)"  # noqa: S608
+                move_to_past = f"UPDATE {table} SET free_at = free_at - $1 * interval '1 s'"  # noqa: S608
                 await connection.execute(move_to_past, seconds)
 
             try:
@@ -42,6 +55,9 @@ def test_conformance(case: Case, postgres_dsn: str, table: str) -> None:
             finally:
                 await store.close()
                 await twin.close()
+        statements = [(query.query, query.args) for query in queries if query.exception is None]
+        assert statements
+        assert [] == await find_wrong_parameters(shadowed_dsn, statements)
 
     asyncio.run(main())
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
+from tarry.errors import ConfigurationError
 from tarry.idempotency.postgres_store import PostgresStore
 from tarry.idempotency.store import ExistingRecord
 from tests.integration.postgres import asyncpg, connected, with_store
+from tests.integration.postgres_shadows import create_as_attacker
 
 
 def test_table_can_be_created_concurrently(postgres_dsn: str, table: str) -> None:
@@ -67,6 +70,76 @@ def test_role_without_create_privilege_can_use_an_existing_table(
         await limited.close()
 
     with_store(postgres_dsn, f"{schema}.order", test)
+
+
+PLANT_TABLE = """
+CREATE TABLE public.{table} (key text PRIMARY KEY, fingerprint text, owner text,
+    free_at timestamptz, status integer, headers text, body bytea);
+GRANT ALL ON public.{table} TO PUBLIC;
+CREATE FUNCTION public.copy_{table}() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE 'the trigger ran as %', CURRENT_USER; END $$;
+CREATE TRIGGER copy BEFORE INSERT ON public.{table} FOR EACH ROW
+EXECUTE FUNCTION public.copy_{table}();
+"""
+
+
+@pytest.mark.parametrize("is_superuser", [True, False])
+def test_table_of_another_role_is_refused(
+    postgres_dsn: str, table: str, *, is_superuser: bool
+) -> None:
+    """No trigger of another role runs, if that role has created the table first."""
+    role = "postgres" if is_superuser else f"role_{table}"
+    message = (
+        f"table public.{table} belongs to the role mallory, whose triggers would run with the "
+        f"rights of {role}. Pass another table=, drop this one, or, if you trust mallory, run: "
+        f"GRANT mallory TO {role}"
+    )
+
+    async def main() -> None:
+        await create_as_attacker(postgres_dsn, PLANT_TABLE.format(table=table))
+        if not is_superuser:
+            async with connected(postgres_dsn) as connection:
+                await connection.execute(f"CREATE ROLE {role} LOGIN")
+        dsn = postgres_dsn.replace("//postgres@", f"//{role}@")
+        for name in (table, f"public.{table}"):
+            store = PostgresStore(dsn, table=name)
+            with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}$"):
+                await store.claim("k", "print", "first", 60)
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_table_of_a_trusted_role_can_be_used(postgres_dsn: str, table: str) -> None:
+    """The table may belong to the owner of its schema, or to a role that was granted."""
+    schema, owner, role = f"{table}_schema", f"{table}_owner", f"{table}_role"
+    statements = f"""
+        CREATE ROLE {owner};
+        CREATE ROLE {role} LOGIN;
+        CREATE SCHEMA {schema} AUTHORIZATION {owner};
+        GRANT USAGE ON SCHEMA {schema} TO {role};
+        ALTER TABLE {table} OWNER TO {owner};
+        ALTER TABLE {table} SET SCHEMA {schema};
+        GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.{table} TO {role};
+        ALTER ROLE {role} SET search_path = {schema};
+    """
+
+    async def test(store: PostgresStore) -> None:
+        assert await store.claim("k", "print", "first", 0) is None
+        as_role = postgres_dsn.replace("//postgres@", f"//{role}@")
+        named = PostgresStore(as_role, table=f"{schema}.{table}")
+        found = PostgresStore(as_role, table=table)
+        async with connected(postgres_dsn) as connection:
+            await connection.execute(statements)
+            assert await named.claim("k2", "print", "first", 60) is None
+            with pytest.raises(ConfigurationError, match=f"GRANT {owner} TO {role}$"):
+                await found.claim("k3", "print", "first", 60)
+            await connection.execute(f"GRANT {owner} TO {role}")
+            assert await found.claim("k3", "print", "first", 60) is None
+        await named.close()
+        await found.close()
+
+    with_store(postgres_dsn, table, test)
 
 
 def test_pool_of_the_caller_stays_open(postgres_dsn: str, table: str) -> None:

@@ -2,6 +2,11 @@
 
 Each change of a record is one conditional statement, which uses the clock of the database. The
 isolation level is PostgreSQL's default, READ COMMITTED.
+
+Another role of the database must not run code with the rights of this one. So all names in
+statements are qualified, and operators have operands of exactly their types: PostgreSQL prefers a
+function or operator of any schema whose types match exactly. A table of another role may have
+triggers, so it is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ _MAX_CLAIM_ATTEMPTS = 10
 before the record is read."""
 
 _CREATE = """
-    SELECT pg_advisory_xact_lock(hashtextextended('{table}', 0));
+    SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('{table}', 0));
     CREATE TABLE IF NOT EXISTS {table} (
         key text COLLATE "C" PRIMARY KEY,
         fingerprint text NOT NULL,
@@ -44,15 +49,31 @@ _CREATE = """
     CREATE INDEX IF NOT EXISTS {index} ON {table} (free_at);
 """
 
+# The table that a name stands for, and whether its owner can be trusted. The owner of the database,
+# or of a schema that the caller has named, can replace the table anyway. For a superuser,
+# pg_has_role() is always true.
+_FIND_TABLE = """
+    SELECT n.nspname AS schema, o.rolname AS owner, u.rolname AS user,
+        o.rolname = u.rolname OR o.rolsuper OR o.oid = d.datdba
+            OR (NOT u.rolsuper AND pg_catalog.pg_has_role(o.oid, 'MEMBER'))
+            OR ($2 AND o.oid = n.nspowner) AS is_trusted
+    FROM pg_catalog.pg_class AS c
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    JOIN pg_catalog.pg_roles AS o ON o.oid = c.relowner
+    JOIN pg_catalog.pg_roles AS u ON u.rolname = CURRENT_USER
+    JOIN pg_catalog.pg_database AS d ON d.datname = pg_catalog.current_database()
+    WHERE c.oid = pg_catalog.to_regclass($1)::pg_catalog.oid
+"""
+
 # A repeated claim of the same owner succeeds, because the result of its first claim may have been
 # lost with a connection.
 _CLAIM = """
     INSERT INTO {table} AS stored (key, fingerprint, owner, free_at)
-    VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
+    VALUES ($1, $2, $3, pg_catalog.clock_timestamp() + pg_catalog.make_interval(secs => $4))
     ON CONFLICT (key) DO UPDATE
     SET fingerprint = excluded.fingerprint, owner = excluded.owner, free_at = excluded.free_at,
         status = NULL, headers = NULL, body = NULL
-    WHERE stored.free_at <= clock_timestamp()
+    WHERE stored.free_at <= pg_catalog.clock_timestamp()
        OR (stored.owner = excluded.owner AND stored.status IS NULL)
     RETURNING true
 """
@@ -60,14 +81,14 @@ _CLAIM = """
 _READ = """
     SELECT fingerprint, extract(epoch FROM free_at)::float8 AS free_at, status, headers, body,
            extract(epoch FROM now.time)::float8 AS now
-    FROM {table}, (SELECT clock_timestamp() AS time) AS now
+    FROM {table}, (SELECT pg_catalog.clock_timestamp() AS time) AS now
     WHERE key = $1 AND free_at > now.time
 """
 
 # A record that was swept is inserted again, because no other owner has claimed the key since.
 _EXTEND = """
     INSERT INTO {table} AS stored (key, fingerprint, owner, free_at)
-    VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
+    VALUES ($1, $2, $3, pg_catalog.clock_timestamp() + pg_catalog.make_interval(secs => $4))
     ON CONFLICT (key) DO UPDATE SET free_at = excluded.free_at
     WHERE stored.owner = excluded.owner AND stored.status IS NULL
     RETURNING true
@@ -76,7 +97,8 @@ _EXTEND = """
 # Storing the same response again succeeds, because the result of the first call may have been lost.
 _FINISH = """
     INSERT INTO {table} AS stored (key, fingerprint, owner, free_at, status, headers, body)
-    VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4), $5, $6, $7)
+    VALUES ($1, $2, $3, pg_catalog.clock_timestamp() + pg_catalog.make_interval(secs => $4),
+        $5, $6, $7)
     ON CONFLICT (key) DO UPDATE
     SET free_at = excluded.free_at,
         status = excluded.status, headers = excluded.headers, body = excluded.body
@@ -91,12 +113,12 @@ _RELEASE = "DELETE FROM {table} WHERE key = $1 AND owner = $2 AND status IS NULL
 # statement_timestamp() instead of clock_timestamp(): only a stable function can use the index.
 _SWEEP = """
     WITH expired AS (
-        SELECT key FROM {table} WHERE free_at <= statement_timestamp()
+        SELECT key FROM {table} WHERE free_at <= pg_catalog.statement_timestamp()
         ORDER BY free_at LIMIT $1 FOR UPDATE SKIP LOCKED
     ), deleted AS (
         DELETE FROM {table} USING expired WHERE {table}.key = expired.key RETURNING true
     )
-    SELECT count(*) FROM deleted
+    SELECT pg_catalog.count(*) FROM deleted
 """
 
 
@@ -121,7 +143,9 @@ class PostgresStore:
             transaction pooler such as PgBouncer, the pool needs `statement_cache_size=0`. Do not
             pass the pool from which request handlers acquire connections: if handlers hold all
             connections while their requests wait for this store, none of them ever continues.
-        table: the name of the table; may include a schema.
+        table: the name of the table; may include a schema. A table of another role is refused,
+            unless that role is a superuser, owns the database or the schema in the name, or was
+            granted to this role.
     """
 
     def __init__(self, dsn_or_pool: str | AsyncpgPool, *, table: str = "tarry_idempotency") -> None:
@@ -129,8 +153,9 @@ class PostgresStore:
         if len(names) > 2 or not all(map(_TABLE_NAME.fullmatch, names)):  # noqa: PLR2004 - schema.table
             rule = "must be a name of up to 50 letters, digits and _, or schema.name"
             raise ConfigurationError("table", rule, table)
-        self._table = ".".join(f'"{name}"' for name in names)
-        self._index = f'"{names[-1]}_free_at"'
+        self._names = names
+        self._table = ""
+        """The name with its schema, after the table was found."""
         with require_extra("PostgresStore needs asyncpg", "postgres"):
             self._asyncpg = import_module("asyncpg")
         self._dsn_or_pool = dsn_or_pool
@@ -196,19 +221,36 @@ class PostgresStore:
             if isinstance(pool, str):
                 pool = await self._asyncpg.create_pool(pool, min_size=0, timeout=_TIMEOUT_S)
             try:
-                # The table is created only if it is missing, because even CREATE TABLE IF NOT
-                # EXISTS needs a right that the role of the application may lack.
-                statement = "SELECT to_regclass($1) IS NOT NULL AS table_exists"
-                row = await self._run_with_retry(pool, statement, self._table)
-                if not row["table_exists"]:
-                    statement = _CREATE.format(table=self._table, index=self._index)
-                    await self._run_with_retry(pool, statement)
+                self._table = await self._find_table(pool)
             except BaseException:
                 if pool is not self._dsn_or_pool:
                     await pool.close()
                 raise
             self._pool = pool
             return pool  # type: ignore[no-any-return]  # asyncpg has no types
+
+    async def _find_table(self, pool: AsyncpgPool) -> str:
+        """Return the name of the table with its schema; create the table if it is missing."""
+        table = ".".join(f'"{name}"' for name in self._names)
+        arguments = table, len(self._names) > 1
+        found = await self._run_with_retry(pool, _FIND_TABLE, *arguments)
+        # The table is created only if it is missing, because even CREATE TABLE IF NOT EXISTS needs
+        # a right that the role of the application may lack.
+        if found is None:
+            statement = _CREATE.format(table=table, index=f'"{self._names[-1]}_free_at"')
+            await self._run_with_retry(pool, statement)
+            found = await self._run_with_retry(pool, _FIND_TABLE, *arguments)
+        table = f"{found['schema']}.{self._names[-1]}"
+        if not found["is_trusted"]:
+            owner, user = found["owner"], found["user"]
+            msg = (
+                f"table {table} belongs to the role {owner}, whose triggers would run with the "
+                f"rights of {user}. Pass another table=, drop this one, or, if you trust {owner}, "
+                f"run: GRANT {owner} TO {user}"
+            )
+            raise ConfigurationError(msg)
+        schema: str = found["schema"].replace('"', '""')
+        return f'"{schema}"."{self._names[-1]}"'
 
     async def _run_with_retry(self, pool: AsyncpgPool, statement: str, *args: object) -> Any:
         """Run a statement; run it again after a lost connection or a serialization failure.
