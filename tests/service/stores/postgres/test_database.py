@@ -87,6 +87,42 @@ def test_the_reason_is_one_line(error: OSError, reason: str) -> None:
         raise error
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "cannot be reached: .* refused"),
+        (FileNotFoundError(2, "No such file"), "cannot be reached: .* No such file"),  # its socket
+        (
+            asyncpg.InternalClientError(
+                "cannot switch to state 15; another operation (2) is in progress"
+            ),
+            "has closed the connection: it was stopped, or it has crashed",
+        ),
+        (
+            asyncpg.InterfaceError(
+                "cannot call Transaction.__aexit__(): the underlying connection is closed"
+            ),
+            "has closed the connection: it was stopped, or it has crashed",
+        ),
+        (
+            asyncpg.ConnectionDoesNotExistError(
+                "connection was closed in the middle of operation: terminating connection due to "
+                "administrator command"
+            ),
+            "has closed the connection: terminating connection due to administrator command",
+        ),
+    ],
+)
+def test_the_reason_says_that_the_server_is_down(error: Exception, reason: str) -> None:
+    """An operator reads what has happened to the server, not to the state of a connection."""
+    mapping = Database("postgresql://h/d").map_errors()
+    with (
+        pytest.raises(StoreUnavailable, match=rf"^PostgreSQL at \S+: the server {reason}$"),
+        mapping,
+    ):
+        raise error
+
+
 def test_statements_use_the_schema_of_the_store() -> None:
     """Names are qualified, because a search path would be state of the connection."""
     statement = "SELECT * FROM tarry.task_key, tarry.tenant"

@@ -65,6 +65,7 @@ _ESCAPING_RULE = (
     "percent-encode special characters of the password, such as %2F for / and %40 for @"
 )
 _NOT_OPEN = "the store is not open: call open() first"
+_UNKNOWN_REASON = "it was stopped, or it has crashed"
 _logger = logging.getLogger("tarry.service")
 
 
@@ -407,5 +408,20 @@ class _ErrorMapping:
             | asyncio.IncompleteReadError,
         ):
             return
-        msg = f"PostgreSQL at {self._redacted_url}: {_one_line(error)}"
+        msg = f"PostgreSQL at {self._redacted_url}: {self._describe(error)}"
         raise StoreUnavailable(msg) from error
+
+    def _describe(self, error: BaseException) -> str:
+        """Return what has happened. asyncpg may only name the state of its connection."""
+        text = _one_line(error)
+        if isinstance(error, ConnectionError | FileNotFoundError):
+            return f"the server cannot be reached: {text}"
+        asyncpg = self._asyncpg
+        is_closed = isinstance(error, asyncpg.InterfaceError) and "closed" in text
+        if is_closed or isinstance(error, asyncpg.InternalClientError):
+            return f"the server has closed the connection: {_UNKNOWN_REASON}"
+        if isinstance(error, asyncpg.ConnectionDoesNotExistError):
+            # The last error of the server may follow: "...: terminating connection due to ...".
+            reason = text.partition(": ")[2] or _UNKNOWN_REASON
+            return f"the server has closed the connection: {reason}"
+        return text
