@@ -165,7 +165,10 @@ def test_greeting_says_how_to_allow_internal_targets(tmp_path: Path) -> None:
     """The greeting has the setting, unless it is set."""
     with run_serve(tmp_path, "--store", "memory:") as (_, greeting):
         assert "public addresses only; to allow hosts of your network: --allow-target" in greeting
-    with run_serve(tmp_path, "--store", "memory:", "--allow-target", "*.internal") as (_, greeting):
+    with run_serve(tmp_path, "--store", "memory:", "--allow-target", "*.corp.example") as (
+        _,
+        greeting,
+    ):
         assert "--allow-target" not in greeting
 
 

@@ -161,12 +161,12 @@ def test_tasks_can_wait_until_their_target_is_allowed(tmp_path: Path) -> None:
                 lambda: "--allow-target" in running_service.request("GET", path)[1]["text"]
             )
             text = running_service.request("GET", path)[1]["text"]
-            assert "--allow-target rebound.example (setting allow_target)" in text
+            assert "--allow-target CIDR (setting allow_target)" in text
             task = running_service.task(task_id)
             assert ("PENDING", 0) == (task["status"], task["attemptNumber"])
             assert not started_target.received_requests
             running_service.stop()
-        flags = "--allow-target", "rebound.example"
+        flags = "--allow-target", "127.0.0.0/8"
         with service(tmp_path, *flags, dev=False, command_prefix=command_prefix) as running_service:
             running_service.request("POST", f"/downstreams/{lane}/resume")
             assert "SUCCEEDED" == running_service.wait_until_finished(task_id)["status"]

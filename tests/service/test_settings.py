@@ -67,10 +67,10 @@ def test_a_flag_that_is_none_is_ignored() -> None:
 def test_lists_in_variables_are_separated_by_commas() -> None:
     """A list in a variable is split at commas, and a flag is already a list."""
     loaded = load_settings(
-        {"allow_host": ["a", "b"]}, {"TARRY_ALLOW_TARGET": "10.0.0.0/8, *.internal,"}
+        {"allow_host": ["a", "b"]}, {"TARRY_ALLOW_TARGET": "10.0.0.0/8, *.corp.example,"}
     )
 
-    assert ("10.0.0.0/8", "*.internal") == loaded.settings.allow_target
+    assert ("10.0.0.0/8", "*.corp.example") == loaded.settings.allow_target
     assert ("a", "b") == loaded.settings.allow_host
 
 

@@ -45,7 +45,7 @@ AllowTargetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-target",
-        help="Also allow these targets: 10.1.0.0/16, *.internal. Can be repeated.",
+        help="Also allow these targets: 10.1.0.0/16, *.corp.example. Can be repeated.",
         metavar="CIDR|HOST",
     ),
 ]

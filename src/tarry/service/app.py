@@ -152,7 +152,7 @@ class Service:
         ]
         self._token_client: DeliveryClient | None = None
         if token_hosts:
-            guard = Guard(token_hosts)
+            guard = Guard([*settings.allow_target, *token_hosts], dev=settings.dev)
             self._token_client = HttpDeliveryClient(guard, proxy=proxy, ca_file=ca_file)
         self._secrets = SecretResolver(
             [_build_secret(each, self._token_client) for each in settings.secrets], environment.now

@@ -141,7 +141,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tls_key: Annotated[str, _help("A PEM file with the private key of `tls_cert`")] = ""
     dev: Annotated[bool, _help("Allow targets on loopback addresses, for development")] = False
     allow_target: Annotated[
-        tuple[str, ...], _help("Allowed targets besides public addresses: networks, host names")
+        tuple[str, ...],
+        _help("Allowed targets besides public ones: networks; names (their private addresses)"),
     ] = ()
     on_blocked: Annotated[
         Literal["fail", "wait"],

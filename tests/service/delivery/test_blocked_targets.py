@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 
@@ -52,6 +53,42 @@ def test_suggested_value_allows_the_target() -> None:
         assert [address] == select_allowed([address], host, Guard([value]))
 
 
+@pytest.mark.parametrize("guard", [Guard(), Guard(["*.example"])])
+def test_address_that_a_name_does_not_allow_needs_a_network(
+    guard: Guard, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error says that a network is needed, and the log has one that is enough."""
+    for addresses in (["127.0.0.1"], ["169.254.7.7"], ["64:ff9b::7f00:1"]):
+        caplog.clear()
+        error = block("a.example", *addresses, guard=guard)
+        rule = "its address is not private, so it must be allowed by address, and not by name"
+        assert f"{rule}: --allow-target CIDR (setting allow_target). The log has the address" == (
+            error.removeprefix("The host name has no address that is allowed as a target; ")
+        )
+        [logged] = caplog.messages
+        guard._logged_hosts.clear()
+        assert logged.startswith(f"target blocked, host=a.example: {addresses[0]} is ")
+        values = re.findall("--allow-target ([^ ]+)", logged)
+        assert addresses == select_allowed(addresses, "a.example", Guard(values))
+
+
+@pytest.mark.usefixtures("each_loop")
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_allowed_name_with_a_loopback_address_is_not_dialled(
+    scheme: str, dns: dict[str, list[str]]
+) -> None:
+    """A name with a private entry only: the address is blocked when the connection is made."""
+    dns["a.example"] = ["127.0.0.1", "169.254.169.254", "::1"]
+
+    async def main() -> list[DeliveryResult]:
+        guard = Guard(["a.example", "*.example"])
+        client = (HttpDeliveryClient if scheme == "http" else GrpcDeliveryClient)(guard)
+        return await send_all(client, new_request(f"{scheme}://a.example:{free_port()}/S/M"))
+
+    [result] = run(main())
+    assert Fault.BLOCKED is result.fault
+
+
 @pytest.mark.parametrize(
     "address", ["169.254.169.254", "fd00:ec2::254", "::ffff:169.254.169.254", "168.63.129.16"]
 )
@@ -77,6 +114,10 @@ def test_address_in_the_url_is_described() -> None:
         reject("http://localhost/")
     )
     assert f"{rule} 169.254.169.254 is a cloud metadata address" == reject("http://169.254.169.254")
+    for name, address in (("ip6-localhost", "::1"), ("localhost.localdomain", "127.0.0.1")):
+        error = reject(f"http://{name}/")
+        assert error.endswith(f"--allow-target {address} (setting allow_target)")
+        Guard([address]).check_host(parse_target(f"http://{name}/"))
     # The flag would not be enough: the contained address is checked, too.
     assert f"{rule} ::ffff:10.0.0.1 is an IPv4-mapped address of 10.0.0.1" == reject(
         "http://[::ffff:10.0.0.1]/"
@@ -84,19 +125,19 @@ def test_address_in_the_url_is_described() -> None:
 
 
 def test_log_of_blocked_targets_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """A host is logged once a minute, and at most 100 hosts are logged in a minute."""
+    """A host is logged once an hour, and at most 1,000 hosts are logged in an hour."""
     guard = Guard()
     caplog.set_level(logging.WARNING)
     with VirtualClock() as clock:
         for _ in range(3):
             block("a.internal", "10.0.0.1", guard=guard)
         assert 1 == len(caplog.messages)
-        for number in range(300):
+        for number in range(1200):
             block(f"{number}.internal", "10.0.0.1", guard=guard)
-        assert 100 == len(caplog.messages)
-        clock.advance(61)
+        assert 1000 == len(caplog.messages)
+        clock.advance(3601)
         block("a.internal", "10.0.0.1", guard=guard)
-        assert 101 == len(caplog.messages)
+        assert 1001 == len(caplog.messages)
 
 
 @pytest.mark.usefixtures("each_loop")

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tarry.errors import ConfigurationError
@@ -33,6 +33,10 @@ BLOCKED = [
     ("192.0.0.192", "metadata"),
     ("fd00:ec2::254", "metadata"),
     ("fd20:ce::254", "metadata"),
+    ("fd00:c1::a9fe:a9fe", "metadata"),
+    ("fd00:42::42", "metadata"),
+    ("fd00:a9fe:a9fe::1", "metadata"),
+    ("fd00:100::100:200", "metadata"),
     ("100.64.0.1", "provider"),
     ("100.127.255.255", "provider"),
     ("198.18.0.1", "benchmark"),
@@ -100,6 +104,87 @@ def test_hosts_can_be_allowed() -> None:
         assert guard.block_reason("10.0.0.1", host) is None
     for host in ("x.internal.example", "svc.local", "evilsvc.local", "svc.local.evil.example"):
         assert guard.block_reason("10.0.0.1", host) is not None
+
+
+def test_allowed_name_has_private_addresses_only() -> None:
+    """The owner of the DNS of an allowed name does not reach other internal addresses."""
+    guard = Guard(["a.example", "*.example", "127.0.0.2", "169.254.3.0/24"])
+    hosts = "a.example", "b.a.example"
+    for address, kind in BLOCKED:
+        expected = kind == "private"
+        reasons = [guard.block_reason(address, host) for host in hosts]
+        assert [expected] * 2 == [reason is None for reason in reasons], address
+    for address in ("127.0.0.2", "169.254.3.1"):  # networks allow addresses of any kind
+        assert guard.block_reason(address, "a.example") is None
+
+
+def test_loopback_name_has_loopback_addresses() -> None:
+    """`localhost` is a loopback address by definition, but no other special address."""
+    guard = Guard(["localhost", "*.localhost"])
+    for host in ("localhost", "a.localhost"):
+        for address in ("127.0.0.1", "::1"):
+            assert guard.block_reason(address, host) is None
+        for address in ("169.254.169.254", "169.254.1.1", "::ffff:127.0.0.1"):
+            assert guard.block_reason(address, host) is not None
+
+
+METADATA_NAMES = [
+    "metadata.google.internal",
+    "metadata.goog",
+    "instance-data.ec2.internal",
+    "metadata",
+    "instance-data",
+]
+
+
+@pytest.mark.parametrize("name", METADATA_NAMES)
+def test_metadata_name_matches_no_suffix(name: str) -> None:
+    """A metadata name is rejected with the URL, and its private addresses are not allowed."""
+    guard = Guard(["*.internal", "*.google.internal", "*.ec2.internal", "*.goog"])
+    for url in (f"http://{name}/", f"http://{name.upper()}./latest", f"grpc://{name}:1/S/M"):
+        with pytest.raises(ConfigurationError, match=r"cloud metadata address$"):
+            guard.check_host(parse_target(url))
+    assert guard.block_reason("10.0.0.1", name) is not None
+
+
+def test_metadata_address_needs_its_network() -> None:
+    """An entry with the name of a metadata server does not allow its address."""
+    for name in METADATA_NAMES:
+        assert Guard([name]).block_reason("169.254.169.254", name) is not None
+        Guard(["169.254.169.254"]).check_host(parse_target(f"http://{name}/"))
+    # A name without a dot may be another host in the search domain of the operator.
+    guard = Guard(["metadata"])
+    guard.check_host(parse_target("http://metadata/"))
+    assert guard.block_reason("10.0.0.1", "metadata") is None
+
+
+SPECIAL_ADDRESSES = st.one_of(
+    st.ip_addresses(),
+    *[
+        st.ip_addresses(network=network)
+        for network in (
+            "127.0.0.0/8", "169.254.0.0/16", "0.0.0.0/8", "100.64.0.0/10", "224.0.0.0/4",
+            "fe80::/10", "::/96", "::ffff:0:0/96", "64:ff9b::/96", "2002::/16", "ff00::/8",
+        )
+    ],
+    st.sampled_from([address for address, _ in BLOCKED[:22]]).map(ip_address),
+)  # fmt: skip
+NAMES = st.one_of(
+    st.from_regex(r"([a-z0-9]{1,8}\.){0,3}[a-z]{2,8}", fullmatch=True),
+    st.sampled_from([*METADATA_NAMES, "ip6-localhost", "localhost.localdomain"]),
+)
+
+
+@given(address=SPECIAL_ADDRESSES, name=NAMES)
+def test_entry_with_a_name_allows_no_other_special_address(
+    address: IPv4Address | IPv6Address, name: str
+) -> None:
+    """With a name or suffix, exactly private addresses are allowed besides public ones."""
+    assume(name != "localhost")
+    entries = [name, *([f"*.{name.partition('.')[2]}"] if "." in name else [])]
+    default = Guard().block_reason(str(address), name)
+    reason = Guard(entries).block_reason(str(address), name)
+    assert (default in {None, "a private address"}) == (reason is None)
 
 
 def test_embedded_ipv4_address_is_checked() -> None:

@@ -8,6 +8,9 @@ that a name that changes its address (DNS rebinding) does not get around the che
 The error of a blocked host name does not have its addresses, because a tenant could explore the
 internal network with them. They are logged for the operator.
 
+An entry with a name allows private addresses only: the owner of the DNS zone could otherwise
+reach loopback, link-local and metadata addresses. Those need an entry with the network.
+
 IPv6 addresses that contain an IPv4 address (mapped, NAT64, 6to4, Teredo, ISATAP) are blocked. If
 the operator allows such an IPv6 network, the contained IPv4 address is still checked.
 """
@@ -58,6 +61,10 @@ _SPECIAL_RANGES = _parse_table("""
     fd00:ec2::254/128    a cloud metadata address
     fd00:ec2::23/128     a cloud metadata address
     fd20:ce::254/128     a cloud metadata address
+    fd00:c1::a9fe:a9fe/128 a cloud metadata address
+    fd00:42::42/128      a cloud metadata address
+    fd00:a9fe:a9fe::1/128  a cloud metadata address
+    fd00:100::100:200/128  a cloud metadata address
     0.0.0.0/32           the unspecified address
     0.0.0.0/8            an address of this host's own network
     10.0.0.0/8           a private address
@@ -94,28 +101,36 @@ _SPECIAL_RANGES = _parse_table("""
     ff00::/8             a multicast address
 """)
 _METADATA = "a cloud metadata address"
+_ALLOWED_BY_NAME = frozenset({"a private address"})
+_ALLOWED_BY_LOOPBACK_NAME = _ALLOWED_BY_NAME | {"a loopback address"}
 _GLOBAL_UNICAST = IPv6Network("2000::/3")  # the allocated part of IPv6; the rest is reserved
 _LOOPBACK: tuple[_Network, ...] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 _ISATAP_PREFIXES = frozenset({0x00005EFE, 0x02005EFE})
 """The upper 32 bits of an ISATAP interface identifier; the lower 32 are the IPv4 address."""
 _LAST_32_BITS = 0xFFFF_FFFF
 _MAX_CACHED_HOSTS = 1024  # results of `check_host`, because most tasks go to few hosts
-_LOG_INTERVAL_S = 60.0  # in which a blocked host is logged once
-_MAX_LOGGED_HOSTS = 100  # in one interval; tenants choose the hosts, and could fill the log
+_LOG_INTERVAL_S = 3600.0  # in which a blocked host is logged once: it is tried every minute
+_MAX_LOGGED_HOSTS = 1000  # in one interval; tenants choose the hosts, and could fill the log
 
+_METADATA_ADDRESS = "169.254.169.254"
 _WELL_KNOWN_NAMES = {  # names whose address is known without DNS
     "localhost": "127.0.0.1",
     "localhost.localdomain": "127.0.0.1",
     "ip6-localhost": "::1",
     "ip6-loopback": "::1",
-    "metadata.google.internal": "169.254.169.254",
+    "metadata.google.internal": _METADATA_ADDRESS,
+    "metadata.goog": _METADATA_ADDRESS,
+    "metadata": _METADATA_ADDRESS,
+    "instance-data.ec2.internal": _METADATA_ADDRESS,
+    "instance-data": _METADATA_ADDRESS,
 }
 
 
 class Guard:
     """Decides which addresses attempts may connect to.
 
-    `allow` has networks (CIDR), host names and `*.suffix` entries. `dev` allows loopback addresses.
+    `allow` has networks (CIDR), host names and `*.suffix` entries. A name allows its private
+    addresses; all other special addresses need a network. `dev` allows loopback addresses.
     """
 
     def __init__(self, allow: Sequence[str] = (), *, dev: bool = False) -> None:
@@ -135,24 +150,27 @@ class Guard:
 
     def _host_error(self, host: str) -> str | None:
         """Return why a host is blocked; None if it is allowed, or its addresses are not known."""
+        if "." not in host and host in self._allowed_hosts and not _is_loopback_name(host):
+            return None  # such as `metadata`: may be another host in the operator's DNS domain
         address = "127.0.0.1" if host.endswith(".localhost") else _WELL_KNOWN_NAMES.get(host, host)
         if _parse_address(address) is None:
             return None  # the addresses of a host name are checked when a connection is opened
         reason = self.block_reason(address, host)
         if reason is None:
             return None
-        return f"{host} is {reason}{_allow_hint(host, [address])}"
+        # The address of a well-known name is no secret.
+        return f"{host} is {reason}{_allow_hint(host, [address], show_addresses=True)}"
 
     def report_blocked(self, host: str, addresses: Sequence[str]) -> str:
         """Return the error of an attempt whose addresses are all blocked, and log the addresses."""
         hint = _allow_hint(host, addresses)
-        self._log_blocked(host, addresses, hint)
+        self._log_blocked(host, addresses)
         error = "The host name has no address that is allowed as a target"
         if host in addresses:  # the address is part of the URL
             error = f"{host} is {self.block_reason(host, host)}"
         return error + hint
 
-    def _log_blocked(self, host: str, addresses: Sequence[str], hint: str) -> None:
+    def _log_blocked(self, host: str, addresses: Sequence[str]) -> None:
         now = environment.now()
         if now >= self._log_interval_end:
             self._log_interval_end = now + _LOG_INTERVAL_S
@@ -163,6 +181,7 @@ class Guard:
         reasons = ", ".join(
             f"{address} is {self.block_reason(address, host)}" for address in addresses
         )
+        hint = _allow_hint(host, addresses, show_addresses=True)
         _logger.warning("target blocked, host=%s: %s%s", host, reasons or "no address", hint)
 
     def block_reason(self, address: str, host: str) -> str | None:
@@ -170,20 +189,30 @@ class Guard:
 
         Return None if the address is allowed.
         """
-        if host in self._allowed_hosts or host.endswith(tuple(self._allowed_suffixes)):
-            return None
         ip = _parse_address(address)
-        return "not an IP address" if ip is None else self._ip_block_reason(ip)
+        if ip is None:
+            return "not an IP address"
+        return self._ip_block_reason(ip, self._descriptions_allowed_by_name(host))
 
-    def _ip_block_reason(self, ip: _Address) -> str | None:
+    def _descriptions_allowed_by_name(self, host: str) -> frozenset[str]:
+        """Return the descriptions of special addresses that a host may have because of its name."""
+        if host not in self._allowed_hosts and (
+            not host.endswith(tuple(self._allowed_suffixes))
+            # A suffix such as `*.internal` is meant for hosts of the operator.
+            or _WELL_KNOWN_NAMES.get(host) == _METADATA_ADDRESS
+        ):
+            return frozenset()
+        return _ALLOWED_BY_LOOPBACK_NAME if _is_loopback_name(host) else _ALLOWED_BY_NAME
+
+    def _ip_block_reason(self, ip: _Address, allowed_by_name: frozenset[str]) -> str | None:
         """Return the description of a blocked address; None if the address is allowed."""
         ipv4_addresses = list(_contained_ipv4(ip)) if isinstance(ip, IPv6Address) else []
         if not any(ip in network for network in self._allowed_networks):
             description = _describe_special(ip) or ("an ISATAP address" if ipv4_addresses else None)
-            if description is not None:
+            if description is not None and description not in allowed_by_name:
                 return f"{description} of {ipv4_addresses[-1]}" if ipv4_addresses else description
         for address in ipv4_addresses:
-            if (reason := self._ip_block_reason(address)) is not None:
+            if (reason := self._ip_block_reason(address, allowed_by_name)) is not None:
                 return f"an IPv6 address of {address}, {reason}"
         return None
 
@@ -212,8 +241,19 @@ def _parse_address(address: str) -> _Address | None:
         return None
 
 
-def _allow_hint(host: str, addresses: Sequence[str]) -> str:
-    """Return how to allow a blocked host; empty if it should stay blocked."""
+def _is_loopback_name(host: str) -> bool:
+    """Return whether a name has a loopback address by definition (RFC 6761, 6.3)."""
+    return host == "localhost" or host.endswith(".localhost")
+
+
+def _allow_hint(host: str, addresses: Sequence[str], *, show_addresses: bool = False) -> str:
+    """Return how to allow a blocked host; empty if it should stay blocked.
+
+    `show_addresses` is for the log: tenants do not see the addresses of a host name.
+    """
+    ips: list[_Address] = []
+    allowed_by_name = _ALLOWED_BY_LOOPBACK_NAME if _is_loopback_name(host) else _ALLOWED_BY_NAME
+    name_is_enough = not addresses or host in addresses
     for address in addresses:
         ip = _parse_address(address)
         if ip is None:
@@ -223,7 +263,17 @@ def _allow_hint(host: str, addresses: Sequence[str]) -> str:
             return ""  # the address gives access to the credentials of the machine
         if contained and host == address:
             return ""  # the URL should have the contained address instead
-    return f"; the operator can allow it: --allow-target {host} (setting allow_target)"
+        ips += (ip, *(each for each in contained if _describe_special(each) is not None))
+        name_is_enough = name_is_enough or (
+            not contained and _describe_special(ip) in allowed_by_name
+        )
+    if name_is_enough:
+        return f"; the operator can allow it: --allow-target {host} (setting allow_target)"
+    rule = "; its address is not private, so it must be allowed by address, and not by name"
+    if show_addresses:
+        entries = " ".join(f"--allow-target {ip}" for ip in ips)
+        return f"{rule}: {entries} (setting allow_target)"
+    return f"{rule}: --allow-target CIDR (setting allow_target). The log has the address"
 
 
 def _describe_special(ip: _Address) -> str | None:
