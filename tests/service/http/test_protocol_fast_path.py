@@ -31,7 +31,7 @@ def test_a_request_in_one_read_is_served_without_a_task(request_: bytes) -> None
             )
             assert count == route.connection.state.total_requests == len(route.requests)
         assert b"HTTP/1.1 201 Created\r\ndate: today\r\n" in route.written
-        assert b"" == route.connection.protocol.cycle.body  # an idle connection keeps no body
+        assert [] == route.connection.protocol.cycle.body_parts  # an idle connection keeps no body
 
     asyncio.run(run())
 

@@ -308,6 +308,91 @@ def test_small_chunks_after_the_response_are_limited() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("path", [b"/hot", b"/x"])
+def test_small_chunks_before_the_response_are_limited(path: bytes) -> None:
+    """The request is rejected early, also if its body arrives in one read."""
+
+    async def run() -> None:
+        for reads in (1, 20):
+            route = FastRoute()
+            head = b"POST " + path + b" HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+            chunks = b"1\r\na\r\n" * 1_000 * (20 // reads)
+            route.receive(head + chunks)
+            for _ in range(reads - 1):
+                route.receive(chunks)
+            route.receive(b"0\r\n\r\n")
+            await route.respond_to_all()
+            assert [413] == route.statuses
+            assert not route.requests
+            assert not route.bodies
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", [b"/hot", b"/x"])
+@pytest.mark.parametrize("size", [1, 100, 1_000, 16_000])
+def test_a_body_of_many_chunks_is_read(path: bytes, size: int) -> None:
+    """Its parts are joined, whatever their size, and the next request has a limit of its own."""
+    body = bytes(index % 251 for index in range(10_000 if size == 1 else 160_000))
+    chunks = [body[start : start + size] for start in range(0, len(body), size)]
+    coded = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    head = b"POST " + path + b" HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def run() -> None:
+        for reads in (1, 7):
+            route = FastRoute()
+            for _ in range(3):
+                data = head + coded
+                for start in range(0, len(data), len(data) // reads + 1):
+                    route.receive(data[start : start + len(data) // reads + 1])
+                    await asyncio.sleep(0)
+                await route.respond_to_all()
+            assert [201] * 3 == route.statuses
+            assert [body] * 3 == [*(each for _, each in route.requests), *route.bodies]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", [b"/hot", b"/x"])
+@pytest.mark.parametrize("size", [500, 1_800, 3_000, 3_600, 3_900, 5_000, 20_000])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_pipelined_bodies_of_any_size_are_parsed(path: bytes, size: int, count: int) -> None:
+    """A body that is divided between two parts of a read arrives while its request is served."""
+    request = b"POST " + path + b" HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % size
+
+    async def run() -> None:
+        route = FastRoute()
+        route.receive((request + b"a" * size) * count)
+        await asyncio.wait_for(route.respond_to_all(), 5)
+        await asyncio.sleep(0)
+        await asyncio.wait_for(route.respond_to_all(), 5)
+        assert [201] * count == route.statuses
+        bodies = [*(each for _, each in route.requests), *route.bodies]
+        assert [b"a" * size] * count == bodies
+        assert b"" == route.connection.protocol._unparsed
+
+    asyncio.run(run())
+
+
+def test_pipelined_bodies_are_skipped_after_an_early_response() -> None:
+    """A connection whose requests were refused before their bodies is closed when it is idle."""
+    request = b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 3000\r\n\r\n" + b"a" * 3_000
+
+    async def run() -> None:
+        connection = ConnectionHarness(respond_ok)
+        for _ in range(2):
+            await connection.send(request * 3)
+            for _ in range(10):
+                await asyncio.sleep(0)
+                await connection.wait_until_served()
+            assert 3 == b"".join(connection.transport.written).count(b"HTTP/1.1 200 ")
+        connection.loop.sleep(KEEP_ALIVE_S)
+        connection.loop.sleep(KEEP_ALIVE_S)
+        assert connection.transport.is_closed
+
+    asyncio.run(run())
+
+
 def test_a_body_within_the_limit_is_skipped() -> None:
     """The connection stays open for the next request, whose count starts at zero."""
 

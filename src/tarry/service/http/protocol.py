@@ -99,8 +99,8 @@ _MAX_UNUSED_BODY_BYTES = 16 * 1_048_576
 body after the response. As much as the largest body that any path accepts, so that a client that
 reads its response only after it has sent such a body gets the response."""
 _SMALL_CHUNK_BYTES = 1024
-"""Each smaller chunk after the response counts as this many bytes more. A chunk takes 1 us even if
-it has one byte: with four clients that sent such chunks, /healthz took 8 s."""
+"""Each smaller chunk counts as this many unused bytes. A chunk takes 1 us even if it has one byte:
+with four clients that sent such chunks, /healthz took 8 s."""
 _MAX_HEAD_CAPTURES = 4
 """Number of requests of a connection for which a `RequestHead` is created. It is limited because
 some clients send a different head each time, for example with `traceparent`."""
@@ -141,7 +141,6 @@ _IGNORED_TRAILERS: Any = _IgnoredTrailers()
 class _FastPathCycle:
     """The state of a request on the fast path, instead of uvicorn's `RequestResponseCycle`."""
 
-    body = b""
     more_body = True
     keep_alive = True
     disconnected = False
@@ -155,6 +154,7 @@ class _FastPathCycle:
         self.path = path
         self.headers = headers
         self.fields = fields
+        self.body_parts: list[bytes] = []  # joined once: a body may have thousands of chunks
 
 
 class ServiceHttpProtocol(HttpToolsProtocol):
@@ -408,8 +408,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             problem = problems.NOT_HTTP.problem(f"{error}.")
         candidate, self._candidate = self._candidate, None
         if candidate is not None:
+            body, candidate.body_parts = b"".join(candidate.body_parts), []  # frees the body
             if not candidate.more_body:
-                body, candidate.body = candidate.body, b""  # frees the body
                 if self._head_captures_left and begins_here and not self.is_for_health_checks:
                     self._capture_head(data, candidate, body)
                 self._serve(candidate, body)
@@ -418,8 +418,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
                 self._continue_with_uvicorn(
                     candidate.path, candidate.headers, expects_continue=False
                 )
-                if candidate.body:
-                    super().on_body(candidate.body)
+                if body:
+                    super().on_body(body)
         self._apply_limits(data, problem)
 
     def _capture_head(self, data: bytes, cycle: _FastPathCycle, body: bytes) -> None:
@@ -433,7 +433,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._awaited == "headers" and self._are_headers_too_large()
         ):
             problem = problem or _HEADERS_TOO_LARGE
-        if self._awaited == "body" and self._unused_body_bytes > _MAX_UNUSED_BODY_BYTES:
+        if self._has_too_many_unused_bytes:
             problem = problem or _TOO_MANY_UNUSED_BYTES
         if problem is not None:
             self._reject(problem)
@@ -443,6 +443,10 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._progress_bytes += len(data)
             if self._progress_bytes >= _MIN_PROGRESS_BYTES:
                 self._progress_bytes, self._awaited_since = 0, self.loop.time()
+
+    @property
+    def _has_too_many_unused_bytes(self) -> bool:
+        return self._awaited == "body" and self._unused_body_bytes > _MAX_UNUSED_BODY_BYTES
 
     def _parse_in_parts(self, data: bytes) -> None:
         """Parse data; stop early if pipelined requests wait for their responses."""
@@ -455,7 +459,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
                 self._unused_body_bytes += len(part)
             self._parse_part(part)
             start += max_bytes
-            if start >= len(data):
+            if start >= len(data) or self._has_too_many_unused_bytes:
                 return
             if self.pipeline:
                 self.flow.pause_reading()
@@ -464,6 +468,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def _parse_unparsed(self) -> None:
         """Parse more of the received bytes; read again when all are parsed."""
+        if self.pipeline or not self._unparsed:  # this call was scheduled twice
+            return
         data, self._unparsed = self._unparsed, b""
         if not self.transport.is_closing():
             self.data_received(data)
@@ -527,7 +533,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             and self.url not in _HEALTH_CHECK_PATHS
         ):
             self._stop_parser(_TOO_MANY_CLIENTS)
-        self._header_bytes_after_first_read = 0
+        self._header_bytes_after_first_read = self._unused_body_bytes = 0
         cycle = self.cycle
         if (
             self.url in self._fast_routes
@@ -609,14 +615,15 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Collect or pass on a part of a body."""
         self._header_bytes_after_first_read = 0
-        candidate = self._candidate
+        size, candidate = len(body), self._candidate
+        if size < _SMALL_CHUNK_BYTES:
+            self._unused_body_bytes += _SMALL_CHUNK_BYTES
         if candidate is not None and self.cycle is candidate:
-            candidate.body += body
+            self._unused_body_bytes -= size
+            candidate.body_parts.append(body)
         else:
             if not self.cycle.response_complete:
-                self._unused_body_bytes -= len(body)
-            elif len(body) < _SMALL_CHUNK_BYTES:
-                self._unused_body_bytes += _SMALL_CHUNK_BYTES
+                self._unused_body_bytes -= size
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -642,6 +649,9 @@ class ServiceHttpProtocol(HttpToolsProtocol):
                 self._limit_closing_time()
             else:  # uvicorn has resumed reading, but the pipeline has to be served first
                 self.flow.pause_reading()
+                if self._unparsed and not self.pipeline and self._awaited == "body":
+                    # The rest of the body of the request that is served now.
+                    self.loop.call_soon(self._parse_unparsed)
             return
         self._served_cycle = None
         self.server_state.total_requests += 1
@@ -668,7 +678,6 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     ) -> None:
         """Pass a request whose headers are complete to uvicorn."""
         super().on_message_begin()
-        self._unused_body_bytes = 0
         self.url, self.headers, self.expect_100_continue = url, _IGNORED_TRAILERS, expects_continue
         self.scope["headers"] = headers
         # A key of the API, which uvicorn's type of the scope does not have.
