@@ -52,7 +52,10 @@ def tarry_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]
     """Run a service without API keys, and with a secret for headers of tasks."""
     folder = tmp_path_factory.mktemp("service")
     settings = folder / "tarry.toml"
-    settings.write_text('[[secrets]]\nname = "orders-api"\ntargets = ["*"]\nfile = "token"\n')
+    (folder / "token").write_text("token-of-the-dashboard")
+    settings.write_text(
+        '[[secrets]]\nname = "orders-api"\ntargets = ["*"]\nheader = "X-Token"\nfile = "token"\n'
+    )
     with service(folder, "--config", str(settings)) as running_service:
         yield running_service
 
@@ -310,6 +313,10 @@ def test_task_page_shows_the_timeline(
     browser: Browser, tarry_service: Service, target: HtmlTarget
 ) -> None:
     """The page of a task shows its attempts, waits, reason and excerpts as text."""
+    # Until the service has read its secret, it redacts the whole response.
+    headers = {"X-Token": {"secret": "orders-api"}}
+    task = tarry_service.post(targetUrl=f"{target.url}/secret", headers=headers)
+    tarry_service.wait_until_finished(task["taskId"])
     task_id = post_dead_letter(tarry_service, target, "/timeline", "timeline")
     with open_dashboard(browser, tarry_service) as dashboard:
         page = dashboard.show("tasks?status=EXHAUSTED")

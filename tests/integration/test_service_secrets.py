@@ -77,11 +77,13 @@ def test_secrets_reach_the_target_and_nothing_else(tmp_path: Path) -> None:
 [[secrets]]
 name = "from-file"
 {targets}
+header = "X-Token"
 file = "{tmp_path / "token"}"
 
 [[secrets]]
 name = "from-command"
 {targets}
+header = "X-Token"
 command = ["{sys.executable}", "-c", "print('command-' + 'token-1')"]
 timeout_ms = 30000
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tarry.service import redaction
 from tarry.service.model import TaskContent
@@ -114,6 +119,59 @@ def test_escaped_secrets_are_redacted(echoed: str) -> None:
     truncated = f"x: {echoed[:-4]}"
     assert "x: [redacted]" == redaction.redact_text(truncated, secrets, is_truncated=True)
     assert redaction.redact_text(f"{echoed[:4]} 5% &", secrets) == f"{echoed[:4]} 5% &"
+
+
+PLAIN = "S3cret/Value+0123?&"
+ENCODED_SECRETS = {
+    "lower case": PLAIN.lower(),
+    "upper case": PLAIN.upper(),
+    "hex": PLAIN.encode().hex(),
+    "upper case hex": PLAIN.encode().hex().upper(),
+    "entities with zeros": "".join(f"&#{ord(char):06};" for char in PLAIN),
+    "hex entities with zeros": "".join(f"&#x{ord(char):06x};" for char in PLAIN),
+    "url twice": "".join(f"%25{ord(char):02X}" for char in PLAIN),
+    "url three times": "".join(f"%2525{ord(char):02x}" for char in PLAIN),
+    "x escapes": "".join(f"\\x{ord(char):02x}" for char in PLAIN),
+    "braces": "".join(f"\\u{{{ord(char):x}}}" for char in PLAIN),
+    "x escapes in json": "".join(f"\\\\x{ord(char):02X}" for char in PLAIN),
+}
+
+
+@pytest.mark.parametrize("echoed", ENCODED_SECRETS.values(), ids=ENCODED_SECRETS)
+def test_encoded_secrets_are_redacted(echoed: str) -> None:
+    """A target may change the case of a secret, or encode it."""
+    secrets = [PLAIN]
+    for text, expected in ((f"<{echoed}> \u00e9", "<[redacted]> \u00e9"), (echoed, "[redacted]")):
+        assert expected == redaction.redact_text(text, secrets)
+        encoded = text.encode("latin-1")
+        assert expected.encode("latin-1") == redaction.redact_bytes(encoded, secrets)
+    cut = echoed[: -len(echoed) // 3]
+    assert "x [redacted]" == redaction.redact_text(f"x {cut}", secrets, is_truncated=True)
+
+
+@given(
+    before=st.binary(max_size=8),
+    secret=st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=6, max_size=30),
+    after=st.binary(max_size=8),
+    encode=st.sampled_from([b64encode, urlsafe_b64encode]),
+)
+def test_secrets_in_base64_are_redacted(
+    before: bytes, secret: str, after: bytes, encode: Callable[[bytes], bytes]
+) -> None:
+    """A secret is found at each position of a longer text in base64."""
+    encoded = encode(before + secret.encode() + after).decode()
+    redacted = redaction.redact_text(f'"{encoded}"', [secret])
+    assert "[redacted]" in redacted
+    # Of the secret, at most a part of its first and of its last byte is left.
+    left = "".join(redacted.strip('"').split("[redacted]"))
+    rest = (len(before) + len(after)) * 4 / 3 + 8
+    assert len(left) <= rest
+
+
+@pytest.mark.parametrize("text", ["&#99999999;", "&#x110000;", "\\u{110000}", "%25", "%", "&#0;"])
+def test_invalid_escapes_are_unchanged(text: str) -> None:
+    """An escape without a character is no error."""
+    assert text == redaction.redact_text(text, [PLAIN], is_truncated=True)
 
 
 @pytest.mark.parametrize("value", ["Basic", "Basic !", "Basic dXN", "Basic /w==", "=;,"])

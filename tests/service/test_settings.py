@@ -403,7 +403,7 @@ TOKEN = f'{ANY_TARGET}token_url = "https://login.example/token"\nclient_id = "ta
 @pytest.mark.parametrize(
     "entry",
     [
-        f'{ANY_TARGET}file = "/run/secrets/orders"\ntemplate = "Bearer {{}}"',
+        f'{ANY_TARGET}file = "/run/secrets/orders"\ntemplate = "Bearer {{}}"\nheader = "X-Key"',
         'targets = ["https:a.example:443", "https:*.b.example:443"]\nenvironment = "ORDERS_TOKEN"',
         f'{ANY_TARGET}command = ["pass", "show", "topsecret"]\ntimeout_ms = 100\ncache_ms = 1000',
         f'{TOKEN}client_secret_file = "secret"\nscope = "a b"\nparameters = {{audience = "c"}}',
@@ -456,6 +456,8 @@ def test_secrets_are_read_from_the_file_and_only_their_names_are_shown(
             "token_url of 'orders' must",
         ),
         (f'{ANY_TARGET}fil = "f"', r"\[0\]: Object contains unknown field `fil`"),
+        (f'{ANY_TARGET}file = "f"\nheader = "X Key"', "header of 'orders' must be the name of a"),
+        (f'{ANY_TARGET}file = "f"\nheader = ""', "header of 'orders' must be the name of a"),
         (f'{ANY_TARGET}file = "f"\n[[secrets]]\nname = "orders"\nfile = "f"', "twice"),
         (f'{ANY_TARGET}file = "f"\n[[secrets]]\nname = "a b"\nfile = "f"', "name of 'a b' must be"),
     ],

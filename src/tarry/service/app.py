@@ -386,6 +386,7 @@ def _build_secret(definition: SecretDefinition, token_client: DeliveryClient | N
         source,
         template=template,
         targets=definition.targets,
+        header=definition.header,
     )
 
 

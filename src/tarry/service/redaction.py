@@ -8,7 +8,7 @@ echoed, and for values with a secret name, which are secrets of the target itsel
 from __future__ import annotations
 
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -56,12 +56,17 @@ _VALUE_NAME = re.compile(
 """The name in `"name": value` (also in JSON that is a string in JSON), `name=value` or
 `name: value`."""
 _ESCAPE = re.compile(
-    r"""\\++(?:u([\da-fA-F]{4}))?|%([\da-fA-F]{2})|&\#[xX]([\da-fA-F]{1,4});|&\#(\d{1,5});"""
+    r"""\\++(?:u([\da-fA-F]{4})|u\{([\da-fA-F]{1,6})\}|x([\da-fA-F]{2}))?"""
+    r"""|%(?:25){0,8}([\da-fA-F]{2})|&\#[xX]0{0,16}+([\da-fA-F]{1,6});|&\#0{0,16}+(\d{1,7});"""
     r"""|&(amp|apos|gt|lt|quot);"""
 )
-"""An escaped character in JSON, a URL, XML or HTML, or the backslashes before a character."""
-_INCOMPLETE_ESCAPE = re.compile(r"(?:\\u?[\da-fA-F]{0,3}|%[\da-fA-F]?|&[\#\w]{0,6})\Z")
-_MAX_ESCAPE_LENGTH = 8
+"""An escaped character in JSON, a URL (perhaps escaped several times), XML, HTML or source code, or
+the backslashes before a character."""
+_INCOMPLETE_ESCAPE = re.compile(
+    r"(?:\\u?\{?[\da-fA-F]{0,6}|\\x[\da-fA-F]?|%(?:25){0,8}[\da-fA-F]?|&[\#\w]{0,24})\Z"
+)
+_MAX_ESCAPE_LENGTH = 26
+_MAX_CODE_POINT = 0x10FFFF
 _ENTITIES = {"amp": "&", "apos": "'", "gt": ">", "lt": "<", "quot": '"'}
 _ESCAPED_CHAR = re.compile(r"\\+u([\da-fA-F]{4})")
 _HEADER_VALUE = re.compile(r"""(?:[^\r\n"\\<>]|(?<==)"[^"\r\n]*")++""")
@@ -76,6 +81,8 @@ _MAX_SECRETS = 256
 """With more secrets, whole texts are redacted. A text is searched for each secret. With the 7,000
 secrets that fit into the headers of a task, this took 21 ms for each attempt, and 0.6 s for a page
 of tasks."""
+_MAX_ENCODED = 64
+"""How many secrets are also searched in base64 and hexadecimal digits: eight searches for each."""
 
 
 @lru_cache(4096)
@@ -112,16 +119,68 @@ def redact_text(text: str, secrets: Sequence[str] | None, *, is_truncated: bool 
         return text
     if secrets is None:
         return REDACTED
-    for secret in secrets:
-        text = text.replace(secret, REDACTED)
-    if secrets and ("\\" in text or "%" in text or "&" in text):
-        text = _redact_escaped(text, secrets, is_truncated=is_truncated)
-    if is_truncated:
-        for secret in secrets:
-            start = _find_truncated(text, secret)
-            if start >= 0:
-                return text[:start] + REDACTED
+    if not secrets:
+        return text
+    forms = [form for secret in secrets[:_MAX_ENCODED] for form in _list_encoded_forms(secret)]
+    forms += map(_lower, secrets[_MAX_ENCODED:])
+    text = _replace_spans(text, _find_spans(_lower(text), forms, is_truncated=is_truncated))
+    if "\\" in text or "%" in text or "&" in text:
+        text = _redact_escaped(text, forms, is_truncated=is_truncated)
     return text
+
+
+def _lower(text: str) -> str:
+    """Return a text of the same length with ASCII letters in lower case."""
+    if text.isascii():
+        return text.lower()
+    # `str.lower` changes the length of some texts, and `str.translate` takes 0.1 s for a megabyte.
+    # Other characters may become equal, too, which is harmless.
+    encoded = text.encode("utf-32-le", "surrogatepass").lower()
+    return encoded.decode("utf-32-le", "surrogatepass")
+
+
+@lru_cache(1024)
+def _list_encoded_forms(secret: str) -> tuple[str, ...]:
+    """Return a secret as it is, in base64 and in hexadecimal digits, all in lower case.
+
+    Within a longer text in base64, a secret has three forms: it may begin in each of three bytes.
+    """
+    data = secret.encode("utf-8", "surrogatepass")
+    forms = {secret, data.hex()}
+    for offset in range(3):
+        encoded = b64encode(bytes(offset) + data).decode()
+        # Without characters that also contain bits of other bytes.
+        form = encoded[(8 * offset + 5) // 6 : 8 * (offset + len(data)) // 6]
+        forms |= {form, form.replace("+", "-").replace("/", "_")}
+    return tuple(_lower(form) for form in forms if len(form) >= MIN_SECRET_LENGTH)
+
+
+def _find_spans(text: str, forms: Sequence[str], *, is_truncated: bool) -> list[tuple[int, int]]:
+    """Return start and end of all secrets in a text in lower case."""
+    spans: list[tuple[int, int]] = []
+    for form in forms:
+        start = text.find(form)
+        while start >= 0:
+            end = start + len(form)
+            spans.append((start, end))
+            start = text.find(form, end)
+        if is_truncated and (start := _find_truncated(text, form)) >= 0:
+            spans.append((start, len(text)))
+    return spans
+
+
+def _replace_spans(text: str, spans: list[tuple[int, int]]) -> str:
+    """Return a text in which the spans, which may overlap, are redacted."""
+    if not spans:
+        return text
+    parts: list[str] = []
+    position = 0
+    for start, end in sorted(spans):
+        if start >= position:
+            parts += (text[position:start], REDACTED)
+        position = max(position, end)
+    parts.append(text[position:])
+    return "".join(parts)
 
 
 def _find_truncated(text: str, secret: str) -> int:
@@ -133,53 +192,46 @@ def _find_truncated(text: str, secret: str) -> int:
     return position
 
 
-def _redact_escaped(text: str, secrets: Sequence[str], *, is_truncated: bool) -> str:
+def _redact_escaped(text: str, forms: Sequence[str], *, is_truncated: bool) -> str:
     r"""Redact secrets of which the target has escaped characters: `a\/b` or `a\u002fb` for `a/b`.
 
     Text and secrets are compared without escapes and without backslashes. So it does not matter how
     often a text was escaped, as in a JSON string within a JSON string.
     """
     complete = text
-    if is_truncated and (match := _INCOMPLETE_ESCAPE.search(text, len(text) - _MAX_ESCAPE_LENGTH)):
+    if is_truncated and (
+        match := _INCOMPLETE_ESCAPE.search(text, max(0, len(text) - _MAX_ESCAPE_LENGTH))
+    ):
         complete = text[: match.start()]
-    plain = _ESCAPE.sub(_unescape_any, complete)
-    places: list[tuple[int, int]] | None = None
-    spans: list[tuple[int, int]] = []
-    for each in secrets:
-        secret = _ESCAPE.sub(_unescape_any, each)
-        if len(secret) < MIN_SECRET_LENGTH:
-            continue
-        found = plain.find(secret)
-        truncated = _find_truncated(plain, secret) if is_truncated else -1
-        if found < 0 and truncated < 0:
-            continue
-        if places is None:  # most texts have no escaped secret, and need no places
-            places = _find_places(complete)
-        while found >= 0:
-            end = found + len(secret)
-            spans.append((places[found][0], places[end - 1][1]))
-            found = plain.find(secret, end)
-        if truncated >= 0:
-            spans.append((places[truncated][0], len(text)))
-    parts: list[str] = []
-    position = 0
-    for start, end in sorted(spans):
-        if start >= position:
-            parts += (text[position:start], REDACTED)
-        position = max(position, end)
-    parts.append(text[position:])
-    return "".join(parts)
+    plain = _lower(_ESCAPE.sub(_unescape_any, complete))
+    plain_forms = [_lower(_ESCAPE.sub(_unescape_any, form)) for form in forms]
+    plain_forms = [form for form in plain_forms if len(form) >= MIN_SECRET_LENGTH]
+    spans = _find_spans(plain, plain_forms, is_truncated=is_truncated)
+    if not spans:  # most texts have no escaped secret, and need no places
+        return text
+    places = _find_places(complete)
+    return _replace_spans(
+        text,
+        [
+            (
+                places[start][0],
+                len(text) if end == len(plain) and is_truncated else places[end - 1][1],
+            )
+            for start, end in spans
+        ],
+    )
 
 
 def _unescape_any(match: re.Match[str]) -> str:
     """Return the character of an `_ESCAPE`, or an empty string for a backslash."""
-    json_code, url_code, hex_code, decimal_code, entity = match.groups()
-    if code := json_code or url_code or hex_code:
-        char = chr(int(code, 16))
+    *hex_codes, decimal_code, entity = match.groups()
+    if code := next(filter(None, hex_codes), None):
+        number = int(code, 16)
     elif decimal_code:
-        char = chr(int(decimal_code))
+        number = int(decimal_code)
     else:
-        char = _ENTITIES.get(entity, "")
+        return _ENTITIES.get(entity, "")
+    char = chr(number) if number <= _MAX_CODE_POINT else ""
     return "" if char == "\\" else char
 
 
@@ -210,27 +262,27 @@ def redact_bytes(
 
 
 def find_secrets(content: TaskContent | None, sent_secrets: Sequence[str] = ()) -> list[str] | None:
-    """Return the secrets in a task's request, the longest first.
+    """Return the secrets in a task's request; `sent_secrets`, those of its lane, come first.
 
-    `sent_secrets` are the values of the secrets to which headers of the task refer.
     Returns None if they are unknown, because `content` is None, or too many.
     """
     if content is None:
         return None
-    secrets: set[str] = set()
+    secrets: dict[str, None] = {}  # an ordered set
+    for value in sent_secrets:
+        secrets.update(dict.fromkeys(_list_header_secrets(value)))
     for name, value in content.headers.items():
         if is_secret_name(name):
-            secrets.update(_list_header_secrets(value))
-    for value in sent_secrets:
-        secrets.update(_list_header_secrets(value))
+            secrets.update(dict.fromkeys(_list_header_secrets(value)))
     if "?" in content.url:
         for _, name, value in _QUERY_PARAMETER.findall(content.url):
             if is_secret_name(unquote_plus(name)):
                 values = value, unquote_plus(value)
-                secrets.update([each for each in values if len(each) >= MIN_SECRET_LENGTH])
+                long_values = [each for each in values if len(each) >= MIN_SECRET_LENGTH]
+                secrets.update(dict.fromkeys(long_values))
     if len(secrets) > _MAX_SECRETS:
         return None
-    return sorted(secrets, key=len, reverse=True)
+    return list(secrets)
 
 
 @lru_cache(128)  # most tasks of a tenant have the same credentials

@@ -71,6 +71,7 @@ class SecretDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     name: str
     tenant: str = "default"
     targets: tuple[str, ...] = ()
+    header: str = "Authorization"  # the only header that may have the value
     template: str = ""  # empty: `{}`, and `Bearer {}` for tokens
     file: str = ""
     environment: str = ""
@@ -284,6 +285,7 @@ _FILE_SETTINGS = frozenset({"client_certificates", "downstreams", "secrets"})
 _KNOWN_NAMES = (*_SETTING_TYPES, "key", "server")
 """Names that may follow `TARRY_`, in lower case: all settings; for clients, `key` and `server`."""
 _SECRET_NAME = re.compile(SECRET_NAME_PATTERN)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _TARGET_PATTERN = re.compile(
     r"\*|(?:\*|https?|grpcs?):(?:\*|(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]):(?:\*|[0-9]+)"
 )
@@ -615,6 +617,8 @@ def _check_secret(definition: SecretDefinition) -> None:
     ):
         rule = "must be visible ASCII characters with one {} for the value, such as Bearer {}"
         raise ConfigurationError("template", rule)
+    if not _HEADER_NAME.fullmatch(definition.header):
+        raise ConfigurationError("header", "must be the name of a header, such as X-API-Key")
     sources = [name for name in _SECRET_SOURCES if getattr(definition, name)]
     if len(sources) != 1:
         rule = f"must be exactly one of {', '.join(_SECRET_SOURCES)}"

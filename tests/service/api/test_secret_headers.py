@@ -18,6 +18,8 @@ SOURCE = EnvironmentSource("TOKEN", {})
 SECRETS = [
     Secret("default", "orders", SOURCE, targets=["https:example.com:443", "grpc:*"]),
     Secret("other", "theirs", SOURCE),
+    Secret("default", "partner", SOURCE, header="X-Partner-Key"),
+    Secret("default", "reserved", SOURCE, header="grpc-x"),
 ]
 REFERENCE = {"secret": "orders"}
 
@@ -83,7 +85,7 @@ def test_invalid_reference_is_rejected(headers: dict[str, Any], field: str, rule
         ("http://example.com/", {"X": REFERENCE}, "may be sent to http:example.com:80"),
         ("https://example.com.b.example/", {"X": REFERENCE}, "https:example.com.b.example:443"),
         ("grpc://a.example:50051/p.S/M", {"x-bin": REFERENCE}, "not a secret"),
-        ("grpc://a.example:50051/p.S/M", {"grpc-x": REFERENCE}, "gRPC reserves"),
+        ("grpc://a.example:50051/p.S/M", {"grpc-x": {"secret": "reserved"}}, "gRPC reserves"),
     ],
 )
 def test_secret_is_only_sent_to_its_targets(url: str, headers: Any, rule: str) -> None:
@@ -97,13 +99,37 @@ def test_secret_is_only_sent_to_its_targets(url: str, headers: Any, rule: str) -
     run_with_api(test, secrets=SECRETS)
 
 
+def test_secret_is_only_sent_in_its_header() -> None:
+    """Otherwise a caller could write the value into a header that the target stores and returns."""
+
+    async def test(api: ApiHarness) -> None:
+        for header, name in (
+            ("x-amz-meta-note", "orders"),
+            ("X-Request-Id", "orders"),
+            ("Authorization", "partner"),
+            ("X-Partner-Key2", "partner"),
+        ):
+            response = await create(api, {header: {"secret": name}})
+            assert (422, f"headers.{header}.secret") == (response.status, response.problem["field"])
+            assert "the operator can change `header`" in response.problem["detail"]
+        for header, name in (("aUthorization", "orders"), ("x-partner-key", "partner")):
+            assert 201 == (await create(api, {header: {"secret": name}})).status
+
+    run_with_api(test, secrets=SECRETS)
+
+
 def test_same_key_with_another_secret_is_a_conflict() -> None:
     """The name of the secret is part of the request that an idempotency key identifies."""
 
     async def test(api: ApiHarness) -> None:
         statuses = [
             (await create(api, headers, idempotencyKey="k")).status
-            for headers in ({"X": REFERENCE}, {"x": REFERENCE}, {"X": "orders"}, {})
+            for headers in (
+                {"Authorization": REFERENCE},
+                {"authorization": REFERENCE},
+                {"Authorization": "orders"},
+                {},
+            )
         ]
         assert [201, 200, 422, 422] == statuses
 
@@ -138,7 +164,7 @@ def test_explanation_names_a_secret_that_is_not_available() -> None:
     """The tenant sees the name of the secret, but not why it is not available."""
 
     async def test(api: ApiHarness) -> None:
-        task_id = (await create(api, {"X": REFERENCE})).json["taskId"]
+        task_id = (await create(api, {"Authorization": REFERENCE})).json["taskId"]
         path = f"/retry-tasks/{task_id}/explain"
         note = "It waits for the secret orders, which is not available."
         assert note not in (await api.request("GET", path)).json["text"]
@@ -148,6 +174,21 @@ def test_explanation_names_a_secret_that_is_not_available() -> None:
             assert note in (await api.request("GET", path)).json["text"]
         finally:
             secret.failure_count = 0
+
+    run_with_api(test, secrets=SECRETS)
+
+
+def test_response_is_redacted_if_a_secret_of_the_lane_is_unknown() -> None:
+    """The target may return a secret of another task whose value this process does not know."""
+
+    async def test(api: ApiHarness) -> None:
+        task_id = (await create(api, {})).json["taskId"]
+        path = f"/retry-tasks/{task_id}"
+        request = asyncio.create_task(api.request("GET", path, headers={"Prefer": "wait=5"}))
+        assert task_id == await api.engine.waited_for.get()
+        delivered = DeliveryResult(status=200, excerpt=b"any text", has_unknown_secrets=True)
+        api.engine.reporter.notify_waiters(task_id, FinishedTask(Status.SUCCEEDED, None, delivered))
+        assert "[redacted]" == (await request).json["response"]["body"]
 
     run_with_api(test, secrets=SECRETS)
 

@@ -45,10 +45,13 @@ class FakeSource:
 
 
 def new_secret(
-    source: FakeSource, name: str = "orders", tenant: str = "default", **options: Sequence[str]
+    source: FakeSource,
+    name: str = "orders",
+    tenant: str = "default",
+    targets: Sequence[str] = ("*",),
 ) -> Secret:
     """Return a secret that is sent as a bearer token."""
-    return Secret(tenant, name, source, template="Bearer {}", **options)
+    return Secret(tenant, name, source, template="Bearer {}", targets=targets)
 
 
 class Target(FakeTarget):
@@ -352,13 +355,59 @@ def test_values_are_redacted_in_the_attempt_log() -> None:
     run(main)
 
 
+def test_secrets_of_a_lane_are_redacted_in_texts_of_other_tasks() -> None:
+    """A caller cannot read a secret with another task, in any case, also an earlier value."""
+
+    async def main() -> None:
+        echo = b"was BEARER Token-1, is bearer TOKEN-2 and dG9rZW4tMg==; other-1"
+        target = FakeTarget(DeliveryResult(status=200), DeliveryResult(status=400, excerpt=echo))
+        secret = new_secret(FakeSource("token-1", "token-2", lifetime_s=1.0))
+        other = new_secret(FakeSource("other-1"), "other", targets=["http:b.example:80"])
+        harness = EngineHarness(target, secrets=[secret, other])
+        await harness.engine.start()
+        await harness.add(harness.new_task(secret_headers=HEADERS))
+        await asyncio.sleep(10)
+        await harness.add(harness.new_task(secret_headers=HEADERS))
+        await asyncio.sleep(10)
+        [task] = await harness.add(harness.new_task())
+        await asyncio.sleep(1)
+        [attempt] = await harness.list_attempts(task)
+        expected = "was [redacted], is [redacted] and [redacted]g==; other-1"
+        assert expected == attempt.excerpt
+
+    run(main)
+
+
+def test_texts_are_redacted_while_a_secret_of_the_lane_is_unknown() -> None:
+    """After a start, a target may return a value that this process has not obtained yet."""
+
+    async def main() -> None:
+        answer = DeliveryResult(status=400, excerpt=b"you stored token-1", duration_ms=1.0)
+        source = FakeSource(SecretUnavailable("it is away"), "token-1")
+        harness = EngineHarness(FakeTarget(answer), secrets=[new_secret(source)])
+        await harness.engine.start()
+        excerpts = []
+        for _ in range(2):
+            [task] = await harness.add(harness.new_task())
+            await asyncio.sleep(100)
+            [attempt] = await harness.list_attempts(task)
+            excerpts.append(attempt.excerpt)
+        assert ["[redacted]", "you stored [redacted]"] == excerpts
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     ("secret", "rule"),
     [
         (new_secret(FakeSource("token-1"), tenant="other"), "does not define their secret"),
         (
             new_secret(FakeSource("token-1"), targets=["http:b.example:80"]),
-            "does not allow the target",
+            "does not allow the target of their secret",
+        ),
+        (
+            Secret("default", "orders", FakeSource("token-1"), header="X-Key"),
+            "does not allow the header of their secret",
         ),
     ],
 )

@@ -235,6 +235,12 @@ class TaskBuilder:
                     "allow it with `targets` in the setting `secrets`"
                 )
                 raise invalid(f"{path}.secret", rule, name)
+            if not secret.allows_header(header):
+                rule = (
+                    f"must be a secret of this header, but {name} may only be sent in "
+                    f"{secret.header}: the operator can change `header` in the setting `secrets`"
+                )
+                raise invalid(f"{path}.secret", rule)
         if is_grpc:
             _check_metadata(secret_headers)  # checks the names; the values are always ASCII
 

@@ -194,6 +194,8 @@ class ResultWaiter:
             if delivery_result is not None and delivery_result.status is not None:
                 content = views.read_content(context, task)
                 secrets = find_secrets(content, delivery_result.sent_secrets)
+                if delivery_result.has_unknown_secrets:
+                    secrets = None
                 view.response = views.response_view(delivery_result, secrets)
         return view
 

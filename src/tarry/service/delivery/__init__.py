@@ -67,7 +67,10 @@ class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
     tls_ms: float | None = None
     first_byte_ms: float | None = None
     sent_secrets: Sequence[str] = ()
-    """The values of secrets that the request had, which the target may have returned."""
+    """The values of secrets that the request had, and of other secrets that requests to this target
+    may have. The target may have returned them."""
+    has_unknown_secrets: bool = False
+    """Whether the target may know a secret whose value this process has not obtained yet."""
 
     def __repr__(self) -> str:
         """Return a text without secrets: asyncio logs it if a callback of the attempt fails."""

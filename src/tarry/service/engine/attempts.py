@@ -173,6 +173,8 @@ def add_error_and_excerpt(
     """
     if delivery.error or delivery.excerpt:
         secrets = find_secrets(content, delivery.sent_secrets)
+        if delivery.fault is None and delivery.has_unknown_secrets:
+            secrets = None  # the texts are from the target
         if delivery.error:
             record.error, _ = _redact_and_cut(delivery.error, secrets, is_truncated=False)
         if delivery.excerpt:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from tarry.service.delivery.targets import compile_lane_patterns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from tarry.service.delivery import DeliveryResult
     from tarry.service.delivery.secret_sources import SecretSource
 
 _logger = logging.getLogger("tarry.service")
@@ -29,6 +31,8 @@ _MIN_RENEWAL_INTERVAL_S = 10.0
 """Targets can cause a renewal with a 401. This limits how often they can call a token endpoint."""
 _MAX_CONCURRENT_FETCHES = 16
 """Commands and token requests at a time, of all secrets together; files are not limited."""
+_MAX_PREVIOUS_TEXTS = 8  # of replaced values, which a target may still return
+_MAX_CACHED_LANES = 4096
 _UNDEFINED_PAUSE_S = 30.0  # until a task is tried again whose secret the settings do not allow
 
 
@@ -50,6 +54,8 @@ class Secret:
 
     `template` has one `{}`, which the value replaces. `targets` are patterns of the lanes
     (`scheme:host:port`) to which the secret may be sent, in which `*` matches any characters.
+    `header` is the only header that may have the value: a target may store other headers, and
+    return them in a response.
     """
 
     def __init__(
@@ -60,14 +66,19 @@ class Secret:
         *,
         template: str = "{}",
         targets: Sequence[str] = ("*",),
+        header: str = "Authorization",
     ) -> None:
         self.tenant = tenant
         self.name = name
         self.source = source
+        self.header = header
         self._before, _, self._after = template.partition("{}")
         self._matches = compile_lane_patterns(tenant, targets)
         self.value: str | None = None  # None: not obtained yet, or rejected by a target
         self.header_value: str = ""
+        self.texts: tuple[str, ...] = ()
+        """Texts to redact: header value and value, of the current value and of previous values.
+        Empty before the value was obtained for the first time."""
         self.refresh_at: float = -inf  # in monotonic seconds, like the times below
         self.expires_at: float = -inf
         self.retry_at: float = -inf  # no earlier fetch after a failure
@@ -81,6 +92,10 @@ class Secret:
         """Return whether the secret may be sent to the target of a lane, `tenant/endpoint@key`."""
         return self._matches(lane.partition("@")[0]) is not None
 
+    def allows_header(self, header: str) -> bool:
+        """Return whether the secret may be the value of this header."""
+        return header.lower() == self.header.lower()
+
     def is_usable(self, now: float) -> bool:
         """Return whether there is a value that has not expired."""
         return self.value is not None and now < self.expires_at
@@ -89,6 +104,8 @@ class Secret:
         """Replace the value."""
         self.value = text
         self.header_value = f"{self._before}{text}{self._after}"
+        if text not in self.texts:
+            self.texts = (self.header_value, text, *self.texts[:_MAX_PREVIOUS_TEXTS])
 
 
 class SecretResolver:
@@ -100,10 +117,35 @@ class SecretResolver:
         self._fetch_slots = asyncio.Semaphore(_MAX_CONCURRENT_FETCHES)
         self._logged_names: set[tuple[str, str]] = set()
         """Secrets of stored tasks that the settings do not allow any more; each is logged once."""
+        self._is_empty = not self._secrets
+        self._list_cached = lru_cache(_MAX_CACHED_LANES)(self._list_allowed)
 
     def find(self, tenant: str, name: str) -> Secret | None:
         """Return a secret of a tenant, or None if the settings do not define it."""
         return self._secrets.get((tenant, name))
+
+    def fetch_unknown(self, lane: str) -> None:
+        """Start to obtain the secrets of a lane whose values must be redacted but are unknown."""
+        if self._is_empty:  # as in most services: saves a lookup for each attempt
+            return
+        for secret in self._list_cached(lane):
+            if not secret.texts and self._now() >= secret.retry_at:
+                self._start_fetch(secret)
+
+    def add_texts_of_lane(self, lane: str, result: DeliveryResult) -> None:
+        """Add the secrets of all tasks of a lane to those that a result was sent with.
+
+        A caller could send a secret to a target that stores it, and read it with another task.
+        """
+        if self._is_empty:
+            return
+        secrets = self._list_cached(lane)
+        result.has_unknown_secrets = not all(secret.texts for secret in secrets)
+        texts = (text for secret in secrets for text in secret.texts)
+        result.sent_secrets = tuple(dict.fromkeys((*result.sent_secrets, *texts)))
+
+    def _list_allowed(self, lane: str) -> list[Secret]:
+        return [secret for secret in self._secrets.values() if secret.allows(lane)]
 
     def get_cached(
         self, tenant: str, lane: str, secret_headers: Mapping[str, str]
@@ -117,7 +159,7 @@ class SecretResolver:
         headers: dict[str, str] = {}
         texts: list[str] = []
         for header, name in secret_headers.items():
-            secret = self._find_allowed(tenant, lane, name)
+            secret = self._find_allowed(tenant, lane, header, name)
             if not secret.is_usable(now):
                 if now < secret.retry_at:
                     raise SecretUnavailable(secret.error, pause_s=secret.retry_at - now)
@@ -151,7 +193,7 @@ class SecretResolver:
         """
         now = self._now()
         for header, name in secret_headers.items():
-            secret = self._find_allowed(tenant, lane, name)
+            secret = self._find_allowed(tenant, lane, header, name)
             if (
                 secret.source.is_renewable
                 and secret.value is not None
@@ -168,9 +210,9 @@ class SecretResolver:
         self, tenant: str, lane: str, secret_headers: Mapping[str, str]
     ) -> str | None:
         """Return the name of a secret for which a task waits, as far as this process knows."""
-        for name in secret_headers.values():
+        for header, name in secret_headers.items():
             secret = self.find(tenant, name)
-            if secret is None or not secret.allows(lane):
+            if secret is None or not (secret.allows(lane) and secret.allows_header(header)):
                 return name
             if secret.failure_count and not secret.is_usable(self._now()):
                 return name
@@ -184,14 +226,17 @@ class SecretResolver:
         if fetches:
             await asyncio.wait(fetches)
 
-    def _find_allowed(self, tenant: str, lane: str, name: str) -> Secret:
+    def _find_allowed(self, tenant: str, lane: str, header: str, name: str) -> Secret:
         secret = self.find(tenant, name)
-        if secret is not None and secret.allows(lane):
+        if secret is not None and secret.allows(lane) and secret.allows_header(header):
             return secret
         if (tenant, name) not in self._logged_names:
             self._logged_names.add((tenant, name))
             message = "tasks wait, because the setting `secrets` %s, tenant=%s secret=%s lane=%s"
-            rule = "does not define their secret" if secret is None else "does not allow the target"
+            rule = "does not define their secret"
+            if secret is not None:
+                part = "header" if secret.allows(lane) else "target"
+                rule = f"does not allow the {part} of their secret"
             _logger.error(message, rule, tenant, name, lane)
         message = f"the secret {name} is not defined for this target"
         raise SecretUnavailable(message, pause_s=_UNDEFINED_PAUSE_S)

@@ -223,6 +223,7 @@ class Worker:
             secrets = self._resolve_secrets(leased_task, content.secret_headers, policy, now)
             if secrets is None:
                 return True
+        context.secrets.fetch_unknown(task.lane)
         call = attempts.build_call(task, policy, lane.downstream)
         is_retry = call.attempts > 0
         suspect = lane.should_limiter_ignore(now, is_retry)
@@ -535,6 +536,7 @@ class Worker:
             error, delivery_result = delivery_result, _failed_delivery(task, delivery_result)
         unrounded_ms, random_number = context.clock.unrounded_ms(), context.draw()
         now, now_s = int(unrounded_ms), unrounded_ms / 1000
+        context.secrets.add_texts_of_lane(task.lane, delivery_result)
         if delivery_result.fault is _BLOCKED:
             delivery_result.pause_s = context.blocked_pause_s
         outcome = attempts.classify(delivery_result, effective_policy.policy, context.unix_time)
@@ -553,19 +555,18 @@ class Worker:
         lane.record_duration(now - started_at, delivery_result.fault is _TIMEOUT)
         if context.health.failing:
             context.health.mark_healthy("delivery")
-        worker = context.lease_terms.worker
         if outcome is SUCCESS:
             call.record_success(now_s, random_number)
             decision = attempts.success_decision(effective_policy.version)
             record = attempts.build_record(
-                task, delivery_result, outcome, decision, started_at, worker
+                task, delivery_result, outcome, decision, started_at, context.lease_terms.worker
             )
             result = attempts.final_result(task, record, _SUCCEEDED)
         else:
             verdict = call.record_failure(outcome, now_s, random_number)
             decision = attempts.build_decision(verdict, outcome, effective_policy, call)
             record = attempts.build_record(
-                task, delivery_result, outcome, decision, started_at, worker
+                task, delivery_result, outcome, decision, started_at, context.lease_terms.worker
             )
             attempts.add_error_and_excerpt(record, delivery_result, leased_task.content)
             if isinstance(verdict, Wait):
