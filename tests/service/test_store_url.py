@@ -35,6 +35,27 @@ def test_an_unknown_engine_is_an_error(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "postgres:u:s3cret@h",
+        "postgresql:/u:s3cret@h/db",
+        "postgres:s3cret",
+        "redis:u:s3cret@h:6379",
+        "Redis+Cluster:u:s3cret@h",
+        "mysql:u:s3cret@h/db",
+        "user:s3cret@h/db",
+    ],
+)
+def test_a_server_needs_slashes(url: str) -> None:
+    """The error has the rule and not the password, which could be anywhere after the scheme."""
+    with pytest.raises(ConfigurationError, match="store must be a path") as raised:
+        find_engine(url)
+    assert "s3cret" not in str(raised.value)
+    assert url.partition(":")[0] in str(raised.value)
+    assert "s3cret" not in redact_store_url(url)
+
+
+@pytest.mark.parametrize(
     ("url", "shown"),
     [
         ("sqlite:a@b.db", "sqlite:a@b.db"),

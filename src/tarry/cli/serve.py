@@ -313,12 +313,12 @@ def read_service_settings(
 
 
 def _configure_logging(settings: Settings) -> None:
-    from tarry.service.http.server import JsonFormatter
+    from tarry.service.http.server import JsonFormatter, TextFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     # Several processes write to one log, so each line has the id of its process.
     process_id = "[%(process)d] " if settings.workers > 1 else ""
-    text_formatter = logging.Formatter(f"%(asctime)s %(levelname)s {process_id}%(message)s")
+    text_formatter = TextFormatter(f"%(asctime)s %(levelname)s {process_id}%(message)s")
     handler.setFormatter(JsonFormatter() if settings.log == "json" else text_formatter)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # hides its start message

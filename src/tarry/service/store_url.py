@@ -53,7 +53,7 @@ def find_engine(url: str) -> StoreEngine:
     if url.startswith(_SQLITE_SCHEME) or (match is None and url not in {"memory", "sqlite"}):
         return StoreEngine.SQLITE
     engine = None if match is None else _SERVER_SCHEMES.get(match[1].lower())
-    if engine is None:
+    if engine is None or "://" not in url:
         raise ConfigurationError("store", STORE_RULE, redact_store_url(url))
     return engine
 
@@ -62,8 +62,16 @@ def redact_store_url(url: str) -> str:
     """Return the URL of a store without its user name, password and secret parameters.
 
     Everything up to the last `@` counts as the password, because a password may contain characters
-    that should have been escaped.
+    that should have been escaped. Without `//`, everything after the scheme does.
     """
+    match = _SCHEME.fullmatch(url)
+    if (
+        match is not None
+        and "://" not in url
+        and not url.startswith(_SQLITE_SCHEME)
+        and (match[1].lower() in _SERVER_SCHEMES or "@" in url)
+    ):
+        return f"{match[1]}:{REDACTED}"
     return _SECRET_PARAMETER.sub(rf"\1{REDACTED}", _USER_INFO.sub(f"{REDACTED}@", url))
 
 

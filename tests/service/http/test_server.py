@@ -8,7 +8,12 @@ import os
 import socket
 import sys
 
-from tarry.service.http.server import _SEND_BUFFER_BYTES, JsonFormatter, _limit_send_buffer
+from tarry.service.http.server import (
+    _SEND_BUFFER_BYTES,
+    JsonFormatter,
+    TextFormatter,
+    _limit_send_buffer,
+)
 
 
 def make_record(**extra: object) -> logging.LogRecord:
@@ -41,6 +46,28 @@ def test_exception_is_a_field() -> None:
         line = JsonFormatter().format(make_record(exc_info=sys.exc_info()))
 
     assert json.loads(line)["error"].endswith("ValueError: broken")
+
+
+def test_text_lines_cannot_be_forged() -> None:
+    """Line breaks, escape sequences and invisible characters of a client are escaped."""
+    path = "/x\n2026-11-19 00:00:00,000 ERROR FORGED\r\x1b[31m\u202e\u2028\udc80\x85 \xe9"
+    record = make_record()
+    record.msg, record.args = "store unavailable, request=%s", (path,)
+    formatter = TextFormatter("%(levelname)s %(message)s")
+    expected = (
+        "INFO store unavailable, request=/x\\n2026-11-19 00:00:00,000 ERROR FORGED\\r\\x1b[31m"
+        "\\u202e\\u2028\\udc80\\x85 \xe9"
+    )
+    assert expected == formatter.format(record).replace(record.levelname, "INFO")
+    try:
+        raise ValueError(path)
+    except ValueError:
+        record = make_record(exc_info=sys.exc_info())
+    first, *lines = formatter.format(record).split("\n")
+    assert first.startswith(record.levelname)
+    assert lines
+    assert all(line.startswith("  ") for line in lines)
+    assert "\x1b" not in "".join(lines)
 
 
 def test_accepted_connections_have_a_small_send_buffer() -> None:

@@ -30,6 +30,8 @@ _READ_METHODS = frozenset({"GET", "HEAD"})
 _LOG_INTERVAL_S = 10.0
 """In which one line is logged about requests that were rejected because of the store."""
 _METHODS_WITHOUT_ORIGIN_CHECK = frozenset({"GET", "HEAD", "OPTIONS"})
+_OTHER_SITES = frozenset({b"cross-site", b"same-site"})
+"""Values of `Sec-Fetch-Site`. `same-site` is another port or subdomain, so another origin, too."""
 _SINGLE_HEADERS = {
     name.lower().encode(): name
     for name in ("Authorization", "Content-Type", "Host", "Origin", "X-API-Key")
@@ -202,7 +204,9 @@ class Endpoint:
             _check_repeated_headers(scope["headers"])
         if self._check_host is not None:
             self._check_host(headers)
-        if b"origin" in headers and method not in _METHODS_WITHOUT_ORIGIN_CHECK:
+        if (
+            b"origin" in headers or b"sec-fetch-site" in headers
+        ) and method not in _METHODS_WITHOUT_ORIGIN_CHECK:
             _check_origin(headers)
         request = ApiRequest(scope, receive, headers, body)
         authenticate = self._authenticate
@@ -323,7 +327,11 @@ def _check_origin(headers: dict[bytes, bytes]) -> None:
 
     A service on loopback may need no API key. Such a page could then use the service.
     """
-    origin = headers[b"origin"]
+    if headers.get(b"sec-fetch-site", b"none").lower() in _OTHER_SITES:
+        raise problems.CROSS_SITE.error("Requests from web pages of other sites are not accepted.")
+    origin = headers.get(b"origin")
+    if origin is None:
+        return
     if origin.rpartition(b"://")[2] != headers.get(b"host"):
         text = origin.decode("latin-1")[:100]
         raise problems.CROSS_SITE.error(f"Requests from web pages of {text} are not accepted.")

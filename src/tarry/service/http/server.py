@@ -178,6 +178,31 @@ def _limit_send_buffer(listener: socket) -> None:
     listener.setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER_BYTES)
 
 
+class TextFormatter(logging.Formatter):
+    """Formats a record as one line of text, and a traceback as indented lines.
+
+    Characters that are not printable are escaped: clients choose a part of some messages, such as
+    the path of a request, and could otherwise forge lines or control the operator's terminal.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - named by logging
+        """Return the line of a record."""
+        return _escape_unprintable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - named by logging
+        """Return the lines of a traceback, indented, so that an error cannot forge log lines."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {_escape_unprintable(line)}" for line in lines)
+
+
+def _escape_unprintable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
 class JsonFormatter(logging.Formatter):
     """Formats a record with its `extra` attributes as one line of JSON."""
 
