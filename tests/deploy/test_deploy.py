@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,30 @@ def test_ports_and_paths_agree() -> None:
     assert ["/healthz", "/healthz", "/readyz"] == [probe["path"] for probe in probes]
     assert [f"127.0.0.1:{port}:{port}"] == COMPOSE["services"]["tarry"]["ports"]
     assert [f"tarry:{port}"] == scrape["scrape_configs"][0]["static_configs"][0]["targets"]
+
+
+def test_network_policy_closes_private_networks() -> None:
+    """The policy selects the pods; beside DNS and the store, only public addresses are open."""
+    policy = find_manifest("NetworkPolicy")["spec"]
+    [ingress] = policy["ingress"]
+    dns, store, targets = policy["egress"]
+    blocks = [peer["ipBlock"] for peer in targets["to"]]
+    closed = [ip_network(text) for block in blocks for text in block["except"]]
+
+    pod_labels = find_manifest("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert pod_labels == policy["podSelector"]["matchLabels"]
+    assert ["Ingress", "Egress"] == policy["policyTypes"]
+    assert [{"port": "http"}] == ingress["ports"]
+    assert {53} == {each["port"] for each in dns["ports"]}
+    assert [5432] == [each["port"] for each in store["ports"]]
+    for block in blocks:
+        for text in block["except"]:
+            assert ip_network(text).subnet_of(ip_network(block["cidr"]))  # type: ignore[arg-type]
+    for text in ("10.1.2.3", "127.0.0.1", "169.254.169.254", "172.16.0.1", "192.168.0.1", "::1"):
+        assert any(ip_address(text) in network for network in closed)
+    for text in ("fd00:ec2::254", "fe80::1", "100.100.100.200", "168.63.129.16"):
+        assert any(ip_address(text) in network for network in closed)
+    assert not any(ip_address("8.8.8.8") in network for network in closed)
 
 
 def test_health_check_uses_the_settings_of_the_image(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from typing import Any
 
@@ -48,6 +49,22 @@ def test_publishers_are_trusted(job: str, environment: str) -> None:
     assert ("build", environment) == (JOBS[job]["needs"], JOBS[job]["environment"])
     assert {"id-token": "write"} == JOBS[job]["permissions"]
     assert "secrets." not in json.dumps(JOBS[job])
+
+
+def test_actions_and_programs_are_pinned() -> None:
+    """No tag or branch that can be moved decides what a job with an identity token runs."""
+    actions = [step["uses"] for job in JOBS.values() for step in job["steps"] if "uses" in step]
+    assert actions
+    for action in actions:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", action), action
+    [install] = [each for each in commands_of("publish") if " install " in each]
+    assert "--require-hashes" in install
+    assert ".github/publish-requirements.txt" in " ".join(commands_of("build"))
+    requirements = (ROOT / ".github" / "publish-requirements.txt").read_text("utf-8")
+    for line in requirements.splitlines():
+        assert line.startswith("# ") or re.fullmatch(
+            r"[a-z0-9._-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", line
+        ), line
 
 
 def test_client_is_published_with_provenance() -> None:
