@@ -143,6 +143,12 @@ def test_an_error_names_the_source_and_the_rule(
         ("allow_host", "http://x", "allow_host must contain host names, got 'http://x'"),
         ("compatibility", "sqs", "compatibility must be one of cloud_tasks, qstash, got 'sqs'"),
         ("allow_target", "10.0.0.0/99", "allow_target must contain CIDRs"),
+        (
+            "allow_methods",
+            "FETCH,get",
+            "allow_methods must contain HTTP methods in capitals, not CO",
+        ),
+        ("allow_methods", "TRACE", "allow_methods must contain HTTP methods in capitals, not CONN"),
         ("allow_target", "http://x", "allow_target must contain CIDRs"),
         ("operator", "a/b", "operator must be 1 to 63 characters"),
         ("tenant_rate", "inf", "tenant_rate must be finite, got inf"),

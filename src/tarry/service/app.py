@@ -265,6 +265,7 @@ class Service:
                 role=settings.role,
                 compatibility=settings.compatibility,
                 accepted_host_names=None if require_api_keys else accepted_host_names,
+                allowed_methods=settings.allow_methods,
                 has_grpc=has_grpc(),
                 limits=build_api_limits(settings, self.max_clients),
             ),

@@ -145,6 +145,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tuple[str, ...],
         _help("Allowed targets besides public ones: networks; names (their private addresses)"),
     ] = ()
+    allow_methods: Annotated[
+        tuple[str, ...],
+        _help("HTTP methods that tasks may use besides the standard ones, such as PURGE"),
+    ] = ()
     on_blocked: Annotated[
         Literal["fail", "wait"],
         _help("Tasks whose target is not allowed: fail (dead letter), or wait until it is allowed"),
@@ -286,6 +290,8 @@ _KNOWN_NAMES = (*_SETTING_TYPES, "key", "server")
 """Names that may follow `TARRY_`, in lower case: all settings; for clients, `key` and `server`."""
 _SECRET_NAME = re.compile(SECRET_NAME_PATTERN)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
+_METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,31}")
+_FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
 _TARGET_PATTERN = re.compile(
     r"\*|(?:\*|https?|grpcs?):(?:\*|(?:\*\.)?[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\]):(?:\*|[0-9]+)"
 )
@@ -488,6 +494,7 @@ def check_setting(name: str, value: Any) -> None:
         "allow_host": _check_hosts,
         "compatibility": _check_compatibility,
         "allow_target": Guard,
+        "allow_methods": _check_methods,
         "operator": check_tenant,
         "tenant_rate": lambda rate: check_number("tenant_rate", rate),
         "egress_proxy": parse_proxy,
@@ -512,6 +519,13 @@ def _check_compatibility(names: tuple[str, ...]) -> None:
 
     for name in names:
         check_one_of("compatibility", name, SHIM_NAMES)
+
+
+def _check_methods(methods: Sequence[str]) -> None:
+    for method in methods:
+        if not _METHOD.fullmatch(method) or method in _FORBIDDEN_METHODS:
+            rule = "must contain HTTP methods in capitals, not CONNECT or TRACE"
+            raise ConfigurationError("allow_methods", rule, method)
 
 
 def _check_store(url: str) -> None:

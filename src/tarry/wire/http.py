@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 """Methods without side effects (RFC 9110 section 9.2.1, and the QUERY method)."""
 IDEMPOTENT_METHODS = SAFE_METHODS | {"PUT", "DELETE"}
+STANDARD_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "QUERY")
+"""The methods of HTTP that a client sends to a resource (not CONNECT and TRACE)."""
 HOP_BY_HOP_HEADERS = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
     "te", "trailer", "transfer-encoding", "upgrade",

@@ -292,6 +292,7 @@ class ApiHarness:
         role: str = "all",
         secrets: Sequence[Secret] = (),
         compatibility: tuple[str, ...] = (),
+        allowed_methods: tuple[str, ...] = (),
     ) -> None:
         self.time = FakeTime()
         self.store = ReferenceStore(self.time.milliseconds)
@@ -319,6 +320,7 @@ class ApiHarness:
             accepted_host_names=hosts,
             role=role,
             compatibility=compatibility,
+            allowed_methods=allowed_methods,
             has_grpc=grpc,
             limits=limits or ApiLimits(),
         )

@@ -122,7 +122,7 @@ def test_all_fields_are_stored() -> None:
         await api.request("PUT", "/retry-policies/slow", {"maxAttempts": 9})
         document = {
             "targetUrl": "https://EXAMPLE.com:443/a?b=c",
-            "method": "PURGE",
+            "method": "PATCH",
             "policyId": "slow",
             "policyVersion": 1,
             "policy": {"maxAttempts": 3, "totalBudgetMs": None},
@@ -145,7 +145,7 @@ def test_all_fields_are_stored() -> None:
         assert "https://example.com/a?b=c" == content.url
         assert {"maxAttempts": 3, "totalBudgetMs": None} == content.overrides
         assert "quick" == response.json["callbackPolicyId"]
-        assert ("PURGE", "https://example.org/", "quick", 3, TRACE) == (
+        assert ("PATCH", "https://example.org/", "quick", 3, TRACE) == (
             content.method,
             content.callback_url,
             content.callback_policy_id,
@@ -154,6 +154,19 @@ def test_all_fields_are_stored() -> None:
         )
 
     run_with_api(test)
+
+
+def test_the_operator_can_allow_methods() -> None:
+    """A method of the setting `allow_methods` is accepted; the error for others lists it."""
+
+    async def test(api: ApiHarness) -> None:
+        document = {"targetUrl": TARGET, "method": "PURGE"}
+        response = await api.request("POST", "/retry-tasks", document)
+        assert (201, "PURGE") == (response.status, response.json["method"])
+        other = await api.request("POST", "/retry-tasks", {**document, "method": "BAN"})
+        assert "QUERY, PURGE; the operator can" in other.problem["detail"]
+
+    run_with_api(test, allowed_methods=("PURGE",))
 
 
 def test_a_delay_starts_when_the_task_is_added() -> None:

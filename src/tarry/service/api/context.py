@@ -73,6 +73,8 @@ class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
     """The setting `role`: `all`, `api` or `worker`."""
     compatibility: tuple[str, ...] = ()
     """The setting `compatibility`: names of the APIs of other vendors that are served."""
+    allowed_methods: tuple[str, ...] = ()
+    """The setting `allow_methods`: methods of tasks besides `STANDARD_METHODS`."""
     has_grpc: bool = True
     """Whether gRPC targets are supported (grpcio is installed)."""
     limits: ApiLimits = ApiLimits()

@@ -24,7 +24,12 @@ from tarry.service.engine.context import BODY_STORE
 from tarry.service.model import Task, TaskContent
 from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.store import NewTask
-from tarry.wire.http import HOP_BY_HOP_HEADERS, SERVICE_HEADERS, is_idempotency_key
+from tarry.wire.http import (
+    HOP_BY_HOP_HEADERS,
+    SERVICE_HEADERS,
+    STANDARD_METHODS,
+    is_idempotency_key,
+)
 from tarry.wire.tasks import MIN_TIME_MS, SECRET_NAME_PATTERN
 
 if TYPE_CHECKING:
@@ -33,9 +38,6 @@ if TYPE_CHECKING:
     from tarry.service.delivery.targets import Target
     from tarry.wire.tasks import RetryTaskRequest
 
-_METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,31}")
-_FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
-_COMMON_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE", "GET", "HEAD"})
 _GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
@@ -77,7 +79,7 @@ class TaskBuilder:
         context = self._context
         target = self._parse_target("targetUrl", request.target_url)
         if request.method != "POST":
-            _check_method(request.method, target)
+            self._check_method(request.method, target)
         headers, header_names, secret_headers = self._check_headers(
             tenant, target, request.headers or {}
         )
@@ -199,6 +201,16 @@ class TaskBuilder:
             rule = "must be http or https, because gRPC is not installed here (tarry[grpc])"
             raise invalid(field, rule)
         return target
+
+    def _check_method(self, method: str, target: Target) -> None:
+        """Raise ApiError for a method that must not be sent. POST is always allowed."""
+        if target.scheme in _GRPC_SCHEMES:
+            raise invalid("method", "must be POST for a gRPC call", method)
+        allowed_methods = self._context.allowed_methods
+        if method not in STANDARD_METHODS and method not in allowed_methods:
+            names = ", ".join((*STANDARD_METHODS, *allowed_methods))
+            rule = f"must be one of {names}; the operator can allow others (`allow_methods`)"
+            raise invalid("method", rule, method)
 
     def _check_headers(
         self, tenant: str, target: Target, headers: dict[str, Any]
@@ -353,16 +365,6 @@ def _check_metadata(headers: dict[str, Any]) -> None:
 
 def _header_path(name: str) -> str:
     return f"headers.{name[:_MAX_HEADER_NAME_CHARS]}"
-
-
-def _check_method(method: str, target: Target) -> None:
-    """Raise ApiError for a method that must not be sent. POST is always allowed."""
-    if method != "POST" and target.scheme in _GRPC_SCHEMES:
-        raise invalid("method", "must be POST for a gRPC call", method)
-    if method not in _COMMON_METHODS and (
-        not _METHOD.fullmatch(method) or method in _FORBIDDEN_METHODS
-    ):
-        raise invalid("method", "must be an HTTP method in capitals, not CONNECT or TRACE", method)
 
 
 def _choose_idempotency_key(body_key: str | None, header_key: str | None) -> str | None:

@@ -257,7 +257,7 @@ def test_errors_show_the_beginning_of_a_long_name(name: str) -> None:
     ("headers", "destination", "message"),
     [
         ({"Upstash-Forward-Host": "x"}, TARGET, "Upstash-Forward-host is set by the service itse"),
-        ({"Upstash-Method": "CONNECT"}, TARGET, "Upstash-Method must be an HTTP method"),
+        ({"Upstash-Method": "CONNECT"}, TARGET, "Upstash-Method must be one of GET"),
         ({"Upstash-Callback": "x"}, TARGET, "Upstash-Callback must start with http"),
         ({"Upstash-Flow-Control-Key": "a b"}, TARGET, "Upstash-Flow-Control-Key must consist of"),
         ({"Upstash-Deduplication-Id": "é"}, TARGET, "Upstash-Deduplication-Id must be visible AS"),
