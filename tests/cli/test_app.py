@@ -84,17 +84,34 @@ def test_user_error_is_one_line_without_traceback() -> None:
     )
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_missing_packages_are_named(missing: str) -> None:
-    """Without the extra packages, the `tarry` command prints what to install."""
+@pytest.mark.parametrize(
+    ("missing", "arguments", "extra"),
+    [
+        ("typer", [], "cli"),
+        ("rich", ["docs"], "cli"),
+        ("typer", ["serve", "--dev"], "service"),
+        ("typer", ["send", "https://example.com"], "cli,client"),
+        ("typer", ["simulate", "storm"], "sim"),
+    ],
+)
+def test_missing_packages_are_named(missing: str, arguments: list[str], extra: str) -> None:
+    """Without the extra packages, `tarry` prints what to install for the whole command."""
     code = f"import sys; sys.modules[{missing!r}] = None; from tarry.cli import main; main()"
 
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
     )
 
     assert 1 == result.returncode
-    assert "tarry's command line needs typer and rich: pip install 'tarry[cli]'\n" == result.stderr
+    need = "tarry's command line needs typer and rich"
+    assert f"{need}: pip install 'tarry[{extra}]'\n" == result.stderr
+
+
+def test_extras_are_given_for_existing_commands() -> None:
+    """Each command of the table of extras exists."""
+    groups = {group.name for group in app.registered_groups}
+    names = {getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    assert set() == set(cli._EXTRAS) - groups - names
 
 
 @pytest.mark.parametrize(

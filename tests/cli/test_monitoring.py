@@ -564,8 +564,9 @@ def test_unused_downstream_is_reported(
         (("pause", "http:a:80", "--rate", "5"), "--rate can only be given with"),
         (("set", "http:a:80", "--budget", "ratio"), "--budget must be `off`, or fields"),
         (("set", "http:a:80", "--breaker", "x=1"), "breaker.x is not a known field"),
-        (("set", "http:a:80", "--rate", "0"), "ratePerSecond"),
-        (("set", "nowhere"), "lane must be scheme:host:port"),
+        (("set", "http:a:80", "--rate", "0"), "error: --rate is invalid: expected number >= 0.001"),
+        (("set", "http:a:80", "--concurrency", "0"), "error: --concurrency is invalid: expected"),
+        (("set", "nowhere"), "error: LANE must be scheme:host:port"),
     ],
 )
 def test_invalid_limits_are_reported(

@@ -169,8 +169,10 @@ def test_same_key_adds_one_task(run_cli: RunCli) -> None:
             "--delay must be a time such as 500ms, 2s, 10m, 24h or 7d, got 'soon'",
         ),
         (["--wait", "0"], "--wait must be greater than 0"),
-        (["--policy", "none"], "policyId must be an existing policy"),
-        (["-X", "G T"], "method"),
+        (["--policy", "none"], "error: --policy must be an existing policy"),
+        (["--policy", "quik"], "error: --policy must be an existing policy (did you mean quick?)"),
+        (["-X", "FETCH"], "error: --method must be one of GET, HEAD, POST, "),
+        (["--lane-key", "-"], "error: --lane-key must "),
     ],
     ids=[
         "header",
@@ -181,7 +183,9 @@ def test_same_key_adds_one_task(run_cli: RunCli) -> None:
         "delay",
         "wait",
         "policy",
+        "similar policy",
         "method",
+        "lane key",
     ],
 )
 def test_invalid_options_are_reported(run_cli: RunCli, options: list[str], message: str) -> None:
@@ -197,4 +201,4 @@ def test_forbidden_target_is_rejected(run_cli: RunCli) -> None:
     result = run_cli("send", "http://10.0.0.1/")
 
     assert 2 == result.code
-    assert "error: targetUrl must be an address that is allowed: 10.0.0.1" in result.err
+    assert "error: URL must be an address that is allowed: 10.0.0.1" in result.err

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.core.text import format_count, format_duration
+from tarry.core.text import format_count, format_duration, format_ranges, suggest
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,28 @@ def test_durations_have_no_exponent(seconds: float) -> None:
 def test_format_count(number: int, text: str) -> None:
     """A noun is singular for 1 and plural otherwise."""
     assert text == format_count(number, "call")
+
+
+@pytest.mark.parametrize(
+    ("word", "suggestion"),
+    [
+        ("targetURL", "targetUrl"),
+        ("url", "targetUrl"),
+        ("key", "idempotencyKey"),
+        ("ey", None),
+        ("port", None),
+    ],
+    ids=["similar", "last word", "first of two", "too short", "unlike all"],
+)
+def test_suggest(word: str, suggestion: str | None) -> None:
+    """A misspelt name suggests the most similar one, or the first one that ends with it."""
+    assert suggestion == suggest(word, ["targetUrl", "idempotencyKey", "callbackUrl", "laneKey"])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([], ""), ([429], "429"), ([503, 502], "502, 503"), ([504, 502, 503, 9], "9, 502-504")],
+)
+def test_format_ranges(numbers: list[int], text: str) -> None:
+    """Numbers are sorted; three or more in a row are a range."""
+    assert text == format_ranges(numbers)

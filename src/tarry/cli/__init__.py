@@ -11,6 +11,14 @@ from tarry.errors import TarryError
 
 __all__ = ["main"]
 
+_EXTRAS = {
+    **dict.fromkeys(("serve", "config", "demo", "backup", "migrate", "keys"), "service"),
+    **dict.fromkeys(("send", "tasks", "dead", "downstreams", "tail", "top"), "cli,client"),
+    **dict.fromkeys(("health", "workers", "secrets"), "cli,client"),
+    "simulate": "sim",
+}
+"""The extra, by command, that installs all packages of the command; `cli` for the others."""
+
 
 def main() -> None:
     """Run the `tarry` command and exit; `tarry.cli.exit_codes` lists the exit codes."""
@@ -18,7 +26,9 @@ def main() -> None:
         for name in ("rich", "typer"):
             import_module(name)
     except ImportError:
-        sys.stderr.write("tarry's command line needs typer and rich: pip install 'tarry[cli]'\n")
+        extra = _EXTRAS.get("".join(sys.argv[1:2]), "cli")
+        need = "tarry's command line needs typer and rich"
+        sys.stderr.write(f"{need}: pip install 'tarry[{extra}]'\n")
         sys.exit(1)
     from tarry.cli.app import app
     from tarry.cli.exit_codes import EXIT_INTERRUPTED, error_message, exit_code_of

@@ -43,6 +43,14 @@ if TYPE_CHECKING:
 
 
 ACTIONS = ("show", "pause", "resume", "reset", "set")
+_OPTION_BY_FIELD = {
+    "lane": "LANE",
+    "ratePerSecond": "--rate",
+    "concurrency": "--concurrency",
+    "breaker": "--breaker",
+    "budget": "--budget",
+}
+"""The arguments of `tarry downstreams` by the API's names of the fields."""
 _HEADINGS = (
     *("downstream", "state", "pending", "leased", "dead", "p50", "p90", "p99"),
     *("running", "limit", "rate"),  # of the service process that responded
@@ -103,7 +111,7 @@ def downstreams(
         if lane is None:
             rule = f"is required: the downstream to {action}; `tarry downstreams` lists all of them"
             raise ConfigurationError("LANE", rule)
-        with connect(server, api_key) as client:
+        with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
             methods: dict[str, Callable[[str], DownstreamInfo]] = {
                 "show": client.downstream,
                 "pause": client.pause,

@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 _MAX_BODY_BYTES = 64 << 20
 """Larger than any body that the service accepts; limits the memory of this process."""
 
+_OPTION_BY_FIELD = {
+    "targetUrl": "URL",
+    "method": "--method",
+    "policyId": "--policy",
+    "idempotencyKey": "--idempotency-key",
+    "laneKey": "--lane-key",
+    "callbackUrl": "--callback",
+    "callbackPolicyId": "--callback-policy",
+    "delayMs": "--delay",
+}
+"""The options by the API's names of the fields."""
+
 
 def send(
     url: Annotated[str, typer.Argument(metavar="URL", help="Target of the call.")],
@@ -85,7 +97,7 @@ def send(
     has_content_type = "content-type" in map(str.lower, headers)
     if isinstance(body, str) and _is_json_object_or_array(body) and not has_content_type:
         headers["content-type"] = "application/json"
-    with connect(server, api_key) as client:
+    with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
         from tarry.client.api import FINISHED_STATUSES
 
         started_at = environment.now()  # in monotonic seconds

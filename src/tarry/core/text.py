@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 _MIN_PRINTED_IN_SECONDS = 0.9995
 """Shorter durations are printed in ms. Less than 1 s, because 999.5 ms would become "1000 ms"."""
+_MIN_SUFFIX_CHARS = 3
+"""A shorter word may be the end of a candidate by chance."""
 _MIN_PRINTED_AS_INTEGER, _MAX_PRINTED_AS_INTEGER = 100, 1_000_000
 """Numbers in this range are printed as integers, because `.3g` prints 1234 as "1.23e+03"."""
 
@@ -50,12 +52,17 @@ def format_ranges(numbers: Iterable[int]) -> str:
 def suggest(word: str, candidates: Iterable[str], *, similarity: float = 0.6) -> str | None:
     """Return the candidate that is most like `word`, or None when none is similar enough.
 
-    `similarity` is the lowest ratio of `difflib.SequenceMatcher` that is accepted, from 0 to 1.
+    `similarity` is the lowest ratio of `difflib.SequenceMatcher` that is accepted, from 0 to 1. A
+    candidate that ends with `word` is similar, whatever its ratio: `url` suggests `targetUrl`.
     """
     from difflib import get_close_matches  # imported late: needed only for errors
 
-    close = get_close_matches(word, list(candidates), n=1, cutoff=similarity)
-    return close[0] if close else None
+    names = list(candidates)
+    if close := get_close_matches(word, names, n=1, cutoff=similarity):
+        return close[0]
+    if len(word) < _MIN_SUFFIX_CHARS:
+        return None
+    return next((name for name in names if name.lower().endswith(word.lower())), None)
 
 
 def did_you_mean(word: str, candidates: Iterable[str], *, otherwise: str = "it has") -> str:

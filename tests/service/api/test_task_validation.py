@@ -92,6 +92,7 @@ INVALID_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"bodyRef": "default/missing"}, "bodyRef", "existing object"),
     ({"bodyRef": ""}, "bodyRef", "length >= 1"),
     ({"policyId": "unknown"}, "policyId", "lists them), got 'unknown'"),
+    ({"policyId": "quik"}, "policyId", "existing policy (did you mean quick?), got 'quik'"),
     ({"policyId": "../x"}, "policyId", "matching regex"),
     ({"policyId": "a\n"}, "policyId", "1 to 100 characters"),
     ({"policyId": ""}, "policyId", "length >= 1"),
@@ -158,7 +159,8 @@ INVALID_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"policy": {"maxAttempts": None}}, "policy.maxAttempts", "whole number, got null."),
     ({"policy": {"maxDelayMs": 2**53}}, "policy.maxDelayMs", "at most 3155760000000"),
     ({"policy": {"scheduleMs": [2**53]}}, "policy.scheduleMs", "at most 3155760000000"),
-    ({"url": "x"}, "url", "url is not a known field; the fields are targetUrl, method"),
+    ({"url": "x"}, "url", "url is not a known field; did you mean targetUrl?"),
+    ({"uri": "x"}, "uri", "uri is not a known field; the fields are targetUrl, method"),
     ({"tenant": "other"}, "tenant", "tenant is not a known field"),
     ({"idempotencykey": "k"}, "idempotencykey", "did you mean idempotencyKey?"),
     ({"x" * 200: 1}, "x" * 100, f"{'x' * 100} is not a known field"),
@@ -199,6 +201,18 @@ def test_an_invalid_task_is_422_with_its_field(
         batch = await api.request("POST", "/retry-tasks/batch", {"tasks": [document]})
         assert [{"status": 422, "problem": response.problem}] == batch.json["results"]
         assert (0, {}) == (await api.count_tasks(), api.payloads.bodies)
+
+    run_with_api(test)
+
+
+def test_an_unknown_policy_suggests_one_of_the_tenant() -> None:
+    """The similar policy may be one that the tenant has written."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.request("PUT", "/retry-policies/nightly", {"maxAttempts": 9})
+        document = {"targetUrl": TARGET, "policyId": "nightli"}
+        response = await api.request("POST", "/retry-tasks", document)
+        assert "did you mean nightly?" in response.problem["detail"]
 
     run_with_api(test)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from msgspec import UNSET
 
+from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.policies import check_policy, check_policy_id, describe_versions
 from tarry.service.api.problems import MALFORMED, convert_errors, from_configuration_error, invalid
@@ -30,10 +31,12 @@ from tarry.wire.http import (
     STANDARD_METHODS,
     is_idempotency_key,
 )
+from tarry.wire.policies import SERVICE_PRESETS
 from tarry.wire.tasks import MIN_TIME_MS, SECRET_NAME_PATTERN
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext, ApiLimits
+    from tarry.service.api.problems import ApiError
     from tarry.service.api.trace_context import TraceContext
     from tarry.service.delivery.targets import Target
     from tarry.wire.tasks import RetryTaskRequest
@@ -46,7 +49,8 @@ _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
 _SECRET_NAME = re.compile(SECRET_NAME_PATTERN)
 _MAX_HEADER_NAME_CHARS = 256
 _HEADER_OVERHEAD_BYTES = len(": \r\n")
-_UNKNOWN_POLICY = "must be an existing policy (GET /retry-policies lists them)"
+_MAX_SUGGESTED_POLICIES = 1_000
+"""Of the tenant's policies, so many are compared with an unknown name."""
 
 _encode_canonically = msgspec.msgpack.Encoder(order="deterministic").encode
 _format_json = msgspec.json.format
@@ -264,7 +268,7 @@ class TaskBuilder:
         if named_policy is None:
             newest = await policies.load(task.tenant, task.policy_id)
             if newest is None:
-                raise invalid("policyId", _UNKNOWN_POLICY, task.policy_id)
+                raise await self._unknown_policy("policyId", task.tenant, task.policy_id)
             rule = f"must exist: {describe_versions(task.policy_id, newest.version)}"
             raise invalid("policyVersion", rule, task.policy_version)
         if overrides:
@@ -272,7 +276,14 @@ class TaskBuilder:
 
     async def _check_callback_policy(self, tenant: str, policy_id: str | None) -> None:
         if policy_id is not None and await self._policies.load(tenant, policy_id) is None:
-            raise invalid("callbackPolicyId", _UNKNOWN_POLICY, policy_id)
+            raise await self._unknown_policy("callbackPolicyId", tenant, policy_id)
+
+    async def _unknown_policy(self, field: str, tenant: str, policy_id: str) -> ApiError:
+        page = await self._context.store.list_policies(tenant, limit=_MAX_SUGGESTED_POLICIES)
+        names = [*(policy.id for policy in page.items), *SERVICE_PRESETS]
+        similar = suggest(policy_id, names)
+        hint = f"did you mean {similar}?" if similar else "GET /retry-policies lists them"
+        return invalid(field, f"must be an existing policy ({hint})", policy_id)
 
 
 def check_epoch_ms(field: str, time: int | None) -> None:

@@ -117,7 +117,7 @@ def test_worker_has_no_dashboard() -> None:
     run_with_api(test, role="worker")
 
 
-@pytest.mark.parametrize("path", ["/dashboard/", "/dashboard/index.html", "/dashboard/../auth.py"])
+@pytest.mark.parametrize("path", ["/dashboard/index.html", "/dashboard/../auth.py"])
 def test_other_files_are_not_served(path: str) -> None:
     """Only the files of the dashboard have a path."""
 
@@ -125,3 +125,14 @@ def test_other_files_are_not_served(path: str) -> None:
         assert 404 == (await api.request("GET", path)).status
 
     run_with_api(test)
+
+
+@pytest.mark.parametrize(("path", "location"), [("/dashboard", "./"), ("/dashboard/", "../")])
+def test_dashboard_paths_redirect_to_the_page(path: str, location: str) -> None:
+    """`/dashboard` redirects to the page, also behind a proxy that adds a prefix to the path."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await api.request("GET", path)
+        assert (307, location) == (response.status, response.header("location"))
+
+    run_with_api(test, keys=True)

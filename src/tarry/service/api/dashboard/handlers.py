@@ -11,12 +11,13 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from tarry.service.api import problems
+from tarry.service.api.messages import ApiResponse
 from tarry.service.api.static_files import build_file_handler
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-    from tarry.service.api.messages import ApiRequest, ApiResponse
+    from tarry.service.api.messages import ApiRequest
     from tarry.service.api.routing import Handler
 
 _INDEX = "index.html"
@@ -37,6 +38,8 @@ def dashboard_handlers(role: str, *, require_api_keys: bool) -> dict[str, dict[s
     if role == "worker":
         return {"/": {"GET": _reject_for_role}}
     handlers: dict[str, dict[str, Handler]] = {}
+    for path, location in (("/dashboard", b"./"), ("/dashboard/", b"../")):
+        handlers[path] = {"GET": partial(_redirect_to_page, location)}
     for file in files("tarry.service.api.dashboard").joinpath("assets").iterdir():
         path = "/" if file.name == _INDEX else f"/dashboard/{file.name}"
         read = partial(_read_file, file, require_api_keys=require_api_keys)
@@ -49,6 +52,11 @@ def _read_file(file: Traversable, *, require_api_keys: bool) -> bytes:
     if file.name == _INDEX and require_api_keys:
         body = body.replace(_API_KEYS_PLACEHOLDER, b'data-api-keys="required"')
     return body
+
+
+async def _redirect_to_page(location: bytes, _: ApiRequest) -> ApiResponse:
+    # Relative, because a proxy may add a prefix to the path.
+    return ApiResponse(307, b"", [(b"location", location)])
 
 
 async def _reject_for_role(_: ApiRequest) -> ApiResponse:
