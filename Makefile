@@ -271,9 +271,10 @@ $(READY): pyproject.toml requirements-dev.txt
 	  $(PY) $(PIP) --no-build-isolation --no-deps -e .)
 	@touch $@
 
-$(SERVE)/.ready: pyproject.toml requirements-dev.txt
-	$(call step,environment $(SERVE) (once),$(call environment,$(SERVE)) && \
-	  $(SERVE)/bin/python $(PIP) -c requirements-dev.txt -e '.[service]')
+$(SERVE)/.ready: pyproject.toml requirements-serve.txt
+	@$(require_python)
+	@echo 'Installing the service in $(SERVE) (once):'
+	@.ci/install-service $(PYTHON) $(SERVE)
 	@touch $@
 
 $(BENCH)/.ready: pyproject.toml requirements-bench.txt
@@ -314,9 +315,14 @@ $(LOWEST)/.ready: pyproject.toml requirements-lowest.txt
 	  $(LOWEST)/bin/python $(PIP) --no-build-isolation --no-deps -e .)
 	@touch $@
 
+# Fail, with a reason, if PYTHON is too old.
+define require_python
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+  { echo "tarry needs Python 3.11 or newer; $(PYTHON) is not (set PYTHON=...)"; exit 1; }
+endef
+
 # $(call environment,directory): create a virtual environment unless a complete one exists.
 define environment
-{ $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-  { echo "tarry needs Python 3.11 or newer; $(PYTHON) is not (set PYTHON=...)"; exit 1; }; } && \
+{ $(require_python); } && \
 { $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(1); }
 endef

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from typer.testing import CliRunner
@@ -175,3 +177,21 @@ def test_closed_pipe_prints_no_traceback() -> None:
 
         assert b"" == process.stderr.read()
     assert process.returncode in {1, -signal.SIGPIPE}
+
+
+def test_checkout_without_an_installation_is_named() -> None:
+    """`python -m tarry` in the folder above a checkout named `tarry` says how to install it."""
+    code = "import runpy, sys; sys.path.insert(0, sys.argv[1]); runpy.run_module('tarry')"
+    with TemporaryDirectory() as folder:
+        checkout = Path(folder, "tarry")
+        checkout.symlink_to(ROOT)
+        result = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", code, folder],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+        assert 1 == result.returncode
+        expected = (
+            f"{checkout} is a checkout of tarry, which is not installed: pip install {checkout}\n"
+        )
+        assert expected == result.stderr

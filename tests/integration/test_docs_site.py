@@ -118,3 +118,30 @@ def test_search_finds_a_page(site_url: str) -> None:
     assert "Alerts and dashboard" in heading
     assert [] == messages
     assert [] == [url for url in urls if not url.startswith(site_url)]
+
+
+def test_copy_button_copies_commands(site_url: str) -> None:
+    """The copy button of a console block copies neither prompts nor output."""
+    path = shutil.which("chromium")
+    assert path is not None, "no chromium on PATH: run .ci/programs"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_ARGUMENTS))
+        context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+        page = context.new_page()
+        page.set_default_timeout(PAGE_TIMEOUT_MS)
+        page.goto(f"{site_url}service.html")
+        copied: list[str] = []
+        for block in page.locator(".highlight").all()[:2]:
+            block.hover()
+            block.locator("button[data-md-type=copy]").click()
+            copied.append(page.evaluate("navigator.clipboard.readText()"))
+        browser.close()
+
+    install, curl = copied
+    assert ["tarry serve --dev"] == install.splitlines()[1:]
+    assert install.startswith("pip install 'tarry[service]'")
+    assert (
+        """curl -s http://127.0.0.1:8080/retry-tasks -H 'Content-Type: application/json' \\
+    -H 'Prefer: wait=5' -d '{"targetUrl": "http://127.0.0.1:8080/healthz", "method": "GET"}'"""
+        == curl
+    )
