@@ -17,8 +17,8 @@ from google.auth.exceptions import RefreshError
 from google.cloud import tasks_v2
 from google.cloud.tasks_v2.services.cloud_tasks.transports import CloudTasksRestTransport
 from google.oauth2.credentials import Credentials
-from qstash import QStash
-from qstash.errors import QStashError, RateLimitExceededError
+from qstash import QStash, Receiver
+from qstash.errors import QStashError, RateLimitExceededError, SignatureError
 from qstash.message import BatchJsonRequest, PublishResponse
 
 from tests.integration.service import Target, target
@@ -137,6 +137,40 @@ def test_qstash_message_is_delivered(tenants: Tenants, qstash: QStash, receiver:
     )
 
 
+def test_receiver_of_qstash_verifies_each_attempt(
+    tenants: Tenants, qstash: QStash, receiver: Target
+) -> None:
+    """Attempts and callbacks are signed for QStash's own receiver, with the oldest secret."""
+    keys = [tenants.request("ann", "POST", "/signing-secrets", {}).body["secret"] for _ in range(2)]
+    receiver.respond = lambda path, number: 404 if path == "/signed?a=b" and number == 1 else 200
+    url = f"{receiver.url}/signed?a=b"
+    message_id = published_id(
+        qstash.message.publish(
+            url=url, body="ü", retries=1, retry_delay="100", callback=f"{receiver.url}/done"
+        )
+    )
+    tenants.service.wait_for(lambda: bool(receiver.bodies["/done"]))
+
+    requests = receiver.received_requests["/signed?a=b"]
+    verify_with = [Receiver(keys[0], "other"), Receiver("other", keys[0])]
+    for qstash_receiver, headers in zip(verify_with, requests, strict=True):
+        qstash_receiver.verify(signature=headers["Upstash-Signature"], body="ü", url=url)
+        with pytest.raises(SignatureError):
+            qstash_receiver.verify(signature=headers["Upstash-Signature"], body="u", url=url)
+        with pytest.raises(SignatureError):
+            Receiver(keys[1], "other").verify(signature=headers["Upstash-Signature"], body="ü")
+    assert [(message_id, "0", "Upstash-QStash"), (message_id, "1", "Upstash-QStash")] == [
+        (headers["Upstash-Message-Id"], headers["Upstash-Retried"], headers["User-Agent"])
+        for headers in requests
+    ]
+    callback = receiver.received_requests["/done"][0]
+    verify_with[0].verify(
+        signature=callback["Upstash-Signature"],
+        body=receiver.bodies["/done"][0].decode(),
+        url=f"{receiver.url}/done",
+    )
+
+
 def test_qstash_message_is_delayed_and_cancelled(qstash: QStash, receiver: Target) -> None:
     """`get` shows a delayed message until it is cancelled."""
     url = f"{receiver.url}/later?a=b"
@@ -251,6 +285,38 @@ def test_cloud_task_is_delivered(
     stored = find_task(tenants, created.name.rpartition("/")[2])
     assert "cloud-tasks" == stored["policyId"]
     assert stored["lane"].endswith("@orders")
+
+
+def test_attempts_have_the_headers_of_cloud_tasks(
+    tenants: Tenants, cloud_tasks: tasks_v2.CloudTasksClient
+) -> None:
+    """The headers are those that Google's service sent in a recorded run: 503, 404, 200."""
+    parent = cloud_tasks.queue_path("shop", "europe-west1", "recorded")
+    with target(lambda _path, number: (503, 404, 200)[number - 1]) as recorder:
+        task = tasks_v2.Task(
+            http_request=tasks_v2.HttpRequest(url=recorder.url, headers={"user-agent": "mine"}),
+            name=f"{parent}/tasks/order-9",
+            retry_config={"min_backoff": {"nanos": 100_000_000}},
+        )
+        created = cloud_tasks.create_task(parent=parent, task=task)
+        tenants.service.wait_for(lambda: len(recorder.bodies["/"]) == 3)
+        received = recorder.received_requests["/"]
+
+    names = ("TaskRetryCount", "TaskExecutionCount", "TaskPreviousResponse", "TaskRetryReason")
+    assert [
+        ("0", "0", None, None),
+        ("1", "0", "503", ""),
+        ("2", "1", "404", ""),
+    ] == [tuple(headers.get(f"X-CloudTasks-{name}") for name in names) for headers in received]
+    for headers in received:
+        assert ("recorded", "order-9") == (
+            headers["X-CloudTasks-QueueName"],
+            headers["X-CloudTasks-TaskName"],
+        )
+        agents = [value for name, value in headers.items() if name.lower() == "user-agent"]
+        assert ["Google-Cloud-Tasks"] == agents
+    eta = float(received[0]["X-CloudTasks-TaskETA"])
+    assert pytest.approx(created.schedule_time.timestamp()) == eta
 
 
 def test_cloud_task_is_scheduled_run_and_deleted(

@@ -93,6 +93,9 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """The `tracestate` (W3C) that belongs to `trace`: valid, and at most 512 characters."""
     hide_body: bool = False
     """Whether the API never shows the body, not even its beginning."""
+    vendor: str | None = None
+    """The vendor whose API created the task, and whose headers its attempts have: `qstash` or
+    `cloud_tasks`."""
 
 
 class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):

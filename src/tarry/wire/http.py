@@ -26,9 +26,10 @@ HOP_BY_HOP_HEADERS = frozenset({
 """Headers of one connection (RFC 9110, 7.6.1), which must not be forwarded."""
 SERVICE_HEADERS = frozenset({
     "accept-encoding", "content-length", "expect", "host", "idempotency-key", "traceparent",
-    "tracestate", "x-retry-attempt",
+    "tracestate", "upstash-message-id", "upstash-retried", "upstash-signature", "x-retry-attempt",
 })  # fmt: skip
-"""Headers that the service sets itself, besides those of signatures (`webhook-...`)."""
+SERVICE_HEADER_PREFIXES = ("webhook-", "x-cloudtasks-")
+"""Headers that the service sets itself. No caller may set them: a receiver trusts them."""
 
 IDEMPOTENCY_KEY_HEADER = "Idempotency-Key"
 ATTEMPT_HEADER = "X-Retry-Attempt"

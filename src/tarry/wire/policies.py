@@ -16,7 +16,12 @@ from tarry.core.outcome import FAILURE_STATUSES
 from tarry.core.policy import POLICY_FIELDS, PRESETS, Policy, PolicyField, uses_max_delay
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
-from tarry.wire.http import HOP_BY_HOP_HEADERS, IDEMPOTENCY_KEY_HEADER, SERVICE_HEADERS
+from tarry.wire.http import (
+    HOP_BY_HOP_HEADERS,
+    IDEMPOTENCY_KEY_HEADER,
+    SERVICE_HEADER_PREFIXES,
+    SERVICE_HEADERS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -160,7 +165,7 @@ def _check_header(name: str, header: str) -> None:
     """Reject a header that HTTP or the service sets itself, except the default."""
     hyphenated = header.lower().replace("_", "-")  # many servers do not distinguish `_` and `-`
     reserved = (HOP_BY_HOP_HEADERS | SERVICE_HEADERS) - {IDEMPOTENCY_KEY_HEADER.lower()}
-    if hyphenated in reserved or hyphenated.startswith("webhook-"):
+    if hyphenated in reserved or hyphenated.startswith(SERVICE_HEADER_PREFIXES):
         raise ConfigurationError(name, "must not be a header that the service sets itself", header)
 
 

@@ -74,6 +74,11 @@ INVALID_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"headers": {"Webhook-Id": "k"}}, "headers.Webhook-Id", "by the service"),
     ({"headers": {"X-Retry-Attempt": "2"}}, "headers.X-Retry-Attempt", "by the service"),
     ({"headers": {"traceparent": "x"}}, "headers.traceparent", "by the service"),
+    ({"headers": {"X-CloudTasks-QueueName": "q"}}, "headers.X-CloudTasks-QueueName", "by the ser"),
+    ({"headers": {"X_CloudTasks-New": "q"}}, "headers.X_CloudTasks-New", "as X-CloudTasks-New"),
+    ({"headers": {"Upstash-Signature": "x"}}, "headers.Upstash-Signature", "by the service"),
+    ({"headers": {"upstash-Message-id": "x"}}, "headers.upstash-Message-id", "by the service"),
+    ({"headers": {"Upstash_Retried": "0"}}, "headers.Upstash_Retried", "as Upstash-Retried"),
     # Many servers (CGI, WSGI) read an underscore in a header name as a hyphen.
     ({"headers": {"Idempotency_Key": "k"}}, "headers.Idempotency_Key", "as Idempotency-Key"),
     ({"headers": {"X-Retry_Attempt": "2"}}, "headers.X-Retry_Attempt", "as X-Retry-Attempt"),

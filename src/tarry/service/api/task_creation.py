@@ -145,13 +145,14 @@ class TaskCreation:
         trace: TraceContext | None,
         *,
         hide_body: bool = False,
+        vendor: str | None = None,
     ) -> tuple[NewTask, TaskContent]:
         """Build a task for `submit`, or raise ApiError. `trace` is that of the request's headers.
 
         The caller must pass the task to `submit` or `discard`, because its body may be stored.
         """
         new_task, content = self._task_builder.build_task(
-            tenant, task_request, None, trace, hide_body=hide_body
+            tenant, task_request, None, trace, hide_body=hide_body, vendor=vendor
         )
         await self._finish_building(new_task, content)
         return new_task, content

@@ -27,6 +27,7 @@ from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.store import NewTask
 from tarry.wire.http import (
     HOP_BY_HOP_HEADERS,
+    SERVICE_HEADER_PREFIXES,
     SERVICE_HEADERS,
     STANDARD_METHODS,
     is_idempotency_key,
@@ -72,11 +73,13 @@ class TaskBuilder:
         header_trace: TraceContext | None,
         *,
         hide_body: bool = False,
+        vendor: str | None = None,
     ) -> tuple[NewTask, TaskContent]:
         """Return the task to add and its content, or raise ApiError.
 
         `header_key` is the value of the header `Idempotency-Key`, and `header_trace` the trace in
-        the headers of the request. With `hide_body`, the API never shows the body.
+        the headers of the request. With `hide_body`, the API never shows the body. `vendor` is the
+        vendor whose API the request has used.
         If building the task needs I/O, `packed_content` of the task is empty, and the caller has to
         await `finish_building`. Most tasks need no I/O.
         """
@@ -137,6 +140,7 @@ class TaskBuilder:
             trace=trace,
             tracestate=tracestate,
             hide_body=hide_body,
+            vendor=vendor,
         )
         task = Task(
             id=task_id,
@@ -355,7 +359,7 @@ def check_header_names(names: tuple[str, ...]) -> tuple[str, ...]:
         hyphenated = lower_name.replace("_", "-")
         if hyphenated in HOP_BY_HOP_HEADERS:
             raise invalid(path, "applies only to one connection and must not be set")
-        if hyphenated in SERVICE_HEADERS or hyphenated.startswith("webhook-"):
+        if hyphenated in SERVICE_HEADERS or hyphenated.startswith(SERVICE_HEADER_PREFIXES):
             rule = "is set by the service itself"
             if hyphenated != lower_name:
                 rule = f"is read as {name.replace('_', '-')} by many servers, which {rule}"

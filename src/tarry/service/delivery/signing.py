@@ -37,6 +37,12 @@ class Signer:
             raise ConfigurationTypeError("secrets", "must be a list of strings, got a string")
         if not secrets:
             raise ConfigurationError("secrets", "must contain at least one secret")
+        self.token_key: bytes | None = None
+        """The key of tokens (JWT), which have one signature: the oldest HMAC secret, which is the
+        last. So receivers can be given a new secret before it is used."""
+        hmac_secrets = [secret for secret in secrets if str(secret).startswith("whsec_")]
+        if hmac_secrets:
+            self.token_key = hmac_secrets[-1].encode()
         self._sign_functions = [
             _create_sign_function(f"secrets[{index}]", secret)
             for index, secret in enumerate(secrets)

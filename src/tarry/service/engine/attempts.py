@@ -72,10 +72,12 @@ def build_request(
     timeout: float,
     signatures: list[tuple[str, str]],
     secret_headers: dict[str, str] | None = None,
+    vendor_headers: dict[str, str] | None = None,
 ) -> DeliveryRequest:
     """Return the request of the next attempt; tarry's headers follow the headers of the task.
 
     `secret_headers` are the headers of the task whose values are secrets, with these values.
+    `vendor_headers` replace headers of the task.
     """
     headers = content.headers.copy()
     if secret_headers is not None:
@@ -100,6 +102,10 @@ def build_request(
             headers["tracestate"] = content.tracestate
     if signatures:
         headers.update(signatures)
+    if vendor_headers is not None:
+        replaced = {name.lower() for name in vendor_headers}
+        headers = {name: headers[name] for name in headers if name.lower() not in replaced}
+        headers.update(vendor_headers)
     return DeliveryRequest(
         tenant=task.tenant,
         url=content.url,

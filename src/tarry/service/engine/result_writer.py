@@ -20,6 +20,7 @@ from tarry.core.outcome import SUCCESS
 from tarry.errors import StoreUnavailable
 from tarry.service.defaults import MAX_TRANSACTION_TASKS
 from tarry.service.delivery.targets import lane_name, parse_target
+from tarry.service.delivery.vendor_headers import QSTASH
 from tarry.service.engine.context import retry_until_stored
 from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import BreakerChange, Status, Task, TaskContent
@@ -432,6 +433,7 @@ def build_callback_task(
         body_size=len(body),
         trace=content.trace,
         tracestate=content.tracestate,
+        vendor=QSTASH if content.vendor == QSTASH else None,  # QStash signs callbacks, too
     )
     return Task(
         id=new_id(),

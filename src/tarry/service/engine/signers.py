@@ -43,9 +43,17 @@ class TenantSigners(msgspec.Struct):
 
     def sign(self, task: Task, body: bytes) -> list[tuple[str, str]]:
         """Return the signature headers of an attempt; none if there is no secret for its lane."""
-        by_lane = self.by_lane
-        signer = (by_lane.get(task.lane) or by_lane.get(None)) if by_lane else None
+        signer = self._find(task.lane)
         return [] if signer is None else signer.headers(task.id, int(self.unix_time()), body)
+
+    def token_key(self, task: Task) -> bytes | None:
+        """Return the key that signs tokens; None if there is no HMAC secret for the lane."""
+        signer = self._find(task.lane)
+        return None if signer is None else signer.token_key
+
+    def _find(self, lane: str) -> Signer | None:
+        by_lane = self.by_lane
+        return (by_lane.get(lane) or by_lane.get(None)) if by_lane else None
 
 
 class SignerCache:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.delivery import DeliveryResult, Fault, call_when_done, start_function
 from tarry.service.delivery.secret_sources import SecretUnavailable
+from tarry.service.delivery.vendor_headers import QSTASH, cloud_tasks_headers, qstash_headers
 from tarry.service.encryption import DecryptionFailed
 from tarry.service.engine import attempts
 from tarry.service.engine.attempt_slots import AttemptSlots
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.policies import EffectivePolicy, PolicyKey
     from tarry.service.engine.secrets import ResolvedSecrets
     from tarry.service.engine.signers import TenantSigners
-    from tarry.service.model import Task, TaskContent
+    from tarry.service.model import AttemptRecord, Task, TaskContent
 
 _logger = logging.getLogger("tarry.service")
 _DEFAULT_ATTEMPT_TIMEOUT_S = 30.0
@@ -68,6 +70,8 @@ _ENCRYPTION_RECOVERY_S = 150.0
 """Encryption is healthy again after this time without a task that cannot be decrypted. Such a task
 is retried every 60 s."""
 _MAX_LOST_ATTEMPTS = 10  # then a task is EXHAUSTED: it probably crashes its workers
+_MAX_READ_ATTEMPTS = 100
+"""Earlier attempts that are read for the headers of Cloud Tasks."""
 _MAX_TASK_ATTEMPTS = 10_000_000
 """Attempts of a task, including those before its replays; then the task is EXHAUSTED. Lost attempts
 are also numbered, and the numbers must stay below `MAX_ATTEMPT_NUMBER`."""
@@ -447,7 +451,7 @@ class Worker:
                 span, content = tracer.start_span(task, content)
                 if span is not None:
                     on_done = partial(tracer.report_and_end_span, span, policy, on_done)
-            if content.body_ref is None and secrets is None:
+            if content.body_ref is None and secrets is None and content.vendor is None:
                 body = content.body
                 signatures = signers.sign(task, body) if signers.by_lane else []
                 request = attempts.build_request(task, content, policy, body, timeout, signatures)
@@ -471,7 +475,7 @@ class Worker:
         secrets: ResolvedSecrets | None,
         timeout: float,
     ) -> DeliveryResult:
-        """Send a task that has a stored body or secrets.
+        """Send a task that has a stored body or secrets, or was created through a vendor's API.
 
         If the target rejects a secret (401), and a newer value can be obtained, the request is sent
         again with this value. This is the same attempt: the target has not processed the request.
@@ -487,11 +491,19 @@ class Worker:
                 msg = "a body could not be read within the timeout of the attempt"
                 raise BodyStoreUnavailable(msg) from None
         signatures = signers.sign(task, body)
+        vendor_headers = await self._build_vendor_headers(task, content, body, signers)
 
         def send(secret_headers: dict[str, str] | None) -> Awaitable[DeliveryResult]:
             remaining = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
             request = attempts.build_request(
-                task, content, policy, body, remaining, signatures, secret_headers
+                task,
+                content,
+                policy,
+                body,
+                remaining,
+                signatures,
+                secret_headers,
+                vendor_headers,
             )
             return context.delivery_client.send(request)
 
@@ -514,6 +526,22 @@ class Worker:
         result = await send(renewed.headers)
         result.sent_secrets = secrets.texts + renewed.texts
         return result
+
+    async def _build_vendor_headers(
+        self, task: Task, content: TaskContent, body: bytes, signers: TenantSigners
+    ) -> dict[str, str] | None:
+        if content.vendor is None or not content.url.startswith("http"):
+            return None
+        if content.vendor == QSTASH:
+            timestamp = int(self._context.unix_time())
+            return qstash_headers(task, content, body, timestamp, signers.token_key(task))
+        previous: Sequence[AttemptRecord] = ()
+        if task.attempts:
+            with suppress(StoreUnavailable):  # fewer headers are better than no attempt
+                previous = await self._context.store.list_attempts(
+                    task.tenant, task.id, after=max(0, task.attempts - _MAX_READ_ATTEMPTS)
+                )
+        return cloud_tasks_headers(task, previous)
 
     def _on_attempt_done(
         self,

@@ -29,6 +29,7 @@ from tarry.service.api.shims.vendor_requests import (
 )
 from tarry.service.api.trace_context import trace_context_of
 from tarry.service.api.views import stored_task_view
+from tarry.service.delivery.vendor_headers import CLOUD_TASKS
 from tarry.service.store import AddStatus, CancelStatus, RetryNowStatus
 from tarry.wire.policies import CLOUD_TASKS_POLICY, MAX_ATTEMPTS, MAX_DURATION_MS, MAX_ENTRIES
 
@@ -170,7 +171,9 @@ class CloudTasksShim:
             policy_id = CLOUD_TASKS_POLICY
         with rename_fields(_vendor_name):
             task_request = build_task_request({**fields, "laneKey": queue, "policyId": policy_id})
-            built = await self._task_creation.build(tenant, task_request, trace_context_of(request))
+            built = await self._task_creation.build(
+                tenant, task_request, trace_context_of(request), vendor=CLOUD_TASKS
+            )
         (result,) = await self._task_creation.submit([built])
         limits = context.engine.limits
         if result.status is AddStatus.OVER_QUOTA:

@@ -32,6 +32,7 @@ from tarry.service.api.shims.vendor_requests import (
 )
 from tarry.service.api.trace_context import trace_context_of
 from tarry.service.api.views import public_lane_name, stored_task_view
+from tarry.service.delivery.vendor_headers import QSTASH
 from tarry.service.store import AddStatus, CancelStatus
 from tarry.wire.policies import (
     MAX_ATTEMPTS,
@@ -109,7 +110,7 @@ _UNSUPPORTED_PATHS = {
     "dlq": "Use /dead-letters.",
     "events": "Use /retry-tasks and /events.",
     "logs": "Use /retry-tasks and /events.",
-    "keys": "Attempts are signed as in Standard Webhooks: use /signing-secrets.",
+    "keys": "The key of Upstash-Signature is a signing secret: use /signing-secrets.",
 }
 _FIELD_NAMES = {
     "targetUrl": "The destination",
@@ -368,6 +369,7 @@ class QStashShim:
             task_request,
             trace_context_of(request),
             hide_body=message.hide_body,
+            vendor=QSTASH,
         )
         try:
             self._check_flow_control(built[0].task.lane, message.flow_control)
