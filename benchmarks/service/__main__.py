@@ -214,6 +214,8 @@ def main() -> None:
         neighbour_results = neighbours.run_all(seconds, print_progress, quick=quick)
         lines = neighbours.table_lines(neighbour_results)
         checks += print_part(lines, neighbours.check_limits(neighbour_results))
+        posts = neighbours.run_posts(seconds, print_progress)
+        checks += print_part(neighbours.posts_lines(posts), neighbours.check_posts(posts))
     if "recovery" in parts:
         scenarios = recovery.QUICK_SCENARIOS if quick else recovery.SCENARIOS
         down_s = 5.0 if quick else recovery.DOWN_S

@@ -127,10 +127,10 @@ def _running_service(
 async def _measure(address: str, target: Target, seconds: float) -> tuple[list[float], float]:
     """Return the time of each POST in milliseconds, and the number of deliveries per second."""
     connections = await Connections.open(address, CONNECTIONS, _JSON)
-    await _post_tasks(connections, target.url, WARM_UP_S)
+    await post_tasks(connections, target.url, WARM_UP_S)
     before = target.stats()["requests"]
     started = time.monotonic()
-    times = await _post_tasks(connections, target.url, seconds)
+    times = await post_tasks(connections, target.url, seconds)
     deliveries_per_second = (target.stats()["requests"] - before) / (time.monotonic() - started)
     connections.close()
     return times, deliveries_per_second
@@ -153,9 +153,9 @@ async def _measure_next_to_bulk(address: str, target: Target, seconds: float) ->
             batch_count += 1
 
     clients = [asyncio.create_task(post_batches()) for _ in range(BULK_CLIENTS)]
-    await _post_tasks(connections, target.url, WARM_UP_S, SINGLE_TASKS_PER_SECOND)
+    await post_tasks(connections, target.url, WARM_UP_S, SINGLE_TASKS_PER_SECOND)
     before, started = batch_count, time.monotonic()
-    times = await _post_tasks(connections, target.url, seconds, SINGLE_TASKS_PER_SECOND)
+    times = await post_tasks(connections, target.url, seconds, SINGLE_TASKS_PER_SECOND)
     batches_per_second = (batch_count - before) / (time.monotonic() - started)
     for client in clients:
         if client.done():
@@ -169,7 +169,7 @@ async def _measure_next_to_bulk(address: str, target: Target, seconds: float) ->
 async def _measure_after_start(address: str, target: Target, seconds: float) -> SingleTasksResult:
     connections = await Connections.open(address, SINGLE_TASKS_CONNECTIONS, _JSON)
     before, started = target.stats()["requests"], time.monotonic()
-    times = await _post_tasks(connections, target.url, seconds, SINGLE_TASKS_PER_SECOND)
+    times = await post_tasks(connections, target.url, seconds, SINGLE_TASKS_PER_SECOND)
     deliveries = target.stats()["requests"] - before - len(times)
     deliveries_per_second = deliveries / (time.monotonic() - started)
     connections.close()
@@ -180,9 +180,10 @@ def _task_document(target: str, task: int) -> dict[str, object]:
     return {"targetUrl": f"{target}/ok/{task}", "headers": HEADERS, "body": BODY}
 
 
-async def _post_tasks(
+async def post_tasks(
     connections: Connections, target: str, seconds: float, rate: float = TASKS_PER_SECOND
 ) -> list[float]:
+    """Send single tasks at a rate; return the time of each POST in milliseconds."""
     started = time.monotonic()
     times: list[float] = []
 

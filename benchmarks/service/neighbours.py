@@ -9,11 +9,18 @@ the service starts, the other tenant has overdue tasks for
 
 The lag of an attempt is its start minus its `nextAttemptAt`, both from the attempt log, and the
 median over windows of five seconds is compared with the limits, as in `backlog`.
+
+Then the first tenant sends 50 single tasks per second. The time of each POST is measured, alone and
+while the other tenant has
+
+* batches: one client that sends batches of 1,000 tasks for a dead host without a pause;
+* time-outs: 900 attempts that start together and time out in the same second, again and again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import time
 from contextlib import contextmanager
@@ -21,10 +28,17 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.service import backlog, tarry_server
+import msgspec
+import uvloop
+from uuid_utils import uuid7
+
+from benchmarks.service import backlog, ingest, tarry_server
+from benchmarks.service.client import Connections
 from benchmarks.service.limits import LimitCheck, quantile
-from benchmarks.service.processes import free_port
+from benchmarks.service.processes import BenchmarkError, ProcessGroup, free_port
 from benchmarks.service.target import Target, running_target
+from tarry.service.api.auth import make_api_key
+from tarry.service.app import make_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +55,10 @@ MAX_RATIO = 1.5
 MIN_COMPARED_MS = 5.0
 """If the lag alone is shorter, the ratio is relative to this value: a ratio of shorter lags would
 show the scheduler of the operating system."""
+BATCH_TASKS = 1_000
+TIMED_OUT_ATTEMPTS, ATTEMPT_TIMEOUT_MS = 900, 3_000
+_ROUND_S = ATTEMPT_TIMEOUT_MS / 1000 + 1
+_encode = msgspec.json.Encoder().encode
 _WINDOW_ATTEMPTS = 5 * ATTEMPTS_PER_SECOND
 _HOSTS_PER_NETWORK = 250
 
@@ -59,6 +77,89 @@ class NeighboursResult:
     @property
     def p99_ms(self) -> float:
         return median(backlog.quantiles_by_window(self.lags_ms, _WINDOW_ATTEMPTS, 0.99))
+
+
+@dataclass(frozen=True, slots=True)
+class PostsResult:
+    """Results of a run in which the first tenant sends single tasks."""
+
+    neighbour: str
+    """What the other tenant does, or "alone"."""
+    times_ms: list[float]
+    """The time of each POST of the first tenant."""
+
+
+def run_posts(seconds: float, progress: backlog.Progress) -> list[PostsResult]:
+    """Send single tasks of the first tenant, alone and next to each kind of work of the other."""
+    return [_run_posts(name, seconds, progress) for name in ("alone", "batches", "time-outs")]
+
+
+def _run_posts(neighbour: str, seconds: float, progress: backlog.Progress) -> PostsResult:
+    with backlog.temporary_folder() as folder, running_target(folder) as target:
+        port = free_port()
+        variables = tarry_server.environ(folder, port) | {"TARRY_REQUIRE_KEYS": "true"}
+        keys = asyncio.run(_create_keys(tarry_server.store_url(folder)))
+        with ProcessGroup(variables, folder) as group, _silent_port() as silent_port:
+            tarry_server.start(group, port)
+            progress(f"neighbours, POSTs, {neighbour}: for {seconds:g} s")
+            address = tarry_server.address(port)
+            urls = {"batches": f"http://127.0.0.1:{free_port()}/"}
+            url = urls.get(neighbour, f"http://127.0.0.1:{silent_port}/")
+            measure = _measure_posts(neighbour, address, keys, target, url, seconds)
+            return PostsResult(neighbour, uvloop.run(measure))
+
+
+async def _create_keys(url: str) -> list[str]:
+    """Create an API key of each tenant; return the keys."""
+    store = make_store(url)
+    await store.open()
+    keys: list[str] = []
+    for tenant in (backlog.TENANT, OTHER_TENANT):
+        key, record = make_api_key(tenant, str(uuid7()))
+        await store.put_api_key(record)
+        keys.append(key)
+    await store.close()
+    return keys
+
+
+async def _measure_posts(
+    neighbour: str, address: str, keys: list[str], target: Target, url: str, seconds: float
+) -> list[float]:
+    own_headers, other_headers = (
+        {"Content-Type": "application/json", "X-API-Key": key} for key in keys
+    )
+    connections = await Connections.open(address, ingest.SINGLE_TASKS_CONNECTIONS, own_headers)
+    minimal = {**other_headers, "Prefer": "return=minimal"}
+    other_connections = await Connections.open(address, 1, minimal)
+
+    async def post_batches() -> None:
+        for number in itertools.count():
+            if neighbour == "time-outs":
+                # Each task has a lane of its own, so that no breaker opens.
+                policy = {"attemptTimeoutMs": ATTEMPT_TIMEOUT_MS, "maxAttempts": 1}
+                tasks = [
+                    {"targetUrl": url, "laneKey": f"{number}-{i}", "policy": policy}
+                    for i in range(TIMED_OUT_ATTEMPTS)
+                ]
+            else:
+                tasks = [{"targetUrl": url}] * BATCH_TASKS
+            status = await other_connections.post("/retry-tasks/batch", _encode({"tasks": tasks}))
+            if status != 200:
+                raise BenchmarkError(f"the response to a batch has status {status}")
+            if neighbour == "time-outs":
+                await asyncio.sleep(_ROUND_S)
+
+    rate = ingest.SINGLE_TASKS_PER_SECOND
+    await ingest.post_tasks(connections, target.url, ingest.WARM_UP_S, rate)
+    client = None if neighbour == "alone" else asyncio.create_task(post_batches())
+    times = await ingest.post_tasks(connections, target.url, seconds, rate)
+    if client is not None:
+        if client.done():
+            client.result()  # raises the error of the client
+        client.cancel()
+    connections.close()
+    other_connections.close()
+    return times
 
 
 def run_all(seconds: float, progress: backlog.Progress, *, quick: bool) -> list[NeighboursResult]:
@@ -134,6 +235,31 @@ def table_lines(results: list[NeighboursResult]) -> Iterator[str]:
         yield f"{result.neighbour:16}{cells}   p99 of windows {result.p99_ms:g}"
     steal_share = max(result.steal_share for result in results)
     yield f"the host gave up to {steal_share:.1%} of processor time to other machines"
+
+
+def posts_lines(results: list[PostsResult]) -> Iterator[str]:
+    """Yield the lines of the table of POSTs."""
+    rate = ingest.SINGLE_TASKS_PER_SECOND
+    yield f"\nneighbours, {len(results[0].times_ms):,} POSTs at {rate}/s (ms)"
+    for result in results:
+        shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+        cells = "".join(
+            f"{head:>7} {quantile(result.times_ms, share):.2f}" for head, share in shares.items()
+        )
+        yield f"{result.neighbour:16}{cells}"
+
+
+def check_posts(results: list[PostsResult]) -> list[LimitCheck]:
+    """Return the checks of the p99 of a POST next to the work of another tenant."""
+    return [
+        LimitCheck(
+            f"POST p99 ms, {result.neighbour}",
+            quantile(result.times_ms, 0.99),
+            maximum=MAX_P99_MS,
+        )
+        for result in results
+        if result.neighbour != "alone"
+    ]
 
 
 def check_limits(results: list[NeighboursResult]) -> list[LimitCheck]:

@@ -240,7 +240,7 @@ def test_config_shows_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {"value": 3, "from": "TARRY_IN_FLIGHT"} == document["in_flight"]
     assert {"value": "::1", "from": f"host in {file}"} == document["host"]
     assert {"value": 5, "from": "--set drain_ms"} == document["drain_ms"]
-    assert [False, [], ["[redacted]"], 0.0] == [
+    assert [False, [], ["[redacted]"], 50_000] == [
         document[name]["value"]
         for name in ("dev", "allow_target", "signing_secrets", "tenant_rate")
     ]

@@ -185,6 +185,7 @@ class Service:
             max_tenant_unfinished_tasks=settings.tenant_pending or None,
             max_tenant_lanes=settings.tenant_lanes or None,
             tenant_tasks_per_s=settings.tenant_rate or None,
+            tenant_burst=max(EngineLimits().tenant_burst, settings.tenant_rate),
         )
         patterns = [
             LimitPattern(each.tenant, each.lane, each.limits) for each in settings.downstreams

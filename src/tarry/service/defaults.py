@@ -19,6 +19,11 @@ MAX_IN_FLIGHT: Final = 2_048
 
 A hanging attempt holds its slot for the attempt timeout. With 512 slots, a new target of a tenant
 with 600 hanging targets was not attempted for 180 s."""
+MAX_TENANT_TASKS_PER_S: Final = 50_000.0
+"""Tasks that one tenant may add, retry and replay per second, in all processes together.
+
+About what eight processes accept (7,000 per second each, in batches), so a single tenant at full
+speed does not reach it. It bounds what a tenant can add before an operator notices."""
 MAX_TENANT_UNFINISHED_TASKS: Final = 1_000_000
 """Maximum number of unfinished tasks (PENDING or IN_FLIGHT) of one tenant."""
 MAX_TENANT_LANES: Final = 100_000

@@ -208,7 +208,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _help(
             "Maximum tasks that a tenant may add, retry and replay per second; 0: no limit", ge=0
         ),
-    ] = 0.0
+    ] = defaults.MAX_TENANT_TASKS_PER_S
     keep_succeeded_ms: Annotated[int, _help("Retention of succeeded and cancelled tasks", ge=1)] = (
         604_800_000
     )

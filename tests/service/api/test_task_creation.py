@@ -636,6 +636,29 @@ def test_an_unexpected_error_is_500(caplog: pytest.LogCaptureFixture) -> None:
     assert "secret details" in caplog.text
 
 
+def test_a_large_batch_yields_to_other_requests() -> None:
+    """Tasks are built, and results too, fifty at a time; in between, the event loop runs."""
+
+    async def test(api: ApiHarness) -> None:
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counter = asyncio.create_task(count_turns())
+        response = await api.request(
+            "POST", "/retry-tasks/batch", {"tasks": [{"targetUrl": TARGET}] * 1_000}
+        )
+        counter.cancel()
+        assert 1_000 == len(response.json["results"])
+        assert turns >= 2 * 1_000 // 50
+
+    run_with_api(test)
+
+
 @pytest.mark.parametrize("malformed", [[], [5]], ids=["all objects", "with a number"])
 def test_each_task_of_a_batch_has_its_own_result(malformed: list[int]) -> None:
     """Each result is that of a single request, also if another entry is malformed."""

@@ -207,7 +207,7 @@ def test_waiting_task_does_not_lose_its_lease() -> None:
 
 
 def test_many_due_tasks_do_not_block_the_event_loop() -> None:
-    """Of many due tasks, 64 are started at a time, and other callbacks run in between."""
+    """Of many due tasks, 16 are started at a time, and other callbacks run in between."""
 
     async def main() -> None:
         async def hang(_request: DeliveryRequest) -> DeliveryResult:
@@ -231,7 +231,7 @@ def test_many_due_tasks_do_not_block_the_event_loop() -> None:
             await asyncio.sleep(0)
             counts.append(worker.running_count)
 
-        assert [64, 128, 192, 200, 200] == counts
+        assert [16, 32, 48, 64, 80] == counts
         await harness.engine.stop(60)
 
     run(main)
@@ -693,6 +693,8 @@ def test_task_that_becomes_due_during_many_starts_waits_for_few_of_them() -> Non
         claimed = await harness.store.claim(harness.context.lease_terms, limit=60, per_lane=60)
         assert 51 == len(claimed.tasks)
         harness.engine.worker.add(claimed.tasks)
+        for _ in range(5):  # they are started in slices
+            await asyncio.sleep(0)
         urls = [request.url for request in target.requests]
         assert 51 == len(urls)
         assert 10 < urls.index(url) < 30

@@ -246,7 +246,9 @@ class TaskCreation:
         self, add_results: Sequence[AddResult], contents: Sequence[TaskContent], *, is_minimal: bool
     ) -> list[BatchResult]:
         results: list[BatchResult] = []
-        for add_result, content in zip(add_results, contents, strict=True):
+        for number, (add_result, content) in enumerate(zip(add_results, contents, strict=True), 1):
+            if not number % _YIELD_EVERY_TASKS:
+                await asyncio.sleep(0)
             is_added = add_result.status is _ADDED
             if is_added and is_minimal:  # without a call, because most large batches are minimal
                 results.append(BatchResult(status=201, task_id=add_result.task.id))

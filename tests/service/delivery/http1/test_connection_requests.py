@@ -281,6 +281,35 @@ def test_error_in_one_callback_does_not_affect_others() -> None:
     assert ["failing", "other", "later"] == run(main())
 
 
+def test_many_deadlines_are_handled_in_slices() -> None:
+    """Of 900 deadlines that pass together, only a few callbacks run in one turn of the event loop.
+
+    A closed timer calls back no more.
+    """
+
+    async def main() -> tuple[int, list[str], int]:
+        fired: list[str] = []
+        deadlines = DeadlineTimer(environment.now)
+        due = environment.now() + 0.01
+        for number in range(900):
+            deadlines.add(due, DeadlineRecorder(str(number), fired).on_deadline)
+        max_callbacks = count_before = 0
+        while len(fired) < 800:
+            await asyncio.sleep(0)
+            max_callbacks = max(max_callbacks, len(fired) - count_before)
+            count_before = len(fired)
+        deadlines.close()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        return max_callbacks, fired, len(deadlines._heap)
+
+    max_callbacks, fired, heap_size = run(main())
+    assert max_callbacks <= 16
+    assert [str(number) for number in range(len(fired))] == fired
+    assert len(fired) < 900
+    assert 0 == heap_size
+
+
 def test_timer_that_fires_early_is_set_again() -> None:
     """A timer that fires before the clock reaches the deadline is set again."""
 
