@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,6 +172,43 @@ def test_tasks_can_wait_until_their_target_is_allowed(tmp_path: Path) -> None:
         with service(tmp_path, *flags, dev=False, command_prefix=command_prefix) as running_service:
             running_service.request("POST", f"/downstreams/{lane}/resume")
             assert "SUCCEEDED" == running_service.wait_until_finished(task_id)["status"]
+
+
+def test_lane_keys_do_not_multiply_a_limit_of_the_settings(tmp_path: Path) -> None:
+    """Also with flow-control keys of QStash and queues of Cloud Tasks, one attempt runs."""
+    running, peaks, lock = [0], [0], threading.Lock()
+
+    def respond(_path: str, _number: int) -> int:
+        with lock:
+            running[0] += 1
+            peaks[0] = max(peaks[0], running[0])
+        time.sleep(0.02)
+        with lock:
+            running[0] -= 1
+        return 200
+
+    with target(respond) as started_target:
+        lane = started_target.url.replace("//", "")
+        settings = tmp_path / "tarry.toml"
+        settings.write_text(f'[[downstreams]]\nlane = "{lane}"\nconcurrency = 1\n')
+        flags = ["--config", str(settings), "--compatibility", "qstash"]
+        flags += ["--compatibility", "cloud_tasks"]
+        with service(tmp_path, *flags) as running_service:
+            for number in range(10):
+                url = f"{started_target.url}/{number}"
+                running_service.post(targetUrl=url, laneKey=f"k{number}")
+                headers = {"Upstash-Flow-Control-Key": f"flow{number}"}
+                assert (
+                    201
+                    == running_service.request("POST", f"/v2/publish/{url}", {}, headers=headers)[0]
+                )
+                queue = f"/v2/projects/p/locations/l/queues/q{number}/tasks"
+                task = {"task": {"httpRequest": {"url": url}}}
+                assert 200 == running_service.request("POST", queue, task)[0]
+            running_service.wait_for(
+                lambda: 30 == sum(map(len, started_target.received_requests.values()))
+            )
+    assert 1 == peaks[0]
 
 
 # --- invalid documents ----------------------------------------------------------------------------

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from tarry.core.breaker import BreakerState
+from tarry.core.outcome import TRANSIENT
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
+from tarry.service.engine.endpoint_caps import EndpointCap
 from tarry.service.engine.lanes import build_breaker, build_budget
 from tarry.service.engine.limits import LimitPattern, LimitTable
 from tarry.service.model import LOST, Status
@@ -223,3 +225,121 @@ def test_budget_settings() -> None:
     retries = sum(budget.withdraw(1.0, 1000 + second / 10) for second in range(600))
     assert 50 <= retries <= 75
     assert build_budget(BudgetSettings(enabled=False)) is None
+
+
+@pytest.mark.parametrize("lane", ["http:a.example:80", "http:a.*", "*"])
+def test_lane_keys_share_the_rate_of_the_settings(lane: str) -> None:
+    """Tasks of many lane keys start at the rate of one endpoint, in a fair order."""
+
+    async def main() -> None:
+        limits = DownstreamLimits(rate_per_second=2)
+        target = FakeTarget(OK)
+        harness = EngineHarness(target, patterns=[LimitPattern("*", lane, limits)])
+        await harness.engine.start()
+        keys = [None, *(f"k{number}" for number in range(99))]
+        tasks = await harness.add(*(harness.new_task(lane_key=key) for key in keys))
+        await asyncio.sleep(10)
+        assert 19 <= len(target.times) <= 21
+        await asyncio.sleep(45)
+        states = [(await harness.get_task(task)).status for task in tasks]
+        assert [Status.SUCCEEDED] * 100 == states
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_lane_keys_share_the_concurrency_of_the_settings() -> None:
+    """At most three attempts of an endpoint run at a time; each lane gets its turn."""
+    running: list[str] = []
+    peaks: list[int] = []
+    served: list[str] = []
+
+    async def respond(request: DeliveryRequest) -> DeliveryResult:
+        running.append(request.url)
+        peaks.append(len(running))
+        served.append(request.url)
+        await asyncio.sleep(0.5)
+        running.remove(request.url)
+        return OK
+
+    async def main() -> None:
+        patterns = [LimitPattern("*", "http:a.example:80", DownstreamLimits(concurrency=3))]
+        harness = EngineHarness(FakeTarget(respond), patterns=patterns)
+        await harness.engine.start()
+        new_tasks = [harness.new_task("http://a.example:80/many") for _ in range(60)]
+        new_tasks += [
+            harness.new_task(f"http://a.example:80/{number}", lane_key=f"k{number}")
+            for number in range(30)
+        ]
+        tasks = await harness.add(*new_tasks)
+        await asyncio.sleep(10.1)
+        assert 3 == max(peaks)
+        assert {f"http://a.example:80/{number}" for number in range(30)} <= set(served)
+        await asyncio.sleep(10)
+        states = [(await harness.get_task(task)).status for task in tasks]
+        assert [Status.SUCCEEDED] * 90 == states
+        assert 3 == max(peaks)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_lanes_that_wait_for_a_cap_continue_after_cancelled_tasks() -> None:
+    """A lane whose tasks were cancelled while it waited does not keep the others waiting."""
+
+    async def main() -> None:
+        limits = DownstreamLimits(rate_per_second=2, concurrency=1)
+        target = FakeTarget(OK)
+        harness = EngineHarness(target, patterns=[LimitPattern("*", "*", limits)])
+        await harness.engine.start()
+        tasks = await harness.add(*(harness.new_task(lane_key=f"k{n}") for n in range(20)))
+        for task in tasks[1:10]:
+            await harness.engine.cancel(task.tenant, task.id)
+        await asyncio.sleep(8)
+        assert 11 == len(target.requests)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_pattern_with_a_lane_key_limits_that_lane() -> None:
+    """Other lanes of the endpoint have the limits of the pattern without a key."""
+    table = new_table(
+        LimitPattern("*", "http:a.example:80@k1", DownstreamLimits(concurrency=1)),
+        LimitPattern("*", "http:a.example:80", DownstreamLimits(concurrency=2)),
+    )
+    lanes = [f"{LANE}@k1", f"{LANE}@k2", LANE]
+    first, second, third = downstreams = [table.build_downstream(lane) for lane in lanes]
+    assert [1, 2, 2] == [each.limits.concurrency for each in downstreams]
+    assert first.cap is not second.cap
+    assert second.cap is third.cap
+
+
+def test_endpoint_cap_admits_no_more_than_its_rate() -> None:
+    """Rounding errors and small corrections of the clock do not add attempts."""
+    cap = EndpointCap()
+    cap.configure(max_rate=100.0, max_in_flight=None)
+    start = 1_800_000_000.0
+    admitted = 0
+    for step in range(100_000):
+        now = start + step * 0.0001 + (0.003 if step % 7 == 0 else 0.0)
+        while cap.acquire(now) is not None:
+            admitted += 1
+    assert 1000 <= admitted <= 1003
+
+
+def test_endpoint_cap_refunds_attempts_that_were_not_sent() -> None:
+    """An attempt that was not sent gives its turn back; a clock that is set back delays nothing."""
+    cap = EndpointCap()
+    cap.configure(max_rate=1.0, max_in_flight=2)
+    assert 0.0 == cap.acquire(100.0)
+    assert None is cap.acquire(100.0)
+    assert 1.0 == cap.delay(100.0)
+    cap.release(None, 0.0, 100.0)
+    assert 0.0 == cap.acquire(100.0)
+    assert None is cap.acquire(100.5)
+    assert 0.0 == cap.acquire(101.0)
+    assert cap.is_full
+    assert None is cap.acquire(105.0)
+    cap.release(TRANSIENT, 0.5, 105.0)
+    assert 0.0 == cap.acquire(50.0)

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from asyncio import TimerHandle
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+    from tarry.core.limiter import Limiter
     from tarry.core.verdict import DelayedPermit
+    from tarry.service.engine.endpoint_caps import EndpointCap
     from tarry.service.model import Task, TaskContent
 
 MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
@@ -64,7 +66,7 @@ _DURATION_WEIGHT = 1 / 8  # of the newest attempt in the mean duration of a lane
 class LaneDownstream(Downstream):
     """The downstream of a lane, with a limiter that follows the capacity of the target."""
 
-    __slots__ = ("limiter", "limits")
+    __slots__ = ("cap", "limiter", "limits")
 
     def __init__(self, name: str, *, breaker: Breaker, max_in_flight: int) -> None:
         budget = build_budget()
@@ -73,12 +75,18 @@ class LaneDownstream(Downstream):
         self.limiter: AdaptiveLimit = AdaptiveLimit(
             max_in_flight=max_in_flight, max_wait=_MAX_LIMITER_DELAY_S
         )
+        self.cap: EndpointCap | None = None
         super().__init__(name, breaker=breaker, budget=budget, limiter=self.limiter)
+
+    def set_cap(self, cap: EndpointCap) -> None:
+        """Add the limits that the lane shares with others; no attempt may be in flight."""
+        self.cap = cap
+        self._limiters: tuple[Limiter, ...] = (self.limiter, cap)
 
     def admit(self, now: float, attempt_id: int = 0) -> int | DelayedPermit | Stop:
         """Return a permit for an attempt, see `Downstream.admit`."""
         permit = None if self.breaker is None else self.breaker.permit_if_closed
-        if permit is None or self.limiter.rate is not None:
+        if permit is None or self.limiter.rate is not None or self.cap is not None:
             return super().admit(now, attempt_id)
         # The usual case, without the loop over all limiters: 44 instead of 74 bytecode
         # instructions. Without a rate, the limiter delays no attempt.
@@ -147,6 +155,7 @@ class LaneState:
     startable_since: int = 0
     """When the first attempt after the end of such a time was started (ms). Waits before it do not
     count as scheduling lag: they do not show that the process is overloaded."""
+    waits_for_cap: bool = False  # whether an attempt must wait for those of other lanes
     rate_timer: TimerHandle | None = None
     """Set while the lane waits for its limiter to admit the next attempt."""
     stored_rate: float | None = None

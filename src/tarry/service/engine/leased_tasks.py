@@ -149,8 +149,11 @@ class LeasedTasks(dict[str, LeasedTask]):
         if lane is None:
             lane = self._pop_lane()
         while lane is not None:
-            # Otherwise, the lane returns when its timer fires or one of its attempts ends.
-            if lane.rate_timer is None and not lane.downstream.limiter.is_full:
+            # Otherwise, the lane returns when its timer fires, or when one of its attempts or of
+            # those that share its cap ends.
+            if not (
+                lane.waits_for_cap or lane.rate_timer is not None or lane.downstream.limiter.is_full
+            ):
                 while (leased_task := lane.pop_due()) is not None:
                     leased_task.is_queued = False
                     # Dropped and busy tasks are removed only here: a search for them would be slow.

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from contextlib import suppress
 from functools import partial
 from math import ceil
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery import DeliveryCallback, PendingDelivery
     from tarry.service.engine.attempt_slots import Slot
     from tarry.service.engine.context import EngineContext
+    from tarry.service.engine.endpoint_caps import EndpointCap
     from tarry.service.engine.lanes import LaneState, LeasedTask
     from tarry.service.engine.policies import EffectivePolicy, PolicyKey
     from tarry.service.engine.secrets import ResolvedSecrets
@@ -121,6 +123,9 @@ class Worker:
         """Tasks that wait for their policy and signers, for each load that is in progress."""
         self._waiting_for_secrets: dict[tuple[str, ...], list[LeasedTask]] = {}
         """Tasks that wait for secrets, by the tenant and the names of the secrets."""
+        self._waiting_for_cap: dict[EndpointCap, deque[LaneState]] = {}
+        """Lanes that wait until the cap that they share admits an attempt, longest wait first."""
+        self._cap_timers: dict[EndpointCap, asyncio.TimerHandle] = {}
 
     @property
     def running_count(self) -> int:
@@ -340,10 +345,15 @@ class Worker:
         lane.is_blocked = True
         if command.reason is Reason.LIMIT:
             self.leased_tasks.return_to_front(leased_task)
+            cap = lane.downstream.cap
             if command.delay is not None:
                 delay = max(command.delay, _MIN_RATE_TIMER_S)
                 loop = asyncio.get_running_loop()
                 lane.rate_timer = loop.call_later(delay, self.end_rate_delay, lane)
+            elif cap is not None and not lane.downstream.limiter.is_full:
+                lane.waits_for_cap = True
+                self._waiting_for_cap.setdefault(cap, deque()).append(lane)
+                self._set_cap_timer(cap)
             # `_continue_lane` adds the lane again: after the delay, or when an attempt ends.
             return False
         self.result_writer.store_breaker_state(lane)
@@ -365,10 +375,39 @@ class Worker:
         """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
         leased_tasks = self.leased_tasks
         leased_tasks.on_slot_released(lane.tenant, now)
+        if (cap := lane.downstream.cap) is not None:
+            self._continue_waiting_for_cap(cap)
         if self._is_start_scheduled:
             leased_tasks.add_to_rotation(lane)
         elif lane.due_first_attempts or lane.due_retries or leased_tasks.has_startable_lanes:
             self._start_due_tasks(lane)
+
+    def _continue_waiting_for_cap(self, cap: EndpointCap) -> None:
+        """Start tasks of lanes that wait for a cap, while it admits attempts."""
+        waiting = self._waiting_for_cap.get(cap)
+        if waiting is None:
+            return
+        while waiting and cap.admits(self._context.clock.unrounded_ms() / 1000):
+            lane = waiting.popleft()
+            lane.waits_for_cap = False
+            self.leased_tasks.add_to_rotation(lane)
+            self._start_due_tasks()
+        if waiting:
+            self._set_cap_timer(cap)
+        else:
+            del self._waiting_for_cap[cap]
+
+    def _set_cap_timer(self, cap: EndpointCap) -> None:
+        if cap.is_full or cap in self._cap_timers:  # or: continued when an attempt ends
+            return
+        delay = cap.delay(self._context.clock.unrounded_ms() / 1000)
+        self._cap_timers[cap] = asyncio.get_running_loop().call_later(
+            max(delay, _MIN_RATE_TIMER_S), self._on_cap_timer, cap
+        )
+
+    def _on_cap_timer(self, cap: EndpointCap) -> None:
+        del self._cap_timers[cap]
+        self._continue_waiting_for_cap(cap)
 
     def _begin_load(self, task: Task) -> list[LeasedTask]:
         """Load the policy and signers of a task, if no load of them is in progress.
