@@ -335,3 +335,16 @@ def _responds_to_ping(path: Path) -> bool:
             return connection.recv(5) == b"+PONG"
         except OSError:
             return False
+
+
+@contextmanager
+def store_url(kind: str) -> Generator[str | None]:
+    """Run a server of a store; return the URL of the store, or None for a SQLite file."""
+    if kind == "sqlite":
+        yield None
+    elif kind == "postgres":
+        with postgres_server() as server:
+            yield server.address
+    else:
+        with redis_server() as server:
+            yield server.address.replace("unix://", "redis+unix://")

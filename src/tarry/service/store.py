@@ -510,9 +510,13 @@ class Store(Protocol):
         Of a lane, tasks with an expired lease come first. If tasks without and with a failed
         attempt are due, a third of the others are retries: (limit + now in ms modulo 3) // 3, so
         that a limit of 1 also selects retries. Of a half-open lane, at most `LaneRecord.probes`
-        tasks are leased at a time: tasks without a failed attempt first, then expired leases, then
-        retries, and last the task that was leased last as a probe. Within each of these groups the
-        order is `wake_at` (the due time, or the end of an expired lease), then the order of adding.
+        tasks are leased at a time. A third of them, with the same formula, are tasks without a
+        failed attempt, because a task that has failed may be one that always fails. The others are
+        retries that are due now, because a target may refuse the first attempt of each task. Then
+        come more tasks without a failed attempt, expired leases, retries that are due within the
+        horizon, and last, if it is a retry, the task that was leased last as a probe. Within each
+        of these groups the order is `wake_at` (the due time, or the end of an expired lease), then
+        the order of adding.
 
         The attempt of another worker's expired lease is logged as lost. The log entry has the
         attempt's due time as its start, and the worker of the lease. The task's next attempt counts

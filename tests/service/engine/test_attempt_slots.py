@@ -59,7 +59,7 @@ def test_tenants_whose_targets_hang_leave_slots_for_a_new_tenant(is_fast: bool) 
     for tenant in range(15):
         hanging = [lanes[f"t{tenant}/http:host-{number}:80"] for number in range(150)]
         for lane in hanging if is_fast else ():
-            lane.record_duration(5.0, timed_out=False)
+            lane.record_result(5.0, timed_out=False)
         assert fill(LaneRotation(slots), slots, hanging)
 
     assert Admission.ADMITTED is slots.check(lanes["new/http:host:80"])
@@ -71,7 +71,7 @@ def test_fast_lane_of_the_same_tenant_has_slots() -> None:
     lanes, slots = new_lanes(), AttemptSlots(500)
     fill(LaneRotation(slots), slots, [lanes[f"a/http:host-{number}:80"] for number in range(160)])
     fast = lanes["a/http:fast:80"]
-    fast.record_duration(5.0, timed_out=False)
+    fast.record_result(5.0, timed_out=False)
 
     held = fill(LaneRotation(slots), slots, [fast])
 
@@ -93,7 +93,7 @@ def test_lane_is_slow_after_an_attempt_of_a_second() -> None:
     """A fast lane becomes slow when one of its attempts has been in flight for a second."""
     lanes, slots = new_lanes(), AttemptSlots(10)
     lane = lanes["a/http:host:80"]
-    lane.record_duration(5.0, timed_out=False)
+    lane.record_result(5.0, timed_out=False)
     ended, hanging = slots.acquire(lane, 0), slots.acquire(lane, 0)
     slots.release(ended)
 
@@ -110,7 +110,7 @@ def test_slots_of_ended_attempts_are_not_kept() -> None:
     """`mark_slow_lanes` need not be called when no attempt of a fast lane is in flight."""
     lanes, slots = new_lanes(), AttemptSlots(10)
     lane = lanes["a/http:host:80"]
-    lane.record_duration(5.0, timed_out=False)
+    lane.record_result(5.0, timed_out=False)
     ended, hanging = slots.acquire(lane, 0), slots.acquire(lane, 0)
     assert slots.has_fast_slots
     slots.release(ended)
@@ -118,7 +118,7 @@ def test_slots_of_ended_attempts_are_not_kept() -> None:
     assert [lane] == slots.mark_slow_lanes(1000)
     assert not slots.has_fast_slots
     slots.release(hanging)
-    lane.record_duration(5.0, timed_out=False)
+    lane.record_result(5.0, timed_out=False)
     slots.release(slots.acquire(lane, 2000))
     assert not slots.has_fast_slots
 
@@ -211,7 +211,7 @@ def test_lanes_that_begin_to_hang_leave_slots_for_others() -> None:
 def new_fast_lane(lanes: Lanes, name: str) -> LaneState:
     """Return a lane whose attempts were short until now."""
     lane = lanes[name]
-    lane.record_duration(5.0, timed_out=False)
+    lane.record_result(5.0, timed_out=False)
     return lane
 
 
@@ -237,7 +237,7 @@ def test_limits_are_never_exceeded(limit: int, steps: list[tuple[str, int, str]]
     for tenant, number, event in steps:
         lane = lanes[f"{tenant}/http:host-{number}:80"]
         if event == "become fast":
-            lane.record_duration(5.0, timed_out=False)
+            lane.record_result(5.0, timed_out=False)
         elif event == "become slow":
             slots.mark_slow_lanes(1000)
         elif event == "end" and held:

@@ -48,15 +48,15 @@ def test_lane_is_slow_from_its_first_slow_attempt() -> None:
     """A lane whose attempts all take three seconds is slow after each of them."""
     lane = new_lane()
     for _ in range(5):
-        lane.record_duration(3000.0, timed_out=False)
+        lane.record_result(3000.0, timed_out=False)
         assert lane.is_slow
 
 
 def test_lane_is_fast_if_few_attempts_are_slow() -> None:
     """The mean of the durations decides, so one attempt of three seconds does not."""
     lane = new_lane()
-    lane.record_duration(5.0, timed_out=False)
-    lane.record_duration(3000.0, timed_out=False)
+    lane.record_result(5.0, timed_out=False)
+    lane.record_result(3000.0, timed_out=False)
     assert not lane.is_slow
 
 
@@ -223,7 +223,7 @@ def test_deferred_retries_are_spaced() -> None:
 def test_lane_gets_no_leases_until_it_is_below_its_limit() -> None:
     """A lane with 12 leased tasks and a limit of 10 gets no more leases until 9 are left."""
     lanes = new_lanes("t/a")
-    lanes["t/a"].record_duration(5.0, timed_out=False)
+    lanes["t/a"].record_result(5.0, timed_out=False)
     for _ in range(12):
         lanes.increment_leased(lanes["t/a"])
 
@@ -246,10 +246,22 @@ def test_retries_are_no_evidence_while_first_attempts_are_made() -> None:
     assert lane.should_limiter_ignore(20_000, is_retry=False)
 
 
+def test_retries_are_evidence_while_all_first_attempts_fail() -> None:
+    """After ten failed first attempts in a row, the limiter counts retries, too."""
+    lane = new_lane()
+    assert not lane.should_limiter_ignore(10_000, is_retry=False)
+    for _ in range(10):
+        assert lane.should_limiter_ignore(10_001, is_retry=True)
+        lane.record_result(5.0, timed_out=False, is_refused=True)
+    assert not lane.should_limiter_ignore(10_001, is_retry=True)
+    lane.record_result(5.0, timed_out=False, is_refused=False)
+    assert lane.should_limiter_ignore(10_001, is_retry=True)
+
+
 def test_leases_are_limited_by_the_rate() -> None:
     """A lane leases as many tasks as it can start in two seconds."""
     lanes = new_lanes("t/a")
-    lanes["t/a"].record_duration(5.0, timed_out=False)
+    lanes["t/a"].record_result(5.0, timed_out=False)
     assert {} == lanes.claim_limits()
     lanes["t/a"].downstream.limiter.restore(rate=1.5, limit=8)
     capacities = []
@@ -267,7 +279,7 @@ def test_only_lanes_with_few_free_leases_limit_a_claim() -> None:
     """A lane without leases, or with more free leases than a claim can take, has no limit."""
     lanes = Lanes(partial(build_downstream, max_in_flight=10), max_leased=200)
     lane = lanes["t/a"]
-    lane.record_duration(5.0, timed_out=False)
+    lane.record_result(5.0, timed_out=False)
     capacities = []
     for change in (lanes.increment_leased, lanes.decrement_leased):
         for _ in range(150):
@@ -281,7 +293,7 @@ def test_lane_with_fewer_free_leases_than_a_claim_takes_limits_it() -> None:
     """A claim takes up to 128 tasks of a lane, so a lane with 127 free leases limits the claim."""
     lanes = Lanes(partial(build_downstream, max_in_flight=10), max_leased=300)
     lane = lanes["t/a"]
-    lane.record_duration(5.0, timed_out=False)
+    lane.record_result(5.0, timed_out=False)
     lanes.increment_leased(lane, 172)
     assert {} == lanes.claim_limits()
     lanes.increment_leased(lane)
@@ -345,7 +357,7 @@ def test_slow_lanes_lease_fewer_tasks_the_more_are_leased() -> None:
 def test_claim_may_exceed_a_high_limit_a_little() -> None:
     """At a high rate, a claim leases more than one task, even if only one has ended."""
     lanes = Lanes(partial(build_downstream, max_in_flight=10), max_leased=200)
-    lanes["t/a"].record_duration(5.0, timed_out=False)
+    lanes["t/a"].record_result(5.0, timed_out=False)
     for _ in range(199):
         lanes.increment_leased(lanes["t/a"])
     assert {"t/a": 25} == lanes.claim_limits()

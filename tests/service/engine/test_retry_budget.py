@@ -50,6 +50,17 @@ def test_calls_fill_the_budget_and_retries_are_charged() -> None:
     assert pytest.approx(4 / e) == budget.take_change(NOW_S + 10)
 
 
+def test_a_retry_that_succeeds_is_refunded() -> None:
+    """A retry that succeeds does not count towards the limit; one that fails does."""
+    budget = SharedBudget(0.5, 1)
+    budget.adopt(0.0, process_count=1)
+    for outcome in (SUCCESS, TRANSIENT):
+        assert budget.withdraw(1.0, NOW_S)
+        budget.record(outcome, 1.0, NOW_S)
+    assert 9 == budget.balance(NOW_S)
+    assert -1 == budget.take_change(NOW_S)
+
+
 def test_calls_that_fail_need_an_exchange() -> None:
     """A failed call makes the budget outdated, so that its value is read before the retry."""
     budget = SharedBudget(0.5, 0)

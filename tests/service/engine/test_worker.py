@@ -94,17 +94,17 @@ def test_empty_retry_budget_defers_without_counting_attempts() -> None:
     """Retries that the budget rejects are deferred, and succeed later."""
 
     async def main() -> None:
-        target = FakeTarget(*[BUSY] * 300, OK)
+        target = FakeTarget(*[BUSY] * 600, OK)
         limits = EngineLimits(max_lane_running_attempts=1000, max_running_attempts=1000)
         harness = EngineHarness(
             target, limits=limits, build_breaker=lambda: new_breaker(min_calls=10_000)
         )
         await harness.engine.start()
         tasks = await harness.add(*[harness.new_task() for _ in range(300)])
-        await asyncio.sleep(120)
+        await asyncio.sleep(300)
 
         assert {Status.SUCCEEDED} == {(await harness.get_task(task)).status for task in tasks}
-        assert {2} == {(await harness.get_task(task)).attempts for task in tasks}
+        assert 900 == sum([(await harness.get_task(task)).attempts for task in tasks])
         assert "deferred" in harness.event_kinds()
         await harness.engine.stop(1)
 

@@ -47,6 +47,9 @@ _MAX_LIMITER_DELAY_S = 3600.0  # longer than any delay of `AdaptiveLimit`, so it
 _MAX_EVIDENCE_AGE_MS = 1_000
 """The limiter ignores a retry that starts within this time after a first attempt: first attempts
 show the state of the target, while the retried task may be one that always fails."""
+_MIN_REFUSED_FIRST_ATTEMPTS = 10
+"""After this number of failed first attempts in a row, the limiter does not ignore retries: the
+target may refuse the first attempt of each task ("processing, ask again") and accept the second."""
 _MAX_RATE_DELAY_S = 2.0
 """How long a leased task may wait because of the rate limit of its lane. Tasks that would wait
 longer are not leased yet, so that other processes can start them."""
@@ -160,6 +163,7 @@ class LaneState:
     """Set while the lane waits for its limiter to admit the next attempt."""
     stored_rate: float | None = None
     """The rate that this process has last written to the store, or read from it."""
+    _refused_first_attempts: int = 0  # failed first attempts since one last succeeded
     _first_attempt_at: int = 0  # when a task was last attempted for the first time
     _first_attempts_in_a_row: int = 0
     _last_reserved_time: int = 0
@@ -194,14 +198,24 @@ class LaneState:
         """
         if not is_retry:
             self._first_attempt_at = now
-        elif now < self._first_attempt_at + _MAX_EVIDENCE_AGE_MS:
+        elif (
+            now < self._first_attempt_at + _MAX_EVIDENCE_AGE_MS
+            and self._refused_first_attempts < _MIN_REFUSED_FIRST_ATTEMPTS
+        ):
             return True
         # The breaker alone evaluates probes. The limiter starts over when the breaker closes.
         breaker = self.downstream.breaker  # not `is_tripped`: this is called for each attempt
         return breaker is not None and breaker.is_tripped
 
-    def record_duration(self, duration_ms: float, timed_out: bool) -> None:  # noqa: FBT001 - positional for speed
-        """Update `is_slow` after an attempt."""
+    def record_result(
+        self,
+        duration_ms: float,
+        timed_out: bool,  # noqa: FBT001 - positional for speed
+        is_refused: bool | None = None,  # noqa: FBT001
+    ) -> None:
+        """Update `is_slow` after an attempt; `is_refused` is whether a first attempt has failed."""
+        if is_refused is not None:
+            self._refused_first_attempts = self._refused_first_attempts + 1 if is_refused else 0
         mean = self._mean_duration_ms
         mean = duration_ms if mean is None else mean + (duration_ms - mean) * _DURATION_WEIGHT
         self._mean_duration_ms = mean

@@ -1,8 +1,9 @@
 """The retry budget of a lane, which all processes share and which is kept over a restart.
 
-A budget has a value: each call adds `ratio`, each retry takes 1, and the value decays to 1/e in ten
-seconds. So the value is the number of retries that are still allowed for the calls of the last ten
-seconds. In addition, `min_per_second` retries per second are admitted.
+A budget has a value: each call adds `ratio`, each retry takes 1, which is refunded if the retry
+succeeds, and the value decays to 1/e in ten seconds. So the value is the number of retries that are
+still allowed for the calls of the last ten seconds. In addition, `min_per_second` retries per
+second are admitted.
 
 The value is in the row of the lane. While attempts of the lane fail or are retried, each process
 adds its changes to that value once a second, and may then use an equal share of the balance.
@@ -64,8 +65,11 @@ class SharedBudget:
         if now >= self._decayed_at + _DECAY_INTERVAL_S:  # not for each attempt, to save time
             self._decay(now)
         if not paid:
-            self._value += self._ratio
-            self._change += self._ratio
+            self.deposit(self._ratio, now)
+        elif outcome.kind is _SUCCESS:
+            # Retries that succeed are no overload. Without the refund, the tasks of a target that
+            # refuses the first attempt of each task are delivered at 10 per second.
+            self.deposit(paid, now)
         if outcome.kind is not _SUCCESS:
             self.is_outdated = True
 

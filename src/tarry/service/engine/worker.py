@@ -620,7 +620,11 @@ class Worker:
             return
         if lane.wait_reason is not None:
             self.result_writer.end_wait(lane)
-        lane.record_duration(now - started_at, delivery_result.fault is _TIMEOUT)
+        lane.record_result(
+            now - started_at,
+            delivery_result.fault is _TIMEOUT,
+            None if call.attempts > 1 else outcome is not SUCCESS,
+        )
         if context.health.failing:
             context.health.mark_healthy("delivery")
         if outcome is SUCCESS:

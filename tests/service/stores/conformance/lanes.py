@@ -12,6 +12,7 @@ from tarry.service.store import (
     FinishStatus,
     LaneLimits,
     LaneWriteStatus,
+    LeaseTerms,
     NewTask,
 )
 from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
@@ -32,6 +33,7 @@ from tests.service.stores.harness import (
     task_numbers,
 )
 
+THIRD_LEASE = LeaseTerms("third", 30 * SECOND_MS, SECOND_MS)
 BETA = "beta/https:a.example:443"
 
 
@@ -102,7 +104,8 @@ async def expired_probes_do_not_block_the_lane(harness: StoreHarness) -> None:
     assert (1, {LANE: 1}) == (len(claimed.tasks), claimed.consecutive_opens_by_lane)
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
     harness.clock.advance(OTHER_LEASE.length_ms)
-    assert 1 == len((await harness.claim()).tasks)
+    claimed = await harness.claim(THIRD_LEASE)
+    assert 1 == len(claimed.tasks)
 
 
 @conformance_case
@@ -316,14 +319,47 @@ async def add_failed_tasks(harness: StoreHarness, numbers: range) -> None:
 
 
 @conformance_case
-async def probes_are_tasks_without_a_failed_attempt(harness: StoreHarness) -> None:
-    """Of a half-open lane, new tasks are leased before older tasks that have failed."""
+async def a_third_of_the_probes_are_first_attempts(harness: StoreHarness) -> None:
+    """Of three probes of a half-open lane, one is a new task, and two are due retries."""
     await add_failed_tasks(harness, range(40))
     await harness.add(*(task(number) for number in range(40, 46)))
     await harness.store.park(LANE, START_MS + SECOND_MS, probes=3, consecutive_opens=1)
     harness.clock.advance(SECOND_MS)
 
-    assert [40, 41, 42] == task_numbers((await harness.claim()).tasks)
+    assert [0, 1, 40] == sorted(task_numbers((await harness.claim()).tasks))
+
+
+@conformance_case
+async def single_probes_are_first_attempts_and_retries_in_turn(harness: StoreHarness) -> None:
+    """If a lane has one probe at a time, it is a new task in one of three milliseconds."""
+    await add_failed_tasks(harness, range(40))
+    await harness.add(*(task(number) for number in range(40, 46)))
+    await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, consecutive_opens=1)
+    harness.clock.advance(SECOND_MS)
+    probed: list[int] = []
+    for _ in range(6):
+        [probe] = (await harness.claim()).tasks
+        probed += task_numbers([probe])
+        await harness.store.finish([retry_result(probe, harness.clock.now + HOUR_MS)])
+        harness.clock.advance(1)
+
+    assert [0, 40, 1, 2, 41, 3] == probed
+
+
+@conformance_case
+async def a_retry_that_is_not_due_is_no_probe_while_new_tasks_wait(harness: StoreHarness) -> None:
+    """Retries within the horizon of a claim are probes only if there are no new tasks."""
+    await harness.add(task(0))
+    [leased] = (await harness.claim()).tasks
+    await harness.store.finish([retry_result(leased, START_MS + SECOND_MS + 1)])
+    await harness.add(*(task(number) for number in range(40, 43)))
+    await harness.store.park(LANE, START_MS + SECOND_MS, probes=3, consecutive_opens=1)
+    harness.clock.advance(SECOND_MS)
+    probes = (await harness.claim()).tasks
+
+    assert [40, 41, 42] == task_numbers(probes)
+    await harness.store.finish([success_result(probe) for probe in probes])
+    assert [0] == task_numbers((await harness.claim()).tasks)
 
 
 @conformance_case

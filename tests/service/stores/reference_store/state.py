@@ -200,8 +200,12 @@ class Queue:
         first_attempts = self.first_attempts.pop_many(due_until, limit)
         retries = self.retries.pop_many(due_until, limit + 1)  # the last probe may be skipped
         if self.lane.parked_until is not None:
-            retries.sort(key=lambda row: row.number == self.last_probe)  # the last probe comes last
-            chosen = [*first_attempts, *expired, *retries][:limit]
+            first_count = (limit + now % 3) // 3
+            last = [row for row in retries if row.number == self.last_probe]
+            ready = [row for row in retries if row not in last and row.task.wake_at <= now]
+            early = [row for row in retries if row not in last and row.task.wake_at > now]
+            chosen = [*first_attempts[:first_count], *ready, *first_attempts[first_count:]]
+            chosen = [*chosen, *expired, *early, *last][:limit]
             self.last_probe = chosen[-1].number if chosen else self.last_probe
         else:
             left = limit - len(expired[:limit])

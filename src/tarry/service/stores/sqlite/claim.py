@@ -25,6 +25,7 @@ from tarry.service.stores.sqlite.queries import (
     SELECT_TASK,
     SEQ,
     STATUS,
+    WAKE_AT,
     decode_task,
 )
 from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING, MultiRowStatement
@@ -155,18 +156,19 @@ def _find_claimable(
     # One more than `limit`, because the task of the last probe may be among them, and comes last.
     retries = tx.execute(_DUE_RETRIES, (lane.id, due_until, limit + 1)).fetchall()
     if is_half_open:
-        rows = first_attempts + expired + _move_to_end(retries, lane.last_probe)
-        lane.last_probe = rows[:limit][-1][SEQ] if rows else lane.last_probe
-        return rows[:limit]
+        last = [row for row in retries if row[SEQ] == lane.last_probe]
+        others = [row for row in retries if row[SEQ] != lane.last_probe]
+        ready_count = sum(row[WAKE_AT] <= now for row in others)
+        first_count = (limit + now % 3) // 3  # a third, rounded as below
+        rows = first_attempts[:first_count] + others[:ready_count] + first_attempts[first_count:]
+        rows = (rows + expired + others[ready_count:] + last)[:limit]
+        lane.last_probe = rows[-1][SEQ] if rows else lane.last_probe
+        return rows
     limit -= len(expired)
     # A third are retries. `now % 3` sometimes rounds up, so that a limit of 1 also selects retries.
     retry_count = max((limit + now % 3) // 3, limit - len(first_attempts))
     retries = retries[:retry_count]
     return expired + first_attempts[: limit - len(retries)] + retries
-
-
-def _move_to_end(rows: list[Row], seq: int | None) -> list[Row]:
-    return [row for row in rows if row[SEQ] != seq] + [row for row in rows if row[SEQ] == seq]
 
 
 def _lease_rows(

@@ -101,6 +101,8 @@ DECLARE
     v_expired bigint[]; -- tasks of the visited lane, by seq: with an expired lease,
     v_first bigint[]; -- without a failed attempt (later: all pending tasks to lease),
     v_retries bigint[]; -- with a failed attempt
+    v_ready integer; -- how many of these are due now, without the task of the last probe
+    v_third integer; -- of `v_limit`
     v_chosen bigint[];
     v_pending_tenants integer[] := '{{}}';
     v_pending_seqs bigint[] := '{{}}';
@@ -205,8 +207,10 @@ BEGIN
         -- A third of the tasks are retries. `v_now % 3` sometimes rounds up, so that a limit of 1
         -- also selects retries. A half-open lane reads one more, because the task of the last probe
         -- is used only if there is no other.
-        SELECT coalesce(array_agg(s.seq), '{{}}') INTO v_retries FROM (
-            SELECT s.seq FROM tarry.live AS s
+        SELECT coalesce(array_agg(s.seq), '{{}}'), count(*) FILTER (
+                WHERE s.wake_at <= v_now AND s.seq IS DISTINCT FROM v_lane.last_probe)
+        INTO v_retries, v_ready FROM (
+            SELECT s.seq, s.wake_at FROM tarry.live AS s
             WHERE s.lane = v_lane.id AND s.queue = {RETRY_QUEUE}
                 AND s.wake_at BETWEEN v_lane.due_at AND v_horizon_end
             ORDER BY s.wake_at, s.seq
@@ -217,7 +221,9 @@ BEGIN
             IF v_lane.last_probe = ANY (v_retries) THEN
                 v_retries := array_remove(v_retries, v_lane.last_probe) || v_lane.last_probe;
             END IF;
-            v_chosen := (v_first || v_expired || v_retries)[1:v_limit];
+            v_third := (v_limit + v_now % 3) / 3; -- rounded as above
+            v_chosen := (v_first[1:v_third] || v_retries[1:v_ready] || v_first[v_third + 1:]
+                || v_expired || v_retries[v_ready + 1:])[1:v_limit];
             CONTINUE WHEN cardinality(v_chosen) = 0;
             v_half_open := v_half_open || v_lane.id;
             v_probes := v_probes || v_chosen[cardinality(v_chosen)];

@@ -122,14 +122,21 @@ local function find_claimable(lane, lane_limit)
     local retries = first_members(base .. 'retry:' .. lane.id, horizon_end, lane_limit + 1)
     local chosen = {}
     if lane.parked_until then
-        append(chosen, first, lane_limit)
-        append(chosen, expired, lane_limit - #chosen)
-        local others, last_probe = {}, {}
-        for _, member in ipairs(retries) do
-            local is_last_probe = struct.unpack('>I6', member) == lane.last_probe
-            append(is_last_probe and last_probe or others, {member}, 1)
+        local ready_count = #first_members(base .. 'retry:' .. lane.id, now, lane_limit + 1)
+        local ready, early, last_probe = {}, {}, {}
+        for index, member in ipairs(retries) do
+            if struct.unpack('>I6', member) == lane.last_probe then
+                last_probe[1] = member
+            else
+                append(index <= ready_count and ready or early, {member}, 1)
+            end
         end
-        append(chosen, others, lane_limit - #chosen)
+        local first_count = math.floor((lane_limit + now % 3) / 3) -- a third, rounded as below
+        append(chosen, first, first_count)
+        append(chosen, ready, lane_limit - #chosen)
+        append(chosen, {unpack(first, first_count + 1)}, lane_limit - #chosen)
+        append(chosen, expired, lane_limit - #chosen)
+        append(chosen, early, lane_limit - #chosen)
         append(chosen, last_probe, lane_limit - #chosen)
         if #chosen > 0 then
             lane.last_probe = struct.unpack('>I6', chosen[#chosen])
