@@ -112,11 +112,13 @@ def mount_hosts(folder: Path) -> tuple[str, ...]:
 
 
 def test_a_name_that_resolves_to_a_private_address_is_blocked_at_connect(tmp_path: Path) -> None:
-    """The task is accepted, no request is sent, and the task is not retried."""
+    """With `on_blocked = "fail"`, the task is accepted, not sent, and not retried."""
     command_prefix = mount_hosts(tmp_path)
     with (
         target() as started_target,
-        service(tmp_path, dev=False, command_prefix=command_prefix) as running_service,
+        service(
+            tmp_path, "--set", "on_blocked=fail", dev=False, command_prefix=command_prefix
+        ) as running_service,
     ):
         port = started_target.url.rpartition(":")[2]
         urls = [f"http://{name}:{port}/{name}" for name in HOSTS]
@@ -150,13 +152,11 @@ def test_an_attempt_is_not_counted_if_no_dns_server_answers(tmp_path: Path) -> N
 
 
 def test_tasks_can_wait_until_their_target_is_allowed(tmp_path: Path) -> None:
-    """With `on_blocked = "wait"`, the task is sent when the operator has allowed its target."""
+    """The task is sent when the operator has allowed its target."""
     command_prefix = mount_hosts(tmp_path)
     with target() as started_target:
         port = started_target.url.rpartition(":")[2]
-        lane = f"http:rebound.example:{port}"
-        flags = "--set", "on_blocked=wait"
-        with service(tmp_path, *flags, dev=False, command_prefix=command_prefix) as running_service:
+        with service(tmp_path, dev=False, command_prefix=command_prefix) as running_service:
             task_id = running_service.post(targetUrl=f"http://rebound.example:{port}/")["taskId"]
             path = f"/retry-tasks/{task_id}/explain"
             running_service.wait_for(
@@ -170,7 +170,6 @@ def test_tasks_can_wait_until_their_target_is_allowed(tmp_path: Path) -> None:
             running_service.stop()
         flags = "--allow-target", "127.0.0.0/8"
         with service(tmp_path, *flags, dev=False, command_prefix=command_prefix) as running_service:
-            running_service.request("POST", f"/downstreams/{lane}/resume")
             assert "SUCCEEDED" == running_service.wait_until_finished(task_id)["status"]
 
 

@@ -248,7 +248,8 @@ def test_dead_letter_of_a_blocked_target_has_the_setting(tmp_path: Path, host: s
     """Lists and the attempt log have the value to paste, also for the longest host name."""
 
     async def main() -> list[str]:
-        service = Service(Settings(store="memory:", bodies=str(tmp_path)))
+        settings = Settings(store="memory:", bodies=str(tmp_path), on_blocked="fail")
+        service = Service(settings)
         await service.open()
         async with connect(service) as client:
             created = await client.post(

@@ -87,7 +87,7 @@ shared storage instead (setting `bodies`)."""
 _CLOSE_TIMEOUT_S = 3.0
 """Time to close the connections to targets, or the store, in addition to the rest of `drain_ms`."""
 _BLOCKED_PAUSE_S = 60.0
-"""With `on_blocked = "wait"`: the time after which a target that was not allowed is tried again."""
+"""The time after which a target that was not allowed is tried again (`on_blocked`)."""
 
 
 class Service:
@@ -230,6 +230,9 @@ class Service:
                     pid=os.getpid(),
                     role=settings.role,
                     version=version("tarry"),
+                    allow_target=tuple(
+                        sorted({*settings.allow_target, *(["--dev"] if settings.dev else [])})
+                    ),
                 ),
                 lease_terms=LeaseTerms(worker, settings.lease_duration_ms, settings.horizon_ms),
                 limits=limits,

@@ -348,6 +348,10 @@ class WorkerRecord(msgspec.Struct, kw_only=True, gc=False):
     running_attempts: int = 0
     leased_tasks: int = 0
     """The number of tasks that are leased to the process, including those of running attempts."""
+    allow_target: tuple[str, ...] = ()
+    """The targets that the process allows besides public addresses, sorted (`--allow-target`)."""
+    blocked_lanes: dict[str, str] = {}
+    """Lanes whose target the process does not allow, with the reason; not necessarily all."""
 
 
 class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):

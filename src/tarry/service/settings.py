@@ -150,9 +150,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _help("HTTP methods that tasks may use besides the standard ones, such as PURGE"),
     ] = ()
     on_blocked: Annotated[
-        Literal["fail", "wait"],
-        _help("Tasks whose target is not allowed: fail (dead letter), or wait until it is allowed"),
-    ] = "fail"
+        Literal["wait", "fail"],
+        _help("A task whose target is not allowed waits until it is, or fails (dead letter)"),
+    ] = "wait"
     require_keys: Annotated[bool, _help("Require API keys on a loopback `host`, too")] = False
     operator: Annotated[
         str, _help("The tenant that can read the metrics of all tenants, and list processes")

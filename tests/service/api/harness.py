@@ -94,6 +94,7 @@ class FakeEngine:
     ) -> None:
         self.store = store
         self.clock = StoreClock(time.seconds)
+        self.blocked_lanes: dict[str, str] = {}
         self.clock.synchronize(self.clock.local_ms(), time.ms)
         self.lanes = Lanes(partial(build_downstream, max_in_flight=1), max_leased=0)
         self.reporter = Reporter(Metrics(self.lanes), self.clock.now_ms)
@@ -188,6 +189,10 @@ class FakeEngine:
     async def read_activity(self, lanes: Sequence[str]) -> dict[str, LaneActivity]:
         """Return the stored activity of lanes."""
         return await self.store.read_lane_activity(lanes)
+
+    def blocked_reason(self, lane: str) -> str | None:
+        """Return a reason if the target of the lane is not allowed."""
+        return self.blocked_lanes.get(lane)
 
     def local_stats(self, lane: str) -> LocalStats | None:
         """Return the same state for every lane."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import msgspec
+import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
@@ -348,3 +352,26 @@ def test_the_rate_of_a_tenant_is_shared() -> None:
             await harness.engine.stop(1)
 
     run(main)
+
+
+def test_processes_that_allow_different_targets_are_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A process warns of each other list of allowed targets, not of each process."""
+
+    async def main() -> None:
+        store = new_store()
+        process = WorkerRecord(name="a", host="h", pid=1, allow_target=("10.0.0.0/8", "--dev"))
+        for name in ("a", "b"):
+            await store.record_worker(msgspec.structs.replace(process, name=name))
+        harness = EngineHarness(FakeTarget(OK), store=store)
+        await harness.engine.start()
+        await asyncio.sleep(12)
+        await harness.engine.stop(1)
+
+    with caplog.at_level(logging.WARNING, "tarry.service"):
+        run(main)
+    [message] = caplog.messages
+    assert message.endswith(
+        f"process={LEASE.worker} allow_target=none process=a allow_target=10.0.0.0/8,--dev"
+    )

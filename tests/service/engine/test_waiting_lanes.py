@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import pytest
 
 from tarry.core.breaker import BreakerState
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.model import Status
-from tarry.service.store import LeaseTerms
+from tarry.service.store import ClaimResult, LeaseTerms
 from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.reference_store import ReferenceStore
 
@@ -21,9 +23,14 @@ PROXY_REFUSAL = DeliveryResult(fault=Fault.INTERNAL, error="status 407", pause_s
 
 
 class CountingStore(ReferenceStore):
-    """A store that counts its calls of `park`."""
+    """A store that counts its calls of `park` and `claim`."""
 
-    park_count = 0
+    park_count = claim_count = 0
+
+    async def claim(self, *args: Any, **options: Any) -> ClaimResult:
+        """Count the call, and lease tasks."""
+        self.claim_count += 1
+        return await super().claim(*args, **options)
 
     async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
         """Count the call, and park the lane."""
@@ -235,6 +242,180 @@ def test_task_that_waits_for_its_target_ends_with_its_total_budget() -> None:
         finished = await harness.get_task(task)
         assert (Status.EXHAUSTED, "total-budget") == (finished.status, finished.reason)
         assert 0 == finished.attempts
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_a_process_leaves_blocked_lanes_to_processes_that_allow_their_targets(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The tasks are delivered at once, although another process does not allow their target."""
+
+    async def main() -> None:
+        blocking, allowing = ChangingTarget(BLOCKED), ChangingTarget(OK)
+        first = EngineHarness(blocking, blocked_pause_s=60.0)
+        await first.engine.start()
+        waiting = await first.add(*[first.new_task() for _ in range(50)])
+        await asyncio.sleep(10)
+        assert "add --allow-target a.example" == first.engine.blocked_reason(LANE)
+        lane = await first.store.get_lane(LANE)
+        assert lane is not None
+        assert (None, 50) == (lane.parked_until, lane.pending)
+
+        lease = LeaseTerms("other", 70_000, 1_000)
+        second = EngineHarness(allowing, store=first.store, seed=2, lease=lease)
+        await second.engine.start()
+        await asyncio.sleep(2)
+        # Tasks that the blocking process adds are also left to the other one.
+        waiting += await first.add(*[first.new_task() for _ in range(50)])
+        await asyncio.sleep(2)
+        for task in waiting:
+            finished = await first.get_task(task)
+            assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
+        await asyncio.sleep(10)
+        assert first.engine.blocked_reason(LANE) is None
+        await second.engine.stop(1)
+        await first.engine.stop(1)
+
+    with caplog.at_level(logging.WARNING, "tarry.service"):
+        run(main)
+    expected = f"lane waits, its target is not allowed, lane={LANE}: add --allow-target a.example"
+    assert [expected] == caplog.messages
+
+
+def test_other_lanes_are_served_while_the_target_of_one_is_not_allowed() -> None:
+    """A lane that waits does not delay other lanes of its tenant."""
+
+    async def main() -> None:
+        harness = EngineHarness(ChangingTarget(BLOCKED), blocked_pause_s=60.0)
+        await harness.engine.start()
+        await harness.add(*[harness.new_task() for _ in range(1000)])
+        await asyncio.sleep(10)
+        others = await harness.add(*[harness.new_task("http://b.example:80/") for _ in range(50)])
+        await asyncio.sleep(1)
+        for task in others:
+            assert Status.SUCCEEDED is (await harness.get_task(task)).status
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_a_blocked_lane_causes_no_claims() -> None:
+    """While it waits, attempts of other lanes that end are no reason to claim again."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        counts = []
+        for urls in ([], ["http://a.example:80/"]):
+            store = CountingStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+            harness = EngineHarness(ChangingTarget(BLOCKED), store=store, blocked_pause_s=60.0)
+            await harness.engine.start()
+            await harness.add(*map(harness.new_task, urls))
+            await asyncio.sleep(5)
+            store.claim_count = 0
+            for _ in range(200):
+                await harness.add(harness.new_task("http://b.example:80/"))
+                await asyncio.sleep(0.05)
+            counts.append(store.claim_count)
+            await harness.engine.stop(1)
+        without, with_blocked_lane = counts
+        assert with_blocked_lane <= without + 2
+
+    run(main)
+
+
+class ClaimCountingStore(ReferenceStore):
+    """A store that keeps the number of lanes with a limit of each claim."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        super().__init__(now)
+        self.limited_counts: list[int] = []
+
+    async def claim(
+        self,
+        terms: LeaseTerms,
+        *,
+        limit: int,
+        per_lane: int,
+        lane_limits: Mapping[str, int] = {},
+        skip: Collection[int] = (),
+    ) -> ClaimResult:
+        """Count the lanes, and claim."""
+        self.limited_counts.append(len(lane_limits))
+        return await super().claim(
+            terms, limit=limit, per_lane=per_lane, lane_limits=lane_limits, skip=skip
+        )
+
+
+def test_a_tenant_cannot_slow_down_claims_with_blocked_lanes() -> None:
+    """A claim passes over a bounded number of lanes; the others are parked, and end their wait."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = ClaimCountingStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+        target = ChangingTarget(BLOCKED)
+        harness = EngineHarness(target, store=store, blocked_pause_s=60.0)
+        await harness.engine.start()
+        tasks = [harness.new_task(tenant="a", lane_key=f"k{number}") for number in range(700)]
+        tasks += [harness.new_task(tenant="b", lane_key=f"k{number}") for number in range(30)]
+        added = await harness.add(*tasks)
+        await asyncio.sleep(200)
+        assert 130 == max(store.limited_counts)
+        # Those of the other tenant are not parked for processes that allow their target.
+        parked = [
+            task
+            for task in added
+            if (lane := await store.get_lane(task.lane)) is not None
+            and lane.parked_until is not None
+        ]
+        assert {"a"} == {task.tenant for task in parked}
+        assert len(target.requests) <= 730 * 5
+
+        target.result = OK
+        await asyncio.sleep(62)
+        for task in added:
+            assert Status.SUCCEEDED is (await harness.get_task(task)).status
+        await asyncio.sleep(1)
+        assert 0 == store.limited_counts[-1]
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_blocked_lanes_without_tasks_are_forgotten() -> None:
+    """Otherwise, each claim would pass over lanes of cancelled tasks for ever."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = ClaimCountingStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+        harness = EngineHarness(ChangingTarget(BLOCKED), store=store, blocked_pause_s=60.0)
+        await harness.engine.start()
+        (task,) = await harness.add(harness.new_task(overrides={"totalBudgetMs": 90_000}))
+        (waiting,) = await harness.add(harness.new_task(lane_key="other"))
+        await asyncio.sleep(1000)
+        assert Status.EXHAUSTED is (await harness.get_task(task)).status
+        assert [waiting.lane] == list(harness.lanes)
+        assert 1 == store.limited_counts[-1]
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_a_resumed_lane_is_tried_at_once() -> None:
+    """An operator who has allowed the target need not wait for the end of the pause."""
+
+    async def main() -> None:
+        target = ChangingTarget(BLOCKED)
+        harness = EngineHarness(target, blocked_pause_s=3600.0)
+        await harness.engine.start()
+        tasks = await harness.add(*[harness.new_task() for _ in range(50)])
+        await asyncio.sleep(10)
+        target.result = OK
+        await harness.engine.resume(LANE)
+        await asyncio.sleep(2)
+        for task in tasks:
+            assert Status.SUCCEEDED is (await harness.get_task(task)).status
         await harness.engine.stop(1)
 
     run(main)

@@ -359,6 +359,7 @@ class TaskResource:
             named_policy=None if named_policy is None else named_policy.policy,
             lane=await context.store.get_lane(task.lane),
             wait_reason=None if local_stats is None else local_stats.wait_reason,
+            blocked_reason=context.engine.blocked_reason(task.lane),
             is_running=context.engine.is_running(task.id),
             missing_secret=missing_secret,
             now=context.engine.clock.now_ms(),

@@ -331,6 +331,7 @@ def explain_task(
     named_policy: Policy | None,
     lane: LaneRecord | None,
     wait_reason: str | None = None,
+    blocked_reason: str | None = None,
     is_running: bool | None = True,
     missing_secret: str | None = None,
     now: int,
@@ -370,7 +371,16 @@ def explain_task(
     if status is Status.IN_FLIGHT:
         next_step = _leased_step(task, is_running=is_running)
     else:
-        next_step = _next_step(task, status, policy, lane, wait_reason, now, is_blocked=is_blocked)
+        next_step = _next_step(
+            task,
+            status,
+            policy,
+            lane,
+            wait_reason,
+            blocked_reason,
+            now,
+            is_blocked=is_blocked,
+        )
     if missing_secret is not None and status is Status.PENDING:
         note = f"It waits for the secret {missing_secret}, which is not available."
         next_step = wire.NextStep(text=f"{next_step.text} {note}", at=next_step.at)
@@ -496,6 +506,7 @@ def _next_step(
     policy: Policy,
     lane: LaneRecord | None,
     wait_reason: str | None,
+    blocked_reason: str | None,
     now: int,
     *,
     is_blocked: bool,
@@ -521,6 +532,9 @@ def _next_step(
     due = task.next_attempt_at
     if lane is not None and lane.paused:
         text = f"{attempt_text} waits until an operator resumes its downstream."
+        return wire.NextStep(text=text, at=None)
+    if blocked_reason is not None and due <= now:
+        text = f"{attempt_text} waits until its target is allowed: {blocked_reason}."
         return wire.NextStep(text=text, at=None)
     if lane is not None and lane.parked_until is not None and lane.parked_until > max(now, due):
         left = format_duration((lane.parked_until - now) / 1000)

@@ -222,7 +222,8 @@ class Engine:
         lane = lanes.get(lane_name)
         if lane is None:
             return tenant_leases, tenant_leases
-        capacity = 0 if lane.is_tripped else lanes.lease_capacity(lane)
+        must_wait = lane.is_tripped or lanes.is_target_blocked(lane_name)
+        capacity = 0 if must_wait else lanes.lease_capacity(lane)
         return capacity, tenant_leases if lane.is_slow else max(tenant_leases, fast_leases)
 
     async def _add(self, items: Sequence[_IngestItem]) -> Sequence[AddResult]:
@@ -371,6 +372,10 @@ class Engine:
         lane = self._context.lanes.get(lane_name)
         if lane is not None:
             lane.is_paused = False
+            if self._context.lanes.is_target_blocked(
+                lane_name
+            ):  # its target is tried again at once
+                lane.blocked_until = self._context.clock.now_ms()
             self._context.lanes.parked.discard(lane_name)
             state_before = lane.breaker.state
             lane.downstream.on_recovery(self._context.clock.now_s())
@@ -421,6 +426,20 @@ class Engine:
         for lane, counts in unstored.items():
             found[lane] = add_latencies(found.get(lane, LaneActivity()), counts, now)
         return found
+
+    def blocked_reason(self, lane_name: str) -> str | None:
+        """Return why all processes leave a lane alone: none of them allows its target.
+
+        None: a process allows the target, or has not tried it.
+        """
+        lanes, reasons = self._context.lanes, list[str | None]()
+        if self._context.delivers:
+            is_blocked = lanes.is_target_blocked(lane_name)
+            reasons.append(lanes[lane_name].wait_reason if is_blocked else None)
+        for worker in self._heartbeat.other_workers:
+            if worker.role != "api":
+                reasons.append(worker.blocked_lanes.get(lane_name))
+        return None if None in reasons or not reasons else reasons[0]
 
     def local_stats(self, lane_name: str) -> LocalStats | None:
         """Return the state of a lane in this process; None if this process has no such lane."""

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.rate_limits import TenantRateLimiter
     from tarry.service.engine.worker import Worker
+    from tarry.service.model import WorkerRecord
 
 _logger = logging.getLogger("tarry.service")
 _MIN_INTERVAL_S, _INTERVAL_RANGE_S = 4.5, 1.0
+_MAX_BLOCKED_LANES = 201  # in a heartbeat; a process blocks fewer, see `Lanes.block`
 
 
 class Heartbeat:
@@ -35,6 +37,9 @@ class Heartbeat:
         self._worker = worker
         self._rate_limiter = rate_limiter
         self._process = context.process
+        self.other_workers: list[WorkerRecord] = []
+        """The other processes, at the time of the last heartbeat."""
+        self._compared_targets = {context.process.allow_target}
         # Each process has a different interval, so that processes that were started together do not
         # send their heartbeats at the same time.
         jitter = crc32(context.process.name.encode()) / 2**32
@@ -61,18 +66,38 @@ class Heartbeat:
                 self._process,
                 running_attempts=worker.running_count,
                 leased_tasks=len(worker.leased_tasks),
+                blocked_lanes=context.lanes.blocked_reasons(_MAX_BLOCKED_LANES),
             )
         )
         if not context.delivers:  # without claims, which synchronize the clock otherwise
             sent_at = context.clock.local_ms()
             context.clock.synchronize(sent_at, await store.ping())
         workers = await store.list_workers()
+        self.other_workers = [each for each in workers if each.name != self._process.name]
+        self._compare_allowed_targets()
         if self._rate_limiter is not None:
             self._rate_limiter.share(sum(each.role != "worker" for each in workers))
         if context.delivers:
-            claiming_names = (each.name for each in workers if each.role != "api")
-            context.claim_turns.assign(self._process.name, claiming_names)
+            blocked_lanes = {
+                each.name: each.blocked_lanes for each in workers if each.role != "api"
+            }
+            context.claim_turns.assign(self._process.name, blocked_lanes)
             worker.result_writer.set_process_count(context.claim_turns.process_count)
+
+    def _compare_allowed_targets(self) -> None:
+        """Warn once about each other value of `allow_target` that a process of the store has."""
+        for other in self.other_workers:
+            if other.allow_target not in self._compared_targets:
+                self._compared_targets.add(other.allow_target)
+                _logger.warning(
+                    "processes of one store allow different targets, so which tasks wait depends "
+                    "on the process: start all with the same --dev and --allow-target, "
+                    "process=%s allow_target=%s process=%s allow_target=%s",
+                    self._process.name,
+                    ",".join(self._process.allow_target) or "none",
+                    other.name,
+                    ",".join(other.allow_target) or "none",
+                )
 
     async def remove(self) -> None:
         """Remove this process from the store. If the store fails, the entry expires."""

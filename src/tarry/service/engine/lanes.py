@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace, nlargest
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tarry.service.model import Task, TaskContent
 
 MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
+_MAX_BLOCKED_LANES = 200  # so that a heartbeat has all of them
+_MAX_TENANT_BLOCKED_LANES = 100
 _MIN_STORED_CHANGE = 0.2  # a rate that differs by this share is stored again
 _FIRST_ATTEMPTS_PER_RETRY = 2
 """First attempts between two retries of a lane, while both are due. So tasks that always fail get
@@ -125,6 +127,7 @@ class TenantState:
     running_count: int = 0
     slow_count: int = 0  # attempts in flight that started while their lane was slow
     leased_count: int = 0
+    blocked_count: int = 0  # lanes, see `Lanes.block`
 
 
 # Not a Struct: each attempt sets several attributes, which takes 0.02 instead of 0.09 us each.
@@ -151,7 +154,10 @@ class LaneState:
     waits_until: int = 0
     """No attempt starts before this time (ms), see `DeliveryResult.pause_s`."""
     wait_reason: str | None = None
-    """Why the lane is parked although its breaker is closed; None: no such reason is known."""
+    """Why the lane is parked although its breaker is closed, or is blocked here (`Lanes.block`);
+    None: no such reason is known."""
+    blocked_until: int = 0
+    """When the target of a blocked lane is tried again (ms), see `Lanes.block`; 0: not blocked."""
     was_used: bool = True  # whether the lane had a task since the last call of `Lanes.remove_idle`
     is_blocked: bool = False
     """Whether the lane was parked, paused or at its limits since an attempt was last started."""
@@ -292,6 +298,7 @@ class Lanes(dict[str, LaneState]):
         self.reserved_leases: int = self._lease_shares.reserved
         self._tenants: WeakValueDictionary[str, TenantState] = WeakValueDictionary()
         self.parked: set[str] = set()  # names of lanes that this process has parked in the store
+        self._blocked: set[str] = set()  # names, see `block`
         self._limited: set[str] = set()
         """Names of lanes near their limit of leases: a claim without a limit could exceed it."""
         self._limits: dict[str, LaneLimits] = {}
@@ -393,6 +400,48 @@ class Lanes(dict[str, LaneState]):
         """Return how many tasks of each lane near its limit the next claim may lease, by name."""
         return {name: self._claim_limit(self[name]) for name in self._limited}
 
+    def blocked_limits(self, now: int) -> dict[str, int]:
+        """Return how many tasks of each blocked lane the next claim may lease, by name.
+
+        The limit is 0, and 1 when the target is to be tried again.
+        """
+        lanes = map(self.__getitem__, self._blocked)
+        return {
+            lane.name: int(now >= lane.blocked_until and not lane.leased_count) for lane in lanes
+        }
+
+    def block(self, lane: LaneState, until: int) -> bool:
+        """Lease no task of a lane until a time, because this process does not allow its target.
+
+        The store does not know of it, so that processes that allow the target deliver the tasks.
+        Return False if too many lanes are blocked: each claim of this process passes over them.
+        """
+        if lane.name not in self._blocked:
+            if (
+                len(self._blocked) >= _MAX_BLOCKED_LANES
+                or lane.tenant.blocked_count >= _MAX_TENANT_BLOCKED_LANES
+            ):
+                return False
+            lane.tenant.blocked_count += 1
+            self._blocked.add(lane.name)
+        lane.blocked_until = until
+        return True
+
+    def unblock(self, lane: LaneState) -> None:
+        """Lease tasks of a lane again after `block`."""
+        lane.blocked_until = 0
+        if lane.name in self._blocked:
+            self._blocked.remove(lane.name)
+            lane.tenant.blocked_count -= 1
+
+    def is_target_blocked(self, name: str) -> bool:
+        """Return whether this process does not allow the target of a lane, see `block`."""
+        return name in self._blocked
+
+    def blocked_reasons(self, limit: int) -> dict[str, str]:
+        """Return the reasons of up to `limit` blocked lanes, by name."""
+        return {name: self[name].wait_reason or "" for name in islice(self._blocked, limit)}
+
     def _claim_limit(self, lane: LaneState) -> int:
         limit = self._lease_limit(lane)
         capacity = limit - lane.leased_count
@@ -482,6 +531,7 @@ class Lanes(dict[str, LaneState]):
     def _is_disposable(self, lane: LaneState) -> bool:
         """Return whether a lane is empty, neither paused nor parked, and its breaker is closed."""
         is_closed = lane.breaker.state is BreakerState.CLOSED
+        # A blocked lane that still has tasks is not idle: its target is tried again and again.
         is_stopped = lane.is_paused or lane.name in self.parked
         return lane.is_empty and is_closed and not is_stopped
 
@@ -489,6 +539,7 @@ class Lanes(dict[str, LaneState]):
         for lane in lanes:
             del self[lane.name]
             self.parked.discard(lane.name)
+            self.unblock(lane)
             if lane.downstream.limiter.rate is not None:
                 self._limits[lane.name] = lane.limits
                 if len(self._limits) > MAX_LANES:

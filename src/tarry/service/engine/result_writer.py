@@ -319,8 +319,9 @@ class ResultWriter:
             self._start_lane_write(self._park(lane, lane.waits_until))
 
     def end_wait(self, lane: LaneState) -> None:
-        """Unpark a lane after `park_waiting_lane`, because an attempt was made."""
+        """Unpark and unblock a lane, because an attempt was made."""
         lane.wait_reason, lane.waits_until, lane.is_blocked = None, 0, True
+        self._context.lanes.unblock(lane)
         if lane.breaker.state is BreakerState.CLOSED:
             self._start_lane_write(self._unpark(lane))
 

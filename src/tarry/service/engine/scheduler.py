@@ -88,6 +88,8 @@ class Scheduler:
             lane_limits |= dict.fromkeys(lanes.tenants_at_lease_limit(capacity), 0)
         max_claimed = limits.max_claimed * context.claim_turns.claim_factor
         self._was_capacity_limited = capacity < max_claimed or 0 in lane_limits.values()
+        # Attempts that end make no difference to these lanes.
+        lane_limits |= lanes.blocked_limits(context.clock.now_ms())
         # A quarter of the free leases, so that one claim exceeds a tenant's limit only by a few.
         limit = max(0, min(max_claimed, ceil(capacity / 4)))
         parked_before = set(lanes.parked)

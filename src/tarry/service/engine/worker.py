@@ -216,7 +216,7 @@ class Worker:
             self._begin_load(task)
         # Another attempt has just failed for a local reason, or the lease could expire during the
         # attempt.
-        if now < lane.waits_until or now + timeout * 1000 >= task.wake_at:
+        if now < max(lane.waits_until, lane.blocked_until) or now + timeout * 1000 >= task.wake_at:
             self.result_writer.release(leased_task)
             return True
         if now < task.next_attempt_at:  # the store's clock was set back after the task was due
@@ -658,8 +658,8 @@ class Worker:
     ) -> None:
         """Release a task whose attempt failed for a local reason; the attempt is not counted.
 
-        The lane is parked for `delivery_result.pause_s`. If that is None, the `component` of the
-        service is marked as failing instead.
+        The lane is parked, or blocked in this process, for `delivery_result.pause_s`. If that is
+        None, the `component` of the service is marked as failing instead.
         """
         context, pause_s, error = self._context, delivery_result.pause_s, delivery_result.error
         lane = leased_task.lane
@@ -671,8 +671,26 @@ class Worker:
             if delivery_result.fault is Fault.INTERNAL and lane.wait_reason is None:
                 _logger.error("lane parked for a local reason, lane=%s: %s", lane.name, error)
             context.reporter.report_deferred(leased_task.task, str(delivery_result.fault))
-            self.result_writer.park_waiting_lane(lane, pause_s, error or "")
+            if delivery_result.fault is _BLOCKED:
+                self._block(lane, pause_s, error or "")
+            else:
+                self.result_writer.park_waiting_lane(lane, pause_s, error or "")
             self.result_writer.release(leased_task)
+
+    def _block(self, lane: LaneState, pause_s: float, reason: str) -> None:
+        """Leave the tasks of a lane to processes that allow its target, for `pause_s`.
+
+        If too many lanes are blocked already, the lane is parked for all processes.
+        """
+        lanes = self._context.lanes
+        was_blocked = lanes.is_target_blocked(lane.name)
+        if not lanes.block(lane, self._context.clock.now_ms() + ceil(pause_s * 1000)):
+            self.result_writer.park_waiting_lane(lane, pause_s, reason)
+            return
+        if not was_blocked:
+            _logger.warning("lane waits, its target is not allowed, lane=%s: %s", lane.name, reason)
+        lane.wait_reason = reason
+        self.release_lane(lane.name)
 
     def _can_keep_lease(self, lane: LaneState) -> bool:
         """Return whether a task that has failed may keep its lease until its retry."""
@@ -704,7 +722,7 @@ class Worker:
                 self.result_writer.release(leased_task)
 
     def release_lane(self, lane_name: str) -> None:
-        """Release the waiting tasks of a lane that was paused; attempts in flight continue."""
+        """Release the waiting tasks of a paused or blocked lane; attempts in flight continue."""
         self._context.lanes[lane_name].is_blocked = True
         for leased_task in tuple(self.leased_tasks.values()):
             if leased_task.lane.name == lane_name and not leased_task.is_busy:

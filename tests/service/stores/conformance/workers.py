@@ -38,6 +38,8 @@ WORKER = WorkerRecord(
     started_at=START_MS - HOUR_MS,
     running_attempts=3,
     leased_tasks=7,
+    allow_target=("10.0.0.0/8",),
+    blocked_lanes={"acme/http:a.example:80": "The target is not allowed."},
 )
 _MAX_CANCELLED_ITERATION = 12
 """More iterations of the event loop than a store needs to send a request."""
