@@ -331,7 +331,7 @@ def test_downstreams_have_state_backlog_and_latency(
     listed = run_cli("downstreams", "--json").json["items"]
     (document,) = [each for each in listed if each["lane"] == lane]
 
-    columns = "downstream state pending leased dead p50 p90 p99 running limit rate"
+    columns = "downstream state pending leased dead p50 p90 p99 running limit rate waiting for"
     assert columns == " ".join(heading.split())
     assert [lane, "ACTIVE", "1", "0", "0"] == row[:5]
     assert {"ms", "s"} >= {row[6], row[8], row[10]}

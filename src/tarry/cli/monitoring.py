@@ -53,7 +53,7 @@ _OPTION_BY_FIELD = {
 """The arguments of `tarry downstreams` by the API's names of the fields."""
 _HEADINGS = (
     *("downstream", "state", "pending", "leased", "dead", "p50", "p90", "p99"),
-    *("running", "limit", "rate"),  # of the service process that responded
+    *("running", "limit", "rate", "waiting for"),  # of the service process that responded
 )
 
 
@@ -234,6 +234,7 @@ def _downstream_row(downstream: DownstreamInfo) -> tuple[object, ...]:
         local.running,
         "" if local.concurrency_limit is None else local.concurrency_limit,
         "" if local.rate_per_second is None else f"{local.rate_per_second:g}/s",
+        (downstream.waiting_for or "").replace("-", " "),
     )
 
 
@@ -247,8 +248,10 @@ def _format_quantiles(latency: LatencyStats | None) -> tuple[str, str, str]:
 def _print_downstream(downstream: DownstreamInfo) -> None:
     now_s = environment.unix_time()
     text = f"{downstream.lane} {downstream.state}, breaker {downstream.breaker}"
-    if downstream.state == "PARKED":
+    if downstream.state == "PARKED" and downstream.parked_until is not None:
         text += f", parked until {output.time_until(downstream.parked_until, now_s)}"
+    if downstream.waiting_for is not None:
+        text += f", waiting for: {downstream.waiting_for.replace('-', ' ')}"
     output.print_text(text)
     latency = downstream.latency
     if latency is not None:

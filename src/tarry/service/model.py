@@ -19,9 +19,12 @@ milliseconds, except `Task.previous_delay`.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from tarry.wire.tasks import WaitReason
 
 
 class Status(IntEnum):
@@ -151,8 +154,9 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     worker: str | None = None
     """The worker that has the lease, while IN_FLIGHT."""
     wake_at: int = 0
-    """`next_attempt_at` while PENDING, the end of the lease while IN_FLIGHT. Claims select tasks by
-    this time."""
+    """Claims select tasks by this time. While PENDING, it is `next_attempt_at`, or a later time if
+    the attempt was deferred (see `Release`). While IN_FLIGHT, it is the end of the lease, which is
+    the length of a lease after that time."""
     cancelling: bool = False
     """Whether a cancellation was requested while the task was IN_FLIGHT."""
     replays: int = 0
@@ -276,6 +280,15 @@ class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
     exhausted: int = 0
     last_claim_at: int | None = None
     """When a claim last leased tasks of the lane; None: never."""
+
+    @property
+    def waiting_for(self) -> WaitReason | None:
+        """Why no task of the lane is leased, or only probes are; None: no such reason."""
+        if self.paused:
+            return "pause"
+        if self.parked_until is None:
+            return None
+        return "breaker" if self.consecutive_opens else "local-failure"
 
 
 class BreakerChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -46,10 +46,10 @@ from tarry.service.model import (  # noqa: TC001 - msgspec reads the types
     Status,
     Task,
 )
-from tarry.wire.tasks import DownstreamLimits  # noqa: TC001
+from tarry.wire.tasks import DownstreamLimits, WaitReason  # noqa: TC001
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from tarry.service.model import (
         ApiKeyRecord,
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_BUSIEST_LANES = 100
+MAX_DUE_LANES = 100
 MAX_PAGE_BYTES = 2 << 20
 """A page of tasks, attempts or policies ends with the item that reaches this size. The size is that
 of the stored content of tasks, of encoded attempts, or of the documents of policies."""
@@ -105,8 +106,8 @@ def decay_budget(value: float, elapsed_ms: float) -> float:
 class LeaseTerms(msgspec.Struct, frozen=True):
     """For which worker, how early and for how long a call leases tasks.
 
-    A task is leased at most `horizon_ms` (the horizon) before its `next_attempt_at`. The lease ends
-    `length_ms` after `next_attempt_at`, or `length_ms` from now if the task is overdue.
+    A task is leased at most `horizon_ms` (the horizon) before its `wake_at`. The lease ends
+    `length_ms` after that time, or `length_ms` from now if the task is overdue.
     """
 
     worker: str
@@ -209,11 +210,12 @@ class FinishStatus(StrEnum):
 class Release(msgspec.Struct, gc=False):
     """A lease to release before the attempt starts; `task` is the task as it was leased.
 
-    The task keeps its due time, unless `next_attempt_at` is later.
+    The task keeps its due time, also if the attempt is deferred: it is late from then on.
     """
 
     task: Task
-    next_attempt_at: int | None = None
+    deferred_until: int | None = None
+    """The task is not due for claims before this time."""
 
 
 class LaneLimits(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -328,17 +330,39 @@ class PolicyWriteStatus(StrEnum):
     MISSING = "missing"
 
 
+class DueLane(msgspec.Struct, frozen=True, array_like=True):
+    """A lane with PENDING tasks that are due."""
+
+    lane: str
+    due_at: int
+    """The earliest due time of these tasks."""
+    waiting_for: WaitReason | None = None
+    """`pause`, `breaker` (also if the lane is half-open) or `local-failure`; None: a claim can
+    lease tasks of the lane."""
+
+
 class Counters(msgspec.Struct):
     """The number of stored tasks in each status, and the number of SUPERSEDED results so far."""
 
     task_counts: dict[Status, int]
     superseded_count: int = 0
-    oldest_due_at: int | None = None
-    """The earliest due time of the PENDING tasks that are due; None: no task is due. Tasks of
-    paused, parked and half-open lanes are ignored."""
+    due_lanes: list[DueLane] = []
+    """Lanes with PENDING tasks that are due: of each value of `DueLane.waiting_for` the
+    `MAX_DUE_LANES` with the earliest due times, sorted by due time and name."""
     busiest_lanes: list[LaneRecord] = []
     """The `MAX_BUSIEST_LANES` lanes with the most PENDING tasks, then by name. Lanes without tasks
     are omitted."""
+
+
+def select_due_lanes(due_lanes: Iterable[DueLane]) -> list[DueLane]:
+    """Return `Counters.due_lanes`, given all lanes with due tasks."""
+    selected: list[DueLane] = []
+    counts: dict[str | None, int] = {}
+    for due_lane in sorted(due_lanes, key=lambda each: (each.due_at, each.lane)):
+        counts[due_lane.waiting_for] = count = counts.get(due_lane.waiting_for, 0) + 1
+        if count <= MAX_DUE_LANES:
+            selected.append(due_lane)
+    return selected
 
 
 class AttemptsOfMinute(msgspec.Struct):

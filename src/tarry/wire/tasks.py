@@ -33,6 +33,21 @@ STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
 BreakerStateName: TypeAlias = Literal["closed", "open", "half-open"]
 LaneStateName: TypeAlias = Literal["ACTIVE", "PAUSED", "PARKED", "PROBING"]
 """PAUSED: by an operator. PARKED: its breaker is open. PROBING: half-open. ACTIVE: otherwise."""
+WaitReason: TypeAlias = Literal[
+    "free-slot",
+    "rate-limit",
+    "concurrency-limit",
+    "retry-budget",
+    "secret",
+    "breaker",
+    "blocked",
+    "local-failure",
+    "pause",
+]
+"""Why tasks of a lane wait although they are due. `free-slot`: for a process with a free slot;
+`blocked`: until a process allows the target; `local-failure`: until the service can reach the
+target, for example until a DNS server answers; `pause`: until an operator resumes the lane."""
+WAIT_REASONS: tuple[WaitReason, ...] = get_args(WaitReason)
 LANE_STATE_NAMES: tuple[LaneStateName, ...] = get_args(LaneStateName)
 LimitsSource: TypeAlias = Literal["API", "SETTINGS", "DEFAULT"]
 BackoffType: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
@@ -729,6 +744,9 @@ class DownstreamInfo(_Body):
     last_claim_at: int | None
     """The time at which a worker last claimed a task of the lane."""
     local: LocalStats | None
+    waiting_for: WaitReason | None = None
+    """Why tasks of the lane wait although they are due; null: none waits, or no reason is known in
+    this process."""
     limits: DownstreamLimits = DownstreamLimits()
     limits_source: LimitsSource = "DEFAULT"
     """Where the limits are set: with `PUT /downstreams/{lane}`, or in the service's settings."""

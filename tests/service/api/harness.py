@@ -40,6 +40,7 @@ from tarry.service.engine.signers import SignerCache
 from tarry.service.model import (
     AttemptRecord,
     LaneActivity,
+    LaneRecord,
     Status,
     Task,
     TaskContent,
@@ -57,7 +58,7 @@ from tarry.service.store import (
     TaskFilter,
     TaskResult,
 )
-from tarry.wire.tasks import DownstreamLimits, LimitsSource, LocalStats
+from tarry.wire.tasks import DownstreamLimits, LimitsSource, LocalStats, WaitReason
 from tests.service.stores.reference_store import ReferenceStore
 
 T = TypeVar("T")
@@ -193,6 +194,10 @@ class FakeEngine:
     def blocked_reason(self, lane: str) -> str | None:
         """Return a reason if the target of the lane is not allowed."""
         return self.blocked_lanes.get(lane)
+
+    def waiting_for(self, lane: LaneRecord) -> WaitReason | None:
+        """Return why the tasks of a lane wait."""
+        return "blocked" if lane.name in self.blocked_lanes else lane.waiting_for
 
     def local_stats(self, lane: str) -> LocalStats | None:
         """Return the same state for every lane."""

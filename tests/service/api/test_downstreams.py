@@ -39,6 +39,7 @@ def test_downstreams_are_listed_with_their_local_state() -> None:
                 "ratePerSecond": None,
                 "concurrencyLimit": None,
             },
+            "waitingFor": None,
             "limits": {},
             "limitsSource": "DEFAULT",
             "breaker": "closed",
@@ -78,6 +79,17 @@ def test_pause_resume_and_reset_return_the_new_state() -> None:
             for action in ("pause", "resume", "pause", "reset")
         ]
         assert ["PAUSED", "ACTIVE", "PAUSED", "ACTIVE"] == states
+
+    run_with_api(test)
+
+
+def test_a_lane_whose_target_no_process_allows_is_parked() -> None:
+    """The state is PARKED, although the store would lease its tasks."""
+
+    async def test(api: ApiHarness) -> None:
+        await api.create()
+        api.engine.blocked_lanes[f"default/{LANE}"] = "The host name has no allowed address"
+        assert "PARKED" == (await api.request("GET", f"/downstreams/{LANE}")).json["state"]
 
     run_with_api(test)
 

@@ -172,12 +172,22 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             ),
         ),
         (
+            build_task(),
+            [],
+            LaneRecord(name="l", tenant="t", parked_until=NOW, consecutive_opens=1),
+            (
+                "no attempt was made yet. Attempt 1 of 5 waits for its downstream: its target "
+                "failed, so only a few tasks at a time are tried until one succeeds."
+            ),
+        ),
+        (
             build_task(attempts=3, attempts_before_replay=3),
             [build_attempt(3, decision=Decision(action="stop", reason="something new"))],
             LaneRecord(name="l", tenant="t", parked_until=NOW),
             (
                 "earlier attempts not shown: 2; attempt 3 got 503; stopped: something new; was "
-                "replayed. Attempt 4 of 8 is due now."
+                "replayed. Attempt 4 of 8 waits for its downstream: the last attempt could not be "
+                "made, so one task at a time is tried."
             ),
         ),
         (

@@ -208,6 +208,11 @@ def test_lanes_that_begin_to_hang_leave_slots_for_others() -> None:
         assert Admission.ADMITTED is slots.check(new_fast_lane(lanes, f"{tenant}/http:fast:80"))
 
 
+def new_leased_tasks(lanes: Lanes, slots: AttemptSlots) -> LeasedTasks:
+    """Return leased tasks without a task."""
+    return LeasedTasks(lanes, slots, lambda: 1000, max_leased=1000, lease_ms=0, on_due=lambda: None)
+
+
 def new_fast_lane(lanes: Lanes, name: str) -> LaneState:
     """Return a lane whose attempts were short until now."""
     lane = lanes[name]
@@ -518,7 +523,9 @@ def test_waiting_tasks_leave_leases_for_a_fast_lane_of_the_tenant(
 def test_lane_that_becomes_slow_in_the_rotation_does_not_delay_fast_lanes() -> None:
     """A fast lane has its turn although a lane before it in the rotation has become slow."""
     lanes, slots = new_lanes(), AttemptSlots(100)
-    leased = LeasedTasks(lanes, slots, lambda: 1000, max_leased=1000, on_due=lambda: None)
+    leased = LeasedTasks(
+        lanes, slots, lambda: 1000, max_leased=1000, lease_ms=0, on_due=lambda: None
+    )
     fill(LaneRotation(slots), slots, [lanes[f"a/http:host-{number}:80"] for number in range(100)])
     hanging, fast = (new_fast_lane(lanes, f"a/http:{name}:80") for name in ("hanging", "fast"))
     slots.acquire(hanging, 0)
@@ -560,7 +567,9 @@ def test_lane_with_a_leased_task_is_not_removed(monkeypatch: pytest.MonkeyPatch)
     """At the limit of lanes, the tasks of one batch do not remove the lanes of each other."""
     monkeypatch.setattr("tarry.service.engine.lanes.MAX_LANES", 4)
     lanes, slots = new_lanes(), AttemptSlots(10)
-    leased_tasks = LeasedTasks(lanes, slots, lambda: 1000, max_leased=1000, on_due=lambda: None)
+    leased_tasks = LeasedTasks(
+        lanes, slots, lambda: 1000, max_leased=1000, lease_ms=0, on_due=lambda: None
+    )
     for number in range(3):
         assert not lanes[f"a/http:idle{number}:80"].leased_count
     leased_tasks.add([new_task(f"a/http:host{number}:80") for number in range(6)])

@@ -291,7 +291,8 @@ def test_age_of_the_oldest_due_task() -> None:
         return OK
 
     async def oldest_age_s(harness: EngineHarness, tenant: str | None = None) -> float:
-        return (await read_metrics(harness, tenant))["retry_oldest_due_task_age_seconds{}"]
+        name = "retry_oldest_due_task_age_seconds{waiting_for=free-slot}"
+        return (await read_metrics(harness, tenant))[name]
 
     async def main() -> None:
         harness = EngineHarness(FakeTarget(hang), limits=EngineLimits(max_running_attempts=1))

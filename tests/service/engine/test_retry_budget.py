@@ -15,7 +15,8 @@ from tarry.service.engine.retry_budget import SharedBudget
 from tarry.service.store import LeaseTerms
 from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
-from tests.service.engine.harness import EPOCH_S, OK, EngineHarness, FakeTarget, run
+from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
+from tests.service.engine.harness import BUSY, EPOCH_S, OK, EngineHarness, FakeTarget, run
 from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
 T = TypeVar("T")
@@ -218,5 +219,37 @@ def test_stop_stores_the_last_changes(tmp_path: Path) -> None:
         values = await process.store.add_to_budgets({LANE: 0.0})
         assert {LANE: pytest.approx(-5.0, abs=0.5)} == values
         await process.store.close()
+
+    run(main)
+
+
+def test_deferred_tasks_are_late_since_they_were_first_due() -> None:
+    """While the budget is empty, the age of the oldest due task grows, with the reason."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        harness = EngineHarness(FakeTarget(BUSY))
+        await harness.engine.start()
+        limits = DownstreamLimits(
+            breaker=BreakerSettings(enabled=False),
+            budget=BudgetSettings(ratio=0.01, min_per_second=0),
+        )
+        await harness.engine.set_limits(LANE, limits)
+        added = await harness.add(*(harness.new_task() for _ in range(20)))
+        started = loop.time()
+        ages: list[float] = []
+        for _ in range(30):
+            await asyncio.sleep(10)
+            backlog = await harness.engine.series.read_backlog()
+            if backlog.waiting_for == "retry-budget":
+                ages.append(backlog.oldest_due_age_ms / 1000)
+                record = await harness.store.get_lane(LANE)
+                assert record is not None
+                assert "retry-budget" == harness.engine.waiting_for(record)
+        assert max(ages) > 200
+        assert max(ages) <= loop.time() - started
+        tasks = [await harness.get_task(task) for task in added]
+        assert min(task.next_attempt_at for task in tasks) < (EPOCH_S + started + 60) * 1000
+        await harness.engine.stop(1)
 
     run(main)

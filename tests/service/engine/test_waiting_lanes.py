@@ -419,3 +419,25 @@ def test_a_resumed_lane_is_tried_at_once() -> None:
         await harness.engine.stop(1)
 
     run(main)
+
+
+def test_paused_lane_without_tasks_waits_for_nothing() -> None:
+    """A lane has a reason to wait only while it has tasks."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(OK))
+        lane = harness.new_task().task.lane
+        await harness.engine.pause(lane)
+
+        empty = await harness.store.get_lane(lane)
+        await harness.add(harness.new_task())
+        with_task = await harness.store.get_lane(lane)
+
+        assert empty is not None
+        assert with_task is not None
+        assert (None, "pause") == (
+            harness.engine.waiting_for(empty),
+            harness.engine.waiting_for(with_task),
+        )
+
+    run(main)

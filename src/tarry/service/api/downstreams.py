@@ -148,6 +148,7 @@ class DownstreamResource:
             None if self._context.role == "api" else engine.local_stats(lane.name),
             activity,
             engine.clock.now_ms(),
+            waiting_for=engine.waiting_for(lane),
             with_history=with_history,
         )
 

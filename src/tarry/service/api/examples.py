@@ -130,6 +130,7 @@ _LISTED_DOWNSTREAM = {
         "concurrencyLimit": 10,
     },
     "limits": _LIMITS,
+    "waitingFor": None,
     "limitsSource": "API",
     "breaker": "closed",
     "breakerChangedAt": _CREATED_AT,

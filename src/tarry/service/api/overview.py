@@ -20,6 +20,7 @@ from tarry.service.api.routing import Operation
 from tarry.service.engine.metrics import DELAY_BUCKETS_MS, SHORT_BUCKETS_MS
 from tarry.service.model import Status
 from tarry.service.store import SERIES_RETENTION_MS
+from tarry.wire.tasks import WaitReason  # noqa: TC001 - msgspec reads the type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +81,9 @@ class CurrentBacklog(_Body):
     in_flight: int
     dead_letters: int
     oldest_due_age_ms: int
-    """Time since the earliest due time of the tasks that wait for an attempt."""
+    """Time since the earliest due time of the tasks that wait, also of parked and paused lanes."""
+    oldest_due_waiting_for: WaitReason | None = None
+    """Why this task waits; null: no task is due."""
 
 
 class OverviewPoint(_Body):
@@ -277,6 +280,7 @@ def _current_backlog(backlog: Backlog) -> CurrentBacklog:
         in_flight=counts[Status.IN_FLIGHT],
         dead_letters=counts[Status.EXHAUSTED],
         oldest_due_age_ms=backlog.oldest_due_age_ms,
+        oldest_due_waiting_for=backlog.waiting_for,
     )
 
 

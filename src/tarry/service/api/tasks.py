@@ -352,14 +352,16 @@ class TaskResource:
             missing_secret = context.engine.secrets.find_unavailable(
                 task.tenant, task.lane, content.secret_headers
             )
+        lane = await context.store.get_lane(task.lane)
         explanation = views.explain_task(
             task,
             content,
             views.read_attempts(context, attempts),
             named_policy=None if named_policy is None else named_policy.policy,
-            lane=await context.store.get_lane(task.lane),
+            lane=lane,
             wait_reason=None if local_stats is None else local_stats.wait_reason,
             blocked_reason=context.engine.blocked_reason(task.lane),
+            waiting_for=None if lane is None else context.engine.waiting_for(lane),
             is_running=context.engine.is_running(task.id),
             missing_secret=missing_secret,
             now=context.engine.clock.now_ms(),

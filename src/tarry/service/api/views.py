@@ -78,7 +78,7 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
         content.overrides,
         public_lane_name(task.lane),
         task.attempts,
-        None if status.is_finished else task.next_attempt_at,
+        None if status.is_finished else _next_attempt_at(task),
         task.created_at,
         finished_at=task.finished_at,
         body_size=content.body_size,
@@ -89,6 +89,11 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
         replays=task.replays,
         version=task.version,
     )
+
+
+def _next_attempt_at(task: Task) -> int:
+    """Return when the next attempt is due or, if it was deferred, when that ends."""
+    return task.wake_at if task.status is Status.PENDING else task.next_attempt_at
 
 
 def stored_task_view(context: ApiContext, task: Task) -> RetryTask:
@@ -261,6 +266,7 @@ def downstream_view(
     activity: LaneActivity,
     now: int,
     *,
+    waiting_for: wire.WaitReason | None,
     with_history: bool,
 ) -> wire.DownstreamInfo:
     """Return the view of a lane (downstream of the API); `local_stats` is that of this process."""
@@ -270,6 +276,8 @@ def downstream_view(
         state = "PAUSED"
     elif lane.parked_until is not None:
         state = "PARKED" if now < lane.parked_until else "PROBING"
+    if waiting_for == "blocked":
+        state = "PARKED"
     breaker: wire.BreakerStateName = "closed"
     if lane.parked_until is not None and lane.consecutive_opens:
         breaker = "open" if now < lane.parked_until else "half-open"
@@ -282,6 +290,7 @@ def downstream_view(
         state=state,
         parked_until=lane.parked_until,
         consecutive_opens=lane.consecutive_opens,
+        waiting_for=waiting_for,
         pending=lane.pending,
         in_flight=lane.in_flight,
         dead=lane.exhausted,
@@ -332,6 +341,7 @@ def explain_task(
     lane: LaneRecord | None,
     wait_reason: str | None = None,
     blocked_reason: str | None = None,
+    waiting_for: wire.WaitReason | None = None,
     is_running: bool | None = True,
     missing_secret: str | None = None,
     now: int,
@@ -340,6 +350,8 @@ def explain_task(
 
     `named_policy` is the policy that the task names, or None if that policy was deleted.
     `wait_reason` is why the lane is parked, if its breaker is closed (`LocalStats.wait_reason`).
+    `blocked_reason` is set if no process allows the target of the lane. `waiting_for` is why tasks
+    of the lane wait.
     `is_running` is whether an attempt of a leased task runs; None: another process has the lease.
     `missing_secret` is the name of a secret that the task needs and that is not available.
     """
@@ -378,6 +390,7 @@ def explain_task(
             lane,
             wait_reason,
             blocked_reason,
+            waiting_for,
             now,
             is_blocked=is_blocked,
         )
@@ -507,6 +520,7 @@ def _next_step(
     lane: LaneRecord | None,
     wait_reason: str | None,
     blocked_reason: str | None,
+    waiting_for: wire.WaitReason | None,
     now: int,
     *,
     is_blocked: bool,
@@ -543,5 +557,18 @@ def _next_step(
             reason = wait_reason or "the last attempt could not be made"
             text = f"{attempt_text} waits for another {left}: {reason}."
         return wire.NextStep(text=text, at=lane.parked_until)
+    if lane is not None and lane.parked_until is not None and due <= now:
+        why = "its target failed, so only a few tasks at a time are tried until one succeeds"
+        if not lane.consecutive_opens:
+            why = (
+                wait_reason or "the last attempt could not be made, so one task at a time is tried"
+            )
+        return wire.NextStep(text=f"{attempt_text} waits for its downstream: {why}.", at=None)
+    if task.wake_at > now >= due:
+        left = format_duration((task.wake_at - now) / 1000)
+        text = f"{attempt_text} has been due for {format_duration((now - due) / 1000)}. It waits"
+        if waiting_for is not None:
+            text += f" for: {waiting_for.replace('-', ' ')}"
+        return wire.NextStep(text=f"{text}, and is tried again in {left}.", at=task.wake_at)
     when = f"in {format_duration((due - now) / 1000)}" if due > now else "now"
     return wire.NextStep(text=f"{attempt_text} is due {when}.", at=due)

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from tarry.service.engine.reporting import EventPublisher
     from tarry.service.engine.secrets import SecretResolver
     from tarry.service.engine.signers import SignerCache
-    from tarry.service.model import Task, TaskContent
+    from tarry.service.model import LaneRecord, Task, TaskContent
     from tarry.service.store import AddResult, NewTask
-    from tarry.wire.tasks import DownstreamLimits, LimitsSource
+    from tarry.wire.tasks import DownstreamLimits, LimitsSource, WaitReason
 
 _MAX_GROUP_ITEMS = 64  # small, because results have to wait while a group is written
 _MIN_STEP_S = 1.0
@@ -325,7 +325,9 @@ class Engine:
         """Make a task due now; return None if there is no such task."""
         leased_task = self._find_waiting(tenant, task_id)
         if leased_task is not None:
-            leased_task.task.next_attempt_at = self._context.clock.now_ms()
+            task, now = leased_task.task, self._context.clock.now_ms()
+            task.next_attempt_at = min(task.next_attempt_at, now)
+            task.wake_at = min(task.wake_at, now + self._context.lease_terms.length_ms)
             self.worker.leased_tasks.add([leased_task.task], [leased_task.content])
             return RetryNowStatus.DUE
         quota = self.limits.max_tenant_unfinished_tasks
@@ -440,6 +442,25 @@ class Engine:
             if worker.role != "api":
                 reasons.append(worker.blocked_lanes.get(lane_name))
         return None if None in reasons or not reasons else reasons[0]
+
+    def waiting_for(self, record: LaneRecord) -> WaitReason | None:
+        """Return why due tasks of a lane wait; None: none waits, or this process cannot tell."""
+        if record.pending:
+            if record.paused:
+                return "pause"
+            if self.blocked_reason(record.name) is not None:
+                return "blocked"
+            if record.waiting_for is not None:
+                return record.waiting_for
+        lane = self._context.lanes.get(record.name)
+        if lane is None:
+            return None
+        if record.pending and lane.waiting_for != "free-slot":
+            return lane.waiting_for
+        deferred = dict(lane.deferrals(self._context.clock.now_ms()))
+        if deferred:
+            return min(deferred, key=lambda reason: deferred[reason])
+        return lane.waiting_for if lane.has_due_tasks else None
 
     def local_stats(self, lane_name: str) -> LocalStats | None:
         """Return the state of a lane in this process; None if this process has no such lane."""

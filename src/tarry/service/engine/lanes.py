@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from tarry.core.verdict import DelayedPermit
     from tarry.service.engine.endpoint_caps import EndpointCap
     from tarry.service.model import Task, TaskContent
+    from tarry.service.store import DueLane
+    from tarry.wire.tasks import WaitReason
 
 MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
 _MAX_BLOCKED_LANES = 200  # so that a heartbeat has all of them
@@ -45,6 +47,8 @@ _MIN_RETRY_DEFERRAL_MS, _MAX_RETRY_DEFERRAL_MS = 1_000, 60_000  # while the retr
 _DEFERRED_RETRY_SPACING_MS = 50
 """Deferred retries of a lane become due at 20 per second. The retry budget admits 10 per second
 plus a share of the calls, so at most about half of the deferred retries are deferred again."""
+_DEFERRAL_GRACE_S = 2
+"""A task whose deferral has ended is started, or deferred again, within this time."""
 _MAX_LIMITER_DELAY_S = 3600.0  # longer than any delay of `AdaptiveLimit`, so it never rejects
 _MAX_EVIDENCE_AGE_MS = 1_000
 """The limiter ignores a retry that starts within this time after a first attempt: first attempts
@@ -169,10 +173,44 @@ class LaneState:
     """Set while the lane waits for its limiter to admit the next attempt."""
     stored_rate: float | None = None
     """The rate that this process has last written to the store, or read from it."""
+    _deferrals: dict[tuple[WaitReason, int], int] | None = None
+    """The earliest due time of deferred tasks, by the reason and the second in which the deferral
+    ends: each of these tasks is deferred again, or its attempt starts. None until the first."""
     _refused_first_attempts: int = 0  # failed first attempts since one last succeeded
     _first_attempt_at: int = 0  # when a task was last attempted for the first time
     _first_attempts_in_a_row: int = 0
     _last_reserved_time: int = 0
+
+    @property
+    def waiting_for(self) -> WaitReason:
+        """Why due tasks of the lane wait in this process, or are not leased by it."""
+        if self.is_paused:
+            return "pause"
+        if self.blocked_until:
+            return "blocked"
+        if self.is_tripped:
+            return "breaker"
+        if self.rate_timer is not None:
+            return "rate-limit"
+        if self.waits_for_cap or self.downstream.limiter.is_full:
+            return "concurrency-limit"
+        return "free-slot"
+
+    def record_deferral(self, reason: WaitReason, due_at: int, until: int, now: int) -> None:
+        """Record that the attempt of a task that was due at `due_at` is deferred."""
+        key = (reason, until // 1000)
+        deferrals = self._deferrals or {}
+        if key not in deferrals:
+            oldest = now // 1000 - _DEFERRAL_GRACE_S
+            deferrals = {each: at for each, at in deferrals.items() if each[1] >= oldest}
+        deferrals[key] = min(deferrals.get(key, due_at), due_at)
+        self._deferrals = deferrals
+
+    def deferrals(self, now: int) -> Iterator[tuple[WaitReason, int]]:
+        """Yield the reasons of deferrals and the due times of these tasks, the latest first."""
+        oldest = now // 1000 - _DEFERRAL_GRACE_S
+        entries = sorted((self._deferrals or {}).items(), key=lambda entry: -entry[1])
+        return ((reason, due_at) for (reason, second), due_at in entries if second >= oldest)
 
     @property
     def has_due_tasks(self) -> bool:
@@ -352,15 +390,29 @@ class Lanes(dict[str, LaneState]):
         lanes = self._lanes_of(tenant)
         return nlargest(limit, lanes, key=lambda lane: (lane.is_tripped, lane.leased_count))
 
-    def oldest_due_at(self, tenant: str | None = None) -> int | None:
-        """Return the earliest due time of leased tasks that wait for a slot; None: none waits."""
-        due_times = (
-            leased_task.task.next_attempt_at
-            for lane in self._lanes_of(tenant)
-            for leased_task in chain(lane.due_first_attempts, lane.due_retries or ())
-            if not (leased_task.is_dropped or leased_task.is_busy)
-        )
-        return min(due_times, default=None)
+    def oldest_due(
+        self, due_lanes: Iterable[DueLane], now: int, tenant: str | None = None
+    ) -> dict[WaitReason, int]:
+        """Return the earliest due time of the tasks that wait, by the reason why they wait.
+
+        `due_lanes` are those of the store (`Counters.due_lanes`). The tasks that are leased to this
+        process, and wait here, are added, and those whose attempts this process has deferred.
+        """
+        found: dict[WaitReason, int] = {}
+        for due_lane in due_lanes:
+            reason = due_lane.waiting_for
+            if reason is None:
+                lane = self.get(due_lane.lane)
+                reason = "free-slot" if lane is None else lane.waiting_for
+            found[reason] = min(found.get(reason, due_lane.due_at), due_lane.due_at)
+        for lane in self._lanes_of(tenant):
+            for leased_task in chain(lane.due_first_attempts, lane.due_retries or ()):
+                if not (leased_task.is_dropped or leased_task.is_busy):
+                    reason, due_at = lane.waiting_for, leased_task.task.next_attempt_at
+                    found[reason] = min(found.get(reason, due_at), due_at)
+            for reason, due_at in lane.deferrals(now):
+                found[reason] = min(found.get(reason, due_at), due_at)
+        return found
 
     def _lanes_of(self, tenant: str | None) -> Iterator[LaneState]:
         return (lane for lane in self.values() if tenant in {None, lane.name.partition("/")[0]})

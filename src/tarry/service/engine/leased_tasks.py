@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tarry.service.model import Task, TaskContent
 
 _MAX_TIMER_MS = 1_000  # the clock is read at least this often, because it may have been set
+_MAX_CLOCK_ERROR_MS = 50  # of this process's estimate of the store's time
 
 
 class LeasedTasks(dict[str, LeasedTask]):
@@ -37,12 +38,14 @@ class LeasedTasks(dict[str, LeasedTask]):
         now: Callable[[], int],
         *,
         max_leased: int,
+        lease_ms: int,
         on_due: Callable[[], None],
     ) -> None:
         super().__init__()
         self._lanes = lanes
         self._now = now
         self._max_leased = max_leased
+        self._lease_ms = lease_ms
         self._on_due = on_due
         self._heap: list[tuple[int, int, LeasedTask]] = []
         """`(due time, tie breaker, task)`. Dropped tasks stay in the heap until they are due."""
@@ -80,6 +83,7 @@ class LeasedTasks(dict[str, LeasedTask]):
     ) -> None:
         """Add tasks that were leased to this process; a task that is already here is replaced."""
         now, lanes = self._now(), self._lanes
+        latest_wake_at = now + _MAX_CLOCK_ERROR_MS + self._lease_ms  # see `startable_at`
         is_due, lane, lane_count = False, None, 0
         for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
             task_id = task.id
@@ -91,7 +95,8 @@ class LeasedTasks(dict[str, LeasedTask]):
                 lane, lane_count = lanes[task.lane], 0
             lane_count += 1
             leased_task = self[task_id] = LeasedTask(task, lane, content)
-            if not task.attempts and task.next_attempt_at <= now:  # most tasks: saves two calls
+            # Most tasks: saves two calls.
+            if not task.attempts and task.next_attempt_at <= now and task.wake_at <= latest_wake_at:
                 leased_task.is_queued = is_due = True
                 lane.due_first_attempts.append(leased_task)
                 if lane.rotation is None:
@@ -102,6 +107,12 @@ class LeasedTasks(dict[str, LeasedTask]):
             lanes.increment_leased(lane, lane_count)
         if is_due:
             self._on_due()
+
+    def startable_at(self, task: Task, now: int) -> int:
+        """Return when a leased task is due or, if its attempt was deferred, when that ends."""
+        deferred_until = task.wake_at - self._lease_ms
+        is_deferred = deferred_until > now + _MAX_CLOCK_ERROR_MS
+        return deferred_until if is_deferred else task.next_attempt_at
 
     def requeue(self, leased_task: LeasedTask) -> None:
         """Mark a task as not busy, and queue it for its `next_attempt_at`."""
@@ -221,7 +232,7 @@ class LeasedTasks(dict[str, LeasedTask]):
     def _enqueue(self, leased_task: LeasedTask, now: int) -> bool:
         """Queue a task in its lane if it is due, else in the heap; return whether it is due."""
         leased_task.is_queued = True
-        due_at = leased_task.task.next_attempt_at
+        due_at = self.startable_at(leased_task.task, now)
         if due_at <= now:
             self._queue_in_lane(leased_task)
             return True

@@ -18,6 +18,7 @@ from tarry.core.checks import require_extra
 from tarry.service.lane_activity import BUCKETS_PER_DOUBLING, MIN_DURATION_MS, latency_bucket
 from tarry.service.model import Status
 from tarry.service.tenant_shares import TenantShares
+from tarry.wire.tasks import WAIT_REASONS
 
 with require_extra("metrics need prometheus-client", "service"):
     from prometheus_client import CollectorRegistry
@@ -334,14 +335,19 @@ class Metrics:
     def _gauges(
         self, counters: Counters | None, now_s: float, tenant: str | None
     ) -> Iterator[Metric]:
-        oldest_due_at = self._lanes.oldest_due_at(tenant)
         if counters is not None:
             yield from _store_gauges(counters)
-            due_times = (oldest_due_at, counters.oldest_due_at)
-            oldest_due_at = min((at for at in due_times if at is not None), default=None)
-        age_s = 0.0 if oldest_due_at is None else max(0.0, now_s - oldest_due_at / 1000)
-        help_text = "Time since the earliest due time of the tasks that wait for an attempt."
-        yield GaugeMetricFamily("retry_oldest_due_task_age_seconds", help_text, age_s)
+        oldest_due = self._lanes.oldest_due(
+            [] if counters is None else counters.due_lanes, int(now_s * 1000), tenant
+        )
+        help_text = "Time since the earliest due time of the tasks that wait, by the reason."
+        ages = GaugeMetricFamily(
+            "retry_oldest_due_task_age_seconds", help_text, labels=["waiting_for"]
+        )
+        for reason in WAIT_REASONS:
+            due_at = oldest_due.get(reason)
+            ages.add_metric([reason], 0.0 if due_at is None else max(0.0, now_s - due_at / 1000))
+        yield ages
         help_text = "1 for the current state of the breaker of a lane."
         states = GaugeMetricFamily("retry_breaker_state", help_text, labels=["lane", "state"])
         help_text = "Retries that the budget of a lane still admits in this process."

@@ -28,6 +28,7 @@ from tarry.service.store import SERIES_RETENTION_MS, SeriesPoint
 
 if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
+    from tarry.wire.tasks import WaitReason
 
 _logger = logging.getLogger("tarry.service")
 RECORD_INTERVAL_MS = min(SERIES_RETENTION_MS)
@@ -39,6 +40,8 @@ class Backlog(msgspec.Struct, frozen=True):
 
     task_counts: dict[Status, int]
     oldest_due_age_ms: int
+    waiting_for: WaitReason | None = None
+    """Why the oldest task that is due waits; None: no task is due."""
 
 
 class SeriesRecorder:
@@ -103,10 +106,12 @@ class SeriesRecorder:
         """Return the backlog of one tenant, or of all tenants (None)."""
         counters = await self._context.store.counters(tenant)
         # Tasks that are leased to this process are not due any more for the store.
-        due_times = (counters.oldest_due_at, self._context.lanes.oldest_due_at(tenant))
         now = self._context.clock.now_ms()
-        oldest_due_at = min((at for at in due_times if at is not None), default=now)
-        return Backlog(counters.task_counts, max(0, now - oldest_due_at))
+        oldest_due = self._context.lanes.oldest_due(counters.due_lanes, now, tenant)
+        if not oldest_due:
+            return Backlog(counters.task_counts, 0)
+        reason = min(oldest_due, key=lambda each: oldest_due[each])
+        return Backlog(counters.task_counts, max(0, now - oldest_due[reason]), reason)
 
     async def _sample_backlog(self) -> dict[str, int]:
         """Return a sample of the backlog, if this process is the first of all processes.

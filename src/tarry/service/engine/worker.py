@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.secrets import ResolvedSecrets
     from tarry.service.engine.signers import TenantSigners
     from tarry.service.model import AttemptRecord, Task, TaskContent
+    from tarry.wire.tasks import WaitReason
 
 _logger = logging.getLogger("tarry.service")
 _DEFAULT_ATTEMPT_TIMEOUT_S = 30.0
@@ -110,6 +111,7 @@ class Worker:
             self._slots,
             context.clock.now_ms,
             max_leased=context.limits.max_leased,
+            lease_ms=context.lease_terms.length_ms,
             on_due=self._start_due_tasks,
         )
         self.result_writer: ResultWriter = ResultWriter(context, self.leased_tasks)
@@ -317,7 +319,12 @@ class Worker:
         """Release a task whose secret is not available; neither task nor lane are charged."""
         self._context.reporter.report_deferred(leased_task.task, _SECRET)
         pause_ms = ceil(max(pause_s, _MIN_SECRET_PAUSE_S) * 1000)
-        self.result_writer.release(leased_task, self._context.clock.now_ms() + pause_ms)
+        self._release_deferred(leased_task, pause_ms, "secret")
+
+    def _release_deferred(self, leased_task: LeasedTask, pause_ms: int, reason: WaitReason) -> None:
+        now, task = self._context.clock.now_ms(), leased_task.task
+        leased_task.lane.record_deferral(reason, task.next_attempt_at, now + pause_ms, now)
+        self.result_writer.release(leased_task, now + pause_ms)
 
     def _report_missing_key(self, error: DecryptionFailed) -> None:
         """Mark the encryption as failing, until `_ENCRYPTION_RECOVERY_S` without such an error."""
@@ -331,8 +338,7 @@ class Worker:
 
     def _release_unstartable(self, leased_task: LeasedTask) -> None:
         """Release a task that cannot be started; it is due again after a minute."""
-        next_attempt_at = self._context.clock.now_ms() + _UNSTARTABLE_TASK_PAUSE_MS
-        self.result_writer.release(leased_task, next_attempt_at)
+        self._release_deferred(leased_task, _UNSTARTABLE_TASK_PAUSE_MS, "local-failure")
 
     def _exhaust(self, leased_task: LeasedTask, reason: str) -> None:
         leased_task.is_busy = True
@@ -357,11 +363,12 @@ class Worker:
             # `_continue_lane` adds the lane again: after the delay, or when an attempt ends.
             return False
         self.result_writer.store_breaker_state(lane)
-        next_attempt_at = None
-        if command.reason is Reason.BUDGET_EMPTY:
-            next_attempt_at = lane.reserve_retry_time(self._context.clock.now_ms())
         self._context.reporter.report_deferred(leased_task.task, str(command.reason))
-        self.result_writer.release(leased_task, next_attempt_at)
+        if command.reason is Reason.BUDGET_EMPTY:
+            now = self._context.clock.now_ms()
+            self._release_deferred(leased_task, lane.reserve_retry_time(now) - now, "retry-budget")
+        else:
+            self.result_writer.release(leased_task)
         return True
 
     def end_rate_delay(self, lane: LaneState) -> None:
@@ -665,8 +672,7 @@ class Worker:
         lane = leased_task.lane
         if pause_s is None:
             context.health.mark_failing(component, error)
-            next_attempt_at = context.clock.now_ms() + _INTERNAL_FAILURE_PAUSE_MS
-            self.result_writer.release(leased_task, next_attempt_at)
+            self._release_deferred(leased_task, _INTERNAL_FAILURE_PAUSE_MS, "local-failure")
         else:  # other lanes are not affected: the service is healthy
             if delivery_result.fault is Fault.INTERNAL and lane.wait_reason is None:
                 _logger.error("lane parked for a local reason, lane=%s: %s", lane.name, error)

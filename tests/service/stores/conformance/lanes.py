@@ -8,6 +8,7 @@ import pytest
 
 from tarry.service.store import (
     BUDGET_DECAY_MS,
+    MAX_DUE_LANES,
     ConfiguredLimits,
     FinishStatus,
     LaneLimits,
@@ -444,48 +445,70 @@ async def limits_of_lanes_that_were_used_last_come_first(harness: StoreHarness) 
 
 
 @conformance_case
-async def the_oldest_due_task_is_reported(harness: StoreHarness) -> None:
-    """Of PENDING tasks that are due, the earliest due time is reported, for one tenant or all."""
+async def lanes_with_due_tasks_are_reported(harness: StoreHarness) -> None:
+    """Of each lane with PENDING tasks that are due, the earliest due time is reported."""
 
-    async def oldest_due_at(tenant: str | None = None) -> int | None:
-        return (await harness.store.counters(tenant)).oldest_due_at
+    async def due_lanes(tenant: str | None = None) -> dict[str, int]:
+        found = (await harness.store.counters(tenant)).due_lanes
+        assert sorted(found, key=lambda each: (each.due_at, each.lane)) == found
+        return {each.lane: each.due_at for each in found}
 
-    assert await oldest_due_at() is None
+    lane_b = "acme/https:b.example:443"
+    assert {} == await due_lanes()
     await harness.add(
         task(1, next_attempt_at=START_MS + HOUR_MS),
         task(2, "b", next_attempt_at=START_MS + MINUTE_MS),
         task(3, tenant="beta", next_attempt_at=START_MS + 2 * MINUTE_MS),
     )
-    assert await oldest_due_at() is None
+    assert {} == await due_lanes()
     harness.clock.now = START_MS + MINUTE_MS
-    assert (START_MS + MINUTE_MS, None) == (await oldest_due_at(), await oldest_due_at("beta"))
+    assert {lane_b: START_MS + MINUTE_MS} == await due_lanes()
+    assert {} == await due_lanes("beta")
 
     harness.clock.advance(MINUTE_MS)
-    assert START_MS + 2 * MINUTE_MS == await oldest_due_at("beta")
+    assert {BETA: START_MS + 2 * MINUTE_MS} == await due_lanes("beta")
     leased = (await harness.claim()).tasks
     assert [2, 3] == task_numbers(leased)
-    assert await oldest_due_at() is None
+    assert {} == await due_lanes()
     retry_at = harness.clock.now + SECOND_MS
     await harness.store.finish([retry_result(leased[0], retry_at)])
     harness.clock.now = START_MS + HOUR_MS
-    assert retry_at == await oldest_due_at()
+    assert {lane_b: retry_at, LANE: START_MS + HOUR_MS} == await due_lanes()
 
 
 @conformance_case
-async def due_tasks_of_parked_and_paused_lanes_are_not_the_oldest(harness: StoreHarness) -> None:
-    """Tasks of paused, parked and half-open lanes do not count as due."""
-    await harness.add(task(1), task(2, "b", next_attempt_at=START_MS + 1))
+async def due_tasks_of_parked_and_paused_lanes_have_the_reason(harness: StoreHarness) -> None:
+    """Lanes that are paused, parked or half-open are reported with what they wait for."""
+    hosts = ("a", "b", "c", "d")
+    lanes = [f"acme/https:{host}.example:443" for host in hosts]
+    for number, host in enumerate(hosts):
+        await harness.add(task(number, host, next_attempt_at=START_MS + number))
     harness.clock.advance(SECOND_MS)
     store = harness.store
-    assert START_MS == (await store.counters()).oldest_due_at
-    await store.park(LANE, START_MS + MINUTE_MS, probes=1, consecutive_opens=1)
-    assert START_MS + 1 == (await store.counters()).oldest_due_at
-    await store.pause("acme/https:b.example:443")
-    assert (await store.counters()).oldest_due_at is None
-    harness.clock.now = START_MS + HOUR_MS
-    assert (await store.counters()).oldest_due_at is None
-    await store.unpark(LANE)
-    assert START_MS == (await store.counters()).oldest_due_at
+    await store.park(lanes[0], START_MS + MINUTE_MS, probes=1, consecutive_opens=1)
+    await store.park(lanes[1], START_MS + MINUTE_MS, probes=1, consecutive_opens=0)
+    await store.pause(lanes[2])
+    expected = list(zip(lanes, ["breaker", "local-failure", "pause", None], strict=True))
+    for now in (START_MS + SECOND_MS, START_MS + HOUR_MS):  # half-open after a minute
+        harness.clock.now = now
+        due_lanes = (await store.counters()).due_lanes
+        assert expected == [(each.lane, each.waiting_for) for each in due_lanes]
+        assert [START_MS + number for number in range(4)] == [each.due_at for each in due_lanes]
+    await store.unpark(lanes[0])
+    assert (await store.counters()).due_lanes[0].waiting_for is None
+
+
+@conformance_case
+async def due_lanes_are_bounded_for_each_reason(harness: StoreHarness) -> None:
+    """Lanes that wait for one reason do not hide those that wait for another."""
+    for number in range(MAX_DUE_LANES + 1):
+        await harness.add(task(number, f"h{number:03}"))
+        await harness.store.pause(f"acme/https:h{number:03}.example:443")
+    await harness.add(task(200, "z", next_attempt_at=START_MS + SECOND_MS))
+    harness.clock.advance(SECOND_MS)
+    due_lanes = (await harness.store.counters()).due_lanes
+    names = [f"acme/https:h{number:03}.example:443" for number in range(MAX_DUE_LANES)]
+    assert [*names, "acme/https:z.example:443"] == [each.lane for each in due_lanes]
 
 
 @conformance_case

@@ -9,6 +9,7 @@ from tarry.service.store import FinishStatus, NewTask, Release
 from tests.service.stores.harness import (
     HOUR_MS,
     LEASE,
+    MINUTE_MS,
     OTHER_LEASE,
     START_MS,
     StoreHarness,
@@ -44,6 +45,42 @@ async def a_released_task_keeps_its_due_time(harness: StoreHarness) -> None:
 
 
 @conformance_case
+async def a_deferred_task_keeps_its_due_time(harness: StoreHarness) -> None:
+    """A task that is deferred again and again is late since it was first due, on all paths."""
+    leased = await harness.lease_new_task(1)
+    for number in range(1, 4):
+        until = START_MS + number * MINUTE_MS
+        assert [FinishStatus.APPLIED] == await harness.store.release([Release(leased, until)])
+        await harness.reopen()
+        deferred = await harness.get_task(1)
+        assert (Status.PENDING, START_MS, until) == (
+            deferred.status,
+            deferred.next_attempt_at,
+            deferred.wake_at,
+        )
+        harness.clock.now = until - LEASE.horizon_ms - 1
+        assert [] == (await harness.claim()).tasks
+        assert [] == (await harness.store.counters()).due_lanes
+        harness.clock.advance(1)
+        [leased] = (await harness.claim()).tasks
+        assert (START_MS, until + LEASE.length_ms) == (leased.next_attempt_at, leased.wake_at)
+    await harness.store.finish([retry_result(leased, START_MS + HOUR_MS)])
+    retried = await harness.get_task(1)
+    assert START_MS + HOUR_MS == retried.next_attempt_at == retried.wake_at
+
+
+@conformance_case
+async def a_deferral_ends_when_the_task_is_retried_now(harness: StoreHarness) -> None:
+    """The task can be leased at once, and keeps its due time."""
+    leased = await harness.lease_new_task(1)
+    await harness.store.release([Release(leased, START_MS + HOUR_MS)])
+    harness.clock.advance(MINUTE_MS)
+    await harness.store.retry_now("acme", leased.id)
+    [leased] = (await harness.claim()).tasks
+    assert START_MS == leased.next_attempt_at
+
+
+@conformance_case
 async def a_release_can_only_delay_a_task(harness: StoreHarness) -> None:
     """A later time in a release delays the task; an earlier time is ignored."""
     await harness.add(
@@ -53,12 +90,9 @@ async def a_release_can_only_delay_a_task(harness: StoreHarness) -> None:
 
     await harness.store.release([Release(first, START_MS + HOUR_MS), Release(second, START_MS)])
 
-    assert (
-        START_MS + HOUR_MS
-        == (await harness.get_task(1)).next_attempt_at
-        == (await harness.get_task(1)).wake_at
-    )
-    assert START_MS + 500 == (await harness.get_task(2)).next_attempt_at
+    deferred, released = await harness.get_task(1), await harness.get_task(2)
+    assert (START_MS + 500, START_MS + HOUR_MS) == (deferred.next_attempt_at, deferred.wake_at)
+    assert START_MS + 500 == released.next_attempt_at == released.wake_at
     assert [2] == task_numbers((await harness.claim()).tasks)
 
 

@@ -420,7 +420,9 @@ class ReferenceState:
         self, row: Row, terms: LeaseTerms, next_attempt_at: int, now: int, **fields: Any
     ) -> None:
         """Lease a task to a worker."""
-        self.change(row, now, **fields, **_lease_fields(terms, next_attempt_at, now))
+        is_pending = row.task.status is Status.PENDING
+        fields |= _lease_fields(terms, row.task.wake_at if is_pending else next_attempt_at, now)
+        self.change(row, now, **fields | {"next_attempt_at": next_attempt_at})
 
     def renew_lease(self, row: Row, terms: LeaseTerms, now: int) -> None:
         """Renew an expired lease; the version of the task stays the same."""
@@ -431,8 +433,8 @@ class ReferenceState:
 
     def set_pending(self, row: Row, next_attempt_at: int, now: int, **fields: Any) -> None:
         """Make a task PENDING; it is due at `next_attempt_at`."""
+        fields = {"wake_at": next_attempt_at, "next_attempt_at": next_attempt_at} | fields
         fields |= {"status": Status.PENDING, "worker": None}
-        fields |= {"next_attempt_at": next_attempt_at, "wake_at": next_attempt_at}
         self.change(row, now, **fields)
 
     def finish(self, row: Row, status: Status, now: int, **fields: Any) -> None:

@@ -45,6 +45,7 @@ from tarry.service.store import (
     ClaimResult,
     ConfiguredLimits,
     Counters,
+    DueLane,
     FinishStatus,
     LaneLimits,
     LaneWriteStatus,
@@ -64,6 +65,7 @@ from tarry.service.store import (
     decay_budget,
     next_replay_count_at,
     next_replay_step_at,
+    select_due_lanes,
 )
 from tarry.wire.tasks import DownstreamLimits
 from tests.service.stores.reference_store import transfer
@@ -296,9 +298,8 @@ class ReferenceStore:
         if row.task.cancelling:
             self.state.finish(row, Status.CANCELLED, now)
             return FinishStatus.CANCELLED
-        self.state.set_pending(
-            row, max(row.task.next_attempt_at, release.next_attempt_at or 0), now
-        )
+        due = row.task.next_attempt_at
+        self.state.set_pending(row, due, now, wake_at=max(due, release.deferred_until or 0))
         return FinishStatus.APPLIED
 
     def record_start(self, slot: int, task: Task) -> None:
@@ -857,7 +858,12 @@ class ReferenceStore:
             for queue in self.state.queues.values()
             if tenant in {None, queue.lane.tenant}
         ]
-        claimable = {lane.name for lane in lanes if not lane.paused and lane.parked_until is None}
+        names = {lane.name for lane in lanes}
+        due_times_by_lane: dict[str, list[int]] = {}
+        for row in self.state.rows.values():
+            is_due = row.task.status is Status.PENDING and row.task.wake_at <= now
+            if is_due and row.task.lane in names:
+                due_times_by_lane.setdefault(row.task.lane, []).append(row.task.wake_at)
         used = [lane for lane in lanes if lane.pending or lane.in_flight or lane.exhausted]
         busiest = sorted(used, key=lambda lane: (-lane.pending, lane.name))[:MAX_BUSIEST_LANES]
         return Counters(
@@ -865,15 +871,9 @@ class ReferenceStore:
                 status: sum(owner.counts[status] for owner in tenants) for status in Status
             },
             superseded_count=sum(owner.superseded for owner in tenants),
-            oldest_due_at=min(
-                (
-                    row.task.wake_at
-                    for row in self.state.rows.values()
-                    if row.task.status is Status.PENDING
-                    and row.task.wake_at <= now
-                    and row.task.lane in claimable
-                ),
-                default=None,
+            due_lanes=select_due_lanes(
+                DueLane(name, min(due_times), self.state.queues[name].lane.waiting_for)
+                for name, due_times in due_times_by_lane.items()
             ),
             busiest_lanes=[copy(lane) for lane in busiest],
         )

@@ -43,6 +43,8 @@ MERGE_SORT = re.compile(r"USE TEMP B-TREE FOR ORDER BY\b")
 """Sort of one page that is merged from the pages of several statuses."""
 BUSIEST_LANES = "ORDER BY l.pending DESC"
 """The metrics sort the lanes by their tasks. An index would have to change with each task."""
+DUE_LANES = "row_number() OVER (PARTITION BY waiting_for"
+"""The metrics sort the lanes with due tasks, of which some wait for each reason."""
 LIMITED_LANES = "INDEXED BY lane_limited"
 """The limits of lanes are sorted and read once, when the service starts."""
 
@@ -169,7 +171,8 @@ def _scans_or_sorts(step: str, statement: str) -> bool:
         return not (
             SMALL_SCAN.match(step) or LEASE_SCAN.match(step) or _stops_early(step, statement)
         )
-    is_allowed = any(part in statement for part in ("UNION ALL", BUSIEST_LANES, LIMITED_LANES))
+    sorted_parts = ("UNION ALL", BUSIEST_LANES, DUE_LANES, LIMITED_LANES)
+    is_allowed = any(part in statement for part in sorted_parts)
     return "TEMP B-TREE" in step and not (is_allowed and MERGE_SORT.match(step))
 
 

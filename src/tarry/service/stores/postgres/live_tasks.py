@@ -408,7 +408,7 @@ async def release(
         _RELEASE,
         [task_id for task_id, _ in unique],
         [version for _, version in unique],
-        [each.next_attempt_at for each in unique.values()],
+        [each.deferred_until for each in unique.values()],
         now,
     )
     await database.flush(flush_number)

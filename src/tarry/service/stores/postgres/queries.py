@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from tarry.service.model import LaneRecord, Status
 from tarry.service.store import (
     MAX_BUSIEST_LANES,
+    MAX_DUE_LANES,
     MAX_PAGE_BYTES,
     AttemptsOfMinute,
     Counters,
+    DueLane,
     Page,
 )
 from tarry.service.stores.postgres.functions.constants import (
@@ -134,14 +136,25 @@ _COUNTERS = "SELECT {} FROM tarry.tenant WHERE $1::text IS NULL OR name = $1".fo
     ", ".join(f"coalesce(sum({name}), 0)::bigint" for name in _COUNTER_NAMES)
 )
 # `lane.due_at` is a lower bound, so lanes without a due task may be among those that are searched.
-_OLDEST_DUE = f"""
-SELECT tarry.now_1($2), min(least(
-    (SELECT min(s.wake_at) FROM tarry.live AS s
-        WHERE s.lane = l.id AND s.queue = {FIRST_ATTEMPT_QUEUE}),
-    (SELECT min(s.wake_at) FROM tarry.live AS s WHERE s.lane = l.id AND s.queue = {RETRY_QUEUE})))
-FROM tarry.lane AS l
-WHERE l.due_at <= tarry.now_1($2) AND NOT l.paused AND l.parked_until IS NULL
-    AND ($1::text IS NULL OR l.tenant = (SELECT id FROM tarry.tenant WHERE name = $1))
+_DUE_LANES = f"""
+SELECT name, due_at, waiting_for FROM (
+    SELECT d.*, row_number() OVER (PARTITION BY waiting_for ORDER BY due_at, name COLLATE "C")
+        AS number
+    FROM (
+        SELECT l.name, CASE WHEN l.paused THEN 'pause' WHEN l.parked_until IS NULL THEN NULL
+                WHEN l.consecutive_opens > 0 THEN 'breaker' ELSE 'local-failure' END AS waiting_for,
+            least(
+                (SELECT min(s.wake_at) FROM tarry.live AS s
+                    WHERE s.lane = l.id AND s.queue = {FIRST_ATTEMPT_QUEUE}),
+                (SELECT min(s.wake_at) FROM tarry.live AS s
+                    WHERE s.lane = l.id AND s.queue = {RETRY_QUEUE})) AS due_at
+        FROM tarry.lane AS l
+        WHERE l.due_at <= tarry.now_1($2)
+            AND ($1::text IS NULL OR l.tenant = (SELECT id FROM tarry.tenant WHERE name = $1))
+    ) AS d
+    WHERE due_at <= tarry.now_1($2)
+) AS d
+WHERE number <= {MAX_DUE_LANES} ORDER BY due_at, name COLLATE "C"
 """
 _BUSIEST_LANES = f"""
 {SELECT_LANE} WHERE l.pending + l.in_flight + l.exhausted > 0
@@ -370,12 +383,15 @@ async def counters(database: Database, tenant: str | None, now: int | None) -> C
     """Return the counters of one tenant, or their sums over all tenants (None)."""
     name = encode_optional(tenant)
     row = await database.fetch_row(_COUNTERS, name)
-    time, oldest = await database.fetch_row(_OLDEST_DUE, name, now)
+    due_lanes = await database.fetch(_DUE_LANES, name, now)
     lanes = await database.fetch(_BUSIEST_LANES, name)
     return Counters(
         task_counts={status: row[status] for status in Status},
         superseded_count=row[len(Status)],
-        oldest_due_at=oldest if oldest is not None and oldest <= time else None,
+        due_lanes=[
+            DueLane(decode_text(lane), due_at, waiting_for)
+            for lane, due_at, waiting_for in due_lanes
+        ],
         busiest_lanes=[decode_row(tuple(lane), LaneRecord) for lane in lanes],
     )
 

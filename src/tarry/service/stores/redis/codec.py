@@ -61,7 +61,7 @@ class TaskState(msgspec.Struct, gc=False):
     v: int | None = None  # policy_version
     f: int = 0  # first_due_at - created_at
     w: int = 0
-    """The end of the lease of an IN_FLIGHT task."""
+    """The end of the lease of an IN_FLIGHT task, or of the deferral of a PENDING task."""
     r: str | None = None  # reason
     a: int = 0  # attempts
     b: int = 0  # attempts_before_replay
@@ -208,7 +208,7 @@ def decode_task(values: Sequence[bytes]) -> tuple[int, Task]:
         state.k,
         state.i,
         state.h,
-        state.d if state.s is Status.PENDING else state.w,
+        state.w or state.d if state.s is Status.PENDING else state.w,
         bool(state.z),
         state.m,
         state.e,

@@ -53,6 +53,7 @@ from tarry.service.store import (
     CancelStatus,
     ConfiguredLimits,
     Counters,
+    DueLane,
     FinishStatus,
     LaneLimits,
     LaneWriteStatus,
@@ -63,6 +64,7 @@ from tarry.service.store import (
     SeriesPoint,
     SweepResult,
     TransferMark,
+    select_due_lanes,
 )
 from tarry.service.stores.records import (
     decode_activity,
@@ -304,7 +306,7 @@ class RedisStore:
                     pack_id(each.task.id) or _MISSING_ID,
                     each.task.tenant,
                     each.task.version,
-                    each.next_attempt_at,
+                    each.deferred_until,
                 )
                 for each in batch
             ]
@@ -798,17 +800,17 @@ class RedisStore:
         now = max(reply[0] for reply in replies)
         sums = [sum(column) for column in list(zip(*replies, strict=True))[1:]]
         lanes = [lane async for lane in self._all_lanes(partitions, tenant)]
-        due_times = [
-            due
+        due_lanes = (
+            DueLane(lane.name, due, lane.to_record().waiting_for)
             for lane, due in lanes
-            if 0 < due <= now and not lane.paused and lane.parked_until is None
-        ]
+            if 0 < due <= now
+        )
         used = [lane for lane, _ in lanes if lane.pending or lane.in_flight or lane.exhausted]
         used.sort(key=lambda lane: (-lane.pending, lane.name))
         return Counters(
             task_counts={status: sums[status] for status in Status},
             superseded_count=sums[len(Status)],
-            oldest_due_at=min(due_times, default=None),
+            due_lanes=select_due_lanes(due_lanes),
             busiest_lanes=[lane.to_record() for lane in used[:MAX_BUSIEST_LANES]],
         )
 

@@ -13,14 +13,6 @@ import msgspec
 from msgspec.structs import replace as copy_with
 
 from tarry.errors import ConfigurationError
-from tarry.service.model import (
-    ApiKeyRecord,
-    PolicyVersion,
-    ReplayRecord,
-    SigningSecretRecord,
-    Status,
-    Task,
-)
 from tarry.service.store import (
     MAX_PAGE_BYTES,
     DeletedPolicy,
@@ -56,6 +48,13 @@ from tarry.service.stores.redis.task_lists import TaskScan
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from tarry.service.model import (
+        ApiKeyRecord,
+        PolicyVersion,
+        ReplayRecord,
+        SigningSecretRecord,
+        Task,
+    )
     from tarry.service.stores.redis.connection import RedisConnection
 
     ExportedPage = tuple[list[Any], Any]
@@ -297,7 +296,7 @@ def _import_task(task: Task) -> tuple[str | None, Any, bytes]:
         "i": task.version,
         "s": int(task.status),
         "f": task.first_due_at - task.created_at,
-        "w": task.wake_at if task.status is Status.IN_FLIGHT else None,
+        "w": None if task.wake_at in {0, task.next_attempt_at} else task.wake_at,
         "r": task.reason,
         "a": task.attempts,
         "b": task.attempts_before_replay,

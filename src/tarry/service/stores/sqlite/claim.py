@@ -189,7 +189,8 @@ def _lease_rows(
         task.status = Status.IN_FLIGHT
         task.version += not is_renewal
         task.worker = terms.worker
-        task.wake_at = max(tx.now, task.next_attempt_at) + terms.length_ms
+        startable_at = task.wake_at if row[STATUS] == PENDING else task.next_attempt_at
+        task.wake_at = max(tx.now, startable_at) + terms.length_ms
         seq, tenant, _, policy = row[SEQ:]
         parameters += (seq, task.wake_at, task.next_attempt_at, task.version)
         parameters += (task.attempts, task.lost_attempts, worker)

@@ -10,10 +10,12 @@ import msgspec
 from tarry.service.model import MAX_ATTEMPT_NUMBER, AttemptRecord, LaneRecord, Status, Task
 from tarry.service.store import (
     MAX_BUSIEST_LANES,
+    MAX_DUE_LANES,
     MAX_PAGE_BYTES,
     AttemptsOfMinute,
     ConfiguredLimits,
     Counters,
+    DueLane,
     LaneLimits,
     Page,
     TaskFilter,
@@ -131,14 +133,22 @@ FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
 _COUNTERS = ", ".join(f"ifnull(sum({name}), 0)" for name in TENANT_COUNTERS)
 # `lane.due_at` is a lower bound, so lanes without a due task may be among those that are searched.
 # With an ORDER BY and a LIMIT, SQLite sorts only as many rows as the limit.
-_OLDEST_DUE_TASKS = f"""
-SELECT min(first_attempt), min(retry) FROM (
-    SELECT (SELECT min(wake_at) FROM state
-            WHERE lane = l.id AND status = {int(Status.PENDING)} AND last_kind IS NULL)
-               AS first_attempt,
-           (SELECT min(wake_at) FROM state
-            WHERE lane = l.id AND status = {int(Status.PENDING)} AND last_kind IS NOT NULL) AS retry
-    FROM lane AS l WHERE l.due_at <= ?2 AND l.paused = 0 AND l.parked_until IS NULL
+_DUE_LANES = f"""
+SELECT name, due_at, waiting_for FROM (
+    SELECT *, row_number() OVER (PARTITION BY waiting_for ORDER BY due_at, name) AS number FROM (
+        SELECT name, waiting_for,
+               min(ifnull(first_attempt, retry), ifnull(retry, first_attempt)) AS due_at
+        FROM (
+            SELECT l.name,
+                   CASE WHEN l.paused THEN 'pause' WHEN l.parked_until IS NULL THEN NULL
+                        WHEN l.opened THEN 'breaker' ELSE 'local-failure' END AS waiting_for,
+                   (SELECT min(wake_at) FROM state WHERE lane = l.id
+                        AND status = {int(Status.PENDING)} AND last_kind IS NULL) AS first_attempt,
+                   (SELECT min(wake_at) FROM state WHERE lane = l.id
+                        AND status = {int(Status.PENDING)} AND last_kind IS NOT NULL) AS retry
+            FROM lane AS l WHERE l.due_at <= ?2 %s))
+    WHERE due_at <= ?2)
+WHERE number <= {MAX_DUE_LANES} ORDER BY due_at, name
 """
 _BUSIEST_LANES = f"{_SELECT_LANE} WHERE l.pending + l.in_flight + l.dead > 0"
 _BY_PENDING_TASKS = "ORDER BY l.pending DESC, l.name LIMIT ?2"
@@ -394,13 +404,13 @@ def counters(tx: ReadTransaction, tenant: str | None = None) -> Counters:
     where, parameters = ("", ()) if tenant is None else ("WHERE name = ?", (tenant,))
     row = tx.execute(f"SELECT {_COUNTERS} FROM tenant {where}", parameters).fetchone()
     of_tenant = "" if tenant is None else f"AND l.tenant = ({_TENANT_ID})"
-    due_times = tx.execute(f"{_OLDEST_DUE_TASKS} {of_tenant})", (tenant, tx.now)).fetchone()
+    due_lanes = tx.execute(_DUE_LANES % of_tenant, (tenant, tx.now)).fetchall()
     busiest_lanes = f"{_BUSIEST_LANES} {of_tenant} {_BY_PENDING_TASKS}"
     lane_rows = tx.execute(busiest_lanes, (tenant, MAX_BUSIEST_LANES)).fetchall()
     return Counters(
         task_counts={status: row[status] for status in Status},
         superseded_count=row[len(Status)],
-        oldest_due_at=min((at for at in due_times if at and at <= tx.now), default=None),
+        due_lanes=[DueLane(*due_lane) for due_lane in due_lanes],
         busiest_lanes=[decode_row(lane_row, LaneRecord) for lane_row in lane_rows],
     )
 

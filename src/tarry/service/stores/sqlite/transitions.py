@@ -35,10 +35,15 @@ SELECT seq, tenant, lane, policy, version, status, cancelling, attempts, next_at
 FROM state WHERE seq = (SELECT seq FROM task WHERE id = ?)
 """
 _TENANT_COLUMN = 1  # in `_READ_STATE`
-# `wake_at` is the due time of a PENDING task, and the end of the lease of an IN_FLIGHT task.
+# `wake_at` is the due time of a PENDING task, or the end of its deferral, and the end of the lease
+# of an IN_FLIGHT task.
 _SET_PENDING = f"""
 UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, version = version + 1,
     worker = NULL WHERE seq = ?2
+"""
+_RELEASE = f"""
+UPDATE state SET status = {PENDING}, wake_at = ?1, version = version + 1, worker = NULL
+WHERE seq = ?2
 """
 _SET_CANCELLED = f"""
 UPDATE state SET status = {CANCELLED}, finished_at = ?, attempts = ?, version = version + 1,
@@ -95,8 +100,8 @@ def _release(tx: Transaction, release: Release) -> FinishStatus:
     if cancelling:
         mark_cancelled(tx, ids, IN_FLIGHT, attempts)
         return FinishStatus.CANCELLED
-    due = due if release.next_attempt_at is None else max(due, release.next_attempt_at)
-    _make_pending(tx, ids, IN_FLIGHT, due)
+    wake_at = due if release.deferred_until is None else max(due, release.deferred_until)
+    _make_pending(tx, ids, IN_FLIGHT, wake_at, _RELEASE)
     return FinishStatus.APPLIED
 
 
@@ -114,13 +119,13 @@ def release_unknown_leases(tx: Transaction, worker: str, known_ids: Collection[s
 
 
 def _make_pending(
-    tx: Transaction, ids: TaskRowIds, old_status: int, due: int, statement: str = _SET_PENDING
+    tx: Transaction, ids: TaskRowIds, old_status: int, wake_at: int, statement: str = _SET_PENDING
 ) -> None:
     seq, tenant, lane_id, policy = ids
     lane = tx.lane(lane_id)
-    tx.execute(statement, (due, seq))
+    tx.execute(statement, (wake_at, seq))
     tx.count_transition(tenant, lane, policy, old_status, PENDING)
-    lane.lower_due_at(due)
+    lane.lower_due_at(wake_at)
 
 
 def mark_cancelled(tx: Transaction, ids: TaskRowIds, old_status: int, attempts: int) -> None:

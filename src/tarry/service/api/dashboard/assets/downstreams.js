@@ -2,7 +2,7 @@
 import { call, get } from "./api.js";
 import { breakerTimeline, latencyTiles } from "./breaker.js";
 import { breakable, field, h, notify, openDialog, pageLink, replaceContent, row, select, table, updateRow } from "./dom.js";
-import { count, decimal, duration, relative, shortTime, statusBadge } from "./format.js";
+import { count, decimal, duration, relative, shortTime, statusBadge, waitReason } from "./format.js";
 import { connectionState, follow } from "./live.js";
 import { pager } from "./tasks.js";
 
@@ -40,6 +40,7 @@ function stateNote(item) {
   if (item.parkedUntil !== null && item.state === "PARKED") {
     notes.unshift(item.parkedUntil > Date.now() ? `probes ${relative(item.parkedUntil)}` : "probes are due");
   }
+  if (item.waitingFor) notes.push(`waiting for: ${waitReason(item.waitingFor)}`);
   return notes.filter(Boolean).map((note) => h("div", { class: "hint" }, note));
 }
 

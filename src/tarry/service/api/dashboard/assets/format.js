@@ -82,3 +82,8 @@ export function count(number) {
 export function decimal(number) {
   return number === null || number === undefined ? "" : new Intl.NumberFormat("en", { maximumSignificantDigits: 3 }).format(number);
 }
+
+/** Return why tasks wait, in words. */
+export function waitReason(reason) {
+  return reason === null ? "" : reason.replace("-", " ");
+}

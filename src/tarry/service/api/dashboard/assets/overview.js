@@ -2,7 +2,7 @@
 import { get } from "./api.js";
 import { histogram, timeChart } from "./charts.js";
 import { h, pageLink } from "./dom.js";
-import { count, decimal, duration, outcomeTone, OUTCOMES } from "./format.js";
+import { count, decimal, duration, outcomeTone, OUTCOMES, waitReason } from "./format.js";
 import { connectionState, follow } from "./live.js";
 
 const RANGES = [["15m", "15 minutes"], ["1h", "1 hour"], ["3h", "3 hours"], ["24h", "24 hours"], ["7d", "7 days"]];
@@ -42,7 +42,7 @@ function buildCharts(scope) {
     ],
   });
   const age = timeChart({
-    title: "Age of the oldest due task", format: duration, lowestTop: 1000, hint: "If it grows, tasks wait for free slots. Tasks of paused and parked downstreams are not counted.",
+    title: "Age of the oldest due task", format: duration, lowestTop: 1000, hint: "Also of tasks that wait for a parked or paused downstream. The downstreams show what their tasks wait for.",
     series: [{ name: "age", tone: "overloaded", value: gauge("oldestDueAgeMs") }],
   });
   const delays = histogram({
@@ -78,7 +78,7 @@ function buildTiles(overview) {
   }
   tiles.push(
     tile("Pending now", count(current.pending), `${count(current.inFlight)} in flight`),
-    tile("Oldest due task", current.oldestDueAgeMs < 1000 ? "on time" : duration(current.oldestDueAgeMs), current.oldestDueAgeMs < 1000 ? "no due task waits" : "late, and still waiting"));
+    tile("Oldest due task", current.oldestDueAgeMs < 1000 ? "on time" : duration(current.oldestDueAgeMs), current.oldestDueAgeMs < 1000 ? "no due task waits" : `waiting for: ${waitReason(current.oldestDueWaitingFor)}`));
   return tiles;
 }
 

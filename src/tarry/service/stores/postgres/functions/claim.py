@@ -332,7 +332,7 @@ BEGIN
         WITH leased AS (
             UPDATE tarry.live AS s
             SET queue = {LEASED_QUEUE}, version = s.version + 1, worker = p_worker,
-                wake_at = greatest(v_now, s.next_attempt_at) + p_length
+                wake_at = greatest(v_now, s.wake_at) + p_length
             FROM unnest(v_pending_tenants, v_pending_seqs) AS i (tenant, seq)
             WHERE s.tenant = i.tenant AND s.seq = i.seq
             RETURNING s.lane, s.wake_at

@@ -211,7 +211,7 @@ BEGIN
     ), continued AS (
         UPDATE tarry.live AS l
         SET queue = CASE WHEN i.last_outcome_kind IS NULL THEN {FIRST_ATTEMPT_QUEUE}
-                ELSE {RETRY_QUEUE} END, wake_at = i.due, next_attempt_at = i.due,
+                ELSE {RETRY_QUEUE} END, wake_at = i.due,
             version = l.version + 1, worker = NULL
         FROM leased AS i WHERE NOT i.cancelling AND l.tenant = i.tenant AND l.seq = i.seq
     ), groups AS (

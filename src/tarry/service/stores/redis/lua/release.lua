@@ -1,5 +1,5 @@
 --! uses records tasks
--- Releases leases. args: releases, each an array: id, tenant, version, next due time or nil.
+-- Releases leases. args: releases, each an array: id, tenant, version, end of the deferral or nil.
 -- Returns for each release 'applied', 'superseded' or 'cancelled'.
 
 local statuses = {}

@@ -84,17 +84,19 @@ local function write_live(id, state, wake_at, old_status)
     return write_state(id, state)
 end
 
-local function make_pending(id, state, due)
+-- `deferred_until` is later than `due`, or nil.
+local function make_pending(id, state, due, deferred_until)
     local old_status = state.s
     remove_from_queue(id, state)
-    state.s, state.d, state.w, state.h, state.i = PENDING, due, nil, nil, state.i + 1
-    write_live(id, state, due, old_status)
+    state.s, state.d, state.w, state.h, state.i = PENDING, due, deferred_until, nil, state.i + 1
+    write_live(id, state, deferred_until or due, old_status)
 end
 
 -- Leases a task; the caller has removed it from its queue. Returns the packed state.
 local function lease(id, state, worker, length_ms, old_status)
+    local startable_at = state.s == PENDING and state.w or state.d
     state.s, state.h, state.i = IN_FLIGHT, worker, state.i + 1
-    state.w = math.max(now, state.d) + length_ms
+    state.w = math.max(now, startable_at) + length_ms
     return write_live(id, state, state.w, old_status)
 end
 
@@ -135,12 +137,13 @@ local function log_lost_attempt(id, state)
 end
 
 -- Releases a lease; if a cancellation was requested, the task is CANCELLED. Returns whether it is.
-local function release_lease(id, state, next_attempt_at)
+local function release_lease(id, state, deferred_until)
     if state.z then
         end_task(id, state, CANCELLED)
         return true
     end
-    make_pending(id, state, math.max(state.d, next_attempt_at or 0))
+    local is_later = deferred_until and deferred_until > state.d
+    make_pending(id, state, state.d, is_later and deferred_until or nil)
     return false
 end
 
