@@ -140,6 +140,9 @@ class MissingExtra(TarryError, ImportError):
 class StoreUnavailable(TarryError):
     """The store of the retry service is unreachable, full or locked. Try again later."""
 
+    partition: int | None = None
+    """The number of the partition of the store that has failed, if other partitions may work."""
+
 
 class Overloaded(TarryError):
     """The retry service is at capacity; try again after `retry_after` seconds."""

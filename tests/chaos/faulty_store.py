@@ -61,6 +61,15 @@ class FaultyStore:
         """Call `callback` for wake-ups from other processes."""
         self._process.on_wakeup = callback
 
+    @property
+    def partition_count(self) -> int:
+        """The number of partitions."""
+        return self._store.partition_count
+
+    def partition_of(self, tenant: str) -> int:
+        """Return the partition of a tenant."""
+        return self._store.partition_of(tenant)
+
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **kwargs: Any) -> Any:
             return await self._call(name, args, kwargs)

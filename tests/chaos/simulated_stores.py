@@ -131,6 +131,13 @@ class _BlockingStore:
         self._stores = stores
         self._store = store
 
+    @property
+    def partition_count(self) -> int:
+        return self._store.partition_count
+
+    def partition_of(self, tenant: str) -> int:
+        return self._store.partition_of(tenant)
+
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         method = getattr(self._store, name)
 

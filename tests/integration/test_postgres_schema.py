@@ -9,7 +9,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status, WorkerRecord
-from tarry.service.store import LeaseTerms, NewTask, Retention
+from tarry.service.store import LeaseTerms, NewTask, Retention, StoreLost
 from tarry.service.stores.postgres import PostgresStore, database, schema
 from tests.integration.postgres import connected
 from tests.integration.postgres_store import new_schema_url, run_on_store
@@ -251,3 +251,29 @@ def test_lanes_and_tenants_of_the_first_version_are_upgraded(postgres_dsn: str) 
 
     asyncio.run(create_first_version())
     run_on_store(url, main)
+
+
+@pytest.mark.parametrize("loss", ["DROP SCHEMA {} CASCADE", "TRUNCATE {}.meta"])
+def test_tables_that_were_recreated_are_noticed(postgres_dsn: str, loss: str) -> None:
+    """A process finds that its tables were replaced or emptied, and works after a restart."""
+
+    async def main() -> None:
+        url = new_schema_url(postgres_dsn)
+        old, new = PostgresStore(url), PostgresStore(url)
+        await old.open()
+        await old.ping()
+        name = old.database.schema.name
+        async with connected(postgres_dsn) as connection:
+            await connection.execute(loss.format(f'"{name}"'))
+        if "DROP" in loss:
+            await new.open()
+            await new.close()
+        with pytest.raises(StoreLost, match=f"tables in schema {name} were emptied or recreated"):
+            await old.ping()
+        await old.close()
+        if "DROP" in loss:
+            await old.open()
+            await old.ping()
+            await old.close()
+
+    asyncio.run(main())

@@ -23,6 +23,7 @@ from tarry.service.store import (
     LeaseTerms,
     NewTask,
     Retention,
+    StoreLost,
     TaskFilter,
 )
 from tarry.service.stores.redis import RedisStore, claim, connection
@@ -256,7 +257,12 @@ def test_a_store_reconnects_when_its_address_has_a_new_primary(
         await asyncio.gather(*(store.ping() for _ in range(8)))  # opens 8 connections
         address.unlink()
         address.symlink_to(new_primary.address.removeprefix("unix://"))
-        with redis.Redis.from_url(server.address) as client:
+        with (
+            redis.Redis.from_url(server.address) as client,
+            redis.Redis.from_url(new_primary.address) as promoted,
+        ):
+            for key in client.scan_iter():  # as replication does
+                promoted.restore(key, 0, client.dump(key))
             client.execute_command("REPLICAOF", "127.0.0.1", 1)
             try:
                 with pytest.raises(StoreUnavailable, match=r"(?i)read ?only"):
@@ -578,3 +584,140 @@ def test_a_node_that_hangs_does_not_delay_the_tasks_of_others(
     monkeypatch.setattr(connection, "_CALL_TIMEOUT_S", 1000)
     with redis_cluster_nodes(3) as cluster:
         run_on(cluster_url(cluster).replace("partitions=1", "partitions=16"), main)
+
+
+def test_a_flushed_server_is_not_used_until_it_is_restored(server: Server) -> None:
+    """All calls fail, also for API keys, and nothing is written to the empty server."""
+
+    async def main(store: RedisStore) -> None:
+        await store.add([NewTask(task(1))])
+        with redis.Redis.from_url(server.address) as client:
+            backup = {key: client.dump(key) for key in client.scan_iter()}
+            client.flushall()
+            for call in (
+                store.ping,
+                lambda: store.add([NewTask(task(2))]),
+                lambda: store.claim(LEASE, limit=5, per_lane=5),
+                lambda: store.find_api_key(b"digest"),
+                lambda: store.sweep(Retention(0, 0), 10),
+                lambda: store.record_worker(WORKER),
+            ):
+                with pytest.raises(StoreLost, match=r":\{0\} on .* is empty"):
+                    await call()
+            assert 0 == client.dbsize()
+            for key, value in backup.items():
+                client.restore(key, 0, value)
+        assert [1] == task_numbers((await store.claim(LEASE, limit=5, per_lane=5)).tasks)
+
+    run_on(single_url(server), main)
+
+
+def test_a_process_does_not_use_the_store_that_has_replaced_its_own(server: Server) -> None:
+    """A process that starts on a flushed server creates a new store, which others do not use."""
+    url = f"{single_url(server)}?prefix=replaced"
+
+    async def main() -> None:
+        old, new = RedisStore(url), RedisStore(url)
+        await old.open()
+        with redis.Redis.from_url(server.address) as client:
+            client.flushall()
+        await new.open()
+        await new.add([NewTask(task(1))])
+        with pytest.raises(StoreLost, match="replaced by the data of another store"):
+            await old.add([NewTask(task(2))])
+        await old.close()
+        await old.open()
+        assert 1 == (await counts(old))[Status.PENDING]
+        await old.close()
+        await new.close()
+
+    asyncio.run(main())
+
+
+def test_a_store_without_all_of_its_partitions_does_not_open(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty partition beside others is lost, until an operator writes its identity."""
+    url = f"{single_url(server)}?prefix=partial&partitions=4"
+
+    async def main() -> None:
+        with redis.Redis.from_url(server.address) as client:
+            store = RedisStore(url)
+            await store.open()
+            assert 1 == caplog.text.count("created an empty store at redis")
+            identity = client.hget("partial:{0}:meta", "identity")
+            for partition, fields in (
+                (3, {"identity": identity}),
+                (0, {"identity": identity, "partitions": 4, "schema": 1, "compatible": 1}),
+            ):
+                client.delete(*client.keys(f"partial:{{{partition}}}:*"))
+                with pytest.raises(StoreLost, match=rf"partial:\{{{partition}\}} on .* is empty"):
+                    await RedisStore(url).open()
+                with pytest.raises(StoreLost, match=identity.decode()):
+                    await store.ping()
+                client.hset(f"partial:{{{partition}}}:meta", mapping=fields)
+                await store.ping()
+                await store.close()
+                await store.open()
+                await store.ping()
+            await store.close()
+            assert 1 == caplog.text.count("created an empty store")
+
+    asyncio.run(main())
+
+
+def test_a_creation_that_was_interrupted_is_continued(server: Server) -> None:
+    """A process that was killed before it had marked all partitions does not look like a loss."""
+    url = f"{single_url(server)}?prefix=interrupted&partitions=4"
+
+    async def main() -> None:
+        with redis.Redis.from_url(server.address) as client:
+            store = RedisStore(url)
+            await store.open()
+            await store.close()
+            client.hdel("interrupted:{0}:meta", "complete")
+            client.delete("interrupted:{2}:meta", "interrupted:{3}:meta")
+            await store.open()
+            await store.ping()
+            await store.close()
+            identities = {client.hget(f"interrupted:{{{n}}}:meta", "identity") for n in range(4)}
+            assert 1 == len(identities - {None})
+
+    asyncio.run(main())
+
+
+def test_stores_that_are_opened_at_the_same_time_create_one_store(server: Server) -> None:
+    """All processes that start on an empty server get the same identity."""
+    url = f"{single_url(server)}?prefix=together&partitions=8"
+
+    async def main() -> None:
+        stores = [RedisStore(url) for _ in range(8)]
+        await asyncio.gather(*(store.open() for store in stores))
+        for store in stores:
+            await store.ping()
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_flushed_node_does_not_stop_the_tasks_of_other_nodes() -> None:
+    """Claims name the lost partitions, and lease the tasks of the others."""
+
+    async def main(store: RedisStore) -> None:
+        flushed = cluster[1]
+        await store.add([NewTask(task(n, tenant=f"tenant-{n}")) for n in range(40)])
+        live = flushed.client.keys("*:live:*")
+        lost_count = sum(flushed.client.zcard(key) for key in live)
+        assert lost_count
+        flushed.client.flushall()
+        tasks: set[str] = set()
+        errors: set[type[StoreUnavailable]] = set()
+        async with asyncio.timeout(20):
+            while len(tasks) < 40 - lost_count or not errors:
+                claimed = await store.claim(LEASE, limit=40, per_lane=40)
+                tasks |= {each.id for each in claimed.tasks}
+                errors |= {type(error) for error in claimed.errors.values()}
+        assert {StoreLost} == errors
+
+    with redis_cluster_nodes(3) as cluster:
+        run_on(f"redis+cluster://127.0.0.1:{cluster[0].port}", main)

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from tarry.errors import StoreUnavailable
 from tarry.service.model import (  # noqa: TC001 - msgspec reads the types
     AttemptRecord,
     LaneRecord,
@@ -152,6 +153,13 @@ class AddResult(msgspec.Struct, gc=False):
     status: AddStatus
     task: Task
     leased: bool = False
+
+
+class StoreLost(StoreUnavailable):
+    """The store, or a partition of it, was emptied or replaced after it was opened.
+
+    Nothing is written to it until it is restored.
+    """
 
 
 class ClaimResult(msgspec.Struct):
@@ -498,8 +506,20 @@ class Store(Protocol):
         """Finish pending calls and release all resources."""
         ...
 
-    async def ping(self) -> int:
-        """Make a small write, to check that the store works; return the store's time."""
+    @property
+    def partition_count(self) -> int:
+        """The number of partitions, which fail independently; known after `open`."""
+        ...
+
+    def partition_of(self, tenant: str) -> int:
+        """Return the number of the partition that has all data of a tenant, counted from 0."""
+        ...
+
+    async def ping(self, partition: int | None = None) -> int:
+        """Make a small write, to check that tasks can be added; return the store's time.
+
+        With `partition`, only this partition is checked.
+        """
         ...
 
     async def add(

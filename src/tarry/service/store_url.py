@@ -75,6 +75,14 @@ def redact_store_url(url: str) -> str:
     return _SECRET_PARAMETER.sub(rf"\1{REDACTED}", _USER_INFO.sub(f"{REDACTED}@", url))
 
 
+def missing_store(name: str) -> ConfigurationError:
+    """Return the error of a command that does not create a store; `name` has no password."""
+    return ConfigurationError(
+        f"there is no store at {name}. Is this the store of your service? Only `tarry serve` "
+        'creates a store, and its start message names it after "data in"'
+    )
+
+
 def sqlite_path(url: str) -> Path:
     """Return the file of a store; `sqlite:///srv/t.db` is the same as `/srv/t.db`."""
     rest = url.removeprefix(_SQLITE_SCHEME)

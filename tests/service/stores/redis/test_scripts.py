@@ -9,7 +9,7 @@ import pytest
 
 from tarry.service.stores.redis.scripts import load_script
 
-SHARED = {"audit", "records", "replays", "secrets", "tasks"}
+SHARED = {"audit", "identity", "records", "replays", "secrets", "tasks"}
 NAMES = sorted(
     path.name.removesuffix(".lua")
     for path in (files("tarry.service.stores.redis") / "lua").iterdir()
@@ -20,7 +20,9 @@ NAMES = sorted(
 def test_a_script_begins_with_the_files_that_it_uses(name: str) -> None:
     """Shared files are put in front of a script, and its digest is that of the whole text."""
     script = load_script(name)
-    assert script.source.startswith(b"-- Shared by all scripts")
+    identity, _, rest = script.source.partition(b"-- Shared by all scripts")
+    assert load_script("peek").source.startswith(identity)
+    assert rest
     assert sha1(script.source, usedforsecurity=False).hexdigest() == script.digest
     assert b"--! uses records" in script.source
 

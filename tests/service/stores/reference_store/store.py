@@ -108,7 +108,16 @@ class ReferenceStore:
         if self.state.leader is self:
             self.state.leader = None
 
-    async def ping(self) -> int:
+    @property
+    def partition_count(self) -> int:
+        """There is one partition."""
+        return 1
+
+    def partition_of(self, tenant: str) -> int:
+        """All tenants are in partition 0."""
+        return 0
+
+    async def ping(self, partition: int | None = None) -> int:
         """Return the store's time."""
         return self._clock()
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.service.store import MAX_LISTED_WORKERS, WORKER_EXPIRY_MS, AddStatus
+from tarry.service.store import MAX_LISTED_WORKERS, WORKER_EXPIRY_MS, AddStatus, StoreLost
 from tarry.service.stores.postgres import (
     finished_tasks,
     lane_activity,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tarry.service import model, store
+    from tarry.service.stores.postgres.database import Transaction
     from tarry.wire.tasks import DownstreamLimits
 
 _WAKEUP_HORIZON_MS = 500
@@ -47,7 +48,14 @@ _DURABILITY_SETTINGS = {
 _READ_SETTINGS = "SELECT name, current_setting(name) FROM unnest($1::text[]) AS s (name)"
 _logger = logging.getLogger("tarry.service")
 _ADDED = AddStatus.ADDED  # read once, because it takes 0.27 us in Python 3.11
-_PING = "UPDATE tarry.meta SET value = tarry.now_1($1) WHERE name = 'pinged' RETURNING value"
+_LIMIT_LOCK_WAIT = "SET LOCAL lock_timeout = '2s'"
+_LOCK_TABLES_OF_ADD = """
+LOCK TABLE tarry.tenant, tarry.lane, tarry.policy_use, tarry.task_key, tarry.live, tarry.content
+IN ROW EXCLUSIVE MODE
+"""
+_PING = (
+    "UPDATE tarry.meta SET value = tarry.now_1($1) WHERE name = 'pinged' RETURNING value, tableoid"
+)
 _LEAD = """
 INSERT INTO tarry.leader AS l VALUES (1, $1, tarry.now_1($2) + $3)
 ON CONFLICT (id) DO UPDATE SET token = excluded.token, until = excluded.until
@@ -85,13 +93,24 @@ class PostgresStore:
         self._leader_token = secrets.token_hex(16)
         self._may_lead = False
         self._next_partition_check = 0
+        self._meta_id: int | None = None
+        """Identifies the table `meta`, and so the store: a table that is created again has another
+        id."""
 
     def _now(self) -> int | None:
         return None if self._clock is None else self._clock()
 
+    @property
+    def partition_count(self) -> int:
+        return 1
+
+    def partition_of(self, tenant: str) -> int:  # noqa: ARG002 - there is one partition
+        return 0
+
     async def open(self) -> None:
         await self.database.open()
         await self._check_durability()
+        self._meta_id = await self.database.fetch_value("SELECT tableoid FROM tarry.meta LIMIT 1")
         time = await self.database.fetch_value("SELECT tarry.now_1($1)", self._now())
         await partitions.create_partitions(self.database, time)
 
@@ -119,8 +138,21 @@ class PostgresStore:
                 await self.database.fetch(statement, self._leader_token)
         await self.database.close()
 
-    async def ping(self) -> int:
-        return int(await self.database.fetch_value(_PING, self._now()))
+    async def ping(self, partition: int | None = None) -> int:  # noqa: ARG002 - there is one
+        async def check_add(tx: Transaction) -> Any:
+            # The locks of `add`: it waits while another session has locked one of the tables.
+            await tx.fetch(_LIMIT_LOCK_WAIT)
+            await tx.fetch(_LOCK_TABLES_OF_ADD)
+            return await tx.fetch_row(_PING, self._now())
+
+        row = await self.database.transact(check_add)
+        if row is None or row["tableoid"] != self._meta_id:
+            raise StoreLost(
+                f"the tables in schema {self.database.schema.name} were emptied or recreated "
+                "while this process ran: restore them from a backup, or restart this process to "
+                "use the new store"
+            )
+        return int(row["value"])
 
     async def add(
         self,

@@ -18,6 +18,7 @@ from zlib import crc32
 
 from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.service.store import StoreLost
 from tarry.service.store_url import redact_store_url
 from tarry.service.stores.records import encode
 from tarry.service.stores.redis.cluster import ClusterMap, NodeAddress
@@ -63,6 +64,8 @@ _TEMPORARY_ERROR = re.compile(
     r"|can't run this command|ACL failure|Script killed)\b"
 )
 _UNTRUSTED_CERTIFICATE = re.compile(r"verify failed: (self.signed|unable to get \w* ?issuer)")
+_STORE_LOST = "STORELOST "
+"""Precedes the prefix of a partition in the error of `identity.lua`."""
 _MISSING_KEY = "MISSINGKEY "
 """Precedes the name of a key in the error of a script that cannot continue without the key."""
 
@@ -244,9 +247,12 @@ class RedisConnection:
             self._no_backoff = import_module("redis.backoff").NoBackoff
             self._find_slot = import_module("redis.crc").key_slot
         self.address: StoreAddress = StoreAddress(url)
-        self._server_name = f"Redis at {redact_store_url(url)}"
+        self.server_name: str = f"Redis at {redact_store_url(url)}"
         self.token: str = secrets.token_hex(8)
         """Identifies this store in notifications, and as a leader."""
+        self.identity: str = ""
+        """The identity of the store, which each partition has; empty while the store is opened."""
+        self.partition_count: int = 1
         self._clock = clock
         self._is_open = False
         self._running_count = 0
@@ -344,7 +350,16 @@ class RedisConnection:
         # Neither key exists. While Redis Cluster moves a slot, some keys of the partition are on
         # one node and some on the other, and a script would not find all of them. With two keys of
         # which one is missing, both nodes refuse to run the script until all keys were moved.
-        parameters = (2, key, f"{key}:", time, self.token, encode(arguments), *values)
+        parameters = (
+            2,
+            key,
+            f"{key}:",
+            time,
+            self.token,
+            self.identity,
+            encode(arguments),
+            *values,
+        )
         try:
             return await self._run_on(partition, "EVALSHA", script.digest, *parameters)
         except self._errors.NoScriptError:  # the server was restarted, or is a new primary
@@ -417,6 +432,8 @@ class RedisConnection:
         errors = self._errors
         if isinstance(error, errors.NoScriptError):
             return None
+        if _STORE_LOST in str(error):
+            return self._describe_loss(str(error))
         if isinstance(error, errors.ResponseError):
             # All other responses depend on the state of the server, such as its memory, its role or
             # the permissions of the user. Results of attempts have to be written again, and must
@@ -448,5 +465,21 @@ class RedisConnection:
             )
         return self._unavailable(reason)
 
+    def _describe_loss(self, reason: str) -> StoreLost:
+        """Convert the error of `identity.lua`: the prefix of a partition, and its identity."""
+        prefix, _, found = reason.partition(_STORE_LOST)[2].partition(" ")
+        if found:
+            return StoreLost(
+                f"{prefix} on {self.server_name} has been replaced by the data of another store, "
+                "and nothing is written to it: restore the data of this store, or restart this "
+                "process to use the other store"
+            )
+        return StoreLost(
+            f"{prefix} on {self.server_name} is empty, so its tasks and API keys are lost, and "
+            "nothing is written to it. It was flushed, or an empty replica became the primary. "
+            "Restore it from a backup, or accept the loss: see `tarry docs redis`, identity="
+            f"{self.identity}"
+        )
+
     def _unavailable(self, reason: str) -> StoreUnavailable:
-        return StoreUnavailable(f"{self._server_name} is unavailable: {reason}")
+        return StoreUnavailable(f"{self.server_name} is unavailable: {reason}")

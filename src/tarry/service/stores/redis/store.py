@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from contextlib import suppress
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace as copy_with
@@ -66,6 +67,7 @@ from tarry.service.store import (
     TransferMark,
     select_due_lanes,
 )
+from tarry.service.store_url import missing_store, redact_store_url
 from tarry.service.stores.records import (
     decode_activity,
     decode_attempt,
@@ -144,7 +146,7 @@ class RedisStore:
 
     `clock` returns epoch milliseconds, for tests; the default is the clock of the server. If
     `strict_durability` is true, `open` fails if acknowledged tasks may be lost in a crash with the
-    configuration of the server.
+    configuration of the server. With `must_exist`, it fails if the server has no store.
     """
 
     def __init__(
@@ -153,8 +155,11 @@ class RedisStore:
         *,
         clock: Callable[[], int] | None = None,
         strict_durability: bool = False,
+        must_exist: bool = False,
     ) -> None:
         self._connection = RedisConnection(url, clock)
+        self._name = redact_store_url(url)
+        self._must_exist = must_exist
         self._strict_durability = strict_durability
         self._partition_count = 1
         self._claims = ClaimMerger(self._connection)
@@ -167,11 +172,16 @@ class RedisStore:
     async def open(self) -> None:
         """Connect, and create the store if it does not exist."""
         self._connection.open()
+        try:
+            await self._open()
+        except BaseException:
+            await self._connection.close()
+            raise
+
+    async def _open(self) -> None:
         wanted = self._connection.address.partition_count
         default = DEFAULT_CLUSTER_PARTITIONS if self._connection.address.is_cluster else 1
-        schema, compatible, count = await self._connection.run(
-            GLOBAL_PARTITION, "create", SCHEMA_VERSION, COMPATIBLE_VERSION, wanted or default
-        )
+        schema, compatible, count, identity, is_complete = await self._create(wanted or default)
         if compatible > SCHEMA_VERSION:
             msg = (
                 f"the store has schema version {schema}, but this tarry supports up to version "
@@ -181,9 +191,50 @@ class RedisStore:
         if wanted is not None and wanted != count:
             rule = f"has {count} partitions, which cannot be changed"
             raise ConfigurationError("store", rule, f"partitions={wanted}")
-        self._partition_count = count
+        self._partition_count = self._connection.partition_count = count
         self._claims.set_partition_count(count)
+        await self._mark_partitions(identity.decode(), is_complete=bool(is_complete))
         await self._check_durability()
+
+    async def _create(self, partition_count: int) -> list[Any]:
+        """Create the store if it does not exist; return what `create.lua` returns."""
+        connection = self._connection
+        connection.identity = ""
+        schema, *_, identity, _ = await connection.run(GLOBAL_PARTITION, "create", "read")
+        is_new = False
+        if identity is None:
+            replies = await _gather(
+                connection.run(partition, "create", "read")
+                for partition in range(1, partition_count)
+            )
+            identity = next((reply[3] for reply in replies if reply[3] is not None), None)
+            # Read again, because another process may create the store at the same time.
+            schema, *_, created, _ = await connection.run(GLOBAL_PARTITION, "create", "read")
+            is_new = schema is None
+            if created is not None:
+                identity = created
+            elif identity is None:
+                if self._must_exist:
+                    raise missing_store(self._name)
+                identity = token_hex(8).encode()
+            elif is_new:
+                connection.identity = identity.decode()
+                await connection.run(GLOBAL_PARTITION, "create", "read")  # fails if it was flushed
+        versions = (SCHEMA_VERSION, COMPATIBLE_VERSION)
+        arguments = ("create", *versions, partition_count, identity.decode())
+        stored: list[Any] = await connection.run(GLOBAL_PARTITION, "create", *arguments)
+        if is_new:
+            _logger.warning("created an empty store at %s", self._name)
+        return stored
+
+    async def _mark_partitions(self, identity: str, *, is_complete: bool) -> None:
+        """Write the identity of a new store to all partitions; check that each partition has it."""
+        if not is_complete:
+            await self._run_all("create", "mark", identity)
+        self._connection.identity = identity
+        await self._run_all("create", "read")
+        if not is_complete:
+            await self._connection.run(GLOBAL_PARTITION, "create", "complete")
 
     async def _check_durability(self) -> None:
         """Log a warning, or raise an error, if the servers may lose acknowledged tasks."""
@@ -209,23 +260,32 @@ class RedisStore:
                 await self._connection.run(GLOBAL_PARTITION, "lead", "stop", 0)
         await self._connection.close()
 
-    async def ping(self) -> int:
+    async def ping(self, partition: int | None = None) -> int:
+        if partition is not None:
+            time: int = await self._connection.run(partition, "ping")
+            return time
         times: list[int] = await self._run_all("ping")
         return max(times)
 
     # --- partitions -------------------------------------------------------------------------------
 
-    def _partition(self, tenant: str) -> int:
+    @property
+    def partition_count(self) -> int:
+        return self._partition_count
+
+    def partition_of(self, tenant: str) -> int:
         return find_partition(tenant, self._partition_count)
 
     def _partition_of_lane(self, lane: str) -> int:
-        return self._partition(lane.partition("/")[0])
+        return self.partition_of(lane.partition("/")[0])
 
     async def _run(
         self, tenant: str, name: str, *arguments: Any, values: Sequence[bytes] = ()
     ) -> Any:
         """Run a script on the partition of a tenant."""
-        return await self._connection.run(self._partition(tenant), name, *arguments, values=values)
+        return await self._connection.run(
+            self.partition_of(tenant), name, *arguments, values=values
+        )
 
     async def _run_on_lane(self, lane: str, name: str, *arguments: Any) -> Any:
         return await self._connection.run(self._partition_of_lane(lane), name, *arguments)
@@ -243,7 +303,7 @@ class RedisStore:
         """Run a script for the items of each partition; return the results in order."""
         batches: dict[int, list[int]] = defaultdict(list)
         for position, tenant in enumerate(tenants):
-            batches[self._partition(tenant)].append(position)
+            batches[self.partition_of(tenant)].append(position)
         replies = await _gather(
             run(partition, [items[position] for position in positions])
             for partition, positions in batches.items()
@@ -426,7 +486,7 @@ class RedisStore:
         return Page(records, records[-1].name if len(lanes) > limit and records else None)
 
     def _partitions_of(self, tenant: str | None) -> Sequence[int]:
-        return range(self._partition_count) if tenant is None else [self._partition(tenant)]
+        return range(self._partition_count) if tenant is None else [self.partition_of(tenant)]
 
     async def _read_lanes(
         self,
@@ -497,7 +557,7 @@ class RedisStore:
     ) -> TaskScan:
         return TaskScan(
             self._connection,
-            self._partition(tenant),
+            self.partition_of(tenant),
             tenant,
             task_filter,
             position=position,

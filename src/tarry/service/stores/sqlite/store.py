@@ -87,6 +87,13 @@ class SqliteStore:
         self._writer: Executor | None = None
         self._reader: Executor | None = None
 
+    @property
+    def partition_count(self) -> int:
+        return 1
+
+    def partition_of(self, tenant: str) -> int:  # noqa: ARG002 - there is one partition
+        return 0
+
     async def open(self) -> None:
         """Open the database, upgrade its schema, and end leases of worker processes that died."""
         if self._writer is None:
@@ -355,7 +362,7 @@ class SqliteStore:
         if self._wakeups is not None:  # no other process can use a database in memory
             self._wakeups.listen(callback)
 
-    async def ping(self) -> int:
+    async def ping(self, partition: int | None = None) -> int:  # noqa: ARG002 - there is one
         return await self.write(OperationCall(ping))
 
     async def try_lead(self) -> bool:

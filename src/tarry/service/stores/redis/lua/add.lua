@@ -2,7 +2,7 @@
 -- Adds tasks. args: tasks, lease terms (worker, length, horizon) or nil, quota, lane quota.
 --
 -- Each task is an array: id, lane, policy, policy version, idempotency key, the key as an id (nil
--- if it is none), delay, due time, whether to lease it. ARGV[3 + n] is the part of task n that
+-- if it is none), delay, due time, whether to lease it. ARGV[4 + n] is the part of task n that
 -- never changes.
 --
 -- Returns for each task an array that begins with 'added' (then due time and end of the lease or
@@ -39,7 +39,7 @@ local function add(new, packed_task)
 end
 
 for position, new in ipairs(new_tasks) do
-    results[position + 1] = add(new, ARGV[3 + position])
+    results[position + 1] = add(new, ARGV[4 + position])
 end
 flush(true)
 return results

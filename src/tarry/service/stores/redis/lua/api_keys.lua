@@ -1,6 +1,6 @@
 --! uses records
 -- Stores, finds, lists or revokes API keys; all are in one partition. args: action, and then
---   put: id, digest; ARGV[4] is the encoded `ApiKeyRecord` without times
+--   put: id, digest; ARGV[5] is the encoded `ApiKeyRecord` without times
 --   find: digest
 --   list: ids after this id, limit
 --   revoke: id
@@ -19,7 +19,7 @@ local function emit_key(reply, id)
 end
 
 if action == 'put' then
-    if call('HSETNX', records_key, args[2], ARGV[4]) == 1 then
+    if call('HSETNX', records_key, args[2], ARGV[5]) == 1 then
         call('HSET', base .. 'api_key_digests', args[3], args[2])
         call('HSET', base .. 'api_keys_created', args[2], now)
         call('ZADD', ids_key, 0, args[2])

@@ -1,12 +1,12 @@
 --! uses records replays
--- Starts, reads or cancels a replay. args: action, tenant, id. To start a replay, ARGV[4] is the
+-- Starts, reads or cancels a replay. args: action, tenant, id. To start a replay, ARGV[5] is the
 -- encoded `ReplayRecord`; the store sets its times and its progress.
 -- Returns the encoded replay, or nil if it does not exist.
 
 local action, tenant, id = args[1], args[2], args[3]
 local replay = load_replay(id)
 if action == 'start' and not replay then
-    replay = decode(ARGV[4])
+    replay = decode(ARGV[5])
     replay.before = math.min(replay.before ~= 0 and replay.before or now, now)
     replay.replayed, replay.unfinished, replay.status = 0, 0, 'running'
     replay.cursor, replay.count_cursor, replay.finished, replay.finished_at = nil, nil, nil, nil

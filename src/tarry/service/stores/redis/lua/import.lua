@@ -1,6 +1,6 @@
 --! uses records tasks replays secrets
 -- Stores records of another store, unless they exist. args: kind, records. Binary parts of record
--- n are ARGV[3 + n]. The records are arrays, except replays, which are encoded in ARGV.
+-- n are ARGV[4 + n]. The records are arrays, except replays, which are encoded in ARGV.
 
 local kind, records = args[1], args[2]
 
@@ -123,6 +123,6 @@ function importers.replayed_task(record)
 end
 
 for position, record in ipairs(records) do
-    importers[kind](record, ARGV[3 + position])
+    importers[kind](record, ARGV[4 + position])
 end
 flush(false)

@@ -1,6 +1,6 @@
 --! uses records
 -- Writes, reads, lists or deletes policies of a tenant. args: action, tenant, policy, and then
---   put: whether to replace, quota or nil; ARGV[4] is the document
+--   put: whether to replace, quota or nil; ARGV[5] is the document
 --   get: version or nil
 --   list: ids after this id (instead of the policy), limit, maximum number of bytes
 -- Returns an array: status, and then for each policy its id, version, creation time and document.
@@ -88,7 +88,7 @@ local function delete()
 end
 
 if action == 'put' then
-    return put(args[4], args[5], ARGV[4])
+    return put(args[4], args[5], ARGV[5])
 elseif action == 'delete' then
     return delete()
 elseif action == 'get' then

@@ -4,15 +4,16 @@
 --   KEYS[1] is the prefix of the keys of the partition (KEYS[2]: see `RedisConnection.run`)
 --   ARGV[1] is the time of a test clock in epoch ms; empty: the clock of the server is used
 --   ARGV[2] is the token of the calling store
---   ARGV[3] are the arguments as a MessagePack array
---   ARGV[4] and later are binary values, which are stored without being decoded here
+--   ARGV[3] is the identity of the store, see `identity.lua`
+--   ARGV[4] are the arguments as a MessagePack array
+--   ARGV[5] and later are binary values, which are stored without being decoded here
 --
 -- Records are MessagePack maps. Each is read once, changed in memory, and written once by `flush`.
 
 local base = KEYS[1] .. ':'
 local call = redis.call
 local encode, decode = cmsgpack.pack, cmsgpack.unpack
-local args = decode(ARGV[3])
+local args = decode(ARGV[4])
 local now = tonumber(ARGV[1])
 if not now then
     local time = call('TIME')

@@ -1,7 +1,7 @@
 --! uses records secrets
 -- Stores, lists or deletes signing secrets of a tenant. args: action, tenant, and then
 --   put: id, lane or nil, time after which others of the lane expire, maximum number of secrets,
---        maximum number with the same lane; ARGV[4] is the encoded record without times
+--        maximum number with the same lane; ARGV[5] is the encoded record without times
 --   delete: id
 -- A secret is returned as three values: record, creation time, time of expiry (0: never).
 
@@ -52,5 +52,5 @@ for _, other in ipairs(call('ZRANGEBYSCORE', lane_key, '(' .. expires_at, '+inf'
     call('ZADD', expiry_key, expires_at, other)
     call('ZADD', base .. 'expiring_secrets', expires_at, tenant .. '\0' .. other)
 end
-store_secret(tenant, id, lane, now, nil, ARGV[4])
+store_secret(tenant, id, lane, now, nil, ARGV[5])
 return emit_secret({}, id)

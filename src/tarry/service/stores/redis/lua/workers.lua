@@ -1,6 +1,6 @@
 --! uses records
 -- Records, lists or removes processes; all are in one partition. args: action, and then
---   record: name, whether the process leases tasks; ARGV[4] is the encoded record
+--   record: name, whether the process leases tasks; ARGV[5] is the encoded record
 --   list: time after which a silent process is not listed
 --   remove: name
 -- Listed processes are pairs of the encoded record and the time of the last heartbeat.
@@ -11,7 +11,7 @@
 write_despite_full_memory()
 local action = args[1]
 if action == 'record' then
-    call('HSET', base .. 'workers', args[2], ARGV[4])
+    call('HSET', base .. 'workers', args[2], ARGV[5])
     call('ZADD', base .. 'workers_seen', now, args[2])
     set_score(base .. 'leasing_workers', args[2], args[3] and now or nil)
 elseif action == 'remove' then
