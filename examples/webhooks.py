@@ -48,7 +48,7 @@ def run_receiver() -> Generator[str]:
 @contextmanager
 def run_service() -> Generator[str]:
     command = [sys.executable, "-m", "tarry", "serve", "--dev", "--port", "0"]
-    command += ["--set", "log_level=warning"]
+    command += ["--set", "log_level=error"]
     with (
         tempfile.TemporaryDirectory() as folder,
         subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -19,6 +20,7 @@ from typer.testing import CliRunner, Result
 from tarry import cli
 from tarry.cli.app import app
 from tarry.errors import ConfigurationError
+from tarry.service.app import make_store
 
 
 class CommandResult(NamedTuple):
@@ -62,6 +64,17 @@ def run_command(*arguments: object, stdin: bytes = b"", is_terminal: bool = Fals
     finally:
         signal.signal(signal.SIGTERM, handler)
     return CommandResult(code, out.getvalue(), err.getvalue())
+
+
+def create_store(url: object) -> None:
+    """Create an empty store, as the first start of `tarry serve` does."""
+
+    async def main() -> None:
+        store = make_store(str(url))
+        await store.open()
+        await store.close()
+
+    asyncio.run(main())
 
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import run_command
+from tests.cli.harness import create_store, run_command
 from tests.integration.service import TERMINAL_STATUSES, service, target
 
 LARGE_BODY = "x" * 20_000  # more than `inline_body_bytes`
@@ -78,8 +78,9 @@ def test_restored_backup_has_all_acknowledged_tasks(tmp_path: Path) -> None:
 
 
 def test_backup_refuses_to_overwrite(tmp_path: Path) -> None:
-    """An existing file is replaced only with --force; the text names the file and its size."""
+    """An existing file is replaced only with --force; the text names both files and the size."""
     store, backup = tmp_path / "tarry.db", tmp_path / "copy.db"
+    create_store(store)
     run_command("keys", "create", "--tenant", "shop", "--store", store)
 
     first = run_command("backup", backup, "--store", store)
@@ -87,7 +88,7 @@ def test_backup_refuses_to_overwrite(tmp_path: Path) -> None:
     forced = run_command("backup", backup, "--store", store, "--force")
 
     assert (0, "") == (first.code, first.err)
-    assert first.out.startswith(f"0 tasks in {backup} (0.")
+    assert first.out.startswith(f"0 tasks of sqlite:{store} in {backup} (0.")
     assert (2, "") == (second.code, second.out)
     assert f"{backup} exists: name another file, or replace it with --force" in second.err
     assert first == forced
@@ -97,7 +98,7 @@ def test_backup_refuses_to_overwrite(tmp_path: Path) -> None:
 def test_bodies_in_object_storage_are_not_copied(tmp_path: Path) -> None:
     """If bodies are in a bucket, the command reports that the backup does not have them."""
     store, backup = tmp_path / "tarry.db", tmp_path / "copy.db"
-    run_command("keys", "create", "--tenant", "shop", "--store", store)
+    create_store(store)
 
     result = run_command("backup", backup, "--store", store, "--set", "bodies=memory:///")
 
@@ -108,7 +109,7 @@ def test_bodies_in_object_storage_are_not_copied(tmp_path: Path) -> None:
     ("url", "message"),
     [
         ("memory:", "--store must be a file"),
-        ("nowhere/none.db", "nowhere/none.db does not exist"),
+        ("nowhere/none.db", "/nowhere/none.db. Is this the store of your service?"),
         ("postgresql://host/db", "PostgreSQL's own tool: pg_dump"),
         ("postgres://user:secret@host/db", "PostgreSQL's own tool: pg_dump"),
         ("redis://host", "redis-cli --rdb FILE, or a copy of its AOF"),

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import run_command
+from tests.cli.harness import create_store, run_command
 from tests.integration.service import service
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """The URL of the store of `service(tmp_path)`, which does not exist yet."""
+    """Return the URL of the store of `service(tmp_path)`, which is empty."""
+    create_store(tmp_path / "tarry.db")
     return f"sqlite:{tmp_path / 'tarry.db'}"
 
 
@@ -86,20 +87,52 @@ def test_store_is_configured_as_for_serve(
     ("arguments", "code", "message"),
     [
         (["list", "--store", "memory:"], 2, "--store must be a file"),
-        (["list", "--store", "sqlite:nowhere/none.db"], 2, "nowhere/none.db does not exist"),
-        (["list", "--store", "nowhere/none.db"], 2, "nowhere/none.db does not exist"),
+        (["list", "--store", "sqlite:nowhere/none.db"], 2, "no store at sqlite:/"),
+        (["create", "--tenant", "a", "--store", "nowhere/none.db"], 2, "/nowhere/none.db. Is this"),
+        (["revoke", "a", "--store", "none.db"], 2, "/none.db. Is this the store of your service?"),
         (["list", "--store", "mysql:x"], 2, "store must be a path, sqlite:PATH, memory:"),
         (["create", "--tenant", "a/b", "--store", "memory:"], 2, "tenant must be"),
     ],
-    ids=["memory", "no such file", "no such path", "unknown store", "tenant"],
+    ids=["memory", "list", "create", "revoke", "unknown store", "tenant"],
 )
-def test_invalid_option_is_reported(arguments: list[str], code: int, message: str) -> None:
+def test_invalid_option_is_reported(
+    arguments: list[str],
+    code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An invalid store or tenant is reported, and no store is created."""
+    monkeypatch.chdir(tmp_path)
+
     result = run_command("keys", *arguments)
 
     assert (code, "") == (result.code, result.out)
     assert message in result.err
-    assert not Path("nowhere").exists()
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_file_without_tables_is_no_store(tmp_path: Path) -> None:
+    """An empty file is not the store of a service, and stays empty."""
+    empty = tmp_path / "tarry.db"
+    empty.touch()
+
+    created = run_command("keys", "create", "--tenant", "shop", "--store", empty)
+
+    assert (2, "") == (created.code, created.out)
+    assert f"there is no store at sqlite:{empty}. " in created.err
+    assert 0 == empty.stat().st_size
+
+
+def test_the_store_that_was_used_is_named(store: str, tmp_path: Path) -> None:
+    """Each command prints the absolute path of its store on standard error."""
+    commands = (["create", "--tenant", "shop"], ["list"], ["list", "--json"], ["revoke", "none"])
+
+    outputs = [run_command("keys", *command, "--store", store).err for command in commands]
+
+    assert [f"store: sqlite:{tmp_path / 'tarry.db'}"] * 4 == [
+        output.splitlines()[0] for output in outputs
+    ]
 
 
 def test_unknown_key_exits_with_3(store: str) -> None:
@@ -108,4 +141,5 @@ def test_unknown_key_exits_with_3(store: str) -> None:
 
     result = run_command("keys", "revoke", "none", "--store", store)
 
-    assert (3, "", "error: there is no key 'none'; `tarry keys list` lists all ids\n") == result
+    assert (3, "") == (result.code, result.out)
+    assert result.err.endswith("error: there is no key 'none'; `tarry keys list` lists all ids\n")

@@ -15,7 +15,7 @@ import pytest
 
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
-from tests.cli.harness import run_command
+from tests.cli.harness import create_store, run_command
 from tests.integration.service import service, target
 from tests.service.stores.harness import task
 
@@ -124,9 +124,10 @@ def _count_tasks(path: Path) -> int:
         return 0
 
 
-def test_a_move_can_be_undone(tmp_path: Path) -> None:
+def test_a_move_can_be_undone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With --undo, the old store can be used again, and the text warns of serving both."""
     old, new = tmp_path / "old.db", tmp_path / "new.db"
+    create_store(old)
     run_command("keys", "create", "--tenant", "shop", "--store", old)
 
     moved = run_command("migrate", "--from", old, "--to", new)
@@ -134,7 +135,8 @@ def test_a_move_can_be_undone(tmp_path: Path) -> None:
     undone = run_command("migrate", "--from", old, "--undo")
     undone_twice = run_command("migrate", "--from", old, "--undo")
 
-    assert (0, "") == (moved.code, moved.err)
+    assert 0 == moved.code
+    assert 1 == caplog.messages.count(f"created an empty store at sqlite:{new}")
     assert ["API", "keys", "1"] in [line.split() for line in moved.out.splitlines()]
     assert f"serve the new store: tarry serve --store sqlite:{new}" in moved.out
     assert 2 == moved_keys.code
@@ -174,8 +176,9 @@ def test_encrypted_contents_are_moved_and_bodies_are_not(tmp_path: Path) -> None
     [
         (["--from", "memory:", "--to", "new.db"], "--from must not be memory:"),
         (["--from", "old.db", "--to", "memory:"], "--to must not be memory:"),
-        (["--from", "none.db", "--to", "new.db"], "--from: none.db does not exist"),
+        (["--from", "none.db", "--to", "new.db"], "/none.db. Is this the store of your service?"),
         (["--from", "old.db", "--to", "./old.db"], "--from and --to name the same store"),
+        (["--from", "none.db", "--undo"], "/none.db. Is this the store of your service?"),
         (["--from", "old.db"], "--to is missing"),
         (["--from", "old.db", "--to", "new.db", "--undo"], "--undo cannot be combined with --to"),
         (["--from", "mysql:x", "--to", "new.db"], "store must be a path"),

@@ -493,11 +493,11 @@ def test_task_is_copied_as_curl(
 
 def test_api_key_is_needed_to_sign_in(browser: Browser, tmp_path: Path) -> None:
     """With API keys, the page asks for one, keeps it for the tab, and removes it on sign-out."""
-    key = create_api_key(tmp_path)
     with (
         service(tmp_path, "--set", "require_keys=true") as tarry_service,
         open_dashboard(browser, tarry_service, width=390) as dashboard,
     ):
+        key = create_api_key(tmp_path)
         page = dashboard.page
         page.goto(dashboard.url)
         expect(page.get_by_role("navigation")).to_have_count(0)
@@ -527,12 +527,13 @@ def test_buttons_that_the_key_may_not_use_are_hidden(
     browser: Browser, tmp_path: Path, target: HtmlTarget
 ) -> None:
     """Buttons are shown to the roles that may use them: write, and for policies admin."""
-    keys = {role: create_api_key(tmp_path, "--role", role) for role in ("read", "write", "admin")}
     target.statuses["/roles"] = [410]
+    roles = ("read", "write", "admin")
     with (
         service(tmp_path, "--set", "require_keys=true") as tarry_service,
         open_dashboard(browser, tarry_service) as dashboard,
     ):
+        keys = {role: create_api_key(tmp_path, "--role", role) for role in roles}
         headers = {"Authorization": f"Bearer {keys['admin']}"}
         body = {"targetUrl": f"{target.url}/roles", "idempotencyKey": "roles"}
         created = tarry_service.request("POST", "/retry-tasks", body, headers)

@@ -14,7 +14,7 @@ from tarry.service.stores.postgres import PostgresStore
 from tarry.service.stores.redis import RedisStore
 from tarry.service.stores.sqlite import SqliteStore
 from tarry.service.transfer import NamedStore, move_records
-from tests.cli.harness import run_command
+from tests.cli.harness import create_store, run_command
 from tests.integration.postgres_store import new_schema_url
 from tests.service.stores.conformance.transfer import contents, fill
 from tests.service.stores.harness import ManualClock, StoreHarness
@@ -106,6 +106,7 @@ def test_the_password_of_a_store_is_not_printed(tmp_path: Path, postgres_dsn: st
     """All outputs of the command name a store without the password in its URL."""
     url = new_schema_url(postgres_dsn).replace("postgres@", "postgres:hidden@", 1)
     file = tmp_path / "a.db"
+    create_store(url)
 
     moved = run_command("migrate", "--from", url, "--to", file)
     undone = run_command("migrate", "--from", url, "--undo")

@@ -57,7 +57,8 @@ _OUTPUT_TIMEOUT_S = 30.0
 """A repeated command must print the output on the page within this time."""
 _START_TIMEOUT_S = 30.0
 """A server that a page starts must accept connections within this time."""
-_SHELL_SYNTAX = re.compile(r"[$`|<>;&]")
+_NEEDS_PROCESS = re.compile(r"(?!tarry )|.*[$`|<>;&]|tarry keys ", re.DOTALL)
+"""Commands with shell syntax, and those that print to both streams."""
 _NOT_RUN = ("pip install", "tarry serve", "make serve", "python examples/")
 """Commands that are not run here: the fixture has done their work, or other tests run them."""
 
@@ -119,11 +120,11 @@ class PageRunner:
         )
 
     def _run_or_call(self, command: str) -> str:
-        """Run a command, in this process if it is a plain `tarry` command.
+        """Run a command, in this process unless it needs one of its own.
 
         The start of a process takes 0.6 s of processor time, and some commands are repeated.
         """
-        if not command.startswith("tarry ") or _SHELL_SYNTAX.search(command):
+        if _NEEDS_PROCESS.match(command):
             return self._run(command)
         arguments = shlex.split(self.substitute_actual_values(command))[1:]
         with pytest.MonkeyPatch.context() as patch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -52,18 +53,55 @@ def test_api_keys_are_optional_only_on_loopback(
     assert expected is are_api_keys_required(Settings(host=host, require_keys=require_keys))
 
 
-def test_only_the_owner_can_read_the_store(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """File and folder are private, because the file contains the data of callers."""
-    path = tmp_path / "data" / "tarry.db"
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tarry-data" / "tarry.db"
     mask = os.umask(0)
     try:
-        make_store(f"sqlite:{path}")
+        make_store(Settings().store)
     finally:
         os.umask(mask)
 
     assert 0o600 == path.stat().st_mode & 0o777
     assert 0o700 == path.parent.stat().st_mode & 0o777
-    assert str(path) == data_location(Settings(store=f"sqlite:{path}"))
+    assert str(path) == data_location(Settings())
+
+
+@pytest.mark.parametrize("must_exist", [False, True])
+def test_no_folder_is_created_for_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, must_exist: bool
+) -> None:
+    """A path in a folder that does not exist is probably mistyped: the error says what to do."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "a b" / "mistyped"
+    message = (
+        f"there is no store at sqlite:{folder}/tarry.db. Is this the store of your service?"
+        if must_exist
+        else f"store: the folder {folder} does not exist, so there is no store in it. Correct the "
+        "path, or run `mkdir -p -m 700 'a b/mistyped'` for a new store"
+    )
+
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}"):
+        make_store("a b/mistyped/tarry.db", must_exist=must_exist)
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_new_store_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first start logs where it has created an empty store, the next one logs nothing."""
+    path = tmp_path / "tarry.db"
+
+    async def start_twice() -> None:
+        for must_exist in (False, True):
+            store = make_store(str(path), must_exist=must_exist)
+            await store.open()
+            await store.close()
+
+    asyncio.run(start_twice())
+
+    messages = [(each.levelname, each.message) for each in caplog.records]
+    assert [("WARNING", f"created an empty store at sqlite:{path}")] == messages
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def backup(
     _check_engine(store_url or "")  # before an error about an engine whose extra is missing
     settings = load_service_settings(config_file, assignments, {"store": store_url}).settings
     _check_engine(settings.store)
+    from tarry.service.app import check_store_file, name_store
     from tarry.service.backup import back_up, bodies_folder_of
     from tarry.service.redaction import redact_user_info
     from tarry.service.store_url import MEMORY_URL, sqlite_path
@@ -52,9 +53,7 @@ def backup(
         rule = "must be a file, because a memory: store exists only inside its service"
         raise ConfigurationError("--store", rule)
     store = sqlite_path(settings.store)
-    if not store.exists():
-        msg = f"--store: {store} does not exist. Is this the store of your service?"
-        raise ConfigurationError(msg)
+    check_store_file(store)
     has_folder = "://" not in settings.bodies
     bodies = Path(settings.bodies) if settings.bodies else store.parent / "bodies"
     with progress_bar("copying") as on_progress:
@@ -76,6 +75,7 @@ def backup(
         )
     bodies_folder = str(bodies_folder_of(file)) if result.body_count else None
     value = {
+        "store": name_store(settings.store),
         "file": str(file),
         "bytes": result.size,
         "tasks": result.task_count,
@@ -83,7 +83,7 @@ def backup(
         "bodies": result.body_count,
         "missingBodies": result.missing_body_count,
     }
-    text = f"{result.task_count} tasks in {file} ({result.size / _MB:.1f} MB)"
+    text = f"{result.task_count} tasks of {value['store']} in {file} ({result.size / _MB:.1f} MB)"
     if bodies_folder is not None:
         text += f", {result.body_count} bodies in {bodies_folder}"
     print_result(value, text, as_json=as_json)

@@ -68,7 +68,7 @@ def create(
     from tarry.service.api.auth import make_api_key
 
     key, record = make_api_key(tenant, str(uuid7()), name, role)
-    _use_store(store_url, config_file, lambda store: store.put_api_key(record), may_create=True)
+    _use_store(store_url, config_file, lambda store: store.put_api_key(record))
     if as_json:
         print_json({"id": record.id, "tenant": tenant, "name": name, "role": role, "key": key})
         return
@@ -125,27 +125,24 @@ def _use_store(
     url: str | None,
     config_file: Path | None,
     action: Callable[[Store], Awaitable[T]],
-    *,
-    may_create: bool = False,
 ) -> T:
-    """Return the result of `action(store)`; unless `may_create`, raise if the file is missing."""
+    """Return the result of `action(store)`; print the name of the store on standard error.
+
+    The store must exist. A new one would be unknown to the service.
+    """
     import asyncio
 
     from tarry.service.app import make_store, name_store
     from tarry.service.settings import load_settings
-    from tarry.service.store_url import StoreEngine, find_engine, sqlite_path
+    from tarry.service.store_url import StoreEngine, find_engine
     from tarry.service.transfer import check_not_moved
 
     url = load_settings({"store": url}, file=config_file).settings.store
-    engine = find_engine(url)
-    if engine is StoreEngine.MEMORY:
+    if find_engine(url) is StoreEngine.MEMORY:
         rule = "must be a file, because a memory: store exists only inside its service"
         raise ConfigurationError("--store", rule)
-    is_file = engine is StoreEngine.SQLITE
-    if is_file and not may_create and not sqlite_path(url).exists():
-        msg = f"--store: {sqlite_path(url)} does not exist. Is this the store of your service?"
-        raise ConfigurationError(msg)
-    store = make_store(url)
+    store = make_store(url, must_exist=True)
+    typer.echo(f"store: {name_store(url)}", err=True)
 
     async def run() -> T:
         await store.open()

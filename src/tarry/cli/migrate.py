@@ -97,7 +97,7 @@ def _use_stores(urls: list[str], action: Callable[[list[NamedStore]], Awaitable[
     from contextlib import AsyncExitStack
 
     from tarry.service.app import make_store, name_store
-    from tarry.service.store_url import StoreEngine, find_engine, sqlite_path
+    from tarry.service.store_url import StoreEngine, find_engine
     from tarry.service.transfer import NamedStore
 
     for option, url in zip(("--from", "--to"), urls, strict=False):
@@ -107,15 +107,12 @@ def _use_stores(urls: list[str], action: Callable[[list[NamedStore]], Awaitable[
     names = [name_store(url) for url in urls]
     if len({*names}) < len(names):
         raise ConfigurationError("--from and --to name the same store")
-    if find_engine(urls[0]) is StoreEngine.SQLITE and not sqlite_path(urls[0]).exists():
-        msg = f"--from: {sqlite_path(urls[0])} does not exist. Is this the store of your service?"
-        raise ConfigurationError(msg)
 
     async def run() -> T:
         async with AsyncExitStack() as stack:
             stores: list[NamedStore] = []
             for url, name in zip(urls, names, strict=True):
-                store = make_store(url)
+                store = make_store(url, must_exist=not stores)  # the target may be new
                 stack.push_async_callback(store.close)
                 await store.open()
                 stores.append(NamedStore(store, name))

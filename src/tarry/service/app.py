@@ -9,6 +9,7 @@ import socket
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError, MissingExtra, StoreUnavailable
@@ -59,10 +60,16 @@ try:
     from tarry.service.file_descriptors import current_limit, share_descriptors
     from tarry.service.model import WorkerRecord
     from tarry.service.payloads import BodyStore
-    from tarry.service.settings import check_setting, environment_variables
+    from tarry.service.settings import DEFAULT_STORE, check_setting, environment_variables
     from tarry.service.shutdown import run_bounded
     from tarry.service.store import LeaseTerms, Retention
-    from tarry.service.store_url import StoreEngine, find_engine, redact_store_url, sqlite_path
+    from tarry.service.store_url import (
+        StoreEngine,
+        find_engine,
+        missing_store,
+        redact_store_url,
+        sqlite_path,
+    )
     from tarry.service.task_search import TaskFinder
     from tarry.service.transfer import check_not_moved
 except ImportError as _missing:
@@ -395,33 +402,65 @@ def _build_secret(definition: SecretDefinition, token_client: DeliveryClient | N
     )
 
 
-def make_store(url: str, *, writer_process: bool = False, strict_durability: bool = False) -> Store:
-    """Return the store for a path or URL; create a SQLite file that is missing."""
+def make_store(
+    url: str,
+    *,
+    writer_process: bool = False,
+    strict_durability: bool = False,
+    must_exist: bool = False,
+) -> Store:
+    """Return the store for a path or URL; create a SQLite file that is missing.
+
+    With `must_exist`, a store is not created: this function or `Store.open` raises
+    `ConfigurationError`.
+    """
     check_setting("store", url)
     engine = find_engine(url)
     if engine is StoreEngine.POSTGRES:
         from tarry.service.stores.postgres import PostgresStore
 
-        return PostgresStore(url, strict_durability=strict_durability)
+        return PostgresStore(url, strict_durability=strict_durability, must_exist=must_exist)
     if engine is StoreEngine.REDIS:
         from tarry.service.stores.redis import RedisStore
 
-        return RedisStore(url, strict_durability=strict_durability)
+        return RedisStore(url, strict_durability=strict_durability, must_exist=must_exist)
     from tarry.service.stores.sqlite import IN_MEMORY, SqliteStore
 
     if engine is StoreEngine.MEMORY:
         return SqliteStore(IN_MEMORY)  # another process could not access a database in memory
     path = sqlite_path(url)
-    try:
-        # Users who can write to the folder could replace the file.
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not path.exists():
-            path.touch(mode=0o600)  # requests of callers may contain secrets
-    except OSError as error:
-        raise ConfigurationError(f"store: cannot create {path}: {error.strerror}") from error
+    if must_exist:
+        check_store_file(path)
+    else:
+        _create_file(path)
     _warn_if_public(path)
     _warn_if_public(Path(f"{path}-wal"))
     return SqliteStore(path, writer_process=writer_process)
+
+
+def check_store_file(path: Path) -> None:
+    """Raise `ConfigurationError` if a SQLite file does not exist, or is empty."""
+    if not path.exists() or not path.stat().st_size:
+        raise missing_store(f"sqlite:{path.absolute()}")
+
+
+def _create_file(path: Path) -> None:
+    """Create the file of a store if it is missing, but not its folder: the path may be mistyped."""
+    folder = path.parent
+    try:
+        if path == sqlite_path(DEFAULT_STORE):
+            # Users who can write to the folder could replace the file.
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if not path.exists():
+            path.touch(mode=0o600)  # requests of callers may contain secrets
+    except FileNotFoundError:
+        command = f"mkdir -p -m 700 {quote(str(folder))}"
+        raise ConfigurationError(
+            f"store: the folder {folder.absolute()} does not exist, so there is no store in it. "
+            f"Correct the path, or run `{command}` for a new store"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"store: cannot create {path}: {error.strerror}") from error
 
 
 def _warn_if_public(path: Path) -> None:

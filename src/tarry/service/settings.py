@@ -104,12 +104,16 @@ class ClientCertificateFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_u
         return f"{self.tenant}/{self.cert_file}"
 
 
+DEFAULT_STORE = "sqlite:tarry-data/tarry.db"
+"""Its folder is created with it. The folder of any other file must exist."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of the service, with their defaults and help texts."""
 
     store: Annotated[
         str, _help("Where tasks are stored: a path, sqlite:PATH, memory:, or the URL of a server")
-    ] = "sqlite:tarry-data/tarry.db"
+    ] = DEFAULT_STORE
     strict_durability: Annotated[
         bool, _help("Refuse to start if the server of `store` may lose acknowledged tasks")
     ] = False

@@ -202,6 +202,7 @@ def test_an_idle_writer_that_ends_is_logged(
     """If an idle writer ends, one warning is logged, and the writer is started again."""
 
     async def main(store: SqliteStore) -> None:
+        caplog.clear()  # "created an empty store"
         pid = writer_pid(store)
         os.kill(pid, signal.SIGKILL)
         executor = store._writer
@@ -231,7 +232,7 @@ def test_the_service_logs_the_records_of_the_writer(
         await store.add([NewTask(task(3))])
 
     run_on_store(tmp_path / "tasks.db", main)
-    [record] = caplog.records
+    [_, record] = caplog.records
     assert ("tarry.service", "ERROR") == (record.name, record.levelname)
     assert record.getMessage().startswith("write-ahead log deleted while open")
     assert "" == capfd.readouterr().err

@@ -23,7 +23,7 @@ from msgspec import Struct
 from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.clocks import environment
-from tarry.service.store_url import redact_store_url
+from tarry.service.store_url import missing_store, redact_store_url
 from tarry.service.stores.postgres.connection_pool import ConnectionPool
 from tarry.service.stores.postgres.functions.constants import SEARCH_PATH, SET_LOCAL_SEARCH_PATH
 from tarry.service.stores.postgres.group_flush import DEFER_FLUSH, DO_NOT_DEFER_FLUSH, GroupFlush
@@ -113,7 +113,8 @@ def parse_url(url: str) -> PostgresOptions:
 class Database:
     """A pool of connections. All methods raise `StoreUnavailable` if the server cannot be used."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, must_exist: bool = False) -> None:
+        self._must_exist = must_exist
         self.options: PostgresOptions = parse_url(url)
         self.schema: Schema = Schema(self.options.schema)
         # The parameters of `dsn` are encoded, also the `@` that ends an unescaped password.
@@ -128,7 +129,7 @@ class Database:
         self._group_flush = GroupFlush(self.connect)
 
     async def open(self) -> None:
-        """Connect, and create or upgrade the tables."""
+        """Connect, and upgrade the tables; unless they `must_exist`, create them."""
         if self._pool is not None:
             return
         self.is_pooled = False
@@ -136,7 +137,10 @@ class Database:
             connection = await self.connect(_MIGRATION_TIMEOUT_S)
             try:
                 self.is_pooled = self.is_pooled or await _is_pooled(connection)
-                await self.schema.upgrade(connection)
+                if self._must_exist and not await self.schema.exists(connection):
+                    raise missing_store(self._redacted_url)
+                if await self.schema.upgrade(connection):
+                    _logger.warning("created an empty store at %s", self._redacted_url)
                 await connection.close(timeout=CONNECT_TIMEOUT_S)
             finally:
                 connection.terminate()

@@ -440,26 +440,31 @@ class Schema:
             text if self.name == DEFAULT_SCHEMA else text.replace(_QUALIFIER, self._quoted_prefix)
         )
 
-    async def upgrade(self, connection: Any) -> None:
+    async def exists(self, connection: Any) -> bool:
+        """Return whether the tables exist."""
+        return await self._read_version(connection) > 0
+
+    async def upgrade(self, connection: Any) -> bool:
         """Create or upgrade the tables, unless another process has done that.
+
+        Return whether they were created.
 
         The advisory lock makes processes that start at the same time wait for each other. It ends
         with the transaction, so it works behind a transaction pooler too.
         """
         if await self._read_version(connection) >= len(MIGRATIONS):
-            return
+            return False
         for pause_s in _LOCK_PAUSES_S:
             try:
-                await self._migrate(connection)
+                return await self._migrate(connection)
             except Exception as error:
                 if getattr(error, "sqlstate", None) != _LOCK_TIMEOUT_STATE:
                     raise
                 await asyncio.sleep(pause_s)
-            else:
-                return
-        await self._migrate(connection)
+        return await self._migrate(connection)
 
-    async def _migrate(self, connection: Any) -> None:
+    async def _migrate(self, connection: Any) -> bool:
+        """Create or upgrade the tables in a transaction; return whether they were created."""
         # When the lock is granted, statements must see what the process that held it has committed.
         async with connection.transaction(isolation="read_committed"):
             await connection.execute(SET_LOCAL_SEARCH_PATH)
@@ -481,6 +486,7 @@ class Schema:
                 len(MIGRATIONS),
                 COMPATIBLE_VERSION,
             )
+        return version == 0
 
     async def _create(self, connection: Any) -> None:
         """Create the schema, unless an administrator has created it."""

@@ -76,7 +76,8 @@ class PostgresStore:
 
     `clock` returns epoch milliseconds, for tests. By default the clock of the server applies, so
     all processes have the same time. With `strict_durability`, `open` fails if the server is
-    configured so that acknowledged tasks may be lost.
+    configured so that acknowledged tasks may be lost. With `must_exist`, it fails if there are no
+    tables.
     """
 
     def __init__(
@@ -85,8 +86,9 @@ class PostgresStore:
         *,
         clock: Callable[[], int] | None = None,
         strict_durability: bool = False,
+        must_exist: bool = False,
     ) -> None:
-        self.database: Database = Database(url)
+        self.database: Database = Database(url, must_exist=must_exist)
         self._clock = clock
         self._strict_durability = strict_durability
         self._notifications = Notifications(self.database)

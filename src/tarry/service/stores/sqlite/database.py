@@ -23,6 +23,7 @@ import logging
 import os
 import sqlite3
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.backoff import Schedule
@@ -454,6 +455,7 @@ def _configure(connection: sqlite3.Connection, path: StorePath) -> None:
             f"{path} cannot have a write-ahead log, it stays in mode {mode}: "
             "keep the store on a local disk"
         )
-    schema.upgrade(connection, path, version)
+    if schema.upgrade(connection, path, version) and path != IN_MEMORY:
+        _logger.warning("created an empty store at sqlite:%s", Path(path).absolute())
     # The first read after the switch to WAL mode opens the WAL, which `Database` opens too.
     connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()

@@ -329,16 +329,21 @@ def read_version(connection: sqlite3.Connection, path: StorePath) -> int:
     return version
 
 
-def upgrade(connection: sqlite3.Connection, path: StorePath, version: int) -> None:
-    """Upgrade a file from this schema version to the newest one, in one transaction."""
+def upgrade(connection: sqlite3.Connection, path: StorePath, version: int) -> bool:
+    """Upgrade a file from this schema version to the newest one, in one transaction.
+
+    Return whether the file was empty.
+    """
     if version == len(MIGRATIONS):
-        return
+        return False
     connection.execute("BEGIN IMMEDIATE")  # after an error, closing the connection rolls back
     # The version is read again, now with the write lock: another process may have upgraded the
     # file since the caller read the version.
-    for number in range(read_version(connection, path), len(MIGRATIONS)):
+    found_version = read_version(connection, path)
+    for number in range(found_version, len(MIGRATIONS)):
         for statement in MIGRATIONS[number].split(";"):
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {number + 1}")
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     connection.execute("COMMIT")
+    return found_version == 0
