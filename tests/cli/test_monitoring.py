@@ -250,6 +250,7 @@ def make_downstream(
 ) -> DownstreamInfo:
     """Return a downstream without limits and statistics."""
     return DownstreamInfo(
+        tenant="default",
         lane=f"http:{host}:80",
         state=state,
         parked_until=None,
@@ -407,7 +408,7 @@ def test_cut_list_continues_at_its_cursor(run_cli: RunCli, client: Client) -> No
     """The cursor in the JSON of a cut list is valid for the API, and continues the list."""
     lanes = [f"https:cut-{number}.example:443" for number in range(3)]
     for lane in lanes:
-        client.pause(lane)
+        client.pause(lane, create=True)
     cut = run_cli("downstreams", "--state", "PAUSED", "--limit", "2", "--json").json
     complete = run_cli("downstreams", "--state", "PAUSED")
     following = client.downstream_page(cut["nextCursor"])
@@ -442,7 +443,7 @@ def test_tasks_that_wait_for_a_slot_are_not_counted_as_running(
     run_cli: RunCli, client: Client, target: FlakyServer, lane: str
 ) -> None:
     """`running` is the number of attempts; `explain` says that the other task waits for a slot."""
-    client.set_limits(lane, concurrency=1)
+    client.set_limits(lane, concurrency=1, create=True)
     client.enqueue(f"{target.url}/?plan=late&run=first")
     waiting_task = client.enqueue(f"{target.url}/?plan=late&run=second")
     while client.get(waiting_task).status != "IN_FLIGHT" or not target.connections:
@@ -464,7 +465,7 @@ def test_a_downstream_is_shown_with_its_breaker_history(
     run_cli: RunCli, client: Client, target: FlakyServer, lane: str
 ) -> None:
     """`downstreams show` prints state, latency and the changes of the breaker, newest first."""
-    client.set_limits(lane, breaker={"consecutiveFailures": 1, "openForMs": 600_000})
+    client.set_limits(lane, breaker={"consecutiveFailures": 1, "openForMs": 600_000}, create=True)
     client.enqueue(target.url, wait=30)
     unchanged = run_cli("downstreams", "show", lane)
     client.enqueue(f"{target.url}/?plan=503&run=history")
@@ -517,9 +518,9 @@ def test_pause_resume_and_reset(
 
 
 def test_limits_are_set_and_removed(run_cli: RunCli, lane: str) -> None:
-    """`set` replaces the limits of a downstream, which need not exist; no option removes them."""
+    """`set` replaces the limits of a downstream; no option removes them."""
     limited = run_cli(
-        "downstreams", "set", lane, "--rate", "50", "--concurrency", "10",
+        "downstreams", "set", lane, "--create", "--rate", "50", "--concurrency", "10",
         "--breaker", "failureRate=0.5,openForMs=5000", "--budget", "off",
     )  # fmt: skip
     document = run_cli("downstreams", "set", lane, "--rate", "7", "--json").json
@@ -535,27 +536,21 @@ def test_limits_are_set_and_removed(run_cli: RunCli, lane: str) -> None:
 
 
 @pytest.mark.parametrize("options", [("pause",), ("set", "--rate", "5"), ("pause", "--json")])
-def test_unused_downstream_is_reported(
-    run_cli: RunCli, client: Client, target: FlakyServer, lane: str, options: tuple[str, ...]
+def test_unused_downstream_needs_an_option(
+    run_cli: RunCli, client: Client, lane: str, options: tuple[str, ...]
 ) -> None:
-    """A note says that no task has used the downstream, whose name may be misspelt."""
+    """A downstream that no task has used, perhaps misspelt, is only changed with `--create`."""
     action, *others = options
-    unused = run_cli("downstreams", action, lane, *others)
-    client.resume(lane)
-    client.enqueue(target.url, wait=30)
-    after_a_task = run_cli("downstreams", action, lane, *others)
-    client.reset(lane)
-    after_reset = run_cli("downstreams", action, lane, *others)
-    client.enqueue(target.url, delay=3600)
-    with_pending_task = run_cli("downstreams", action, lane, *others)
+    refused = run_cli("downstreams", action, lane, *others)
+    created = run_cli("downstreams", action, lane, "--create", *others)
     client.resume(lane)
     client.set_limits(lane)
 
-    note = f"note: no task has used {lane} yet; check that its name is correct\n"
-    assert (0, note) == (unused.code, unused.err)
-    assert [(0, "")] * 3 == [
-        (each.code, each.err) for each in (after_a_task, after_reset, with_pending_task)
-    ]
+    verb = "pause" if action == "pause" else "limit"
+    assert (3, "") == (refused.code, refused.out)
+    assert f"error: Tenant default has no downstream {lane}. Check the name" in refused.err
+    assert f"To {verb} it before its first task, add ?create=true (tarry: --create)." in refused.err
+    assert (0, "") == (created.code, created.err)
 
 
 @pytest.mark.parametrize(
@@ -566,6 +561,7 @@ def test_unused_downstream_is_reported(
         (("set", "http:a:80", "--breaker", "x=1"), "breaker.x is not a known field"),
         (("set", "http:a:80", "--rate", "0"), "error: --rate is invalid: expected number >= 0.001"),
         (("set", "http:a:80", "--concurrency", "0"), "error: --concurrency is invalid: expected"),
+        (("resume", "http:a:80", "--create"), "--create can only be given with"),
         (("set", "nowhere"), "error: LANE must be scheme:host:port"),
     ],
 )
@@ -588,4 +584,5 @@ def test_invalid_arguments_are_reported(run_cli: RunCli) -> None:
     assert "must be one of pause, reset, resume, set, show, got 'stop'" in unknown_action.err
     assert 2 == no_lane.code
     assert "LANE is required: the downstream to pause" in no_lane.err
-    assert (3, "", "error: There is no such downstream.\n") == unknown_lane
+    assert (3, "") == (unknown_lane.code, unknown_lane.out)
+    assert "error: Tenant default has no downstream http:nowhere:80. Check" in unknown_lane.err

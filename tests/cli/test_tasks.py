@@ -274,7 +274,7 @@ def test_retry_reports_a_paused_downstream(
     run_cli: RunCli, client: Client, lane: str, pending_task: str
 ) -> None:
     """`retry` prints that the downstream is paused."""
-    client.pause(lane)
+    client.pause(lane, create=True)
     result = run_cli("tasks", "retry", pending_task)
     client.resume(lane)
 

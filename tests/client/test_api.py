@@ -34,6 +34,7 @@ REPLAY = {
 }
 LANE = "https://example.com:443"
 DOWNSTREAM = {
+    "tenant": "acme",
     "lane": LANE,
     "state": "ACTIVE",
     "parkedUntil": None,
@@ -444,6 +445,22 @@ def test_limits_are_sent_with_the_names_of_the_api(
         "budget": {"ratio": 0.1},
     }
     assert expected == service.requests[0].json
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_lanes_without_tasks_are_changed_only_on_request(
+    driver: ClientDriver, service: FakeService, create: bool
+) -> None:
+    """With `create`, `pause` and `set_limits` send `?create=true`."""
+    path = "/downstreams/https%3Aa.example%3A443"
+    service.responses[f"POST {path}/pause"] = service.responses[f"PUT {path}"] = (200, DOWNSTREAM)
+
+    paused = driver.call("pause", "https:a.example:443", create=create)
+    driver.call("set_limits", "https:a.example:443", concurrency=1, create=create)
+
+    assert "acme" == paused.tenant
+    expected = {"create": "true"} if create else {}
+    assert [expected] * 2 == [request.query for request in service.requests]
 
 
 def test_health_sends_one_request(driver: ClientDriver, service: FakeService) -> None:

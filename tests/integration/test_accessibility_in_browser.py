@@ -119,7 +119,7 @@ def test_page_of_a_downstream_has_no_violation(
     """The latency and the breaker history of a downstream have no violation."""
     lane = f"http:127.0.0.1:{target.port}@opened"
     limits = {"breaker": {"consecutiveFailures": 1, "openForMs": 1, "maxOpenMs": 1}}
-    assert 200 == tarry_service.request("PUT", f"/downstreams/{lane}", limits)[0]
+    assert 200 == tarry_service.request("PUT", f"/downstreams/{lane}?create=true", limits)[0]
     target.statuses["/opened"] = [503, 200]
     task = post_task(tarry_service, target, "/opened")
     tarry_service.wait_until_finished(task["taskId"])

@@ -346,7 +346,7 @@ def test_task_page_follows_changes_of_breaker_and_budget(
     path, key = "/changes", "changes"
     lane = f"http:127.0.0.1:{target.port}@{key}"
     limits = {"breaker": {"consecutiveFailures": 2, "openForMs": 600_000, "maxOpenMs": 600_000}}
-    tarry_service.request("PUT", f"/downstreams/{lane}", limits)
+    tarry_service.request("PUT", f"/downstreams/{lane}?create=true", limits)
     target.statuses[path], target.retry_after[path] = [503, 503, 200], "1"
     policy = FAST_POLICY | {"maxAttempts": 3}
     task = tarry_service.post(targetUrl=f"{target.url}{path}", laneKey=key, policy=policy)
@@ -641,7 +641,7 @@ def test_downstream_has_breaker_history_and_latency(
     path, key = "/history", "history"
     lane = f"http:127.0.0.1:{target.port}@{key}"
     limits = {"breaker": {"consecutiveFailures": 1, "openForMs": 600_000, "maxOpenMs": 600_000}}
-    tarry_service.request("PUT", f"/downstreams/{lane}", limits)
+    tarry_service.request("PUT", f"/downstreams/{lane}?create=true", limits)
     target.statuses[path] = [200, 503]
     first = tarry_service.post(targetUrl=f"{target.url}{path}", laneKey=key)
     tarry_service.wait_until_finished(first["taskId"])
@@ -987,15 +987,21 @@ def test_long_url_does_not_fill_the_list(
         assert details.evaluate("each => each.parentElement.offsetHeight") > 3 * line_height
 
 
-@pytest.mark.parametrize("fragment", ["tasks/no-such-task", "downstreams/no-such-downstream"])
+@pytest.mark.parametrize(
+    ("fragment", "error"),
+    [
+        ("tasks/no-such-task", "There is no such task"),
+        ("downstreams/no-such-downstream", "Tenant default has no downstream no-such-downstream"),
+    ],
+)
 def test_page_of_an_unknown_item_has_only_the_error(
-    browser: Browser, tarry_service: Service, fragment: str
+    browser: Browser, tarry_service: Service, fragment: str, error: str
 ) -> None:
     """The page of an unknown task or downstream shows the error, and no empty boxes."""
     with open_dashboard(browser, tarry_service) as dashboard:
         dashboard.expected_statuses.add(404)
         page = dashboard.show(fragment)
-        expect(page.get_by_role("alert").get_by_text("There is no such")).to_be_visible()
+        expect(page.get_by_role("alert").get_by_text(error)).to_be_visible()
         expect(page.locator("main .panel:visible, main .loading")).to_have_count(0)
 
 

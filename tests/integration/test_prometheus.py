@@ -112,7 +112,7 @@ def produce_metrics(running_service: Service, target_url: str) -> None:
         "poor": {"budget": {"ratio": 0.01, "minPerSecond": 0}},
     }
     for lane_key, each in limits.items():
-        url = f"/downstreams/{quote(f'{lane}@{lane_key}', safe='')}"
+        url = f"/downstreams/{quote(f'{lane}@{lane_key}', safe='')}?create=true"
         assert 200 == running_service.request("PUT", url, each)[0]
     policy = {"maxAttempts": 2, "initialDelayMs": 10, "maxDelayMs": 10}
     for path, key in (

@@ -93,7 +93,7 @@ class TaskProducer:
     def set_limits(self) -> None:
         """Set the limits of all lanes."""
         for key, limits in LIMITS.items():
-            path = f"/downstreams/{quote(self.lane(key), safe='')}"
+            path = f"/downstreams/{quote(self.lane(key), safe='')}?create=true"
             assert 200 == self.service.request("PUT", path, limits)[0]
 
     def post(self, *keys: str) -> None:

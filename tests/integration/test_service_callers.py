@@ -306,7 +306,9 @@ def test_resources_of_another_tenant_do_not_exist(tenants: Tenants) -> None:
     assert 404 == tenants.request("bob", "DELETE", "/retry-policies/private").status
     # A lane of the same name can be paused, but it belongs to the tenant that paused it.
     lane_path = "/downstreams/" + before["lane"].replace("/", "%2F")
-    assert "PAUSED" == tenants.request("bob", "POST", f"{lane_path}/pause").body["state"]
+    assert (
+        "PAUSED" == tenants.request("bob", "POST", f"{lane_path}/pause?create=true").body["state"]
+    )
     assert "ACTIVE" == tenants.request("ann", "GET", lane_path).body["state"]
     named = tenants.request(
         "bob", "POST", "/retry-tasks", {"targetUrl": TARGET, "policyId": "private"}

@@ -95,7 +95,7 @@ def test_a_pause_reaches_the_tasks_of_another_process(tmp_path: Path, store: str
         two_processes(tmp_path, "api", "worker", store=store) as (api, worker),
     ):
         path = f"/downstreams/{lane_of(paused_target.url)}"
-        api.request("PUT", path, {"ratePerSecond": 1})
+        api.request("PUT", f"{path}?create=true", {"ratePerSecond": 1})
         first = api.post(targetUrl=f"{paused_target.url}/first")
         api.wait_until_finished(first["taskId"])
         # The worker has loaded the limit.
@@ -140,7 +140,8 @@ def test_processes_share_the_concurrency_of_a_downstream(tmp_path: Path, store: 
             for process in (first, second):
                 task = process.post(targetUrl=other_target.url)
                 process.wait_until_finished(task["taskId"])
-        first.request("PUT", f"/downstreams/{lane_of(receiver.url)}", {"concurrency": 2})
+        path = f"/downstreams/{lane_of(receiver.url)}?create=true"
+        assert 200 == first.request("PUT", path, {"concurrency": 2})[0]
 
         def limit_of(process: Service) -> int | None:
             process.post(targetUrl=f"{receiver.url}/probe")

@@ -51,6 +51,8 @@ _OPTION_BY_FIELD = {
     "budget": "--budget",
 }
 """The arguments of `tarry downstreams` by the API's names of the fields."""
+_DEFAULT_TENANT = "default"
+"""The tenant of services that do not require API keys: it is not worth a mention."""
 _HEADINGS = (
     *("downstream", "state", "pending", "leased", "dead", "p50", "p90", "p99"),
     *("running", "limit", "rate", "waiting for"),  # of the service process that responded
@@ -88,6 +90,9 @@ def downstreams(
     budget: Annotated[
         str | None, typer.Option(help="set: `off`, or fields of the API: ratio=0.1,minPerSecond=1.")
     ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="pause, set: also if no task has used the downstream.")
+    ] = False,
     state: Annotated[
         list[str] | None,
         typer.Option(
@@ -104,6 +109,9 @@ def downstreams(
     for name, value in limits.items():
         if value is not None and action != "set":
             raise ConfigurationError(f"--{name}", "can only be given with `tarry downstreams set`")
+    if create and action not in {"pause", "set"}:
+        rule = "can only be given with `tarry downstreams pause` and `tarry downstreams set`"
+        raise ConfigurationError("--create", rule)
     if action is not None:
         if state:
             raise ConfigurationError("--state", "can only be given for the list of downstreams")
@@ -114,7 +122,7 @@ def downstreams(
         with connect(server, api_key, option_by_field=_OPTION_BY_FIELD) as client:
             methods: dict[str, Callable[[str], DownstreamInfo]] = {
                 "show": client.downstream,
-                "pause": client.pause,
+                "pause": partial(client.pause, create=create),
                 "resume": client.resume,
                 "reset": client.reset,
                 "set": partial(
@@ -123,17 +131,16 @@ def downstreams(
                     concurrency=concurrency,
                     breaker=_parse_fields("--breaker", breaker),
                     budget=_parse_fields("--budget", budget),
+                    create=create,
                 ),
             }
             downstream = methods[action](lane)
-            is_unused = action in {"pause", "set"} and _is_unused(client, downstream)
-        if is_unused:
-            note = f"note: no task has used {downstream.lane} yet; check that its name is correct"
-            typer.echo(output.to_printable_line(note), err=True)
         if action == "show" and not as_json:
             _print_downstream(downstream)
             return
         text = f"{downstream.lane} {downstream.state}"
+        if downstream.tenant != _DEFAULT_TENANT:
+            text += f", tenant {downstream.tenant}"
         if action == "pause" and downstream.pending:
             text += "; its waiting tasks still end when their total budgets are used up"
         if action == "set":
@@ -193,16 +200,6 @@ def _list_downstreams(
         if page.next_cursor is None:
             return listed, None
         cursor = page.next_cursor
-
-
-def _is_unused(client: Client, downstream: DownstreamInfo) -> bool:
-    """Return whether no task has used a downstream, as far as the service still knows."""
-    has_tasks = downstream.pending or downstream.in_flight or downstream.dead
-    has_attempts = downstream.last_claim_at is not None or downstream.latency is not None
-    if has_tasks or has_attempts:
-        return False
-    # After a reset, only the tasks that have succeeded show that the downstream was used.
-    return next(client.tasks(lane=downstream.lane), None) is None
 
 
 def _parse_fields(option: str, text: str | None) -> dict[str, Any] | None:

@@ -61,6 +61,7 @@ _UNAVAILABLE_STATUS = 503
 _JSON_HEADERS = {"content-type": "application/json"}
 _CANCELLATIONS_PATH = "/retry-tasks/cancellations"
 
+_CREATE = "?create=true"
 _POLL_BACKOFF = Policy(initial_delay=0.05, multiplier=1.5, max_delay=2.0, jitter="equal")
 """Pauses after polls to which the service responded without waiting."""
 _MAX_LONG_POLL_S = 20
@@ -446,10 +447,10 @@ class ServiceApi:
         return ClientRequest("GET", path, _decoder(wire.DownstreamInfo))
 
     def change_lane(
-        self, lane: str, action: Literal["pause", "resume", "reset"]
+        self, lane: str, action: Literal["pause", "resume", "reset"], *, create: bool = False
     ) -> ClientRequest[wire.DownstreamInfo]:
         """Change the state of a lane. The idempotency key makes the request repeatable."""
-        path = f"/downstreams/{_path_segment('lane', lane)}/{action}"
+        path = f"/downstreams/{_path_segment('lane', lane)}/{action}" + _CREATE * create
         return ClientRequest("POST", path, _decoder(wire.DownstreamInfo), _idempotency_header())
 
     def set_limits(
@@ -459,6 +460,8 @@ class ServiceApi:
         concurrency: int | None,
         breaker: Mapping[str, Any] | None,
         budget: Mapping[str, Any] | None,
+        *,
+        create: bool,
     ) -> ClientRequest[wire.DownstreamInfo]:
         """Replace the limits of a lane."""
         limits = {
@@ -467,7 +470,7 @@ class ServiceApi:
             "breaker": breaker,
             "budget": budget,
         }
-        path = f"/downstreams/{_path_segment('lane', lane)}"
+        path = f"/downstreams/{_path_segment('lane', lane)}" + _CREATE * create
         content = options.encode_mapping("limits", limits)
         return ClientRequest("PUT", path, _decoder(wire.DownstreamInfo), _JSON_HEADERS, content)
 

@@ -254,9 +254,12 @@ class Client:
         """Return a downstream, with the history of its breaker."""
         return self._send(self._api.downstream(lane))
 
-    def pause(self, lane: str) -> DownstreamInfo:
-        """Start no more attempts of a lane until the lane is resumed."""
-        return self._send(self._api.change_lane(lane, "pause"))
+    def pause(self, lane: str, *, create: bool = False) -> DownstreamInfo:
+        """Start no more attempts of a lane until the lane is resumed.
+
+        With `create`, also if no task has used the lane yet; else that raises `NotFound`.
+        """
+        return self._send(self._api.change_lane(lane, "pause", create=create))
 
     def resume(self, lane: str) -> DownstreamInfo:
         """Resume a lane that is paused, or whose breaker is open."""
@@ -274,9 +277,15 @@ class Client:
         concurrency: int | None = None,
         breaker: Mapping[str, Any] | None = None,
         budget: Mapping[str, Any] | None = None,
+        create: bool = False,
     ) -> DownstreamInfo:
-        """Replace the limits of a lane. A mapping must use the API's field names."""
-        return self._send(self._api.set_limits(lane, rate_per_second, concurrency, breaker, budget))
+        """Replace the limits of a lane. A mapping must use the API's field names.
+
+        With `create`, also if no task has used the lane yet; else that raises `NotFound`.
+        """
+        return self._send(
+            self._api.set_limits(lane, rate_per_second, concurrency, breaker, budget, create=create)
+        )
 
     def create_signing_secret(
         self,
@@ -552,9 +561,12 @@ class AsyncClient:
         """Return a downstream, with the history of its breaker."""
         return await self._send(self._api.downstream(lane))
 
-    async def pause(self, lane: str) -> DownstreamInfo:
-        """Start no more attempts of a lane until the lane is resumed."""
-        return await self._send(self._api.change_lane(lane, "pause"))
+    async def pause(self, lane: str, *, create: bool = False) -> DownstreamInfo:
+        """Start no more attempts of a lane until the lane is resumed.
+
+        With `create`, also if no task has used the lane yet; else that raises `NotFound`.
+        """
+        return await self._send(self._api.change_lane(lane, "pause", create=create))
 
     async def resume(self, lane: str) -> DownstreamInfo:
         """Resume a lane that is paused, or whose breaker is open."""
@@ -572,10 +584,14 @@ class AsyncClient:
         concurrency: int | None = None,
         breaker: Mapping[str, Any] | None = None,
         budget: Mapping[str, Any] | None = None,
+        create: bool = False,
     ) -> DownstreamInfo:
-        """Replace the limits of a lane. A mapping must use the API's field names."""
+        """Replace the limits of a lane. A mapping must use the API's field names.
+
+        With `create`, also if no task has used the lane yet; else that raises `NotFound`.
+        """
         return await self._send(
-            self._api.set_limits(lane, rate_per_second, concurrency, breaker, budget)
+            self._api.set_limits(lane, rate_per_second, concurrency, breaker, budget, create=create)
         )
 
     async def create_signing_secret(

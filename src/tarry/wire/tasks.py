@@ -733,6 +733,7 @@ class LatencyStats(_Body):
 class DownstreamInfo(_Body):
     """A downstream: its lane (the queue that all processes share) and its state in this process."""
 
+    tenant: str
     lane: str
     state: LaneStateName
     parked_until: int | None

@@ -219,7 +219,8 @@ def test_resources_of_other_tenants_are_not_visible() -> None:
             assert [] == (await request(other, "GET", path)).json["items"]
         # A lane of the same name can be paused, but it belongs to the tenant that paused it.
         pause_path = "/downstreams/https:example.com:443/pause"
-        assert 200 == (await request(other, "POST", pause_path)).status
+        assert 404 == (await request(other, "POST", pause_path)).status
+        assert 200 == (await request(other, "POST", f"{pause_path}?create=true")).status
         pause_path = "/downstreams/acme/https:example.com:443/pause"
         assert 422 == (await request(other, "POST", pause_path)).status
         assert task == (await request(one, "GET", task_path)).json

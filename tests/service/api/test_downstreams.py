@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tarry.service.api.auth import make_api_key
 from tarry.service.lane_activity import latency_bucket
 from tarry.service.model import BreakerChange
 from tarry.service.store import LATENCY_WINDOW_MS, Retention
@@ -20,6 +21,7 @@ def test_downstreams_are_listed_with_their_local_state() -> None:
         await api.create(targetUrl="https://example.org/")
         response = await api.request("GET", "/downstreams")
         expected = {
+            "tenant": "default",
             "lane": LANE,
             "state": "ACTIVE",
             "parkedUntil": None,
@@ -149,13 +151,49 @@ def test_downstream_can_be_paused_before_its_first_task() -> None:
     """Pausing creates the lane, under its canonical name; the first task waits."""
 
     async def test(api: ApiHarness) -> None:
-        paused = await api.request("POST", "/downstreams/https:Example.com/pause")
+        paused = await api.request("POST", "/downstreams/https:Example.com/pause?create=true")
         assert (200, LANE, "PAUSED") == (paused.status, paused.json["lane"], paused.json["state"])
         await api.create()
         downstream = (await api.request("GET", f"/downstreams/{LANE}")).json
         assert ("PAUSED", 1) == (downstream["state"], downstream["pending"])
 
     run_with_api(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "action", "document", "verb"),
+    [("POST", "/pause", None, "pause"), ("PUT", "", {"concurrency": 1}, "limit")],
+)
+def test_a_lane_of_another_tenant_is_not_created_by_mistake(
+    method: str, action: str, document: object, verb: str
+) -> None:
+    """With the key of another tenant, pausing or limiting the lane of a task is a 404."""
+
+    async def test(api: ApiHarness) -> None:
+        keys: dict[str, dict[str, str]] = {}
+        for tenant in ("ops", "globex"):
+            secret, record = make_api_key(tenant, tenant)
+            await api.store.put_api_key(record)
+            keys[tenant] = {"X-API-Key": secret}
+        task = {"targetUrl": "https://example.com/"}
+        await api.request("POST", "/retry-tasks", task, headers=keys["globex"])
+        path = f"/downstreams/{LANE}{action}"
+
+        refused = await api.request(method, path, document, headers=keys["ops"])
+        assert (404, f"Tenant ops has no downstream {LANE}.") == (
+            refused.status,
+            refused.problem["detail"].partition(" Check")[0],
+        )
+        assert f"To {verb} it before its first task, add ?create=true" in refused.problem["detail"]
+        assert [] == (await api.store.list_lanes("ops")).items
+
+        created = await api.request(method, f"{path}?create=true", document, headers=keys["ops"])
+        changed = await api.request(method, path, document, headers=keys["globex"])
+        assert [(200, "ops"), (200, "globex")] == [
+            (each.status, each.json["tenant"]) for each in (created, changed)
+        ]
+
+    run_with_api(test, keys=True)
 
 
 def test_a_lane_may_be_removed_when_it_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +208,7 @@ def test_a_lane_may_be_removed_when_it_is_resumed(monkeypatch: pytest.MonkeyPatc
             assert await api.store.get_lane(lane) is None
 
         monkeypatch.setattr(api.engine, "resume", resume_and_sweep)
-        await api.request("POST", f"/downstreams/{LANE}/pause")
+        await api.request("POST", f"/downstreams/{LANE}/pause?create=true")
         resumed = await api.request("POST", f"/downstreams/{LANE}/resume")
         assert (200, LANE, "ACTIVE") == (
             resumed.status,
@@ -192,7 +230,9 @@ def test_limits_can_be_set_before_the_first_task() -> None:
             "breaker": {"failureRate": 0.5, "openForMs": 5000},
             "budget": {"enabled": False},
         }
-        response = await api.request("PUT", "/downstreams/https:EXAMPLE.com:443", limits)
+        response = await api.request(
+            "PUT", "/downstreams/https:EXAMPLE.com:443?create=true", limits
+        )
         assert (200, LANE, limits, "API", 0) == (
             response.status,
             response.json["lane"],
@@ -237,7 +277,7 @@ def test_number_of_downstreams_with_limits_is_bounded() -> None:
     """The tenant limit is a 429; the harness allows two downstreams with limits."""
 
     async def test(api: ApiHarness) -> None:
-        paths = [f"/downstreams/https:{number}.example:443" for number in range(3)]
+        paths = [f"/downstreams/https:{number}.example:443?create=true" for number in range(3)]
         statuses = [(await api.request("PUT", path, {"concurrency": 1})).status for path in paths]
         assert [200, 200, 429] == statuses
 
@@ -251,13 +291,13 @@ def test_a_new_downstream_above_the_limit_of_lanes_is_429() -> None:
         await api.create()
         new = "/downstreams/https:example.org:443"
         for response in (
-            await api.request("POST", f"{new}/pause"),
-            await api.request("PUT", new, {"concurrency": 1}),
+            await api.request("POST", f"{new}/pause?create=true"),
+            await api.request("PUT", f"{new}?create=true", {"concurrency": 1}),
         ):
             assert (429, "60") == (response.status, response.header("retry-after"))
             assert "limit of 1 lanes (setting tenant_lanes)" in response.problem["detail"]
         assert 404 == (await api.request("GET", new)).status
-        assert 200 == (await api.request("PUT", new, {})).status
+        assert 200 == (await api.request("PUT", f"{new}?create=true", {})).status
         assert 200 == (await api.request("POST", f"/downstreams/{LANE}/pause")).status
         limits = await api.request("PUT", f"/downstreams/{LANE}", {"concurrency": 1})
         assert 200 == limits.status

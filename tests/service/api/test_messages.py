@@ -101,7 +101,12 @@ def test_incomplete_bodies_of_a_tenant_leave_memory_for_others(
         ("DELETE", "/retry-tasks/{task}", "body must be empty."),
         ("POST", "/retry-tasks/{task}/retry", "body must be empty."),
         ("DELETE", "/retry-policies/mine", "body must be empty."),
-        ("POST", "/downstreams/https:hooks.example:443/pause", "body must be empty."),
+        ("POST", "/downstreams/https:hooks.example:443/resume", "body must be empty."),
+        (
+            "POST",
+            "/downstreams/https:hooks.example:443/pause",
+            "body must be empty: use the query parameters create.",
+        ),
     ],
 )
 @pytest.mark.parametrize(

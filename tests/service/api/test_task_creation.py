@@ -551,7 +551,8 @@ def test_whole_numbers_can_be_written_as_floats(number: str) -> None:
         assert [NOW, NOW - 1] == times
         assert {int} == set(map(type, times))
         limits = f'{{"concurrency": 4.0, "breaker": {{"minCalls": {number}}}}}'.encode()
-        response = await api.request("PUT", "/downstreams/https:a.example:443", body=limits)
+        path = "/downstreams/https:a.example:443?create=true"
+        response = await api.request("PUT", path, body=limits)
         expected = {"concurrency": 4, "breaker": {"minCalls": 5000}}
         assert (200, expected) == (response.status, response.json["limits"])
 

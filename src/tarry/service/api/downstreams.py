@@ -28,7 +28,15 @@ if TYPE_CHECKING:
 _NO_ACTIVITY = LaneActivity()
 _YIELD_EVERY_LANES = 50
 """Number of views, of up to 60 us each, after which a list yields to the event loop."""
+_MAX_SHOWN_NAME = 200
 _limits_decoder = msgspec.json.Decoder(DownstreamLimitsRequest)
+
+
+class CreateLaneQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether to create a downstream that does not exist."""
+
+    create: bool = False
+    """Also change a downstream that no task of the tenant has used."""
 
 
 class DownstreamResource:
@@ -59,14 +67,19 @@ class DownstreamResource:
         "/downstreams/{lane}",
         "setDownstreamLimits",
         DownstreamInfo,
-        errors=(429,),
+        errors=(404, 429),
         body=DownstreamLimitsRequest,
+        query=CreateLaneQuery,
     )
     async def set_limits(self, request: ApiRequest) -> ApiResponse:
-        """Replace the limits of a downstream, also before its first task; `{}` removes them."""
-        body = await request.read_body(self._context.limits.max_request_bytes)
+        """Replace the limits of a downstream; `{}` removes them.
+
+        With `create`, also before its first task.
+        """
+        max_bytes = self._context.limits.max_request_bytes
+        body, query = await request.read_body_and_query(max_bytes, CreateLaneQuery)
         limits = decode_json(_limits_decoder, body)
-        name = _parse_lane_name(request)
+        name, before = await self._find_or_create(request, query, "limit")
         is_default = limits == DownstreamLimitsRequest()
         status = await self._context.engine.set_limits(name, None if is_default else limits)
         if status is LaneWriteStatus.TOO_MANY_LIMITED:
@@ -78,15 +91,22 @@ class DownstreamResource:
         return await self._get_changed(name)
 
     @Operation(
-        "POST", "/downstreams/{lane}/pause", "pauseDownstream", DownstreamInfo, errors=(429,)
+        "POST",
+        "/downstreams/{lane}/pause",
+        "pauseDownstream",
+        DownstreamInfo,
+        errors=(429,),
+        query=CreateLaneQuery,
     )
     async def pause(self, request: ApiRequest) -> ApiResponse:
-        """Pause a downstream, also before its first task. No attempts start until it is resumed.
+        """Pause a downstream. No attempts start until it is resumed.
+
+        With `create`, also before its first task.
 
         The time of the pause counts towards the total budgets (`totalBudgetMs`) of waiting tasks.
         """
-        request.parse_query(NoQuery)
-        name = _parse_lane_name(request)
+        query = request.parse_query(CreateLaneQuery)
+        name, before = await self._find_or_create(request, query, "pause")
         self._check_lane_quota(await self._context.engine.pause(name))
         return await self._get_changed(name)
 
@@ -123,8 +143,28 @@ class DownstreamResource:
     async def _find(self, name: str) -> LaneRecord:
         lane = await self._context.store.get_lane(name)
         if lane is None:
-            raise problems.no_such("downstream")
+            raise _no_such_downstream(name)
         return lane
+
+    async def _find_or_create(
+        self, request: ApiRequest, query: CreateLaneQuery, action: str
+    ) -> tuple[str, DownstreamInfo | None]:
+        """Return the stored name of the lane in the path, which must exist without `create`.
+
+        The lane before the change is returned, too; None: it does not exist.
+
+        An operator who uses a key of another tenant, or misspells the name, would otherwise get a
+        200 while the lane of the tasks goes on.
+        """
+        with problems.convert_errors("lane"):
+            lane = parse_lane_name(request.path_parameter("lane"))
+            name = stored_lane_name(request.tenant, lane)
+        record = await self._context.store.get_lane(name)
+        if record is None and not query.create:
+            fix = f" To {action} it before its first task, add ?create=true (tarry: --create)."
+            raise _no_such_downstream(name, fix)
+        before = None if record is None else self._view(record, _NO_ACTIVITY, with_history=False)
+        return name, before
 
     async def _get_changed(self, name: str) -> ApiResponse:
         # A lane without tasks may be deleted as soon as it is resumed or its limits are removed.
@@ -153,7 +193,9 @@ class DownstreamResource:
         )
 
 
-def _parse_lane_name(request: ApiRequest) -> str:
-    """Return the stored name of the lane in the path; the lane need not exist."""
-    with problems.convert_errors("lane"):
-        return stored_lane_name(request.tenant, parse_lane_name(request.path_parameter("lane")))
+def _no_such_downstream(name: str, fix: str = "") -> problems.ApiError:
+    tenant, _, lane = name.partition("/")
+    return problems.NOT_FOUND.error(
+        f"Tenant {tenant} has no downstream {lane[:_MAX_SHOWN_NAME]}. Check the name (GET "
+        f"/downstreams lists all), and whether the API key belongs to the tenant of the tasks.{fix}"
+    )

@@ -110,6 +110,7 @@ _SIGNING_SECRET = {
 }
 _LIMITS = {"ratePerSecond": 50, "concurrency": 10, "breaker": {"openForMs": 60_000}}
 _LISTED_DOWNSTREAM = {
+    "tenant": "acme",
     "lane": _LANE,
     "state": "ACTIVE",
     "parkedUntil": None,

@@ -95,8 +95,12 @@ class ApiRequest(msgspec.Struct, eq=False):
 
     def check_json_body(self, max_bytes: int) -> None:
         """Raise ApiError if there is a query, or the body is too large or not declared as JSON."""
-        if self.scope.get("query_string"):  # no operation has both a JSON body and a query
-            self._parse_query_string(NoQuery)
+        if self.scope.get("query_string"):
+            self.parse_query_string(NoQuery)
+        self.check_declared_json(max_bytes)
+
+    def check_declared_json(self, max_bytes: int) -> None:
+        """Raise ApiError if the body is too large or not declared as JSON."""
         content_type = self.headers.get(b"content-type", b"")
         # A missing content type is rejected too, because a web page of another site could send such
         # a request without a CORS preflight.
@@ -117,6 +121,12 @@ class ApiRequest(msgspec.Struct, eq=False):
         """Wait for the complete JSON body, and return it without decoding it."""
         self.check_json_body(max_bytes)
         return await self.read_any_body(max_bytes)
+
+    async def read_body_and_query(self, max_bytes: int, query_type: type[S]) -> tuple[bytes, S]:
+        """Like `read_body`, for an operation that also has query parameters."""
+        query = self.parse_query_string(query_type)
+        self.check_declared_json(max_bytes)
+        return await self.read_any_body(max_bytes), query
 
     async def read_any_body(self, max_bytes: int) -> bytes:
         """Wait for the complete body, whatever its media type is, and return it."""
@@ -152,9 +162,10 @@ class ApiRequest(msgspec.Struct, eq=False):
             names = ", ".join(query_type.__struct_encode_fields__)
             rule = f"must be empty: use the query parameters {names}" if names else "must be empty"
             raise problems.invalid("body", rule)
-        return self._parse_query_string(query_type)
+        return self.parse_query_string(query_type)
 
-    def _parse_query_string(self, query_type: type[S]) -> S:
+    def parse_query_string(self, query_type: type[S]) -> S:
+        """Return the query parameters of a request that may also have a body."""
         raw: bytes = self.scope.get("query_string", b"")
         if len(raw) > _MAX_QUERY_BYTES:
             raise problems.invalid("query", f"must have at most {_MAX_QUERY_BYTES} bytes")

@@ -286,6 +286,7 @@ def downstream_view(
         for change in reversed(activity.changes)
     ]
     return wire.DownstreamInfo(
+        tenant=lane.tenant,
         lane=public_lane_name(lane.name),
         state=state,
         parked_until=lane.parked_until,
