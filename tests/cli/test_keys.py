@@ -32,6 +32,14 @@ def test_created_key_is_accepted_and_revoked_key_rejected(tmp_path: Path, store:
         with_key = run_command("tasks", "list", "--server", server, "--key", created.out.strip())
 
     assert (0, f"{other['id']} revoked\n") == (revoked.code, revoked.out)
+    fields = '{"name":"","role":"admin","revoked":%s}'
+    assert (
+        f"store: {store}\n"
+        f'operator action, action=revokeApiKey tenant="shop" key="tarry keys" '
+        f'object="{other["id"]}" before={fields % "false"} after={fields % "true"}\n'
+    ) == revoked.err
+    assert 'operator action, action=createApiKey tenant="shop"' in created.err
+    assert 'before=null after={"name":"ci","role":"admin"}\n' in created.err
     assert (0, "none\n") == (with_key.code, with_key.out)
     for rejected in (without_key, with_revoked_key):
         assert (2, "") == (rejected.code, rejected.out)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from tarry.service.model import ApiKeyRecord
     from tarry.service.store import Store
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ def create(
 
     key, record = make_api_key(tenant, str(uuid7()), name, role)
     _use_store(store_url, config_file, lambda store: store.put_api_key(record))
+    _print_action("createApiKey", tenant, record.id, None, {"name": name, "role": role})
     if as_json:
         print_json({"id": record.id, "tenant": tenant, "name": name, "role": role, "key": key})
         return
@@ -116,9 +118,37 @@ def revoke(
     as_json: JsonOption = False,
 ) -> None:
     """Revoke a key. A running service may accept it for a few more seconds."""
-    if not _use_store(store_url, config_file, lambda store: store.revoke_api_key(key_id)):
+    require_service_packages()
+
+    async def revoke_key(store: Store) -> tuple[bool, ApiKeyRecord | None]:
+        keys = await store.list_api_keys()
+        record = next((each for each in keys if each.id == key_id), None)
+        return await store.revoke_api_key(key_id), record
+
+    exists, record = _use_store(store_url, config_file, revoke_key)
+    if not exists:
         raise NotFound(f"there is no key {key_id!r}; `tarry keys list` lists all ids")
+    if record is not None:
+        fields: dict[str, object] = {"name": record.name, "role": record.role}
+        was_revoked = record.revoked_at is not None
+        before, after = {**fields, "revoked": was_revoked}, {**fields, "revoked": True}
+        _print_action("revokeApiKey", record.tenant, key_id, before, after)
     print_result({"id": key_id, "revoked": True}, f"{key_id} revoked", as_json=as_json)
+
+
+def _print_action(
+    action: str,
+    tenant: str,
+    key_id: str,
+    before: dict[str, object] | None,
+    after: dict[str, object],
+) -> None:
+    """Print the line that the service would log for an action of an operator."""
+    from tarry.service.api.action_log import format_action
+    from tarry.service.api.messages import Change
+
+    line = format_action(action, tenant, "tarry keys", Change(key_id, before, after))
+    typer.echo(line, err=True)
 
 
 def _use_store(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_origin
 from starlette.routing import Route, Router
 
 from tarry.service.api import problems
+from tarry.service.api.action_log import log_changes
 from tarry.service.api.auth import DEFAULT_TENANT, Authenticator
 from tarry.service.api.caller import CallerResource
 from tarry.service.api.dashboard.handlers import dashboard_handlers
@@ -102,6 +103,10 @@ class Api:
                 limited_handler = limiter.limit_pages(handler)
             elif operation.response is BatchResults:
                 limited_handler = limiter.limit_unread(handler)
+            if operation.is_operator_action:
+                limited_handler = log_changes(
+                    operation.operation_id, limited_handler, authenticator.describe_key
+                )
             handlers.setdefault(operation.path, {})[operation.method] = limited_handler
             required_roles[operation.path, operation.method] = operation.required_role
             if operation.is_public:
@@ -175,7 +180,11 @@ def _shim_routes(
         for path, handlers in shim.handlers.items():
             endpoint = Endpoint(
                 {
-                    method: (reject or handler, Role.READ if method == "GET" else Role.WRITE)
+                    method: (
+                        reject
+                        or log_changes(f"{name}.{method}", handler, authenticator.describe_key),
+                        Role.READ if method == "GET" else Role.WRITE,
+                    )
                     for method, handler in handlers.items()
                 },
                 authenticator.authenticate,

@@ -79,6 +79,12 @@ class Authenticator:
             raise problems.API_KEY_REQUIRED.error("The API key is unknown or was revoked.")
         return found
 
+    def describe_key(self, request: ApiRequest) -> str:
+        """Return the name and the id of the API key of an authenticated request, for the log."""
+        if self.authenticate is None:
+            return "none required"
+        return self._keys.describe(_read_api_key(request))
+
     async def find_role(self, request: ApiRequest) -> Role:
         """Return the role of a request's API key; ADMIN if no API key is required."""
         if self.authenticate is None:
@@ -123,6 +129,8 @@ class ApiKeyCache:
         # Two caches, so that many invalid keys do not evict the valid ones.
         self._valid_keys: dict[bytes, tuple[str, Role, float]] = {}
         """The tenant, the role and the expiry, by key digest."""
+        self._descriptions: dict[bytes, str] = {}
+        """The names and ids of valid keys, by key digest."""
         self._invalid_keys: dict[bytes, float] = {}  # expiry, by key digest
 
     def cached_tenant(self, key: str, required_role: Role) -> str | None:
@@ -131,6 +139,11 @@ class ApiKeyCache:
             return None
         tenant, role, expires_at = self._valid_keys.get(api_key_digest(key), _NOT_CACHED)
         return tenant if role >= required_role and self._now() < expires_at else None
+
+
+    def describe(self, key: str) -> str:
+        """Return the name and the id of a key that was looked up recently."""
+        return self._descriptions.get(api_key_digest(key), "unknown")
 
     async def find(self, key: str) -> tuple[str, Role] | None:
         """Return the tenant and the role of a key, or None if the key is unknown or revoked."""
@@ -152,6 +165,8 @@ class ApiKeyCache:
             _put_in_cache(self._invalid_keys, digest, now + _CACHE_TTL_S)
             return None
         role = Role.parse(record.role)
+        description = f"{record.name} ({record.id})" if record.name else record.id
+        _put_in_cache(self._descriptions, digest, description)
         _put_in_cache(self._valid_keys, digest, (record.tenant, role, now + _CACHE_TTL_S))
         return record.tenant, role
 

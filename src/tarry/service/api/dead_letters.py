@@ -17,6 +17,7 @@ from tarry.service.api.tasks import (
     SearchQuery,
     build_search,
     check_not_empty,
+    query_fields,
 )
 from tarry.service.api.views import dead_letter_group_view, replay_view
 from tarry.service.model import ReplayRecord, Status
@@ -105,6 +106,8 @@ class DeadLetterResource:
             cursor = page.cursor
             if cursor is None:
                 break
+        if purged_count:
+            request.report_change(query_fields(query), None, {"purged": purged_count})
         result = PurgeResult(purged=purged_count, more=cursor is not None, next_cursor=cursor)
         return json_response(200, result)
 
@@ -160,8 +163,11 @@ class DeadLetterResource:
                 "Wait for them, or cancel some: DELETE /dead-letters/replays/ID."
             )
         replay = await self._context.store.start_replay(replay)
+        view = replay_view(replay)
+        after = {"filter": view.filter, "rate": view.rate, "matched": view.matched}
+        request.report_change(replay.id, None, msgspec.to_builtins(after))
         location = (b"location", f"{_REPLAYS_PATH}/{replay.id}".encode())
-        return json_response(201, replay_view(replay), location)
+        return json_response(201, view, location)
 
     @Operation("GET", _REPLAYS_PATH, "listReplays", Page[ReplayJob])
     async def list_replays(self, request: ApiRequest) -> ApiResponse:
@@ -186,9 +192,14 @@ class DeadLetterResource:
         """Cancel a replay. Tasks that it has replayed are not affected."""
         request.parse_query(NoQuery)
         replay_id = request.path_parameter("replayId")
+        before = await self._context.store.get_replay(request.tenant, replay_id)
         replay = await self._context.store.cancel_replay(request.tenant, replay_id)
         if replay is None:
             raise problems.no_such("replay")
         if replay.status == "done":
             raise problems.ALREADY_FINISHED.error("The replay is DONE.")
-        return json_response(200, replay_view(replay))
+        view = replay_view(replay)
+        status_before = None if before is None else {"status": replay_view(before).status}
+        after = {"status": view.status, "replayed": view.replayed}
+        request.report_change(replay_id, status_before, after)
+        return json_response(200, view)

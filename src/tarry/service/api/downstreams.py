@@ -80,6 +80,7 @@ class DownstreamResource:
         body, query = await request.read_body_and_query(max_bytes, CreateLaneQuery)
         limits = decode_json(_limits_decoder, body)
         name, before = await self._find_or_create(request, query, "limit")
+        limits_before = self._context.engine.configured_limits(name)[0]
         is_default = limits == DownstreamLimitsRequest()
         status = await self._context.engine.set_limits(name, None if is_default else limits)
         if status is LaneWriteStatus.TOO_MANY_LIMITED:
@@ -88,7 +89,13 @@ class DownstreamResource:
                 "Remove limits that are not needed: PUT /downstreams/LANE with the body {}."
             )
         self._check_lane_quota(status)
-        return await self._get_changed(name)
+        response, after = await self._get_changed(name)
+        request.report_change(
+            after.lane,
+            None if before is None else {"limits": msgspec.to_builtins(limits_before)},
+            {"limits": msgspec.to_builtins(after.limits)},
+        )
+        return response
 
     @Operation(
         "POST",
@@ -108,7 +115,7 @@ class DownstreamResource:
         query = request.parse_query(CreateLaneQuery)
         name, before = await self._find_or_create(request, query, "pause")
         self._check_lane_quota(await self._context.engine.pause(name))
-        return await self._get_changed(name)
+        return await self._report_state(request, name, before)
 
     @Operation("POST", "/downstreams/{lane}/resume", "resumeDownstream", DownstreamInfo)
     async def resume(self, request: ApiRequest) -> ApiResponse:
@@ -125,7 +132,7 @@ class DownstreamResource:
         """Get a downstream, with the history of its breaker."""
         request.parse_query(NoQuery)
         name = stored_lane_name(request.tenant, request.path_parameter("lane"))
-        return await self._downstream_response(await self._find(name))
+        return json_response(200, await self._full_view(await self._find(name)))
 
     def _check_lane_quota(self, status: LaneWriteStatus) -> None:
         if status is LaneWriteStatus.TOO_MANY_LANES:
@@ -136,9 +143,16 @@ class DownstreamResource:
     ) -> ApiResponse:
         request.parse_query(NoQuery)
         name = stored_lane_name(request.tenant, request.path_parameter("lane"))
-        await self._find(name)
+        before = self._view(await self._find(name), _NO_ACTIVITY, with_history=False)
         await change(name)
-        return await self._get_changed(name)
+        return await self._report_state(request, name, before)
+
+    async def _report_state(
+        self, request: ApiRequest, name: str, before: DownstreamInfo | None
+    ) -> ApiResponse:
+        response, after = await self._get_changed(name)
+        request.report_change(after.lane, None if before is None else _state(before), _state(after))
+        return response
 
     async def _find(self, name: str) -> LaneRecord:
         lane = await self._context.store.get_lane(name)
@@ -166,16 +180,16 @@ class DownstreamResource:
         before = None if record is None else self._view(record, _NO_ACTIVITY, with_history=False)
         return name, before
 
-    async def _get_changed(self, name: str) -> ApiResponse:
+    async def _get_changed(self, name: str) -> tuple[ApiResponse, DownstreamInfo]:
         # A lane without tasks may be deleted as soon as it is resumed or its limits are removed.
         lane = await self._context.store.get_lane(name)
         tenant = name.partition("/")[0]
-        return await self._downstream_response(lane or LaneRecord(name=name, tenant=tenant))
+        view = await self._full_view(lane or LaneRecord(name=name, tenant=tenant))
+        return json_response(200, view), view
 
-    async def _downstream_response(self, lane: LaneRecord) -> ApiResponse:
+    async def _full_view(self, lane: LaneRecord) -> DownstreamInfo:
         activity = await self._context.engine.read_activity([lane.name])
-        view = self._view(lane, activity.get(lane.name, _NO_ACTIVITY), with_history=True)
-        return json_response(200, view)
+        return self._view(lane, activity.get(lane.name, _NO_ACTIVITY), with_history=True)
 
     def _view(
         self, lane: LaneRecord, activity: LaneActivity, *, with_history: bool
@@ -191,6 +205,10 @@ class DownstreamResource:
             waiting_for=engine.waiting_for(lane),
             with_history=with_history,
         )
+
+
+def _state(downstream: DownstreamInfo) -> dict[str, str]:
+    return {"state": downstream.state, "breaker": downstream.breaker}
 
 
 def _no_such_downstream(name: str, fix: str = "") -> problems.ApiError:

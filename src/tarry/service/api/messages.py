@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -15,7 +15,7 @@ from tarry.wire.tasks import MAX_PAGE_SIZE
 
 if TYPE_CHECKING:
     from asyncio import Task
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator, Mapping
 
     from tarry.wire.http import Receive, Scope, Send
 
@@ -69,6 +69,16 @@ class Disconnected(Exception):
     """The client closed the connection before its request had arrived completely."""
 
 
+class Change(NamedTuple):
+    """A change that a request has made, for the log of operators' actions."""
+
+    target: str | Mapping[str, Any]
+    """The id or the name of the changed object, or the filter that matches the changed objects."""
+    before: Mapping[str, Any] | None
+    """The values that have changed; None: the object did not exist."""
+    after: Mapping[str, Any] | None
+
+
 class ApiRequest(msgspec.Struct, eq=False):
     """One request, with the tenant that sent it."""
 
@@ -79,6 +89,17 @@ class ApiRequest(msgspec.Struct, eq=False):
     body: bytes | None = None
     """The complete body if it arrived together with the headers, else None."""
     tenant: str = ""
+    changes: list[Change] = []
+    """What the request has changed so far, see `report_change`."""
+
+    def report_change(
+        self,
+        target: str | Mapping[str, Any],
+        before: Mapping[str, Any] | None,
+        after: Mapping[str, Any] | None,
+    ) -> None:
+        """Report a change to the log of operators' actions."""
+        self.changes.append(Change(target, before, after))
 
     @property
     def is_abandoned(self) -> bool:

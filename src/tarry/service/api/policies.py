@@ -18,6 +18,7 @@ from tarry.core.policy import (
 )
 from tarry.errors import ConfigurationError
 from tarry.service.api import problems
+from tarry.service.api.action_log import changed_fields
 from tarry.service.api.messages import ApiResponse, NoQuery, PageQuery, decode_json, json_response
 from tarry.service.api.problems import from_configuration_error, invalid, unknown_field
 from tarry.service.api.quotas import too_many_policy_versions
@@ -122,7 +123,7 @@ class PolicyResource:
         if not isinstance(policy_id, str):
             raise invalid("policyId", "must be a string")
         location = f"{_PATH}/{check_policy_id(policy_id)}"
-        status, policy = await self._write(request.tenant, policy_id, fields, replace=False)
+        status, policy = await self._write(request, policy_id, fields, replace=False)
         if status is PolicyWriteStatus.CONFLICT:
             detail = f"Policy {policy_id} exists with different fields. PUT {location} changes it."
             raise problems.POLICY_EXISTS.error(detail, field="policyId")
@@ -164,7 +165,7 @@ class PolicyResource:
         fields = await _read_fields(request, self._context.limits)
         if fields.pop("policyId", policy_id) != policy_id:
             raise invalid("policyId", "must be equal to the policyId in the path")
-        return _write_response(*await self._write(request.tenant, policy_id, fields, replace=True))
+        return _write_response(*await self._write(request, policy_id, fields, replace=True))
 
     @Operation("GET", _POLICY_PATH, "getPolicy", RetryPolicy, query=VersionQuery)
     async def get(self, request: ApiRequest) -> ApiResponse:
@@ -189,6 +190,7 @@ class PolicyResource:
         """
         request.parse_query(NoQuery)
         policy_id = request.path_parameter("policyId")
+        before = await self._context.store.get_policy(request.tenant, policy_id)
         status = await self._context.store.delete_policy(request.tenant, policy_id)
         self._context.engine.policies.invalidate(request.tenant, policy_id)
         if status is PolicyWriteStatus.CONFLICT:
@@ -204,6 +206,7 @@ class PolicyResource:
                 detail = f"{policy_id} is built in. PUT creates your own policy, which replaces it."
                 raise problems.POLICY_BUILT_IN.error(detail)
             raise problems.no_such("policy")
+        request.report_change(policy_id, None if before is None else _log_fields(before), None)
         return ApiResponse(204, b"", [])
 
     @Operation("POST", "/policy-schedules", "planRetries", PolicySchedule, body=PolicyFields)
@@ -231,17 +234,22 @@ class PolicyResource:
         return json_response(200, schedule)
 
     async def _write(
-        self, tenant: str, policy_id: str, fields: dict[str, Any], *, replace: bool
+        self, request: ApiRequest, policy_id: str, fields: dict[str, Any], *, replace: bool
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
+        tenant = request.tenant
         policy = check_policy(fields, SERVICE_PRESETS["default"], self._context.limits)
         # All fields are written, in sorted order, so that equal policies have equal documents.
         document = _encode_sorted(wire.policy_to_json(policy))
         new_version = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
         quota = self._context.limits.max_tenant_policy_versions
+        before = await self._context.store.get_policy(tenant, policy_id)
         result = await self._context.store.put_policy(new_version, replace=replace, quota=quota)
         self._context.engine.policies.invalidate(tenant, policy_id)
         if result[0] is PolicyWriteStatus.OVER_QUOTA:
             raise too_many_policy_versions(quota)
+        if result[0] is not PolicyWriteStatus.CONFLICT:
+            fields_before = None if before is None else _log_fields(before)
+            request.report_change(policy_id, *changed_fields(fields_before, _log_fields(result[1])))
         return result
 
 
@@ -265,6 +273,10 @@ def _write_response(
 ) -> ApiResponse:
     http_status = 201 if status is PolicyWriteStatus.CREATED else 200
     return json_response(http_status, _stored_view(policy), *headers)
+
+
+def _log_fields(policy: PolicyVersion) -> dict[str, Any]:
+    return {"version": policy.version, **_fields_decoder.decode(policy.document)}
 
 
 def _stored_view(policy: PolicyVersion) -> RetryPolicy:

@@ -63,6 +63,10 @@ REQUIRED_ROLES = {
 """The role that an API key needs for an operation. A GET operation is not listed: it needs READ."""
 
 Handler: TypeAlias = Callable[[ApiRequest], Awaitable[ApiResponse | messages.ResponseStream]]
+_NO_OPERATOR_ACTIONS = frozenset(
+    {"createTask", "createTasks", "planRetries", "simulatePolicy", "advisePolicy"}
+)
+"""Operations that are not a GET, but change nothing except that they add tasks."""
 H = TypeVar("H", bound=Callable[..., Any])
 
 
@@ -102,6 +106,11 @@ class Operation(msgspec.Struct, frozen=True):
     def required_role(self) -> Role:
         """The role that an API key needs. Each operation that is not a GET must have one."""
         return Role.READ if self.method == "GET" else REQUIRED_ROLES[self.operation_id]
+
+    @property
+    def is_operator_action(self) -> bool:
+        """Whether the changes of the operation are logged, see `action_log`."""
+        return self.method != "GET" and self.operation_id not in _NO_OPERATOR_ACTIONS
 
     @property
     def all_error_statuses(self) -> list[int]:

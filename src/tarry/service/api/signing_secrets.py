@@ -68,6 +68,7 @@ class SigningSecretResource:
                 f"{MAX_LANE_SIGNING_SECRETS} for the same lane. Delete a secret first."
             )
             raise problems.TOO_MANY_SECRETS.error(detail)
+        request.report_change(stored.id, None, _log_fields(stored))
         view = _view(stored)
         if fields.secret is None and stored.public_key is None:
             view.secret = secret
@@ -85,11 +86,19 @@ class SigningSecretResource:
         """Delete a signing secret. It signs no more attempts."""
         request.parse_query(NoQuery)
         secret_id = request.path_parameter("secretId")
+        secrets = await self._context.store.list_signing_secrets(request.tenant)
         exists = await self._context.store.delete_signing_secret(request.tenant, secret_id)
         self._context.engine.signers.invalidate(request.tenant)
         if not exists:
             raise problems.no_such("signing secret")
+        before = next((_log_fields(each) for each in secrets if each.id == secret_id), None)
+        request.report_change(secret_id, before, None)
         return ApiResponse(204, b"", [])
+
+
+def _log_fields(record: SigningSecretRecord) -> dict[str, object]:
+    view = _view(record)
+    return {"lane": view.lane, "type": view.type, "expiresAt": view.expires_at}
 
 
 def _view(record: SigningSecretRecord) -> SigningSecret:

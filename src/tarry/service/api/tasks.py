@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -248,6 +248,7 @@ class TaskResource:
         status = task.status.name
         if cancel_status is CancelStatus.FINISHED:
             raise problems.ALREADY_FINISHED.error(f"The task is {status}.", taskStatus=status)
+        report_cancellation(request, task.id, cancel_status)
         http_status = 202 if cancel_status is CancelStatus.REQUESTED else 200
         view = stored_task_view(self._context, task)
         await views.read_last_attempt(self._context, task, view)
@@ -285,6 +286,9 @@ class TaskResource:
             result.next_cursor = page.cursor
             if page.cursor is None:
                 break
+        if result.cancelled or result.running:
+            after = {"cancelled": result.cancelled, "running": result.running}
+            request.report_change(query_fields(fields), {"matched": result.matched}, after)
         return json_response(200, result)
 
     @Operation(
@@ -373,6 +377,7 @@ class TaskResource:
         """Make the next attempt now, also of a dead or cancelled task. 202: an attempt runs."""
         request.parse_query(NoQuery)
         engine, task_id = self._context.engine, _task_id(request)
+        status_before = (await self._find(request)).status.name
         charge_rate_limit(engine.rate_limiter, request.tenant, 1)
         retry_status = await engine.retry_now(request.tenant, task_id)
         if retry_status is RetryNowStatus.OVER_QUOTA:
@@ -386,6 +391,8 @@ class TaskResource:
             detail = "The task is being cancelled. Retry it when it is CANCELLED."
             raise problems.ALREADY_FINISHED.error(detail, taskStatus=status)
         view = stored_task_view(self._context, task)
+        if retry_status is RetryNowStatus.DUE:
+            request.report_change(task.id, {"status": status_before}, {"status": view.status})
         await views.read_last_attempt(self._context, task, view)
         return json_response(202 if is_running else 200, view)
 
@@ -394,6 +401,22 @@ class TaskResource:
         if task is None:
             raise problems.no_such("task")
         return task
+
+
+def report_cancellation(request: ApiRequest, task_id: str, status: CancelStatus | None) -> None:
+    """Report a task that was cancelled, or is cancelled after the attempt that runs."""
+    if status is CancelStatus.CANCELLED:
+        request.report_change(task_id, {"status": "PENDING"}, {"status": "CANCELLED"})
+    elif status is CancelStatus.REQUESTED:
+        after = {"status": "IN_FLIGHT", "cancelling": True}
+        request.report_change(task_id, {"status": "IN_FLIGHT"}, after)
+
+
+def query_fields(query: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of a filter that are set, for the log."""
+    fields: dict[str, Any] = msgspec.to_builtins(query)
+    names = ("all", "cursor", "limit")
+    return {name: value for name, value in fields.items() if value and name not in names}
 
 
 def build_search(

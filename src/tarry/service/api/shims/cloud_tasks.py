@@ -27,6 +27,7 @@ from tarry.service.api.shims.vendor_requests import (
     rename_fields,
     vendor_error,
 )
+from tarry.service.api.tasks import report_cancellation
 from tarry.service.api.trace_context import trace_context_of
 from tarry.service.api.views import stored_task_view
 from tarry.service.delivery.vendor_headers import CLOUD_TASKS
@@ -198,6 +199,7 @@ class CloudTasksShim:
         status = await self._context.engine.cancel(request.tenant, task.id)
         if status is CancelStatus.FINISHED:
             raise _finished_error(task)
+        report_cancellation(request, task.id, status)
         return json_response(200, {})
 
     async def run(self, request: ApiRequest) -> ApiResponse:
@@ -212,9 +214,11 @@ class CloudTasksShim:
         engine, tenant = self._context.engine, request.tenant
         charge_rate_limit(engine.rate_limiter, tenant, 1)
         status = await engine.retry_now(tenant, task.id)
+        status_before = task.status.name
         task = await self._context.store.get_task(tenant, task.id) or task
         if status is RetryNowStatus.SUCCEEDED:
             raise _finished_error(task)
+        request.report_change(task.id, {"status": status_before}, {"status": task.status.name})
         return self._task_response(task, parent)
 
     async def _reject_list(self, _: ApiRequest) -> ApiResponse:

@@ -30,6 +30,7 @@ from tarry.service.api.shims.vendor_requests import (
     rename_fields,
     vendor_error,
 )
+from tarry.service.api.tasks import report_cancellation
 from tarry.service.api.trace_context import trace_context_of
 from tarry.service.api.views import public_lane_name, stored_task_view
 from tarry.service.delivery.vendor_headers import QSTASH
@@ -267,6 +268,7 @@ class QStashShim:
         status = await self._context.engine.cancel(request.tenant, task.id)
         if status is CancelStatus.FINISHED:
             raise _finished_error(task)
+        report_cancellation(request, task.id, status)
         return json_response(202, {})
 
     async def cancel_many(self, request: ApiRequest) -> ApiResponse:
@@ -286,6 +288,7 @@ class QStashShim:
         for message_id in message_ids:
             if await self._lookup.find_by_id(request.tenant, message_id) is not None:
                 status = await self._context.engine.cancel(request.tenant, message_id)
+                report_cancellation(request, message_id, status)
                 cancelled += status in {CancelStatus.CANCELLED, CancelStatus.REQUESTED}
         return json_response(200, {"cancelled": cancelled})
 
