@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,9 +20,12 @@ from urllib.parse import quote
 import pytest
 
 from tests.deploy.test_alerts import ALERTS
+from tests.integration.servers import redis_server
 from tests.integration.service import Service, Target, service, target
 from tests.integration.test_prometheus import Prometheus, prometheus
 from tests.prometheus import RULES
+
+redis = import_module("redis")
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -146,7 +150,7 @@ def wait_until_firing(api: Prometheus, expected: set[tuple[str, str, str]]) -> s
 
 def test_every_alert_fires(tmp_path: Path) -> None:
     """Every alert fires, for the failing lane or process if it has such a label, not for others."""
-    folders = [tmp_path / name for name in ("failing", "busy", "locked", "prometheus")]
+    folders = [tmp_path / name for name in ("failing", "busy", "locked", "flushed", "prometheus")]
     for folder in folders:
         folder.mkdir()
     bodies = folders[1] / "bodies"
@@ -161,12 +165,16 @@ def test_every_alert_fires(tmp_path: Path) -> None:
                 stack.enter_context(service(folders[2])),
             )
         )
+        server = stack.enter_context(redis_server())
+        redis_flags = ("--store", server.address.replace("unix://", "redis+unix://"))
+        flushed = stack.enter_context(service(folders[3], *redis_flags))
         ports = [each.service.port for each in (failing, busy, locked)]
-        rules = write_fast_rules(folders[3])
+        ports.append(flushed.port)
+        rules = write_fast_rules(folders[4])
         api = stack.enter_context(
-            prometheus(folders[3], *ports, rules=rules, interval=SCRAPE_INTERVAL)
+            prometheus(folders[4], *ports, rules=rules, interval=SCRAPE_INTERVAL)
         )
-        assert set() == api.wait_for_results({"sum(up) == 3"})
+        assert set() == api.wait_for_results({"sum(up) == 4"})
 
         failing.set_limits()
         keys = ("healthy", "retried", "broken", "refused", "flapping", "small-budget")
@@ -180,7 +188,10 @@ def test_every_alert_fires(tmp_path: Path) -> None:
         database = stack.enter_context(closing(sqlite3.connect(folders[2] / "tarry.db")))
         database.execute("BEGIN IMMEDIATE")
 
+        with redis.Redis.from_url(server.address) as client:
+            client.flushall()
         expected = {
+            ("TarryStoreLost", "instance", f"127.0.0.1:{flushed.port}"),
             ("TarryStoreFailing", "instance", f"127.0.0.1:{locked.service.port}"),
             ("TarryComponentFailing", "instance", f"127.0.0.1:{busy.service.port}"),
             ("TarryOldestDueTask", "", ""),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 
 from tests.integration.servers import redis_server
 from tests.integration.service import Service, service, target
+
+redis = import_module("redis")
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 SETTINGS = ("strict_durability=true", "max_attempt_timeout_ms=1000", "lease_ms=6000")
@@ -96,3 +100,61 @@ def test_a_service_does_not_start_on_a_server_that_may_lose_tasks(tmp_path: Path
         flags = [*flags_for(server.address), "--strict-durability"]
         with pytest.raises(AssertionError, match="appendonly is no: tasks are lost"):
             Service(tmp_path, *flags).start()
+
+
+def test_a_full_server_is_one_failure_while_stored_tasks_are_delivered(tmp_path: Path) -> None:
+    """Refused POSTs and accepted results do not make the log and `/readyz` change in turn."""
+    with (
+        redis_server() as server,
+        target() as working_target,
+        redis.Redis.from_url(server.address) as client,
+        service(tmp_path, *flags_for(server.address)) as running_service,
+    ):
+        task: dict[str, Any] = {"targetUrl": f"{working_target.url}/1"}
+        delays = [{"delayMs": 50 * number} for number in range(160)]  # results all the time
+        batch = {"tasks": [task | delay for delay in delays]}
+        assert 200 == running_service.request("POST", "/retry-tasks/batch", batch)[0]
+        client.config_set("maxmemory", 1)
+        end = time.monotonic() + 6
+        ready: list[int] = []
+        while time.monotonic() < end:
+            status, _ = running_service.request("POST", "/retry-tasks", task)
+            assert 503 == status
+            ready.append(running_service.request("GET", "/readyz")[0])
+            time.sleep(0.05)
+        assert {503} == set(ready)
+        failing = running_service.request("GET", "/readyz")[1]["failing"]
+        assert ["adding"] == list(failing)
+        client.config_set("maxmemory", 0)
+        while running_service.request("GET", "/readyz")[0] != 200:
+            time.sleep(0.1)
+        lines = (tmp_path / "log").read_text().splitlines()
+    changes = [line for line in lines if " is failing" in line or "has recovered" in line]
+    assert 2 == len(changes), changes
+    assert "adding is failing" in changes[0]
+    assert "adding has recovered" in changes[1]
+
+
+def test_a_flushed_server_makes_the_service_not_ready(tmp_path: Path) -> None:
+    """API keys that are lost get 503 and not 401; one log line says what was lost."""
+    with (
+        redis_server() as server,
+        redis.Redis.from_url(server.address) as client,
+        service(tmp_path, *flags_for(server.address)) as running_service,
+    ):
+        assert 200 == running_service.request("GET", "/readyz")[0]
+        client.flushall()
+        running_service.wait_for(lambda: running_service.request("GET", "/readyz")[0] == 503)
+        assert "data" in running_service.request("GET", "/readyz")[1]["failing"]
+        for _ in range(5):
+            key = {"Authorization": "Bearer unknown"}
+            assert 503 == running_service.send("GET", "/retry-tasks", headers=key).status
+            assert (
+                503
+                == running_service.request("POST", "/retry-tasks", {"targetUrl": "http://a.b/"})[0]
+            )
+        page = running_service.request("GET", "/metrics")[1]
+        assert 'retry_component_failing{component="data"} 1.0' in page
+        assert 0 == client.dbsize()
+        lines = (tmp_path / "log").read_text().splitlines()
+    assert 1 == sum("data is failing: tarry:{0} on Redis" in line for line in lines)

@@ -7,6 +7,7 @@ An API call that takes several requests is an `Operation`, which a client runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import lru_cache
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
@@ -185,6 +186,15 @@ class Health(msgspec.Struct, frozen=True):
 
     ready: bool
     failing: dict[str, Any] = {}
+
+
+class _Readiness(msgspec.Struct):
+    """The response of a service that is ready, with partitions of its store that fail."""
+
+    failing: dict[str, Any] = {}
+
+
+_decode_readiness = msgspec.json.Decoder(_Readiness).decode
 
 
 class ServiceApi:
@@ -507,6 +517,8 @@ class ServiceApi:
 
         def parse(response: httpx.Response) -> Health:
             if response.status_code != _UNAVAILABLE_STATUS:
+                with suppress(msgspec.DecodeError):
+                    return Health(ready=True, failing=_decode_readiness(response.content).failing)
                 return Health(ready=True)
             failing = _parse_problem(response).get("failing")
             if not isinstance(failing, dict):

@@ -40,12 +40,15 @@ try:
     from tarry.service.encryption import Codec
     from tarry.service.engine.claim_turns import ClaimTurns
     from tarry.service.engine.context import (
+        ADDING,
         BODY_STORE,
+        DATA,
         EngineContext,
         EngineLimits,
         Health,
         HealthCheck,
         StoreClock,
+        check_partitions,
     )
     from tarry.service.engine.engine import Engine
     from tarry.service.engine.lanes import Lanes
@@ -86,6 +89,7 @@ if TYPE_CHECKING:
 # Checks of an S3 bucket cost money: these are at most 2,880 a day for each process.
 _BODY_STORE_CHECK_INTERVAL_S = 30.0
 _FAILING_BODY_STORE_CHECK_INTERVAL_S = 5.0
+_STORE_CHECK_INTERVAL_S = 1.0
 _logger = logging.getLogger("tarry.service")
 
 _SERVER_STORE_BODIES = Path("tarry-data/bodies")
@@ -206,7 +210,7 @@ class Service:
         host_name = socket.gethostname()
         worker = f"{host_name}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
-        health = Health()
+        health = Health(environment.now)
         self._tracer: AttemptTracer | None = None
         if settings.traces == "otlp":
             self._tracer = AttemptTracer.with_otlp_exporter(
@@ -223,9 +227,17 @@ class Service:
                 clock=clock,
                 reporter=Reporter(self.metrics, clock.now_ms),
                 health=health,
+                store_check=HealthCheck(
+                    health,
+                    (ADDING, DATA),
+                    partial(check_partitions, self.store, health),
+                    environment.now,
+                    interval_s=_STORE_CHECK_INTERVAL_S,
+                    failing_interval_s=_STORE_CHECK_INTERVAL_S,
+                ),
                 body_store_check=HealthCheck(
                     health,
-                    BODY_STORE,
+                    (BODY_STORE,),
                     body_store.check,
                     environment.now,
                     interval_s=_BODY_STORE_CHECK_INTERVAL_S,

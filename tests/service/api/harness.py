@@ -20,6 +20,7 @@ from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.service.delivery.guard import Guard
 from tarry.service.encryption import Codec
 from tarry.service.engine.context import (
+    ADDING,
     BODY_STORE,
     EngineContext,
     EngineLimits,
@@ -106,10 +107,13 @@ class FakeEngine:
             store, self.clock.now_ms, Codec().decrypt_secret, self.clock.now_s
         )
         self.secrets = SecretResolver(secrets, time.seconds)
-        self.health = Health()
+        self.health = Health(time.seconds)
+        self.store_check = HealthCheck(
+            self.health, (ADDING,), store.ping, time.seconds, interval_s=1.0, failing_interval_s=1.0
+        )
         self.body_store_check = HealthCheck(
             self.health,
-            BODY_STORE,
+            (BODY_STORE,),
             payloads.check,
             time.seconds,
             interval_s=30.0,

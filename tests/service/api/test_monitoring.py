@@ -36,6 +36,7 @@ def test_readiness_is_503_while_a_component_fails() -> None:
         )
         assert response.header("retry-after") is not None
         assert 200 == (await api.request("GET", "/healthz")).status
+        api.time.ms += 3_000
         api.engine.health.mark_healthy("claiming")
         assert 200 == (await api.request("GET", "/readyz")).status
 
@@ -53,7 +54,7 @@ def test_readiness_pings_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def test(api: ApiHarness) -> None:
         for _ in range(3):
-            assert {"store": "disk full"} == (await api.request("GET", "/readyz")).problem[
+            assert {"adding": "disk full"} == (await api.request("GET", "/readyz")).problem[
                 "failing"
             ]
         assert 1 == len(pings)
@@ -102,7 +103,7 @@ def test_a_store_that_does_not_respond_is_failing(monkeypatch: pytest.MonkeyPatc
 
     async def test(api: ApiHarness) -> None:
         failing = (await api.request("GET", "/readyz")).problem["failing"]
-        assert {"store": "no response for 0 s"} == failing
+        assert {"adding": "no response for 0 s"} == failing
 
     run_with_api(test)
 
@@ -192,7 +193,7 @@ def test_body_that_cannot_be_stored_is_logged_and_reported(
 def test_failing_store_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that readiness finds failing is an error in the log, once until it recovers."""
+    """A store that refuses writes is an error in the log, once until it accepts them for 3 s."""
     errors = [StoreUnavailable("disk full")] * 3
 
     async def ping(_store: ReferenceStore) -> int:
@@ -201,13 +202,13 @@ def test_failing_store_is_logged_once(
         return 0
 
     async def test(api: ApiHarness) -> None:
-        for status in (503, 503, 503, 200):
+        for status in (503, 503, 503, 503, 503, 200):
             assert status == (await api.request("GET", "/readyz")).status
             api.time.ms += 1_000
 
     monkeypatch.setattr(ReferenceStore, "ping", ping)
     with caplog.at_level(logging.WARNING, "tarry.service"):
         run_with_api(test)
-    assert ["store is failing: disk full", "store has recovered"] == [
+    assert ["adding is failing: disk full", "adding has recovered"] == [
         record.message for record in caplog.records
     ]

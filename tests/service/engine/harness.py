@@ -17,7 +17,9 @@ from tarry.service.delivery.targets import lane_name, parse_target
 from tarry.service.encryption import Codec
 from tarry.service.engine.claim_turns import ClaimTurns
 from tarry.service.engine.context import (
+    ADDING,
     BODY_STORE,
+    DATA,
     EngineContext,
     EngineLimits,
     Health,
@@ -118,7 +120,7 @@ class EngineHarness:
         self.events = reporter.events
         self.published: list[Event] = []
         self.events.listen(self.published.append)
-        health = Health()
+        health = Health(loop.time)
         self.context = EngineContext(
             store=self.store,
             delivery_client=target,
@@ -129,9 +131,17 @@ class EngineHarness:
             clock=clock,
             reporter=reporter,
             health=health,
+            store_check=HealthCheck(
+                health,
+                (ADDING, DATA),
+                self.store.ping,
+                loop.time,
+                interval_s=1.0,
+                failing_interval_s=1.0,
+            ),
             body_store_check=HealthCheck(
                 health,
-                BODY_STORE,
+                (BODY_STORE,),
                 check_body_store or _check_no_body_store,
                 loop.time,
                 interval_s=30.0,

@@ -1,6 +1,26 @@
 from __future__ import annotations
 
-from tarry.service.engine.context import StoreClock
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from tarry.errors import StoreUnavailable
+from tarry.service.engine.context import (
+    ADDING,
+    DATA,
+    Health,
+    HealthCheck,
+    StoreClock,
+    check_partitions,
+)
+from tarry.service.store import StoreLost
+from tests.service.engine.harness import run
+
+if TYPE_CHECKING:
+    from tarry.service.store import Store
 
 
 class FakeMonotonicClock:
@@ -64,3 +84,144 @@ def test_store_clock_that_was_set_forward_is_followed() -> None:
     clock.synchronize(clock.local_ms(), 9_000_000)
 
     assert 9_000_000 == clock.now_ms()
+
+
+def test_component_that_fails_and_works_in_turn_stays_failing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of ten failures and ten successes a second, one line is logged; a recovery is another one."""
+    monotonic = FakeMonotonicClock()
+    health = Health(monotonic)
+    with caplog.at_level(logging.WARNING, "tarry.service"):
+        for _ in range(100):
+            health.mark_failing("adding", "memory is full")
+            monotonic.time += 0.05
+            health.mark_healthy("adding")
+            assert {"adding": "memory is full"} == health.failing
+            monotonic.time += 0.05
+        monotonic.time += 3
+        assert {} == health.failing
+    assert ["adding is failing: memory is full", "adding has recovered"] == [
+        record.message for record in caplog.records
+    ]
+
+
+def test_component_without_a_success_does_not_recover() -> None:
+    """Time alone is no recovery."""
+    monotonic = FakeMonotonicClock()
+    health = Health(monotonic)
+    health.mark_failing("store", "down")
+    health.mark_healthy("store")
+    health.mark_failing("store", "down")
+    monotonic.time += 1_000
+    assert {"store": "down"} == health.failing
+    health.mark_healthy("store")
+    assert {} == health.failing
+
+
+def test_component_that_fails_again_soon_must_work_longer() -> None:
+    """The time doubles with each failure within a minute of a recovery, up to 30 s."""
+    monotonic = FakeMonotonicClock()
+    health = Health(monotonic)
+
+    def recover() -> int:
+        """Return how many seconds a recovery takes."""
+        health.mark_failing("store", "down")
+        for second in range(1_000):
+            health.mark_healthy("store")
+            if not health.failing:
+                return second
+            monotonic.time += 1
+        raise AssertionError
+
+    assert [3, 6, 12, 24, 30, 30] == [recover() for _ in range(6)]
+    monotonic.time += 60
+    assert 3 == recover()
+
+
+class PartitionedStore:
+    """A store with two partitions, of which some fail."""
+
+    partition_count = 2
+
+    def __init__(self) -> None:
+        self.failing: set[int] = set()
+        self.hanging: set[int] = set()
+
+    async def ping(self, partition: int | None = None) -> int:
+        """Return a time, unless the partition fails."""
+        assert partition is not None
+        if partition in self.hanging:
+            await asyncio.sleep(3600)
+        if partition in self.failing:
+            error = StoreUnavailable("no reply in time")
+            error.partition = partition
+            raise error
+        return 0
+
+
+def test_a_partition_that_fails_does_not_make_the_process_unready() -> None:
+    """It is unready if all partitions fail, or one is lost; failing components are named."""
+    monotonic = FakeMonotonicClock()
+    health = Health(monotonic)
+    health.partition_count = 2
+    store = PartitionedStore()
+
+    def check() -> None:
+        asyncio.run(check_partitions(cast("Store", store), health))
+
+    store.failing = {1}
+    check()
+    assert {"adding partition 1": "no reply in time"} == health.failing
+    assert {} == health.blocking
+    store.failing = {0, 1}
+    check()
+    assert {"adding partition 0", "adding partition 1"} == health.blocking.keys()
+    monotonic.time += 3
+    store.failing = set()
+    check()
+    assert {} == health.failing
+
+    lost = StoreLost("empty")
+    lost.partition = 1
+    health.mark_failing("store", lost)
+    assert {"data partition 1": "empty"} == health.blocking
+    delivery = RuntimeError("proxy down")
+    health.mark_failing("delivery", delivery)
+    assert {"data partition 1", "delivery"} == health.blocking.keys()
+
+
+def test_a_partition_that_hangs_does_not_make_the_process_unready() -> None:
+    """Its check ends before that of the whole store, so only this partition is failing."""
+
+    async def main() -> None:
+        now = asyncio.get_running_loop().time
+        health, store = Health(now), PartitionedStore()
+        health.partition_count, store.hanging = 2, {1}
+        check = HealthCheck(
+            health,
+            (ADDING, DATA),
+            partial(check_partitions, cast("Store", store), health),
+            now,
+            interval_s=1.0,
+            failing_interval_s=1.0,
+        )
+        await check.run_if_due()
+        assert {"adding partition 1": "no response for 3.8 s"} == health.failing
+        assert {} == health.blocking
+
+    run(main)
+
+
+def test_a_partition_that_works_again_recovers_without_tasks() -> None:
+    """A failure of maintenance ends with the next check, although nothing is claimed."""
+    monotonic = FakeMonotonicClock()
+    health = Health(monotonic)
+    health.partition_count = 2
+    error = StoreUnavailable("connection refused")
+    error.partition = 1
+    health.mark_failing("store", error)
+    assert {"store partition 1": "connection refused"} == health.failing
+    monotonic.time += 3
+    asyncio.run(check_partitions(cast("Store", PartitionedStore()), health))
+    assert {} == health.failing

@@ -30,7 +30,13 @@ class FailingStore(ReferenceStore):
     While `list_fails` is true, it cannot list them.
     """
 
-    fails = list_fails = False
+    fails = list_fails = ping_fails = False
+
+    async def ping(self, partition: int | None = None) -> int:
+        """Return the time; raise an unexpected error while `ping_fails` is true."""
+        if self.ping_fails:
+            raise ValueError
+        return await super().ping(partition)
 
     async def list_workers(self) -> list[WorkerRecord]:
         """Return the workers."""
@@ -108,6 +114,25 @@ def test_a_process_is_listed_again_when_the_store_recovers() -> None:
         assert 1 == len(await store.list_workers())
 
     run(main)
+
+
+def test_heartbeats_continue_after_an_unexpected_error_of_the_check(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The error is logged. Without heartbeats, others would consider the process dead."""
+
+    async def main() -> None:
+        store = new_store()
+        harness = EngineHarness(FakeTarget(), store=store)
+        await harness.engine.start()
+        store.ping_fails = True
+        await asyncio.sleep(60)
+        assert 1 == len(await store.list_workers())
+        store.ping_fails = False
+        await harness.engine.stop(1)
+
+    run(main)
+    assert {"check of the store failed"} == set(caplog.messages)
 
 
 def test_an_api_process_stores_tasks_and_wakes_a_worker() -> None:

@@ -425,7 +425,10 @@ def test_failing_components_are_reported_to_the_operator() -> None:
         tenant_page, _ = harness.metrics.render(None, 0.0, "ann", failing=["store"])
 
         prefix = "retry_component_failing"
-        expected = {"another": 1, "bodies": 0, "delivery": 0, "encryption": 0, "store": 1}
+        expected = {
+            "adding": 0, "another": 1, "bodies": 0, "data": 0, "delivery": 0, "encryption": 0,
+            "store": 1,
+        }  # fmt: skip
         assert {f"{prefix}{{component={name}}}": value for name, value in expected.items()} == {
             name: value for name, value in parse_samples(page).items() if name.startswith(prefix)
         }

@@ -10,21 +10,20 @@ import msgspec
 from tarry.service.api import problems
 from tarry.service.api.messages import ApiResponse, json_response
 from tarry.service.api.routing import Operation
-from tarry.service.engine.context import HealthCheck
 from tarry.service.engine.metrics import OPENMETRICS_MEDIA_TYPE
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest
 
-_STORE_CHECK_INTERVAL_S = 1.0
 _NOT_READY_RETRY_AFTER_S = 5.0
 
 
-class HealthStatus(msgspec.Struct):
-    """The service is healthy."""
+class HealthStatus(msgspec.Struct, omit_defaults=True):
+    """The service is healthy. `failing` has partitions of the store that fail, and their causes."""
 
-    status: Literal["ok"] = "ok"
+    status: Literal["ok"]
+    failing: dict[str, str] = {}
 
 
 class HealthResource:
@@ -32,32 +31,24 @@ class HealthResource:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._store_check = HealthCheck(
-            context.engine.health,
-            "store",
-            context.store.ping,
-            context.monotonic,
-            interval_s=_STORE_CHECK_INTERVAL_S,
-            failing_interval_s=_STORE_CHECK_INTERVAL_S,
-        )
 
     @Operation("GET", "/healthz", "isAlive", HealthStatus, query=None, is_public=True)
     async def get_liveness(self, _: ApiRequest) -> ApiResponse:
         """Liveness: the process responds."""
-        return json_response(200, HealthStatus())
+        return json_response(200, HealthStatus("ok"))
 
     @Operation("GET", "/readyz", "isReady", HealthStatus, errors=(503,), query=None, is_public=True)
     async def get_readiness(self, _: ApiRequest) -> ApiResponse:
         """Readiness: the service can accept and process tasks."""
         engine = self._context.engine
-        await asyncio.gather(self._store_check.run_if_due(), engine.body_store_check.run_if_due())
-        failing = engine.health.failing
-        if not failing:
-            return json_response(200, HealthStatus())
+        await asyncio.gather(engine.store_check.run_if_due(), engine.body_store_check.run_if_due())
+        failing, is_ready = engine.health.failing, not engine.health.blocking
         # A cause may name hosts and files. If keys are required, causes are only logged, because
         # callers without a key can read this endpoint.
         if self._context.require_api_keys:
             failing = dict.fromkeys(failing, "see the log")
+        if is_ready:  # for the tenants of the other partitions
+            return json_response(200, HealthStatus("ok", failing))
         detail = f"Failing: {', '.join(sorted(failing))}."
         raise problems.unavailable(detail, _NOT_READY_RETRY_AFTER_S, failing=failing)
 

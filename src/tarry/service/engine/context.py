@@ -10,9 +10,10 @@ import msgspec
 
 from tarry.errors import StoreUnavailable
 from tarry.service import defaults
+from tarry.service.store import StoreLost
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from tarry.service.delivery import DeliveryClient
     from tarry.service.engine.claim_turns import ClaimTurns
@@ -32,7 +33,20 @@ T = TypeVar("T")
 _logger = logging.getLogger("tarry.service")
 FIRST_STORE_RETRY_PAUSE_S = 0.05
 _MAX_STORE_RETRY_PAUSE_S = 2.0
-_CHECK_TIMEOUT_S = 5.0
+_CHECK_TIMEOUT_S = 4.0  # below the timeout of the readiness probe in deploy/kubernetes
+_PARTITION_CHECK_TIMEOUT_S = 3.8
+"""Below `_CHECK_TIMEOUT_S`, so that a partition that hangs fails alone."""
+_RECOVERY_S, _MAX_RECOVERY_S = 3.0, 30.0
+"""How long a component must work before it has recovered: at first, and at most."""
+_RELAPSE_S = 60.0
+"""A component that fails again in this time after it has recovered must then work twice as long."""
+STORE = "store"
+"""The component of `Health` for claims, results and maintenance."""
+ADDING = "adding"
+"""The component of `Health` for adding tasks to the store. A store with full memory refuses only
+this."""
+DATA = "data"
+"""The component of `Health` for a store that was emptied or replaced after it was opened."""
 BODY_STORE = "bodies"
 """The component of `Health` for the storage of large bodies."""
 _UNKNOWN_OFFSET_MS = -1e15  # far in the past: no task is due before `StoreClock.synchronize`
@@ -62,25 +76,96 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health:
-    """The failing components of this process. Each failure and each recovery is logged once."""
+    """The failing components of this process. Each failure and each recovery is logged once.
 
-    def __init__(self) -> None:
-        self.failing: dict[str, str] = {}  # the last error by component
+    A component has recovered when a call has succeeded since the last failure, and no call has
+    failed for `_RECOVERY_S`. If it fails again soon, it needs twice as long, and so on: a component
+    of which some calls fail and some succeed would otherwise fail and recover with each call.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self.partition_count: int = 1
+        """The partitions of the store; each is a component of its own if there are several."""
+        self._monotonic = monotonic
+        self._failing: dict[str, str] = {}
+        self._failed_at: dict[str, float] = {}
+        self._recoveries: dict[str, tuple[float, float]] = {}
+        """For each component that has failed: when it has recovered, and how long that takes."""
+        self._succeeded: set[str] = set()
+        """The failing components of which a call has succeeded since the last failure."""
+
+    @property
+    def failing(self) -> dict[str, str]:
+        """The last error by failing component."""
+        if self._succeeded:
+            self._end_recovered()
+        return self._failing
 
     def mark_failing(self, component: str, error: object) -> None:
-        """Mark a component as failing."""
-        if component not in self.failing:
-            _logger.error("%s is failing: %s", component, error)
-        self.failing[component] = str(error)
+        """Mark a component as failing, because a call has failed.
 
-    def mark_healthy(self, component: str) -> None:
-        """Mark a component as healthy."""
-        if self.failing and self.failing.pop(component, None) is not None:
-            _logger.warning("%s has recovered", component)
+        A lost store is the component `DATA`, whichever call has found it. An error of one of
+        several partitions makes only this partition fail.
+        """
+        if isinstance(error, StoreLost):
+            component = DATA
+        if isinstance(error, StoreUnavailable):
+            component = self._name(component, error.partition)
+        now = self._monotonic()
+        if component not in self.failing:
+            recovered_at, recovery_s = self._recoveries.get(component, (float("-inf"), 0.0))
+            has_relapsed = now - recovered_at < _RELAPSE_S
+            recovery_s = min(_MAX_RECOVERY_S, recovery_s * 2) if has_relapsed else _RECOVERY_S
+            self._recoveries[component] = (recovered_at, recovery_s)
+            _logger.error("%s is failing: %s", component, error)
+        self._failing[component] = str(error)
+        self._failed_at[component] = now
+        self._succeeded.discard(component)
+
+    @property
+    def blocking(self) -> dict[str, str]:
+        """The failing components without which the process is not ready.
+
+        A partition that fails does not make it unready, because the others would not be served
+        either, unless all partitions fail or tasks are lost.
+        """
+        failing = self.failing
+        optional: set[str] = set()
+        for component in (STORE, ADDING):
+            names = {self._name(component, number) for number in range(self.partition_count)}
+            if not names <= failing.keys() and self.partition_count > 1:
+                optional |= names
+        return {name: error for name, error in failing.items() if name not in optional}
+
+    def _name(self, component: str, partition: int | None) -> str:
+        if partition is None or self.partition_count == 1:
+            return component
+        return f"{component} partition {partition}"
+
+    def mark_healthy(self, component: str, partition: int | None = None) -> None:
+        """Record that a call has succeeded; the component recovers unless a call fails soon."""
+        if not self._failing:
+            return
+        component = self._name(component, partition)
+        if component in self._failing:
+            self._succeeded.add(component)
+            self._end_recovered()
+
+    def _end_recovered(self) -> None:
+        now = self._monotonic()
+        for component in sorted(self._succeeded):
+            recovery_s = self._recoveries[component][1]
+            if now - self._failed_at[component] >= recovery_s:
+                self._succeeded.discard(component)
+                del self._failing[component]
+                self._recoveries[component] = (now, recovery_s)
+                _logger.warning("%s has recovered", component)
 
 
 class HealthCheck:
-    """Checks one component and records the result in `health`, at most every `interval_s`.
+    """Checks the first of some components, at most every `interval_s`.
+
+    A failure is one of the first component; after a success, all of them work.
 
     While the component is failing, the interval is `failing_interval_s`. The intervals bound the
     number of checks, because `/readyz` needs no API key and each check makes a write.
@@ -89,7 +174,7 @@ class HealthCheck:
     def __init__(
         self,
         health: Health,
-        component: str,
+        components: Sequence[str],
         check: Callable[[], Awaitable[object]],
         monotonic: Callable[[], float],
         *,
@@ -97,7 +182,7 @@ class HealthCheck:
         failing_interval_s: float,
     ) -> None:
         self._health = health
-        self._component = component
+        self._component, *_ = self._components = components
         self._check = check
         self._monotonic = monotonic
         self._interval_s = interval_s
@@ -108,7 +193,7 @@ class HealthCheck:
     async def run_if_due(self) -> None:
         """Check the component, unless the last check is recent; wait for a check that runs."""
         async with self._lock:
-            is_failing = self._component in self._health.failing
+            is_failing = not self._health.failing.keys().isdisjoint(self._components)
             interval_s = self._failing_interval_s if is_failing else self._interval_s
             if self._monotonic() - self._checked_at < interval_s:
                 return
@@ -122,7 +207,8 @@ class HealthCheck:
                     self._component, f"no response for {_CHECK_TIMEOUT_S:g} s"
                 )
             else:
-                self._health.mark_healthy(self._component)
+                for component in self._components:
+                    self._health.mark_healthy(component)
             self._checked_at = self._monotonic()
 
 
@@ -178,6 +264,9 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     clock: StoreClock
     reporter: Reporter
     health: Health
+    store_check: HealthCheck
+    """Checks whether the store accepts a write, which new tasks need (components `ADDING` and
+    `DATA`)."""
     body_store_check: HealthCheck
     process: WorkerRecord
     """This process, as its heartbeats describe it."""
@@ -213,6 +302,32 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
         return self.process.role != "worker"
 
 
+async def check_partitions(store: Store, health: Health) -> None:
+    """Check whether each partition accepts a write; `health` has the results of several."""
+    if store.partition_count == 1:
+        await store.ping()
+        return
+
+    async def ping(partition: int) -> int:
+        try:
+            async with asyncio.timeout(_PARTITION_CHECK_TIMEOUT_S):
+                return await store.ping(partition)
+        except TimeoutError:
+            error = StoreUnavailable(f"no response for {_PARTITION_CHECK_TIMEOUT_S:g} s")
+            error.partition = partition
+            raise error from None
+
+    partitions = range(store.partition_count)
+    results = await asyncio.gather(*map(ping, partitions), return_exceptions=True)
+    for partition, result in zip(partitions, results, strict=True):
+        if isinstance(result, StoreUnavailable):
+            health.mark_failing(ADDING, result)
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            for component in (STORE, ADDING, DATA):
+                health.mark_healthy(component, partition)
+
 async def retry_until_stored(write: Callable[[], Awaitable[T]], health: Health) -> T:
     """Repeat a write until the store accepts it, with pauses that double up to two seconds.
 
@@ -224,7 +339,7 @@ async def retry_until_stored(write: Callable[[], Awaitable[T]], health: Health) 
         try:
             result = await write()
         except StoreUnavailable as error:
-            health.mark_failing("store", error)
+            health.mark_failing(STORE, error)
             await asyncio.sleep(pause)
             pause = min(_MAX_STORE_RETRY_PAUSE_S, pause * 2)
         else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
+from tarry.service.engine.context import ADDING
 from tarry.service.engine.heartbeat import Heartbeat
 from tarry.service.engine.lanes import MAX_LANES
 from tarry.service.engine.limits import MAX_CONFIGURED_LANES
@@ -76,6 +77,7 @@ class Engine:
         self.signers: SignerCache = context.signers
         self.secrets: SecretResolver = context.secrets
         self.health: Health = context.health
+        self.store_check: HealthCheck = context.store_check
         self.body_store_check: HealthCheck = context.body_store_check
         self.clock: StoreClock = context.clock
         self.limits: EngineLimits = context.limits
@@ -108,6 +110,7 @@ class Engine:
         A process that does not deliver (role `api`) makes no claims.
         """
         store, sent_at = self._context.store, self.clock.local_ms()
+        self.health.partition_count = store.partition_count
         self.clock.synchronize(sent_at, await store.ping())
         await self.scheduler.load_limits()
         self._context.lanes.restore_limits(await store.list_lane_limits(MAX_LANES))
@@ -243,7 +246,7 @@ class Engine:
                 lane_quota=self.limits.max_tenant_lanes,
             )
         except StoreUnavailable as error:
-            context.health.mark_failing("store", error)
+            context.health.mark_failing(ADDING, error)
             self.worker.leased_tasks.lost_reply_count += 1
             raise
         context.health.mark_healthy("store")

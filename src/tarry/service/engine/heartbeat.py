@@ -15,6 +15,7 @@ from zlib import crc32
 from msgspec.structs import replace
 
 from tarry.errors import StoreUnavailable
+from tarry.service.engine.context import ADDING, DATA, STORE
 
 if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tarry.service")
 _MIN_INTERVAL_S, _INTERVAL_RANGE_S = 4.5, 1.0
 _MAX_BLOCKED_LANES = 201  # in a heartbeat; a process blocks fewer, see `Lanes.block`
+_FAILING_INTERVAL_S = 1.0
+"""The interval while the store is failing."""
 
 
 class Heartbeat:
@@ -39,6 +42,7 @@ class Heartbeat:
         self._process = context.process
         self.other_workers: list[WorkerRecord] = []
         """The other processes, at the time of the last heartbeat."""
+        self._wakeup = asyncio.Event()
         self._compared_targets = {context.process.allow_target}
         # Each process has a different interval, so that processes that were started together do not
         # send their heartbeats at the same time.
@@ -46,16 +50,30 @@ class Heartbeat:
         self._interval_s = _MIN_INTERVAL_S + jitter * _INTERVAL_RANGE_S
 
     async def run(self) -> None:
-        """Send heartbeats until cancelled."""
+        """Send heartbeats until cancelled. They also show when a failing store has recovered."""
+        health = self._context.health
         self._process = replace(self._process, started_at=self._context.clock.now_ms())
         while True:
             try:
                 await self.send()
             except StoreUnavailable as error:
-                self._context.health.mark_failing("store", error)
+                health.mark_failing(STORE, error)
             except Exception:
                 _logger.exception("heartbeat failed")
-            await asyncio.sleep(self._interval_s)
+            else:
+                # A store accepts this write even if its memory is full, as it accepts results.
+                health.mark_healthy(STORE)
+            try:
+                # Also without requests to `/readyz`: the metrics show whether the store was
+                # replaced.
+                await self._context.store_check.run_if_due()
+            except Exception:  # the heartbeats continue, or others consider this process dead
+                _logger.exception("check of the store failed")
+            is_failing = not health.failing.keys().isdisjoint((STORE, ADDING, DATA))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FAILING_INTERVAL_S if is_failing else self._interval_s):
+                    await self._wakeup.wait()
+            self._wakeup.clear()
 
     async def send(self) -> None:
         """Record this process, and divide rate limits and turns among all processes."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.errors import StoreUnavailable
-from tarry.service.engine.context import BODY_STORE
+from tarry.service.engine.context import ADDING, BODY_STORE, STORE
 from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.task_search import search_of_replay
 
@@ -153,8 +153,10 @@ class Maintenance:
             if replay.next_at <= self._context.clock.now_ms():
                 try:
                     record = await self._replay_step(replay)
-                except StoreUnavailable:
-                    raise
+                except StoreUnavailable as error:
+                    # To replay tasks is to add them: a store with full memory refuses only this.
+                    self._context.health.mark_failing(ADDING, error)
+                    continue
                 except Exception:  # other replays continue
                     _logger.exception("replay step failed, replay=%s", replay.id)
                     continue
@@ -200,7 +202,7 @@ class Maintenance:
             try:
                 pause = await self.run_once()
             except StoreUnavailable as error:
-                self._context.health.mark_failing("store", error)
+                self._context.health.mark_failing(STORE, error)
             except Exception:
                 _logger.exception("maintenance failed")
             await asyncio.sleep(pause)

@@ -67,7 +67,7 @@ DELAY_BUCKETS_MS = (
 _MAX_SAMPLES = 500  # then they are counted: sorting them is cheaper than a bucket search for each
 _LANE_STATUSES = (Status.PENDING, Status.IN_FLIGHT, Status.EXHAUSTED)
 _BREAKER_STATES = ("closed", "open", "half-open")
-_COMPONENTS = ("store", "bodies", "delivery", "encryption")
+_COMPONENTS = ("store", "adding", "data", "bodies", "delivery", "encryption")
 
 
 class _LabeledCounter(Counter[tuple[str, ...]]):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.errors import StoreUnavailable
+from tarry.service.engine.context import STORE
 from tarry.service.model import Status
 from tarry.service.store import SERIES_RETENTION_MS, SeriesPoint
 
@@ -64,7 +65,7 @@ class SeriesRecorder:
             try:
                 await self.record()
             except StoreUnavailable as error:
-                self._context.health.mark_failing("store", error)
+                self._context.health.mark_failing(STORE, error)
             except Exception:
                 _logger.exception("recording of series failed")
 

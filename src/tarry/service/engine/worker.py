@@ -40,7 +40,7 @@ from tarry.service.delivery.vendor_headers import QSTASH, cloud_tasks_headers, q
 from tarry.service.encryption import DecryptionFailed
 from tarry.service.engine import attempts
 from tarry.service.engine.attempt_slots import AttemptSlots
-from tarry.service.engine.context import BODY_STORE, FIRST_STORE_RETRY_PAUSE_S
+from tarry.service.engine.context import BODY_STORE, FIRST_STORE_RETRY_PAUSE_S, STORE
 from tarry.service.engine.lanes import MAX_FAST_ATTEMPT_MS
 from tarry.service.engine.leased_tasks import LeasedTasks
 from tarry.service.engine.result_writer import ResultWriter
@@ -441,7 +441,7 @@ class Worker:
             self._report_missing_key(error)
             can_start = False  # the tasks must not be sent without a signature
         except StoreUnavailable as error:
-            context.health.mark_failing("store", error)
+            context.health.mark_failing(STORE, error)
             await asyncio.sleep(FIRST_STORE_RETRY_PAUSE_S)
         except Exception:  # for example, a newer version of the service has stored the policy
             message = "policy or secrets could not be loaded, will retry, tenant=%s policy=%s"
