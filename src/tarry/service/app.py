@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
@@ -12,7 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from tarry.errors import ConfigurationError, MissingExtra, StoreUnavailable
+from tarry.errors import ConfigurationError, MissingExtra
 from tarry.runtime.clocks import environment  # the clocks and the random source
 
 try:
@@ -59,12 +60,13 @@ try:
     from tarry.service.engine.result_writer import build_callback_task
     from tarry.service.engine.secrets import Secret, SecretResolver
     from tarry.service.engine.signers import SignerCache
+    from tarry.service.engine.store_values import StoreValuesCache
     from tarry.service.engine.tracing import AttemptTracer
     from tarry.service.file_descriptors import current_limit, share_descriptors
     from tarry.service.model import WorkerRecord
     from tarry.service.payloads import BodyStore
     from tarry.service.settings import DEFAULT_STORE, check_setting, environment_variables
-    from tarry.service.shutdown import run_bounded
+    from tarry.service.shutdown import cancel_and_wait, run_bounded
     from tarry.service.store import LeaseTerms, Retention
     from tarry.service.store_url import (
         StoreEngine,
@@ -210,6 +212,8 @@ class Service:
         host_name = socket.gethostname()
         worker = f"{host_name}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
+        self._store_values = StoreValuesCache(self.store, environment.now)
+        self._refreshing: asyncio.Task[None] | None = None
         health = Health(environment.now)
         self._tracer: AttemptTracer | None = None
         if settings.traces == "otlp":
@@ -308,6 +312,7 @@ class Service:
             await self.store.close()
             raise
         await self.engine.start()
+        self._refreshing = asyncio.create_task(self._store_values.run())
 
     def begin_shutdown(self) -> None:
         """Start no more attempts, and end waits for a result (`Prefer: wait`) and event streams."""
@@ -323,7 +328,9 @@ class Service:
         """
         self.begin_shutdown()
         await self.engine.stop(self._remaining_drain_s())
-        steps = [self._secrets.close, self._delivery_client.close]
+        if self._refreshing is not None:
+            await cancel_and_wait([self._refreshing])
+        steps = [self._store_values.close, self._secrets.close, self._delivery_client.close]
         if self._token_client is not None:
             steps.append(self._token_client.close)
         if self._tracer is not None:
@@ -352,15 +359,16 @@ class Service:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _render_metrics(self, tenant: str | None, accept: str) -> tuple[bytes, str]:
-        # Only one process reports the tasks of the store, so that the metrics of all processes can
-        # be summed. Without the store, the other metrics still show what this process does.
-        try:
-            counters = await self.store.counters(tenant) if await self.store.try_lead() else None
-        except StoreUnavailable as error:
-            self.engine.health.mark_failing("store", error)
-            counters = None
-        now_s, failing = self.engine.clock.now_s(), self.engine.health.failing
-        return self.metrics.render(counters, now_s, tenant, accept, failing=failing)
+        # The last values: a store that hangs must not hide what this process does.
+        counters, age_s = await self._store_values.get(tenant)
+        return self.metrics.render(
+            counters,
+            self.engine.clock.now_s(),
+            tenant,
+            accept,
+            counters_age_s=age_s,
+            failing=self.engine.health.failing,
+        )
 
 
 def build_api_limits(settings: Settings, max_clients: int) -> ApiLimits:

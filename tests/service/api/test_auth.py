@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.auth import ApiKeyCache, api_key_digest, check_tenant, make_api_key
 from tarry.service.api.roles import Role
 from tarry.service.model import ApiKeyRecord
 from tests.service.api.harness import TARGET, ApiHarness, Response, run_with_api
+from tests.service.stores.reference_store import ReferenceStore
 
 HOSTS = frozenset({"127.0.0.1", "Tarry.Internal", "fd00::1"})
 
@@ -150,6 +151,35 @@ def test_two_different_keys_are_401() -> None:
         assert "Authorization and X-API-Key do not have the same key" in response.problem["detail"]
         same = await api.request("GET", "/retry-tasks", headers={**both, "X-API-Key": one})
         assert 200 == same.status
+
+    run_with_api(test, keys=True)
+
+
+@pytest.mark.parametrize("failure", ["hangs", "fails"])
+def test_metrics_need_no_store_for_a_known_key(
+    failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the store does not respond, a key that was valid an hour ago can read the metrics."""
+    monkeypatch.setattr("tarry.service.api.auth._MAX_STORE_WAIT_S", 0.0)
+
+    async def find_api_key(_store: ReferenceStore, _digest: bytes) -> None:
+        if failure == "fails":
+            raise StoreUnavailable("connection refused")
+        await asyncio.Event().wait()
+
+    async def test(api: ApiHarness) -> None:
+        known, other = (await create_key(api, "acme"))[0], (await create_key(api, "shop"))[0]
+        headers, other_headers = {"X-API-Key": known}, {"X-API-Key": other}
+        with monkeypatch.context() as patch:
+            patch.setattr("tarry.service.api.auth._MAX_STORE_WAIT_S", 60.0)
+            assert 200 == (await api.request("GET", "/metrics", headers=headers)).status
+        monkeypatch.setattr(ReferenceStore, "find_api_key", find_api_key)
+        api.time.ms += 3_600_000
+        response = await api.request("GET", "/metrics", headers=headers)
+        assert (200, b"of acme\n") == (response.status, response.body)
+        assert 503 == (await api.request("GET", "/metrics", headers=other_headers)).status
+        api.time.ms += 5_001
+        assert 503 == (await api.request("GET", "/metrics", headers=headers)).status
 
     run_with_api(test, keys=True)
 

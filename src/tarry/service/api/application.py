@@ -36,6 +36,7 @@ from tarry.wire.tasks import BatchResults, Page
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tarry.service.api.auth import Authenticate
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, BufferedRequestHandler
     from tarry.service.api.routing import Operation
@@ -94,6 +95,8 @@ class Api:
         handlers |= dashboard_handlers(context.role, require_api_keys=context.require_api_keys)
         public_paths = set(handlers)  # so far, those of the documentation and the dashboard
         required_roles: dict[tuple[str, str], Role] = {}
+        authenticate_by_path: dict[str, Authenticate | None] = {}
+        """Without the paths for which an API key is looked up in the store."""
         limiter = LargeResponseLimiter()
         for operation, handler in operations:
             limited_handler = handler
@@ -111,13 +114,16 @@ class Api:
             required_roles[operation.path, operation.method] = operation.required_role
             if operation.is_public:
                 public_paths.add(operation.path)
+            elif not operation.needs_store:
+                authenticate_by_path[operation.path] = authenticator.authenticate_without_store
+        authenticate_by_path |= dict.fromkeys(public_paths)
         endpoints = {
             path: Endpoint(
                 {
                     method: (handler, required_roles.get((path, method), Role.READ))
                     for method, handler in method_handlers.items()
                 },
-                None if path in public_paths else authenticator.authenticate,
+                authenticate_by_path.get(path, authenticator.authenticate),
                 authenticator.check_host,
                 default_tenant=_PUBLIC_TENANT if path in public_paths else DEFAULT_TENANT,
             )

@@ -6,15 +6,16 @@ password hash would add nothing, because a random key of this length cannot be g
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from hashlib import sha256
 from hmac import compare_digest
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from tarry.core.checks import check_one_of
-from tarry.errors import ConfigurationError
+from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api import problems
 from tarry.service.api.roles import ROLES, Role
 from tarry.service.model import ApiKeyRecord
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest
     from tarry.service.store import Store
+
+    Authenticate: TypeAlias = Callable[[ApiRequest, Role], Awaitable[str] | str]
 
 T = TypeVar("T")
 
@@ -37,6 +40,12 @@ _MAX_API_KEY_LENGTH = 200
 _MAX_CACHED_API_KEYS = 10_000
 _CACHE_TTL_S = 5.0
 """How long the result of a lookup is cached. A revoked key may still be accepted for this time."""
+_MAX_STORE_WAIT_S = 0.5
+"""How long `authenticate_without_store` waits for the store, and a lookup of a known key for one of
+several partitions."""
+_OUTAGE_TTL_S = 3_600.0
+"""While the store, or only the partition of the keys, does not respond, a key is accepted for this
+time after its last lookup."""
 _NOT_CACHED = (None, Role.NONE, 0.0)
 
 
@@ -45,12 +54,17 @@ class Authenticator:
 
     def __init__(self, context: ApiContext) -> None:
         self._keys = ApiKeyCache(context.store, context.monotonic)
-        self.authenticate: Callable[[ApiRequest, Role], Awaitable[str] | str] | None = (
+        self.authenticate: Authenticate | None = (
             self._authenticate if context.require_api_keys else None
         )
         """Returns the tenant of a request, or an awaitable of the tenant if the API key is not
         cached; raises ApiError if the key does not have the required role. None if no API key is
         required: then all requests belong to `DEFAULT_TENANT`."""
+        self.authenticate_without_store: Authenticate | None = (
+            self._authenticate_without_store if context.require_api_keys else None
+        )
+        """The same, for operations that work while the store hangs. Then it accepts keys that were
+        valid when they were last looked up."""
         host_names = context.accepted_host_names
         self.check_host: Callable[[dict[bytes, bytes]], None] | None = (
             None if host_names is None else AcceptedHosts(host_names).check
@@ -61,17 +75,25 @@ class Authenticator:
         key = _read_api_key(request)
         return self._keys.cached_tenant(key, required_role) or self._look_up(key, required_role)
 
+    def _authenticate_without_store(
+        self, request: ApiRequest, required_role: Role
+    ) -> Awaitable[str] | str:
+        key = _read_api_key(request)
+        cached = self._keys.cached_tenant(key, required_role)
+        return cached or self._look_up_without_store(key, required_role)
+
     async def _look_up(self, key: str, required_role: Role) -> str:
-        tenant, role = await self._find(key)
-        if role < required_role:
-            detail = (
-                f"The API key has the role {role.label}, but this operation needs the role "
-                f"{required_role.label}."
-            )
-            raise problems.ROLE_REQUIRED.error(
-                detail, role=role.label, requiredRole=required_role.label
-            )
-        return tenant
+        return _check_role(await self._find(key), required_role)
+
+    async def _look_up_without_store(self, key: str, required_role: Role) -> str:
+        try:
+            async with asyncio.timeout(_MAX_STORE_WAIT_S):
+                return await self._look_up(key, required_role)
+        except (TimeoutError, StoreUnavailable) as error:
+            last = self._keys.last_known(key)
+            if last is None:
+                raise StoreUnavailable("the API key could not be looked up") from error
+            return _check_role(last, required_role)
 
     async def _find(self, key: str) -> tuple[str, Role]:
         found = await self._keys.find(key)
@@ -90,6 +112,20 @@ class Authenticator:
         if self.authenticate is None:
             return Role.ADMIN
         return (await self._find(_read_api_key(request)))[1]
+
+
+def _check_role(found: tuple[str, Role], required_role: Role) -> str:
+    """Return the tenant of an API key, or raise ApiError if the key lacks the role."""
+    tenant, role = found
+    if role < required_role:
+        detail = (
+            f"The API key has the role {role.label}, but this operation needs the role "
+            f"{required_role.label}."
+        )
+        raise problems.ROLE_REQUIRED.error(
+            detail, role=role.label, requiredRole=required_role.label
+        )
+    return tenant
 
 
 class AcceptedHosts:
@@ -140,6 +176,12 @@ class ApiKeyCache:
         tenant, role, expires_at = self._valid_keys.get(api_key_digest(key), _NOT_CACHED)
         return tenant if role >= required_role and self._now() < expires_at else None
 
+    def last_known(self, key: str) -> tuple[str, Role] | None:
+        """Return the tenant and the role that a key had at its last lookup, up to an hour ago."""
+        tenant, role, expires_at = self._valid_keys.get(api_key_digest(key), _NOT_CACHED)
+        if tenant is None or self._now() >= expires_at + _OUTAGE_TTL_S:
+            return None
+        return tenant, role
 
     def describe(self, key: str) -> str:
         """Return the name and the id of a key that was looked up recently."""

@@ -52,7 +52,14 @@ class HealthResource:
         detail = f"Failing: {', '.join(sorted(failing))}."
         raise problems.unavailable(detail, _NOT_READY_RETRY_AFTER_S, failing=failing)
 
-    @Operation("GET", "/metrics", "getMetrics", ("text/plain", OPENMETRICS_MEDIA_TYPE), query=None)
+    @Operation(
+        "GET",
+        "/metrics",
+        "getMetrics",
+        ("text/plain", OPENMETRICS_MEDIA_TYPE),
+        query=None,
+        needs_store=False,
+    )
     async def get_metrics(self, request: ApiRequest) -> ApiResponse:
         """Get Prometheus metrics of the tenant; of all tenants for the operator or without keys."""
         context = self._context

@@ -96,6 +96,8 @@ class Operation(msgspec.Struct, frozen=True):
     """The type of the JSON that is later posted to the `callbackUrl` of the request."""
     is_public: bool = False
     """Whether no API key is needed."""
+    needs_store: bool = True
+    """Whether the operation fails while the store does not respond."""
 
     def __call__(self, handler: H) -> H:
         """Declare the handler of the operation."""

@@ -254,18 +254,19 @@ class Metrics:
         tenant: str | None = None,
         accept: str = "",
         *,
+        counters_age_s: float = 0.0,
         failing: Collection[str] = (),
     ) -> tuple[bytes, str]:
         """Return the metrics page and its content type.
 
-        `store_counters` is None if another process reports the tasks of the store, or if the store
-        is unavailable. With `tenant`, the page has only the gauges of the tenant's lanes and tasks,
-        because the other metrics cover all tenants. The format is OpenMetrics if `accept`, the
-        header of the request, names it, else the text format of Prometheus. `failing` has the names
-        of the failing components.
+        `store_counters`, which were read `counters_age_s` ago, are None if another process reports
+        the tasks of the store, or if they were never read. With `tenant`, the page has only the
+        gauges of the tenant's lanes and tasks, because the other metrics cover all tenants. The
+        format is OpenMetrics if `accept`, the header of the request, names it, else the text format
+        of Prometheus. `failing` has the names of the failing components.
         """
         registry = CollectorRegistry()
-        metrics = list(self._gauges(store_counters, now_s, tenant))
+        metrics = list(self._gauges(store_counters, counters_age_s, now_s, tenant))
         if tenant is None:
             metrics = [*self._counters_and_histograms(), _component_gauge(failing), *metrics]
         registry.register(_MetricsCollector(metrics))
@@ -333,10 +334,10 @@ class Metrics:
             yield metric.to_metric()
 
     def _gauges(
-        self, counters: Counters | None, now_s: float, tenant: str | None
+        self, counters: Counters | None, counters_age_s: float, now_s: float, tenant: str | None
     ) -> Iterator[Metric]:
         if counters is not None:
-            yield from _store_gauges(counters)
+            yield from _store_gauges(counters, counters_age_s)
         oldest_due = self._lanes.oldest_due(
             [] if counters is None else counters.due_lanes, int(now_s * 1000), tenant
         )
@@ -372,7 +373,9 @@ def _component_gauge(failing: Collection[str]) -> Metric:
     return family
 
 
-def _store_gauges(counters: Counters) -> Iterator[Metric]:
+def _store_gauges(counters: Counters, age_s: float) -> Iterator[Metric]:
+    help_text = "Age of the metrics that are read from the store."
+    yield GaugeMetricFamily("retry_store_values_age_seconds", help_text, age_s)
     tasks = GaugeMetricFamily("retry_tasks", "Tasks, by status.", labels=["status"])
     for status, count in counters.task_counts.items():
         tasks.add_metric([status.name], count)

@@ -57,6 +57,7 @@ _SHUTDOWN_CLASS = "57P0"
 _UNAVAILABLE_STATES = {"3F000", "42883", "42P01", "42P05"}
 """A missing schema, function or table (while a backup is restored), and a prepared statement of
 another client (a pooler)."""
+_LOCK_TIMEOUT_STATE = "55P03"
 _REFUSED_STATES = {"3D000", "42501"}
 """A missing database, and a missing permission."""
 _UNESCAPED_PASSWORD = re.compile(r"://(?:[^/?#@]*[/?#].*|[^/?#]*@.*)@", re.DOTALL)
@@ -401,6 +402,11 @@ class _ErrorMapping:
             is_unavailable = state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_STATES
             if not (is_refused or is_unavailable):
                 return
+            if state == _LOCK_TIMEOUT_STATE:
+                raise StoreUnavailable(
+                    f"PostgreSQL at {self._redacted_url}: another session holds a lock on a table "
+                    "of the store; pg_locks and pg_stat_activity show it"
+                ) from error
         elif not isinstance(
             error,
             OSError
