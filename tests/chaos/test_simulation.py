@@ -78,8 +78,8 @@ def _requeue_finished_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the worker start another attempt of each task that it has finished."""
     write = ResultWriter._write_results
 
-    async def write_and_requeue(self: Any, items: Any) -> Any:
-        statuses = await write(self, items)
+    async def write_and_requeue(self: Any, partition: int, items: Any) -> Any:
+        statuses = await write(self, partition, items)
         for (result, _, _), status in zip(items, statuses, strict=True):
             if status is FinishStatus.APPLIED:
                 self._leased_tasks.add([result.task])

@@ -44,7 +44,7 @@ from tarry.errors import Overloaded
 from tarry.service.shutdown import cancel_and_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -321,6 +321,15 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             self._group_ended.set()
             _resolve(group, results)
 
+    def fail_waiting(self, error: Exception) -> None:
+        """Raise an error to the callers of all entries that wait, and remove the entries."""
+        waiting = [*self._urgent, *self._bulk]
+        self._cancel_linger_timer()
+        self._urgent.clear()
+        self._bulk.clear()
+        self._waiting_weight = 0
+        _fail(waiting, error)
+
     async def wait_for_groups_in_flight(self) -> None:
         """Wait until the groups that are in flight now have been committed, or have failed."""
         groups = self._groups_in_flight.copy()
@@ -343,6 +352,45 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         await cancel_and_wait(committers)
         # A committer that was cancelled before its first step has not reset this flag.
         self._is_start_scheduled = False
+
+
+class PartitionQueues(Generic[T, R]):
+    """A queue for each partition of a store, so that a partition that hangs delays only its own.
+
+    `build` creates the queue of a partition when it is used first.
+    """
+
+    def __init__(self, build: Callable[[int], AsyncGroupCommit[T, R]]) -> None:
+        self._build = build
+        self._queues: dict[int, AsyncGroupCommit[T, R]] = {}
+
+    def __getitem__(self, partition: int) -> AsyncGroupCommit[T, R]:
+        """Return the queue of a partition."""
+        queue = self._queues.get(partition)
+        if queue is None:
+            queue = self._queues[partition] = self._build(partition)
+        return queue
+
+    def __iter__(self) -> Iterator[AsyncGroupCommit[T, R]]:
+        """Iterate over the queues that have been used."""
+        return iter(self._queues.values())
+
+    @property
+    def pending_count(self) -> int:
+        """Items that wait or are in flight."""
+        return sum([queue.pending_count for queue in self._queues.values()])
+
+    def pending_items(self) -> list[T]:
+        """Return the items that wait or are in flight."""
+        return [item for queue in self for item in queue.pending_items()]
+
+    async def flush(self) -> None:
+        """Wait until nothing is pending."""
+        await asyncio.gather(*(queue.flush() for queue in self))
+
+    async def stop(self) -> None:
+        """Cancel the commits in flight, which may still take effect."""
+        await asyncio.gather(*(queue.stop() for queue in self))
 
 
 def _resolve(group: list[Entry[list[T]]], results: Sequence[R]) -> None:

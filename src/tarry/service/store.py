@@ -179,6 +179,8 @@ class ClaimResult(msgspec.Struct):
     """The number of attempts that this claim has logged as lost: their leases had expired."""
     renewed_tasks: list[Task] = []
     """Tasks whose leases had expired and were renewed, because the claiming worker has them."""
+    errors: dict[int, StoreUnavailable] = {}
+    """The error of each partition that has failed, which may have leased tasks nevertheless."""
 
 
 class TaskResult(msgspec.Struct, kw_only=True, gc=False):
@@ -541,7 +543,13 @@ class Store(Protocol):
         ...
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
+        self,
+        terms: LeaseTerms,
+        *,
+        limit: int,
+        per_lane: int,
+        lane_limits: Mapping[str, int] = {},
+        skip: Collection[int] = (),
     ) -> ClaimResult:
         """Lease tasks that are due within the horizon, and tasks whose lease has expired.
 
@@ -568,6 +576,9 @@ class Store(Protocol):
         not leased but becomes CANCELLED. An expired lease of `terms.worker` is renewed: the task is
         in `ClaimResult.renewed_tasks`, and its version stays the same. CANCELLED and renewed tasks
         count towards `limit` and `per_lane` too.
+
+        Nothing is leased in the partitions `skip`. If some of the others fail, the tasks of the
+        rest are returned, with `ClaimResult.errors`.
         """
         ...
 
@@ -592,8 +603,12 @@ class Store(Protocol):
         """
         ...
 
-    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+    async def release_unknown_leases(
+        self, worker: str, known_ids: Collection[str], partition: int | None = None
+    ) -> int:
         """Release all leases of this worker, except those of tasks with one of `known_ids`.
+
+        With `partition`, only those of this partition are released.
 
         Called after a lost reply: the store may have leased tasks of which the worker does not
         know. The tasks keep their due times, and no attempt is counted, also if a lease has

@@ -10,6 +10,7 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.auth import ApiKeyCache, api_key_digest, check_tenant, make_api_key
 from tarry.service.api.roles import Role
 from tarry.service.model import ApiKeyRecord
+from tarry.service.store import StoreLost
 from tests.service.api.harness import TARGET, ApiHarness, Response, run_with_api
 from tests.service.stores.reference_store import ReferenceStore
 
@@ -324,3 +325,43 @@ def test_only_the_operator_reads_the_metrics_of_all_tenants(operator: str, retur
         assert returned == response.body
 
     run_with_api(test, keys=True, operator=operator)
+
+
+def test_keys_stay_valid_while_only_their_partition_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tenants of other partitions are served; without the partition's data, requests get 503."""
+    calls = 0
+    error: StoreUnavailable | None = StoreUnavailable("connection refused")
+
+    async def find_api_key(_store: ReferenceStore, _digest: bytes) -> None:
+        nonlocal calls
+        calls += 1
+        if error is not None:
+            raise error
+        await asyncio.Event().wait()
+
+    async def test(api: ApiHarness) -> None:
+        nonlocal calls, error
+        known, other = (await create_key(api, "acme"))[0], (await create_key(api, "shop"))[0]
+        headers = {"X-API-Key": known}
+        assert 200 == (await api.request("GET", "/retry-tasks", headers=headers)).status
+        monkeypatch.setattr(ReferenceStore, "find_api_key", find_api_key)
+        monkeypatch.setattr(ReferenceStore, "partition_count", 2)
+        monkeypatch.setattr("tarry.service.api.auth._MAX_STORE_WAIT_S", 0.0)
+        response = await api.request("GET", "/retry-tasks", headers={"X-API-Key": other})
+        assert (503, 1) == (response.status, calls)
+        for failure in (StoreUnavailable("connection refused"), None):
+            api.time.ms += 60_000
+            calls, error = 0, failure
+            for _ in range(3):
+                assert 200 == (await api.request("GET", "/retry-tasks", headers=headers)).status
+            assert 1 == calls  # the others do not wait for a partition that hangs
+        api.time.ms += 60_000
+        error = StoreLost("the partition is empty")
+        assert 503 == (await api.request("GET", "/retry-tasks", headers=headers)).status
+        api.time.ms += 3_600_000
+        error = StoreUnavailable("connection refused")
+        assert 503 == (await api.request("GET", "/retry-tasks", headers=headers)).status
+
+    run_with_api(test, keys=True)

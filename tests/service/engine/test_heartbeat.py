@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -186,7 +186,13 @@ class ClaimTimesStore(FailingStore):
         self.claim_times: list[int] = []
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
+        self,
+        terms: LeaseTerms,
+        *,
+        limit: int,
+        per_lane: int,
+        lane_limits: Mapping[str, int] = {},
+        skip: Collection[int] = (),
     ) -> ClaimResult:
         """Claim, and record the time."""
         result = await super().claim(terms, limit=limit, per_lane=per_lane, lane_limits=lane_limits)
@@ -242,7 +248,7 @@ def test_results_of_several_processes_wait_longer() -> None:
     async def main() -> None:
         state = ReferenceState()
         harness = EngineHarness(FakeTarget(OK), store=new_store(state))
-        queue = harness.engine.worker.result_writer.result_queue
+        queue = harness.engine.worker.result_writer.result_queues[0]
         await harness.engine.start()
         await asyncio.sleep(6)
         assert 0.005 == queue.linger_s

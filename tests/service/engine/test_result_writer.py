@@ -320,7 +320,13 @@ class OutageStore(ReferenceStore):
     is_unavailable = False
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
+        self,
+        terms: LeaseTerms,
+        *,
+        limit: int,
+        per_lane: int,
+        lane_limits: Mapping[str, int] = {},
+        skip: Collection[int] = (),
     ) -> ClaimResult:
         """Claim, or raise during an outage."""
         self._check_available()
@@ -336,7 +342,9 @@ class OutageStore(ReferenceStore):
         self._check_available()
         return await super().release(releases)
 
-    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+    async def release_unknown_leases(
+        self, worker: str, known_ids: Collection[str], partition: int | None = None
+    ) -> int:
         """Release leases, or raise during an outage."""
         self._check_available()
         return await super().release_unknown_leases(worker, known_ids)

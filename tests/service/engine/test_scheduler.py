@@ -65,7 +65,13 @@ class ClaimLimitStore(ReferenceStore):
         self.limits: list[tuple[int, int]] = []
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
+        self,
+        terms: LeaseTerms,
+        *,
+        limit: int,
+        per_lane: int,
+        lane_limits: Mapping[str, int] = {},
+        skip: Collection[int] = (),
     ) -> ClaimResult:
         """Claim, and record the limits."""
         self.limits.append((limit, per_lane))
@@ -90,7 +96,13 @@ class SlowClaimStore(ReferenceStore):
     """A store that replies to a claim one second after it has leased the tasks."""
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
+        self,
+        terms: LeaseTerms,
+        *,
+        limit: int,
+        per_lane: int,
+        lane_limits: Mapping[str, int] = {},
+        skip: Collection[int] = (),
     ) -> ClaimResult:
         """Claim, and reply a second later."""
         claimed = await super().claim(
@@ -198,7 +210,13 @@ class LostReplyStore(ReferenceStore):
         return added
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
+        self,
+        terms: LeaseTerms,
+        *,
+        limit: int,
+        per_lane: int,
+        lane_limits: Mapping[str, int] = {},
+        skip: Collection[int] = (),
     ) -> ClaimResult:
         """Claim tasks; only the reply of a claim with tasks is lost."""
         claimed = await super().claim(
@@ -263,7 +281,9 @@ def test_lease_of_a_lost_reply_is_released(method: str, outcomes: list[str]) -> 
 class SlowReleaseStore(LostReplyStore):
     """A store that releases unknown leases one second after the call."""
 
-    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+    async def release_unknown_leases(
+        self, worker: str, known_ids: Collection[str], partition: int | None = None
+    ) -> int:
         """Wait, and release."""
         await asyncio.sleep(1)
         return await super().release_unknown_leases(worker, known_ids)

@@ -19,6 +19,7 @@ from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api import problems
 from tarry.service.api.roles import ROLES, Role
 from tarry.service.model import ApiKeyRecord
+from tarry.service.store import StoreLost
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -46,6 +47,7 @@ several partitions."""
 _OUTAGE_TTL_S = 3_600.0
 """While the store, or only the partition of the keys, does not respond, a key is accepted for this
 time after its last lookup."""
+_LOOKUP_PAUSE_S = 2.0
 _NOT_CACHED = (None, Role.NONE, 0.0)
 
 
@@ -168,6 +170,9 @@ class ApiKeyCache:
         self._descriptions: dict[bytes, str] = {}
         """The names and ids of valid keys, by key digest."""
         self._invalid_keys: dict[bytes, float] = {}  # expiry, by key digest
+        self._next_lookup_at = float("-inf")
+        """While the partition of the keys is unavailable: before this time, the last known tenants
+        and roles are returned at once."""
 
     def cached_tenant(self, key: str, required_role: Role) -> str | None:
         """Return the tenant of a key that is cached as valid and has the role, else None."""
@@ -197,7 +202,20 @@ class ApiKeyCache:
             return tenant, role
         if now < self._invalid_keys.get(digest, now):
             return None
-        record = await self._store.find_api_key(digest)
+        last = self.last_known(key)
+        if last is not None and now < self._next_lookup_at:
+            return last
+        # The lookup takes as long as the timeout of the store if the partition of the keys hangs.
+        can_skip = last is not None and self._store.partition_count > 1
+        try:
+            async with asyncio.timeout(_MAX_STORE_WAIT_S if can_skip else None):
+                record = await self._store.find_api_key(digest)
+        except (StoreUnavailable, TimeoutError) as error:
+            if last is None or not can_skip or isinstance(error, StoreLost):
+                raise
+            # The tenant may be in another partition, which works.
+            self._next_lookup_at = now + _LOOKUP_PAUSE_S
+            return last
         if (
             record is None
             or record.revoked_at is not None

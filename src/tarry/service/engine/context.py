@@ -328,8 +328,11 @@ async def check_partitions(store: Store, health: Health) -> None:
             for component in (STORE, ADDING, DATA):
                 health.mark_healthy(component, partition)
 
-async def retry_until_stored(write: Callable[[], Awaitable[T]], health: Health) -> T:
-    """Repeat a write until the store accepts it, with pauses that double up to two seconds.
+
+async def retry_until_stored(
+    write: Callable[[], Awaitable[T]], health: Health, partition: int
+) -> T:
+    """Repeat a write until its partition accepts it, with pauses that double up to two seconds.
 
     Used to record what has already happened: results, released leases, parked lanes.
     Until the write is accepted, the store is marked as failing in `health`.
@@ -343,5 +346,5 @@ async def retry_until_stored(write: Callable[[], Awaitable[T]], health: Health) 
             await asyncio.sleep(pause)
             pause = min(_MAX_STORE_RETRY_PAUSE_S, pause * 2)
         else:
-            health.mark_healthy("store")
+            health.mark_healthy(STORE, partition)
             return result

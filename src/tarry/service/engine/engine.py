@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
@@ -24,7 +25,7 @@ from tarry.service.engine.reporting import FinishedTask
 from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.series import SeriesRecorder
 from tarry.service.engine.worker import Worker
-from tarry.service.group_commit import AsyncGroupCommit
+from tarry.service.group_commit import AsyncGroupCommit, PartitionQueues
 from tarry.service.lane_activity import add_latencies
 from tarry.service.model import LaneActivity, Status
 from tarry.service.shutdown import cancel_and_wait, run_bounded
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import DownstreamLimits, LimitsSource, WaitReason
 
 _MAX_GROUP_ITEMS = 64  # small, because results have to wait while a group is written
+_MAX_FAILURE_MS = 1_000
+"""If a group fails after a longer time, the tasks that wait for the next group fail, too."""
 _MIN_STEP_S = 1.0
 """How long a step of a shutdown may take, even if its timeout has passed."""
 _MAX_URGENT_TASKS = 8
@@ -87,8 +90,13 @@ class Engine:
         self.maintenance: Maintenance = Maintenance(context, self.scheduler, self.rate_limiter)
         self.series: SeriesRecorder = SeriesRecorder(context)
         self._heartbeat = Heartbeat(context, self.worker, self.rate_limiter)
-        self._ingest_queue: AsyncGroupCommit[_IngestItem, AddResult] = AsyncGroupCommit(
-            self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.max_unwritten
+        self._partition_of = context.store.partition_of
+        self._ingest_queues: PartitionQueues[_IngestItem, AddResult] = PartitionQueues(
+            lambda partition: AsyncGroupCommit(
+                partial(self._add, partition),
+                max_items=_MAX_GROUP_ITEMS,
+                max_pending=context.limits.max_unwritten,
+            )
         )
         self._is_stopping = False
         self._background_tasks: list[asyncio.Task[None]] = []
@@ -144,8 +152,8 @@ class Engine:
                 await asyncio.wait(self._background_tasks[:1], timeout=timeout_s / 2)
             await cancel_and_wait(self._background_tasks)
         self._is_stopping = True  # new tasks are not leased to this process any more
-        if not await run_bounded(self._ingest_queue.flush(), remaining_s()):
-            await self._ingest_queue.stop()
+        if not await run_bounded(self._ingest_queues.flush(), remaining_s()):
+            await self._ingest_queues.stop()
         await self.worker.stop(remaining_s())
         await run_bounded(self._store_state(), remaining_s())
         if self._heartbeat_task is not None:
@@ -169,16 +177,19 @@ class Engine:
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
     ) -> asyncio.Future[Sequence[AddResult]]:
-        """Add tasks; they are durable when the future is done, even if the caller is cancelled.
+        """Add tasks of one tenant; they are durable when the future is done.
+
+        They are added even if the caller is cancelled.
 
         `contents` are the unpacked contents of the tasks, so that the worker need not unpack them.
         Raises `Overloaded` if too many tasks wait to be written.
         """
         leased_tasks, lanes = self.worker.leased_tasks, self._context.lanes
         can_lease = self._context.delivers and not self._is_stopping
-        if new_tasks and can_lease and not leased_tasks.may_be_incomplete:
+        partition = self._partition_of(new_tasks[0].task.tenant) if new_tasks else 0
+        if new_tasks and can_lease and partition not in leased_tasks.lost_replies:
             # Each task that waits to be written may take one of the leases.
-            free_leases = leased_tasks.free_leases - self._ingest_queue.pending_count
+            free_leases = leased_tasks.free_leases - self._ingest_queues.pending_count
             tenant_leases = lanes.lease_allowance(new_tasks[0].task.tenant, free_leases)
             # A tenant at its limit, for example because some of its targets hang, can still lease
             # tasks of fast lanes: these leases end soon.
@@ -186,7 +197,7 @@ class Engine:
             if tenant_leases > 0 or fast_leases > 0:
                 self._request_leases(new_tasks, tenant_leases, fast_leases)
         contents_or_none: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
-        return self._ingest_queue.submit(
+        return self._ingest_queues[partition].submit(
             list(zip(new_tasks, contents_or_none, strict=True)),
             urgent=len(new_tasks) <= _MAX_URGENT_TASKS,
         )
@@ -229,7 +240,7 @@ class Engine:
         capacity = 0 if must_wait else lanes.lease_capacity(lane)
         return capacity, tenant_leases if lane.is_slow else max(tenant_leases, fast_leases)
 
-    async def _add(self, items: Sequence[_IngestItem]) -> Sequence[AddResult]:
+    async def _add(self, partition: int, items: Sequence[_IngestItem]) -> Sequence[AddResult]:
         """Store tasks, pass leased tasks to the worker, and wake the scheduler for the others.
 
         This is done here and not by the caller of `submit`, which may have been cancelled
@@ -237,7 +248,8 @@ class Engine:
         """
         context, new_tasks = self._context, [new_task for new_task, _ in items]
         # Results that linger are written in the same transaction as the new tasks.
-        self.worker.result_writer.result_queue.end_linger()
+        self.worker.result_writer.result_queues[partition].end_linger()
+        started_at = context.clock.local_ms()
         try:
             results = await context.store.add(
                 new_tasks,
@@ -247,9 +259,12 @@ class Engine:
             )
         except StoreUnavailable as error:
             context.health.mark_failing(ADDING, error)
-            self.worker.leased_tasks.lost_reply_count += 1
+            self.worker.leased_tasks.lost_replies[partition] += 1
+            if context.clock.local_ms() - started_at > _MAX_FAILURE_MS:
+                # The next group would take as long, and its callers wait already.
+                self._ingest_queues[partition].fail_waiting(error)
             raise
-        context.health.mark_healthy("store")
+        context.health.mark_healthy(ADDING, partition)
         horizon_end = context.clock.now_ms() + context.lease_terms.horizon_ms
         has_listeners = bool(self.events.listeners)
         tasks: list[Task] = []
@@ -273,19 +288,19 @@ class Engine:
             self.worker.add(tasks, contents)
         return results
 
-    async def _find_known_lease_ids(self) -> list[str]:
-        """Return the ids of known leases after a lost reply, see `_known_lease_ids`.
+    async def _find_known_lease_ids(self, partition: int) -> list[str]:
+        """Return the ids of known leases after a lost reply of a partition, see `_known_lease_ids`.
 
         A write in flight may have ended a lease already, and the call whose reply was lost may have
         leased the same task again. Therefore the writes in flight are awaited first.
         """
-        await self._ingest_queue.wait_for_groups_in_flight()
-        await self.worker.result_writer.wait_for_writes_in_flight()
+        await self._ingest_queues[partition].wait_for_groups_in_flight()
+        await self.worker.result_writer.wait_for_writes_in_flight(partition)
         return self._known_lease_ids()
 
     def _known_lease_ids(self) -> list[str]:
         """Return the ids of tasks that are leased to this process, or may be by a pending write."""
-        new_ids = [new_task.task.id for new_task, _ in self._ingest_queue.pending_items()]
+        new_ids = [new_task.task.id for new_task, _ in self._ingest_queues.pending_items()]
         releasing_ids = self.worker.result_writer.pending_release_ids()
         return [*self.worker.leased_tasks, *new_ids, *releasing_ids]
 
@@ -293,7 +308,7 @@ class Engine:
         """Wait until this process finishes a task; return None after `timeout_s`."""
         leased_task = self.worker.leased_tasks.get(task_id)
         if leased_task is not None and leased_task.is_busy:  # its result may linger already
-            self.worker.result_writer.result_queue.end_linger()
+            self.worker.result_writer.end_linger(leased_task.task.tenant)
         return await self._reporter.wait_until_finished(task_id, timeout_s)
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:

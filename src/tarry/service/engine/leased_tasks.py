@@ -6,6 +6,7 @@ A leased task waits in a heap for its due time, and then in one of two queues of
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
@@ -59,24 +60,18 @@ class LeasedTasks(dict[str, LeasedTask]):
         self._start_slot_count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
-        self.lost_reply_count: int = 0
-        """Number of failed store calls that may nevertheless have leased tasks to this process."""
-        self.reconciled_count: int = 0
-        """`lost_reply_count` when the scheduler last released the leases of these calls."""
+        self.lost_replies: Counter[int] = Counter()
+        """By partition: the failed store calls that may nevertheless have leased tasks to this
+        process. The scheduler removes the entry when it has released the leases of these calls.
+
+        Until then, new tasks of the partition are stored without a lease: the scheduler could
+        mistake a new lease for an unknown one, and release it.
+        """
 
     @property
     def free_leases(self) -> int:
         """How many more tasks may be leased."""
         return self._max_leased - len(self)
-
-    @property
-    def may_be_incomplete(self) -> bool:
-        """Whether the store may have leased tasks to this process that are missing here.
-
-        Until the scheduler has released them, new tasks are stored without a lease: the scheduler
-        could mistake a new lease for an unknown one, and release it.
-        """
-        return self.reconciled_count != self.lost_reply_count
 
     def add(
         self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.task_search import search_of_replay
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.rate_limits import TenantRateLimiter
     from tarry.service.engine.scheduler import Scheduler
@@ -55,9 +58,9 @@ class Maintenance:
 
     async def run_once(self) -> float:
         """Do a small step of each kind of maintenance; return the seconds to pause after it."""
-        context, store = self._context, self._context.store
+        context = self._context
         await self._scheduler.load_limits()
-        sweep_result = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
+        has_more = await self._sweep()
         next_replay_at = await self._step_replays()
         now = context.clock.now_ms()
         if now >= self._next_budget_exchange_at:
@@ -77,12 +80,35 @@ class Maintenance:
             has_deleted_bodies = await self._delete_bodies()
         except BodyStoreUnavailable as error:
             context.health.mark_failing(BODY_STORE, error)
-        if has_deleted_bodies or sweep_result.has_more:
+        if has_deleted_bodies or has_more:
             return _BUSY_PAUSE_S
         if next_replay_at is None:
             return _IDLE_PAUSE_S
         seconds_until_replay = (next_replay_at - context.clock.now_ms()) / 1000
         return min(_IDLE_PAUSE_S, max(_BUSY_PAUSE_S, seconds_until_replay))
+
+    async def _sweep(self) -> bool:
+        """Remove expired tasks; return whether there are more."""
+        context = self._context
+        try:
+            result = await context.store.sweep(context.retention, _MAX_TASKS_PER_STEP)
+        except StoreUnavailable as error:
+            self._continue_without(error)
+            return False
+        return result.has_more
+
+    def _continue_without(self, error: StoreUnavailable) -> None:
+        """Report an error of one of several partitions; raise any other error."""
+        if error.partition is None:
+            raise error
+        self._context.health.mark_failing(STORE, error)
+
+    def _by_partition(self, lanes: Iterable[str]) -> list[list[str]]:
+        """Group the names of lanes by partition, so that each call has lanes of one partition."""
+        groups: dict[int, list[str]] = defaultdict(list)
+        for lane in lanes:
+            groups[self._context.store.partition_of(lane.partition("/")[0])].append(lane)
+        return list(groups.values())
 
     async def _delete_bodies(self) -> bool:
         """Delete a few bodies whose task does not exist; return whether there were any."""
@@ -108,9 +134,15 @@ class Maintenance:
         """Store the limits of lanes whose rate has changed, for use after a restart."""
         lanes = self._context.lanes
         limits = lanes.list_changed_limits()
-        if limits:
-            await self._context.store.record_lane_limits(limits)
-            lanes.mark_stored(limits)
+        by_lane = {each.lane: each for each in limits}
+        for names in self._by_partition(by_lane):
+            changed = [by_lane[name] for name in names]
+            try:
+                await self._context.store.record_lane_limits(changed)
+            except StoreUnavailable as error:
+                self._continue_without(error)
+            else:
+                lanes.mark_stored(changed)
 
     async def store_latencies(self) -> None:
         """Add the durations of attempts to the latencies of their lanes in the store.
@@ -118,10 +150,15 @@ class Maintenance:
         If the store fails, they may have been added, so they are not sent again.
         """
         latencies = self._context.reporter.metrics.take_latencies()
-        lanes = list(latencies)
-        for start in range(0, len(lanes), _MAX_LATENCIES_PER_CALL):
-            chunk = lanes[start : start + _MAX_LATENCIES_PER_CALL]
-            await self._context.store.record_latencies({lane: latencies[lane] for lane in chunk})
+        for lanes in self._by_partition(latencies):
+            for start in range(0, len(lanes), _MAX_LATENCIES_PER_CALL):
+                names = lanes[start : start + _MAX_LATENCIES_PER_CALL]
+                chunk = {lane: latencies[lane] for lane in names}
+                try:
+                    await self._context.store.record_latencies(chunk)
+                except StoreUnavailable as error:
+                    self._continue_without(error)
+                    break
 
     async def exchange_budgets(self) -> None:
         """Add the changes of retry budgets to the store, and adopt the values of the store.
@@ -129,14 +166,19 @@ class Maintenance:
         If the store fails, the changes may have been stored, so they are not sent again.
         """
         context = self._context
-        outdated = context.lanes.list_outdated_budgets()
-        for start in range(0, len(outdated), _MAX_BUDGETS_PER_CALL):
-            budgets = dict(outdated[start : start + _MAX_BUDGETS_PER_CALL])
-            now_s = context.clock.now_s()
-            changes = {lane: budget.take_change(now_s) for lane, budget in budgets.items()}
-            values = await context.store.add_to_budgets(changes)
-            for lane, value in values.items():
-                budgets[lane].adopt(value, context.limit_table.stored.process_count)
+        outdated = dict(context.lanes.list_outdated_budgets())
+        for lanes in self._by_partition(outdated):
+            for start in range(0, len(lanes), _MAX_BUDGETS_PER_CALL):
+                names = lanes[start : start + _MAX_BUDGETS_PER_CALL]
+                now_s = context.clock.now_s()
+                changes = {lane: outdated[lane].take_change(now_s) for lane in names}
+                try:
+                    values = await context.store.add_to_budgets(changes)
+                except StoreUnavailable as error:
+                    self._continue_without(error)
+                    break
+                for lane, value in values.items():
+                    outdated[lane].adopt(value, context.limit_table.stored.process_count)
 
     async def _step_replays(self) -> int | None:
         """Do one step of each due replay; return when the next step is due (None: none runs).

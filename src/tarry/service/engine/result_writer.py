@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,7 +24,7 @@ from tarry.service.defaults import MAX_TRANSACTION_TASKS
 from tarry.service.delivery.targets import lane_name, parse_target
 from tarry.service.delivery.vendor_headers import QSTASH
 from tarry.service.engine.context import retry_until_stored
-from tarry.service.group_commit import AsyncGroupCommit
+from tarry.service.group_commit import AsyncGroupCommit, PartitionQueues
 from tarry.service.model import BreakerChange, Status, Task, TaskContent
 from tarry.service.shutdown import cancel_and_wait
 from tarry.service.store import FinishStatus, Release
@@ -76,16 +78,25 @@ class ResultWriter:
         """Called when fewer tasks are leased to this process. Set by the scheduler."""
         self.on_unpark: Callable[[], None] = lambda: None
         """Called when the tasks of a lane can be claimed again. Set by the scheduler."""
-        self.result_queue: AsyncGroupCommit[_QueuedResult, FinishStatus] = AsyncGroupCommit(
-            self._write_results,
-            max_items=_MAX_GROUP_RESULTS,
-            max_pending=None,
-            linger_s=_RESULT_LINGER_S,
+        self._partition_of = context.store.partition_of
+        self._linger_s = _RESULT_LINGER_S
+        self.result_queues: PartitionQueues[_QueuedResult, FinishStatus] = PartitionQueues(
+            lambda partition: AsyncGroupCommit(
+                partial(self._write_results, partition),
+                max_items=_MAX_GROUP_RESULTS,
+                max_pending=None,
+                linger_s=self._linger_s,
+            )
         )
-        self._release_queue: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
-            self._write_releases, max_items=MAX_TRANSACTION_TASKS, max_pending=None
+        self._release_queues: PartitionQueues[Release, None] = PartitionQueues(
+            lambda partition: AsyncGroupCommit(
+                partial(self._write_releases, partition),
+                max_items=MAX_TRANSACTION_TASKS,
+                max_pending=None,
+            )
         )
-        self._lane_writes: set[asyncio.Task[None]] = set()
+        self._lane_writes: dict[int, set[asyncio.Task[None]]] = defaultdict(set)
+        """The writes of lanes that are in progress, by partition."""
         self._is_stopping = False
 
     def set_process_count(self, process_count: int) -> None:
@@ -95,34 +106,44 @@ class ResultWriter:
         linger_s = _RESULT_LINGER_S
         if process_count > 1:
             linger_s = min(_LINGER_PER_PROCESS_S * process_count, _MAX_LINGER_S)
-        self.result_queue.linger_s = linger_s
+        self._set_linger(linger_s)
+
+    def _set_linger(self, linger_s: float) -> None:
+        self._linger_s = linger_s
+        for queue in self.result_queues:
+            queue.linger_s = linger_s
+
+    def end_linger(self, tenant: str) -> None:
+        """Write the results that linger in the partition of a tenant at once."""
+        self.result_queues[self._partition_of(tenant)].end_linger()
 
     def stop_lingering(self) -> None:
         """Write all results at once from now on: a stop may end before a linger does."""
         self._is_stopping = True
-        self.result_queue.linger_s = 0.0
-        self.result_queue.end_linger()
+        self._set_linger(0.0)
+        for queue in self.result_queues:
+            queue.end_linger()
 
     @property
     def has_pending_writes(self) -> bool:
         """Whether results or released leases are not written yet."""
-        return bool(self.result_queue.pending_count or self._release_queue.pending_count)
+        return bool(self.result_queues.pending_count or self._release_queues.pending_count)
 
-    async def wait_for_writes_in_flight(self) -> None:
+    async def wait_for_writes_in_flight(self, partition: int) -> None:
         """Wait until the results and released leases that are being written now are written."""
-        await self.result_queue.wait_for_groups_in_flight()
-        await self._release_queue.wait_for_groups_in_flight()
+        await self.result_queues[partition].wait_for_groups_in_flight()
+        await self._release_queues[partition].wait_for_groups_in_flight()
 
     async def flush(self) -> None:
         """Wait until all results and released leases are written."""
-        await self.result_queue.flush()
-        await self._release_queue.flush()
+        await self.result_queues.flush()
+        await self._release_queues.flush()
 
     async def stop(self) -> None:
         """Cancel all writes; the leases of tasks whose result was not written expire."""
-        await self.result_queue.stop()
-        await self._release_queue.stop()
-        await cancel_and_wait(self._lane_writes)
+        await self.result_queues.stop()
+        await self._release_queues.stop()
+        await cancel_and_wait([write for writes in self._lane_writes.values() for write in writes])
 
     def post(
         self, result: TaskResult, leased_task: LeasedTask, delivery_result: DeliveryResult | None
@@ -138,26 +159,30 @@ class ResultWriter:
         else:  # the next attempt waits for the write, which gets at least half of the time
             delay_ms = result.next_attempt_at - self._context.clock.now_ms()
             max_linger_s = delay_ms / 2000 if delay_ms >= _MIN_LINGER_DELAY_MS else 0.0
-        self.result_queue.post((result, leased_task, delivery_result))
+        queue = self.result_queues[self._partition_of(result.task.tenant)]
+        queue.post((result, leased_task, delivery_result))
         if max_linger_s is not None:
-            self.result_queue.end_linger(max_linger_s)
+            queue.end_linger(max_linger_s)
 
     async def write_cancelled(self, result: TaskResult) -> FinishStatus:
         """Write the result of a task that was cancelled between attempts; wait for the write."""
-        return (await self.result_queue.submit([(result, None, None)]))[0]
+        queue = self.result_queues[self._partition_of(result.task.tenant)]
+        return (await queue.submit([(result, None, None)]))[0]
 
-    async def _write_results(self, items: Sequence[_QueuedResult]) -> Sequence[FinishStatus]:
+    async def _write_results(
+        self, partition: int, items: Sequence[_QueuedResult]
+    ) -> Sequence[FinishStatus]:
         results, context = [item[0] for item in items], self._context
         if context.encrypt_attempt is not None:
             # Only the stored copy is encrypted: the reporter below needs the readable texts.
             results = [_encrypt_texts(result, context.encrypt_attempt) for result in results]
         try:
             finish_statuses = await retry_until_stored(
-                lambda: context.store.finish(results), context.health
+                lambda: context.store.finish(results), context.health, partition
             )
         except BaseException as error:
             if isinstance(error, Exception) and len(items) > 1:
-                return await self._write_one_by_one(items)
+                return await self._write_one_by_one(partition, items)
             # The leases expire by themselves, and then a claim leases the tasks again.
             for _, leased_task, _ in items:
                 if leased_task is not None:
@@ -176,12 +201,14 @@ class ResultWriter:
             self.on_capacity()
         return finish_statuses
 
-    async def _write_one_by_one(self, items: Sequence[_QueuedResult]) -> Sequence[FinishStatus]:
+    async def _write_one_by_one(
+        self, partition: int, items: Sequence[_QueuedResult]
+    ) -> Sequence[FinishStatus]:
         """Write results separately, so that one that the store rejects does not affect others."""
         finish_statuses: list[FinishStatus] = []
         for item in items:
             try:
-                finish_statuses += await self._write_results([item])
+                finish_statuses += await self._write_results(partition, [item])
             except Exception:
                 _logger.exception("result not stored, task=%s", item[0].task.id)
                 # The same status as after a lost lease: the store has changed nothing.
@@ -216,7 +243,7 @@ class ResultWriter:
         if finish_status is _SUPERSEDED:
             _logger.warning("result discarded, the lease was lost, task=%s", task.id)
             # Or the result was written before, its reply was lost, and the store renewed the lease.
-            self._leased_tasks.lost_reply_count += 1
+            self._leased_tasks.lost_replies[self._partition_of(task.tenant)] += 1
             self._reporter.report_superseded(task, now)
             return
         self._reporter.report_attempt(result, leased_task.startable_since, now)
@@ -236,32 +263,40 @@ class ResultWriter:
         else:
             self._leased_tasks.requeue(leased_task)
 
-    def release(self, leased_task: LeasedTask, next_attempt_at: int | None = None) -> None:
-        """Drop a task and release its lease; `next_attempt_at` is its new due time, if any."""
+    def release(self, leased_task: LeasedTask, deferred_until: int | None = None) -> None:
+        """Drop a task and release its lease; it is not leased again before `deferred_until`."""
         self._leased_tasks.drop(leased_task)
-        self._release_queue.post(Release(leased_task.task, next_attempt_at))
+        if deferred_until is None:  # an earlier deferral may not have ended
+            now = self._context.clock.now_ms()
+            deferred_until = self._leased_tasks.startable_at(leased_task.task, now)
+        self._post_release(Release(leased_task.task, deferred_until))
         self.on_capacity()
 
     def release_unadded(self, tasks: Sequence[Task]) -> None:
         """Release the leases of tasks that were not added to `LeasedTasks`."""
         for task in tasks:
-            self._release_queue.post(Release(task))
+            self._post_release(Release(task))
+
+    def _post_release(self, release: Release) -> None:
+        self._release_queues[self._partition_of(release.task.tenant)].post(release)
 
     def pending_release_ids(self) -> list[str]:
         """Return the ids of tasks that were dropped, but are not released in the store yet."""
-        return [release.task.id for release in self._release_queue.pending_items()]
+        return [release.task.id for release in self._release_queues.pending_items()]
 
-    async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
+    async def _write_releases(self, partition: int, releases: Sequence[Release]) -> Sequence[None]:
         # A task that is released before its lane is parked would be claimed again at once.
-        await self._wait_for_lane_writes()
+        await self._wait_for_lane_writes(partition)
         context = self._context
-        statuses = await retry_until_stored(lambda: context.store.release(releases), context.health)
+        statuses = await retry_until_stored(
+            lambda: context.store.release(releases), context.health, partition
+        )
         for release, finish_status in zip(releases, statuses, strict=True):
             if finish_status is FinishStatus.CANCELLED:
                 self._reporter.report_cancelled(release.task)
             elif finish_status is FinishStatus.SUPERSEDED:
                 # Perhaps this process has claimed the task again, and the reply was lost.
-                self._leased_tasks.lost_reply_count += 1
+                self._leased_tasks.lost_replies[partition] += 1
         return [None] * len(releases)
 
     def store_breaker_state(self, lane: LaneState, attempt: AttemptRecord | None = None) -> None:
@@ -281,15 +316,16 @@ class ResultWriter:
                 BreakerChange(at=now, before=str(before), after=str(after), reason=reason)
             )
         transitions.clear()
-        self._start_lane_write(self._write_breaker_state(lane, state, changes))
+        self._start_lane_write(lane.name, self._write_breaker_state(lane, state, changes))
 
     def record_half_open(self, lane_name: str) -> None:
         """Record that the breaker of a lane is half-open: the store has leased a probe."""
         before, after = BreakerState.OPEN, BreakerState.HALF_OPEN
         self._start_lane_write(
+            lane_name,
             self.record_breaker_change(
                 lane_name, before, after, _describe_transition(before, after, None)
-            )
+            ),
         )
 
     async def record_breaker_change(
@@ -316,23 +352,28 @@ class ResultWriter:
         lane.wait_reason, lane.is_blocked = reason, True
         if now >= lane.waits_until and lane.breaker.state is not BreakerState.OPEN:
             lane.waits_until = now + ceil(pause_s * 1000)
-            self._start_lane_write(self._park(lane, lane.waits_until))
+            self._start_lane_write(lane.name, self._park(lane, lane.waits_until))
 
     def end_wait(self, lane: LaneState) -> None:
         """Unpark and unblock a lane, because an attempt was made."""
         lane.wait_reason, lane.waits_until, lane.is_blocked = None, 0, True
         self._context.lanes.unblock(lane)
         if lane.breaker.state is BreakerState.CLOSED:
-            self._start_lane_write(self._unpark(lane))
+            self._start_lane_write(lane.name, self._unpark(lane))
 
-    def _start_lane_write(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _partition_of_lane(self, lane_name: str) -> int:
+        return self._partition_of(lane_name.partition("/")[0])
+
+    def _start_lane_write(self, lane_name: str, coroutine: Coroutine[Any, Any, None]) -> None:
         write = asyncio.get_running_loop().create_task(coroutine)
-        self._lane_writes.add(write)
-        write.add_done_callback(self._lane_writes.discard)
+        writes = self._lane_writes[self._partition_of_lane(lane_name)]
+        writes.add(write)
+        write.add_done_callback(writes.discard)
 
-    async def _wait_for_lane_writes(self) -> None:
-        if self._lane_writes:
-            await asyncio.wait(self._lane_writes)
+    async def _wait_for_lane_writes(self, partition: int) -> None:
+        writes = self._lane_writes[partition]
+        if writes:
+            await asyncio.wait(writes)
 
     async def _write_breaker_state(
         self, lane: LaneState, state: BreakerState, changes: list[BreakerChange]
@@ -345,6 +386,7 @@ class ResultWriter:
             await retry_until_stored(
                 lambda: store.park(lane.name, until, probes=probes, consecutive_opens=opens),
                 context.health,
+                self._partition_of_lane(lane.name),
             )
             context.lanes.parked.add(lane.name)
             self._reporter.report_lane_change("parked", lane.name)
@@ -358,7 +400,8 @@ class ResultWriter:
 
     async def _unpark(self, lane: LaneState) -> None:
         context = self._context
-        await retry_until_stored(lambda: context.store.unpark(lane.name), context.health)
+        partition = self._partition_of_lane(lane.name)
+        await retry_until_stored(lambda: context.store.unpark(lane.name), context.health, partition)
         context.lanes.parked.discard(lane.name)
         self.on_unpark()
 
@@ -367,6 +410,7 @@ class ResultWriter:
         await retry_until_stored(
             lambda: context.store.park(lane.name, until, probes=1, consecutive_opens=opens),
             context.health,
+            self._partition_of_lane(lane.name),
         )
         context.lanes.parked.add(lane.name)
         if lane.wait_reason is not None:

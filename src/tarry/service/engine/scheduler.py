@@ -11,10 +11,13 @@ from contextlib import suppress
 from math import ceil
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from tarry.core.breaker import BreakerState
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.claim_turns import TURN_MS
-from tarry.service.store import ConfiguredLimits
+from tarry.service.engine.context import STORE
+from tarry.service.shutdown import cancel_and_wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,7 +29,11 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tarry.service")
 _RELEASE_INTERVAL_MS = 5_000  # between two searches for leases that expire soon
 _SURPLUS_INTERVAL_MS = 1_000  # between two searches for leases that others need
-_NO_LIMITS = ConfiguredLimits(version=-1)
+_MAX_RECONCILIATION_WAIT_S = 0.25
+"""How long a claim waits until the unknown leases of partitions are released. A partition that
+works needs a few milliseconds; the others are skipped."""
+_RECONCILIATION_PAUSE_S = 0.5
+_NO_VERSION = -1
 _MIN_PAUSE_S = TURN_MS / 1000
 """Pause between two claims, unless the first has left due tasks unclaimed. It is as long as a turn,
 so that a single process claims as often as several processes together."""
@@ -36,14 +43,14 @@ class Scheduler:
     """Claims tasks for a worker.
 
     `find_known_lease_ids` returns the ids of tasks that are leased to this process, or may be by a
-    pending write.
+    pending write, after a lost reply of a partition.
     """
 
     def __init__(
         self,
         context: EngineContext,
         worker: Worker,
-        find_known_lease_ids: Callable[[], Awaitable[list[str]]],
+        find_known_lease_ids: Callable[[int], Awaitable[list[str]]],
     ) -> None:
         self._context = context
         self._worker = worker
@@ -53,6 +60,8 @@ class Scheduler:
         self._wakeup = asyncio.Event()
         self._was_capacity_limited = self._is_stopping = False
         self._next_release_at_ms = self._next_surplus_at_ms = 0.0
+        self._reconciliations: dict[int, asyncio.Task[None]] = {}
+        """The partitions whose unknown leases are being released, if there are several."""
         self._started_loads = self._applied_load = 0
         self._last_claim_ms = float("-inf")
         # Half the horizon, so that tasks added by other processes are claimed before they are due.
@@ -80,8 +89,7 @@ class Scheduler:
         """
         context, limits = self._context, self._context.limits
         lanes = context.lanes
-        if self._worker.leased_tasks.may_be_incomplete:
-            await self._release_unknown_leases()
+        skipped = await self._reconcile() if self._worker.leased_tasks.lost_replies else []
         capacity = self._worker.leased_tasks.free_leases
         lane_limits = lanes.claim_limits()
         if 0 < capacity <= limits.max_leased // 4:  # with more, no tenant is at its limit
@@ -100,13 +108,17 @@ class Scheduler:
             limit=limit,
             per_lane=limits.max_lane_claimed,
             lane_limits=lane_limits,
+            skip=skipped,
         )
         context.clock.synchronize(sent_at, claim.now)
-        if not claim.tasks and "store" in context.health.failing:
-            # An empty claim writes nothing, so it succeeds even on a full disk. Only a write, which
-            # `ping` makes, shows that the store has recovered.
-            await context.store.ping()
-        context.health.mark_healthy("store")
+        for partition, error in claim.errors.items():
+            context.health.mark_failing(STORE, error)
+            self._worker.leased_tasks.lost_replies[partition] += 1
+        if claim.tasks and context.health.failing:
+            # An empty claim writes nothing, so it succeeds even on a full disk. Then the next
+            # heartbeat, which is a write, shows whether the store has recovered.
+            for partition in {context.store.partition_of(task.tenant) for task in claim.tasks}:
+                context.health.mark_healthy(STORE, partition)
         if claim.consecutive_opens_by_lane:
             # The number of probes has limited the claim. A probe may end without an attempt, for
             # example because the total budget of the task has ended.
@@ -133,16 +145,58 @@ class Scheduler:
                 self._worker.result_writer.release(leased_task)
         return claim
 
-    async def _release_unknown_leases(self) -> None:
+    async def _reconcile(self) -> list[int]:
+        """Release unknown leases, and return the partitions of which none can be claimed yet.
+
+        With several partitions, a partition that does not respond is retried in the background,
+        while the tasks of the others are claimed.
+        """
+        lost_replies = self._worker.leased_tasks.lost_replies
+        if self._context.store.partition_count == 1:
+            await self._release_unknown_leases(0)
+            return []
+        started: list[asyncio.Task[None]] = []
+        for partition in lost_replies:
+            if partition not in self._reconciliations:
+                reconciliation = asyncio.create_task(self._reconcile_partition(partition))
+                self._reconciliations[partition] = reconciliation
+                started.append(reconciliation)
+        if started:  # later claims do not wait again, so a partition that fails delays one claim
+            await asyncio.wait(started, timeout=_MAX_RECONCILIATION_WAIT_S)
+        return [*lost_replies]
+
+    async def _reconcile_partition(self, partition: int) -> None:
+        """Release the unknown leases of a partition, as soon as it is available."""
+        health = self._context.health
+        try:
+            while partition in self._worker.leased_tasks.lost_replies:
+                try:
+                    await self._release_unknown_leases(partition)
+                except StoreUnavailable as error:
+                    health.mark_failing(STORE, error)
+                    await asyncio.sleep(_RECONCILIATION_PAUSE_S)
+                except Exception:
+                    _logger.exception("releasing leases failed, partition=%d", partition)
+                    await asyncio.sleep(_RECONCILIATION_PAUSE_S)
+                else:
+                    health.mark_healthy(STORE, partition)
+        finally:
+            del self._reconciliations[partition]
+            self.wake()
+
+    async def _release_unknown_leases(self, partition: int) -> None:
         """Release tasks that the store has leased to this process in a call whose reply was lost.
 
         Otherwise, these tasks would wait until their leases expire.
         """
-        context, leased_tasks = self._context, self._worker.leased_tasks
-        lost_reply_count = leased_tasks.lost_reply_count  # it may grow during the calls
-        known_ids = await self._find_known_lease_ids()
-        count = await context.store.release_unknown_leases(context.lease_terms.worker, known_ids)
-        leased_tasks.reconciled_count = lost_reply_count
+        context, lost_replies = self._context, self._worker.leased_tasks.lost_replies
+        lost_reply_count = lost_replies[partition]  # it may grow during the calls
+        known_ids = await self._find_known_lease_ids(partition)
+        count = await context.store.release_unknown_leases(
+            context.lease_terms.worker, known_ids, partition
+        )
+        if lost_replies[partition] == lost_reply_count:
+            del lost_replies[partition]
         if count:
             _logger.info("leases released after a lost reply of the store, count=%d", count)
 
@@ -152,7 +206,9 @@ class Scheduler:
         With `reload`, they are applied even if they have not changed.
         """
         context = self._context
-        known = _NO_LIMITS if reload else context.limit_table.stored
+        known = context.limit_table.stored
+        if reload:
+            known = replace(known, version=_NO_VERSION)
         self._started_loads += 1
         number = self._started_loads
         limits = await context.store.load_limits(known)
@@ -174,13 +230,21 @@ class Scheduler:
 
         Several processes then wait for their turns.
         """
+        try:
+            await self._run()
+        finally:
+            await cancel_and_wait(list(self._reconciliations.values()))
+
+    async def _run(self) -> None:
         while not self._is_stopping:
             self._wakeup.clear()
             try:
                 claim = await self.run_once()
             except StoreUnavailable as error:
-                self._context.health.mark_failing("store", error)
-                self._worker.leased_tasks.lost_reply_count += 1
+                self._context.health.mark_failing(STORE, error)
+                lost_replies = self._worker.leased_tasks.lost_replies
+                for partition in range(self._context.store.partition_count):
+                    lost_replies[partition] += 1
             except Exception:
                 _logger.exception("claim failed")
             else:

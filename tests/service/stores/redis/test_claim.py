@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, cast
+
 import pytest
 
-from tarry.service.stores.redis.claim import divide
+from tarry.service.store import LeaseTerms
+from tarry.service.stores.redis.claim import ClaimMerger, divide
+from tarry.service.stores.redis.connection import RedisConnection
 
 
 @pytest.mark.parametrize(
@@ -20,3 +25,41 @@ from tarry.service.stores.redis.claim import divide
 def test_busy_partitions_share_the_limit(limit: int, busy: set[int], shares: list[int]) -> None:
     """The shares are equal; the partitions that come first get what is left."""
     assert shares == divide(limit, [2, 1, 0], busy)
+
+
+class RecordingConnection:
+    """A connection to partitions that always have more due tasks; it records the scripts."""
+
+    def __init__(self) -> None:
+        self.scripts: list[tuple[int, str]] = []
+
+    async def run(self, partition: int, name: str, *_: Any) -> list[Any]:
+        """Record a script, and return its reply."""
+        self.scripts.append((partition, name))
+        return [5, 3, 0, 0, [], [], []] if name == "claim" else [5, 3]
+
+
+def test_nothing_is_leased_in_skipped_partitions() -> None:
+    """If all are skipped, only the time is read: their unknown leases are being released.
+
+    A task that was leased meanwhile would not be known to this release, and lose its lease.
+    """
+
+    async def main() -> None:
+        connection = RecordingConnection()
+        merger = ClaimMerger(cast("RedisConnection", connection))
+        merger.set_partition_count(2)
+        terms = LeaseTerms("worker", 60_000, 1_000)
+        await merger.claim(terms, 10, 10, {}, skip=())
+        assert {(0, "claim"), (1, "claim")} <= {*connection.scripts}
+
+        connection.scripts.clear()
+        await merger.claim(terms, 10, 10, {}, skip=[1])
+        assert {(0, "claim")} == {*connection.scripts}
+
+        connection.scripts.clear()
+        claim = await merger.claim(terms, 10, 10, {}, skip=[0, 1])
+        assert {(0, "peek"), (1, "peek")} == {*connection.scripts}
+        assert 5 == claim.now
+
+    asyncio.run(main())

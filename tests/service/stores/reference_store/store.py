@@ -174,7 +174,13 @@ class ReferenceStore:
     # --- claim ------------------------------------------------------------------------------------
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, lane_limits: Mapping[str, int] = {}
+        self,
+        terms: LeaseTerms,
+        *,
+        limit: int,
+        per_lane: int,
+        lane_limits: Mapping[str, int] = {},
+        skip: Collection[int] = (),
     ) -> ClaimResult:
         """Lease tasks that are due within the horizon or have an expired lease, in fair order."""
         state, now = self.state, self._clock()
@@ -314,7 +320,9 @@ class ReferenceStore:
     def record_start(self, slot: int, task: Task) -> None:
         """Do nothing: this store does not survive a crash of the process."""
 
-    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+    async def release_unknown_leases(
+        self, worker: str, known_ids: Collection[str], partition: int | None = None
+    ) -> int:
         """Release the leases of a worker, except those of known tasks."""
         known_ids = set(known_ids)
         unknown = [

@@ -177,6 +177,7 @@ class PostgresStore:
         limit: int,
         per_lane: int,
         lane_limits: Mapping[str, int] = {},
+        skip: Collection[int] = (),  # noqa: ARG002 - there is one partition
     ) -> store.ClaimResult:
         now = self._now()
         return await live_tasks.claim(self.database, terms, limit, per_lane, lane_limits, now)
@@ -195,7 +196,12 @@ class PostgresStore:
     def record_start(self, slot: int, task: model.Task) -> None:
         """Do nothing: the leases of a dead process end when they expire."""
 
-    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+    async def release_unknown_leases(
+        self,
+        worker: str,
+        known_ids: Collection[str],
+        partition: int | None = None,  # noqa: ARG002 - there is one partition
+    ) -> int:
         now = self._now()
         count = await live_tasks.release_unknown_leases(self.database, worker, known_ids, now)
         if count:

@@ -9,9 +9,7 @@ partitions take turns as well. With one partition, a claim is one script.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import StoreUnavailable
@@ -20,15 +18,14 @@ from tarry.service.store import ClaimResult
 from tarry.service.stores.redis.codec import decode_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from tarry.service.model import Task
     from tarry.service.store import LeaseTerms
     from tarry.service.stores.redis.connection import RedisConnection
 
-_RETRY_INTERVAL_S = 2.0
-"""The pause between two checks of a partition that was unavailable, while others are available."""
-_logger = logging.getLogger("tarry.service.store")
+_STRAGGLER_TIMEOUT_S = 1.0
+"""How much longer than the first partition the others may take."""
 
 
 class ClaimMerger:
@@ -40,8 +37,6 @@ class ClaimMerger:
         """The partitions; the least recently served one is the first."""
         self._busy: set[int] = {0}
         """The partitions that had more due tasks after the last claim."""
-        self._checks: dict[int, asyncio.Task[None]] = {}
-        """For each unavailable partition: waits until the partition is available again."""
 
     def set_partition_count(self, count: int) -> None:
         """Set the number of partitions, when the store is opened."""
@@ -49,28 +44,23 @@ class ClaimMerger:
         self._busy = {0} if count == 1 else set()
 
     async def claim(
-        self, terms: LeaseTerms, limit: int, per_lane: int, lane_limits: Mapping[str, int]
+        self,
+        terms: LeaseTerms,
+        limit: int,
+        per_lane: int,
+        lane_limits: Mapping[str, int],
+        skip: Collection[int],
     ) -> ClaimResult:
-        """Lease tasks; see `Store.claim`.
-
-        If only some partitions are unavailable, the tasks of the others are returned. The next
-        claims skip these partitions: each call to a node that hangs takes until its timeout, and
-        the tasks of the others would wait for it. A lease whose reply was lost is renewed by a
-        later claim, when it expires.
-        """
+        """Lease tasks; see `Store.claim`."""
+        active = [p for p in self._order if p not in skip]
+        if not active:  # the clock of the store is read, and nothing is leased
+            active, limit = self._order, 0
         claim = _Claim(terms, limit, per_lane, lane_limits)
-        active = [p for p in self._order if p not in self._checks] or self._order
         errors: dict[int, StoreUnavailable] = {}
         busy = self._busy
         while active:
             shares = divide(claim.remaining, active, busy)
-            replies = await asyncio.gather(
-                *(
-                    self._run(partition, claim, share)
-                    for partition, share in zip(active, shares, strict=True)
-                ),
-                return_exceptions=True,
-            )
+            replies = await self._run_on(active, claim, shares)
             next_active: list[int] = []
             for partition, share, reply in zip(active, shares, replies, strict=True):
                 if isinstance(reply, StoreUnavailable):
@@ -83,31 +73,46 @@ class ClaimMerger:
             busy = set(active)
         if errors and not claim.next_times:
             raise next(iter(errors.values()))
-        for partition, error in errors.items():
-            if partition not in self._checks:
-                _logger.warning("partition %d is skipped by claims: %s", partition, error)
-                check = self._wait_until_available(partition, terms.horizon_ms)
-                self._checks[partition] = asyncio.get_running_loop().create_task(check)
         if len(self._order) > 1:
             self._busy = claim.busy_partitions
         served = claim.served_partitions
         self._order = [p for p in self._order if p not in served] + list(served)
-        return claim.result()
+        result = claim.result()
+        result.errors = errors
+        return result
 
-    async def _wait_until_available(self, partition: int, horizon_ms: int) -> None:
+    async def _run_on(
+        self, partitions: list[int], claim: _Claim, shares: list[int]
+    ) -> list[list[Any] | BaseException]:
+        """Run a script on each partition; return replies and errors.
+
+        When a partition has replied, the others have `_STRAGGLER_TIMEOUT_S`: the tasks that were
+        leased must not wait for a node that hangs.
+        """
+        pairs = list(zip(partitions, shares, strict=True))
+        if len(pairs) == 1:  # without the cost of an asyncio task
+            try:
+                return [await self._run(pairs[0][0], claim, pairs[0][1])]
+            except StoreUnavailable as error:
+                return [error]
+        calls = [
+            asyncio.ensure_future(self._run(partition, claim, share)) for partition, share in pairs
+        ]
         try:
-            while True:
-                await asyncio.sleep(_RETRY_INTERVAL_S)
-                with suppress(StoreUnavailable):
-                    await self._connection.run(partition, "peek", horizon_ms)
-                    return
+            pending: set[asyncio.Future[list[Any]]] = set(calls)
+            while pending and not any(_has_reply(call) for call in calls):
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if pending:
+                _, pending = await asyncio.wait(pending, timeout=_STRAGGLER_TIMEOUT_S)
         finally:
-            self._checks.pop(partition, None)
-
-    async def close(self) -> None:
-        """Stop the checks of unavailable partitions."""
-        await cancel_and_wait(self._checks.values())
-        self._checks.clear()  # a task that had not started did not remove itself
+            await cancel_and_wait(call for call in calls if not call.done())
+        replies: list[list[Any] | BaseException] = []
+        for partition, call in zip(partitions, calls, strict=True):
+            if call.cancelled():
+                replies.append(self._connection.unavailable("no reply in time", partition))
+            else:
+                replies.append(call.exception() or call.result())
+        return replies
 
     async def _run(self, partition: int, claim: _Claim, share: int) -> list[Any]:
         """Lease up to `share` tasks of a partition; if it is 0, only find the next time."""
@@ -118,6 +123,10 @@ class ClaimMerger:
             return reply
         now, next_at = await self._connection.run(partition, "peek", claim.terms.horizon_ms)
         return [now, next_at, 0, 0, [], [], []]
+
+
+def _has_reply(call: asyncio.Future[list[Any]]) -> bool:
+    return call.done() and not call.cancelled() and call.exception() is None
 
 
 def divide(limit: int, partitions: list[int], busy: set[int]) -> list[int]:

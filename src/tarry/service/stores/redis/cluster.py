@@ -8,15 +8,17 @@ slot, so a client for each node and a map that is read again after an error are 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarry.errors import StoreUnavailable
+from tarry.service.shutdown import cancel_and_wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 _MIN_REFRESH_INTERVAL_S = 0.1
-_REFRESH_TIMEOUT_S = 2.0
+_REFRESH_TIMEOUT_S = 1.0
 """How long one node may take to return the map, before another one is tried."""
 _MAX_PRIMARIES_READ = 3
 """How many of the known primaries are tried, besides the nodes of the URL. The next refresh tries
@@ -83,6 +85,9 @@ class ClusterMap:
         self._moved: dict[int, NodeAddress] = {}
         """Slots that were moved since the map was read."""
         self._is_stale = True
+        self._suspects: set[NodeAddress] = set()
+        """Primaries of which a call has failed since the map was read."""
+        self._refreshing: asyncio.Task[None] | None = None
         self._read_at = float("-inf")
         self._read_count = 0
         self._failure: str | None = None
@@ -95,20 +100,45 @@ class ClusterMap:
         return sorted({entry.primary for entry in self._ranges})
 
     async def find_primary(self, slot: int) -> NodeAddress:
-        """Return the primary of a slot; read the map first if it may be outdated."""
+        """Return the primary of a slot.
+
+        If the map may be outdated, it is read first if it may be wrong for this slot, and else in
+        the background: calls to nodes that work do not wait because another one has failed.
+        """
+        primary = self._look_up(slot)
         if self._is_stale:
-            await self.refresh()
+            if primary is None or primary in self._suspects:
+                await self.refresh()
+                primary = self._look_up(slot)
+            elif self._refreshing is None or self._refreshing.done():
+                self._refreshing = asyncio.get_running_loop().create_task(self._try_refresh())
+        if primary is None:
+            self._is_stale = True
+            raise StoreUnavailable(f"Redis is unavailable: no node of the Cluster has slot {slot}")
+        return primary
+
+    def _look_up(self, slot: int) -> NodeAddress | None:
         if slot in self._moved:
             return self._moved[slot]
         for entry in self._ranges:
             if entry.first <= slot <= entry.last:
                 return entry.primary
-        self._is_stale = True
-        raise StoreUnavailable(f"Redis is unavailable: no node of the Cluster has slot {slot}")
+        return None
 
-    def mark_stale(self) -> None:
-        """Read the map again before the next call. Called after an error of a node."""
+    async def _try_refresh(self) -> None:
+        with suppress(StoreUnavailable):
+            await self.refresh()
+
+    async def close(self) -> None:
+        """Stop the refresh in the background."""
+        if self._refreshing is not None:
+            await cancel_and_wait([self._refreshing])
+
+    def mark_stale(self, suspect: NodeAddress | None = None) -> None:
+        """Read the map again. Called after an error of a node (`suspect`, if it is known)."""
         self._is_stale = True
+        if suspect is not None:
+            self._suspects.add(suspect)
 
     def record_move(self, slot: int, primary: NodeAddress) -> None:
         """Use another primary for a slot, which a MOVED response has named."""
@@ -131,7 +161,8 @@ class ClusterMap:
             self._read_count += 1
             self._failure = None
             error, reason = None, ""
-            for address in dict.fromkeys(primaries + _rotate(self._seeds, count)):
+            addresses = dict.fromkeys(primaries + _rotate(self._seeds, count))
+            for address in sorted(addresses, key=self._suspects.__contains__):
                 try:
                     async with asyncio.timeout(_REFRESH_TIMEOUT_S):
                         ranges = parse_slots(await self._read_slots(address), address)
@@ -140,6 +171,7 @@ class ClusterMap:
                     continue
                 if ranges:
                     self._ranges, self._moved = ranges, {}
+                    self._suspects.clear()
                     self._is_stale, self._read_at = False, loop.time()
                     return
             self._failure = f"Redis is unavailable: no node of the Cluster responds: {reason}"

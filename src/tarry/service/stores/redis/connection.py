@@ -36,10 +36,11 @@ MAX_CONNECTIONS = 16
 """The maximum number of connections to a server or, in a Cluster, to each node."""
 _DEFAULT_PORT = 6379
 _MAX_REDIRECTIONS = 5
-_CONNECT_TIMEOUT_S = 5.0
-_REPLY_TIMEOUT_S = 10.0
-"""The maximum time to send a command and to receive its reply, including a new connection."""
-_CALL_TIMEOUT_S = 15.0
+_CONNECT_TIMEOUT_S = 3.0
+_REPLY_TIMEOUT_S = 3.5
+"""The maximum time to send a command and to receive its reply, including a new connection. A
+server that hangs is left after a fraction of the shortest lease."""
+_CALL_TIMEOUT_S = 4.5
 """The maximum time of a call, including the wait for a free connection and redirections."""
 
 _CLUSTER_SUFFIX, _UNIX_SUFFIX = "+cluster", "+unix"
@@ -186,9 +187,16 @@ class _Server:
         self.free_connections = asyncio.Semaphore(MAX_CONNECTIONS)
         self._running_counts: Counter[Any] = Counter()
         """The number of running commands by client."""
+        self._has_timed_out = False
+        """Whether a command has got no reply in time, and none a reply since."""
         self._has_connected = False
         """Whether a command of the current client has succeeded."""
         self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether the server does not respond, and another command waits for it already."""
+        return self._has_timed_out and self._running_counts.total() > 0
 
     async def execute(self, *command: Any) -> Any:
         """Run a command on a pooled connection."""
@@ -200,6 +208,7 @@ class _Server:
             async with asyncio.timeout(_REPLY_TIMEOUT_S):
                 reply = await client.execute_command(*command)
         except Exception as error:
+            self._has_timed_out = isinstance(error, TimeoutError)
             # The other connections of the pool were probably lost, too. redis-py detects that the
             # server has closed a connection, but not that it was reset. With this pool, calls would
             # fail and succeed in turn until each connection has failed once.
@@ -209,6 +218,7 @@ class _Server:
             raise
         else:
             self._has_connected = self._has_connected or client is self._client
+            self._has_timed_out = False
             return reply
         finally:
             self._running_counts[client] -= 1
@@ -319,6 +329,8 @@ class RedisConnection:
         with suppress(TimeoutError):
             async with asyncio.timeout(_CALL_TIMEOUT_S):
                 await self._is_idle.wait()
+        if self._cluster is not None:
+            await self._cluster.close()
         servers, self._servers, self._cluster = self._servers, {}, None
         await asyncio.gather(*(server.close() for server in servers.values()))
 
@@ -336,6 +348,10 @@ class RedisConnection:
         self._is_idle.clear()
         try:
             return await self._run_script(partition, name, arguments, values)
+        except StoreUnavailable as error:
+            if self.partition_count > 1:
+                error.partition = partition
+            raise
         finally:
             self._running_count -= 1
             if not self._running_count:
@@ -388,7 +404,7 @@ class RedisConnection:
             except StoreUnavailable as error:
                 moved: Any = error.__cause__
                 if not isinstance(moved, self._errors.MovedError):
-                    cluster.mark_stale()
+                    cluster.mark_stale(primary)
                     raise
                 cluster.record_move(slot, NodeAddress(moved.host or primary.host, moved.port))
         cluster.mark_stale()
@@ -418,6 +434,8 @@ class RedisConnection:
     async def _execute(self, address: NodeAddress | None, *command: Any) -> Any:
         """Run a command on a server; raises `StoreUnavailable` and script errors."""
         server = self._server(address)
+        if server.is_hanging:  # one command finds out when it responds again
+            raise self._unavailable("no reply in time")
         try:
             async with asyncio.timeout(_CALL_TIMEOUT_S), server.free_connections:
                 return await server.execute(*command)
@@ -480,6 +498,12 @@ class RedisConnection:
             "Restore it from a backup, or accept the loss: see `tarry docs redis`, identity="
             f"{self.identity}"
         )
+
+    def unavailable(self, reason: str, partition: int) -> StoreUnavailable:
+        """Return the error of a partition that has not replied."""
+        error = self._unavailable(reason)
+        error.partition = partition
+        return error
 
     def _unavailable(self, reason: str) -> StoreUnavailable:
         return StoreUnavailable(f"{self.server_name} is unavailable: {reason}")

@@ -253,7 +253,6 @@ class RedisStore:
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()
-        await self._claims.close()
         if self._is_leader:
             self._is_leader = False
             with suppress(StoreUnavailable):  # then the lease of the leader expires
@@ -296,6 +295,23 @@ class RedisStore:
             self._connection.run(partition, name, *arguments)
             for partition in range(self._partition_count)
         )
+
+    async def _run_available(
+        self, partitions: Iterable[int], name: str, *arguments: Any
+    ) -> dict[int, Any]:
+        """Run a script on partitions; return the replies of those that are available.
+
+        Raises if none is. For background work, which other partitions must not wait for.
+        """
+        numbers = list(partitions)
+        calls = (self._connection.run(number, name, *arguments) for number in numbers)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [result for result in results if isinstance(result, BaseException)]
+        for error in errors:
+            if not isinstance(error, StoreUnavailable) or len(errors) == len(numbers):
+                raise error
+        pairs = zip(numbers, results, strict=True)
+        return {number: each for number, each in pairs if not isinstance(each, BaseException)}
 
     async def _run_batches(
         self, items: Sequence[R], tenants: Iterable[str], run: Callable[[int, list[R]], Any]
@@ -348,8 +364,9 @@ class RedisStore:
         limit: int,
         per_lane: int,
         lane_limits: Mapping[str, int] = {},
+        skip: Collection[int] = (),
     ) -> ClaimResult:
-        return await self._claims.claim(terms, limit, per_lane, lane_limits)
+        return await self._claims.claim(terms, limit, per_lane, lane_limits, skip)
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
         async def run(partition: int, batch: list[TaskResult]) -> list[FinishStatus]:
@@ -378,7 +395,9 @@ class RedisStore:
     def record_start(self, slot: int, task: Task) -> None:
         """Do nothing: the leases of a dead process end when they expire."""
 
-    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+    async def release_unknown_leases(
+        self, worker: str, known_ids: Collection[str], partition: int | None = None
+    ) -> int:
         known = {bytes.fromhex(each.replace("-", "")) for each in known_ids if is_task_id(each)}
 
         async def release_in(partition: int) -> int:
@@ -402,7 +421,8 @@ class RedisStore:
                 if not lane:
                     return count
 
-        counts: list[int] = await _gather(map(release_in, range(self._partition_count)))
+        partitions = range(self._partition_count) if partition is None else [partition]
+        counts: list[int] = await _gather(map(release_in, partitions))
         return sum(counts)
 
     # --- lanes ------------------------------------------------------------------------------------
@@ -451,17 +471,26 @@ class RedisStore:
         ]
 
     async def load_limits(self, known: ConfiguredLimits) -> ConfiguredLimits | None:
-        replies = await self._run_all("load_limits", WORKER_EXPIRY_MS)
-        if _sum_versions(replies) == (known.version, known.process_count):
+        partitions = range(self._partition_count)
+        replies = await self._run_available(partitions, "load_limits", WORKER_EXPIRY_MS)
+        if _sum_versions(replies, known) == (known.version, known.process_count):
             return None
-        replies = await self._run_all("load_limits", WORKER_EXPIRY_MS, "with contents")
-        limits: dict[str, DownstreamLimits] = {}
-        paused_lanes: set[str] = set()
-        for *_, limit_pairs, names in replies:
+        arguments = (WORKER_EXPIRY_MS, "with contents")
+        replies = await self._run_available(partitions, "load_limits", *arguments)
+        # The limits of a partition that is unavailable are kept.
+        limits: dict[str, DownstreamLimits] = {
+            lane: each
+            for lane, each in known.by_lane.items()
+            if self._partition_of_lane(lane) not in replies
+        }
+        paused_lanes = {
+            lane for lane in known.paused_lanes if self._partition_of_lane(lane) not in replies
+        }
+        for *_, limit_pairs, names in replies.values():
             for name, document in _as_pairs(limit_pairs):
                 limits[name.decode()] = decode_limits(document)
             paused_lanes.update(name.decode() for name in names)
-        return ConfiguredLimits(*_sum_versions(replies), limits, frozenset(paused_lanes))
+        return ConfiguredLimits(*_sum_versions(replies, known), limits, frozenset(paused_lanes))
 
     async def add_to_budgets(self, changes: dict[str, float]) -> dict[str, float]:
         batches: dict[int, list[tuple[str, float]]] = defaultdict(list)
@@ -665,11 +694,10 @@ class RedisStore:
         return None if reply is None else decode_replay(reply)
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
-        replies = await _gather(
-            self._connection.run(partition, "list_replays", running, tenant, _MAX_LISTED_REPLAYS)
-            for partition in self._partitions_of(tenant)
-        )
-        replays = [decode_replay(packed) for reply in replies for packed in reply]
+        arguments = (running, tenant, _MAX_LISTED_REPLAYS)
+        partitions = self._partitions_of(tenant)
+        replies = await self._run_available(partitions, "list_replays", *arguments)
+        replays = [decode_replay(packed) for reply in replies.values() for packed in reply]
         if running:
             replays.sort(key=lambda replay: (replay.next_at, replay.id))
         else:
@@ -926,22 +954,27 @@ class RedisStore:
 
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         removed, has_more = 0, False
+        error: StoreUnavailable | None = None
         # Each sweep starts with another partition: if the first one always had more expired tasks
         # than the limit, those of the others would never be removed.
         start, count = self._first_swept_partition, self._partition_count
         self._first_swept_partition = (start + 1) % count
         for partition in (*range(start, count), *range(start)):
             meta = (SCHEMA_VERSION, COMPATIBLE_VERSION, count)
-            removed_count, partition_has_more, missing_keys = await self._connection.run(
-                partition,
-                "sweep",
-                retention.succeeded_ms,
-                retention.exhausted_ms,
-                POLICY_RETENTION_MS,
-                WORKER_EXPIRY_MS,
-                limit - removed,
-                meta if partition == GLOBAL_PARTITION else None,
-            )
+            try:
+                removed_count, partition_has_more, missing_keys = await self._connection.run(
+                    partition,
+                    "sweep",
+                    retention.succeeded_ms,
+                    retention.exhausted_ms,
+                    POLICY_RETENTION_MS,
+                    WORKER_EXPIRY_MS,
+                    limit - removed,
+                    meta if partition == GLOBAL_PARTITION else None,
+                )
+            except StoreUnavailable as failed:
+                error = failed  # after the other partitions
+                continue
             for key, consequence in _as_pairs(missing_keys):
                 _logger.error(
                     "Redis key %s is missing, evicted or deleted by mistake: %s. %s",
@@ -951,11 +984,14 @@ class RedisStore:
                 )
             removed += removed_count
             has_more = has_more or bool(partition_has_more)
+        if error is not None:
+            raise error
         return SweepResult(removed, has_more)
 
     async def list_orphaned_bodies(self, limit: int) -> list[str]:
-        replies = await self._run_all("orphans", "list", limit)
-        return [ref.decode() for reply in replies for ref in reply][:limit]
+        partitions = range(self._partition_count)
+        replies = await self._run_available(partitions, "orphans", "list", limit)
+        return [ref.decode() for reply in replies.values() for ref in reply][:limit]
 
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
         if refs:
@@ -974,9 +1010,12 @@ async def _gather(calls: Iterable[Any]) -> list[Any]:
     return results
 
 
-def _sum_versions(replies: list[list[Any]]) -> tuple[int, int]:
+def _sum_versions(replies: dict[int, Any], known: ConfiguredLimits) -> tuple[int, int]:
     """Return the version of the limits, and the number of processes, from all partitions."""
-    return sum(reply[0] for reply in replies), max(1, sum(reply[1] for reply in replies))
+    process_count = sum(reply[1] for reply in replies.values())
+    if GLOBAL_PARTITION not in replies:
+        process_count = known.process_count
+    return sum(reply[0] for reply in replies.values()), max(1, process_count)
 
 
 def _as_pairs(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:

@@ -176,6 +176,7 @@ class SqliteStore:
         limit: int,
         per_lane: int,
         lane_limits: Mapping[str, int] = {},
+        skip: Collection[int] = (),  # noqa: ARG002 - there is one partition
     ) -> store.ClaimResult:
         operation = OperationCall(claim.claim, terms, limit, per_lane, lane_limits)
         return await self.write(operation, limit, urgent=False)
@@ -197,7 +198,12 @@ class SqliteStore:
         if worker_lock is not None:
             worker_lock.record_start(slot, task.id, task.version)
 
-    async def release_unknown_leases(self, worker: str, known_ids: Collection[str]) -> int:
+    async def release_unknown_leases(
+        self,
+        worker: str,
+        known_ids: Collection[str],
+        partition: int | None = None,  # noqa: ARG002 - there is one partition
+    ) -> int:
         operation = OperationCall(transitions.release_unknown_leases, worker, known_ids)
         return await self._write_and_notify(operation, urgent=False)
 

@@ -1,0 +1,199 @@
+"""A service on a Redis Cluster of which one node is dead, hangs, or is full.
+
+Tenants on the other nodes are served as before, and results of their attempts are stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from tarry.service.api.auth import make_api_key
+from tarry.service.stores.redis import RedisStore
+from tarry.service.stores.redis.connection import find_partition
+from tests.integration.redis_cluster import SLOTS, ClusterNode, redis_cluster_nodes
+from tests.integration.service import Service, Target, service, target
+
+redis = import_module("redis")
+crc = import_module("redis.crc")
+
+PARTITIONS = 16
+OUTAGE_S = 9.0
+"""Longer than a lease: results that were not stored meanwhile would be repeated."""
+SETTINGS = ("max_attempt_timeout_ms=1000", "lease_ms=6000", "require_keys=true")
+MAX_POST_S = 5.0
+"""After this time, a POST to the dead node must have failed."""
+
+
+@contextmanager
+def killed(node: ClusterNode) -> Generator[None]:
+    """Kill a node, and start it again."""
+    node.server.stop()
+    try:
+        yield
+    finally:
+        node.server.start()
+
+
+@contextmanager
+def full(node: ClusterNode) -> Generator[None]:
+    """Refuse writes that need memory."""
+    node.client.config_set("maxmemory", 1)
+    try:
+        yield
+    finally:
+        node.client.config_set("maxmemory", 0)
+
+
+def suspended(node: ClusterNode) -> AbstractContextManager[None]:
+    """Suspend a node, so that it does not respond."""
+    return node.server.suspended()
+
+
+@dataclass
+class Tenant:
+    """A tenant whose tasks are posted one after the other."""
+
+    name: str
+    secret: str
+    node: int
+    posts: list[tuple[float, float, int]] = field(default_factory=list)
+    """Start, duration and status of each POST."""
+    task_ids: dict[str, str] = field(default_factory=dict)
+    """The paths of tasks by id."""
+
+    def post(self, running_service: Service, url: str) -> None:
+        """Post one task, and record the result."""
+        path = f"/{self.name}/{len(self.posts)}"
+        started_at = time.monotonic()
+        response = running_service.send(
+            "POST",
+            "/retry-tasks",
+            {"targetUrl": f"{url}{path}"},
+            {"authorization": f"Bearer {self.secret}"},
+        )
+        duration = time.monotonic() - started_at
+        if response.status == 201:
+            self.task_ids[response.body["taskId"]] = path
+        else:
+            assert response.status == 503, response
+            assert "retry-after" in response.headers
+        self.posts.append((started_at, duration, response.status))
+
+
+def node_of(partition: int) -> int:
+    """Return the number of the node that has a partition."""
+    return int(crc.key_slot(f"{{{partition}}}".encode()) * 3 // SLOTS)
+
+
+def create_tenants(url: str) -> list[Tenant]:
+    """Create a store, and an API key for one tenant on each node; the first has partition 0."""
+    first = node_of(0)
+    names: dict[int, str] = {}
+    for number in range(200):
+        names.setdefault(node_of(find_partition(f"t{number}", PARTITIONS)), f"t{number}")
+
+    async def create() -> list[Tenant]:
+        store = RedisStore(url)
+        await store.open()
+        tenants: list[Tenant] = []
+        for node in (first, *sorted({0, 1, 2} - {first})):
+            secret, record = make_api_key(names[node], names[node])
+            await store.put_api_key(record)
+            tenants.append(Tenant(names[node], secret, node))
+        await store.close()
+        return tenants
+
+    return asyncio.run(create())
+
+
+@contextmanager
+def posting(tenants: list[Tenant], running_service: Service, url: str) -> Iterator[None]:
+    """Post tasks of each tenant until the end of the block."""
+    stop = Event()
+    errors: list[BaseException] = []
+
+    def post(tenant: Tenant) -> None:
+        try:
+            while not stop.is_set():
+                tenant.post(running_service, url)
+                stop.wait(0.02)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [Thread(target=post, args=(tenant,)) for tenant in tenants]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not errors, errors
+
+
+def delivered(tenant: Tenant, receiver: Target) -> int:
+    """Return how many tasks of a tenant were delivered."""
+    return sum(bool(receiver.received_requests[path]) for path in tenant.task_ids.values())
+
+
+@pytest.mark.parametrize(
+    ("outage", "number"), [(killed, 2), (suspended, 2), (full, 2), (suspended, 0)]
+)
+def test_tenants_on_other_nodes_are_served(outage: Any, number: int, tmp_path: Path) -> None:
+    """Their tasks are accepted and delivered once; those of the dead node wait for it.
+
+    API keys are in partition 0, on the node of the first tenant.
+    """
+    with redis_cluster_nodes(3, "--appendonly", "yes") as nodes, target() as receiver:
+        store_url = f"redis+cluster://127.0.0.1:{nodes[0].port}?partitions={PARTITIONS}"
+        tenants = create_tenants(store_url)
+        victim = tenants[number]
+        others = [each for each in tenants if each is not victim]
+        flags = ["--store", store_url, *(flag for each in SETTINGS for flag in ("--set", each))]
+        with service(tmp_path, *flags) as running_service:
+            with posting(tenants, running_service, receiver.url):
+                time.sleep(1)
+                started_at = time.monotonic()
+                with outage(nodes[victim.node]):
+                    time.sleep(OUTAGE_S)
+                    statuses = running_service.send("GET", "/readyz").status
+                    metrics = running_service.send(
+                        "GET", "/metrics", None, {"authorization": f"Bearer {tenants[0].secret}"}
+                    ).status
+                    counts = [(delivered(each, receiver), len(each.task_ids)) for each in others]
+                ended_at = time.monotonic()
+                time.sleep(2)
+            assert 200 == statuses
+            assert 200 == metrics
+
+            def is_all_delivered() -> bool:
+                return all(delivered(each, receiver) == len(each.task_ids) for each in tenants)
+
+            running_service.wait_for(is_all_delivered)
+
+        for tenant, (delivered_count, count) in zip(others, counts, strict=True):
+            during = [post for post in tenant.posts if started_at < post[0] < ended_at]
+            assert {201} == {status for _, _, status in tenant.posts}
+            assert len(during) > 100
+            assert delivered_count >= count - 5, (tenant.name, delivered_count, count)
+            numbers = [len(receiver.received_requests[path]) for path in tenant.task_ids.values()]
+            assert {1} == set(numbers)
+        assert max(duration for _, duration, _ in victim.posts) < MAX_POST_S
+        assert any(status == 503 for _, _, status in victim.posts)
+        lines = (tmp_path / "log").read_text().splitlines()
+    changes = [line for line in lines if " is failing" in line or "has recovered" in line]
+    assert all(" partition " in line for line in changes), changes
+    names = [line.partition(" is failing")[0] for line in changes if " is failing" in line]
+    assert len(changes) <= 4 * PARTITIONS, changes
+    assert names

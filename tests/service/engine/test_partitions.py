@@ -1,0 +1,168 @@
+"""An engine over a store with two partitions, of which one hangs or fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tarry.errors import StoreUnavailable
+from tarry.service.model import Status
+from tarry.service.store import (
+    AddResult,
+    ClaimResult,
+    FinishStatus,
+    LeaseTerms,
+    NewTask,
+    TaskResult,
+)
+from tests.service.engine.harness import EPOCH_S, EngineHarness, FakeTarget, run
+from tests.service.stores.reference_store import ReferenceStore
+
+REPLY_TIMEOUT_S = 3.5
+
+
+class PartitionedStore(ReferenceStore):
+    """A store in memory; the tenant `victim` is in partition 1, which may hang."""
+
+    hangs = False
+
+    @property
+    def partition_count(self) -> int:
+        """There are two partitions."""
+        return 2
+
+    def partition_of(self, tenant: str) -> int:
+        """Return the partition of a tenant."""
+        return int(tenant == "victim")
+
+    async def _reach(self, *partitions: int) -> None:
+        if self.hangs and 1 in partitions:
+            await asyncio.sleep(REPLY_TIMEOUT_S)
+            error = StoreUnavailable("no reply in time")
+            error.partition = 1
+            raise error
+
+    async def add(self, tasks: Sequence[NewTask], *args: Any, **options: Any) -> list[AddResult]:
+        """Add tasks; those of a partition that hangs are not added."""
+        await self._reach(*(self.partition_of(each.task.tenant) for each in tasks))
+        return await super().add(tasks, *args, **options)
+
+    async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
+        """Write results."""
+        await self._reach(*(self.partition_of(each.task.tenant) for each in results))
+        return await super().finish(results)
+
+    async def release_unknown_leases(
+        self, worker: str, known_ids: Collection[str], partition: int | None = None
+    ) -> int:
+        """Release leases."""
+        await self._reach(1 if partition is None else partition)
+        return await super().release_unknown_leases(worker, known_ids)
+
+    async def claim(
+        self,
+        terms: LeaseTerms,
+        *,
+        limit: int,
+        per_lane: int,
+        lane_limits: Mapping[str, int] = {},
+        skip: Collection[int] = (),
+    ) -> ClaimResult:
+        """Lease tasks, except those of a partition that is skipped or hangs."""
+        limits, error = dict(lane_limits), None
+        if 1 in skip or self.hangs:
+            limits["victim"] = 0
+        if 1 not in skip and self.hangs:
+            error = StoreUnavailable("no reply in time")
+            error.partition = 1
+        result = await super().claim(terms, limit=limit, per_lane=per_lane, lane_limits=limits)
+        if error is not None:
+            result.errors = {1: error}
+        return result
+
+
+def new_harness(target: FakeTarget) -> tuple[EngineHarness, PartitionedStore]:
+    """Return an engine and its store."""
+    loop = asyncio.get_running_loop()
+    store = PartitionedStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+    return EngineHarness(target, store=store), store
+
+
+def test_tasks_of_other_partitions_are_added_and_delivered() -> None:
+    """They wait neither for the adds, nor for the results, nor for the leases of one that hangs."""
+
+    async def main() -> None:
+        harness, store = new_harness(FakeTarget())
+        await harness.engine.start()
+        await harness.add(harness.new_task(tenant="victim"))
+        store.hangs = True
+        loop = asyncio.get_running_loop()
+        victim = asyncio.ensure_future(harness.engine.submit([harness.new_task(tenant="victim")]))
+        for _ in range(20):
+            started_at = loop.time()
+            (task,) = await harness.add(harness.new_task())
+            (later,) = await harness.add(harness.new_task(delay_ms=100))
+            await asyncio.sleep(0.7)
+            assert loop.time() - started_at < 1
+            for each in (task, later):
+                assert Status.SUCCEEDED is (await harness.get_task(each)).status
+        with pytest.raises(StoreUnavailable):
+            await victim
+        failing = harness.context.health.failing.keys()
+        assert {"store partition 1", "adding partition 1"} == failing
+
+        store.hangs = False
+        await asyncio.sleep(10)
+        (task,) = await harness.add(harness.new_task(tenant="victim"))
+        await asyncio.sleep(10)
+        assert Status.SUCCEEDED is (await harness.get_task(task)).status
+        assert "store partition 1" not in harness.context.health.failing
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_tasks_that_wait_for_a_partition_that_hangs_fail_with_the_first() -> None:
+    """No POST waits for the timeout of a group before its own."""
+
+    async def main() -> None:
+        harness, store = new_harness(FakeTarget())
+        await harness.engine.start()
+        store.hangs = True
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        futures = []
+        for _ in range(7):
+            futures.append(harness.engine.submit([harness.new_task(tenant="victim")]))
+            await asyncio.sleep(0.5)
+        for future in futures:
+            with pytest.raises(StoreUnavailable):
+                await future
+        assert loop.time() - begin < REPLY_TIMEOUT_S + 0.5
+        store.hangs = False
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+def test_a_partition_that_hangs_delays_one_claim() -> None:
+    """Later claims do not wait for it, so that a backlog of the others is delivered as fast."""
+
+    async def main() -> None:
+        harness, store = new_harness(FakeTarget())
+        store.hangs = True
+        harness.engine.worker.leased_tasks.lost_replies[1] += 1
+        await harness.engine.scheduler.run_once()
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        for _ in range(10):
+            await harness.engine.scheduler.run_once()
+        assert loop.time() - begin < 0.1
+        store.hangs = False
+        await asyncio.sleep(5)
+        assert not harness.engine.worker.leased_tasks.lost_replies
+
+    run(main)
