@@ -365,6 +365,8 @@ class WorkerRecord(msgspec.Struct, kw_only=True, gc=False):
     """The targets that the process allows besides public addresses, sorted (`--allow-target`)."""
     blocked_lanes: dict[str, str] = {}
     """Lanes whose target the process does not allow, with the reason; not necessarily all."""
+    is_stopping: bool = False
+    """Whether the process starts no more attempts, and waits for those that run."""
 
 
 class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):

@@ -135,6 +135,24 @@ def test_heartbeats_continue_after_an_unexpected_error_of_the_check(
     assert {"check of the store failed"} == set(caplog.messages)
 
 
+@pytest.mark.parametrize(("blocked_count", "is_own"), [(200, False), (201, True)])
+def test_a_process_whose_blocked_lanes_are_not_all_known_owns_no_lane(
+    blocked_count: int, is_own: bool
+) -> None:
+    """A heartbeat names up to 201. Another lane could be left to a process that blocks it."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget(), store=new_store())
+        blocked = {f"default/{number}": "private address" for number in range(blocked_count)}
+        other = WorkerRecord(name="other", host="host", pid=2, role="all", blocked_lanes=blocked)
+        await harness.store.record_worker(other)
+        await harness.engine.announce()
+        lanes = [f"default/http://host-{number}" for number in range(20)]
+        assert is_own == all(map(harness.lanes.owners.is_own, lanes))
+
+    run(main)
+
+
 def test_an_api_process_stores_tasks_and_wakes_a_worker() -> None:
     """A task that an `api` process accepts is delivered by another process without a delay."""
 

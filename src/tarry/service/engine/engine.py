@@ -133,6 +133,7 @@ class Engine:
         """Claim and start no more tasks; tasks that are added from now on are stored only."""
         self.worker.stop_starting_attempts()
         self.scheduler.stop()
+        self._heartbeat.announce_stop()
 
     async def stop(self, timeout_s: float) -> None:
         """Claim no more tasks, release waiting tasks, and wait for attempts in flight.

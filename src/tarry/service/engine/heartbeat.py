@@ -42,6 +42,7 @@ class Heartbeat:
         self._process = context.process
         self.other_workers: list[WorkerRecord] = []
         """The other processes, at the time of the last heartbeat."""
+        self._is_stopping = False
         self._wakeup = asyncio.Event()
         self._compared_targets = {context.process.allow_target}
         # Each process has a different interval, so that processes that were started together do not
@@ -75,6 +76,12 @@ class Heartbeat:
                     await self._wakeup.wait()
             self._wakeup.clear()
 
+    def announce_stop(self) -> None:
+        """Report soon that this process starts no more attempts: others own its lanes then."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self._wakeup.set()
+
     async def send(self) -> None:
         """Record this process, and divide rate limits and turns among all processes."""
         context, worker = self._context, self._worker
@@ -85,6 +92,7 @@ class Heartbeat:
                 running_attempts=worker.running_count,
                 leased_tasks=len(worker.leased_tasks),
                 blocked_lanes=context.lanes.blocked_reasons(_MAX_BLOCKED_LANES),
+                is_stopping=self._is_stopping,
             )
         )
         if not context.delivers:  # without claims, which synchronize the clock otherwise
@@ -100,6 +108,16 @@ class Heartbeat:
                 each.name: each.blocked_lanes for each in workers if each.role != "api"
             }
             context.claim_turns.assign(self._process.name, blocked_lanes)
+            # Of a process with more blocked lanes, only a part is known. It would be the owner of
+            # lanes that it cannot deliver, as a process that stops.
+            owners = {
+                each.name: each.blocked_lanes
+                for each in workers
+                if each.name in blocked_lanes
+                and not each.is_stopping
+                and len(each.blocked_lanes) < _MAX_BLOCKED_LANES
+            }
+            context.lanes.owners.assign(self._process.name, owners)
             worker.result_writer.set_process_count(context.claim_turns.process_count)
 
     def _compare_allowed_targets(self) -> None:

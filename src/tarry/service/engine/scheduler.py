@@ -98,6 +98,7 @@ class Scheduler:
         self._was_capacity_limited = capacity < max_claimed or 0 in lane_limits.values()
         # Attempts that end make no difference to these lanes.
         lane_limits |= lanes.blocked_limits(context.clock.now_ms())
+        lane_limits |= dict.fromkeys(lanes.list_handed_over(context.clock.now_ms()), 0)
         # A quarter of the free leases, so that one claim exceeds a tenant's limit only by a few.
         limit = max(0, min(max_claimed, ceil(capacity / 4)))
         parked_before = set(lanes.parked)

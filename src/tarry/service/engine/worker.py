@@ -352,7 +352,11 @@ class Worker:
         if command.reason is Reason.LIMIT:
             self.leased_tasks.return_to_front(leased_task)
             cap = lane.downstream.cap
-            if command.delay is not None:
+            if command.delay is not None and self._context.lanes.hand_over(
+                lane, self._context.clock.now_ms()
+            ):
+                self.release_lane(lane.name)
+            elif command.delay is not None:
                 delay = max(command.delay, _MIN_RATE_TIMER_S)
                 loop = asyncio.get_running_loop()
                 lane.rate_timer = loop.call_later(delay, self.end_rate_delay, lane)
