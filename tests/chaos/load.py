@@ -9,11 +9,11 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from tests.integration.service import TERMINAL_STATUSES, Service, Target
@@ -31,6 +31,25 @@ PAUSE_S = 0.1
 LIVE = ("PENDING", "IN_FLIGHT")
 CLOCK_TOLERANCE_S = 0.005
 """Times are in milliseconds, and the anchored clock of SQLite may differ by some."""
+
+
+FailureRule: TypeAlias = Callable[[int, int], bool]
+"""Return whether the target fails a delivery, by the numbers of the task and of the delivery."""
+
+
+def fail_some_first_deliveries(task_number: int, delivery_number: int) -> bool:
+    """Fail the first delivery of every fifth task."""
+    return delivery_number == 1 and task_number % 5 == 0
+
+
+def fail_first_deliveries(_task_number: int, delivery_number: int) -> bool:
+    """Fail the first delivery of each task."""
+    return delivery_number == 1
+
+
+def fail_half_of_deliveries(task_number: int, delivery_number: int) -> bool:
+    """Fail half of the deliveries, at random."""
+    return random.Random(f"{task_number}, {delivery_number}").random() < 0.5
 
 
 class Delivery(NamedTuple):
@@ -65,12 +84,19 @@ class Totals(NamedTuple):
 class Load:
     """Threads that create tasks one after the other, and a target that records deliveries.
 
-    The target fails the first delivery of every fifth task. Every seventh task is delayed, and half
-    of the delayed tasks are cancelled. `name` is unique in the store.
+    The target fails deliveries by a rule. Every seventh task is delayed, and half of the delayed
+    tasks are cancelled. `name` is unique in the store.
     """
 
-    def __init__(self, apis: list[Service], name: str, thread_count: int = 3) -> None:
+    def __init__(
+        self,
+        apis: list[Service],
+        name: str,
+        fails: FailureRule = fail_some_first_deliveries,
+        thread_count: int = 3,
+    ) -> None:
         self._name = name
+        self._fails = fails
         self.accepted: dict[str, AcceptedTask] = {}
         """By the path of the target URL."""
         self.deliveries: dict[str, list[Delivery]] = defaultdict(list)
@@ -87,36 +113,44 @@ class Load:
 
     def _respond(self, path: str, number: int) -> int:
         """Record a delivery, and return its status."""
-        fails = number == 1 and int(path.rsplit("/", 1)[1]) % 5 == 0
-        status = 503 if fails else 200
+        status = 503 if self._fails(int(path.rsplit("/", 1)[1]), number) else 200
         self.deliveries[path].append(Delivery(time.time(), status))
         return status
+
+    def create_burst(self, count: int) -> None:
+        """Create tasks without a pause between them."""
+        rng = random.Random(count)
+        for _ in range(count):
+            self._create_task(rng)
 
     def _create_tasks(self, thread_number: int) -> None:
         rng = random.Random(thread_number)
         while not self._is_stopping.is_set():
-            number = next(self._numbers)
-            path = f"/{self._name}/{number}"
-            is_delayed = number % 7 == 0
-            delay_ms = DELAY_MS if is_delayed else 0
-            task = {
-                "targetUrl": self.target.url + path,
-                "idempotencyKey": f"key{path}",
-                "body": "hello",
-                "policy": POLICY,
-                "delayMs": delay_ms,
-            }
-            due_at = time.time() + delay_ms / 1000
-            task_id = self._request_until(rng, {200, 201}, "POST", "/retry-tasks", task)["taskId"]
-            is_cancelled = False
-            if is_delayed and number % 2:
-                # 202 and 409: an attempt runs, or the task is finished.
-                status = self._request_until(
-                    rng, {200, 202, 409}, "DELETE", f"/retry-tasks/{task_id}"
-                ).get("status")
-                is_cancelled = status == "CANCELLED" and not self.deliveries[path]
-            self.accepted[path] = AcceptedTask(task_id, due_at, is_cancelled)
+            self._create_task(rng)
             time.sleep(PAUSE_S)
+
+    def _create_task(self, rng: random.Random) -> None:
+        number = next(self._numbers)
+        path = f"/{self._name}/{number}"
+        is_delayed = number % 7 == 0
+        delay_ms = DELAY_MS if is_delayed else 0
+        task = {
+            "targetUrl": self.target.url + path,
+            "idempotencyKey": f"key{path}",
+            "body": "hello",
+            "policy": POLICY,
+            "delayMs": delay_ms,
+        }
+        due_at = time.time() + delay_ms / 1000
+        task_id = self._request_until(rng, {200, 201}, "POST", "/retry-tasks", task)["taskId"]
+        is_cancelled = False
+        if is_delayed and number % 2:
+            # 202 and 409: an attempt runs, or the task is finished.
+            status = self._request_until(
+                rng, {200, 202, 409}, "DELETE", f"/retry-tasks/{task_id}"
+            ).get("status")
+            is_cancelled = status == "CANCELLED" and not self.deliveries[path]
+        self.accepted[path] = AcceptedTask(task_id, due_at, is_cancelled)
 
     def _request_until(
         self, rng: random.Random, statuses: set[int], method: str, path: str, body: Any = None
@@ -139,15 +173,17 @@ class Load:
 
     def wait_until_finished(self, api: Service) -> None:
         """Wait until all tasks are finished."""
+        api.wait_for(lambda: not self.unfinished_tasks(api))
+
+    def unfinished_tasks(self, api: Service) -> list[dict[str, Any]]:
+        """Return some tasks that are not finished; an empty list if all are finished."""
         # A task may change its status between two requests. The search by status is only faster.
-        api.wait_for(
-            lambda: (
-                not any(self._list(api, "/retry-tasks", status=name, limit=1) for name in LIVE)
-                and all(
-                    task["status"] in TERMINAL_STATUSES for task in self._list(api, "/retry-tasks")
-                )
-            )
-        )
+        found = [task for name in LIVE for task in self._list(api, "/retry-tasks", status=name)]
+        return found or [
+            task
+            for task in self._list(api, "/retry-tasks")
+            if task["status"] not in TERMINAL_STATUSES
+        ]
 
     def _list(
         self, api: Service, path: str, *, status: str | None = None, limit: int = 500
@@ -221,9 +257,14 @@ class Load:
 
 
 @contextmanager
-def load(apis: list[Service], name: str) -> Iterator[Load]:
+def load(
+    apis: list[Service],
+    name: str,
+    fails: FailureRule = fail_some_first_deliveries,
+    thread_count: int = 3,
+) -> Iterator[Load]:
     """Create tasks for the duration of a block."""
-    running = Load(apis, name)
+    running = Load(apis, name, fails, thread_count)
     try:
         yield running
     finally:

@@ -8,13 +8,19 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
-from tests.chaos.load import load
+from tests.chaos.load import (
+    fail_first_deliveries,
+    fail_half_of_deliveries,
+    fail_some_first_deliveries,
+    load,
+)
 from tests.chaos.processes import SHORT_LEASES, ServiceProcesses, service_processes
 from tests.chaos.stores import (
     ChaosStore,
@@ -123,6 +129,44 @@ def test_no_accepted_task_is_lost_or_delivered_twice(engine: StoreFactory, tmp_p
                 totals = running.check(processes.apis[0])
             _logger.info("%s, SEED=%d: %s", engine.__name__, seed, totals)
             assert totals.accepted > 10
+
+
+KILLS: list[Fault] = [kill_worker, kill_api, crash_store]
+FAILURE_RULES = (fail_some_first_deliveries, fail_first_deliveries, fail_half_of_deliveries)
+BURST_SIZE = 311
+MAX_DRAIN_S = 60.0
+"""After the load, no task may wait longer: the longest backoff is half a second."""
+
+
+@pytest.mark.timeout(180 + 60 * ROUNDS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_task_waits_for_ever_behind_failures(engine: StoreFactory, tmp_path: Path) -> None:
+    """After kills, all tasks are delivered, also to targets that fail many deliveries."""
+    with (
+        engine(tmp_path) as store,
+        service_processes(tmp_path, store, *SHORT_LEASES, api_count=API_COUNT) as processes,
+        ExitStack() as stack,
+    ):
+        loads = [
+            stack.enter_context(load(processes.apis, rule.__name__, rule, thread_count=1))
+            for rule in FAILURE_RULES
+        ]
+        with ThreadPoolExecutor() as executor:
+            executor.map(lambda running: running.create_burst(BURST_SIZE), loads)
+        for seed in range(FIRST_SEED, FIRST_SEED + max(1, ROUNDS)):
+            rng = random.Random(seed)
+            fault = rng.choice(KILLS)
+            _logger.info("%s, SEED=%d: %s", engine.__name__, seed, fault.__name__)
+            time.sleep(rng.random())
+            fault(processes, rng)
+        for running in loads:
+            running.stop()
+        api, deadline = processes.apis[0], time.monotonic() + MAX_DRAIN_S
+        for running in loads:
+            while (waiting := running.unfinished_tasks(api)) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert not waiting, f"{len(waiting)} tasks wait, for example {waiting[0]}"
+            _logger.info("%s: %s", engine.__name__, running.check(api))
 
 
 def _processor_time_s(process: Service) -> float:
