@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -300,6 +301,37 @@ def test_lanes_that_wait_for_a_cap_continue_after_cancelled_tasks() -> None:
         await harness.engine.stop(1)
 
     run(main)
+
+
+def test_lanes_that_wait_for_a_cap_are_tried_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While requests arrive, which delay starts, an attempt that ends continues one lane."""
+    acquire, results = EndpointCap.acquire, Counter[bool]()
+
+    def count_and_acquire(cap: EndpointCap, now: float) -> float | None:
+        delay = acquire(cap, now)
+        results[delay is not None] += 1
+        return delay
+
+    async def respond(_: DeliveryRequest) -> DeliveryResult:
+        await asyncio.sleep(0.01)
+        return OK
+
+    async def main() -> None:
+        patterns = [LimitPattern("*", "*", DownstreamLimits(concurrency=1))]
+        harness = EngineHarness(FakeTarget(respond), patterns=patterns)
+        await harness.engine.start()
+        tasks = await harness.add(*(harness.new_task(lane_key=f"k{n}") for n in range(97)))
+        for _ in range(300):
+            await asyncio.sleep(0.005)
+            harness.engine.worker.delay_starts()
+        states = [(await harness.get_task(task)).status for task in tasks]
+        assert [Status.SUCCEEDED] * 97 == states
+        await harness.engine.stop(1)
+
+    monkeypatch.setattr(EndpointCap, "acquire", count_and_acquire)
+    run(main)
+    assert 97 == results[True]
+    assert results[False] < 4 * 97
 
 
 def test_pattern_with_a_lane_key_limits_that_lane() -> None:

@@ -402,6 +402,11 @@ class Worker:
             lane = waiting.popleft()
             lane.waits_for_cap = False
             self.leased_tasks.add_to_rotation(lane)
+            if self._is_start_scheduled:
+                # Nothing starts now, so the cap would admit all lanes, and later reject all but a
+                # few: with 200 lanes and a concurrency of 1, 99 of 100 times. The timer of the cap
+                # adds the next lane.
+                break
             self._start_due_tasks()
         if waiting:
             self._set_cap_timer(cap)
