@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import ExitStack
 from importlib import import_module
 from urllib.parse import SplitResult, urlsplit
 
@@ -162,3 +163,32 @@ def test_a_closed_connection_of_uvloop_is_unavailable() -> None:
     connection = RedisConnection("redis://localhost", None)
     assert isinstance(connection.translate(error), StoreUnavailable)
     assert connection.translate(RuntimeError("no running event loop")) is None
+
+
+def test_a_server_that_accepts_no_connection_delays_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a call waits for a connection, other calls fail at once."""
+    monkeypatch.setattr(connection, "_CONNECT_TIMEOUT_S", 0.5)
+
+    async def main(port: int) -> None:
+        redis_connection = RedisConnection(f"redis://127.0.0.1:{port}", None)
+        redis_connection.open()
+        with pytest.raises(StoreUnavailable, match="Timeout connecting"):
+            await redis_connection.run(0, "ping")
+        waiting = asyncio.create_task(redis_connection.run(0, "ping"))
+        await asyncio.sleep(0)
+        with pytest.raises(StoreUnavailable, match="no reply in time"):
+            await redis_connection.run(0, "ping")
+        assert not waiting.done()
+        with pytest.raises(StoreUnavailable, match="Timeout connecting"):
+            await waiting
+        await redis_connection.close()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as clients:
+        address = server.getsockname()
+        for _ in range(8):  # the queue is full, so that further connections get no response
+            client = clients.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(address)
+        asyncio.run(main(address[1]))

@@ -179,16 +179,20 @@ class _Server:
     """A client of one server with a connection pool, and the number of its free connections."""
 
     def __init__(
-        self, build_client: Callable[[], Any], must_reconnect: Callable[[Exception], bool]
+        self,
+        build_client: Callable[[], Any],
+        must_reconnect: Callable[[Exception], bool],
+        timeout_errors: tuple[type[Exception], ...],
     ) -> None:
         self._build_client = build_client
         self._must_reconnect = must_reconnect
+        self._timeout_errors = timeout_errors
         self._client = build_client()
         self.free_connections = asyncio.Semaphore(MAX_CONNECTIONS)
         self._running_counts: Counter[Any] = Counter()
         """The number of running commands by client."""
         self._has_timed_out = False
-        """Whether a command has got no reply in time, and none a reply since."""
+        """Whether the last command that has ended got no connection or no reply in time."""
         self._has_connected = False
         """Whether a command of the current client has succeeded."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -208,7 +212,7 @@ class _Server:
             async with asyncio.timeout(_REPLY_TIMEOUT_S):
                 reply = await client.execute_command(*command)
         except Exception as error:
-            self._has_timed_out = isinstance(error, TimeoutError)
+            self._has_timed_out = isinstance(error, self._timeout_errors)
             # The other connections of the pool were probably lost, too. redis-py detects that the
             # server has closed a connection, but not that it was reset. With this pool, calls would
             # fail and succeed in turn until each connection has failed once.
@@ -282,7 +286,10 @@ class RedisConnection:
         server = self._servers.get(address)
         if server is None:
             server = self._servers[address] = _Server(
-                lambda: self._build_client(address), self._must_reconnect
+                lambda: self._build_client(address),
+                self._must_reconnect,
+                # redis-py has its own error for a connection that cannot be opened in time.
+                (TimeoutError, self._errors.TimeoutError),
             )
         return server
 
