@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from email.utils import formatdate
+from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
@@ -17,7 +18,7 @@ from tarry.service.delivery import (
 )
 from tarry.service.encryption import Codec
 from tarry.service.engine.context import EngineLimits
-from tarry.service.model import LOST, Status, TaskContent
+from tarry.service.model import LOST, AttemptRecord, Status, TaskContent
 from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.store import (
     CancelStatus,
@@ -358,6 +359,42 @@ def test_slow_body_read_counts_no_attempt() -> None:
         assert (b"large", 50.0) == (request.body, round(request.timeout))
         finished = await harness.get_task(task)
         assert (Status.SUCCEEDED, 1) == (finished.status, finished.attempts)
+        await harness.engine.stop(1)
+
+    run(main)
+
+
+@pytest.mark.parametrize(("timeout_ms", "max_wait_s"), [(30_000, 1.0), (700, 0.35)])
+def test_attempt_of_cloud_tasks_does_not_wait_for_a_store_that_hangs(
+    timeout_ms: int, max_wait_s: float
+) -> None:
+    """The attempt is sent without the headers about earlier attempts, in half of its timeout."""
+
+    class HangingStore(ReferenceStore):
+        async def list_attempts(
+            self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
+        ) -> list[AttemptRecord]:
+            await asyncio.sleep(3_600)
+            return await super().list_attempts(tenant, task_id, after=after, limit=limit)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = HangingStore(lambda: int((EPOCH_S + loop.time()) * 1000))
+        target = FakeTarget(BUSY, OK)
+        harness = EngineHarness(target, store=store)
+        await harness.engine.start()
+        overrides: dict[str, Any] = {"attemptTimeoutMs": timeout_ms, "initialDelayMs": 400}
+        overrides["jitterType"] = "NONE"
+        await harness.add(harness.new_task(vendor="cloud_tasks", overrides=overrides))
+        await asyncio.sleep(3)
+        first, second = target.requests
+        assert "X-CloudTasks-TaskRetryReason" not in second.headers
+        assert ("0", "1") == tuple(
+            request.headers["X-CloudTasks-TaskRetryCount"] for request in (first, second)
+        )
+        wait_s = target.times[1] - target.times[0] - 0.4
+        assert max_wait_s - 0.001 < wait_s < max_wait_s + 0.1
+        assert second.timeout == pytest.approx(timeout_ms / 1000 - max_wait_s)
         await harness.engine.stop(1)
 
     run(main)

@@ -75,6 +75,9 @@ is retried every 60 s."""
 _MAX_LOST_ATTEMPTS = 10  # then a task is EXHAUSTED: it probably crashes its workers
 _MAX_READ_ATTEMPTS = 100
 """Earlier attempts that are read for the headers of Cloud Tasks."""
+_MAX_READ_WAIT_S = 1.0
+"""How long an attempt waits for these, at most half of its timeout. A store that hangs must not
+use up the timeout: the attempt would fail, although its target works."""
 _MAX_TASK_ATTEMPTS = 10_000_000
 """Attempts of a task, including those before its replays; then the task is EXHAUSTED. Lost attempts
 are also numbered, and the numbers must stay below `MAX_ATTEMPT_NUMBER`."""
@@ -547,7 +550,7 @@ class Worker:
                 msg = "a body could not be read within the timeout of the attempt"
                 raise BodyStoreUnavailable(msg) from None
         signatures = signers.sign(task, body)
-        vendor_headers = await self._build_vendor_headers(task, content, body, signers)
+        vendor_headers = await self._build_vendor_headers(task, content, body, signers, deadline)
 
         def send(secret_headers: dict[str, str] | None) -> Awaitable[DeliveryResult]:
             remaining = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
@@ -584,7 +587,12 @@ class Worker:
         return result
 
     async def _build_vendor_headers(
-        self, task: Task, content: TaskContent, body: bytes, signers: TenantSigners
+        self,
+        task: Task,
+        content: TaskContent,
+        body: bytes,
+        signers: TenantSigners,
+        deadline: float,
     ) -> dict[str, str] | None:
         if content.vendor is None or not content.url.startswith("http"):
             return None
@@ -593,10 +601,13 @@ class Worker:
             return qstash_headers(task, content, body, timestamp, signers.token_key(task))
         previous: Sequence[AttemptRecord] = ()
         if task.attempts:
-            with suppress(StoreUnavailable):  # fewer headers are better than no attempt
-                previous = await self._context.store.list_attempts(
-                    task.tenant, task.id, after=max(0, task.attempts - _MAX_READ_ATTEMPTS)
-                )
+            remaining_s = deadline - asyncio.get_running_loop().time()
+            # Fewer headers are better than no attempt.
+            with suppress(StoreUnavailable, TimeoutError):
+                async with asyncio.timeout(min(_MAX_READ_WAIT_S, remaining_s / 2)):
+                    previous = await self._context.store.list_attempts(
+                        task.tenant, task.id, after=max(0, task.attempts - _MAX_READ_ATTEMPTS)
+                    )
         return cloud_tasks_headers(task, previous)
 
     def _on_attempt_done(
