@@ -665,3 +665,22 @@ def test_interrupted_attempt_with_a_limiter_of_the_user() -> None:
     downstream.admit(0.0, 1)
     downstream.forget_attempt(1)
     assert 0 == downstream.admit(0.0, 2)
+
+
+def test_limiter_of_the_user_with_an_attribute_of_the_same_name() -> None:
+    """A limiter of the user may count its attempts in an attribute `attempts`."""
+
+    class CountingLimiter(SpyLimiter):
+        attempts = 0
+
+        def acquire(self, now: float) -> float | None:
+            """Count an attempt."""
+            self.attempts += 1
+            return super().acquire(now)
+
+    limiter = CountingLimiter()
+    downstream = Downstream("payments", limiter=limiter)
+    assert 0 == downstream.admit(0.0, 1)
+    downstream.record(0, SUCCESS, 1.0, 2.0, 0.5, attempt_id=1)
+    downstream.forget_attempt(1)
+    assert 1 == limiter.attempts

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from itertools import count
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarry.core.checks import check_count
 from tarry.core.limiter import AdaptiveRate, InFlight, Limiter
@@ -116,10 +116,9 @@ class Downstream:
         if max_in_flight is not None:
             in_flight = InFlight(check_count("max_in_flight", max_in_flight))
             self._limiters = (in_flight, *self._limiters)
-        attempt_sets: list[set[int] | None] = [
-            getattr(limiter, "attempts", None) for limiter in self._limiters
-        ]
-        self._attempt_sets = tuple(ids for ids in attempt_sets if ids is not None)
+        # A limiter of the user may have an attribute `attempts` with another meaning.
+        countable: Any = [each for each in self._limiters if hasattr(each, "count_attempts")]
+        self._attempt_sets: tuple[set[int], ...] = tuple(each.attempts for each in countable)
         self.has_limiters: bool = bool(self._limiters)
         """Whether a limiter can reject or delay an attempt."""
         self._hedge_credit = 0.0
