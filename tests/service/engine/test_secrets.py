@@ -378,6 +378,15 @@ def test_secrets_of_a_lane_are_redacted_in_texts_of_other_tasks() -> None:
     run(main)
 
 
+def test_values_that_were_used_last_are_redacted() -> None:
+    """Of many values, those that were replaced first are forgotten, also if one has returned."""
+    secret = new_secret(FakeSource("unused"))
+    for value in ("token-1", "token-2", "token-3", "token-4", "token-5", "token-1", "token-6"):
+        secret.set_value(value)
+    values = [text for text in secret.texts if not text.startswith("Bearer ")]
+    assert ["token-6", "token-1", "token-5", "token-4", "token-3"] == values
+
+
 def test_texts_are_redacted_while_a_secret_of_the_lane_is_unknown() -> None:
     """After a start, a target may return a value that this process has not obtained yet."""
 

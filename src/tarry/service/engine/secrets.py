@@ -104,8 +104,9 @@ class Secret:
         """Replace the value."""
         self.value = text
         self.header_value = f"{self._before}{text}{self._after}"
-        if text not in self.texts:
-            self.texts = (self.header_value, text, *self.texts[:_MAX_PREVIOUS_TEXTS])
+        # The newest texts first, also if a source returns to a previous value.
+        texts = dict.fromkeys((self.header_value, text, *self.texts))
+        self.texts = tuple(texts)[: _MAX_PREVIOUS_TEXTS + 2]
 
 
 class SecretResolver:
