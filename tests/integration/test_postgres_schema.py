@@ -255,7 +255,10 @@ def test_lanes_and_tenants_of_the_first_version_are_upgraded(postgres_dsn: str) 
 
 @pytest.mark.parametrize("loss", ["DROP SCHEMA {} CASCADE", "TRUNCATE {}.meta"])
 def test_tables_that_were_recreated_are_noticed(postgres_dsn: str, loss: str) -> None:
-    """A process finds that its tables were replaced or emptied, and works after a restart."""
+    """A process finds that its tables were replaced or emptied, and does not use them.
+
+    It works again after a restart, or when the rows of the table have been restored.
+    """
 
     async def main() -> None:
         url = new_schema_url(postgres_dsn)
@@ -264,16 +267,30 @@ def test_tables_that_were_recreated_are_noticed(postgres_dsn: str, loss: str) ->
         await old.ping()
         name = old.database.schema.name
         async with connected(postgres_dsn) as connection:
+            rows = await connection.fetch(f'SELECT name, value FROM "{name}".meta')  # noqa: S608
             await connection.execute(loss.format(f'"{name}"'))
         if "DROP" in loss:
             await new.open()
             await new.close()
-        with pytest.raises(StoreLost, match=f"tables in schema {name} were emptied or recreated"):
-            await old.ping()
-        await old.close()
+        message = f"tables in schema {name} were emptied or recreated"
+        for call in (
+            old.ping(),
+            old.add([NewTask(task(1))]),
+            old.find_api_key(b"digest"),
+            old.record_worker(WorkerRecord(name="worker", host="host", pid=1, role="all")),
+        ):
+            with pytest.raises(StoreLost, match=message):
+                await call
         if "DROP" in loss:
-            await old.open()
-            await old.ping()
             await old.close()
+            await old.open()
+            assert 0 == (await old.counters()).task_counts[Status.PENDING]
+        else:
+            async with connected(postgres_dsn) as connection:
+                insert = f'INSERT INTO "{name}".meta VALUES ($1, $2)'  # noqa: S608
+                await connection.executemany(insert, [tuple(row) for row in rows])
+        await old.ping()
+        await old.add([NewTask(task(1))])
+        await old.close()
 
     asyncio.run(main())

@@ -23,6 +23,7 @@ from msgspec import Struct
 from tarry.core.checks import require_extra
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.runtime.clocks import environment
+from tarry.service.store import StoreLost
 from tarry.service.store_url import missing_store, redact_store_url
 from tarry.service.stores.postgres.connection_pool import ConnectionPool
 from tarry.service.stores.postgres.functions.constants import SEARCH_PATH, SET_LOCAL_SEARCH_PATH
@@ -127,6 +128,10 @@ class Database:
         self._statements: dict[str, str] = {}
         self.is_pooled: bool = False
         """Whether a pooler was found between this process and the server."""
+        self.loss: str | None = None
+        """Why the tables are not those that were opened; None: they are. No statement runs then,
+        except those of transactions `even_if_lost`: a process must not add tasks to tables from
+        which others have gone, nor take their missing API keys for unknown ones."""
         self._group_flush = GroupFlush(self.connect)
 
     async def open(self) -> None:
@@ -234,14 +239,16 @@ class Database:
         rows = await self.fetch(statement, *arguments)
         return rows[0][0] if rows else None
 
-    async def transact(self, action: Callable[[Transaction], Awaitable[T]]) -> T:
+    async def transact(
+        self, action: Callable[[Transaction], Awaitable[T]], *, even_if_lost: bool = False
+    ) -> T:
         """Run an action in a transaction; retry it after a deadlock or a serialization failure."""
 
         async def run(connection: Any) -> T:
             async with self._transaction(connection):
                 return await action(Transaction(connection, self))
 
-        return await self._run(run)
+        return await self._run(run, even_if_lost=even_if_lost)
 
     @asynccontextmanager
     async def _transaction(self, connection: Any) -> AsyncGenerator[None]:
@@ -276,7 +283,9 @@ class Database:
             statement = self._statements[text] = self.schema.sql(statement or text)
         return statement
 
-    async def _run(self, action: Callable[[Any], Awaitable[T]]) -> T:
+    async def _run(self, action: Callable[[Any], Awaitable[T]], *, even_if_lost: bool = False) -> T:
+        if self.loss is not None and not even_if_lost:
+            raise StoreLost(self.loss)
         for number in range(1, _MAX_TRIES + 1):
             try:
                 with self.map_errors():

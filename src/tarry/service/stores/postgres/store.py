@@ -111,6 +111,7 @@ class PostgresStore:
 
     async def open(self) -> None:
         await self.database.open()
+        self.database.loss = None
         await self._check_durability()
         self._meta_id = await self.database.fetch_value("SELECT tableoid FROM tarry.meta LIMIT 1")
         time = await self.database.fetch_value("SELECT tarry.now_1($1)", self._now())
@@ -147,13 +148,15 @@ class PostgresStore:
             await tx.fetch(_LOCK_TABLES_OF_ADD)
             return await tx.fetch_row(_PING, self._now())
 
-        row = await self.database.transact(check_add)
+        row = await self.database.transact(check_add, even_if_lost=True)
         if row is None or row["tableoid"] != self._meta_id:
-            raise StoreLost(
+            self.database.loss = (
                 f"the tables in schema {self.database.schema.name} were emptied or recreated "
-                "while this process ran: restore them from a backup, or restart this process to "
-                "use the new store"
+                "while this process ran, and nothing is written to them: restore their data, or "
+                "restart this process to use the tables as they are"
             )
+            raise StoreLost(self.database.loss)
+        self.database.loss = None
         return int(row["value"])
 
     async def add(
