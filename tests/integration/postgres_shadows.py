@@ -89,5 +89,5 @@ async def create_as_attacker(dsn: str, statements: str) -> None:
 
 
 async def plant_shadows(dsn: str) -> None:
-    """Let the role create a shadow of each built-in function and operator that it can."""
+    """Create a shadow of each built-in function and operator, as far as the role can."""
     await create_as_attacker(dsn, _PLANT)

@@ -62,7 +62,6 @@ _UNAVAILABLE_STATUS = 503
 _JSON_HEADERS = {"content-type": "application/json"}
 _CANCELLATIONS_PATH = "/retry-tasks/cancellations"
 
-_CREATE = "?create=true"
 _POLL_BACKOFF = Policy(initial_delay=0.05, multiplier=1.5, max_delay=2.0, jitter="equal")
 """Pauses after polls to which the service responded without waiting."""
 _MAX_LONG_POLL_S = 20
@@ -460,7 +459,7 @@ class ServiceApi:
         self, lane: str, action: Literal["pause", "resume", "reset"], *, create: bool = False
     ) -> ClientRequest[wire.DownstreamInfo]:
         """Change the state of a lane. The idempotency key makes the request repeatable."""
-        path = f"/downstreams/{_path_segment('lane', lane)}/{action}" + _CREATE * create
+        path = f"/downstreams/{_path_segment('lane', lane)}/{action}{_create_query(create)}"
         return ClientRequest("POST", path, _decoder(wire.DownstreamInfo), _idempotency_header())
 
     def set_limits(
@@ -480,7 +479,7 @@ class ServiceApi:
             "breaker": breaker,
             "budget": budget,
         }
-        path = f"/downstreams/{_path_segment('lane', lane)}" + _CREATE * create
+        path = f"/downstreams/{_path_segment('lane', lane)}{_create_query(create)}"
         content = options.encode_mapping("limits", limits)
         return ClientRequest("PUT", path, _decoder(wire.DownstreamInfo), _JSON_HEADERS, content)
 
@@ -579,6 +578,10 @@ def _task_path(task: str | RetryTask) -> str:
 
 def _policy_path(policy_id: str) -> str:
     return f"/retry-policies/{_path_segment_of_id('policy_id', policy_id)}"
+
+
+def _create_query(create: bool) -> str:  # noqa: FBT001 - the parameter of the API
+    return "?create=true" if create else ""
 
 
 def _path_segment(argument: str, name: str) -> str:

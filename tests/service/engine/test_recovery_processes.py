@@ -126,7 +126,7 @@ def test_each_lane_has_one_owner() -> None:
 
 
 def test_a_process_that_blocks_the_target_is_no_owner() -> None:
-    """Another process delivers the lane, also at its limit; if all block it, nobody waits."""
+    """Another process delivers the lane, also at its limit; if all block it, each is an owner."""
     owners = LaneOwners()
     owners.assign("a", {"a": (), "b": ()})
     lane = next(lane for lane in map(str, range(99)) if not owners.is_own(lane))
@@ -137,7 +137,7 @@ def test_a_process_that_blocks_the_target_is_no_owner() -> None:
 
 
 def test_another_process_serves_the_lanes_of_an_owner_that_stops() -> None:
-    """A stop may wait half a minute for a slow attempt. Meanwhile, its limited lanes go on."""
+    """A stop may wait half a minute for a slow attempt. Meanwhile, its limited lanes continue."""
 
     class TwoTargets(CapacityTarget):
         """A target at its capacity, and one that takes a minute."""

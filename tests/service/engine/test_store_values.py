@@ -68,7 +68,7 @@ def run_with_cache(test: Callable[[Harness], Coroutine[Any, Any, None]]) -> None
 
 
 async def settle() -> None:
-    """Let reads of the store run that need not wait."""
+    """Wait until reads of the store that do not block have ended."""
     for _ in range(5):
         await asyncio.sleep(0)
 

@@ -33,7 +33,7 @@ _limits_decoder = msgspec.json.Decoder(DownstreamLimitsRequest)
 
 
 class CreateLaneQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether to create a downstream that does not exist."""
+    """The query of an operation that can create a downstream."""
 
     create: bool = False
     """Also change a downstream that no task of the tenant has used."""
@@ -163,12 +163,11 @@ class DownstreamResource:
     async def _find_or_create(
         self, request: ApiRequest, query: CreateLaneQuery, action: str
     ) -> tuple[str, DownstreamInfo | None]:
-        """Return the stored name of the lane in the path, which must exist without `create`.
+        """Return the stored name of the lane in the path, and the lane, or None if it is new.
 
-        The lane before the change is returned, too; None: it does not exist.
-
-        An operator who uses a key of another tenant, or misspells the name, would otherwise get a
-        200 while the lane of the tasks goes on.
+        Raises ApiError if the lane does not exist and `create` is not set. Otherwise, an operator
+        who uses a key of another tenant, or misspells the name, would get a 200, and the lane of
+        the tasks would continue.
         """
         with problems.convert_errors("lane"):
             lane = parse_lane_name(request.path_parameter("lane"))

@@ -163,11 +163,11 @@ class Health:
 
 
 class HealthCheck:
-    """Checks the first of some components, at most every `interval_s`.
+    """Runs a check at most every `interval_s`, and records its result in `health`.
 
-    A failure is one of the first component; after a success, all of them work.
+    If the check fails, the first of `components` is failing. If it succeeds, all of them work.
 
-    While the component is failing, the interval is `failing_interval_s`. The intervals bound the
+    While a component is failing, the interval is `failing_interval_s`. The intervals bound the
     number of checks, because `/readyz` needs no API key and each check makes a write.
     """
 
@@ -182,7 +182,8 @@ class HealthCheck:
         failing_interval_s: float,
     ) -> None:
         self._health = health
-        self._component, *_ = self._components = components
+        self._component = components[0]
+        self._components = components
         self._check = check
         self._monotonic = monotonic
         self._interval_s = interval_s
@@ -191,7 +192,7 @@ class HealthCheck:
         self._lock = asyncio.Lock()
 
     async def run_if_due(self) -> None:
-        """Check the component, unless the last check is recent; wait for a check that runs."""
+        """Run the check, unless the last one is recent; wait for a check that is running."""
         async with self._lock:
             is_failing = not self._health.failing.keys().isdisjoint(self._components)
             interval_s = self._failing_interval_s if is_failing else self._interval_s

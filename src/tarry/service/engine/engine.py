@@ -393,10 +393,8 @@ class Engine:
         lane = self._context.lanes.get(lane_name)
         if lane is not None:
             lane.is_paused = False
-            if self._context.lanes.is_target_blocked(
-                lane_name
-            ):  # its target is tried again at once
-                lane.blocked_until = self._context.clock.now_ms()
+            if self._context.lanes.is_target_blocked(lane_name):
+                lane.blocked_until = self._context.clock.now_ms()  # the target is tried at once
             self._context.lanes.parked.discard(lane_name)
             state_before = lane.breaker.state
             lane.downstream.on_recovery(self._context.clock.now_s())
@@ -453,13 +451,15 @@ class Engine:
 
         None: a process allows the target, or has not tried it.
         """
-        lanes, reasons = self._context.lanes, list[str | None]()
+        lanes = self._context.lanes
+        reasons = [
+            worker.blocked_lanes.get(lane_name)
+            for worker in self._heartbeat.other_workers
+            if worker.role != "api"
+        ]
         if self._context.delivers:
             is_blocked = lanes.is_target_blocked(lane_name)
-            reasons.append(lanes[lane_name].wait_reason if is_blocked else None)
-        for worker in self._heartbeat.other_workers:
-            if worker.role != "api":
-                reasons.append(worker.blocked_lanes.get(lane_name))
+            reasons.insert(0, lanes[lane_name].wait_reason if is_blocked else None)
         return None if None in reasons or not reasons else reasons[0]
 
     def waiting_for(self, record: LaneRecord) -> WaitReason | None:

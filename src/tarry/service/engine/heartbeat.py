@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 _MIN_INTERVAL_S, _INTERVAL_RANGE_S = 4.5, 1.0
-_MAX_BLOCKED_LANES = 201  # in a heartbeat; a process blocks fewer, see `Lanes.block`
+_MAX_REPORTED_LANES = 201
+"""Blocked lanes in a heartbeat, more than `Lanes.block` allows. A full list may be incomplete."""
 _FAILING_INTERVAL_S = 1.0
 """The interval while the store is failing."""
 
@@ -91,7 +92,7 @@ class Heartbeat:
                 self._process,
                 running_attempts=worker.running_count,
                 leased_tasks=len(worker.leased_tasks),
-                blocked_lanes=context.lanes.blocked_reasons(_MAX_BLOCKED_LANES),
+                blocked_lanes=context.lanes.blocked_reasons(_MAX_REPORTED_LANES),
                 is_stopping=self._is_stopping,
             )
         )
@@ -108,14 +109,14 @@ class Heartbeat:
                 each.name: each.blocked_lanes for each in workers if each.role != "api"
             }
             context.claim_turns.assign(self._process.name, blocked_lanes)
-            # Of a process with more blocked lanes, only a part is known. It would be the owner of
-            # lanes that it cannot deliver, as a process that stops.
+            # A process that stops, or one whose list of blocked lanes may be incomplete, would be
+            # the owner of lanes that it does not deliver.
             owners = {
                 each.name: each.blocked_lanes
                 for each in workers
                 if each.name in blocked_lanes
                 and not each.is_stopping
-                and len(each.blocked_lanes) < _MAX_BLOCKED_LANES
+                and len(each.blocked_lanes) < _MAX_REPORTED_LANES
             }
             context.lanes.owners.assign(self._process.name, owners)
             worker.result_writer.set_process_count(context.claim_turns.process_count)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import WaitReason
 
 MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
-_MAX_BLOCKED_LANES = 200  # so that a heartbeat has all of them
+_MAX_BLOCKED_LANES = 200  # below `_MAX_REPORTED_LANES`, so that a heartbeat has all of them
 _MAX_TENANT_BLOCKED_LANES = 100
 _MAX_HANDED_OVER_LANES = 400
 """Lanes that the store reports to be ready, but of which this process claims no tasks. Each claim

@@ -208,7 +208,7 @@ def decode_task(values: Sequence[bytes]) -> tuple[int, Task]:
         state.k,
         state.i,
         state.h,
-        state.w or state.d if state.s is Status.PENDING else state.w,
+        (state.w or state.d) if state.s is Status.PENDING else state.w,
         bool(state.z),
         state.m,
         state.e,
