@@ -244,6 +244,11 @@ def test_lanes_that_all_processes_share() -> None:
         lane.downstream.limits = limits
         assert not lanes.hand_over(lane, 1_000)
     lane.downstream.limits = DownstreamLimits()
+    assert lanes.hand_over(lane, 1_000)
+    assert [name] == lanes.list_handed_over(2_000)
+    lane.downstream.limits = DownstreamLimits(rate_per_second=5.0)  # an operator sets a limit
+    assert [] == lanes.list_handed_over(2_000)
+    lane.downstream.limits = DownstreamLimits()
     lane.breaker.half_open(1)
     assert not lanes.hand_over(lane, 1_000)
     assert [] == lanes.list_handed_over(1_000)

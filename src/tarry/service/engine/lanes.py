@@ -101,6 +101,13 @@ class LaneDownstream(Downstream):
         self.cap = cap
         self._limiters: tuple[Limiter, ...] = (self.limiter, cap)
 
+    @property
+    def has_configured_limits(self) -> bool:
+        """Whether an operator limits the rate or the concurrency; the processes share both."""
+        limits = self.limits
+        is_limited = limits.rate_per_second is not None or limits.concurrency is not None
+        return is_limited or self.cap is not None
+
     def admit(self, now: float, attempt_id: int = 0) -> int | DelayedPermit | Stop:
         """Return a permit for an attempt, see `Downstream.admit`."""
         permit = None if self.breaker is None else self.breaker.permit_if_closed
@@ -519,13 +526,9 @@ class Lanes(dict[str, LaneState]):
         processes add up as intended. So do their shares of a configured limit, and the attempts of
         a slow lane, which are limited by their concurrency.
         """
-        limits = lane.downstream.limits
-        is_configured = (
-            limits.rate_per_second is not None
-            or limits.concurrency is not None
-            or lane.downstream.cap is not None
-        )
-        if is_configured or lane.is_slow or lane.is_tripped or self.owners.is_own(lane.name):
+        if lane.downstream.has_configured_limits or lane.is_slow or lane.is_tripped:
+            return False
+        if self.owners.is_own(lane.name):
             return False
         if len(self._handed_over) >= _MAX_HANDED_OVER_LANES:
             return False
@@ -540,7 +543,10 @@ class Lanes(dict[str, LaneState]):
     def list_handed_over(self, now: int) -> list[str]:
         """Return the names of lanes of which this process claims no tasks."""
         for name, until in list(self._handed_over.items()):
-            if self.owners.is_own(name):
+            lane = self.get(name)
+            # With a limit that was set meanwhile, the owner would use only its own share of it.
+            is_shared = lane is not None and lane.downstream.has_configured_limits
+            if is_shared or self.owners.is_own(name):
                 del self._handed_over[name]
             elif until <= now:
                 del self._handed_over[name]
