@@ -1,4 +1,4 @@
-"""The limits of the settings that all lanes of one endpoint share."""
+"""The limits of the settings that all lanes of one tenant and endpoint share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MAX_SET_BACK_S = 1.0  # a clock that is set back further must not delay attempt
 
 
 class EndpointCap:
-    """A limiter that the lanes of one endpoint share, so that lane keys do not multiply its limits.
+    """A limiter that lanes share, so that lane keys do not multiply the limits of an endpoint.
 
-    An attempt is rejected while the endpoint has `max_in_flight` attempts, or has no turn at
-    `max_rate` yet. The lane then waits until the worker continues it.
+    An attempt is rejected while `max_in_flight` attempts run, or if it would exceed `max_rate`. Its
+    lane then waits until the worker continues it.
     """
 
     __slots__ = ("__weakref__", "_in_flight", "_interval_s", "_max_in_flight", "_next_start_at")
@@ -51,7 +51,7 @@ class EndpointCap:
         return not (self.is_full or self.delay(now))
 
     def acquire(self, now: float) -> float | None:
-        """Acquire a slot and a turn, or return None to reject the attempt."""
+        """Count the start of an attempt and return 0.0, or return None to reject the attempt."""
         if not self.admits(now):
             return None
         self._in_flight += 1
@@ -60,7 +60,7 @@ class EndpointCap:
         return 0.0
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:  # noqa: ARG002 - part of the protocol
-        """Release the slot, and also the turn of an attempt that was not sent."""
+        """Count the end of an attempt. If it was not sent, the next one may start in its place."""
         self._in_flight -= 1
         if outcome is None and duration <= 0:
             self._next_start_at -= self._interval_s

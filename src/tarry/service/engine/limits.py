@@ -1,8 +1,8 @@
 """The limits of downstreams that operators configure, with the API or in the settings.
 
 Rate and concurrency are upper bounds of the limits that `AdaptiveLimit` finds. They apply to all
-processes together: each process gets an equal share. Those of the settings apply to all lanes of an
-endpoint together, because callers choose the lane keys.
+processes together: each process gets an equal share. Those of the settings apply to all lanes of a
+tenant and endpoint together, because callers choose the lane keys.
 """
 
 from __future__ import annotations
