@@ -80,7 +80,7 @@ from tarry.service.stores.records import (
     is_task_id,
     parse_cursor,
 )
-from tarry.service.stores.redis.claim import ClaimMerger
+from tarry.service.stores.redis.claim import ClaimMerger, divide
 from tarry.service.stores.redis.codec import (
     StoredLane,
     decode_lane,
@@ -166,6 +166,8 @@ class RedisStore:
         self._replay_partitions: dict[str, int] = {}
         """The partitions of known replays, because a step has no tenant."""
         self._first_swept_partition = 0
+        self._has_sweep_failed = False
+        """Whether a partition was unavailable for the last sweep."""
         self._is_leader = False
         self._listener: WakeupListener | None = None
 
@@ -959,34 +961,55 @@ class RedisStore:
         # than the limit, those of the others would never be removed.
         start, count = self._first_swept_partition, self._partition_count
         self._first_swept_partition = (start + 1) % count
-        for partition in (*range(start, count), *range(start)):
-            meta = (SCHEMA_VERSION, COMPATIBLE_VERSION, count)
-            try:
-                removed_count, partition_has_more, missing_keys = await self._connection.run(
-                    partition,
-                    "sweep",
-                    retention.succeeded_ms,
-                    retention.exhausted_ms,
-                    POLICY_RETENTION_MS,
-                    WORKER_EXPIRY_MS,
-                    limit - removed,
-                    meta if partition == GLOBAL_PARTITION else None,
-                )
-            except StoreUnavailable as failed:
-                error = failed  # after the other partitions
-                continue
-            for key, consequence in _as_pairs(missing_keys):
-                _logger.error(
-                    "Redis key %s is missing, evicted or deleted by mistake: %s. %s",
-                    key.decode(errors="backslashreplace"),
-                    consequence.decode(errors="backslashreplace"),
-                    "Set maxmemory-policy to noeviction",
-                )
-            removed += removed_count
-            has_more = has_more or bool(partition_has_more)
+        partitions = [*range(start, count), *range(start)]
+        while partitions:
+            # One after another, with the rest of the limit. After a failure all at the same time:
+            # a node that hangs would delay each of its partitions by the timeout of a call.
+            batch = partitions if self._has_sweep_failed else partitions[:1]
+            partitions = partitions[len(batch) :]
+            shares = divide(limit - removed, batch, set(batch))
+            calls = [
+                self._sweep_partition(partition, retention, share)
+                for partition, share in zip(batch, shares, strict=True)
+            ]
+            for result in await asyncio.gather(*calls, return_exceptions=True):
+                if isinstance(result, StoreUnavailable):
+                    error, self._has_sweep_failed = (
+                        result,
+                        True,
+                    )  # raised after the other partitions
+                elif isinstance(result, BaseException):
+                    raise result
+                else:
+                    removed += result.removed_task_count
+                    has_more = has_more or result.has_more
         if error is not None:
             raise error
+        self._has_sweep_failed = False
         return SweepResult(removed, has_more)
+
+    async def _sweep_partition(
+        self, partition: int, retention: Retention, limit: int
+    ) -> SweepResult:
+        meta = (SCHEMA_VERSION, COMPATIBLE_VERSION, self._partition_count)
+        removed, has_more, missing_keys = await self._connection.run(
+            partition,
+            "sweep",
+            retention.succeeded_ms,
+            retention.exhausted_ms,
+            POLICY_RETENTION_MS,
+            WORKER_EXPIRY_MS,
+            limit,
+            meta if partition == GLOBAL_PARTITION else None,
+        )
+        for key, consequence in _as_pairs(missing_keys):
+            _logger.error(
+                "Redis key %s is missing, evicted or deleted by mistake: %s. %s",
+                key.decode(errors="backslashreplace"),
+                consequence.decode(errors="backslashreplace"),
+                "Set maxmemory-policy to noeviction",
+            )
+        return SweepResult(removed, bool(has_more))
 
     async def list_orphaned_bodies(self, limit: int) -> list[str]:
         partitions = range(self._partition_count)
