@@ -14,6 +14,7 @@ from tarry.service.store import (
     AddResult,
     ClaimResult,
     FinishStatus,
+    LaneLimits,
     LeaseTerms,
     NewTask,
     TaskResult,
@@ -164,5 +165,46 @@ def test_a_partition_that_hangs_delays_one_claim() -> None:
         store.hangs = False
         await asyncio.sleep(5)
         assert not harness.engine.worker.leased_tasks.lost_replies
+
+    run(main)
+
+
+def test_partitions_that_hang_delay_maintenance_once() -> None:
+    """The rates of lanes in several partitions are stored at the same time."""
+
+    class ManyPartitions(ReferenceStore):
+        """A store with eight partitions, of which all but the first hang."""
+
+        partition_count = 8
+
+        def partition_of(self, tenant: str) -> int:
+            """Return the number in the name of a tenant."""
+            return int(tenant.removeprefix("t"))
+
+        async def record_lane_limits(self, limits: Sequence[LaneLimits]) -> None:
+            """Store limits, which are of one partition."""
+            [partition] = {self.partition_of(each.lane.partition("/")[0]) for each in limits}
+            if partition:
+                await asyncio.sleep(REPLY_TIMEOUT_S)
+                error = StoreUnavailable("no reply in time")
+                error.partition = partition
+                raise error
+            await super().record_lane_limits(limits)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = ManyPartitions(lambda: int((EPOCH_S + loop.time()) * 1000))
+        harness = EngineHarness(FakeTarget(), store=store)
+        harness.context.health.partition_count = 8
+        for number in range(8):
+            lane = harness.lanes[f"t{number}/http:a.example:80"]
+            lane.downstream.limiter.restore(rate=50.0, limit=8)
+        started_at = loop.time()
+        await harness.engine.maintenance.store_limits()
+        assert loop.time() - started_at == pytest.approx(REPLY_TIMEOUT_S)
+        failing = {f"store partition {number}" for number in range(1, 8)}
+        assert failing == harness.context.health.failing.keys()
+        unstored = {each.lane.partition("/")[0] for each in harness.lanes.list_changed_limits()}
+        assert {f"t{number}" for number in range(1, 8)} == unstored
 
     run(main)

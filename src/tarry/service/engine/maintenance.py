@@ -21,7 +21,7 @@ from tarry.service.payloads import BodyStoreUnavailable
 from tarry.service.task_search import search_of_replay
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.rate_limits import TenantRateLimiter
@@ -103,12 +103,31 @@ class Maintenance:
             raise error
         self._context.health.mark_failing(STORE, error)
 
-    def _by_partition(self, lanes: Iterable[str]) -> list[list[str]]:
-        """Group the names of lanes by partition, so that each call has lanes of one partition."""
+    async def _write_by_partition(
+        self, lanes: Iterable[str], write: Callable[[list[str]], Awaitable[None]]
+    ) -> None:
+        """Call `write` with the lanes of each partition, at the same time.
+
+        One after another, the partitions of a node that hangs would each take until a timeout.
+        """
         groups: dict[int, list[str]] = defaultdict(list)
         for lane in lanes:
             groups[self._context.store.partition_of(lane.partition("/")[0])].append(lane)
-        return list(groups.values())
+
+        async def write_group(lanes_of_partition: list[str]) -> None:
+            try:
+                await write(lanes_of_partition)
+            except StoreUnavailable as error:
+                self._continue_without(error)
+
+        if len(groups) == 1:  # as with most stores: without the cost of an asyncio task
+            await write_group(*groups.values())
+            return
+        for error in await asyncio.gather(
+            *map(write_group, groups.values()), return_exceptions=True
+        ):
+            if error is not None:
+                raise error
 
     async def _delete_bodies(self) -> bool:
         """Delete a few bodies whose task does not exist; return whether there were any."""
@@ -133,16 +152,14 @@ class Maintenance:
     async def store_limits(self) -> None:
         """Store the limits of lanes whose rate has changed, for use after a restart."""
         lanes = self._context.lanes
-        limits = lanes.list_changed_limits()
-        by_lane = {each.lane: each for each in limits}
-        for names in self._by_partition(by_lane):
+        by_lane = {each.lane: each for each in lanes.list_changed_limits()}
+
+        async def store(names: list[str]) -> None:
             changed = [by_lane[name] for name in names]
-            try:
-                await self._context.store.record_lane_limits(changed)
-            except StoreUnavailable as error:
-                self._continue_without(error)
-            else:
-                lanes.mark_stored(changed)
+            await self._context.store.record_lane_limits(changed)
+            lanes.mark_stored(changed)
+
+        await self._write_by_partition(by_lane, store)
 
     async def store_latencies(self) -> None:
         """Add the durations of attempts to the latencies of their lanes in the store.
@@ -150,15 +167,13 @@ class Maintenance:
         If the store fails, they may have been added, so they are not sent again.
         """
         latencies = self._context.reporter.metrics.take_latencies()
-        for lanes in self._by_partition(latencies):
-            for start in range(0, len(lanes), _MAX_LATENCIES_PER_CALL):
-                names = lanes[start : start + _MAX_LATENCIES_PER_CALL]
+
+        async def store(lanes: list[str]) -> None:
+            for names in _split(lanes, _MAX_LATENCIES_PER_CALL):
                 chunk = {lane: latencies[lane] for lane in names}
-                try:
-                    await self._context.store.record_latencies(chunk)
-                except StoreUnavailable as error:
-                    self._continue_without(error)
-                    break
+                await self._context.store.record_latencies(chunk)
+
+        await self._write_by_partition(latencies, store)
 
     async def exchange_budgets(self) -> None:
         """Add the changes of retry budgets to the store, and adopt the values of the store.
@@ -167,18 +182,16 @@ class Maintenance:
         """
         context = self._context
         outdated = dict(context.lanes.list_outdated_budgets())
-        for lanes in self._by_partition(outdated):
-            for start in range(0, len(lanes), _MAX_BUDGETS_PER_CALL):
-                names = lanes[start : start + _MAX_BUDGETS_PER_CALL]
+
+        async def exchange(lanes: list[str]) -> None:
+            for names in _split(lanes, _MAX_BUDGETS_PER_CALL):
                 now_s = context.clock.now_s()
                 changes = {lane: outdated[lane].take_change(now_s) for lane in names}
-                try:
-                    values = await context.store.add_to_budgets(changes)
-                except StoreUnavailable as error:
-                    self._continue_without(error)
-                    break
+                values = await context.store.add_to_budgets(changes)
                 for lane, value in values.items():
                     outdated[lane].adopt(value, context.limit_table.stored.process_count)
+
+        await self._write_by_partition(outdated, exchange)
 
     async def _step_replays(self) -> int | None:
         """Do one step of each due replay; return when the next step is due (None: none runs).
@@ -248,6 +261,11 @@ class Maintenance:
             except Exception:
                 _logger.exception("maintenance failed")
             await asyncio.sleep(pause)
+
+
+def _split(names: list[str], size: int) -> Iterator[list[str]]:
+    """Yield the names in lists of at most this size."""
+    return (names[start : start + size] for start in range(0, len(names), size))
 
 
 def replay_step_size(rate: float) -> int:
