@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable
 
@@ -298,3 +299,32 @@ def test_hostile_text_is_redacted_in_one_pass(text: str) -> None:
     """Repeated quotes, backslashes and names do not make the search fail."""
     repeated = text * 300
     assert len(redaction.redact_named_values(repeated)) <= 2 * len(repeated)
+
+
+def test_large_secrets_of_many_tasks_do_not_stay_in_memory() -> None:
+    """A caller cannot fill the memory of a process with tasks that have different credentials."""
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            headers = {"Authorization": f"Bearer {number}{'x' * 30_000}"}
+            secrets = redaction.find_secrets(TaskContent(url="https://a/", headers=headers))
+            assert "refused" == redaction.redact_text("refused", secrets)
+        assert tracemalloc.get_traced_memory()[0] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_secrets_are_encoded_once_for_many_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts of a page, which are those of one task, are redacted in a bounded time."""
+    encoded: list[str] = []
+
+    def list_forms(secret: str) -> tuple[str, ...]:
+        encoded.append(secret)
+        return (secret,)
+
+    monkeypatch.setattr(redaction, "_list_encoded_forms", list_forms)
+    secrets = [f"only-in-this-test-{number}" for number in range(10, 60)]
+    for _ in range(100):
+        text = redaction.redact_text("an only-in-this\\-test-17", secrets)
+        assert "an [redacted]" == text
+    assert len(encoded) == len(secrets)

@@ -83,6 +83,7 @@ secrets that fit into the headers of a task, this took 21 ms for each attempt, a
 of tasks."""
 _MAX_ENCODED = 64
 """How many secrets are also searched in base64 and hexadecimal digits: eight searches for each."""
+_MAX_COMPILED = 16  # requests whose secrets are kept in the form in which they are searched
 
 
 @lru_cache(4096)
@@ -121,12 +122,15 @@ def redact_text(text: str, secrets: Sequence[str] | None, *, is_truncated: bool 
         return REDACTED
     if not secrets:
         return text
-    forms = [form for secret in secrets[:_MAX_ENCODED] for form in _list_encoded_forms(secret)]
-    forms += map(_lower, secrets[_MAX_ENCODED:])
+    forms, plain_forms = _compile_forms(tuple(secrets))
     text = _replace_spans(text, _find_spans(_lower(text), forms, is_truncated=is_truncated))
-    if "\\" in text or "%" in text or "&" in text:
-        text = _redact_escaped(text, forms, is_truncated=is_truncated)
+    if _has_escapes(text):
+        text = _redact_escaped(text, plain_forms, is_truncated=is_truncated)
     return text
+
+
+def _has_escapes(text: str) -> bool:
+    return "\\" in text or "%" in text or "&" in text
 
 
 def _lower(text: str) -> str:
@@ -139,7 +143,20 @@ def _lower(text: str) -> str:
     return encoded.decode("utf-32-le", "surrogatepass")
 
 
-@lru_cache(1024)
+# For all texts of a page, and for tasks with the same credentials. The cache is small, because the
+# forms of one task may take a megabyte.
+@lru_cache(_MAX_COMPILED)
+def _compile_forms(secrets: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Return the forms of secrets to search for, and these forms without escapes."""
+    forms = [form for secret in secrets[:_MAX_ENCODED] for form in _list_encoded_forms(secret)]
+    forms += map(_lower, secrets[_MAX_ENCODED:])
+    # Few secrets have escapes, and to search all forms for escapes would take 18 ms.
+    plain_forms = [
+        _lower(_ESCAPE.sub(_unescape_any, form)) if _has_escapes(form) else form for form in forms
+    ]
+    return forms, [form for form in plain_forms if len(form) >= MIN_SECRET_LENGTH]
+
+
 def _list_encoded_forms(secret: str) -> tuple[str, ...]:
     """Return a secret as it is, in base64 and in hexadecimal digits, all in lower case.
 
@@ -192,7 +209,7 @@ def _find_truncated(text: str, secret: str) -> int:
     return position
 
 
-def _redact_escaped(text: str, forms: Sequence[str], *, is_truncated: bool) -> str:
+def _redact_escaped(text: str, plain_forms: Sequence[str], *, is_truncated: bool) -> str:
     r"""Redact secrets of which the target has escaped characters: `a\/b` or `a\u002fb` for `a/b`.
 
     Text and secrets are compared without escapes and without backslashes. So it does not matter how
@@ -204,8 +221,6 @@ def _redact_escaped(text: str, forms: Sequence[str], *, is_truncated: bool) -> s
     ):
         complete = text[: match.start()]
     plain = _lower(_ESCAPE.sub(_unescape_any, complete))
-    plain_forms = [_lower(_ESCAPE.sub(_unescape_any, form)) for form in forms]
-    plain_forms = [form for form in plain_forms if len(form) >= MIN_SECRET_LENGTH]
     spans = _find_spans(plain, plain_forms, is_truncated=is_truncated)
     if not spans:  # most texts have no escaped secret, and need no places
         return text
