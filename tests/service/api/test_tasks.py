@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -454,6 +455,34 @@ def test_the_attempt_log_is_paged() -> None:
         for cursor in ("x", "999999999"):
             invalid = await api.request("GET", f"{path}?cursor={cursor}")
             assert "cursor" == invalid.problem["field"]
+
+    run_with_api(test)
+
+
+def test_pages_yield_to_other_requests() -> None:
+    """Tasks and attempts are formatted ten at a time; in between, the event loop runs."""
+
+    async def test(api: ApiHarness) -> None:
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task_id = (await api.create())["taskId"]
+        for _ in range(199):
+            await api.create()
+            await api.exhaust_due_tasks()
+            await api.request("POST", f"/retry-tasks/{task_id}/retry")
+        for path in ("/retry-tasks", f"/retry-tasks/{task_id}/attempts"):
+            counter = asyncio.create_task(count_turns())
+            turns_before = turns
+            response = await api.request("GET", f"{path}?limit=200")
+            counter.cancel()
+            assert len(response.json["items"]) > 190
+            assert turns - turns_before >= 20
 
     run_with_api(test)
 
