@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tarry.errors import StoreUnavailable
 from tarry.service.api.action_log import changed_fields, format_action
 from tarry.service.api.auth import make_api_key
 from tarry.service.api.messages import Change
@@ -260,6 +261,51 @@ def test_a_request_that_changes_nothing_is_not_logged(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO, "tarry.service"):
         run_with_api(test)
     assert [] == logged_actions(caplog)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "document", "store_call", "after"),
+    [
+        ("DELETE", "/dead-letters?all=true", None, "delete_dead_letters", {"purged": 1}),
+        (
+            *("POST", "/retry-tasks/cancellations", {"all": True}, "cancel"),
+            {"cancelled": 1, "running": 0},
+        ),
+    ],
+)
+def test_a_change_is_logged_if_the_request_fails_later(
+    method: str,
+    path: str,
+    document: object,
+    store_call: str,
+    after: dict[str, int],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tasks of the first chunks are deleted or cancelled, also if the store fails then."""
+    monkeypatch.setattr("tarry.service.api.dead_letters._PURGE_CHUNK_TASKS", 1)
+    monkeypatch.setattr("tarry.service.api.tasks._CANCEL_CHUNK_TASKS", 1)
+
+    async def test(api: ApiHarness) -> None:
+        for _ in range(3):
+            await api.create()
+        if method == "DELETE":
+            await api.exhaust_due_tasks()
+        call, call_count = getattr(api.store, store_call), 0
+
+        async def fail_later(*args: Any, **options: Any) -> Any:
+            nonlocal call_count
+            call_count += 1
+            if call_count > 1:
+                raise StoreUnavailable("gone")
+            return await call(*args, **options)
+
+        monkeypatch.setattr(api.store, store_call, fail_later)
+        assert 503 == (await api.request(method, path, document)).status
+
+    with caplog.at_level(logging.INFO, "tarry.service"):
+        run_with_api(test)
+    assert [after] == [line[-1] for line in logged_actions(caplog)]
 
 
 @pytest.mark.parametrize(

@@ -97,17 +97,19 @@ class DeadLetterResource:
         search = build_search(tenant, query, Status.EXHAUSTED)
         check_not_empty(search, SearchQuery, is_all=query.all)
         purged_count, cursor = 0, query.cursor
-        for _ in range(_MAX_PURGE_CHUNKS):
-            with problems.convert_errors("cursor"):
-                page = await self._tasks.finder.find_ids(
-                    tenant, search, cursor=cursor, limit=_PURGE_CHUNK_TASKS
-                )
-            purged_count += await store.delete_dead_letters(tenant, page.items)
-            cursor = page.cursor
-            if cursor is None:
-                break
-        if purged_count:
-            request.report_change(query_fields(query), None, {"purged": purged_count})
+        try:
+            for _ in range(_MAX_PURGE_CHUNKS):
+                with problems.convert_errors("cursor"):
+                    page = await self._tasks.finder.find_ids(
+                        tenant, search, cursor=cursor, limit=_PURGE_CHUNK_TASKS
+                    )
+                purged_count += await store.delete_dead_letters(tenant, page.items)
+                cursor = page.cursor
+                if cursor is None:
+                    break
+        finally:  # the store may fail after some chunks
+            if purged_count:
+                request.report_change(query_fields(query), None, {"purged": purged_count})
         result = PurgeResult(purged=purged_count, more=cursor is not None, next_cursor=cursor)
         return json_response(200, result)
 

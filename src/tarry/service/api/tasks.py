@@ -278,24 +278,30 @@ class TaskResource:
             result.matched, result.next_cursor = await self.finder.count(tenant, search), None
             return json_response(200, result)
         check_not_empty(search, wire.SearchFilter, is_all=cancel_request.all)
-        for _ in range(_MAX_CANCEL_CHUNKS):
-            with problems.convert_errors("cursor"):
-                page = await self.finder.find_ids(
-                    tenant, search, cursor=result.next_cursor, limit=_CANCEL_CHUNK_TASKS
+        try:
+            for _ in range(_MAX_CANCEL_CHUNKS):
+                with problems.convert_errors("cursor"):
+                    page = await self.finder.find_ids(
+                        tenant, search, cursor=result.next_cursor, limit=_CANCEL_CHUNK_TASKS
+                    )
+                # The store applies concurrent calls in one transaction.
+                statuses = await asyncio.gather(
+                    *(engine.cancel(tenant, task_id) for task_id in page.items),
+                    return_exceptions=True,
                 )
-            # The store applies concurrent calls in one transaction.
-            statuses = await asyncio.gather(
-                *(engine.cancel(tenant, task_id) for task_id in page.items)
-            )
-            result.matched += len(page.items)
-            result.cancelled += statuses.count(CancelStatus.CANCELLED)
-            result.running += statuses.count(CancelStatus.REQUESTED)
-            result.next_cursor = page.cursor
-            if page.cursor is None:
-                break
-        if result.cancelled or result.running:
-            after = {"cancelled": result.cancelled, "running": result.running}
-            request.report_change(query_fields(fields), {"matched": result.matched}, after)
+                result.matched += len(page.items)
+                result.cancelled += statuses.count(CancelStatus.CANCELLED)
+                result.running += statuses.count(CancelStatus.REQUESTED)
+                for status in statuses:
+                    if isinstance(status, BaseException):
+                        raise status
+                result.next_cursor = page.cursor
+                if page.cursor is None:
+                    break
+        finally:  # the store may fail after some tasks
+            if result.cancelled or result.running:
+                after = {"cancelled": result.cancelled, "running": result.running}
+                request.report_change(query_fields(fields), {"matched": result.matched}, after)
         return json_response(200, result)
 
     @Operation(
