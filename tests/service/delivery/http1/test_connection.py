@@ -265,6 +265,26 @@ def test_response_size_is_bounded(first: bytes, repeated: bytes, expected: int |
     assert (expected, 3) == (result.fault or result.status, free_slots)
 
 
+def test_number_of_small_chunks_is_bounded() -> None:
+    """Many chunks of one byte are a response above the limit, because each takes time to parse."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(CHUNKED + b"1\r\nx\r\n" * 8_000)
+        await reader.read()  # until the connection is closed
+
+    async def main() -> DeliveryResult:
+        async with run_server(handler) as server:
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD)
+            try:
+                return await delivery.send(new_request(server.url, timeout=5))
+            finally:
+                await delivery.close()
+
+    result = run(main())
+    assert (200, None, True) == (result.status, result.fault, result.truncated)
+
+
 async def _respond_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Respond after reading only the head of a request."""
     await reader.readuntil(b"\r\n\r\n")
