@@ -185,7 +185,9 @@ def test_metrics_need_no_store_for_a_known_key(
     run_with_api(test, keys=True)
 
 
-@pytest.mark.parametrize("header", ["Authorization", "X-API-Key", "Content-Type", "Host"])
+@pytest.mark.parametrize(
+    "header", ["Authorization", "X-API-Key", "Content-Type", "Host", "Sec-Fetch-Site"]
+)
 def test_a_repeated_header_is_400(header: str) -> None:
     """Repeated headers are rejected even if equal, because a proxy may have read the other one."""
 

@@ -113,6 +113,8 @@ def test_cross_site_writes_are_403() -> None:
             ("cross-site", 403),
             ("Cross-Site", 403),
             ("same-site", 403),
+            ("cross-site ", 403),
+            ("none, cross-site", 403),
             ("same-origin", 201),
             ("none", 201),
         ):

@@ -30,11 +30,12 @@ _READ_METHODS = frozenset({"GET", "HEAD"})
 _LOG_INTERVAL_S = 10.0
 """In which one line is logged about requests that were rejected because of the store."""
 _METHODS_WITHOUT_ORIGIN_CHECK = frozenset({"GET", "HEAD", "OPTIONS"})
-_OTHER_SITES = frozenset({b"cross-site", b"same-site"})
-"""Values of `Sec-Fetch-Site`. `same-site` is another port or subdomain, so another origin, too."""
+_OWN_SITES = frozenset({b"none", b"same-origin"})
+"""Accepted values of `Sec-Fetch-Site`. `same-site` is another port or subdomain, so another origin,
+and a value with blanks or a list could come from a proxy that has joined two headers."""
 _SINGLE_HEADERS = {
     name.lower().encode(): name
-    for name in ("Authorization", "Content-Type", "Host", "Origin", "X-API-Key")
+    for name in ("Authorization", "Content-Type", "Host", "Origin", "Sec-Fetch-Site", "X-API-Key")
 }
 """Headers that a request must not repeat, by name in lower case."""
 
@@ -338,7 +339,7 @@ def _check_origin(headers: dict[bytes, bytes]) -> None:
 
     A service on loopback may need no API key. Such a page could then use the service.
     """
-    if headers.get(b"sec-fetch-site", b"none").lower() in _OTHER_SITES:
+    if headers.get(b"sec-fetch-site", b"none").lower() not in _OWN_SITES:
         raise problems.CROSS_SITE.error("Requests from web pages of other sites are not accepted.")
     origin = headers.get(b"origin")
     if origin is None:
