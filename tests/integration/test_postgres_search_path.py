@@ -6,10 +6,12 @@ by default up to PostgreSQL 14. `test_conformance` runs on a database with such 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
+from tarry.errors import ConfigurationError
 from tarry.service.store import LeaseTerms, NewTask
 from tarry.service.stores.postgres import PostgresStore
 from tests.integration.postgres import SEARCH_PATH, connected
@@ -119,3 +121,28 @@ def test_each_connection_has_a_search_path(postgres_dsn: str) -> None:
         assert path == SEARCH_PATH
 
     run_on_store(f"{new_schema_url(postgres_dsn)}&search_path=public", main)
+
+
+def test_a_schema_in_which_all_roles_may_create_functions_is_refused(
+    postgres_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new store is refused. If there is one already, an error is logged at each start."""
+
+    async def execute(statement: str) -> None:
+        async with connected(postgres_dsn) as connection:
+            await connection.execute(statement)
+
+    async def use(_: PostgresStore) -> None:
+        pass
+
+    asyncio.run(execute("CREATE SCHEMA open_to_all; GRANT CREATE ON SCHEMA open_to_all TO PUBLIC"))
+    url = f"{postgres_dsn}&schema=open_to_all"
+    revoke = 'REVOKE CREATE ON SCHEMA "open_to_all" FROM PUBLIC'
+    with pytest.raises(ConfigurationError, match=revoke):
+        run_on_store(url, use)
+    asyncio.run(execute(revoke))
+    run_on_store(url, use)
+    assert revoke not in caplog.text
+    asyncio.run(execute("GRANT CREATE ON SCHEMA open_to_all TO PUBLIC"))
+    run_on_store(url, use)
+    assert revoke in caplog.text

@@ -147,6 +147,12 @@ class Database:
                     raise missing_store(self._redacted_url)
                 if await self.schema.upgrade(connection):
                     _logger.warning("created an empty store at %s", self._redacted_url)
+                elif await self.schema.is_open_to_all(connection):
+                    _logger.error(
+                        "every role of the database may create functions in the schema of the "
+                        "store, and run them with the rights of this one: %s",
+                        self.schema.revocation,
+                    )
                 await connection.close(timeout=CONNECT_TIMEOUT_S)
             finally:
                 connection.terminate()

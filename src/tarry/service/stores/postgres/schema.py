@@ -73,6 +73,11 @@ SELECT true FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = $1 AND c.relname = 'meta'
 """
+# Of a schema: whether the pseudo-role PUBLIC, whose number is 0, may create functions in it.
+_FIND_PUBLIC_CREATE = """
+SELECT true FROM pg_catalog.pg_namespace AS n, pg_catalog.aclexplode(n.nspacl) AS a
+WHERE n.nspname = $1 AND a.grantee = 0::pg_catalog.oid AND a.privilege_type = 'CREATE'
+"""
 _LOCK_TIMEOUT_STATE = "55P03"
 _LOCK_PAUSES_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 30.0, 30.0)
 """Pauses between the tries of a migration that did not get its locks."""
@@ -440,9 +445,22 @@ class Schema:
             text if self.name == DEFAULT_SCHEMA else text.replace(_QUALIFIER, self._quoted_prefix)
         )
 
+    @property
+    def revocation(self) -> str:
+        """How to make the schema safe in which every role may create functions."""
+        return f"run REVOKE CREATE ON SCHEMA {self._quoted_prefix[:-1]} FROM PUBLIC"
+
     async def exists(self, connection: Any) -> bool:
         """Return whether the tables exist."""
         return await self._read_version(connection) > 0
+
+    async def is_open_to_all(self, connection: Any) -> bool:
+        """Return whether every role may create functions in the schema.
+
+        A function with the name of one of tarry's, but other types of parameters, may be called
+        instead of it, because the types of parameters in statements are inferred.
+        """
+        return bool(await connection.fetchval(_FIND_PUBLIC_CREATE, self.name))
 
     async def upgrade(self, connection: Any) -> bool:
         """Create or upgrade the tables, unless another process has done that.
@@ -494,6 +512,10 @@ class Schema:
         if encoding != "UTF8":
             rule = f"must be a database with the encoding UTF8, but this one has {encoding}"
             raise ConfigurationError("store", rule)
+        if await self.is_open_to_all(connection):
+            rule = "must have a schema in which not every role may create functions"
+            rule += f": name another one, or {self.revocation}"
+            raise ConfigurationError("store", rule, self.name)
         exists = "SELECT 1 FROM pg_namespace WHERE nspname = $1"
         if not await connection.fetchval(exists, self.name):
             await connection.execute(f"CREATE SCHEMA {self._quoted_prefix[:-1]}")
