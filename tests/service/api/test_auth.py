@@ -350,7 +350,7 @@ def test_keys_stay_valid_while_only_their_partition_is_unavailable(
         assert 200 == (await api.request("GET", "/retry-tasks", headers=headers)).status
         monkeypatch.setattr(ReferenceStore, "find_api_key", find_api_key)
         monkeypatch.setattr(ReferenceStore, "partition_count", 2)
-        monkeypatch.setattr("tarry.service.api.auth._MAX_STORE_WAIT_S", 0.0)
+        monkeypatch.setattr("tarry.service.api.auth._MAX_STORE_WAIT_S", 0.02)
         response = await api.request("GET", "/retry-tasks", headers={"X-API-Key": other})
         assert (503, 1) == (response.status, calls)
         for failure in (StoreUnavailable("connection refused"), None):
@@ -365,5 +365,31 @@ def test_keys_stay_valid_while_only_their_partition_is_unavailable(
         api.time.ms += 3_600_000
         error = StoreUnavailable("connection refused")
         assert 503 == (await api.request("GET", "/retry-tasks", headers=headers)).status
+
+    run_with_api(test, keys=True)
+
+
+def test_a_revoked_key_is_rejected_after_a_slow_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup continues when a request no longer waits for it, and its result is used."""
+    monkeypatch.setattr(ReferenceStore, "partition_count", 2)
+    monkeypatch.setattr("tarry.service.api.auth._MAX_STORE_WAIT_S", 0.02)
+
+    async def test(api: ApiHarness) -> None:
+        secret, key = await create_key(api, "acme")
+        headers = {"X-API-Key": secret}
+        assert 200 == (await api.request("GET", "/retry-tasks", headers=headers)).status
+        await api.store.revoke_api_key(key.id)
+        find_api_key, may_end = ReferenceStore.find_api_key, asyncio.Event()
+
+        async def find_slowly(store: ReferenceStore, digest: bytes) -> ApiKeyRecord | None:
+            await may_end.wait()
+            return await find_api_key(store, digest)
+
+        monkeypatch.setattr(ReferenceStore, "find_api_key", find_slowly)
+        api.time.ms += 60_000
+        assert 200 == (await api.request("GET", "/retry-tasks", headers=headers)).status
+        may_end.set()
+        await asyncio.sleep(0.01)
+        assert 401 == (await api.request("GET", "/retry-tasks", headers=headers)).status
 
     run_with_api(test, keys=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from functools import partial
 from hashlib import sha256
 from hmac import compare_digest
 from ipaddress import ip_address
@@ -170,6 +171,8 @@ class ApiKeyCache:
         self._descriptions: dict[bytes, str] = {}
         """The names and ids of valid keys, by key digest."""
         self._invalid_keys: dict[bytes, float] = {}  # expiry, by key digest
+        self._lookups: set[asyncio.Future[ApiKeyRecord | None]] = set()
+        """Lookups in progress that a request may not wait for."""
         self._next_lookup_at = float("-inf")
         """While the partition of the keys is unavailable: before this time, the last known tenants
         and roles are returned at once."""
@@ -205,17 +208,36 @@ class ApiKeyCache:
         last = self.last_known(key)
         if last is not None and now < self._next_lookup_at:
             return last
-        # The lookup takes as long as the timeout of the store if the partition of the keys hangs.
-        can_skip = last is not None and self._store.partition_count > 1
+        if last is None or self._store.partition_count == 1:
+            return self._record(digest, await self._store.find_api_key(digest), now)
+        # If the partition of the keys hangs, the lookup takes as long as the timeout of the store.
+        # It continues after the timeout here: the store may be slow, and the key be revoked.
+        lookup = asyncio.ensure_future(self._store.find_api_key(digest))
+        self._lookups.add(lookup)
+        lookup.add_done_callback(partial(self._on_looked_up, digest, now))
         try:
-            async with asyncio.timeout(_MAX_STORE_WAIT_S if can_skip else None):
-                record = await self._store.find_api_key(digest)
+            async with asyncio.timeout(_MAX_STORE_WAIT_S):
+                return self._record(digest, await asyncio.shield(lookup), now)
         except (StoreUnavailable, TimeoutError) as error:
-            if last is None or not can_skip or isinstance(error, StoreLost):
+            if isinstance(error, StoreLost):
                 raise
             # The tenant may be in another partition, which works.
             self._next_lookup_at = now + _LOOKUP_PAUSE_S
-            return last
+            return self.last_known(key)  # None if an earlier lookup has ended meanwhile: revoked
+
+    def _on_looked_up(
+        self, digest: bytes, now: float, lookup: asyncio.Future[ApiKeyRecord | None]
+    ) -> None:
+        self._lookups.discard(lookup)
+        if lookup.cancelled() or lookup.exception() is not None:
+            return
+        if now >= self._invalid_keys.get(digest, now):  # otherwise a later lookup has ended before
+            self._record(digest, lookup.result(), now)
+
+    def _record(
+        self, digest: bytes, record: ApiKeyRecord | None, now: float
+    ) -> tuple[str, Role] | None:
+        """Cache the result of a lookup made at `now`; return tenant and role of a valid key."""
         if (
             record is None
             or record.revoked_at is not None
