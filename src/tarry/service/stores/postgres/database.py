@@ -145,14 +145,9 @@ class Database:
                 self.is_pooled = self.is_pooled or await _is_pooled(connection)
                 if self._must_exist and not await self.schema.exists(connection):
                     raise missing_store(self._redacted_url)
+                await self.schema.check_rights(connection)
                 if await self.schema.upgrade(connection):
                     _logger.warning("created an empty store at %s", self._redacted_url)
-                elif await self.schema.is_open_to_all(connection):
-                    _logger.error(
-                        "every role of the database may create functions in the schema of the "
-                        "store, and run them with the rights of this one: %s",
-                        self.schema.revocation,
-                    )
                 await connection.close(timeout=CONNECT_TIMEOUT_S)
             finally:
                 connection.terminate()

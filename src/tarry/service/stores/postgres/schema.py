@@ -445,22 +445,22 @@ class Schema:
             text if self.name == DEFAULT_SCHEMA else text.replace(_QUALIFIER, self._quoted_prefix)
         )
 
-    @property
-    def revocation(self) -> str:
-        """How to make the schema safe in which every role may create functions."""
-        return f"run REVOKE CREATE ON SCHEMA {self._quoted_prefix[:-1]} FROM PUBLIC"
-
     async def exists(self, connection: Any) -> bool:
         """Return whether the tables exist."""
         return await self._read_version(connection) > 0
 
-    async def is_open_to_all(self, connection: Any) -> bool:
-        """Return whether every role may create functions in the schema.
+    async def check_rights(self, connection: Any) -> None:
+        """Raise `ConfigurationError` if every role may create functions in the schema.
 
         A function with the name of one of tarry's, but other types of parameters, may be called
         instead of it, because the types of parameters in statements are inferred.
         """
-        return bool(await connection.fetchval(_FIND_PUBLIC_CREATE, self.name))
+        if await connection.fetchval(_FIND_PUBLIC_CREATE, self.name):
+            rule = (
+                "must have a schema in which not every role may create functions: name another "
+                f"one, or run REVOKE CREATE ON SCHEMA {self._quoted_prefix[:-1]} FROM PUBLIC"
+            )
+            raise ConfigurationError("store", rule, self.name)
 
     async def upgrade(self, connection: Any) -> bool:
         """Create or upgrade the tables, unless another process has done that.
@@ -512,10 +512,6 @@ class Schema:
         if encoding != "UTF8":
             rule = f"must be a database with the encoding UTF8, but this one has {encoding}"
             raise ConfigurationError("store", rule)
-        if await self.is_open_to_all(connection):
-            rule = "must have a schema in which not every role may create functions"
-            rule += f": name another one, or {self.revocation}"
-            raise ConfigurationError("store", rule, self.name)
         exists = "SELECT 1 FROM pg_namespace WHERE nspname = $1"
         if not await connection.fetchval(exists, self.name):
             await connection.execute(f"CREATE SCHEMA {self._quoted_prefix[:-1]}")
