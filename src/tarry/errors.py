@@ -71,11 +71,18 @@ class ConfigurationTypeError(ConfigurationError, TypeError):
 
 
 def short_repr(value: object, limit: int = 60) -> str:
-    """Return the repr of a value for an error message, cut after `limit` characters."""
+    """Return the repr of a value for an error message, cut after `limit` characters.
+
+    Everything before the last `@` is redacted if it looks like the beginning of a URL with a
+    password. A URL in a wrong place would otherwise show its password in a log.
+    """
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print an int of more than 4,300 digits
         return "a number of thousands of digits"
+    before, _, after = text.rpartition("@")
+    if (":" in before or "//" in before) and not before.endswith("[redacted]"):
+        text = f"{text[0]}[redacted]@{after}"
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 

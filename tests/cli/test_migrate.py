@@ -181,7 +181,7 @@ def test_encrypted_contents_are_moved_and_bodies_are_not(tmp_path: Path) -> None
         (["--from", "none.db", "--undo"], "/none.db. Is this the store of your service?"),
         (["--from", "old.db"], "--to is missing"),
         (["--from", "old.db", "--to", "new.db", "--undo"], "--undo cannot be combined with --to"),
-        (["--from", "mysql:x", "--to", "new.db"], "store must be a path"),
+        (["--from", "mysql:x", "--to", "new.db"], "--from must be a path"),
     ],
 )
 def test_invalid_options_are_reported(

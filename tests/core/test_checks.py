@@ -184,11 +184,15 @@ def test_not_one_of(value: object) -> None:
         ("x" * 58, f"'{'x' * 58}'"),
         ("x" * 59, f"'{'x' * 59}..."),
         (TOO_LONG_TO_PRINT, "a number of thousands of digits"),
+        ("postgresql//u:s3cret@h/db", "'[redacted]@h/db'"),
+        (["//s3cret@h"], "[[redacted]@h']"),
+        ("http://[redacted]@h", "'http://[redacted]@h'"),
+        ("a@b.example", "'a@b.example'"),
     ],
-    ids=["short", "cut", "too-long-to-print"],
+    ids=["short", "cut", "too-long-to-print", "url", "list", "redacted", "mail"],
 )
 def test_short_repr(value: object, expected: str) -> None:
-    """short_repr() cuts a repr after 60 characters and describes a number it cannot print."""
+    """short_repr() cuts a repr, redacts a password, and describes a number it cannot print."""
     assert expected == short_repr(value)
 
 

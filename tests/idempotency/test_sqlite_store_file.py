@@ -106,6 +106,14 @@ def test_invalid_path_raises(path: Any, message: str) -> None:
         SqliteStore(path)
 
 
+@pytest.mark.parametrize("path", ["postgres//u:s3cret@h/db", "rediss:u:s3cret@h", "//:s3cret@h/x"])
+def test_url_of_a_server_is_not_a_path(path: str) -> None:
+    """The error names the stores on a server, and does not show the password."""
+    with pytest.raises(ConfigurationError, match="use PostgresStore or RedisStore") as raised:
+        SqliteStore(path)
+    assert "s3cret" not in str(raised.value)
+
+
 def test_file_that_cannot_be_opened_raises_each_time(tmp_path: Path) -> None:
     """Each call raises as long as the file cannot be opened; the next call succeeds."""
     (tmp_path / "keys.db").mkdir()

@@ -138,6 +138,7 @@ def test_an_error_names_the_source_and_the_rule(
         ("bodies", "ftp://x", "bodies must be a folder or a URL like s3://bucket/path ("),
         ("bodies", _FILE, f"bodies cannot be used, because {_FILE} is not a folder"),
         ("bodies_endpoint", "minio:9000", "bodies_endpoint must be a URL like http://host:port"),
+        ("bodies", "s3//k:s3@b/p", "bodies must be a folder or a URL like s3://bucket/path, and"),
         ("host", "http://x", "host must name a host that consists of letters"),
         ("host", "", "host must name a host"),
         ("allow_host", "http://x", "allow_host must contain host names, got 'http://x'"),

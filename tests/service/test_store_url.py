@@ -34,25 +34,96 @@ def test_an_unknown_engine_is_an_error(url: str) -> None:
     assert "s3cret" not in str(raised.value)
 
 
+_POSTGRES_FORM = "write postgresql://USER:PASSWORD@HOST/DATABASE"
+_REDIS_FORM = "write redis://USER:PASSWORD@HOST/0"
+_CLUSTER_FORM = r"write redis\+cluster://USER:PASSWORD@HOST"
+_FILE_FORM = "or sqlite:PATH if it is a file"
+
+
 @pytest.mark.parametrize(
-    "url",
+    ("url", "form", "shown"),
     [
-        "postgres:u:s3cret@h",
-        "postgresql:/u:s3cret@h/db",
-        "postgres:s3cret",
-        "redis:u:s3cret@h:6379",
-        "Redis+Cluster:u:s3cret@h",
-        "mysql:u:s3cret@h/db",
-        "user:s3cret@h/db",
+        ("postgres//u:s3cret@h/db", _POSTGRES_FORM, "postgres[redacted]"),
+        ("postgresql/u:s3cret@h/db", _POSTGRES_FORM, "postgresql[redacted]"),
+        ("postgresql:/u:s3cret@h/db", _POSTGRES_FORM, "postgresql[redacted]"),
+        ("postgres:u:s3cret@h", _POSTGRES_FORM, "postgres[redacted]"),
+        ("postgres:s3cret", _POSTGRES_FORM, "postgres[redacted]"),
+        ("postgresql:u:s3cret@h/db?x=://", _POSTGRES_FORM, "postgresql[redacted]"),
+        ("postgres/db?password=s3cret", _POSTGRES_FORM, "postgres[redacted]"),
+        ("POSTGRESQL//u:s3cret@h/db", _POSTGRES_FORM, "postgresql[redacted]"),
+        (" postgresql://u:s3cret@h/db", _POSTGRES_FORM, "postgresql[redacted]"),
+        ("'postgresql://u:s3cret@h/db'", _POSTGRES_FORM, "postgresql[redacted]"),
+        ("redis//:s3cret@h", _REDIS_FORM, "redis[redacted]"),
+        ("redis:u:s3cret@h:6379", _REDIS_FORM, "redis[redacted]"),
+        ("rediss:u:s3cret@h", "write rediss://USER:PASSWORD@HOST/0", "rediss[redacted]"),
+        ("valkey/:s3cret@h", "write valkey://USER:PASSWORD@HOST/0", "valkey[redacted]"),
+        ("Redis+Cluster:u:s3cret@h", _CLUSTER_FORM, "redis+cluster[redacted]"),
+        ("redis+unix:/:s3cret@/s", r"write redis\+unix:///PATH", "redis+unix[redacted]"),
+        ("mysql:u:s3cret@h/db", _POSTGRES_FORM, "[redacted]"),
+        ("postgre//u:s3cret@h/db", _POSTGRES_FORM, "[redacted]"),
+        ("user:s3cret@h/db", _POSTGRES_FORM, "[redacted]"),
+        (":s3cret@h", _POSTGRES_FORM, "[redacted]"),
+        ("//u:s3cret@h/db", _POSTGRES_FORM, "[redacted]"),
+        ("//s3cret@h/db", _POSTGRES_FORM, "[redacted]"),
+        ("/u:s3cret@h/db", _POSTGRES_FORM, "[redacted]"),
+        ("sqlite://u:s3cret@h/db", _POSTGRES_FORM, "[redacted]"),
+        ("postgresq?password=s3cret", _POSTGRES_FORM, "[redacted]"),
+        ("host=h user=u password=s3cret", _POSTGRES_FORM, "[redacted]"),
+        ("--store=postgresql://u:s3cret@h/db", _POSTGRES_FORM, "[redacted]"),
     ],
 )
-def test_a_server_needs_slashes(url: str) -> None:
-    """The error has the rule and not the password, which could be anywhere after the scheme."""
-    with pytest.raises(ConfigurationError, match="store must be a path") as raised:
+def test_a_mistyped_url_of_a_server_is_not_a_path(url: str, form: str, shown: str) -> None:
+    """The error has the right form and not the password, which could be anywhere in the text."""
+    with pytest.raises(ConfigurationError, match=f"^store .*{form}") as raised:
         find_engine(url)
     assert "s3cret" not in str(raised.value)
-    assert url.partition(":")[0] in str(raised.value)
-    assert "s3cret" not in redact_store_url(url)
+    assert _FILE_FORM in str(raised.value)
+    assert shown == redact_store_url(url)
+    assert raised.value.value == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:s3cret/db", "postgresql://[redacted]"),
+        ("redis://:s3cret", "redis://[redacted]"),
+        ("redis+cluster://h1:7000,h2:s3cret", "redis+cluster://[redacted]"),
+        ("rediss://[::1]:s3cret/0", "rediss://[redacted]"),
+    ],
+)
+def test_a_password_without_a_host_is_not_a_port(url: str, shown: str) -> None:
+    """Otherwise an error of the driver would show the password."""
+    with pytest.raises(ConfigurationError, match="number as the port") as raised:
+        find_engine(url)
+    assert shown == raised.value.value
+    assert shown == redact_store_url(url)
+
+
+@pytest.mark.parametrize("url", ["redis://h", "redis://h:1", "redis://[::1]:1,h2", "redis://[::1]"])
+def test_a_host_with_a_port_has_no_password(url: str) -> None:
+    """Hosts and ports are shown."""
+    assert StoreEngine.REDIS is find_engine(url)
+    assert url == redact_store_url(url)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "redis.db",
+        "postgres-tasks.db",
+        "./postgres/tarry.db",
+        "/srv/redis/tarry.db",
+        "user@host.db",
+        "sqlite:redis/tarry.db",
+        "sqlite:a:b@c.db",
+        "sqlite:/srv/a:b@c/tarry.db",
+        "sqlite:///srv/a:b@c/tarry.db",
+    ],
+)
+def test_a_path_that_resembles_a_url_is_a_path(path: str) -> None:
+    """With `sqlite:`, each path can be named. Such paths are shown as they are."""
+    assert StoreEngine.SQLITE is find_engine(path)
+    assert path == redact_store_url(path)
 
 
 @pytest.mark.parametrize(

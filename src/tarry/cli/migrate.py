@@ -101,7 +101,11 @@ def _use_stores(urls: list[str], action: Callable[[list[NamedStore]], Awaitable[
     from tarry.service.transfer import NamedStore
 
     for option, url in zip(("--from", "--to"), urls, strict=False):
-        if find_engine(url) is StoreEngine.MEMORY:
+        try:
+            engine = find_engine(url)
+        except ConfigurationError as error:
+            raise error.with_field(option) from None
+        if engine is StoreEngine.MEMORY:
             rule = "must not be memory:, which exists only inside its service"
             raise ConfigurationError(option, rule)
     names = [name_store(url) for url in urls]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -13,9 +14,13 @@ from tarry.core.checks import check_positive
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 DEFAULT_LIMIT = 50
 _DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|min|h|d|)\s*", re.ASCII)
+_USER_INFO = re.compile(r"[^\s('\"]*[:/][^\s]*@")
 _SECONDS_BY_UNIT = {
     "ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0
 }  # fmt: skip
@@ -37,6 +42,11 @@ LimitOption = Annotated[
 class Command(TyperCommand):
     """A command whose help shows flags without a type, because they take no value."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments of the command."""
+        with _redacted_usage_errors():
+            return super().parse_args(ctx, args)
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters of the command, with the option --help."""
         return _hide_flag_types(super().get_params(ctx))
@@ -45,9 +55,31 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """A group of commands whose help shows flags without a type."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments of the group."""
+        with _redacted_usage_errors():
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the arguments name."""
+        with _redacted_usage_errors():
+            return super().resolve_command(ctx, args)
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters of the group, with the option --help."""
         return _hide_flag_types(super().get_params(ctx))
+
+
+@contextmanager
+def _redacted_usage_errors() -> Generator[None]:
+    """Remove user names and passwords from errors, which quote an argument in the wrong place."""
+    try:
+        yield
+    except Exception as error:
+        message = getattr(error, "message", None)  # of a `UsageError`, which typer does not export
+        if isinstance(message, str):
+            vars(error)["message"] = _USER_INFO.sub("[redacted]@", message)
+        raise
 
 
 def _hide_flag_types(params: list[Any]) -> list[Any]:

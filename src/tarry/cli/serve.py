@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import sys
 from functools import partial
@@ -305,11 +306,18 @@ def read_service_settings(
     for assignment in assignments or ():
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise ConfigurationError("--set", "must have the format NAME=VALUE", assignment)
-        set_values[name.strip().replace("-", "_")] = value
+            name = _shorten_name(assignment)
+            raise ConfigurationError("--set", "must have the format NAME=VALUE", name)
+        set_values[_shorten_name(name.strip()).replace("-", "_")] = value
     # A flag that is not given may be False or an empty list here. `load_settings` expects None.
     flags |= {name: flags.get(name) or None for name in ("allow_target", "dev")}
     return load_settings(flags, file=config_file, set_values=set_values)
+
+
+def _shorten_name(name: str) -> str:
+    """Return the name of a setting for an error; without the rest of a URL without a name."""
+    shortened = re.split("[:/]", name, maxsplit=1)[0]
+    return name if shortened == name else f"{shortened}..."
 
 
 def _configure_logging(settings: Settings) -> None:

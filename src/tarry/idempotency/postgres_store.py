@@ -27,6 +27,9 @@ _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
 """At most 50 characters, because PostgreSQL truncates names at 63, and the name of the index is
 the name of the table with a suffix."""
 
+_URL = re.compile("postgres(?:ql)?://", re.IGNORECASE)
+_URL_RULE = "must be a URL like postgresql://USER:PASSWORD@HOST/DATABASE"
+
 _TIMEOUT_S = 5.0
 """Applies separately to connecting, to acquiring a connection, and to running a statement."""
 _SWEEP_BATCH_ROWS = 500
@@ -158,6 +161,9 @@ class PostgresStore:
         """The name with its schema, after the table was found."""
         with require_extra("PostgresStore needs asyncpg", "postgres"):
             self._asyncpg = import_module("asyncpg")
+        # Errors do not show a mistyped URL, because its password could be anywhere in it.
+        if isinstance(dsn_or_pool, str) and not _URL.match(dsn_or_pool):
+            raise ConfigurationError("dsn_or_pool", _URL_RULE)
         self._dsn_or_pool = dsn_or_pool
         self._pool: AsyncpgPool | None = None
         self._open_lock = asyncio.Lock()
@@ -222,9 +228,13 @@ class PostgresStore:
                 pool = await self._asyncpg.create_pool(pool, min_size=0, timeout=_TIMEOUT_S)
             try:
                 self._table = await self._find_table(pool)
-            except BaseException:
+            except BaseException as error:
                 if pool is not self._dsn_or_pool:
                     await pool.close()
+                if isinstance(error, ValueError) and "invalid literal" in str(error):
+                    # asyncpg quotes a part of the password, which it takes for the port.
+                    rule = f"{_URL_RULE}, with special characters of the password as %2F, %40 ..."
+                    raise ConfigurationError("dsn_or_pool", rule) from None
                 raise
             self._pool = pool
             return pool  # type: ignore[no-any-return]  # asyncpg has no types

@@ -10,6 +10,7 @@ lack the last claims, and a `maxmemory-policy` other than `noeviction` may delet
 from __future__ import annotations
 
 import math
+import re
 from hashlib import sha1
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -74,6 +75,8 @@ _RELEASE = """
 return is_own_claim and redis.call('DEL', KEYS[1]) or 0
 """
 
+_URL = re.compile("(?:rediss?|unix)://", re.IGNORECASE)
+_URL_RULE = "must be a URL like redis://USER:PASSWORD@HOST/0"
 _DIGESTS = {
     script: sha1((_PROLOGUE + script).encode(), usedforsecurity=False).hexdigest()
     for script in (_CLAIM, _EXTEND, _FINISH, _RELEASE)
@@ -173,16 +176,23 @@ class RedisStore:
         # blocking pool instead of failing.
         backoff = import_module("redis.backoff").NoBackoff()
         retry = import_module("redis.asyncio.retry").Retry(backoff, 1)
-        pool = self._redis.asyncio.BlockingConnectionPool.from_url(
-            url,
-            max_connections=_MAX_CONNECTIONS,
-            timeout=_TIMEOUT_S,
-            socket_timeout=_TIMEOUT_S,
-            socket_connect_timeout=_TIMEOUT_S,
-            retry=retry,
-            # Versions of redis-py before 6 retry only on the errors that are listed here.
-            retry_on_error=[self._redis.ConnectionError, self._redis.TimeoutError],
-        )
+        # Errors do not show a mistyped URL, because its password could be anywhere in it.
+        if not _URL.match(url):
+            raise ConfigurationError("url_or_client", _URL_RULE)
+        try:
+            pool = self._redis.asyncio.BlockingConnectionPool.from_url(
+                url,
+                max_connections=_MAX_CONNECTIONS,
+                timeout=_TIMEOUT_S,
+                socket_timeout=_TIMEOUT_S,
+                socket_connect_timeout=_TIMEOUT_S,
+                retry=retry,
+                # Versions of redis-py before 6 retry only on the errors that are listed here.
+                retry_on_error=[self._redis.ConnectionError, self._redis.TimeoutError],
+            )
+        except ValueError:  # redis-py may quote a part of the password, which it takes for the port
+            rule = f"{_URL_RULE}, with special characters of the password as %2F, %40 ..."
+            raise ConfigurationError("url_or_client", rule) from None
         return self._redis.asyncio.Redis.from_pool(pool)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ CREATE TABLE tarry_record (
 );
 CREATE INDEX tarry_record_by_end ON tarry_record (free_at);
 """
+_URL = re.compile(r"://|(?::|//).*@|(?:postgres|redis|valkey)[a-z]*(?::|//)", re.IGNORECASE)
+"""Matches the URL of a server, also with typing errors."""
 _FILE = internal_downstream("idempotency file")
 _NOW = "SELECT (julianday('now') - 2440587.5) * 86400.0"
 _UPSERT = """
@@ -89,6 +92,9 @@ class SqliteStore:
     ) -> None:
         if not isinstance(path, (str, PathLike)):
             raise ConfigurationTypeError("path", "must be the path of a file", path)
+        if isinstance(path, str) and _URL.search(path):  # it may contain a password
+            rule = "must be the path of a file, not a URL: use PostgresStore or RedisStore"
+            raise ConfigurationError("path", rule)
         folder = Path(path).absolute().parent
         if not folder.is_dir():
             rule = f"must be in an existing folder, got {short_repr(path)}: create {folder} first"

@@ -29,7 +29,13 @@ from tarry.errors import ConfigurationError, short_repr
 from tarry.service import defaults
 from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.redaction import REDACTED, redact_user_info
-from tarry.service.store_url import StoreEngine, find_engine, redact_store_url, sqlite_path
+from tarry.service.store_url import (
+    StoreEngine,
+    find_engine,
+    may_have_password,
+    redact_store_url,
+    sqlite_path,
+)
 from tarry.wire.tasks import SECRET_NAME_PATTERN, DownstreamLimits, DownstreamLimitsRequest
 
 if TYPE_CHECKING:
@@ -290,6 +296,8 @@ _KUBERNETES_SERVICE_VARIABLE = re.compile(
 _SETTING_TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
 _FILE_SETTINGS = frozenset({"client_certificates", "downstreams", "secrets"})
 """Settings that consist of tables, which can only be written in a TOML file."""
+_URL_SETTINGS = frozenset({"bodies", "bodies_endpoint", "egress_proxy", "store"})
+"""Settings whose values may contain a password."""
 _KNOWN_NAMES = (*_SETTING_TYPES, "key", "server")
 """Names that may follow `TARRY_`, in lower case: all settings; for clients, `key` and `server`."""
 _SECRET_NAME = re.compile(SECRET_NAME_PATTERN)
@@ -449,7 +457,8 @@ def _convert(source: str, name: str, value: Any, *, is_typed: bool) -> Any:
             rule = _TYPE_TEXTS[base_type]
         bound = _BOUND.search(str(error))
         value_text = str(value).lower() if isinstance(value, bool) else short_repr(value)
-        got = "" if name in SECRET_SETTINGS else f", got {value_text}"
+        may_be_secret = name in SECRET_SETTINGS or name in _URL_SETTINGS
+        got = "" if may_be_secret else f", got {value_text}"
         msg = f"{source}: must be {rule}{bound[0] if bound else ''}{got}"
         raise ConfigurationError(msg) from error
 
@@ -556,6 +565,9 @@ def _check_bodies(url: str) -> None:
         except ConfigurationError as error:
             rule = f"must be a folder or a URL like s3://bucket/path ({error})"
             raise ConfigurationError("bodies", rule) from None
+    elif may_have_password(url):
+        rule = "must be a folder or a URL like s3://bucket/path, and looks like a mistyped URL"
+        raise ConfigurationError("bodies", rule)
     else:
         _check_folder("bodies", Path(url))
 
@@ -576,9 +588,8 @@ def _check_endpoint(url: str) -> None:
     except ValueError:
         is_valid = False
     if not is_valid:
-        without_password = url.rpartition("@")[2]
         rule = "must be a URL like http://host:port"
-        raise ConfigurationError("bodies_endpoint", rule, without_password)
+        raise ConfigurationError("bodies_endpoint", rule, redact_store_url(url))
 
 
 def _check_certificates(file: str) -> None:

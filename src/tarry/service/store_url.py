@@ -39,22 +39,45 @@ _SERVER_SCHEMES: dict[str, StoreEngine] = {
     ),
 }
 """The engines of stores on a server, by the scheme of their URLs."""
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):.*", re.DOTALL)
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://([^/?#]*).*", re.DOTALL)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 """A scheme has at least two characters: `C:tasks.db` is a path."""
+_KNOWN_SCHEME = re.compile(
+    rf"[\s'\"]*({'|'.join(map(re.escape, _SERVER_SCHEMES))})[:/]", re.IGNORECASE
+)
+_CREDENTIALS = re.compile(
+    r"(?::|//).*@|(?:pass|pwd|secret|token)[^=&]*=", re.IGNORECASE | re.DOTALL
+)
+"""Matches a text that may contain a password: in a URL, or as in `host=db password=...`."""
+_CREDENTIALS_OF_SQLITE = re.compile(r"sqlite://[^/]*:.*@", re.DOTALL)
+_INVALID_PORT = re.compile(r"(?:^|,)(?:\[[^\],]*\]|[^\[\]:,]*):(?![0-9]*(?:,|$))")
 _USER_INFO = re.compile(r"(?<=://).*@", re.DOTALL)
 _SECRET_PARAMETER = re.compile(r"([?&][^=&]*(?:pass|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
 
 
 def find_engine(url: str) -> StoreEngine:
-    """Return the engine of a store; raise `ConfigurationError` if no engine has this scheme."""
+    """Return the engine of a store; raise `ConfigurationError` if no engine has this scheme.
+
+    A text that looks like the URL of a server with a typo is an error, too. As the path of a file
+    it would create a new store, and messages would show its password.
+    """
     if url == MEMORY_URL:
         return StoreEngine.MEMORY
-    match = _SCHEME.fullmatch(url)
-    if url.startswith(_SQLITE_SCHEME) or (match is None and url not in {"memory", "sqlite"}):
+    scheme = _find_mistyped_scheme(url)
+    if scheme is not None:
+        rule = f"looks like the URL of a server with a typo: {_describe_form(scheme)}"
+        raise ConfigurationError("store", rule, redact_store_url(url))
+    match = _URL.fullmatch(url)
+    if url.startswith(_SQLITE_SCHEME) or (
+        _SCHEME.match(url) is None and url not in {"memory", "sqlite"}
+    ):
         return StoreEngine.SQLITE
     engine = None if match is None else _SERVER_SCHEMES.get(match[1].lower())
-    if engine is None or "://" not in url:
+    if engine is None:
         raise ConfigurationError("store", STORE_RULE, redact_store_url(url))
+    if _lacks_host(url):
+        rule = "must have a number as the port, and USER:PASSWORD@ before the host"
+        raise ConfigurationError("store", rule, redact_store_url(url))
     return engine
 
 
@@ -62,17 +85,54 @@ def redact_store_url(url: str) -> str:
     """Return the URL of a store without its user name, password and secret parameters.
 
     Everything up to the last `@` counts as the password, because a password may contain characters
-    that should have been escaped. Without `//`, everything after the scheme does.
+    that should have been escaped. Of a mistyped URL, only a known scheme is returned.
     """
-    match = _SCHEME.fullmatch(url)
-    if (
-        match is not None
-        and "://" not in url
-        and not url.startswith(_SQLITE_SCHEME)
-        and (match[1].lower() in _SERVER_SCHEMES or "@" in url)
-    ):
-        return f"{match[1]}:{REDACTED}"
+    scheme = _find_mistyped_scheme(url)
+    if scheme is not None:
+        return f"{scheme}{REDACTED}"
+    if url.startswith(_SQLITE_SCHEME):
+        return url
+    if _lacks_host(url):
+        scheme, _, _ = url.partition("://")
+        return f"{scheme}://{REDACTED}"
     return _SECRET_PARAMETER.sub(rf"\1{REDACTED}", _USER_INFO.sub(f"{REDACTED}@", url))
+
+
+def _find_mistyped_scheme(url: str) -> str | None:
+    """Return the scheme of a server's URL that has a typo, "" if it is unknown; otherwise None."""
+    if url.startswith(_SQLITE_SCHEME):
+        return "" if _CREDENTIALS_OF_SQLITE.match(url) else None
+    if _URL.fullmatch(url):
+        return None
+    if match := _KNOWN_SCHEME.match(url):
+        return match[1].lower()
+    return "" if may_have_password(url) else None
+
+
+def may_have_password(text: str) -> bool:
+    """Return whether a text that is not a valid URL looks like one with a password."""
+    return _CREDENTIALS.search(text) is not None
+
+
+def _lacks_host(url: str) -> bool:
+    """Return whether a URL has a password in the place of a port, as in `redis://user:password`."""
+    match = _URL.fullmatch(url)
+    return match is not None and "@" not in url and _INVALID_PORT.search(match[2]) is not None
+
+
+def _describe_form(scheme: str) -> str:
+    """Return how to write the URL of a server that has this scheme, or an unknown one."""
+    engine = _SERVER_SCHEMES.get(scheme)
+    if scheme.endswith("+unix"):
+        form = f"{scheme}:///PATH"
+    elif engine is StoreEngine.REDIS:
+        database = "" if scheme.endswith("+cluster") else "/0"
+        form = f"{scheme}://USER:PASSWORD@HOST{database}"
+    else:
+        form = "postgresql://USER:PASSWORD@HOST/DATABASE"
+        if engine is None:
+            form += " or redis://USER:PASSWORD@HOST/0"
+    return f"write {form}, or sqlite:PATH if it is a file"
 
 
 def missing_store(name: str) -> ConfigurationError:

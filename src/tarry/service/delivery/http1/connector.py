@@ -181,13 +181,13 @@ class _NoDataProtocol(asyncio.Protocol):
 
 def parse_proxy(url: str) -> Proxy:
     """Return the proxy at a URL; raise ConfigurationError when the URL is not valid."""
+    rule = "must be a URL like http://host:port"
     try:
         url_parts = urlsplit(url)
         port = url_parts.port
-    except ValueError:
-        url_parts, port = urlsplit(""), 0
+    except ValueError:  # the text after the colon may be a password
+        raise ConfigurationError("proxy", rule) from None
     if url_parts.scheme not in _DEFAULT_PROXY_PORTS or not url_parts.hostname or port == 0:
-        rule = "must be a URL like http://host:port"
         raise ConfigurationError("proxy", rule, url.rpartition("@")[2])
     header_lines = ""
     if url_parts.username is not None:
