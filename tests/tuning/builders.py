@@ -39,6 +39,8 @@ class LogModel:
     outages: Sequence[tuple[float, float]] = ()
     timeout: float | None = None
     pause: float = 0.2
+    always_failing: float = 0.0
+    """The share of the calls of which each attempt fails."""
 
     def quantile(self, normal: float) -> float:
         """Return the quantile of the latency for this quantile of the normal distribution."""
@@ -51,11 +53,12 @@ class LogModel:
         for task in range(self.calls):
             now += random_source.expovariate(self.rate)
             start = now
+            hopeless = bool(self.always_failing) and random_source.random() < self.always_failing
             for number, success_rate in enumerate(self.success_rates, 1):
                 duration = self.median * exp(self.sigma * random_source.gauss())
                 down = any(begin <= start < end for begin, end in self.outages)
                 late = self.timeout is not None and duration > self.timeout
-                succeeds = random_source.random() < success_rate and not down and not late
+                succeeds = random_source.random() < success_rate and not (down or late or hopeless)
                 if late and not down:
                     duration = self.timeout or 0.0
                 kind = Kind.SUCCESS if succeeds else Kind.TRANSIENT

@@ -52,8 +52,31 @@ def test_the_budget_is_twice_the_retries_outside_outages() -> None:
     assert None is suggestion.current
     assert "ratio" == suggestion.proposed["kind"]
     assert 2 * 0.033 == pytest.approx(suggestion.proposed["ratio"], rel=0.25)
-    assert "twice the retry ratio outside outages" == suggestion.reason
+    assert suggestion.reason.startswith("twice the retry ratio outside outages")
     assert suggestion.basis.endswith(" % of all")
+
+
+@pytest.mark.parametrize(
+    ("always_failing", "attempts", "expected"),
+    [(0.0, 4, 2 * 0.02), (0.02, 4, 2 * 0.02 + 0.02), (0.02, 10, 2 * 0.02 + 0.02)],
+)
+def test_calls_that_always_fail_do_not_double_the_budget(
+    always_failing: float, attempts: int, expected: float
+) -> None:
+    """Only the retries that the proposed policy makes for them are added, once.
+
+    Without them, the other calls would find the budget empty.
+    """
+    model = LogModel(
+        calls=20_000,
+        success_rates=(0.98, *[1.0] * (attempts - 1)),
+        always_failing=always_failing,
+    )
+    proposal = propose(analyze_model(model))
+    suggestion = next(each for each in proposal.suggestions if each.field == "budget")
+
+    assert expected == pytest.approx(suggestion.proposed["ratio"], rel=0.15)
+    assert bool(always_failing) == ("% for calls that fail)" in suggestion.basis)
 
 
 @pytest.mark.parametrize(

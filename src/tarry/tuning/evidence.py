@@ -40,7 +40,7 @@ from tarry.simulator.metrics import quantile
 from tarry.tuning.attempt_log import OUTCOME_KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tarry.tuning.attempt_log import AttemptLog
 
@@ -141,6 +141,8 @@ class Evidence:
     """The number of calls that started outside outages."""
     healthy_retries: int
     """The number of retries of the calls that started outside outages."""
+    failed_calls_by_retries: Mapping[int, int]
+    """Calls that started outside outages and did not succeed, by their number of retries."""
     retries: int  # the number of retries of all calls
     throttled: int
     """The number of throttled attempts."""
@@ -177,6 +179,12 @@ class Evidence:
         """Retries per call outside outages."""
         return self.healthy_retries / max(1, self.healthy_calls)
 
+    def failed_call_retry_ratio(self, max_attempts: float) -> float:
+        """Retries of failed calls per call outside outages, with at most this many attempts."""
+        counts = self.failed_calls_by_retries.items()
+        retries = sum(min(retries, max_attempts - 1) * count for retries, count in counts)
+        return retries / max(1, self.healthy_calls)
+
 
 class _Block(NamedTuple):
     """Consecutive attempts: the index of the first one, and the index after the last one."""
@@ -197,6 +205,7 @@ def analyze_log(log: AttemptLog) -> Evidence:
     success_durations = _durations(log, in_outage, failed=False)
     percentiles = HEDGE_PERCENTILES if success_durations else ()
     call_durations: array[float] = array("d")
+    failed_calls_by_retries: Counter[int] = Counter()
     calls = retries = healthy_calls = healthy_retries = 0
     for first, last, retries_of_call in _group_calls(log):
         calls += 1
@@ -204,6 +213,7 @@ def analyze_log(log: AttemptLog) -> Evidence:
         if not in_outage[first]:
             healthy_calls += 1
             healthy_retries += retries_of_call
+            failed_calls_by_retries[retries_of_call] += log.kinds[last] != _SUCCESS
         if log.kinds[last] == _SUCCESS:
             end = log.starts[last] + log.durations[last]
             call_durations.append(end - log.starts[first])
@@ -219,6 +229,7 @@ def analyze_log(log: AttemptLog) -> Evidence:
         healthy_attempt_success_rates=_success_rates(log, excluded=in_outage),
         healthy_calls=healthy_calls,
         healthy_retries=healthy_retries,
+        failed_calls_by_retries=failed_calls_by_retries,
         retries=retries,
         throttled=log.kinds.count(_THROTTLED),
         accepted_rate=_accepted_rate(log),

@@ -81,16 +81,16 @@ def propose(
         latency_target = check_positive("latency_target", latency_target)
         warnings.extend(_latency_target_warnings(evidence, latency_target))
     current = current or Defence()
-    budget_suggestion = rules.suggest_retry_budget(evidence, current)
     hedge_suggestion = rules.suggest_hedging(evidence, current)
     limiter_suggestion = rules.suggest_limiter(evidence, current)
     advice = () if limiter_suggestion is None else (limiter_suggestion,)
     parts: dict[str, Any] = {
         "breaker": current.breaker,
-        "budget": budget_suggestion.proposed,
         "limiter": current.limiter,
     }
     if current.hedging is not None:
+        budget_suggestion = rules.suggest_retry_budget(evidence, current)
+        parts["budget"] = budget_suggestion.proposed
         hedging = replace(current.hedging, after=hedge_suggestion.proposed)
         if latency_target is not None:
             warnings.append("a hedged call has no total_budget: the latency target has no effect")
@@ -116,6 +116,8 @@ def propose(
         policy = policy.replace(
             **{each.field: each.proposed for each in suggestions if each.field == "max_delay"}
         )
+        budget_suggestion = rules.suggest_retry_budget(evidence, current, policy.max_attempts)
+        parts["budget"] = budget_suggestion.proposed
         suggestions.append(budget_suggestion)
     proposed = Defence(policy, **parts)
     return Proposal((*advice, *suggestions, hedge_suggestion), current, proposed, tuple(warnings))

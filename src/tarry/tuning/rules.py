@@ -197,26 +197,40 @@ def suggest_total_budget(
     return Suggestion("total_budget", policy.total_budget, latency_target, reason, basis)
 
 
-def suggest_retry_budget(evidence: Evidence, current: Defence) -> Suggestion:
-    """Suggest a ratio that permits all retries outside outages, and limits retries in an outage."""
+def suggest_retry_budget(
+    evidence: Evidence, current: Defence, max_attempts: float = inf
+) -> Suggestion:
+    """Suggest a ratio that permits all retries outside outages, and limits retries in an outage.
+
+    The retries of calls that fail are steady, because most of these calls fail each time. They are
+    not doubled, and end at the proposed `max_attempts`. But they are not left out: they would empty
+    the budget, so that other calls are not retried.
+    """
     current_budget = None if current.budget is None else dict(current.budget)
     if evidence.healthy_calls < MIN_HEALTHY_CALLS:
         available = format_count(evidence.healthy_calls, "call") + " outside outages"
         required = f"{MIN_HEALTHY_CALLS:,} needed for the retry ratio"
         return keep_without_data("budget", current_budget, available, required)
     measured = evidence.healthy_retry_ratio
-    ratio = min(max(round_two_digits(2 * measured), MIN_RETRY_RATIO), MAX_RETRY_RATIO)
+    useful = measured - evidence.failed_call_retry_ratio(inf)
+    failed = evidence.failed_call_retry_ratio(max_attempts)
+    needed = round_two_digits(2 * useful + failed)
+    ratio = min(max(needed, MIN_RETRY_RATIO), MAX_RETRY_RATIO)
     proposed: dict[str, Any] = {"kind": "ratio"}
     if current_budget is not None and current_budget.get("kind") == "ratio":
         proposed |= current_budget
     proposed["ratio"] = ratio
     reason = "twice the retry ratio outside outages"
+    failed_basis = ""
+    if needed != round_two_digits(2 * measured):
+        reason += " for calls that succeed, once for others"
+        failed_basis = f" ({format_percent(failed)} for calls that fail)"
     if ratio in {MIN_RETRY_RATIO, MAX_RETRY_RATIO}:
         limit = "no less" if ratio == MIN_RETRY_RATIO else "no more"
         reason += f", and {limit} than {format_percent(ratio)}"
     basis = (
-        f"{format_percent(measured)} of {evidence.healthy_calls:,} calls outside outages, "
-        f"{format_percent(evidence.retries / evidence.calls)} of all"
+        f"{format_percent(measured)} of {evidence.healthy_calls:,} calls outside outages"
+        f"{failed_basis}, {format_percent(evidence.retries / evidence.calls)} of all"
     )
     return Suggestion("budget", current_budget, proposed, reason, basis)
 
