@@ -344,6 +344,15 @@ class SigningSecretRecord(msgspec.Struct, kw_only=True, gc=False):
     expires_at: int | None = None  # set when another secret replaces this one
 
 
+class LaneWait(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Why due tasks of a lane wait in a process."""
+
+    reason: str
+    """A `WaitReason`. A newer version of tarry may report others."""
+    due_at: int | None = None
+    """The earliest due time of these tasks; None: they are not leased to the process."""
+
+
 class WorkerRecord(msgspec.Struct, kw_only=True, gc=False):
     """A running process of the service, as it last reported itself (a heartbeat)."""
 
@@ -365,6 +374,9 @@ class WorkerRecord(msgspec.Struct, kw_only=True, gc=False):
     """The targets that the process allows besides public addresses, sorted (`--allow-target`)."""
     blocked_lanes: dict[str, str] = {}
     """Lanes whose target the process does not allow, with the reason; not necessarily all."""
+    waiting_lanes: dict[str, LaneWait] = {}
+    """Lanes whose tasks wait for their limits, their retry budget or a secret, or for a local
+    reason: those with the earliest due times. The store knows the other reasons."""
     is_stopping: bool = False
     """Whether the process starts no more attempts, and waits for those that run."""
 

@@ -746,8 +746,8 @@ class DownstreamInfo(_Body):
     """The time at which a worker last claimed a task of the lane."""
     local: LocalStats | None
     waiting_for: WaitReason | None = None
-    """Why tasks of the lane wait although they are due; null: none waits, or no reason is known in
-    this process."""
+    """Why tasks of the lane wait although they are due; null: none waits, or no reason is known.
+    Other processes report their reasons every five seconds."""
     limits: DownstreamLimits = DownstreamLimits()
     limits_source: LimitsSource = "DEFAULT"
     """Where the limits are set: with `PUT /downstreams/{lane}`, or in the service's settings."""

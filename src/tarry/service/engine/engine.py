@@ -471,15 +471,18 @@ class Engine:
                 return "blocked"
             if record.waiting_for is not None:
                 return record.waiting_for
+        elsewhere: WaitReason | None = None
+        if record.pending or record.in_flight:  # the last report of another process may be older
+            elsewhere = self._context.lanes.reason_elsewhere(record.name)
         lane = self._context.lanes.get(record.name)
         if lane is None:
-            return None
+            return elsewhere
         if record.pending and lane.waiting_for != "free-slot":
             return lane.waiting_for
         deferred = dict(lane.deferrals(self._context.clock.now_ms()))
         if deferred:
             return min(deferred, key=lambda reason: deferred[reason])
-        return lane.waiting_for if lane.has_due_tasks else None
+        return elsewhere or (lane.waiting_for if lane.has_due_tasks else None)
 
     def local_stats(self, lane_name: str) -> LocalStats | None:
         """Return the state of a lane in this process; None if this process has no such lane."""

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 _MIN_INTERVAL_S, _INTERVAL_RANGE_S = 4.5, 1.0
-_MAX_REPORTED_LANES = 201
+_MAX_REPORTED_BLOCKED_LANES = 201
 """Blocked lanes in a heartbeat, more than `Lanes.block` allows. A full list may be incomplete."""
+_MAX_REPORTED_WAITING_LANES = 200
 _FAILING_INTERVAL_S = 1.0
 """The interval while the store is failing."""
 
@@ -92,7 +93,10 @@ class Heartbeat:
                 self._process,
                 running_attempts=worker.running_count,
                 leased_tasks=len(worker.leased_tasks),
-                blocked_lanes=context.lanes.blocked_reasons(_MAX_REPORTED_LANES),
+                blocked_lanes=context.lanes.blocked_reasons(_MAX_REPORTED_BLOCKED_LANES),
+                waiting_lanes=context.lanes.list_waits(
+                    _MAX_REPORTED_WAITING_LANES, context.clock.now_ms()
+                ),
                 is_stopping=self._is_stopping,
             )
         )
@@ -101,6 +105,7 @@ class Heartbeat:
             context.clock.synchronize(sent_at, await store.ping())
         workers = await store.list_workers()
         self.other_workers = [each for each in workers if each.name != self._process.name]
+        context.lanes.set_waits_elsewhere(each.waiting_lanes for each in self.other_workers)
         self._compare_allowed_targets()
         if self._rate_limiter is not None:
             self._rate_limiter.share(sum(each.role != "worker" for each in workers))
@@ -116,7 +121,7 @@ class Heartbeat:
                 for each in workers
                 if each.name in blocked_lanes
                 and not each.is_stopping
-                and len(each.blocked_lanes) < _MAX_REPORTED_LANES
+                and len(each.blocked_lanes) < _MAX_REPORTED_BLOCKED_LANES
             }
             context.lanes.owners.assign(self._process.name, owners)
             worker.result_writer.set_process_count(context.claim_turns.process_count)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heapreplace, nlargest
+from heapq import heapify, heappop, heapreplace, nlargest, nsmallest
 from itertools import chain, islice
+from math import inf
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -23,12 +24,13 @@ from tarry.core.verdict import Reason, Stop
 from tarry.service.defaults import MAX_LANE_CLAIMED
 from tarry.service.engine.lane_owners import LaneOwners
 from tarry.service.engine.retry_budget import SharedBudget
+from tarry.service.model import LaneWait
 from tarry.service.store import LaneLimits
-from tarry.wire.tasks import BreakerSettings, BudgetSettings, DownstreamLimits
+from tarry.wire.tasks import WAIT_REASONS, BreakerSettings, BudgetSettings, DownstreamLimits
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from tarry.core.limiter import Limiter
     from tarry.core.verdict import DelayedPermit
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
 _MAX_BLOCKED_LANES = 200  # below `_MAX_REPORTED_LANES`, so that a heartbeat has all of them
 _MAX_TENANT_BLOCKED_LANES = 100
+_LIMIT_REASONS: tuple[WaitReason, ...] = ("rate-limit", "concurrency-limit")
 _MAX_HANDED_OVER_LANES = 400
 """Lanes that the store reports to be ready, but of which this process claims no tasks. Each claim
 passes over all of them: with 5,000, a claim in SQLite took 0.8 s, and so did each new task."""
@@ -228,6 +231,22 @@ class LaneState:
         entries = sorted((self._deferrals or {}).items(), key=lambda entry: -entry[1])
         return ((reason, due_at) for (reason, second), due_at in entries if second >= oldest)
 
+    def find_wait(self, now: int) -> LaneWait | None:
+        """Return why due tasks wait in this process; None: for no reason that others must know."""
+        found = dict(self.deferrals(now))  # of each reason the last, which is the earliest
+        reason = self.waiting_for
+        if reason in _LIMIT_REASONS:
+            queues = filter(None, (self.due_first_attempts, self.due_retries))
+            due_times = [queue[0].task.next_attempt_at for queue in queues]
+            if not due_times and not found:
+                return LaneWait(reason)
+            if due_times:
+                found[reason] = min(due_times)
+        if not found:
+            return None
+        reason = min(found, key=lambda each: found[each])
+        return LaneWait(reason, found[reason])
+
     @property
     def has_due_tasks(self) -> bool:
         """Whether a due task waits; it may have been dropped."""
@@ -358,6 +377,8 @@ class Lanes(dict[str, LaneState]):
         """Lanes that this process leaves to their owners, and until when (ms)."""
         self._rejoined: dict[str, int] = {}
         """Lanes that are not handed over during slow start, and until when (ms)."""
+        self.waits_elsewhere: dict[str, LaneWait] = {}
+        """Why due tasks wait in other processes, by lane, as they last reported."""
         self._limited: set[str] = set()
         """Names of lanes near their limit of leases: a claim without a limit could exceed it."""
         self._limits: dict[str, LaneLimits] = {}
@@ -429,6 +450,8 @@ class Lanes(dict[str, LaneState]):
             if reason is None:
                 lane = self.get(due_lane.lane)
                 reason = "free-slot" if lane is None else lane.waiting_for
+                if reason == "free-slot":
+                    reason = self.reason_elsewhere(due_lane.lane) or reason
             found[reason] = min(found.get(reason, due_lane.due_at), due_lane.due_at)
         for lane in self._lanes_of(tenant):
             for leased_task in chain(lane.due_first_attempts, lane.due_retries or ()):
@@ -437,7 +460,30 @@ class Lanes(dict[str, LaneState]):
                     found[reason] = min(found.get(reason, due_at), due_at)
             for reason, due_at in lane.deferrals(now):
                 found[reason] = min(found.get(reason, due_at), due_at)
+        for name, wait in self.waits_elsewhere.items():
+            reason = self.reason_elsewhere(name)
+            if wait.due_at is not None and reason and tenant in {None, name.partition("/")[0]}:
+                found[reason] = min(found.get(reason, wait.due_at), wait.due_at)
         return found
+
+    def list_waits(self, limit: int, now: int) -> dict[str, LaneWait]:
+        """Return why due tasks wait in this process, of up to `limit` lanes: the earliest."""
+        waits = ((lane.name, lane.find_wait(now)) for lane in self.values())
+        found = ((name, wait) for name, wait in waits if wait is not None)
+        return dict(nsmallest(limit, found, key=lambda item: _by_due_time(item[1])))
+
+    def set_waits_elsewhere(self, waits: Iterable[Mapping[str, LaneWait]]) -> None:
+        """Replace `waits_elsewhere` with what other processes have reported."""
+        self.waits_elsewhere = {}
+        for wait_by_lane in waits:
+            for name, wait in wait_by_lane.items():
+                other = self.waits_elsewhere.get(name, wait)
+                self.waits_elsewhere[name] = min(other, wait, key=_by_due_time)
+
+    def reason_elsewhere(self, name: str) -> WaitReason | None:
+        """Return why due tasks of a lane wait in another process; None: no reason is known."""
+        wait = self.waits_elsewhere.get(name)
+        return None if wait is None else next((r for r in WAIT_REASONS if r == wait.reason), None)
 
     def _lanes_of(self, tenant: str | None) -> Iterator[LaneState]:
         return (lane for lane in self.values() if tenant in {None, lane.name.partition("/")[0]})
@@ -665,6 +711,10 @@ class Lanes(dict[str, LaneState]):
 def _is_retry(task: Task) -> bool:
     # Attempts before the last replay and lost attempts do not make the next attempt a retry.
     return task.attempts > task.attempts_before_replay + task.lost_attempts
+
+
+def _by_due_time(wait: LaneWait) -> float:
+    return inf if wait.due_at is None else wait.due_at
 
 
 def build_budget(settings: BudgetSettings | None = None) -> SharedBudget | None:

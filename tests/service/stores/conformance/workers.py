@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from tarry.service.model import WorkerRecord
+from tarry.service.model import LaneWait, WorkerRecord
 from tarry.service.store import (
     MAX_LISTED_WORKERS,
     WORKER_EXPIRY_MS,
@@ -39,6 +39,10 @@ WORKER = WorkerRecord(
     running_attempts=3,
     leased_tasks=7,
     allow_target=("10.0.0.0/8",),
+    waiting_lanes={
+        "acme/http:b.example:80": LaneWait("retry-budget", START_MS),
+        "acme/http:c.example:80": LaneWait("rate-limit"),
+    },
     blocked_lanes={"acme/http:a.example:80": "The target is not allowed."},
 )
 _MAX_CANCELLED_ITERATION = 12
