@@ -53,7 +53,7 @@ class FlakyTarget(CapacityTarget):
         return result
 
 
-def new_processes(target: CapacityTarget, count: int) -> list[EngineHarness]:
+def new_processes(target: CapacityTarget, count: int, seed: int = 0) -> list[EngineHarness]:
     """Return processes that share a store."""
     state, loop = ReferenceState(), asyncio.get_running_loop()
     return [
@@ -61,7 +61,7 @@ def new_processes(target: CapacityTarget, count: int) -> list[EngineHarness]:
             target,
             store=ReferenceStore(lambda: int((EPOCH_S + loop.time()) * 1000), state),
             lease=LeaseTerms(f"worker-{number}", LEASE.length_ms, LEASE.horizon_ms),
-            seed=number,
+            seed=10 * seed + number,
             build_breaker=build_breaker,
         )
         for number in range(1, count + 1)
@@ -69,35 +69,53 @@ def new_processes(target: CapacityTarget, count: int) -> list[EngineHarness]:
 
 
 @pytest.mark.parametrize(
-    ("new_target", "max_drain", "max_peak"),
-    [(CapacityTarget, 1.3, 1.3), (ThrottlingTarget, 1.3, 1.3), (FlakyTarget, 2.5, 1.6)],
+    ("new_target", "failing_share", "max_drain", "max_peak", "max_waste"),
+    [
+        (CapacityTarget, 0.0, 1.12, 1.11, 0.025),
+        (ThrottlingTarget, 0.0, 1.12, 1.11, 0.025),
+        (FlakyTarget, 0.2, 1.57, 1.62, 0.101),
+    ],
     ids=["unreachable", "throttling", "a fifth fails"],
 )
-@pytest.mark.parametrize("start", START_TIMES[1:3])
+@pytest.mark.parametrize("seed", [1, 9, 16])
 def test_three_processes_drain_a_backlog(
-    new_target: type[CapacityTarget], max_drain: float, max_peak: float, start: float
+    new_target: type[CapacityTarget],
+    failing_share: float,
+    max_drain: float,
+    max_peak: float,
+    max_waste: float,
+    seed: int,
 ) -> None:
-    """Three processes together do not exceed the capacity of a target by more than one does."""
+    """Three processes together do not exceed the capacity of a target by more than one does.
+
+    The time is virtual. `max_drain` is for 99 of 100 tasks, relative to the time in which the
+    target can answer them and the attempts that fail. The last tasks are those that fail four or
+    five times in a row, and wait for their own backoff: up to 2.9 times that time. The bounds hold
+    for the seeds 1 to 20. Of these, the seeds here had the worst figures if a fifth fails.
+    """
 
     async def main() -> None:
         count = 25 * CAPACITY
         target = new_target(lambda _: CAPACITY, up_at=OUTAGE_S)
-        processes = new_processes(target, 3)
+        target.random.seed(seed)
+        processes = new_processes(target, 3, seed)
         for process in processes:
             await process.engine.start()
         await asyncio.sleep(6)  # until each process knows the others
         first = processes[0]
         await first.add(*(first.new_task(url(number)) for number in range(count)))
 
-        ended = await wait_until_all_succeed([target], count)
+        await wait_until_all_succeed([target], count)
 
-        assert ended - OUTAGE_S <= max_drain * 25
+        times = sorted(target.succeeded_at.values())
+        ideal_s = count / CAPACITY / (1 - failing_share)
+        assert times[int(0.99 * count)] - OUTAGE_S <= max_drain * ideal_s
         assert target.peak() <= max_peak * CAPACITY
-        assert target.waste < 0.1
+        assert target.waste <= max_waste
         for process in processes:
             await process.engine.stop(1)
 
-    run(main, start=start)
+    run(main, start=1000.0 + seed * 0.0137)  # START_TIMES has the reason for different times
 
 
 def test_each_lane_has_one_owner() -> None:
