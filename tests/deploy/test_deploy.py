@@ -33,6 +33,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("ut
 MANIFESTS: list[dict[str, Any]] = list(
     yaml.safe_load_all((DEPLOY / "kubernetes" / "tarry.yaml").read_text("utf-8"))
 )
+DEPLOYMENT_PAGE = (DOCS / "deployment.md").read_text("utf-8")
 UNIT = DEPLOY / "systemd" / "tarry.service"
 
 
@@ -204,6 +205,27 @@ def test_containers_have_no_privileges() -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     } == CONTAINER["securityContext"]
+
+
+def test_every_image_can_be_pinned_by_its_digest() -> None:
+    """Base images and images of other projects are arguments or variables, with a tag by default.
+
+    The image names its base image. Whether the tags exist is not tested.
+    """
+    tag = r"docker\.io/[\w/-]+:[\w.-]+"
+    bases = re.findall(r"^FROM (\S+)", CONTAINERFILE, re.MULTILINE)
+    services = {name: service for name, service in COMPOSE["services"].items() if name != "tarry"}
+
+    assert ["$PYTHON_IMAGE"] * 2 == bases
+    default = re.search(rf"^ARG PYTHON_IMAGE=({tag})$", CONTAINERFILE, re.MULTILINE)
+    assert default is not None
+    assert "LABEL org.opencontainers.image.base.name=$PYTHON_IMAGE" in CONTAINERFILE
+    variable = f"${{PYTHON_IMAGE:-{default[1]}}}"
+    assert {"PYTHON_IMAGE": variable} == COMPOSE["services"]["tarry"]["build"]["args"]
+    for name, service_ in services.items():
+        pattern = rf"\$\{{{name.upper()}_IMAGE:-{tag}\}}"
+        assert re.fullmatch(pattern, service_["image"]), service_["image"]
+        assert f"{name.upper()}_IMAGE" in DEPLOYMENT_PAGE
 
 
 def test_image_copies_files_that_the_build_context_has(tmp_path: Path) -> None:
