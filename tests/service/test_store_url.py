@@ -69,6 +69,8 @@ _FILE_FORM = "or sqlite:PATH if it is a file"
         ("sqlite://u:s3cret@h/db", _POSTGRES_FORM, "[redacted]"),
         ("postgresq?password=s3cret", _POSTGRES_FORM, "[redacted]"),
         ("host=h user=u password=s3cret", _POSTGRES_FORM, "[redacted]"),
+        ("postgreq,l://u:s3cret/db", _POSTGRES_FORM, "[redacted]"),
+        ("redis+//:s3cret", _POSTGRES_FORM, "[redacted]"),
         ("--store=postgresql://u:s3cret@h/db", _POSTGRES_FORM, "[redacted]"),
     ],
 )
@@ -137,8 +139,49 @@ def test_a_path_that_resembles_a_url_is_a_path(path: str) -> None:
             "postgresql:///db?host=/tmp&password=s3cret&user=u",
             "postgresql:///db?host=/tmp&password=[redacted]&user=u",
         ),
+        (
+            "postgresql:///db?pasword=s3cret&passwords3cret&schema=a&",
+            "postgresql:///db?[redacted]&[redacted]&schema=a&",
+        ),
+        ("postgresql:///db&password=s3cret", "postgresql:///db&password=[redacted]"),
+        ("postgresql:///db?a@b&pasword=s3cret", "postgresql://[redacted]@b&[redacted]"),
     ],
 )
 def test_a_password_is_not_shown(url: str, shown: str) -> None:
     """User name, password and secret parameters are replaced."""
     assert shown == redact_store_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:s3cret@h:1/db?schema=s",
+        "postgres://u:s3cret@h1,h2/db",
+        "postgresql:///db?host=/tmp&user=u&password=s3cret",
+        "redis://:s3cret@h:1/0",
+        "rediss://u:s3cret@h",
+        "redis+cluster://u:s3cret@h1:7000,h2:7000",
+        "valkey://:s3cret@h/0?prefix=p",
+    ],
+)
+def test_no_typing_error_shows_the_password(url: str) -> None:
+    """One character is missing, added, replaced, or swapped with the next one."""
+    start = url.index("s3cret")
+    password = range(start, start + len("s3cret"))
+    texts = {url}
+    for index in range(len(url) + 1):
+        before, after = url[:index], url[index:]
+        if index not in password or index == start:
+            texts |= {before + character + after for character in ":/@?#&=,%+-' \nx1["}
+        if index < len(url) and index not in password:
+            texts |= {before + character + after[1:] for character in ":/@?#&=,%+-' \nx1["}
+            texts.add(before + after[1:])
+            if index + 1 < len(url) and index + 1 not in password:
+                texts.add(before + after[1] + after[0] + after[2:])
+    for text in texts:
+        shown = redact_store_url(text)
+        try:
+            find_engine(text)
+        except ConfigurationError as error:
+            shown += str(error)
+        assert "s3cret" not in shown, text

@@ -46,13 +46,25 @@ _KNOWN_SCHEME = re.compile(
     rf"[\s'\"]*({'|'.join(map(re.escape, _SERVER_SCHEMES))})[:/]", re.IGNORECASE
 )
 _CREDENTIALS = re.compile(
-    r"(?::|//).*@|(?:pass|pwd|secret|token)[^=&]*=", re.IGNORECASE | re.DOTALL
+    r"(?::|//).*@|://|//[^/]*:|(?:pass|pwd|secret|token)[^=&]*=", re.IGNORECASE | re.DOTALL
 )
 """Matches a text that may contain a password: in a URL, or as in `host=db password=...`."""
 _CREDENTIALS_OF_SQLITE = re.compile(r"sqlite://[^/]*:.*@", re.DOTALL)
 _INVALID_PORT = re.compile(r"(?:^|,)(?:\[[^\],]*\]|[^\[\]:,]*):(?![0-9]*(?:,|$))")
-_USER_INFO = re.compile(r"(?<=://).*@", re.DOTALL)
-_SECRET_PARAMETER = re.compile(r"([?&][^=&]*(?:pass|secret|token|key)[^=&]*=)[^&]*", re.IGNORECASE)
+_USER_INFO = re.compile(r"(?<=://)(?:.*[?&].*=.*@[^&]*|.*@(?:[^/?&]*=[^&]*)?)", re.DOTALL)
+"""Also matches the value of a parameter that has an @: it may be the password."""
+_PARAMETER = re.compile(r"(?<=[?&])([^=&]*)=?([^&]*)")
+_PUBLIC_PARAMETERS = frozenset(
+    (
+        *("host", "port", "user", "dbname", "database", "db", "application_name", "options"),
+        *("schema", "pool_size", "statement_cache", "listen", "prefix", "partitions"),
+        *("sslmode", "sslrootcert", "sslcert", "ssl_ca_certs", "ssl_certfile", "ssl_cert_reqs"),
+        *("ssl_check_hostname", "target_session_attrs", "gsslib", "krbsrvname"),
+    )
+)
+"""Parameters whose values are shown. The name of another one may be a mistyped `password`."""
+_SECRET_PARAMETERS = frozenset(("password", "passfile", "sslkey", "sslpassword", "ssl_keyfile"))
+"""Parameters of which only the names are shown."""
 
 
 def find_engine(url: str) -> StoreEngine:
@@ -95,7 +107,14 @@ def redact_store_url(url: str) -> str:
     if _lacks_host(url):
         scheme, _, _ = url.partition("://")
         return f"{scheme}://{REDACTED}"
-    return _SECRET_PARAMETER.sub(rf"\1{REDACTED}", _USER_INFO.sub(f"{REDACTED}@", url))
+    return _PARAMETER.sub(_redact_parameter, _USER_INFO.sub(f"{REDACTED}@", url))
+
+
+def _redact_parameter(match: re.Match[str]) -> str:
+    name = match[1]
+    if not match[0] or (name in _PUBLIC_PARAMETERS and "=" not in match[2]):
+        return match[0]
+    return f"{name}={REDACTED}" if name in _SECRET_PARAMETERS else REDACTED
 
 
 def _find_mistyped_scheme(url: str) -> str | None:

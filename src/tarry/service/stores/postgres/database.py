@@ -209,7 +209,9 @@ class Database:
                 if self._pool is not None:
                     raise
                 msg = f"store: {self._redacted_url} is not valid"
-                if self._is_password_unescaped and isinstance(error, ValueError):
+                if isinstance(error, ValueError) and (
+                    self._is_password_unescaped or "invalid literal" in str(error)
+                ):
                     # asyncpg may have quoted a part of the password, which it takes for the port.
                     raise ConfigurationError(f"{msg}: {_ESCAPING_RULE}") from None
                 raise ConfigurationError(f"{msg}: {_one_line(error)}") from error

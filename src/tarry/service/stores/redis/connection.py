@@ -120,7 +120,10 @@ class StoreAddress:
                 driver_parameters.append((name, value))
             else:
                 allowed = ", ".join(sorted({"prefix", "partitions", *_DRIVER_PARAMETERS}))
-                raise ConfigurationError("store", f"parameters of the URL can be {allowed}", name)
+                rule = f"parameters of the URL can be {allowed}"
+                if "@" in parts.query:  # the text before the @ may be a part of the password
+                    raise ConfigurationError("store", rule)
+                raise ConfigurationError("store", rule, name)
         driver_scheme = "unix" if is_socket else _SCHEMES[scheme.removesuffix(_CLUSTER_SUFFIX)]
         self.verifies_host: bool = (
             driver_scheme == "rediss" and ("ssl_cert_reqs", "none") not in driver_parameters
